@@ -1,0 +1,105 @@
+"""Measure the gate's constants on this machine, in about a second.
+
+Defaults are used unless a user asks for `gate="calibrated"`: measured constants differ from run to run, so
+plans made with them do too. The constants in force are part of the plan text either way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from .gate import IoFusionGate, default_gate
+
+# Larger than the last-level cache of common machines, so that the copy is paid by DRAM.
+_COPY_BYTES = 96 << 20
+
+
+def calibrate(device: str = "cpu", run_empty_records: Callable[[int], None] | None = None) -> IoFusionGate:
+    """The gate of `device` with measured constants.
+
+    `run_empty_records(n)` runs n empty kernels in the native driver; a backend that has one passes it, and
+    `dispatch_ns` is then measured too, else it stays the default's. `min_gain_ns` is a choice, not a
+    measurement, and stays.
+
+    >>> calibrate("cpu").memory_bw > 0
+    True
+    """
+    gate = default_gate(device)
+    if device != "cpu":
+        raise UnsupportedError(
+            f"calibrate cannot measure {device!r} yet, only cpu; use default_gate({device!r})"
+        )
+    bandwidth = _copy_bandwidth()
+    return replace(
+        gate,
+        dispatch_ns=gate.dispatch_ns if run_empty_records is None else _dispatch_ns(run_empty_records),
+        roundtrip_ns=_foreign_call_ns(),
+        memory_bw=bandwidth,
+        host_readback_bw=bandwidth,
+        host_thunk_penalty_ns=_wake_ns(),
+    )
+
+
+def _copy_bandwidth() -> float:
+    """Bytes moved per ns (read + written) by a copy in DRAM; one decimal is all that repeats."""
+    source = np.ones(_COPY_BYTES, np.uint8)
+    target = np.zeros_like(source)  # written once, so that no page fault is timed
+    target[:] = 0
+    best = min(_elapsed_ns(lambda: np.copyto(target, source)) for _ in range(5))
+    return max(0.1, round(2 * _COPY_BYTES / best, 1))
+
+
+def _dispatch_ns(run_empty_records: Callable[[int], None]) -> int:
+    """Slope between a short and a long run, so that entering the driver is not counted."""
+    few, many = 100, 10_100
+    run_empty_records(few)
+    short = min(_elapsed_ns(lambda: run_empty_records(few)) for _ in range(5))
+    long = min(_elapsed_ns(lambda: run_empty_records(many)) for _ in range(5))
+    return max(1, (long - short) // (many - few))
+
+
+def _foreign_call_ns() -> int:
+    """Leaving native code for Python and coming back: a callback called through a C function pointer."""
+    callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda value: value)
+    calls = 10_000
+
+    def call_all() -> None:
+        for value in range(calls):
+            callback(value)
+
+    return max(1, min(_elapsed_ns(call_all) for _ in range(5)) // calls)
+
+
+def _wake_ns() -> int:
+    """Median time to wake a sleeping thread and hear back: what a host thunk does to the pool."""
+    rounds = 200
+    ping, pong = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answer() -> None:
+        for _ in range(rounds):
+            ping.acquire()
+            pong.release()
+
+    partner = threading.Thread(target=answer, daemon=True)
+    partner.start()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter_ns()
+        ping.release()
+        pong.acquire()
+        times.append(time.perf_counter_ns() - start)
+    partner.join()
+    return max(1, sorted(times)[rounds // 2])
+
+
+def _elapsed_ns(work: Callable[[], object]) -> int:
+    start = time.perf_counter_ns()
+    work()
+    return max(1, time.perf_counter_ns() - start)
