@@ -1,0 +1,141 @@
+"""Every environment variable that RLX reads, typed, in one table.
+
+A knob is read when it is asked for, never at import, so a test or a user can change it at any time:
+
+>>> import os
+>>> os.environ["RLX_THREADS"] = "3"
+>>> THREADS.get()
+3
+>>> del os.environ["RLX_THREADS"]
+
+An argument given in code always wins over the environment; the environment wins over the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from rlx.errors import ConfigError
+
+# Covariant, so that knobs of different types stand in one table.
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    """One environment variable: its name, how its text is read, and what holds when it is not set.
+
+    `parse` raises ValueError with the values that it accepts.
+
+    >>> Knob("RLX_DEMO_SIZE", "a size", parse=int, default=lambda: 7, default_text="7").get()
+    7
+    """
+
+    name: str
+    meaning: str
+    parse: Callable[[str], T]
+    default: Callable[[], T]
+    default_text: str
+
+    def get(self) -> T:
+        """The value in force now; an empty variable counts as not set."""
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default()
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"environment variable {self.name}={text!r} is not valid: {error}; change or unset it"
+            ) from None
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "rlx"
+
+
+def _directory(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _usable_cores() -> int:
+    """Cores this process may run on, which in a container are often fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("it must be a whole number of at least 1")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    values = {
+        "1": True,
+        "yes": True,
+        "true": True,
+        "on": True,
+        "0": False,
+        "no": False,
+        "false": False,
+        "off": False,
+    }
+    if text.lower() not in values:
+        raise ValueError("it must be 1 or 0")
+    return values[text.lower()]
+
+
+def _debug_mode(text: str) -> str | None:
+    if text not in ("nan", "poison"):
+        raise ValueError(
+            "it must be 'nan' (name the first kernel that makes a NaN) or 'poison' (spoil freed memory)"
+        )
+    return text
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+CACHE: Knob[Path] = Knob(
+    "RLX_CACHE", "folder of compiled code and fetched models", _directory, _default_cache, "~/.cache/rlx"
+)
+THREADS: Knob[int] = Knob(
+    "RLX_THREADS",
+    "threads of a program when compile() is not told",
+    _count,
+    _usable_cores,
+    "cores of this process",
+)
+TARGET: Knob[str] = Knob(
+    "RLX_TARGET", "target to compile for when compile() is not told", str, lambda: "host", "host"
+)
+DEBUG: Knob[str | None] = Knob(
+    "RLX_DEBUG", "debug mode when compile() is not told: nan or poison", _debug_mode, lambda: None, "off"
+)
+TRACEBACK: Knob[bool] = Knob(
+    "RLX_TRACEBACK", "1: the command line shows the whole traceback of an error", _flag, lambda: False, "0"
+)
+REQUIRE: Knob[frozenset[str]] = Knob(
+    "RLX_REQUIRE", "tests: optional parts that must be there, comma separated", _names, frozenset, "none"
+)
+
+KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, REQUIRE)
+
+
+def table() -> str:
+    """The knobs as a Markdown table, as it stands in the README.
+
+    >>> print(table().splitlines()[2])
+    | `RLX_CACHE` | `~/.cache/rlx` | folder of compiled code and fetched models |
+    """
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    rows += [f"| `{knob.name}` | `{knob.default_text}` | {knob.meaning} |" for knob in KNOBS]
+    return "\n".join(rows)
