@@ -1,0 +1,1 @@
+"""Native CPU code: vector LLVM IR written as text, compiled and loaded through llvmlite."""

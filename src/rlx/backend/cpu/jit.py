@@ -1,0 +1,128 @@
+"""LLVM IR text -> object bytes -> callable addresses, through llvmlite.
+
+The IR is explicit vector code, so no LLVM pass pipeline runs by default (same speed, half the time).
+Objects hold no addresses of this process and can be cached. `llvm_compiles` counts code generations, so
+tests can assert that a new shape compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, cast
+
+from rlx.backend.cpu.target import Target, missing_here, runs_here
+from rlx.errors import CompileError
+
+llvm_compiles = 0
+
+
+@functools.cache
+def _llvm() -> ModuleType:
+    """llvmlite with all its targets ready; imported on first use because it takes 50 ms."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return cast(ModuleType, llvm)
+
+
+def llvm_version() -> str:
+    """Version of the LLVM that makes the code, part of every cache key."""
+    return ".".join(str(part) for part in _llvm().llvm_version_info)
+
+
+def _machine(target: Target, level: int) -> Any:
+    llvm = _llvm()
+    try:
+        description = llvm.Target.from_triple(target.triple)
+    except RuntimeError as error:
+        raise CompileError(f"this LLVM has no code generator for target {target.name}: {error}") from error
+    return description.create_target_machine(
+        cpu=target.cpu, features=target.feature_text(), opt=level, reloc="pic", codemodel="default", jit=True
+    )
+
+
+def _prepare(text: str, target: Target, level: int, passes: int) -> tuple[Any, Any]:
+    llvm = _llvm()
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(f"generated code is not valid LLVM IR: {error}") from error
+    machine = _machine(target, level)
+    module.triple, module.data_layout = target.triple, str(machine.target_data)
+    if passes:
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=passes))
+        builder.getModulePassManager().run(module, builder)
+    return module, machine
+
+
+def _count() -> None:
+    global llvm_compiles
+    llvm_compiles += 1
+
+
+def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -> bytes:
+    """Object file of the module `text`.
+
+    `level` is the effort of the code generator; `passes` 1..3 runs LLVM's IR passes first.
+
+    >>> from rlx.backend.cpu.target import resolve
+    >>> compile_object("define void @f() { ret void }", resolve("x86-64"))[1:4]
+    b'ELF'
+    """
+    module, machine = _prepare(text, target, level, passes)
+    _count()
+    return bytes(machine.emit_object(module))
+
+
+def assembly(text: str, target: Target, level: int = 2, passes: int = 0) -> str:
+    """Assembly of the module `text`, for people and for tests that count spills."""
+    module, machine = _prepare(text, target, level, passes)
+    _count()
+    return str(machine.emit_assembly(module))
+
+
+class Code:
+    """A loaded object. Addresses stay valid while it lives; dropping it unmaps the code."""
+
+    def __init__(self, engine: Any, machine: Any, target: Target) -> None:
+        # The engine uses the machine until its end: they live and die together.
+        self._engine, self._machine, self.target = engine, machine, target
+
+    def address(self, name: str) -> int:
+        """Address of the function `name`."""
+        found = int(self._engine.get_function_address(name))
+        if not found:
+            raise CompileError(f"the loaded code has no function {name!r}")
+        return found
+
+
+def load(object_bytes: bytes, target: Target) -> Code:
+    """Map an object made by `compile_object` into this process.
+
+    >>> from rlx.backend.cpu.target import resolve
+    >>> host = resolve("host")
+    >>> load(compile_object("define void @f() { ret void }", host), host).address("f") > 0
+    True
+    """
+    if not runs_here(target):
+        lacking = ", ".join(missing_here(target)) or "another instruction set"
+        raise CompileError(
+            f"code for target {target.name} cannot run here (missing: {lacking}): compile for host"
+        )
+    llvm = _llvm()
+    machine = _machine(target, 2)
+    try:
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(object_bytes))
+        engine.finalize_object()
+    except RuntimeError as error:
+        raise CompileError(f"the object for target {target.name} cannot be loaded: {error}") from error
+    return Code(engine, machine, target)
+
+
+def compile_and_load(text: str, target: Target) -> Code:
+    """Compile `text` and load it at once."""
+    return load(compile_object(text, target), target)
