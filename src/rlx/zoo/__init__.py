@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rlx.errors import ZooError
 from rlx.zoo import store
-from rlx.zoo.store import Notify
 from rlx.zoo.lock import File, Model, Wheel, locked
+from rlx.zoo.store import Notify
 
 __all__ = ["models", "model", "fetch", "path", "is_fetched", "verify", "File", "Model", "Wheel"]
 

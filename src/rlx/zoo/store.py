@@ -123,8 +123,8 @@ def _download(wheel: Wheel, work: Path) -> Path:
     archive = work / wheel.file
     if done.returncode != 0 or not archive.is_file():
         raise ZooError(
-            f"pip could not fetch {wheel.file}: {_last_error(done.stderr)}; check the network and pip's index "
-            f"settings, or copy {root()} from a machine that has it"
+            f"pip could not fetch {wheel.file}: {_last_error(done.stderr)}; check the network and pip's "
+            f"index settings, or copy {root()} from a machine that has it"
         )
     with archive.open("rb") as stream:
         digest = _copy_and_hash(stream, None)

@@ -1,0 +1,77 @@
+"""rlx zoo list | fetch | path"""
+
+from __future__ import annotations
+
+import click
+
+from rlx import zoo as models
+from rlx.cli.output import human_bytes, print_json, print_table, progress
+
+
+@click.group()
+def zoo() -> None:
+    """List and fetch the trained models that RLX is tested with."""
+
+
+@zoo.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+def list_models(as_json: bool) -> None:
+    """Show every model: source, size, licence, and whether it is in the cache."""
+    if as_json:
+        print_json([_as_dict(model) for model in models.models()])
+        return
+    rows = [
+        (
+            model.id,
+            "yes" if models.is_fetched(model.id) else "no",
+            human_bytes(model.size),
+            f"{model.wheel.package} {model.wheel.version}",
+            model.licence,
+            model.note,
+        )
+        for model in models.models()
+    ]
+    print_table(("model", "fetched", "size", "source", "licence", "what it is"), rows, right=("size",))
+
+
+def _as_dict(model: models.Model) -> dict[str, object]:
+    fetched = models.is_fetched(model.id)
+    return {
+        "id": model.id,
+        "kind": model.kind,
+        "package": model.wheel.package,
+        "version": model.wheel.version,
+        "licence": model.licence,
+        "note": model.note,
+        "size": model.size,
+        "files": [file.name for file in model.files],
+        "path": str(models.path(model.id)) if fetched else None,
+    }
+
+
+@zoo.command()
+@click.argument("names", metavar="MODEL...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every model of the zoo.")
+@click.option("--verify", is_flag=True, help="Also hash the files of models that were already in the cache.")
+def fetch(names: tuple[str, ...], everything: bool, verify: bool) -> None:
+    """Download MODELs into the cache (once) and print the path of each one's main file."""
+    if everything == bool(names):
+        raise click.UsageError("name the models to fetch, or give --all")
+    wanted = [model.id for model in models.models()] if everything else list(names)
+    for name in wanted:
+        models.model(name)  # refuse a misspelt name before the first download
+    for name in wanted:
+        with progress(f"fetching {name}") as say:
+            path = models.fetch(name, notify=say)
+            if verify:
+                say(f"verifying {name}")
+                models.verify(name)
+        click.echo(path)
+
+
+@zoo.command()
+@click.argument("name", metavar="MODEL")
+@click.argument("file", required=False)
+def path(name: str, file: str | None) -> None:
+    """Print the path of MODEL's main file, or of another FILE of it; never downloads."""
+    click.echo(models.path(name, file))
