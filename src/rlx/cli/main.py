@@ -1,6 +1,7 @@
 """Entry point of the `rlx` command.
 
-Exit codes: 0 done; 1 RLX refused or failed, with one sentence on stderr; 2 wrong usage; 130 interrupted.
+Exit codes: 0 done; 1 RLX refused or failed, with one sentence on stderr (none if the reader of its output
+left, as in `rlx ... | head`); 2 wrong usage; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rlx: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
-        if extra is None:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA_OF:
             raise
-        print(f"rlx: the package {error.name!r} is missing; run: pip install 'rlx[{extra}]'", file=sys.stderr)
+        fix = f"pip install 'rlx[{_EXTRA_OF[package]}]'"
+        print(f"rlx: the package {package!r} is missing; run: {fix}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("rlx: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our pipe left (`rlx ... | head`): not an error. Python's own flush at exit
-        # would complain again, so give it somewhere to write.
+        # click has handled this while the command ran; here it is the last flush. Python's own flush at
+        # exit would complain once more, so give it somewhere to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -31,7 +31,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A plain table; columns named in `right` are flush right, the last one wraps. A pipe gets whole lines."""
+    """A plain table: columns named in `right` are flush right, the last wraps; a pipe gets whole lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(

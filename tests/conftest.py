@@ -1,0 +1,168 @@
+"""Shared test tools: golden texts, optional parts, zoo models, number of workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from rlx import zoo
+from rlx.config import REQUIRE
+from rlx.errors import RlxError, ZooError
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+
+# The same examples on every run; `--hypothesis-profile=explore` looks further.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files instead of comparing with them"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        unknown = _required() - PARTS.keys()
+    except RlxError as error:
+        raise pytest.UsageError(str(error)) from None
+    if unknown:
+        raise pytest.UsageError(
+            f"RLX_REQUIRE names unknown parts {sorted(unknown)}; known are {', '.join(sorted(PARTS))}"
+        )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two workers for the whole suite, none for named files: starting workers costs more than it saves."""
+    named_files = config.invocation_params.args and any(
+        Path(str(arg).partition("::")[0]).suffix == ".py" for arg in config.invocation_params.args
+    )
+    return 0 if named_files else 2
+
+
+# --- optional parts -------------------------------------------------------------------------------
+
+
+def _needs_modules(*names: str) -> Callable[[], str | None]:
+    def missing() -> str | None:
+        absent = [name for name in names if importlib.util.find_spec(name) is None]
+        return f"Python package {absent[0]!r} is not installed" if absent else None
+
+    return missing
+
+
+def _opencl_missing() -> str | None:
+    if reason := _needs_modules("pyopencl")():
+        return reason
+    import pyopencl
+
+    try:
+        found = pyopencl.get_platforms()
+    except pyopencl.Error as error:
+        return f"no OpenCL driver: {error}"
+    return None if found else "no OpenCL driver is installed"
+
+
+def _mpi_missing() -> str | None:
+    if reason := _needs_modules("mpi4py")():
+        return reason
+    return None if shutil.which("mpiexec") else "mpiexec is not installed"
+
+
+def _models_missing() -> str | None:
+    """One small model stands for all: without an index none can be fetched."""
+    try:
+        zoo.fetch("basic-pitch")
+    except ZooError as error:
+        return str(error)
+    return None
+
+
+# Each part says why it is missing, or None when it is there.
+PARTS: dict[str, Callable[[], str | None]] = {
+    "onnx": _needs_modules("onnx"),
+    "onnxruntime": _needs_modules("onnxruntime"),
+    "scipy": _needs_modules("scipy"),
+    "demo": _needs_modules("click", "rich", "tokenizers", "safetensors"),
+    "torch": _needs_modules("torch"),
+    "models": _models_missing,
+    "opencl": _opencl_missing,
+    "mpi": _mpi_missing,
+}
+
+
+def _required() -> frozenset[str]:
+    return REQUIRE.get()
+
+
+class Require:
+    """`require("onnx")` skips the test when that part is missing, or fails it when RLX_REQUIRE lists it."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str | None] = {}
+
+    def __call__(self, part: str) -> None:
+        if part not in PARTS:
+            pytest.fail(f"test requires the unknown part {part!r}; known are {', '.join(sorted(PARTS))}")
+        if part not in self._reasons:
+            self._reasons[part] = PARTS[part]()
+        if reason := self._reasons[part]:
+            self.missing(part, reason)
+
+    @staticmethod
+    def missing(part: str, reason: str) -> None:
+        if part in _required():
+            pytest.fail(f"RLX_REQUIRE lists {part!r}, but: {reason}", pytrace=False)
+        pytest.skip(f"optional part {part!r}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def require() -> Require:
+    """A function that skips (or, by RLX_REQUIRE, fails) the test when an optional part is missing."""
+    return Require()
+
+
+@pytest.fixture(scope="session")
+def zoo_path(require: Require) -> Callable[..., Path]:
+    """`zoo_path(id, file=None)`: path of a zoo model, fetched on first use."""
+
+    def fetched(id: str, file: str | None = None) -> Path:
+        require("models")
+        try:
+            zoo.fetch(id)
+        except ZooError as error:
+            Require.missing("models", str(error))
+        return zoo.path(id, file)
+
+    return fetched
+
+
+# --- golden texts ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: text must equal tests/golden/<name>.txt, which `--update-golden` rewrites."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"{path} does not exist; run pytest --update-golden and review it", pytrace=False)
+        assert text == path.read_text(encoding="utf-8"), (
+            f"{path.name} differs; pytest --update-golden accepts it"
+        )
+
+    return check

@@ -1,0 +1,145 @@
+"""Outside ops/ no file switches on an op's name: what an op does is said in its declaration only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "rlx"
+
+# The ops themselves, and the registry that finds them by name.
+MAY_KNOW_NAMES = ("ops/", "ir/op.py")
+
+
+def is_op(node: ast.expr) -> bool:
+    """`op`, `some_op` or `anything.op`."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name == "op" or name.endswith("_op")
+
+
+def is_op_name(node: ast.expr) -> bool:
+    """`op.name`, `node.op.name` or `op_name`; also the op itself, which may be compared with a string."""
+    if isinstance(node, ast.Attribute) and node.attr == "name" and is_op(node.value):
+        return True
+    return is_op(node) or (
+        isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).endswith("op_name")
+    )
+
+
+def holds_strings(node: ast.expr) -> bool:
+    """A string, a collection that has one, or a constant by convention (ALL_CAPS)."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str)
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(holds_strings(item) for item in node.elts)
+    if isinstance(node, ast.Call):  # frozenset({"add", "mul"})
+        return any(holds_strings(argument) for argument in node.args)
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).rpartition(".")[2].isupper()
+
+
+def is_declared_op(node: ast.expr, ops_modules: set[str]) -> bool:
+    """`ops.matmul` or `matmul`, imported from rlx.ops."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in ops_modules
+
+
+def names_imported_from_ops(tree: ast.AST) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "rlx":
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "ops"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlx.ops"):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def switches(source: str) -> Iterator[tuple[int, str]]:
+    """Places of a file that choose by the name, or the identity, of an op."""
+    tree = ast.parse(source)
+    declared = names_imported_from_ops(tree)
+    for node in ast.walk(tree):
+        found = False
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            others = [side for side in sides if not is_op_name(side)]
+            found = len(others) < len(sides) and any(
+                holds_strings(side) or is_declared_op(side, declared) for side in others
+            )
+        elif isinstance(node, ast.Match):
+            found = is_op_name(node.subject)
+        elif isinstance(node, ast.Subscript):  # TABLE[node.op.name]
+            found = holds_strings(node.value) and is_op_name(node.slice)
+        elif isinstance(node, ast.Call):
+            found = is_dispatching_call(node)
+        if found:
+            yield node.lineno, ast.unparse(node).splitlines()[0]
+
+
+def is_dispatching_call(node: ast.Call) -> bool:
+    """`op.name.startswith("x")`, `TABLE.get(op.name)`, `getattr(self, "emit_" + op.name)`."""
+    if isinstance(node.func, ast.Attribute):
+        if node.func.attr in ("startswith", "endswith"):
+            return is_op_name(node.func.value)
+        if node.func.attr == "get":
+            return holds_strings(node.func.value) and any(is_op_name(argument) for argument in node.args)
+    if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1:
+        return any(isinstance(part, ast.expr) and is_op_name(part) for part in ast.walk(node.args[1]))
+    return False
+
+
+def test_no_file_outside_ops_switches_on_an_ops_name() -> None:
+    files = [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not path.relative_to(PACKAGE).as_posix().startswith(MAY_KNOW_NAMES)
+    ]
+    found = [
+        f"{path.relative_to(PACKAGE)}:{line}: {text}"
+        for path in files
+        for line, text in switches(path.read_text(encoding="utf-8"))
+    ]
+    assert files
+    assert not found, "say it in the op's declaration instead:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if node.op.name == "add": pass',
+        'if "add" != op.name: pass',
+        'x = node.op.name in ("add", "mul")',
+        "x = node.op.name not in FUSIBLE",
+        'x = node.op.name in frozenset({"add"})',
+        'x = node.op == "add"',
+        'x = op_name == "add"',
+        'match node.op.name:\n    case "add": pass',
+        'x = op.name.startswith("reduce_")',
+        "emit = EMITTERS[node.op.name]",
+        "emit = self.EMITTERS.get(node.op.name)",
+        'emit = getattr(self, f"emit_{node.op.name}")',
+        "from rlx import ops\nx = node.op is ops.matmul",
+        "from rlx.ops.contract import matmul\nx = node.op == matmul",
+    ],
+)
+def test_switches_are_found(source: str) -> None:
+    assert list(switches(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = f'{node.op.name}({args})'",
+        "x = a.op.name == b.op.name",
+        "x = node.op is other.op",
+        "x = node.op.role is Role.INPUT",
+        "x = registry[name]",
+        'x = knob.name == "RLX_CACHE"',
+        "x = node.op is not None",
+    ],
+)
+def test_other_uses_are_fine(source: str) -> None:
+    assert not list(switches(source))
