@@ -1,0 +1,283 @@
+"""The native driver: one call walks all kernels of a program, on all threads, with a barrier after each.
+
+A program is three tables of 8-byte fields: a header, a list of records {kernel, args, flags} and the argument
+blocks. Nothing in them is code: binding other buffers or another shape is a store into `NativeProgram.table`.
+
+Every record has its own error slot, the first field of its block. A kernel that finds a fault stores a code
+there; the driver notes the first such record and stops all threads at the next barrier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
+from rlx.backend.cpu.jit import Code
+from rlx.errors import ConfigError, KernelError
+from rlx.runtime import native
+from rlx.runtime.memory import round_up, table
+from rlx.runtime.pool import Pool, default_pool
+
+SERIAL, NO_BARRIER = 1, 2
+ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of an argument block
+
+# Fields of the header. What threads write while others wait lies on cache lines of its own.
+_RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED = range(7)
+_FAILED, _ARRIVED, _EPOCH = 16, 32, 48
+_HEADER_FIELDS = 64
+_RECORD_FIELDS = 3
+_FINE = -1  # no record failed; as an unsigned number it is above every index
+
+
+class RecordError(KernelError):
+    """A kernel of a program stored an error code. `record` is its index, `code` what it stored."""
+
+    def __init__(self, record: int, name: str, code: int) -> None:
+        self.record, self.name, self.code = record, name, code
+        super().__init__(f"kernel {name or record} reported error {code}; its results are not valid")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kernel call: the address, the fields of its argument block (the fixed three included), and when.
+
+    A `serial` record runs on thread 0 alone, as the only thread. Without `barrier` the next record starts
+    while other threads may still be in this one: only for records that do not touch each other's results.
+    """
+
+    kernel: int
+    fields: int = OPERANDS
+    name: str = ""
+    serial: bool = False
+    barrier: bool = True
+
+
+class NativeProgram:
+    """The tables of a program. Belongs to one run at a time; concurrent runs take a program each.
+
+    `keep` is whatever must live as long as the kernels: their `Code`, the memory that the tables point to.
+
+    >>> program = NativeProgram([], threads=1)
+    >>> program.run()
+    >>> program.total_ns >= 0
+    True
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        threads: int | None = None,
+        pool: Pool | None = None,
+        profile: bool = False,
+        keep: object = None,
+    ) -> None:
+        self.records = tuple(records)
+        self._pool = pool or default_pool()
+        self._keep = keep
+        self._starts = _block_starts(self.records)
+        self.table: NDArray[np.int64] = table(self._starts[-1])
+        self._errors = table(len(self.records))
+        self._steps = table(len(self.records) * _RECORD_FIELDS)
+        self._header_table = table(_HEADER_FIELDS)
+        # This memoryview reads and writes single fields several times faster than an array.
+        self._header = self._header_table.data
+        self._address = self._header_table.ctypes.data
+        self._driver = _driver()
+        self._fill()
+        self.profile: NDArray[np.int64] | None = None
+        self._profiled = profile
+        self.threads = self._pool.threads if threads is None else threads
+
+    def _fill(self) -> None:
+        slots, blocks = self._errors.ctypes.data, self.table.ctypes.data
+        for index, record in enumerate(self.records):
+            start = self._starts[index]
+            flags = SERIAL * record.serial | NO_BARRIER * (not record.barrier)
+            self._steps[index * _RECORD_FIELDS :][:_RECORD_FIELDS] = record.kernel, blocks + 8 * start, flags
+            self.table[start + ERROR_SLOT] = slots + 8 * index
+        self._header[_RECORDS] = self._steps.ctypes.data
+        self._header[_COUNT] = len(self.records)
+        self._header[_SPINS] = self._pool.wait_spins
+        self._header[_FAILED] = _FINE
+
+    @property
+    def threads(self) -> int:
+        """Threads of a run, at most those of the pool. Results do not depend on it."""
+        return self._threads
+
+    @threads.setter
+    def threads(self, wanted: int) -> None:
+        if wanted < 1:
+            raise ConfigError(f"a program needs at least 1 thread, not {wanted}")
+        self._threads = min(wanted, self._pool.threads)
+        self._header[_THREADS] = self._threads
+        if self._profiled:
+            # Thread by thread, so that no two threads write to one cache line of the table more than once.
+            self._stamps = table(self._threads * len(self.records) * 2)
+            self.profile = self._stamps.reshape(self._threads, len(self.records), 2)
+            self._header[_PROFILE] = self._stamps.ctypes.data
+
+    def start(self, record: int) -> int:
+        """Index in `table` where the argument block of `record` begins."""
+        return self._starts[record]
+
+    def args(self, record: int) -> NDArray[np.int64]:
+        """The argument block of `record`, to be written: field 0 is set, the caller fills the others."""
+        return self.table[self._starts[record] :][: self.records[record].fields]
+
+    def run(self) -> None:
+        """Run all records. Raises `RecordError` for the first kernel that stored an error code."""
+        header = self._header
+        if self._threads == 1:
+            self._driver.run_program(self._address, 0)
+        else:
+            header[_ARRIVED] = 0  # stays 0 by itself, except in the child of a fork that came during a run
+            self._pool.run(self._driver.address, self._address, self._threads)
+        if header[_FAILED] != _FINE:
+            self._raise()
+
+    def _raise(self) -> None:
+        """Report the failed record and make the program ready for the next run."""
+        record = self._header[_FAILED]
+        code = int(self._errors[record])
+        self._header[_FAILED] = _FINE
+        self._errors[:] = 0
+        raise RecordError(record, self.records[record].name, code)
+
+    @property
+    def total_ns(self) -> int:
+        """Nanoseconds of the last run by its own clock, from the entry of thread 0 to its exit."""
+        return int(self._header[_FINISHED] - self._header[_STARTED])
+
+
+def _block_starts(records: Sequence[Record]) -> list[int]:
+    """Where each block begins, every one on a cache line, and the end."""
+    starts = [0]
+    for record in records:
+        if record.fields < OPERANDS:
+            raise ConfigError(
+                f"record {record.name!r} has {record.fields} argument fields; the first {OPERANDS} are fixed"
+            )
+        starts.append(starts[-1] + round_up(record.fields, 8))
+    return starts
+
+
+class _Driver:
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self.address = code.address("rlx_run_program")
+        self.run_program = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(self.address)
+
+
+@functools.cache
+def _driver() -> _Driver:
+    return _Driver(native.build(emit_driver))
+
+
+def emit_driver(module: Module) -> None:
+    """Write `void rlx_run_program(ptr program, i64 thread)` into `module`."""
+    f = module.function("rlx_run_program", [("ptr", "program"), ("i64", "thread")])
+    _Emitter(f).emit()
+
+
+class _Emitter:
+    """The driver's function, part by part."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        self.program, self.thread = f.args
+        self.records = f.field(self.program, _RECORDS, "ptr")
+        self.count, self.threads = self.load(_COUNT), self.load(_THREADS)
+        self.profile, self.spins = self.load(_PROFILE), self.load(_SPINS)
+        self.first = f.cmp("eq", self.thread, 0)
+        self.alone = f.cmp("eq", self.threads, 1)
+
+    def load(self, field: int) -> Value:
+        return self.f.field(self.program, field)
+
+    def place(self, field: int) -> Value:
+        return self.f.gep(self.program, field, "i64")
+
+    def emit(self) -> None:
+        f = self.f
+        f.branch(self.first, lambda: f.store(native.clock(f), self.place(_STARTED)))
+        restore = native.default_float_mode(f)
+        # Nobody can move the epoch before this thread arrives at its first barrier.
+        epoch = f.atomic_load("i64", self.place(_EPOCH), "monotonic")
+
+        def unfinished(carried: list[Value]) -> Bool:
+            return f.cmp("slt", carried[0], self.count)
+
+        def step(carried: list[Value]) -> list[Int]:
+            index, epoch = carried
+            flags = self.record_field(index, 2)
+            serial = f.value(f.cmp("ne", f.and_(flags, SERIAL), 0))
+            mine = f.value(f.or_(f.not_(serial), f.value(self.first)))
+            f.branch(mine, lambda: self.run_record(index, f.select(serial, 1, self.threads)))
+            meet = f.cmp("eq", f.and_(flags, NO_BARRIER), 0)
+            epoch = f.if_value(meet, lambda: [self.barrier(epoch)], lambda: [epoch])[0]
+            # The epoch is odd, too, at the start of a run after one that failed: it counts after a barrier.
+            stop = f.value(f.cmp("eq", f.and_(f.zext(meet, "i64"), epoch), 1))
+            return [f.select(stop, self.count, f.add(index, 1)), epoch]
+
+        f.while_loop([0, epoch], unfinished, step)
+        restore()
+        f.branch(self.first, lambda: f.store(native.clock(f), self.place(_FINISHED)))
+
+    def record_field(self, index: Value, field: int, type_: str = "i64") -> Value:
+        f = self.f
+        return f.field(self.records, f.add(f.mul(index, _RECORD_FIELDS), field), type_)
+
+    def run_record(self, index: Value, threads: Int) -> None:
+        """Call the kernel, stamp it if asked, and note its failure."""
+        f = self.f
+        kernel, args = self.record_field(index, 0, "ptr"), self.record_field(index, 1, "ptr")
+        self.stamp(index, 0)
+        f.call(kernel, [args, self.thread, threads])
+        self.stamp(index, 1)
+        error = f.load("i64", f.field(args, ERROR_SLOT, "ptr"))
+        f.branch(f.cmp("ne", error, 0), lambda: f.atomic_rmw("umin", self.place(_FAILED), index))
+
+    def stamp(self, index: Value, which: int) -> None:
+        f = self.f
+
+        def write() -> None:
+            table = f.field(self.program, _PROFILE, "ptr")
+            entry = f.add(f.mul(self.thread, self.count), index)
+            f.store(native.clock(f), f.gep(table, f.add(f.mul(entry, 2), which), "i64"))
+
+        f.branch(f.cmp("ne", self.profile, 0), write)
+
+    def barrier(self, epoch: Value) -> Value:
+        """Wait for all threads. Gives the new epoch: even to go on, odd to stop.
+
+        The last thread to arrive decides, so that all leave at the same barrier.
+        """
+        f = self.f
+
+        def decision() -> Int:
+            failed = f.cmp("ne", f.atomic_load("i64", self.place(_FAILED), "monotonic"), _FINE)
+            return f.or_(f.and_(f.add(epoch, 2), -2), f.zext(failed, "i64"))
+
+        def meet() -> list[Int]:
+            arrived = f.atomic_rmw("add", self.place(_ARRIVED), f.value(1))
+            last = f.cmp("eq", arrived, f.sub(self.threads, 1))
+            place = self.place(_EPOCH)
+
+            def release() -> None:
+                f.atomic_store(f.value(0), self.place(_ARRIVED), "monotonic")
+                f.atomic_store(f.value(decision()), place)
+
+            def await_release() -> None:
+                native.wait_while(f, lambda: f.cmp("eq", f.atomic_load("i64", place), epoch), self.spins)
+
+            f.branch(last, release, await_release)
+            return [f.atomic_load("i64", place)]
+
+        return f.if_value(self.alone, lambda: [decision()], meet)[0]

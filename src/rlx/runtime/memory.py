@@ -1,0 +1,158 @@
+"""Memory for program spaces: anonymous pages, huge ones where they pay, guarded ones for debugging.
+
+Kernels never allocate; everything they touch comes from a `Region` or from arrays of the caller. A region is
+freed when the last array over it is dropped. Weights on 4 KiB pages cost a quarter of the memory bandwidth,
+so regions of 2 MiB or more ask for huge pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.errors import ConfigError, RlxError, UnsupportedError
+
+PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 << 20
+POISON = 0xFF  # all ones: NaN in every float dtype, -1 or the maximum in every integer dtype
+_CANARY = 0xA5
+
+
+class OutOfMemoryError(RlxError, MemoryError):
+    """The operating system refused memory."""
+
+
+class GuardPageError(RlxError):
+    """Bytes in front of a guarded region were overwritten."""
+
+
+class Region:
+    """A piece of zeroed memory. `array` is a uint8 view of it and may outlive the Region object."""
+
+    def __init__(self, array: NDArray[np.uint8], slack: NDArray[np.uint8]) -> None:
+        self.array = array
+        self._slack = slack  # bytes between the front guard page and the region, full of canaries
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.array.ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def poison(self) -> None:
+        """Fill with bytes that read as NaN, so that a value used before it is written shows in the result.
+
+        >>> region = allocate(8); region.poison(); bool(np.isnan(region.array.view(np.float32)).all())
+        True
+        """
+        self.array.fill(POISON)
+
+    def check(self) -> None:
+        """Raise if something wrote just in front of a guarded region (writes further out trap at once)."""
+        spoiled = np.flatnonzero(self._slack != _CANARY)
+        if spoiled.size:
+            before = self._slack.size - int(spoiled[0])
+            raise GuardPageError(
+                f"a kernel wrote {before} bytes in front of the region at {self.address:#x} "
+                f"({self.nbytes} bytes); its operand offset or loop start is wrong"
+            )
+
+
+def allocate(
+    nbytes: int, align: int = 64, huge: bool = True, guard: bool = False, poison: bool = False
+) -> Region:
+    """`nbytes` of zeroed memory at a multiple of `align`; regions of 2 MiB or more lie on huge pages.
+
+    With `guard` any access past the end faults at once, to the byte; the start then has only the alignment
+    that `nbytes` has. Accesses before the first page fault too, and `Region.check` finds writes in between.
+
+    >>> region = allocate(100)
+    >>> region.nbytes, region.address % 64, int(region.array.sum())
+    (100, 0, 0)
+    """
+    if nbytes < 0:
+        raise ConfigError(f"cannot allocate {nbytes} bytes: give a size of 0 or more")
+    if align < 1 or align & (align - 1):
+        raise ConfigError(f"cannot align memory to {align}: give a power of two")
+    region = _guarded(nbytes) if guard else _plain(nbytes, align, huge and nbytes >= HUGE_PAGE)
+    if poison:
+        region.poison()
+    return region
+
+
+def table(count: int) -> NDArray[np.int64]:
+    """A zeroed int64 array that starts on a cache line: for the small tables that native code reads.
+
+    >>> table(3).ctypes.data % 64
+    0
+    """
+    room = np.zeros(count + 8, np.int64)
+    skip = -room.ctypes.data % 64 // 8
+    return room[skip : skip + count]
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    size = max(PAGE, round_up(nbytes, PAGE))
+    try:
+        if os.name == "nt":
+            return mmap.mmap(-1, size)
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, MemoryError) as error:
+        raise OutOfMemoryError(
+            f"the system has no room for {nbytes:,} bytes ({error}); lower the batch or set a memory budget"
+        ) from error
+
+
+def _plain(nbytes: int, align: int, huge: bool) -> Region:
+    if huge:
+        align = max(align, HUGE_PAGE)
+    room = round_up(nbytes, HUGE_PAGE) if huge else nbytes
+    # Pages come aligned; a larger alignment is found inside a larger mapping, whose rest is never touched.
+    mapping = _map(room + (align if align > PAGE else 0))
+    whole = np.frombuffer(mapping, np.uint8)
+    start = -whole.ctypes.data % align
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE, start, room)
+        except OSError:
+            pass  # a kernel without huge pages: the memory is as good, only slower
+    return Region(whole[start : start + nbytes], whole[:0])
+
+
+def _guarded(nbytes: int) -> Region:
+    body = max(PAGE, round_up(nbytes, PAGE))
+    mapping = _map(body + 2 * PAGE)
+    whole = np.frombuffer(mapping, np.uint8)
+    base, end = whole.ctypes.data, PAGE + body
+    slack = whole[PAGE : end - nbytes]
+    slack.fill(_CANARY)
+    _forbid(base, PAGE)
+    _forbid(base + end, PAGE)
+    return Region(whole[end - nbytes : end], slack)
+
+
+def _forbid(address: int, nbytes: int) -> None:
+    """Make pages fault on any access."""
+    if os.name == "nt":
+        raise UnsupportedError(
+            "guard pages need mprotect, which Windows does not have; allocate without guard"
+        )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), 0) != 0:
+        raise OutOfMemoryError(f"mprotect refused a guard page: {os.strerror(ctypes.get_errno())}")
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`.
+
+    >>> round_up(65, 64)
+    128
+    """
+    return -(-value // multiple) * multiple

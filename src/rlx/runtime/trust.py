@@ -1,0 +1,120 @@
+"""Native code is never run on faith: objects carry an HMAC under a key that only this user can read.
+
+The key is a file of 32 random bytes with mode 0600, made once, in one atomic step, by whichever process comes
+first. Code whose HMAC does not verify is treated as if it were not there, and is made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import os
+import secrets
+import stat
+import warnings
+from pathlib import Path
+
+from rlx.errors import RlxError
+
+KEY_BYTES = 32
+MAC_BYTES = 32
+
+
+class TrustError(RlxError):
+    """The key that native code is signed with cannot be relied on."""
+
+
+class TrustWarning(UserWarning):
+    """Signatures work, but only within this process."""
+
+
+class Keyring:
+    """Signs and verifies bytes with one key.
+
+    >>> ring = Keyring(b"k" * 32)
+    >>> mac = ring.sign(b"code")
+    >>> ring.verify(b"code", mac), ring.verify(b"c0de", mac)
+    (True, False)
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise TrustError(
+                f"a signing key has {KEY_BYTES} bytes, not {len(key)}; delete the key file to make a new one"
+            )
+        self._key = key
+
+    def sign(self, data: bytes) -> bytes:
+        """The HMAC-SHA256 of `data`."""
+        return hmac.digest(self._key, data, "sha256")
+
+    def verify(self, data: bytes, mac: bytes) -> bool:
+        """Whether `mac` was made from `data` with this key (compared in constant time)."""
+        return hmac.compare_digest(self.sign(data), mac)
+
+
+def key_path() -> Path:
+    """Where the key lies: `rlx/native.key` under the user's configuration directory."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rlx" / "native.key"
+
+
+def keyring() -> Keyring:
+    """This user's keyring; the key is made on first use.
+
+    Where no key file can be made (no home, read-only home) a key for this process alone is used, with one
+    warning: nothing that was signed before verifies then, which is safe.
+    """
+    return _keyring_at(key_path())
+
+
+@functools.lru_cache(maxsize=8)
+def _keyring_at(path: Path) -> Keyring:
+    try:
+        return Keyring(load_or_create(path))
+    except OSError as error:
+        warnings.warn(
+            f"cannot make the signing key {path} ({error.strerror}); compiled code serves this process only",
+            TrustWarning,
+            stacklevel=3,
+        )
+        return Keyring(secrets.token_bytes(KEY_BYTES))
+
+
+def load_or_create(path: Path) -> bytes:
+    """The key in `path`. A missing one is made so that processes that race all end with the same key."""
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        # A link appears whole or not at all and never replaces: the first process wins, all read its key.
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if hasattr(os, "geteuid") and (
+            not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077
+        ):
+            raise TrustError(
+                f"the signing key {path} must be a plain file of this user with mode 0600; "
+                "delete it (cached code is then compiled again) or run chmod 600 on it"
+            )
+        key = file.read(KEY_BYTES + 1)
+    if len(key) != KEY_BYTES:
+        raise TrustError(
+            f"the signing key {path} has {len(key)} bytes, not {KEY_BYTES}; delete it to make a new one"
+        )
+    return key
