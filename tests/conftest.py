@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
+@pytest.hookimpl(optionalhook=True)  # works without pytest-xdist too
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two workers for the whole suite, none for named files: starting workers costs more than it saves."""
     named_files = config.invocation_params.args and any(
