@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
-PLUGINS = ("-p", "no:cacheprovider", "-p", "no:xdist")  # a quick start
 
 
 @pytest.fixture
@@ -28,9 +27,9 @@ def run(suite: Path, test: str, *options: str, require: str = "") -> tuple[int, 
         name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "RLX_"))
     }
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", *PLUGINS, *options, "test_it.py"],
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options, "test_it.py"],
         cwd=suite,
-        env={**environment, "RLX_REQUIRE": require},
+        env={**environment, "RLX_REQUIRE": require, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -21,23 +21,26 @@ def is_op(node: ast.expr) -> bool:
 
 
 def is_op_name(node: ast.expr) -> bool:
-    """`op.name`, `node.op.name` or `op_name`; also the op itself, which may be compared with a string."""
+    """`op.name`, `node.op.name` or `op_name`."""
     if isinstance(node, ast.Attribute) and node.attr == "name" and is_op(node.value):
         return True
-    return is_op(node) or (
-        isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).endswith("op_name")
-    )
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).endswith("op_name")
+
+
+def is_constant(node: ast.expr) -> bool:
+    """A table or collection of the module, by convention: ALL_CAPS."""
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).rpartition(".")[2].isupper()
 
 
 def holds_strings(node: ast.expr) -> bool:
-    """A string, a collection that has one, or a constant by convention (ALL_CAPS)."""
+    """A string, a collection that has one, or a constant."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str)
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(holds_strings(item) for item in node.elts)
     if isinstance(node, ast.Call):  # frozenset({"add", "mul"})
         return any(holds_strings(argument) for argument in node.args)
-    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).rpartition(".")[2].isupper()
+    return is_constant(node)
 
 
 def is_declared_op(node: ast.expr, ops_modules: set[str]) -> bool:
@@ -65,14 +68,15 @@ def switches(source: str) -> Iterator[tuple[int, str]]:
         found = False
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            others = [side for side in sides if not is_op_name(side)]
-            found = len(others) < len(sides) and any(
-                holds_strings(side) or is_declared_op(side, declared) for side in others
+            by_name = any(map(is_op_name, sides)) and any(map(holds_strings, sides))
+            by_identity = any(map(is_op, sides)) and any(
+                is_constant(side) or is_declared_op(side, declared) for side in sides
             )
+            found = by_name or by_identity
         elif isinstance(node, ast.Match):
             found = is_op_name(node.subject)
         elif isinstance(node, ast.Subscript):  # TABLE[node.op.name]
-            found = holds_strings(node.value) and is_op_name(node.slice)
+            found = is_constant(node.value) and (is_op_name(node.slice) or is_op(node.slice))
         elif isinstance(node, ast.Call):
             found = is_dispatching_call(node)
         if found:
@@ -85,7 +89,7 @@ def is_dispatching_call(node: ast.Call) -> bool:
         if node.func.attr in ("startswith", "endswith"):
             return is_op_name(node.func.value)
         if node.func.attr == "get":
-            return holds_strings(node.func.value) and any(is_op_name(argument) for argument in node.args)
+            return is_constant(node.func.value) and any(is_op_name(key) or is_op(key) for key in node.args)
     if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1:
         return any(isinstance(part, ast.expr) and is_op_name(part) for part in ast.walk(node.args[1]))
     return False
@@ -114,11 +118,12 @@ def test_no_file_outside_ops_switches_on_an_ops_name() -> None:
         'x = node.op.name in ("add", "mul")',
         "x = node.op.name not in FUSIBLE",
         'x = node.op.name in frozenset({"add"})',
-        'x = node.op == "add"',
         'x = op_name == "add"',
         'match node.op.name:\n    case "add": pass',
         'x = op.name.startswith("reduce_")',
         "emit = EMITTERS[node.op.name]",
+        "emit = EMITTERS[node.op]",
+        "x = node.op in HEAVY",
         "emit = self.EMITTERS.get(node.op.name)",
         'emit = getattr(self, f"emit_{node.op.name}")',
         "from rlx import ops\nx = node.op is ops.matmul",
@@ -139,6 +144,7 @@ def test_switches_are_found(source: str) -> None:
         "x = registry[name]",
         'x = knob.name == "RLX_CACHE"',
         "x = node.op is not None",
+        'x = collective.op == "broadcast"',  # an Op is never equal to a string: this is another op
     ],
 )
 def test_other_uses_are_fine(source: str) -> None:
