@@ -20,6 +20,11 @@ def is_op(node: ast.expr) -> bool:
     return name == "op" or name.endswith("_op")
 
 
+def is_op_of_node(node: ast.expr) -> bool:
+    """`node.op`; a plain `op` may be anything, such as a collective's kind."""
+    return isinstance(node, ast.Attribute) and is_op(node)
+
+
 def is_op_name(node: ast.expr) -> bool:
     """`op.name`, `node.op.name` or `op_name`."""
     if isinstance(node, ast.Attribute) and node.attr == "name" and is_op(node.value):
@@ -69,14 +74,14 @@ def switches(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             by_name = any(map(is_op_name, sides)) and any(map(holds_strings, sides))
-            by_identity = any(map(is_op, sides)) and any(
+            by_identity = any(map(is_op_of_node, sides)) and any(
                 is_constant(side) or is_declared_op(side, declared) for side in sides
             )
             found = by_name or by_identity
         elif isinstance(node, ast.Match):
             found = is_op_name(node.subject)
         elif isinstance(node, ast.Subscript):  # TABLE[node.op.name]
-            found = is_constant(node.value) and (is_op_name(node.slice) or is_op(node.slice))
+            found = is_constant(node.value) and (is_op_name(node.slice) or is_op_of_node(node.slice))
         elif isinstance(node, ast.Call):
             found = is_dispatching_call(node)
         if found:
@@ -89,7 +94,9 @@ def is_dispatching_call(node: ast.Call) -> bool:
         if node.func.attr in ("startswith", "endswith"):
             return is_op_name(node.func.value)
         if node.func.attr == "get":
-            return is_constant(node.func.value) and any(is_op_name(key) or is_op(key) for key in node.args)
+            return is_constant(node.func.value) and any(
+                is_op_name(key) or is_op_of_node(key) for key in node.args
+            )
     if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1:
         return any(isinstance(part, ast.expr) and is_op_name(part) for part in ast.walk(node.args[1]))
     return False
