@@ -1,0 +1,1 @@
+"""Backends: the NumPy reference and native code generators."""

@@ -1,0 +1,1 @@
+"""The NumPy reference: what every op means, and the oracle of every backend."""

@@ -1,0 +1,159 @@
+"""Attributes of ops: each has a kind that checks a value and brings it to one canonical, hashable form."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.dim import Dim, Expr, sym
+from rlx.ir.dtype import DType, dtype
+
+Kind = Callable[[Any], Any]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True)
+class Attr:
+    """One attribute in an op's schema: a kind and a default (`REQUIRED` if there is none)."""
+
+    kind: Kind
+    default: Any = REQUIRED
+
+
+def integer(value: Any) -> int:
+    """A whole number (not a bool)."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"needs an integer, got {value!r}")
+    return int(value)
+
+
+def real(value: Any) -> float:
+    """A floating-point number."""
+    if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ValueError(f"needs a number, got {value!r}")
+    return float(value)
+
+
+def number(value: Any) -> int | float | bool:
+    """A Python number whose int, float or bool nature matters."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        raise ValueError(f"needs a number, got {value!r}")
+    return value
+
+
+def boolean(value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"needs True or False, got {value!r}")
+    return bool(value)
+
+
+def string(value: Any) -> str:
+    """Text."""
+    if not isinstance(value, str):
+        raise ValueError(f"needs text, got {value!r}")
+    return value
+
+
+def dim(value: Any) -> Dim:
+    """A size: an int, a symbol name, or a dim expression."""
+    if isinstance(value, str):
+        return sym(value)
+    if isinstance(value, Expr):
+        return value
+    return integer(value)
+
+
+def _sequence(value: Any) -> Iterable[Any]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, (tuple, list, np.ndarray, range)):
+        raise ValueError(f"needs a sequence, got {value!r}")
+    return value
+
+
+def tuple_of(kind: Kind) -> Kind:
+    """A tuple whose items are all of one kind."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        return tuple(kind(v) for v in _sequence(value))
+
+    return check
+
+
+ints = tuple_of(integer)
+dims = tuple_of(dim)
+reals = tuple_of(real)
+strings = tuple_of(string)
+pairs = tuple_of(ints)
+dim_pairs = tuple_of(dims)
+
+
+def dtype_kind(value: Any) -> DType:
+    """A dtype or its name."""
+    return dtype(value)
+
+
+def optional(kind: Kind) -> Kind:
+    """None or a value of `kind`."""
+    return lambda value: None if value is None else kind(value)
+
+
+def one_of(*choices: str) -> Kind:
+    """One of a few words."""
+
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"needs one of {', '.join(map(repr, choices))}, got {value!r}")
+        return str(value)
+
+    return check
+
+
+class Blob:
+    """An immutable array as an attribute value; equal and hashed by dtype, shape and content."""
+
+    __slots__ = ("_digest", "array")
+
+    def __init__(self, array: np.ndarray) -> None:
+        fixed = np.array(array, order="C", copy=True)
+        fixed.flags.writeable = False
+        self.array = fixed
+        self._digest: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over dtype, shape and bytes."""
+        if self._digest is None:
+            head = f"{dtype(self.array.dtype)}{self.array.shape}".encode()
+            self._digest = hashlib.sha256(head + self.array.tobytes()).hexdigest()
+        return self._digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blob) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Blob({dtype(self.array.dtype)}{list(self.array.shape)})"
+
+
+def blob(value: Any) -> Blob:
+    """An array of a dtype that RLX knows."""
+    if isinstance(value, Blob):
+        return value
+    array = np.asarray(value)
+    dtype(array.dtype)
+    return Blob(array)

@@ -1,0 +1,80 @@
+"""Bindings: the values of symbols, found by matching declared shapes against actual ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import GuardError, InputError
+from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
+from rlx.ir.dtype import dtype
+from rlx.ir.types import TensorType
+
+
+def match_shape(declared: Sequence[Dim], actual: Sequence[int], binding: dict[str, int], what: str) -> None:
+    """Bind the symbols of a declared shape to an actual one; a contradiction raises InputError."""
+    if len(declared) != len(actual):
+        raise InputError(f"{what} has rank {len(declared)} {_shape(declared)}, got shape {_shape(actual)}")
+    later: list[tuple[Expr, int]] = []
+    for want, got in zip(declared, actual, strict=True):
+        if isinstance(want, int):
+            if want != got:
+                raise InputError(f"{what} has shape {_shape(declared)}, got {_shape(actual)}: {got} is not {want}")
+            continue
+        names = symbols(want)
+        name = names[0] if len(names) == 1 else ""
+        if name and str(want) in (name, f"`{name}`"):
+            if binding.setdefault(name, got) != got:
+                raise InputError(
+                    f"{what} has shape {_shape(declared)}, got {_shape(actual)}: "
+                    f"{name} is already {binding[name]} from another input"
+                )
+        else:
+            later.append((want, got))
+    for want_expr, got in later:
+        unknown = [n for n in symbols(want_expr) if n not in binding]
+        if len(unknown) == 1:
+            binding[unknown[0]] = _solve(want_expr, unknown[0], got, binding, what)
+        elif not unknown and evaluate(want_expr, binding) != got:
+            raise InputError(
+                f"{what} has shape {_shape(declared)}, got {_shape(actual)}: "
+                f"{want_expr} is {evaluate(want_expr, binding)} here, not {got}"
+            )
+
+
+def _solve(expr: Expr, name: str, value: int, binding: Mapping[str, int], what: str) -> int:
+    """The smallest size of `name` that makes a monotone expression equal to value."""
+    low, high = 0, 1
+    at = lambda n: evaluate(expr, {**binding, name: n})  # noqa: E731
+    while at(high) < value and high < 1 << 40:
+        high *= 2
+    while low < high:
+        mid = (low + high) // 2
+        low, high = (mid + 1, high) if at(mid) < value else (low, mid)
+    if at(low) != value:
+        raise InputError(f"{what}: no size of {name} makes {expr} equal to {value}")
+    return low
+
+
+def _shape(shape: Iterable[Any]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int], what: str) -> None:
+    """An array must have the declared dtype and shape."""
+    if dtype(array.dtype) is not declared.dtype:
+        raise InputError(
+            f"{what} is {declared}, got dtype {dtype(array.dtype)}; cast it: array.astype({declared.dtype.np.name!r})"
+        )
+    match_shape(declared.shape, array.shape, binding, what)
+
+
+def check_constraints(constraints: Iterable[Constraint], binding: Mapping[str, int]) -> None:
+    """Every guard whose symbols are known must hold."""
+    for c in constraints:
+        names = {n for side in (c.lhs, c.rhs) if isinstance(side, Expr) for n in symbols(side)}
+        if names <= binding.keys() and not c.check(binding):
+            at = ", ".join(f"{n}={binding[n]}" for n in sorted(names))
+            raise GuardError(f"the program assumed {c.describe()}, which does not hold for {at}", c.where)

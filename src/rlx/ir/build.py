@@ -1,0 +1,64 @@
+"""From a call of an op to a node: arrays and numbers become constants, Python scalars are weakly typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import TypeError_
+from rlx.ir.dtype import convert, dtype, weak_scalar
+from rlx.ir.graph import Graph, Node, current_graph
+from rlx.ir.op import Op
+from rlx.ir.types import TupleType
+
+
+def apply(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph] = ()) -> Any:
+    """Add `op` to the graph of its operands; without any node, evaluate by the reference at once.
+
+    Returns a node, or a tuple of nodes for an op with several results.
+    """
+    graph = graph_of(operands)
+    if graph is None:
+        return _evaluate(op, operands, attrs, bodies)
+    node = graph.add(op, coerce(op, operands, graph), attrs, bodies)
+    return tuple(graph.results(node)) if isinstance(node.type, TupleType) else node
+
+
+def graph_of(operands: Sequence[Any]) -> Graph | None:
+    """The graph that the operands live in, else the one being built."""
+    for o in operands:
+        if isinstance(o, Node):
+            return o.graph
+    return current_graph()
+
+
+def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
+    """Operands as nodes of `graph`. A Python scalar takes the dtype of the first tensor beside it."""
+    present = [o.dtype for o in operands if isinstance(o, Node) and not isinstance(o.type, TupleType)]
+    present += [dtype(o.dtype) for o in operands if isinstance(o, (np.ndarray, np.generic))]
+    present.sort(key=lambda d: d.is_bool)  # a condition says nothing about the numbers beside it
+    beside = present[0] if present else None
+    out = []
+    for o in operands:
+        if isinstance(o, Node):
+            out.append(o)
+        elif isinstance(o, (bool, int, float, complex)) and beside is not None:
+            out.append(graph.constant(convert(np.asarray(o), weak_scalar(o, beside))))
+        elif isinstance(o, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
+            out.append(graph.constant(o))
+        else:
+            raise TypeError_(f"{op.name}: operand of type {type(o).__name__} is neither a node, an array nor a number")
+    return out
+
+
+def _evaluate(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Any:
+    from rlx.backend.reference.interpreter import evaluate
+
+    graph = Graph(op.name)
+    with graph.building():
+        node = graph.add(op, coerce(op, operands, graph), attrs, bodies)
+        graph.set_outputs(graph.results(node))
+    values = list(evaluate(graph, {}).values())
+    return values[0] if len(values) == 1 else tuple(values)

@@ -1,0 +1,571 @@
+"""Nodes and graphs: the one data structure of HIR, MIR and LIR.
+
+A graph is append-only: a node is made once, typed by its op's rule, and never changes. Passes build new graphs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import InputError, RlxError, ShapeError, VerifyError
+from rlx.ir.attr import Blob, dims
+from rlx.ir.dim import Constraint, Dim, Expr, known_eq, substitute, symbols
+from rlx.ir.dtype import DType, dtype
+from rlx.ir.op import Op, Role, check_arity, get_op
+from rlx.ir.types import TensorType, TupleType, Type, tensor_types
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def source_location() -> str:
+    """file:line of the first stack frame outside this package: where the user made the node."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
+            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "rlx"
+
+
+class Node:
+    """One value: an op applied to operands, with its type and the source locations it came from."""
+
+    __slots__ = ("attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
+    __array_priority__ = 1000  # ndarray + node is node's business
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        graph: Graph,
+        id: int,
+        op: Op,
+        operands: tuple[Node, ...],
+        attrs: Mapping[str, Any],
+        bodies: tuple[Graph, ...],
+        type: Type,
+        where: tuple[str, ...],
+    ) -> None:
+        self.graph, self.id, self.op, self.operands = graph, id, op, operands
+        self.attrs, self.bodies, self.type, self.where = MappingProxyType(dict(attrs)), bodies, type, where
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, for a node that is one tensor."""
+        if isinstance(self.type, TupleType):
+            raise RlxError(f"%{self.id} ({self.op.name}) has {len(self.type.items)} results; pick one first")
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.tensor.shape)
+
+    def __repr__(self) -> str:
+        args = ", ".join(f"%{o.id}" for o in self.operands)
+        return f"%{self.id} = {self.op.name}({args}) : {self.type}"
+
+    def __iter__(self) -> Iterator[Node]:
+        if isinstance(self.type, TupleType):
+            return iter(self.graph.results(self))
+        raise RlxError(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
+
+    def __bool__(self) -> bool:
+        raise RlxError(
+            f"%{self.id} ({self.op.name}) has no value while the graph is built; use rlx.ops.where or rlx.ops.cond"
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _call(self, name: str, *operands: Any, **attrs: Any) -> Node:
+        made: Node = get_op(name)(*operands, **attrs)
+        return made
+
+    def __add__(self, other: Any) -> Node:
+        return self._call("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return self._call("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return self._call("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return self._call("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return self._call("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return self._call("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return self._call("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return self._call("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Node:
+        return self._call("floor_div", self, other)
+
+    def __mod__(self, other: Any) -> Node:
+        return self._call("mod", self, other)
+
+    def __pow__(self, other: Any) -> Node:
+        return self._call("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return self._call("pow", other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return self._call("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return self._call("matmul", other, self)
+
+    def __neg__(self) -> Node:
+        return self._call("neg", self)
+
+    def __abs__(self) -> Node:
+        return self._call("abs", self)
+
+    def __invert__(self) -> Node:
+        return self._call("logical_not" if self.dtype.is_bool else "bitwise_not", self)
+
+    def __and__(self, other: Any) -> Node:
+        return self._call("logical_and" if self.dtype.is_bool else "bitwise_and", self, other)
+
+    def __or__(self, other: Any) -> Node:
+        return self._call("logical_or" if self.dtype.is_bool else "bitwise_or", self, other)
+
+    def __xor__(self, other: Any) -> Node:
+        return self._call("logical_xor" if self.dtype.is_bool else "bitwise_xor", self, other)
+
+    def __lt__(self, other: Any) -> Node:
+        return self._call("less", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return self._call("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return self._call("greater", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return self._call("greater_equal", self, other)
+
+    def __getitem__(self, index: Any) -> Node:
+        from rlx.ops.indexing import getitem
+
+        return getitem(self, index)
+
+    @property
+    def T(self) -> Node:
+        """The transpose (all axes reversed)."""
+        return self._call("transpose", self, perm=tuple(reversed(range(self.rank))))
+
+    def reshape(self, *shape: Any) -> Node:
+        from rlx.ops import reshape
+
+        return reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+
+    def astype(self, to: Any) -> Node:
+        return self._call("cast", self, dtype=to)
+
+
+@dataclass(frozen=True)
+class State:
+    """A value that survives runs: read as `input`, replaced by `output` at the end of a run."""
+
+    name: str
+    input: Node
+    output: Node
+
+
+class ConstraintLog:
+    """Collects equalities that a type rule had to assume."""
+
+    def __init__(self, known: Iterable[Constraint] = ()) -> None:
+        self.items: list[Constraint] = []
+        self.known = {(c.kind, c.lhs, c.rhs) for c in known}
+
+    def assume(self, constraint: Constraint) -> None:
+        key = (constraint.kind, constraint.lhs, constraint.rhs)
+        if key not in self.known:
+            self.known.add(key)
+            self.items.append(constraint)
+
+
+_LOG: ContextVar[ConstraintLog | None] = ContextVar("rlx_constraints", default=None)
+_CURRENT: ContextVar[Graph | None] = ContextVar("rlx_current_graph", default=None)
+_WHERE: ContextVar[tuple[str, ...] | None] = ContextVar("rlx_where", default=None)
+
+
+def require_equal(a: Dim, b: Dim, what: Callable[[], str] | str) -> Dim:
+    """Prove, refute (ShapeError) or assume that two dims are equal; returns the simpler one."""
+    if a is b or a == b:
+        return a
+    verdict = known_eq(a, b)
+    if verdict is False:
+        raise ShapeError(what if isinstance(what, str) else what())
+    if verdict is None:
+        log = _LOG.get()
+        if log is not None:
+            first, second = sorted((a, b), key=str)
+            log.assume(Constraint("eq", first, second, _WHERE.get() or ()))
+    return a if isinstance(a, int) else b if isinstance(b, int) else a
+
+
+def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, ...]:
+    """Ranks and dims of two shapes must agree."""
+    if len(a) != len(b):
+        raise ShapeError(what)
+    return tuple(require_equal(x, y, what) for x, y in zip(a, b, strict=True))
+
+
+def current_graph() -> Graph | None:
+    """The graph being built by the innermost `with graph:`, trace or pass."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def provenance(where: tuple[str, ...]) -> Iterator[None]:
+    """Nodes made inside come from these source locations."""
+    token = _WHERE.set(where)
+    try:
+        yield
+    finally:
+        _WHERE.reset(token)
+
+
+class Graph:
+    """A computation: inputs, parameters and states in, named outputs out.
+
+    >>> g = Graph("hello")
+    >>> x = g.input("x", (2, "n"), "f32")
+    >>> g.output("y", x + x)
+    >>> len(g), str(g.outputs["y"].type)
+    (2, 'f32[2,n]')
+    """
+
+    def __init__(self, name: str = "main") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.inputs: list[Node] = []
+        self.params: dict[str, Node] = {}
+        self.param_values: dict[str, np.ndarray] = {}
+        self.states: list[State] = []
+        self.state_inputs: dict[str, Node] = {}
+        self.state_values: dict[str, np.ndarray] = {}
+        self.outputs: dict[str, Node] = {}
+        self.constraints: list[Constraint] = []
+        self._results: dict[int, list[Node]] = {}
+        self._log = ConstraintLog()
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name!r}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
+
+    def __str__(self) -> str:
+        from rlx.ir.text import graph_text
+
+        return graph_text(self)
+
+    @contextmanager
+    def building(self) -> Iterator[Graph]:
+        """Make this the current graph: ops without node operands (iota, random) are added here."""
+        token = _CURRENT.set(self)
+        try:
+            yield self
+        finally:
+            _CURRENT.reset(token)
+
+    # -- the builder's face
+
+    def input(self, name: str, shape: Sequence[Any], dtype: Any = "f32", once: bool = False) -> Node:
+        """A named input. Text dims are symbols; `once` inputs are read in the prologue of a stream."""
+        self._free_name(name)
+        node = self.add(get_op("input"), (), {"name": name, "type": _type(shape, dtype), "once": once})
+        self.inputs.append(node)
+        return node
+
+    def param(self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None) -> Node:
+        """A named parameter; its value may be set now or by `set_param` of the compiled program."""
+        self._free_name(name)
+        node = self.add(get_op("param"), (), {"name": name, "type": _type(shape, dtype)})
+        self.params[name] = node
+        if value is not None:
+            self.set_param(name, value)
+        return node
+
+    def set_param(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter its value."""
+        if name not in self.params:
+            raise InputError(f"graph {self.name!r} has no param {name!r}; it has: {', '.join(self.params) or 'none'}")
+        want = self.params[name].tensor
+        value = np.asarray(value)
+        if not want.is_static or value.shape != want.shape or dtype(value.dtype) is not want.dtype:
+            raise InputError(f"param {name!r} is {want}, got {dtype(value.dtype)}{list(value.shape)}")
+        self.param_values[name] = value
+
+    def constant(self, value: Any, dtype: Any = None) -> Node:
+        """A constant; its content is part of the program."""
+        from rlx.ir.dtype import convert
+        from rlx.ir.dtype import dtype as as_dtype
+
+        array = np.asarray(value)
+        if dtype is not None:
+            array = convert(array, as_dtype(dtype))
+        elif isinstance(value, float):
+            array = array.astype(np.float32)
+        return self.add(get_op("constant"), (), {"value": Blob(array)})
+
+    def state(self, name: str, shape: Sequence[Any], dtype: Any = "f32", init: np.ndarray | None = None) -> Node:
+        """A value that survives runs; `set_state` says what replaces it. Starts as `init` or zeros."""
+        self._free_name(name)
+        node = self.add(get_op("state"), (), {"name": name, "type": _type(shape, dtype)})
+        self.state_inputs[name] = node
+        if init is not None:
+            self.state_values[name] = np.asarray(init)
+        return node
+
+    def set_state(self, name: str, value: Node) -> None:
+        """Declare the value of state `name` after a run."""
+        if name not in self.state_inputs:
+            raise InputError(f"graph {self.name!r} has no state {name!r}; declare it with g.state first")
+        old = self.state_inputs[name]
+        if value.tensor != old.tensor:
+            raise ShapeError(f"state {name!r} is {old.type}, its new value is {value.type}; they must be equal")
+        self.states = [s for s in self.states if s.name != name]
+        self.states.append(State(name, old, self._own(value)))
+
+    def output(self, name: str, node: Node) -> None:
+        """Name a node as an output."""
+        if name in self.outputs:
+            raise VerifyError(f"graph {self.name!r} already has an output {name!r}")
+        node.tensor  # noqa: B018 - refuses tuples with a clear message
+        self.outputs[name] = self._own(node)
+
+    def set_outputs(self, outputs: Mapping[str, Node] | Sequence[Node]) -> None:
+        """Replace all outputs; a plain sequence gets names out0, out1, ..."""
+        if not isinstance(outputs, Mapping):
+            outputs = {f"out{i}": n for i, n in enumerate(outputs)}
+        self.outputs = {}
+        for name, node in outputs.items():
+            self.output(name, node)
+
+    def node(self, id: int) -> Node:
+        """The node of that id."""
+        if not 0 <= id < len(self.nodes):
+            raise VerifyError(f"graph {self.name!r} has no node %{id}; it has {len(self.nodes)} nodes")
+        return self.nodes[id]
+
+    # -- making nodes
+
+    def add(
+        self,
+        op: Op,
+        operands: Sequence[Node] = (),
+        attrs: Mapping[str, Any] | None = None,
+        bodies: Sequence[Graph] = (),
+        where: tuple[str, ...] | None = None,
+    ) -> Node:
+        """Append a node; its op's type rule decides its type or refuses."""
+        given = _WHERE.get() if where is None else where
+        where = (source_location(),) if given is None else given
+        token = _LOG.set(self._log)
+        at = _WHERE.set(where)
+        try:
+            check_arity(op, len(operands))
+            canonical = op.canonical_attrs(attrs or {})
+            types = [self._own(o).type for o in operands]
+            extra = {"bodies": tuple(bodies)} if op.bodies else {}
+            inferred = op.infer(*types, **canonical, **extra)
+        except RlxError as e:
+            if e.where:
+                raise
+            raise type(e)(e.message, where) from None
+        finally:
+            _LOG.reset(token)
+            _WHERE.reset(at)
+        if self._log.items:
+            self.constraints += self._log.items
+            self._log.items = []
+        node = Node(self, len(self.nodes), op, tuple(operands), canonical, tuple(bodies), inferred, where)
+        self.nodes.append(node)
+        return node
+
+    def assume(self, constraint: Constraint) -> None:
+        """Add a constraint that a front end or pass relies on; unproved ones become run-time guards."""
+        self._log.assume(constraint)
+        self.constraints += self._log.items
+        self._log.items = []
+
+    def results(self, node: Node) -> list[Node]:
+        """One `result` node per output of a multi-output node (made once)."""
+        if not isinstance(node.type, TupleType):
+            return [node]
+        if node.op.role is Role.TUPLE:
+            return list(node.operands)
+        if node.id not in self._results:
+            made = [
+                self.add(get_op("result"), (node,), {"index": i}, where=node.where)
+                for i in range(len(node.type.items))
+            ]
+            self._results[node.id] = made
+        return self._results[node.id]
+
+    def _own(self, node: Node) -> Node:
+        if not isinstance(node, Node):
+            raise RlxError(f"expected a node of graph {self.name!r}, got {type(node).__name__}")
+        if node.graph is not self:
+            raise RlxError(
+                f"%{node.id} ({node.op.name}) belongs to graph {node.graph.name!r}, not to {self.name!r}; "
+                "build all operands in one graph"
+            )
+        return node
+
+    def _free_name(self, name: str) -> None:
+        taken = {n.attrs["name"] for n in self.inputs} | set(self.params) | set(self.state_inputs)
+        if name in taken:
+            raise VerifyError(f"graph {self.name!r} already has an input, param or state called {name!r}")
+
+    # -- questions
+
+    def symbols(self) -> tuple[str, ...]:
+        """Names of all symbols, sorted."""
+        found: set[str] = set()
+        for node in self.nodes:
+            for t in tensor_types(node.type):
+                for d in t.shape:
+                    if isinstance(d, Expr):
+                        found.update(symbols(d))
+        return tuple(sorted(found))
+
+    def users(self) -> dict[int, list[Node]]:
+        """Node id -> the nodes that read it, in order."""
+        out: dict[int, list[Node]] = {n.id: [] for n in self.nodes}
+        for node in self.nodes:
+            for o in dict.fromkeys(node.operands):
+                out[o.id].append(node)
+        return out
+
+    def roots(self) -> list[Node]:
+        """Nodes that must be computed: outputs, new state values, ordered effects."""
+        kept = [*self.outputs.values(), *(s.output for s in self.states)]
+        kept += [n for n in self.nodes if n.op.effects == "ordered"]
+        return list(dict.fromkeys(kept))
+
+    def live(self) -> set[int]:
+        """Ids of nodes reachable from the roots."""
+        seen: set[int] = set()
+        stack = self.roots()
+        while stack:
+            node = stack.pop()
+            if node.id not in seen:
+                seen.add(node.id)
+                stack.extend(node.operands)
+        return seen
+
+
+def _type(shape: Sequence[Any], of: Any) -> TensorType:
+    try:
+        return TensorType(dtype(of), dims(tuple(shape)))
+    except ValueError as e:
+        raise ShapeError(f"a shape {e}") from None
+
+
+Visit = Callable[[Node, tuple[Node, ...], "Graph"], "Node | None"]
+
+
+def copy_node(node: Node, operands: Sequence[Node], into: Graph) -> Node:
+    """The same op in another graph, with its inputs, params and states registered there."""
+    if node.op.role is Role.RESULT and operands[0].op.role is Role.TUPLE:
+        return operands[0].operands[node.attrs["index"]]
+    made = into.add(node.op, operands, node.attrs, node.bodies, where=node.where)
+    role = node.op.role
+    if role is Role.INPUT:
+        into.inputs.append(made)
+    elif role is Role.PARAM:
+        into.params[node.attrs["name"]] = made
+    elif role is Role.STATE:
+        into.state_inputs[node.attrs["name"]] = made
+    elif role is Role.RESULT:
+        found = into._results.setdefault(operands[0].id, [])
+        if len(found) == node.attrs["index"]:
+            found.append(made)
+    return made
+
+
+def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
+    """A new graph: `visit(node, new_operands, new_graph)` gives each node's replacement, None copies it.
+
+    Inputs, params and states always survive; other nodes only if they are live. What a visit makes
+    carries the locations of the node it replaces.
+    """
+    out = Graph(graph.name)
+    for c in graph.constraints:
+        out.assume(c)
+    alive = {n.id for n in graph.nodes} if keep_dead else graph.live()
+    mapping: dict[int, Node] = {}
+    interface = (Role.INPUT, Role.PARAM, Role.STATE)
+    with out.building():
+        for node in graph.nodes:
+            if node.op.role in interface:
+                mapping[node.id] = copy_node(node, (), out)
+            elif node.id in alive:
+                operands = tuple(mapping[o.id] for o in node.operands)
+                with provenance(node.where):
+                    made = visit(node, operands, out)
+                mapping[node.id] = copy_node(node, operands, out) if made is None else made
+    finish_rewrite(graph, out, mapping)
+    return out
+
+
+def finish_rewrite(graph: Graph, out: Graph, mapping: Mapping[int, Node]) -> None:
+    """Carry outputs, states and values over to a rewritten graph."""
+    out.param_values = dict(graph.param_values)
+    out.state_values = dict(graph.state_values)
+    out.outputs = {name: mapping[n.id] for name, n in graph.outputs.items()}
+    out.states = [State(s.name, out.state_inputs[s.name], mapping[s.output.id]) for s in graph.states]
+
+
+def inline(body: Graph, arguments: Sequence[Node], into: Graph) -> list[Node]:
+    """Copy a body into a graph with its inputs replaced by nodes; returns its outputs there."""
+    if len(arguments) != len(body.inputs):
+        raise RlxError(f"graph {body.name!r} takes {len(body.inputs)} inputs, got {len(arguments)}")
+    mapping = {n.id: a for n, a in zip(body.inputs, arguments, strict=True)}
+    for node in body.nodes:
+        if node.id not in mapping:
+            mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], into)
+    return [mapping[n.id] for n in body.outputs.values()]
+
+
+def substitute_dims(value: Any, mapping: Mapping[str, Dim]) -> Any:
+    """Replace symbols in an attribute value (dims, types, tuples of them)."""
+    if isinstance(value, Expr):
+        return substitute(value, dict(mapping))
+    if isinstance(value, tuple):
+        return tuple(substitute_dims(v, mapping) for v in value)
+    if isinstance(value, TensorType):
+        return value.substitute(dict(mapping))
+    return value

@@ -1,0 +1,221 @@
+"""What an op is: one class, declared once in `rlx.ops`, that carries every rule about it.
+
+A MIR op gives:    infer, ref, vjp (or `not_differentiable`), batch, lower, cost, samples.
+An HIR op gives:   infer, ref, expand, samples; gradient, batching and cost come from its expansion.
+A missing rule is an error when the declaration is imported.
+
+Calling conventions (`T` a TensorType, `N` a Node, attributes always as keywords):
+    infer(*T, **attrs) -> T | TupleType             shape rule and verifier in one
+    ref(*ndarray, **attrs) -> ndarray | tuple       the meaning; dims in attrs are already ints
+    expand(*N, **attrs) -> N | tuple                HIR only: the same in other ops
+    vjp(g, y, *N, **attrs) -> tuple[N | None, ...]  one gradient per operand; g, y are tuples for multi-output ops
+    batch(flags, *N, **attrs) -> N | tuple          operands with flags[i] have a batch axis 0; so has the result
+    lower(*T, **attrs) -> Form                      MIR only: the form a backend implements
+    cost(*T, **attrs) -> Dim                        scalar operations
+    view(layout, *T, **attrs) -> Layout | None      ops that can be a view: layout of the result in operand 0's storage
+    samples() -> list[Sample]                       inputs that drive every generated test
+Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, batch, lower and cost, and
+`run=` (call body i on arrays) in ref.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from rlx.errors import AttributeError_, TypeError_, UnknownOpError
+from rlx.ir.attr import REQUIRED, Attr
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph, Node
+
+
+class Level(StrEnum):
+    """HIR holds the blocks that users write; MIR holds what lowers to a backend form."""
+
+    HIR = "hir"
+    MIR = "mir"
+
+
+class Role(StrEnum):
+    """How a node takes part in a graph; everything but COMPUTE costs no kernel."""
+
+    COMPUTE = "compute"
+    INPUT = "input"
+    PARAM = "param"
+    CONSTANT = "constant"
+    STATE = "state"
+    RESULT = "result"
+    TUPLE = "tuple"
+    REGION = "region"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One way to call an op in generated tests.
+
+    `args` are type texts ("f32[2,3]"), arrays, or `Arg` for values in a range. `grad=False` says that
+    the point is not smooth (a kink, a tie, NaN) so finite differences mean nothing there.
+    """
+
+    args: tuple[Any, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    grad: bool = True
+    bodies: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A random operand: type text, range of values, and whether values are distinct (no ties)."""
+
+    type: str
+    low: float = -2.0
+    high: float = 2.0
+    distinct: bool = False
+    special: bool = False  # sprinkle NaN, inf, -inf, 0, -0.0
+
+
+class Op:
+    """Base of all op declarations; subclasses are registered by `declare`."""
+
+    name: ClassVar[str]
+    level: ClassVar[Level] = Level.MIR
+    role: ClassVar[Role] = Role.COMPUTE
+    attrs: ClassVar[Mapping[str, Attr]] = {}
+    arity: ClassVar[int | None] = None  # None: any number of operands
+    bodies: ClassVar[int] = 0
+    effects: ClassVar[str] = "none"  # none | ordered | rng
+    not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
+    heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
+    selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
+    host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
+
+    infer: Callable[..., Any]
+    ref: Callable[..., Any]
+    samples: Callable[[], Sequence[Sample]]
+    expand: Callable[..., Any]
+    vjp: Callable[..., Any]
+    batch: Callable[..., Any]
+    lower: Callable[..., Any]
+    cost: Callable[..., Any]
+    view: Callable[..., Any]
+
+    def has(self, rule: str) -> bool:
+        """Whether this declaration gives the rule."""
+        return hasattr(type(self), rule)
+
+    def canonical_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check attributes against the schema; defaults filled in, in schema order."""
+        schema = self.attrs
+        for key in given:
+            if key not in schema:
+                known = ", ".join(schema) or "none"
+                raise AttributeError_(f"{self.name}: unknown attribute {key!r}; it takes: {known}")
+        out: dict[str, Any] = {}
+        for key, spec in schema.items():
+            value = given.get(key, spec.default)
+            if value is REQUIRED:
+                raise AttributeError_(f"{self.name}: attribute {key!r} is missing")
+            try:
+                out[key] = spec.kind(value)
+            except (ValueError, TypeError) as e:
+                raise AttributeError_(f"{self.name}: attribute {key!r} {e}") from None
+        return out
+
+    def __call__(self, *operands: Any, **attrs: Any) -> Any:
+        """Build a node from nodes, arrays and numbers; on arrays alone, evaluate at once."""
+        from rlx.ir.build import apply
+
+        return apply(self, operands, attrs)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+
+_REGISTRY: dict[str, Op] = {}
+
+_NEEDED = {
+    Level.MIR: ("infer", "ref", "batch", "lower", "cost", "samples"),
+    Level.HIR: ("infer", "ref", "expand", "samples"),
+}
+
+
+def declare(cls: type[Op]) -> Op:
+    """Class decorator: check that the declaration is whole, register it, return the op itself."""
+    op = cls()
+    if not cls.__dict__.get("name"):
+        raise TypeError(f"{cls.__name__}: an op declaration needs a name")
+    if op.name in _REGISTRY:
+        raise TypeError(f"op {op.name!r} is declared twice")
+    needed = list(_NEEDED[op.level])
+    if op.role is not Role.COMPUTE:
+        needed = ["infer", "samples"]
+    if op.host_only is not None:
+        needed.remove("lower")
+    if op.level is Level.MIR and op.role is Role.COMPUTE and op.not_differentiable is None:
+        needed.append("vjp")
+    missing = [rule for rule in needed if not op.has(rule)]
+    if missing:
+        raise TypeError(f"op {op.name!r} is not whole: it lacks {', '.join(missing)}")
+    op.__doc__ = cls.__doc__
+    _REGISTRY[op.name] = op
+    return op
+
+
+def get_op(name: str) -> Op:
+    """The op of that name; an unknown one names its nearest relatives."""
+    try:
+        return _REGISTRY[name]
+    except KeyError:
+        import difflib
+
+        close = difflib.get_close_matches(name, _REGISTRY, 3)
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise UnknownOpError(f"no op is called {name!r}{hint}") from None
+
+
+def all_ops() -> list[Op]:
+    """Every declared op, sorted by name."""
+    return [_REGISTRY[k] for k in sorted(_REGISTRY)]
+
+
+def withdraw(name: str) -> None:
+    """Remove a declaration (for tests and user-registered ops)."""
+    del _REGISTRY[name]
+
+
+def check_arity(op: Op, count: int) -> None:
+    if op.arity is not None and op.arity != count:
+        raise TypeError_(f"{op.name}: takes {op.arity} operand{'s' * (op.arity != 1)}, got {count}")
+
+
+def run_rule(op: Op, rule: str, *args: Any, node: Node, **extra: Any) -> Any:
+    """Call a rule with a node's attributes and, for ops with bodies, its bodies."""
+    if op.bodies and rule != "ref":
+        extra["bodies"] = node.bodies
+    return getattr(op, rule)(*args, **node.attrs, **extra)
+
+
+BodyRunner = Callable[[int, Sequence[np.ndarray]], list[np.ndarray]]
+
+__all__ = [
+    "Arg",
+    "Attr",
+    "BodyRunner",
+    "Graph",
+    "Level",
+    "Node",
+    "Op",
+    "Role",
+    "Sample",
+    "all_ops",
+    "check_arity",
+    "declare",
+    "get_op",
+    "run_rule",
+    "withdraw",
+]

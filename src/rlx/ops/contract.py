@@ -1,0 +1,383 @@
+"""Sums of products: dot_general (the MIR contraction), matmul and einsum on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.ir.attr import Attr, dtype_kind, ints, optional, string
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import F32, DType, dtype
+from rlx.ir.form import Contract, Form
+from rlx.ir.graph import Node, require_equal
+from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.types import TensorType
+from rlx.ops.rules import broadcast_shapes, is_number, lift_all, need_dtype, same_dtype, shift
+from rlx.ops.shape import broadcast_to, inverse_permutation, reshape, transpose
+
+
+def accumulate_dtype(d: DType) -> DType:
+    """What products are summed in: f32 for half precision, else the dtype itself."""
+    return F32 if d.name in ("f16", "bf16") else d
+
+
+@declare
+class _dot_general(Op):
+    """Contract axes of two tensors: the result has batch axes, free axes of lhs, free axes of rhs.
+
+    Half precision accumulates in f32; `out_dtype` widens the result (i8 x i8 -> i32, bf16 x bf16 -> f32).
+    """
+
+    name = "dot_general"
+    arity = 2
+    heavy = True
+    attrs = {
+        "lhs_contract": Attr(ints),
+        "rhs_contract": Attr(ints),
+        "lhs_batch": Attr(ints, ()),
+        "rhs_batch": Attr(ints, ()),
+        "out_dtype": Attr(optional(dtype_kind), None),
+    }
+
+    def infer(
+        self, a: TensorType, b: TensorType, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+    ) -> TensorType:
+        need_dtype(self.name, a, is_number)
+        need_dtype(self.name, b, is_number)
+        d = same_dtype(self.name, (a, b)) if out_dtype is None else out_dtype
+        for side, t, used in (("lhs", a, (*lhs_contract, *lhs_batch)), ("rhs", b, (*rhs_contract, *rhs_batch))):
+            if len(set(used)) != len(used) or not all(0 <= i < t.rank for i in used):
+                raise ShapeError(f"dot_general: {side} axes {used} are not distinct axes of {t}")
+        if len(lhs_contract) != len(rhs_contract) or len(lhs_batch) != len(rhs_batch):
+            raise ShapeError("dot_general: lhs and rhs name different numbers of axes")
+        for i, j in (*zip(lhs_contract, rhs_contract, strict=True), *zip(lhs_batch, rhs_batch, strict=True)):
+            require_equal(a.shape[i], b.shape[j], lambda i=i, j=j: f"matmul: axis {i} of {a} and axis {j} of {b} differ")
+        batch = [a.shape[i] for i in lhs_batch]
+        left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
+        return TensorType(d, (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right)))
+
+    def ref(
+        self, a: np.ndarray, b: np.ndarray, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+    ) -> np.ndarray:
+        own = dtype(a.dtype)
+        out = own if out_dtype is None else out_dtype
+        wide = accumulate_dtype(out if out.bits > own.bits else own).np
+        left, right = free_axes(a.ndim, lhs_contract, lhs_batch), free_axes(b.ndim, rhs_contract, rhs_batch)
+        batch = tuple(a.shape[i] for i in lhs_batch)
+        count = lambda shape: int(np.prod(shape, dtype=np.int64))  # noqa: E731
+        k, m = count([a.shape[i] for i in lhs_contract]), count([a.shape[i] for i in left])
+        n = count([b.shape[j] for j in right])
+        x = a.transpose(*lhs_batch, *left, *lhs_contract).astype(wide).reshape(count(batch), m, k)
+        y = b.transpose(*rhs_batch, *rhs_contract, *right).astype(wide).reshape(count(batch), k, n)
+        shape = (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right))
+        return np.matmul(x, y).reshape(shape).astype(out.np)
+
+    def vjp(
+        self, g: Node, y: Node, a: Node, b: Node, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+    ) -> list[Node]:
+        left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
+        nb = len(lhs_batch)
+        g_left, g_right = range(nb, nb + len(left)), range(nb + len(left), g.rank)
+        both = tuple(range(nb))
+        da = dot_general(g, b, (tuple(g_right), right), (both, rhs_batch))  # [batch, left, contracted in rhs order]
+        by_rhs = sorted(range(len(rhs_contract)), key=lambda i: rhs_contract[i])
+        order = (*lhs_batch, *left, *(lhs_contract[i] for i in by_rhs))
+        da = transpose(da, inverse_permutation(order))
+        db = dot_general(g, a, (tuple(g_left), left), (both, lhs_batch))  # [batch, right, contracted in lhs order]
+        by_lhs = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
+        order = (*rhs_batch, *right, *(rhs_contract[i] for i in by_lhs))
+        db = transpose(db, inverse_permutation(order))
+        return [da, db]
+
+    def batch(
+        self, flags: Sequence[bool], a: Node, b: Node, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+    ) -> Node:
+        made: Node
+        if all(flags):
+            return dot_general(
+                a, b, (shift(lhs_contract), shift(rhs_contract)), ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))), out_dtype
+            )
+        if flags[0] and not lhs_batch:  # the batch axis is one more free axis of lhs
+            return dot_general(a, b, (shift(lhs_contract), rhs_contract), ((), ()), out_dtype)
+        if flags[1] and not lhs_batch:
+            made = dot_general(a, b, (lhs_contract, shift(rhs_contract)), ((), ()), out_dtype)
+            at = a.rank - len(lhs_contract)
+            return transpose(made, (at, *(i for i in range(made.rank) if i != at)))
+        a, b = lift_all(flags, (a, b))
+        return dot_general(
+            a, b, (shift(lhs_contract), shift(rhs_contract)), ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))), out_dtype
+        )
+
+    def lower(
+        self, a: TensorType, b: TensorType, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+    ) -> Form:
+        out = a.dtype if out_dtype is None else out_dtype
+        return Contract(
+            a.shape,
+            b.shape,
+            tuple(zip(lhs_batch, rhs_batch, strict=True)),
+            tuple(zip(lhs_contract, rhs_contract, strict=True)),
+            out,
+            accumulate_dtype(out if out.bits > a.dtype.bits else a.dtype),
+        )
+
+    def cost(
+        self, a: TensorType, b: TensorType, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+    ) -> Dim:
+        total: Dim = 2 * a.numel
+        for j in free_axes(b.rank, rhs_contract, rhs_batch):
+            total = total * b.shape[j]
+        return total
+
+    def samples(self) -> list[Sample]:
+        def one(a: str, b: str, contract: Any, batch: Any = ((), ()), **more: Any) -> Sample:
+            attrs = {
+                "lhs_contract": contract[0], "rhs_contract": contract[1], "lhs_batch": batch[0], "rhs_batch": batch[1],
+            }  # fmt: skip
+            return Sample((Arg(a), Arg(b)), attrs, **more)
+
+        return [
+            one("f32[3,4]", "f32[4,5]", ((1,), (0,))),
+            one("f32[2,3,4]", "f32[2,5,4]", ((2,), (2,)), ((0,), (0,))),
+            one("f32[4,2,3]", "f32[3,5,4]", ((0, 2), (2, 0))),
+            one("f32[3]", "f32[3]", ((0,), (0,))),
+            one("f32[2]", "f32[3]", ((), ())),
+            one("f32[2,0]", "f32[0,3]", ((1,), (0,)), grad=False),
+            one("f32[n,7]", "f32[7,17]", ((1,), (0,)), grad=False),
+            one("f32[1,5]", "f32[5,1]", ((1,), (0,))),
+            one("i32[2,3]", "i32[3,2]", ((1,), (0,)), grad=False),
+        ]
+
+
+def free_axes(rank: int, contract: Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
+    """Axes that are neither contracted nor batch, in order."""
+    return tuple(i for i in range(rank) if i not in contract and i not in batch)
+
+
+def dot_general(
+    a: Any,
+    b: Any,
+    contract: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    out_dtype: Any = None,
+) -> Any:
+    """Contract axes of a with axes of b, pairing batch axes; result axes are batch, rest of a, rest of b.
+
+    >>> dot_general(np.ones((2, 3)), np.ones((4, 3)), ((1,), (1,))).shape
+    (2, 4)
+    """
+    return _dot_general(
+        a,
+        b,
+        lhs_contract=tuple(contract[0]),
+        rhs_contract=tuple(contract[1]),
+        lhs_batch=tuple(batch[0]),
+        rhs_batch=tuple(batch[1]),
+        out_dtype=out_dtype,
+    )
+
+
+@declare
+class matmul(Op):
+    """Matrix product with NumPy's rules: the last two axes multiply, leading axes broadcast, vectors are promoted.
+
+    >>> matmul(np.ones((2, 3)), np.ones((3, 4))).shape
+    (2, 4)
+    """
+
+    name = "matmul"
+    level = Level.HIR
+    arity = 2
+    heavy = True
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        need_dtype(self.name, a, is_number)
+        need_dtype(self.name, b, is_number)
+        d = same_dtype(self.name, (a, b))
+        if a.rank == 0 or b.rank == 0:
+            raise ShapeError(f"matmul: {a} @ {b}: a scalar operand; use * instead")
+        inner = b.shape[-2] if b.rank > 1 else b.shape[0]
+        require_equal(a.shape[-1], inner, lambda: f"matmul: {a} @ {b}: inner dims {a.shape[-1]} and {inner} differ")
+        lead = broadcast_shapes(self.name, [a.shape[:-2], b.shape[:-2]])
+        rows = a.shape[-2:-1]
+        columns = b.shape[-1:] if b.rank > 1 else ()
+        return TensorType(d, (*lead, *rows, *columns))
+
+    def ref(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        wide = accumulate_dtype(dtype(a.dtype)).np
+        return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(a.dtype)
+
+    def expand(self, a: Node, b: Node) -> Node:
+        if b.rank <= 2:  # leading axes of a are just more rows
+            return dot_general(a, b, ((a.rank - 1,), (max(b.rank - 2, 0),)))
+        if a.rank == 1:
+            return dot_general(b, a, ((b.rank - 2,), (0,)))
+        lead = broadcast_shapes(self.name, [a.shape[:-2], b.shape[:-2]])
+        a = a if a.shape[:-2] == lead else broadcast_to(a, (*lead, *a.shape[-2:]))
+        b = b if b.shape[:-2] == lead else broadcast_to(b, (*lead, *b.shape[-2:]))
+        n = len(lead)
+        return dot_general(a, b, ((n + 1,), (n,)), (tuple(range(n)), tuple(range(n))))
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample((Arg("f32[2,3]"), Arg("f32[3,4]"))),
+            Sample((Arg("f32[2,5,3]"), Arg("f32[3,4]"))),
+            Sample((Arg("f32[2,1,5,3]"), Arg("f32[4,3,2]"))),
+            Sample((Arg("f32[3]"), Arg("f32[3]"))),
+            Sample((Arg("f32[3]"), Arg("f32[2,3,4]"))),
+            Sample((Arg("f32[2,4,3]"), Arg("f32[3]"))),
+            Sample((Arg("f32[2,0]"), Arg("f32[0,3]")), grad=False),
+            Sample((Arg("f32[1,n,4]"), Arg("f32[4,2]")), grad=False),
+        ]
+
+
+@declare
+class _einsum(Op):
+    """Einstein summation over any number of operands, `->` and ellipsis included."""
+
+    name = "einsum"
+    level = Level.HIR
+    heavy = True
+    attrs = {"equation": Attr(string)}
+
+    def infer(self, *types: TensorType, equation: str) -> TensorType:
+        inputs, output = parse_equation(equation, [t.rank for t in types])
+        sizes: dict[str, Dim] = {}
+        for labels, t in zip(inputs, types, strict=True):
+            need_dtype(self.name, t, is_number)
+            for label, d in zip(labels, t.shape, strict=True):
+                if sizes.get(label, 1) == 1:
+                    sizes[label] = d
+                elif d != 1:
+                    require_equal(sizes[label], d, lambda: f"einsum: {equation!r}: label {label!r} has two sizes")  # noqa: B023
+        return TensorType(same_dtype(self.name, types), tuple(sizes[c] for c in output))
+
+    def ref(self, *arrays: np.ndarray, equation: str) -> np.ndarray:
+        wide = accumulate_dtype(dtype(arrays[0].dtype)).np
+        inputs, output = parse_equation(equation, [a.ndim for a in arrays])
+        numbers = {c: i for i, c in enumerate(sorted(set("".join(inputs))))}
+        args: list[Any] = []
+        for labels, a in zip(inputs, arrays, strict=True):
+            args += [a.astype(wide), [numbers[c] for c in labels]]
+        return np.asarray(np.einsum(*args, [numbers[c] for c in output])).astype(arrays[0].dtype)
+
+    def expand(self, *operands: Node, equation: str) -> Node:
+        inputs, output = parse_equation(equation, [x.rank for x in operands])
+        terms = [_diagonal(x, labels) for x, labels in zip(operands, inputs, strict=True)]
+        value, labels = _sum_out(*terms[0], keep=output + "".join(t[1] for t in terms[1:]))
+        for i, (right, right_labels) in enumerate(terms[1:], 1):
+            later = output + "".join(t[1] for t in terms[i + 1 :])
+            right, right_labels = _sum_out(right, right_labels, keep=labels + later)
+            value, labels = _pair(value, labels, right, right_labels, later)
+        value, labels = _sum_out(value, labels, keep=output)
+        return transpose(value, tuple(labels.index(c) for c in output))
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample((Arg("f32[2,3]"), Arg("f32[3,4]")), {"equation": "ij,jk->ik"}),
+            Sample((Arg("f32[2,3]"),), {"equation": "ij->j"}),
+            Sample((Arg("f32[3,3]"),), {"equation": "ii->i"}),
+            Sample((Arg("f32[3,3]"),), {"equation": "ii"}),
+            Sample((Arg("f32[2,3]"),), {"equation": "ij->ji"}),
+            Sample((Arg("f32[2]"), Arg("f32[3]"), Arg("f32[2,3]")), {"equation": "i,j,ij->ij"}),
+            Sample((Arg("f32[2,4,3]"), Arg("f32[2,3,5]")), {"equation": "...ij,...jk->...ik"}),
+            Sample((Arg("f32[2,3,4]"), Arg("f32[2,5,4]")), {"equation": "bic,bjc->bij"}),
+            Sample((Arg("f32[n,3]"), Arg("f32[3,4]")), {"equation": "ij,jk->ki"}, grad=False),
+        ]
+
+
+def einsum(equation: str, *operands: Any) -> Any:
+    """Einstein summation, as numpy.einsum with a text equation.
+
+    >>> einsum("ij,ij->i", np.ones((2, 3)), np.ones((2, 3)))
+    array([3., 3.])
+    """
+    return _einsum(*operands, equation=equation)
+
+
+def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Labels of each operand and of the result; an ellipsis becomes capital letters not otherwise used."""
+    text = equation.replace(" ", "")
+    left, arrow, output = text.partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(ranks):
+        raise ShapeError(f"einsum: {equation!r} names {len(inputs)} operands, got {len(ranks)}")
+    used = set(text)
+    spare = [c for c in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if c not in used]
+    widest = 0
+    for labels, rank in zip(inputs, ranks, strict=True):
+        if "..." in labels:
+            widest = max(widest, rank - len(labels) + 3)
+    dots = "".join(spare[:widest])
+    filled = []
+    for labels, rank in zip(inputs, ranks, strict=True):
+        n = rank - len(labels) + 3 if "..." in labels else 0
+        full = labels.replace("...", dots[widest - n :] if n else "")
+        if len(full) != rank:
+            raise ShapeError(f"einsum: {equation!r}: {labels!r} names {len(full)} axes of an operand of rank {rank}")
+        filled.append(full)
+    if arrow:
+        output = output.replace("...", dots)
+    else:
+        every = "".join(filled)
+        output = dots + "".join(sorted(c for c in set(every) - set(dots) if every.count(c) == 1))
+    unknown = set(output) - set("".join(filled))
+    if unknown or len(set(output)) != len(output):
+        raise ShapeError(f"einsum: {equation!r}: the result {output!r} repeats a label or has one of no operand")
+    return filled, output
+
+
+def _diagonal(x: Node, labels: str) -> tuple[Node, str]:
+    """Take diagonals of labels that occur twice in one operand."""
+    from rlx.ops.rules import op_call
+
+    while len(set(labels)) != len(labels):
+        c = next(c for c in labels if labels.count(c) > 1)
+        i = labels.index(c)
+        j = labels.index(c, i + 1)
+        order = (*(k for k in range(x.rank) if k not in (i, j)), i, j)
+        x = transpose(x, order)
+        n = x.shape[-1]
+        flat = reshape(x, (*x.shape[:-2], n * n))
+        lead = flat.rank - 1
+        x = op_call(
+            "slice", flat, starts=(0,) * flat.rank, sizes=(*flat.shape[:-1], n), steps=(*(1,) * lead, _int(n) + 1)
+        )
+        labels = "".join(labels[k] for k in order[:-2]) + c
+    return x, labels
+
+
+def _int(d: Dim) -> int:
+    if not isinstance(d, int):
+        raise ShapeError(f"einsum: a diagonal over the symbolic size {d} is not supported; make it static")
+    return d
+
+
+def _sum_out(x: Node, labels: str, keep: str) -> tuple[Node, str]:
+    from rlx.ops.reduce import sum as sum_axes
+
+    gone = tuple(i for i, c in enumerate(labels) if c not in keep)
+    return (sum_axes(x, axis=gone) if gone else x), "".join(c for c in labels if c in keep)
+
+
+def _pair(a: Node, la: str, b: Node, lb: str, later: str) -> tuple[Node, str]:
+    """Contract two operands: shared labels that are needed later are batch, the rest are summed."""
+    for c in (c for c in la if c in lb):  # a size-1 axis beside a larger one broadcasts: drop it
+        da, db = a.shape[la.index(c)], b.shape[lb.index(c)]
+        if da != db and 1 in (da, db):
+            if da == 1:
+                a, la = reshape(a, tuple(d for d, k in zip(a.shape, la, strict=True) if k != c)), la.replace(c, "")
+            else:
+                b, lb = reshape(b, tuple(d for d, k in zip(b.shape, lb, strict=True) if k != c)), lb.replace(c, "")
+    shared = [c for c in la if c in lb]
+    batch, summed = [c for c in shared if c in later], [c for c in shared if c not in later]
+    out = dot_general(
+        a,
+        b,
+        (tuple(la.index(c) for c in summed), tuple(lb.index(c) for c in summed)),
+        (tuple(la.index(c) for c in batch), tuple(lb.index(c) for c in batch)),
+    )
+    return out, "".join(batch) + "".join(c for c in la if c not in shared) + "".join(c for c in lb if c not in shared)

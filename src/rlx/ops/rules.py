@@ -1,0 +1,192 @@
+"""Rules that many ops share: axis checks, broadcasting, batching by a leading axis, sums that undo broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Node, require_equal
+from rlx.ir.op import get_op
+from rlx.ir.scalar import Scalar, axis, const
+from rlx.ir.types import Shape, TensorType, TupleType
+
+Accepts = Callable[[DType], bool]
+
+
+def is_number(d: DType) -> bool:
+    return not d.is_bool and not d.storage_only
+
+
+def is_real(d: DType) -> bool:
+    return is_number(d) and not d.is_complex
+
+
+def is_computable(d: DType) -> bool:
+    return not d.storage_only
+
+
+def is_floating(d: DType) -> bool:
+    return (d.is_float or d.is_complex) and not d.storage_only
+
+
+def is_real_float(d: DType) -> bool:
+    return d.is_float and not d.storage_only
+
+
+def is_integer(d: DType) -> bool:
+    return d.is_int and not d.storage_only
+
+
+def is_boolean(d: DType) -> bool:
+    return d.is_bool
+
+
+_NEEDS = {
+    is_number: "a number dtype",
+    is_real: "a real number dtype",
+    is_computable: "a dtype that computes (cast storage-only dtypes to f32 first)",
+    is_floating: "a floating-point dtype",
+    is_real_float: "a real floating-point dtype",
+    is_integer: "an integer dtype",
+    is_boolean: "bool",
+}
+
+
+def need_dtype(name: str, t: TensorType, accepts: Accepts) -> None:
+    """Refuse dtypes that the op does not compute with."""
+    if isinstance(t, TupleType):
+        raise TypeError_(f"{name}: an operand has several results; pick one first")
+    if not accepts(t.dtype):
+        raise DTypeError(f"{name}: operand {t} is not of {_NEEDS.get(accepts, 'a supported dtype')}")
+
+
+def same_dtype(name: str, types: Sequence[TensorType]) -> DType:
+    """All operands must agree; mixing is the user's decision."""
+    first = types[0].dtype
+    for t in types[1:]:
+        if t.dtype is not first:
+            listed = ", ".join(map(str, types))
+            raise DTypeError(
+                f"{name}: operands {listed} have different dtypes; cast one, for example rlx.ops.cast(x, {first.name!r})"
+            )
+    return first
+
+
+def broadcast_shapes(name: str, shapes: Sequence[Shape]) -> Shape:
+    """NumPy broadcasting. Only a literal 1 stretches; a symbol is never silently taken to be 1."""
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[Dim] = []
+    for i in range(rank):
+        best: Dim = 1
+        for s in shapes:
+            j = i - (rank - len(s))
+            if j < 0 or s[j] == 1:
+                continue
+            if best == 1:
+                best = s[j]
+            else:
+                best = require_equal(best, s[j], lambda: _cannot_broadcast(name, shapes))
+        out.append(best)
+    return tuple(out)
+
+
+def _cannot_broadcast(name: str, shapes: Sequence[Shape]) -> str:
+    listed = " and ".join("[" + ",".join(map(str, s)) + "]" for s in shapes)
+    return f"{name}: shapes {listed} do not broadcast; each pair of dims must be equal or one of them 1"
+
+
+def broadcast_index(shape: Shape, out: Shape) -> list[Scalar]:
+    """Index of an operand of `shape` at the point axes(len(out))."""
+    skip = len(out) - len(shape)
+    return [const(0) if d == 1 and out[skip + i] != 1 else axis(skip + i) for i, d in enumerate(shape)]
+
+
+def normal_axis(name: str, axis_: int, rank: int) -> int:
+    """A negative axis counts from the end."""
+    if not -rank <= axis_ < rank:
+        raise ShapeError(f"{name}: axis {axis_} is out of range for rank {rank}")
+    return axis_ + rank if axis_ < 0 else axis_
+
+
+def normal_axes(name: str, axes_: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted distinct non-negative axes; None is all of them."""
+    if axes_ is None:
+        return tuple(range(rank))
+    given = (axes_,) if isinstance(axes_, (int, np.integer)) else tuple(axes_)
+    out = sorted(normal_axis(name, int(a), rank) for a in given)
+    if len(set(out)) != len(out):
+        raise ShapeError(f"{name}: axes {tuple(given)} name an axis twice")
+    return tuple(out)
+
+
+def check_axes(name: str, axes_: Sequence[int], rank: int) -> None:
+    """Attributes hold canonical axes: sorted, distinct, non-negative."""
+    if list(axes_) != sorted(set(axes_)) or any(not 0 <= a < rank for a in axes_):
+        raise ShapeError(f"{name}: axes {tuple(axes_)} are not sorted distinct axes of rank {rank}")
+
+
+def op_call(name: str, *operands: Any, **attrs: Any) -> Any:
+    """Call an op declared in another module."""
+    return get_op(name)(*operands, **attrs)
+
+
+def unbroadcast(g: Node, like: Node) -> Node:
+    """Sum a gradient over the axes along which `like` was broadcast."""
+    if g.shape == like.shape:
+        return g
+    extra = g.rank - like.rank
+    axes_ = [*range(extra)]
+    axes_ += [extra + i for i, d in enumerate(like.shape) if d == 1 and g.shape[extra + i] != 1]
+    if axes_:
+        g = op_call("reduce_sum", g, axes=tuple(axes_), keepdims=False)
+    return g if g.shape == like.shape else op_call("reshape", g, shape=like.shape)
+
+
+def lift(x: Node, size: Dim) -> Node:
+    """An unbatched operand repeated along a new leading batch axis."""
+    return op_call("broadcast_to", x, shape=(size, *x.shape))
+
+
+def batch_size(flags: Sequence[bool], operands: Sequence[Node]) -> Dim:
+    """Size of the batch axis (axis 0 of any batched operand)."""
+    return next(x.shape[0] for f, x in zip(flags, operands, strict=True) if f)
+
+
+def lift_all(flags: Sequence[bool], operands: Sequence[Node]) -> list[Node]:
+    """Every operand with a leading batch axis."""
+    size = batch_size(flags, operands)
+    return [x if f else lift(x, size) for f, x in zip(flags, operands, strict=True)]
+
+
+def align_batched(flags: Sequence[bool], operands: Sequence[Node]) -> list[Node]:
+    """Operands of a broadcasting op: size-1 axes after the batch axis so that ranks line up."""
+    rank = max(x.rank - f for f, x in zip(flags, operands, strict=True))
+    out = []
+    for f, x in zip(flags, operands, strict=True):
+        missing = rank - (x.rank - 1) if f else 0
+        out.append(op_call("reshape", x, shape=(x.shape[0], *(1,) * missing, *x.shape[1:])) if missing else x)
+    return out
+
+
+def shift(axes_: Sequence[int], by: int = 1) -> tuple[int, ...]:
+    """Axes moved by a new leading axis."""
+    return tuple(a + by for a in axes_)
+
+
+def in_f32(ref: Callable[..., Any]) -> Callable[..., Any]:
+    """Half-precision operands are computed in f32 and rounded once, as native code does."""
+
+    def wrapped(*arrays: np.ndarray, **attrs: Any) -> Any:
+        narrow = next((a.dtype for a in arrays if a.dtype.itemsize == 2 and a.dtype.kind not in "iub"), None)
+        if narrow is None:
+            return ref(*arrays, **attrs)
+        wide = [a.astype(np.float32) if a.dtype == narrow else a for a in arrays]
+        out = np.asarray(ref(*wide, **attrs))
+        return out.astype(narrow) if out.dtype == np.float32 else out
+
+    return wrapped

@@ -1,0 +1,114 @@
+"""Cases generated from the declarations: every sample of every op, made concrete."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import rlx
+from rlx.ir.bind import match_shape
+from rlx.ir.dim import symbols
+from rlx.ir.dtype import dtype
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Arg, Op, Role, Sample, all_ops
+from rlx.ir.types import TensorType, TupleType, parse_type
+
+SIZES = {"n": 3, "m": 5, "k": 2}
+
+
+@dataclass
+class Case:
+    """One sample: the op, operand types (maybe symbolic), concrete arrays, attributes."""
+
+    op: Op
+    number: int
+    sample: Sample
+    types: list[TensorType]
+    arrays: list[np.ndarray]
+
+    @property
+    def id(self) -> str:
+        return f"{self.op.name}-{self.number}"
+
+    @property
+    def symbolic(self) -> bool:
+        return any(not t.is_static for t in self.types)
+
+    def graph(self, float64: bool = False) -> tuple[Graph, list[Node]]:
+        """A graph with inputs x0.. and outputs out0.. of this op."""
+        g = Graph(self.op.name)
+        inputs = []
+        for i, t in enumerate(self.types):
+            wide = float64 and t.dtype.name == "f32"
+            inputs.append(g.input(f"x{i}", t.shape, "f64" if wide else t.dtype))
+        with g.building():
+            node = g.add(self.op, inputs, self.sample.attrs, self.sample.bodies)
+            g.set_outputs(g.results(node))
+        return g, inputs
+
+    def feed(self, float64: bool = False) -> dict[str, np.ndarray]:
+        return {
+            f"x{i}": a.astype(np.float64) if float64 and a.dtype == np.float32 else a for i, a in enumerate(self.arrays)
+        }
+
+    def binding(self) -> dict[str, int]:
+        binding: dict[str, int] = {}
+        for i, (t, a) in enumerate(zip(self.types, self.arrays, strict=True)):
+            match_shape(t.shape, a.shape, binding, f"x{i}")
+        return binding
+
+
+def make_array(arg: Any, rng: np.random.Generator) -> tuple[TensorType, np.ndarray]:
+    """The type and value of one sample argument."""
+    if isinstance(arg, np.ndarray):
+        return TensorType(dtype(arg.dtype), arg.shape), arg
+    if isinstance(arg, str):
+        arg = Arg(arg)
+    t = parse_type(arg.type)
+    for d in t.shape:
+        assert isinstance(d, int) or all(s in SIZES for s in symbols(d)), f"samples use the symbols {sorted(SIZES)}"
+    shape = t.bind(SIZES)
+    count = int(np.prod(shape, dtype=np.int64))
+    if t.dtype.is_bool:
+        return t, rng.integers(0, 2, shape).astype(bool)
+    if t.dtype.is_int:
+        low = max(arg.low, float(t.dtype.min_value))
+        return t, rng.integers(int(low), int(arg.high) + 1, shape).astype(t.dtype.np)
+    if t.dtype.is_complex:
+        return t, (rng.uniform(arg.low, arg.high, shape) + 1j * rng.uniform(arg.low, arg.high, shape)).astype(t.dtype.np)
+    if arg.distinct:
+        steps = (rng.permutation(count) + 0.5) / max(count, 1)
+        values = (arg.low + (arg.high - arg.low) * steps).reshape(shape)
+    else:
+        values = rng.uniform(arg.low, arg.high, shape)
+    values = values.astype(np.float32)
+    if arg.special and count:
+        flat = values.reshape(-1)
+        special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], np.float32)
+        at = rng.choice(count, min(count, 5), replace=False)
+        flat[at] = special[: len(at)]
+    return t, values.astype(t.dtype.np)
+
+
+def cases(op: Op) -> list[Case]:
+    out = []
+    for number, sample in enumerate(op.samples()):
+        rng = np.random.default_rng(zlib.crc32(f"{op.name}/{number}".encode()))
+        made = [make_array(a, rng) for a in sample.args]
+        out.append(Case(op, number, sample, [t for t, _ in made], [a for _, a in made]))
+    return out
+
+
+ALL_OPS = [op for op in all_ops() if op.role is Role.COMPUTE]
+ALL_CASES = [c for op in ALL_OPS for c in cases(op)]
+IDS = [c.id for c in ALL_CASES]
+
+
+def is_tuple(node: Node) -> bool:
+    return isinstance(node.type, TupleType)
+
+
+__all__ = ["ALL_CASES", "ALL_OPS", "IDS", "SIZES", "Case", "cases", "is_tuple", "rlx"]
