@@ -33,14 +33,11 @@ class GuardPageError(RlxError):
 class Region:
     """A piece of zeroed memory. `array` is a uint8 view of it and may outlive the Region object."""
 
-    def __init__(self, array: NDArray[np.uint8], slack: NDArray[np.uint8]) -> None:
-        self.array = array
-        self._slack = slack  # bytes between the front guard page and the region, full of canaries
-
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-        return self.array.ctypes.data
+    def __init__(self, mapped: NDArray[np.uint8], start: int, nbytes: int, slack: int = 0) -> None:
+        self.array = mapped[start : start + nbytes]
+        self.address = mapped.ctypes.data + start  # NumPy does not say where an empty array begins
+        self._slack = mapped[start - slack : start]  # of a guarded region: bytes behind the front guard page
+        self._slack.fill(_CANARY)
 
     @property
     def nbytes(self) -> int:
@@ -98,8 +95,9 @@ def table(count: int) -> NDArray[np.int64]:
     return room[skip : skip + count]
 
 
-def _map(nbytes: int) -> mmap.mmap:
-    size = max(PAGE, round_up(nbytes, PAGE))
+def _map(nbytes: int, extra: int) -> mmap.mmap:
+    """Pages for `nbytes` and `extra` bytes that the caller did not ask for."""
+    size = max(PAGE, round_up(nbytes + extra, PAGE))
     try:
         if os.name == "nt":
             return mmap.mmap(-1, size)
@@ -115,7 +113,7 @@ def _plain(nbytes: int, align: int, huge: bool) -> Region:
         align = max(align, HUGE_PAGE)
     room = round_up(nbytes, HUGE_PAGE) if huge else nbytes
     # Pages come aligned; a larger alignment is found inside a larger mapping, whose rest is never touched.
-    mapping = _map(room + (align if align > PAGE else 0))
+    mapping = _map(nbytes, room - nbytes + (align if align > PAGE else 0))
     whole = np.frombuffer(mapping, np.uint8)
     start = -whole.ctypes.data % align
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -123,19 +121,15 @@ def _plain(nbytes: int, align: int, huge: bool) -> Region:
             mapping.madvise(mmap.MADV_HUGEPAGE, start, room)
         except OSError:
             pass  # a kernel without huge pages: the memory is as good, only slower
-    return Region(whole[start : start + nbytes], whole[:0])
+    return Region(whole, start, nbytes)
 
 
 def _guarded(nbytes: int) -> Region:
     body = max(PAGE, round_up(nbytes, PAGE))
-    mapping = _map(body + 2 * PAGE)
-    whole = np.frombuffer(mapping, np.uint8)
-    base, end = whole.ctypes.data, PAGE + body
-    slack = whole[PAGE : end - nbytes]
-    slack.fill(_CANARY)
-    _forbid(base, PAGE)
-    _forbid(base + end, PAGE)
-    return Region(whole[end - nbytes : end], slack)
+    whole = np.frombuffer(_map(nbytes, body - nbytes + 2 * PAGE), np.uint8)
+    _forbid(whole.ctypes.data, PAGE)
+    _forbid(whole.ctypes.data + PAGE + body, PAGE)
+    return Region(whole, PAGE + body - nbytes, nbytes, slack=body - nbytes)
 
 
 def _forbid(address: int, nbytes: int) -> None:

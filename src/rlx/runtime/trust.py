@@ -61,8 +61,8 @@ def key_path() -> Path:
 def keyring() -> Keyring:
     """This user's keyring; the key is made on first use.
 
-    Where no key file can be made (no home, read-only home) a key for this process alone is used, with one
-    warning: nothing that was signed before verifies then, which is safe.
+    Where the key file cannot be made or relied on (read-only home, open to others) a key for this process alone
+    is used, with one warning: nothing that was signed before verifies then, which is safe.
     """
     return _keyring_at(key_path())
 
@@ -71,12 +71,11 @@ def keyring() -> Keyring:
 def _keyring_at(path: Path) -> Keyring:
     try:
         return Keyring(load_or_create(path))
-    except OSError as error:
-        warnings.warn(
-            f"cannot make the signing key {path} ({error.strerror}); compiled code serves this process only",
-            TrustWarning,
-            stacklevel=3,
+    except (OSError, TrustError) as error:
+        reason = (
+            str(error) if isinstance(error, TrustError) else f"no signing key at {path}: {error.strerror}"
         )
+        warnings.warn(f"compiled code serves this process only: {reason}", TrustWarning, stacklevel=3)
         return Keyring(secrets.token_bytes(KEY_BYTES))
 
 
@@ -110,7 +109,7 @@ def _read(path: Path) -> bytes:
         ):
             raise TrustError(
                 f"the signing key {path} must be a plain file of this user with mode 0600; "
-                "delete it (cached code is then compiled again) or run chmod 600 on it"
+                "delete it, and a new one is made"
             )
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
