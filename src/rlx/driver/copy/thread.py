@@ -1,0 +1,154 @@
+"""`ThreadCopy`: copies on a native worker thread of the host, while Python and kernels run on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+
+from rlx.driver.copy.engine import CopyEngine, accept_host_only
+from rlx.driver.copy.native import RING_ENTRIES, Control, Entry, c_function, c_library, native_copy
+from rlx.driver.region import FileMemory, HostMemory, Transfer
+from rlx.errors import CopyError
+from rlx.runtime.memory import table
+
+_ENTRY = struct.Struct(f"={len(Entry)}q")
+_LOCK_BYTES = 128  # more than any POSIX mutex or condition variable takes
+
+
+def default_nontemporal_bytes() -> int:
+    """Half the last-level cache: a larger tile would only evict what the compute thread is using."""
+    for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
+        size = os.sysconf(name) if name in os.sysconf_names else 0
+        if size > 0:
+            return size // 2
+    return 8 << 20
+
+
+class _Shared:
+    """Memory that Python and the worker share: control block, ring, mutex and condition variables."""
+
+    def __init__(self, nontemporal_bytes: int) -> None:
+        library = c_library()
+        self._locks = [ctypes.create_string_buffer(_LOCK_BYTES) for _ in range(3)]
+        mutex, work, done = (ctypes.addressof(lock) for lock in self._locks)
+        library.pthread_mutex_init(ctypes.c_void_p(mutex), None)
+        for condition in (work, done):
+            library.pthread_cond_init(ctypes.c_void_p(condition), None)
+        ring = table(RING_ENTRIES * len(Entry))
+        self.ring = memoryview(ring).cast("B")  # type: ignore[arg-type]
+        self.control = table(len(Control))
+        for field, value in {
+            Control.MUTEX: mutex,
+            Control.WORK: work,
+            Control.DONE: done,
+            Control.RING: ring.ctypes.data,
+            Control.NT_BYTES: nontemporal_bytes,
+            Control.LOCK: c_function("pthread_mutex_lock"),
+            Control.UNLOCK: c_function("pthread_mutex_unlock"),
+            Control.COND_WAIT: c_function("pthread_cond_wait"),
+            Control.BROADCAST: c_function("pthread_cond_broadcast"),
+            Control.PREAD: c_function("pread64", "pread"),
+            Control.ERRNO: c_function("__errno_location", "__error"),
+            Control.CLOCK: c_function("clock_gettime"),
+        }.items():
+            self.control[field] = value
+        self.address = self.control.ctypes.data
+
+
+def _stop(shared: _Shared, worker: threading.Thread, process: int) -> None:
+    if os.getpid() == process:  # threads do not survive a fork: the child has nobody to stop
+        native_copy().publish(shared.address, 0)
+        worker.join()
+
+
+class ThreadCopy(CopyEngine):
+    """Copies in the order of issue on one native thread, which never needs Python's lock.
+
+    Sources are host memory or a `FileMemory` (read with `pread`). Copies of `nontemporal_bytes` or more (half
+    the last-level cache by default) bypass the caches on the way out.
+
+    >>> import numpy as np
+    >>> source, out = np.arange(1000), np.zeros(1000, np.int64)
+    >>> with ThreadCopy() as engine:
+    ...     token = engine.issue(source, out)
+    ...     engine.wait(token)
+    >>> bool((out == source).all())
+    True
+    """
+
+    def __init__(self, nontemporal_bytes: int | None = None) -> None:
+        super().__init__()
+        limit = default_nontemporal_bytes() if nontemporal_bytes is None else nontemporal_bytes
+        if limit < 1:
+            raise CopyError(f"nontemporal_bytes must be at least 1, not {limit}")
+        self._native = native_copy()
+        self._shared = _Shared(limit)
+        self._pending: deque[Transfer] = deque()
+        self._process = os.getpid()
+        worker = threading.Thread(
+            target=self._native.worker, args=(self._shared.address,), name="rlx-copy", daemon=True
+        )
+        worker.start()
+        # Runs at close, when the engine is forgotten, or before the interpreter takes the code away.
+        self._finalizer = weakref.finalize(self, _stop, self._shared, worker, self._process)
+
+    def _accept(self, transfer: Transfer) -> None:
+        self._check_process()
+        accept_host_only(self, transfer)
+
+    def _start(self, ticket: int, transfer: Transfer) -> None:
+        if len(self._pending) == RING_ENTRIES:
+            # A full ring holds the issuer back until its oldest copy is finished.
+            self._native.wait_for(self._shared.address, self._copies + 1)
+            self._finished()
+        source, target = transfer.src.memory, transfer.dst.memory
+        assert isinstance(target, HostMemory)
+        if isinstance(source, FileMemory):
+            start, descriptor = transfer.src.offset, source.descriptor
+        else:
+            assert isinstance(source, HostMemory)
+            start, descriptor = source.address + transfer.src.offset, -1
+        _ENTRY.pack_into(  # in the order of `Entry`
+            self._shared.ring,
+            (ticket - 1) % RING_ENTRIES * _ENTRY.size,
+            start,
+            target.address + transfer.dst.offset,
+            transfer.rows,
+            transfer.row_bytes,
+            transfer.src_pitch,
+            transfer.dst_pitch,
+            transfer.tail_bytes,
+            descriptor,
+            0,
+            0,
+        )
+        self._pending.append(transfer)
+        self._native.publish(self._shared.address, 1)
+
+    def _finished(self) -> int:
+        count = int(self._native.finished(self._shared.address))
+        while self._copies < count:
+            transfer = self._pending.popleft()
+            entry = _ENTRY.unpack_from(self._shared.ring, self._copies % RING_ENTRIES * _ENTRY.size)
+            failure = None
+            if entry[Entry.STATUS]:
+                assert isinstance(transfer.src.memory, FileMemory)
+                errno = max(0, entry[Entry.STATUS])
+                failure = transfer.src.memory.fault(errno, transfer.src.offset, transfer.nbytes)
+            self._book(self._copies + 1, transfer.nbytes, entry[Entry.NANOSECONDS] / 1e9, failure)
+        return count
+
+    def _block(self, ticket: int) -> None:
+        self._check_process()
+        self._native.wait_for(self._shared.address, ticket)
+
+    def _release(self) -> None:
+        self._finalizer()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise CopyError("this ThreadCopy belongs to the parent process; make a new one after a fork")
