@@ -121,7 +121,8 @@ def constant(type_: str, value: float) -> Value:
     elif lane == "i1":
         text = "true" if value else "false"
     else:
-        text = str(int(value))
+        number, size = int(value), bits(lane)
+        text = str(number if number < 1 << (size - 1) else number - (1 << size))
     return Value(type_, text if width(type_) == 1 else f"splat ({lane} {text})")
 
 

@@ -1,0 +1,166 @@
+"""What the vectorised math functions share: facts about f32 and f64, exact sums and products, scaling, splitting.
+
+Everything takes scalars and vectors of `float` or `double` of any width; wide vectors are cut by LLVM.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlx.backend.cpu.irlanes import Lanes
+from rlx.backend.cpu.irtypes import Value, constant, like
+
+Table = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """Facts about one float format."""
+
+    integer: str
+    mantissa: int
+    bias: int
+    ln2_high: float  # few bits, so that its product with any exponent is exact
+    ln2_low: float
+    log10_2_high: float
+    log10_2_low: float
+    pi_2_high: float  # pi/2 rounded to this format, and the rest
+    pi_2_low: float
+    exp_range: tuple[float, float]  # exp is 0 below and infinite above
+    exp2_range: tuple[float, float]
+    erfc_zero: float  # erfc is 0 from here on
+    smallest_normal: float
+
+    def bits(self, value: float) -> int:
+        """The bit pattern of `value` as an integer."""
+        code = ("<f", "<I") if self.mantissa == 23 else ("<d", "<Q")
+        return int(struct.unpack(code[1], struct.pack(code[0], value))[0])
+
+
+FORMATS = {
+    "float": Format("i32", 23, 127, 0.693359375, -2.1219444005469057e-4, 0.30078125, 2.48745663981195213739e-4,
+                    1.57079637050628662109375, -4.37113900018624283e-8, (-104.0, 89.0), (-151.0, 129.0), 10.06,
+                    2.0**-126),
+    "double": Format("i64", 52, 1023, 6.93147180369123816490e-01, 1.90821492927058770002e-10,
+                     3.01029995663611771306e-01, 3.69423907715893078616e-13, 1.57079632679489655799898173427,
+                     6.12323399573676603587e-17, (-746.0, 710.0), (-1076.0, 1025.0), 27.3, 2.0**-1022),
+}  # fmt: skip
+LOG2_E = 1.4426950408889634
+LOG10_E = 0.4342944819032518
+LN_2 = 0.6931471805599453
+
+
+def format_of(x: Value) -> Format:
+    """The format of the lanes of `x`."""
+    return FORMATS[x.element]
+
+
+def integer_type(x: Value) -> str:
+    """The integer type as wide as `x`, lane for lane."""
+    return like(x.type, format_of(x).integer)
+
+
+def fit(f: Lanes, x: Value, table: Table) -> Value:
+    """The fitted polynomial of `table` at `x`."""
+    return f.polynomial(x, table[x.element])
+
+
+def odd_fit(f: Lanes, x: Value, square: Value, table: Table) -> Value:
+    """x + x**3 * polynomial(x**2)."""
+    return f.fma(f.fmul(x, square), fit(f, square, table), x)
+
+
+def clamp(f: Lanes, x: Value, low: float, high: float) -> Value:
+    """`x` cut to [low, high]; NaN stays NaN, because both minimum and maximum give their second operand."""
+    return f.fmin_x86(constant(x.type, high), f.fmax_x86(constant(x.type, low), x))
+
+
+def two_sum(f: Lanes, a: Value, b: Value) -> tuple[Value, Value]:
+    """(a + b rounded, the rounding error), whatever their sizes."""
+    total = f.fadd(a, b)
+    part = f.fsub(total, a)
+    return total, f.fadd(f.fsub(a, f.fsub(total, part)), f.fsub(b, part))
+
+
+def fast_two_sum(f: Lanes, a: Value, b: Value) -> tuple[Value, Value]:
+    """(a + b rounded, the rounding error) when |a| >= |b|."""
+    total = f.fadd(a, b)
+    return total, f.fsub(b, f.fsub(total, a))
+
+
+def two_product(f: Lanes, a: Value, b: Value) -> tuple[Value, Value]:
+    """(a * b rounded, the rounding error)."""
+    product = f.fmul(a, b)
+    if f.module.target.has_fma:
+        return product, f.fma(a, b, f.fneg(product))
+    a_high, a_low = _halves(f, a)
+    b_high, b_low = _halves(f, b)
+    error = f.fsub(f.fmul(a_high, b_high), product)
+    error = f.fadd(f.fadd(error, f.fmul(a_high, b_low)), f.fmul(a_low, b_high))
+    return product, f.fadd(error, f.fmul(a_low, b_low))
+
+
+def _halves(f: Lanes, a: Value) -> tuple[Value, Value]:
+    """`a` as the sum of two numbers of half as many bits, whose products are exact."""
+    fmt = format_of(a)
+    keep = -1 << (fmt.mantissa + 2) // 2
+    high = f.bitcast(f.value(f.and_(f.bitcast(a, integer_type(a)), keep)), a.type)
+    return high, f.fsub(a, high)
+
+
+def power_of_two(f: Lanes, n: Value) -> Value:
+    """2**n for whole n in the range of normal numbers: shifting n into the exponent field."""
+    fmt = format_of(n)
+    word = f.bitcast(f.fadd(n, 1.5 * 2.0**fmt.mantissa), integer_type(n))  # low bits now hold n
+    shifted = f.add(f.shl(word, fmt.mantissa), fmt.bits(1.0))
+    return f.bitcast(f.value(shifted), n.type)
+
+
+def scale(f: Lanes, p: Value, n: Value) -> Value:
+    """p * 2**n for whole n, rounded once when the result is denormal."""
+    native = _scale_instruction(f, p, n)
+    if native is not None:
+        return native
+    half = f.round_even(f.fmul(n, 0.5))
+    return f.fmul(f.fmul(p, power_of_two(f, half)), power_of_two(f, f.fsub(n, half)))
+
+
+def _scale_instruction(f: Lanes, p: Value, n: Value) -> Value | None:
+    """The same by the AVX-512 instruction, if the target and the width have it."""
+    lane_bits = 32 if p.element == "float" else 64
+    total = p.width * lane_bits
+    if not f.module.target.has_avx512 or total < 128:
+        return None
+    if total > 512:
+        half = p.width // 2
+        parts = [_scale_instruction(f, f.part(p, i, half), f.part(n, i, half)) for i in (0, half)]
+        assert parts[0] is not None and parts[1] is not None
+        return f.concat(parts[0], parts[1])
+    name = f"llvm.x86.avx512.mask.scalef.p{p.element[0].replace('f', 's')}.{total}"
+    mask = constant("i16" if p.width == 16 else "i8", -1)
+    rounding = [constant("i32", 4)] if total == 512 else []
+    feature = "avx512f" if total == 512 else "avx512vl"
+    return f.intrinsic(name, p.type, p, n, constant(p.type, 0.0), mask, *rounding, feature=feature)
+
+
+def split_exponent(f: Lanes, x: Value) -> tuple[Value, Value]:
+    """(e, m) with x = m * 2**e and m in [sqrt(1/2), sqrt(2)), for positive finite x, denormal or not."""
+    fmt = format_of(x)
+    root = fmt.bits(0.7071067811865476)
+    small = f.fcmp("olt", x, fmt.smallest_normal)
+    x = f.select(small, f.fmul(x, 2.0 ** (fmt.mantissa + 2)), x)
+    offset = f.select(
+        small, constant(x.type, fmt.bias + fmt.mantissa + 2.0), constant(x.type, float(fmt.bias))
+    )
+    moved = f.add(f.bitcast(x, integer_type(x)), fmt.bits(1.0) - root)
+    exponent = f.or_(f.lshr(moved, fmt.mantissa), fmt.bits(2.0**fmt.mantissa))
+    e = f.fsub(f.fsub(f.bitcast(f.value(exponent), x.type), 2.0**fmt.mantissa), offset)
+    m = f.add(f.and_(moved, (1 << fmt.mantissa) - 1), root)
+    return e, f.bitcast(f.value(m), x.type)
+
+
+def sign_bit(f: Lanes, x: Value) -> Value:
+    """Whether the sign bit is set, for -0.0 and NaN too."""
+    return f.value(f.cmp("slt", f.bitcast(x, integer_type(x)), 0))
