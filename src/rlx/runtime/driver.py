@@ -95,12 +95,12 @@ class NativeProgram:
         self.threads = self._pool.threads if threads is None else threads
 
     def _fill(self) -> None:
-        slots, blocks = self._errors.ctypes.data, self.table.ctypes.data
-        for index, record in enumerate(self.records):
-            start = self._starts[index]
-            flags = SERIAL * record.serial | NO_BARRIER * (not record.barrier)
-            self._steps[index * _RECORD_FIELDS :][:_RECORD_FIELDS] = record.kernel, blocks + 8 * start, flags
-            self.table[start + ERROR_SLOT] = slots + 8 * index
+        starts = np.array(self._starts[:-1], np.int64)
+        steps = self._steps.reshape(-1, _RECORD_FIELDS)
+        steps[:, 0] = [record.kernel for record in self.records]
+        steps[:, 1] = self.table.ctypes.data + 8 * starts
+        steps[:, 2] = [SERIAL * record.serial | NO_BARRIER * (not record.barrier) for record in self.records]
+        self.table[starts + ERROR_SLOT] = self._errors.ctypes.data + 8 * np.arange(len(self.records))
         self._header[_RECORDS] = self._steps.ctypes.data
         self._header[_COUNT] = len(self.records)
         self._header[_SPINS] = self._pool.wait_spins

@@ -61,8 +61,8 @@ def key_path() -> Path:
 def keyring() -> Keyring:
     """This user's keyring; the key is made on first use.
 
-    Where the key file cannot be made or relied on (read-only home, open to others) a key for this process alone
-    is used, with one warning: nothing that was signed before verifies then, which is safe.
+    Where the key file cannot be made or relied on (read-only home, open to others) a key for this process
+    alone is used, with one warning: nothing that was signed before verifies then, which is safe.
     """
     return _keyring_at(key_path())
 
