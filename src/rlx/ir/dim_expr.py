@@ -250,8 +250,13 @@ def _toward_zero(a: int, b: int) -> int:
     return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 
-def _divide(a: Dim, b: Expr) -> tuple[Dim, Dim]:
+def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """Polynomials (q, r) with a = q * b + r, taking out of `a` every multiple of the first term of `b`."""
+    if isinstance(b, int):
+        if isinstance(a, int):
+            return divmod(a, b)
+        whole = polynomial({m: _toward_zero(c, b) for m, c in a.terms}, a.const // b)
+        return whole, a - whole * b
     if isinstance(a, int):
         return 0, a
     lead, lead_coefficient = b.terms[0]
@@ -322,12 +327,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
             return a // b
         if b < 0:
             a, b = -a, -b
-        if b == 1:
-            return a
-        whole = polynomial({m: _toward_zero(c, b) for m, c in a.terms}, a.const // b)
-        rest: Dim = a - whole * b
-    else:
-        whole, rest = _divide(a, b)
+    whole, rest = _divide(a, b)
     return whole + _quotient_of_rest(rest, b)
 
 
@@ -347,7 +347,9 @@ def _quotient_of_rest(a: Dim, b: Dim) -> Dim:
         if scale != 1:
             return floordiv(a_left, b_left)
     if _is_negative(a):
-        return -floordiv(-a + (b - 1), b)
+        whole, rest = _divide(-a + (b - 1), b)
+        if not _is_negative(rest):
+            return -(whole + _quotient_of_rest(rest, b))
     inner = _inner_division(a)
     if inner is not None:
         numerator, divisor = inner

@@ -9,6 +9,7 @@ A `Scalar` is an immutable expression evaluated at one point of an iteration spa
     load_or(k, idx, guard, fill)   the same where `guard` holds, `fill` elsewhere (never reads outside)
     load_checked(k, idx)           index comes from data: out of range is a run-time error
     acc()               the accumulated value, in epilogues
+    cast(x)             to the expression's dtype        data: None or the cast op's `saturate`
     <primitive>(args)   an elementwise primitive of `PRIMITIVES`
 
 Operators build primitives; integers on the right become constants; small index arithmetic folds.
@@ -74,7 +75,7 @@ class Scalar:
         if self.prim == "size":
             return f"size({self.data})"
         if self.prim == "acc":
-            return "acc"
+            return f"acc{self.data or 0}" + (f"({', '.join(map(repr, self.args))})" if self.args else "")
         inner = ", ".join(map(repr, self.args))
         head = f"{self.prim}[{self.data}]" if self.prim in LOADS else self.prim
         return f"{head}:{self.dtype}({inner})"
@@ -161,7 +162,17 @@ def _index(name: str, a: Scalar, b: Scalar | int) -> Scalar:
             return const(0, I64)
         if name == "mod" and y == 1:
             return const(0, I64)
+        if name == "add" and (whole := _undivided(a, b) or _undivided(b, a)):
+            return whole
     return call(name, a, b)
+
+
+def _undivided(a: Scalar, b: Scalar) -> Scalar | None:
+    """(x // k) * k + x % k is x."""
+    if a.prim == "mul" and b.prim == "mod" and a.args[0].prim == "floor_div":
+        if a.args[1] == b.args[1] == a.args[0].args[1] and a.args[0].args[0] == b.args[0]:
+            return b.args[0]
+    return None
 
 
 def const(value: int | float | bool | complex, dtype: DType = I64) -> Scalar:
@@ -224,9 +235,9 @@ def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
     return call("where", condition, yes, no)
 
 
-def convert(value: Scalar, to: DType) -> Scalar:
-    """Cast to a dtype (the `cast` op's rules)."""
-    return value if value.dtype is to else Scalar("cast", (value,), to)
+def convert(value: Scalar, to: DType, saturate: bool | None = None) -> Scalar:
+    """Cast to a dtype (the `cast` op's rules; data holds its `saturate`)."""
+    return value if value.dtype is to else Scalar("cast", (value,), to, saturate)
 
 
 def in_range(index: Scalar, extent: Dim) -> Scalar:

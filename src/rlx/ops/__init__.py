@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from rlx.ops import contract, elementwise, reduce, shape, structural
+from rlx.ops import contract, elementwise, reduce, region, shape, structural
 from rlx.ops.contract import *  # noqa: F403

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.attr import Attr, boolean, dtype_kind
+from rlx.ir.attr import Attr, boolean, dtype_kind, optional
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import BOOL, DType
 from rlx.ir.dtype import convert as convert_array
@@ -34,7 +34,6 @@ from rlx.ops.rules import (
     is_real,
     is_real_float,
     need_dtype,
-    op_call,
     same_dtype,
     unbroadcast,
 )
@@ -297,10 +296,10 @@ trunc_div = table("trunc_div", 2, _int_div(_trunc_div), CONSTANT_PIECES,
                   accepts=is_real, ranges=[(-9.0, 9.0), (1.0, 4.0)], cost=6)
 mod = table("mod", 2, _int_div(np.mod), lambda g, y, a, b: [g, -g * floor_div(a, b)],
             "Remainder with the sign of b; an integer modulo 0 is 0.",
-            accepts=is_real, ranges=[(-9.0, 9.0), (1.5, 4.0)], cost=8)
+            accepts=is_real, ranges=[(-8.7, 9.0), (1.53, 4.0)], cost=8)
 fmod = table("fmod", 2, _int_div(np.fmod), lambda g, y, a, b: [g, -g * trunc_div(a, b)],
              "Remainder with the sign of a; an integer modulo 0 is 0.",
-             accepts=is_real, ranges=[(-9.0, 9.0), (1.5, 4.0)], cost=8)
+             accepts=is_real, ranges=[(-8.7, 9.0), (1.53, 4.0)], cost=8)
 pow = table("pow", 2, _pow, lambda g, y, a, b: [g * b * pow(a, b - 1.0), g * y * log(where(a > 0.0, a, 1.0))],
             "a ** b.", accepts=is_real, ranges=[(0.2, 2.0), (-2.0, 2.0)], cost=30)
 maximum = table("maximum", 2, np.maximum,
@@ -373,37 +372,34 @@ primitive("where", 3, np.where, _result_second)
 class cast(Op):
     """Convert to another dtype.
 
-    float -> narrower float rounds to nearest even (`saturate` keeps f8 and f4 finite); float -> int goes towards
-    zero, saturates at the ends and turns NaN into 0; int -> int wraps; anything -> bool is `!= 0`.
+    float -> narrower float rounds to nearest even; formats without infinity saturate, and with `saturate` (True or
+    False) every f8 and f4 format does or does not. float -> int goes towards zero, saturates at the ends and turns
+    NaN into 0; int -> int wraps; anything -> bool is `!= 0`.
     """
 
     name = "cast"
     arity = 1
-    attrs = {"dtype": Attr(dtype_kind), "saturate": Attr(boolean, True)}
+    attrs = {"dtype": Attr(dtype_kind), "saturate": Attr(optional(boolean), None)}
 
-    def infer(self, x: TensorType, *, dtype: DType, saturate: bool) -> TensorType:
+    def infer(self, x: TensorType, *, dtype: DType, saturate: bool | None) -> TensorType:
         return x.with_dtype(dtype)
 
-    def ref(self, x: np.ndarray, *, dtype: DType, saturate: bool) -> np.ndarray:
+    def ref(self, x: np.ndarray, *, dtype: DType, saturate: bool | None) -> np.ndarray:
         return convert_array(x, dtype, saturate=saturate)
 
-    def vjp(self, g: Node, y: Node, x: Node, *, dtype: DType, saturate: bool) -> list[Node | None]:
+    def vjp(self, g: Node, y: Node, x: Node, *, dtype: DType, saturate: bool | None) -> list[Node | None]:
         if not is_floating(x.dtype) or not is_floating(dtype):
             return [None]
         return [cast(g, dtype=x.dtype)]
 
-    def batch(self, flags: Sequence[bool], x: Node, *, dtype: DType, saturate: bool) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, *, dtype: DType, saturate: bool | None) -> Node:
         made: Node = cast(x, dtype=dtype, saturate=saturate)
         return made
 
-    def lower(self, x: TensorType, *, dtype: DType, saturate: bool) -> Form:
-        from rlx.ir.form import Call
+    def lower(self, x: TensorType, *, dtype: DType, saturate: bool | None) -> Form:
+        return Map(x.shape, convert(load(0, broadcast_index(x.shape, x.shape), x.dtype), dtype, saturate))
 
-        if not saturate and dtype.storage_only:
-            return Call(f"cast to {dtype} without saturation has no native kernel")
-        return Map(x.shape, convert(load(0, broadcast_index(x.shape, x.shape), x.dtype), dtype))
-
-    def cost(self, x: TensorType, *, dtype: DType, saturate: bool) -> Dim:
+    def cost(self, x: TensorType, *, dtype: DType, saturate: bool | None) -> Dim:
         return x.numel
 
     def samples(self) -> list[Sample]:
@@ -418,7 +414,8 @@ class cast(Op):
             Sample((Arg("bool[4]"),), {"dtype": "f32"}, grad=False),
             Sample((Arg("f32[40]", -600, 600, special=True),), {"dtype": "f8e4m3fn"}, grad=False),
             Sample((Arg("f32[40]", -600, 600, special=True),), {"dtype": "f8e5m2"}, grad=False),
-            Sample((Arg("f32[]"),), {"dtype": "f32"}),
+            Sample((Arg("f32[]"),), {"dtype": "f32"}, grad=False),
+            Sample((Arg("f32[9]", -1e5, 1e5, special=True),), {"dtype": "f8e5m2", "saturate": True}, grad=False),
         ]
 
 

@@ -1,0 +1,441 @@
+"""From a region (a body of MIR ops) to one kernel: index expressions are substituted into each other.
+
+`compose(body)` gives the kernel or raises `ComposeError` with the reason why the ops do not fit one kernel.
+
+A `Nest` is a loop nest over `space`. Its first `outer` axes are kept, the others reduced. Each `Stat` combines an
+expression over the inner axes; later expressions read it as acc(j). Stores write either one value per point
+(full) or one per row (outer axes only). Maps, reductions, softmax, norms are all nests.
+
+A `ContractNest` is a contraction whose operands are read in place through affine indices and whose result
+passes through epilogue expressions (acc(0) is the sum of products) before it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlx.errors import RlxError
+from rlx.ir.dim import Dim, known_eq
+from rlx.ir.dtype import DType
+from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role, run_rule
+from rlx.ir.scalar import (
+    LOADS,
+    Scalar,
+    axes,
+    axis,
+    const,
+    in_range,
+    load,
+    load_index,
+    rebuild,
+    replace_axes,
+    select,
+    size,
+)
+from rlx.ir.types import Shape, TensorType
+
+
+class ComposeError(RlxError):
+    """These ops do not make one kernel."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One reduction over the inner axes; `body` is an expression over the full space."""
+
+    combine: str
+    body: Scalar
+    dtype: DType
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Store:
+    """One output of a kernel: an expression over the full space, or over the outer axes only."""
+
+    body: Scalar
+    full: bool
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A loop nest; see the module's text."""
+
+    space: Shape
+    outer: int
+    stats: tuple[Stat, ...]
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class ContractNest:
+    """A contraction with epilogue. `lhs`, `rhs` are loads over the contraction's iteration axes
+    (batch, m..., n..., k... in the order of `space`); stores are over the output axes."""
+
+    form: Contract
+    lhs: Scalar
+    rhs: Scalar
+    space: Shape
+    kept: int
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class ConvNest:
+    """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w."""
+
+    form: Conv
+    x: int
+    w: int
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """One op that is a kernel of its own kind (scatter, sort, cumulate, template, host call)."""
+
+    form: Form
+    node: Node
+
+
+Kernel = Nest | ContractNest | ConvNest | Opaque
+
+
+def lower_node(node: Node) -> Form:
+    """The form of a MIR node."""
+    form: Form = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
+    return form
+
+
+def pieces_body(form: Pieces) -> Scalar:
+    """Boxes as one expression: the box that holds the point decides."""
+    at = axes(len(form.space))
+    out: Scalar | None = None
+    for piece in reversed(form.pieces):
+        local = [a - size(o) for a, o in zip(at, piece.offset, strict=True)]
+        inside = None
+        for a, o, n, total in zip(local, piece.offset, piece.extent, form.space, strict=True):
+            if o == 0 and n == total:
+                continue
+            inside = in_range(a, n) if inside is None else inside & in_range(a, n)
+        body = _guard_loads(replace_axes(piece.body, local), inside)
+        out = body if out is None or inside is None else select(inside, body, out)
+    assert out is not None
+    return out
+
+
+def _guard_loads(body: Scalar, inside: Scalar | None) -> Scalar:
+    """Loads that are only valid inside a box must not touch memory outside of it."""
+    if inside is None:
+        return body
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim == "load":
+            return Scalar("load_or", (inside, const(0, e.dtype), *args), e.dtype, e.data)
+        if e.prim == "load_or":
+            return Scalar("load_or", (args[0] & inside, *args[1:]), e.dtype, e.data)
+        return None
+
+    return rebuild(body, change)
+
+
+class _Composer:
+    def __init__(self, body: Graph) -> None:
+        self.body = body
+        self.values: dict[int, Scalar] = {}
+        self.inputs: dict[int, int] = {}
+        self.stats: list[Stat] = []
+        self.rows: tuple[Shape, tuple[int, ...]] | None = None
+        self.contract: tuple[Form, Node] | None = None
+
+    def run(self) -> Kernel:
+        computed = [n for n in self.body.nodes if n.op.role is not Role.INPUT]
+        for i, node in enumerate(self.body.inputs):
+            self.inputs[node.id] = i
+            self.values[node.id] = load(i, axes(node.rank), node.dtype)
+        live = self.body.live()
+        for node in computed:
+            if node.id not in live:
+                continue
+            if node.op.role is Role.CONSTANT:
+                self.values[node.id] = self._constant(node)
+                continue
+            if node.op.role is not Role.COMPUTE:
+                raise ComposeError(f"{node.op.name} has no kernel form", node.where)
+            form = lower_node(node)
+            if isinstance(form, (Map, Pieces)):
+                body = form.body if isinstance(form, Map) else pieces_body(form)
+                self.values[node.id] = self._substitute(body, node)
+            elif isinstance(form, Reduce):
+                self._reduce(node, form)
+            elif isinstance(form, (Contract, Conv)):
+                self._root(node, form)
+            elif len([n for n in computed if n.id in live and n.op.role is Role.COMPUTE]) == 1:
+                return Opaque(form, node)
+            else:
+                raise ComposeError(f"{node.op.name} is a kernel of its own", node.where)
+        return self._finish()
+
+    def _constant(self, node: Node) -> Scalar:
+        array = node.attrs["value"].array
+        if array.size != 1:
+            raise ComposeError("a constant of more than one element is an operand, not part of a body", node.where)
+        return const(array.reshape(()).item(), node.dtype)
+
+    def _substitute(self, body: Scalar, node: Node) -> Scalar:
+        """Replace loads of operands by the operands' own expressions at that index."""
+
+        def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+            if e.prim not in LOADS:
+                return None
+            source = self.values[node.operands[e.data].id]
+            if e.prim == "load":
+                return replace_axes(source, args)
+            if source.prim == "load" and source.args == axes(len(source.args)):
+                return Scalar(e.prim, args, e.dtype, source.data)
+            if e.prim == "load_or":
+                guard, fill, *index = args
+                at = replace_axes(source, index)
+                if any(x.prim in ("load_checked", "acc") for x in at.walk()):
+                    raise ComposeError(f"{node.op.name} reads a computed value past its edge", node.where)
+                return select(guard, _guard_loads(at, guard), fill)
+            raise ComposeError(f"{node.op.name} gathers from a value that is not in memory", node.where)
+
+        return rebuild(body, change)
+
+    def _reduce(self, node: Node, form: Reduce) -> None:
+        if self.contract is not None:
+            raise ComposeError("a reduction after a contraction is a kernel of its own", node.where)
+        body = self._substitute(form.body, node)
+        rows = (form.space, form.axes)
+        if self.rows is None:
+            self.rows = rows
+        elif not _same_space(self.rows[0], form.space) or self.rows[1] != form.axes:
+            raise ComposeError("reductions over different spaces do not share a loop nest", node.where)
+        kept = [i for i in range(len(form.space)) if i not in form.axes]
+        self._check_rows(body, axes(len(form.space)), kept, node)
+        number = len(self.stats)
+        out = node.tensor
+        self.stats.append(Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last))
+        at = axes(out.rank)
+        if out.rank == len(form.space):  # keepdims
+            index = tuple(at[i] for i in kept)
+        else:
+            index = at
+        value = Scalar("acc", index, self.stats[-1].dtype, number)
+        if form.finish is not None:
+            point = tuple(at[i] for i in kept) if out.rank == len(form.space) else at
+            done = replace_axes(form.finish, point)
+            value = rebuild(done, lambda e, _: Scalar("acc", index, e.dtype, number) if e.prim == "acc" else None)
+        self.values[node.id] = value
+
+    def _check_rows(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int], node: Node) -> None:
+        """Statistics may be read only at their own row."""
+        assert self.rows is not None
+        for e in body.walk():
+            if e.prim != "acc":
+                continue
+            for arg, i in zip(e.args, kept, strict=True):
+                if arg != at[i] and not (self.rows[0][i] == 1 and arg == const(0)):
+                    raise ComposeError("a reduced value is read at another row", node.where)
+
+    def _root(self, node: Node, form: Contract | Conv) -> None:
+        if self.contract is not None or self.rows is not None:
+            raise ComposeError("one kernel holds one contraction and no reduction beside it", node.where)
+        self.contract = (form, node)
+        self.values[node.id] = Scalar("acc", axes(node.rank), form.dtype, 0)
+
+    # -- the end: outputs must fit the nest
+
+    def _finish(self) -> Kernel:
+        outputs = list(self.body.outputs.values())
+        if self.contract is not None:
+            return self._finish_contract(outputs)
+        if self.rows is None:
+            space = outputs[0].shape
+            for node in outputs:
+                if not _same_space(node.shape, space):
+                    raise ComposeError("outputs of one map have different shapes", node.where)
+            return Nest(space, len(space), (), tuple(Store(self.values[n.id], True) for n in outputs))
+        full, reduced = self.rows
+        kept = [i for i in range(len(full)) if i not in reduced]
+        order = [*kept, *reduced]
+        place = [axis(order.index(i)) for i in range(len(full))]  # original axis -> canonical axis
+
+        def canonical(s: Scalar) -> Scalar:
+            return _strip_rows(replace_axes(s, place))
+
+        stats = tuple(Stat(s.combine, canonical(s.body), s.dtype, s.last) for s in self.stats)
+        stores = []
+        outer = tuple(full[i] for i in kept)
+        for node in outputs:
+            value = self.values[node.id]
+            if _same_space(node.shape, full) and len(reduced) > 0 and any(full[i] != 1 for i in reduced):
+                self._check_rows(value, axes(len(full)), kept, node)
+                if kept != list(range(len(kept))):
+                    raise ComposeError("a reduced axis before a kept one cannot be stored in the same nest", node.where)
+                stores.append(Store(canonical(value), True))
+                continue
+            stores.append(Store(self._row_store(value, node, full, kept, outer), False))
+        return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores))
+
+    def _row_store(self, value: Scalar, node: Node, full: Shape, kept: Sequence[int], outer: Shape) -> Scalar:
+        if _same_space(node.shape, outer):
+            point: list[Scalar] = list(axes(len(outer)))
+        elif node.rank == len(full) and _same_space(tuple(node.shape[i] for i in kept), outer):
+            point = [axis(list(kept).index(i)) if i in kept else const(0) for i in range(len(full))]
+        else:
+            raise ComposeError(f"{node.op.name} gives {node.type}, which is neither a row value nor a full one", node.where)
+        at = replace_axes(value, point)
+        for e in at.walk():
+            if e.prim == "acc" and any(
+                a != axis(i) and not (outer[i] == 1 and a == const(0)) for i, a in enumerate(e.args)
+            ):
+                raise ComposeError("a reduced value is read at another row", node.where)
+        return _strip_rows(at)
+
+    def _finish_contract(self, outputs: Sequence[Node]) -> Kernel:
+        assert self.contract is not None
+        form, root = self.contract
+        stores = []
+        for node in outputs:
+            if not _same_space(node.shape, root.shape):
+                raise ComposeError(f"{node.op.name} changes the shape of a contraction's result", node.where)
+            value = self.values[node.id]
+            for e in value.walk():
+                if e.prim == "acc" and e.args != axes(root.rank):
+                    raise ComposeError("an epilogue reads the result at another place", node.where)
+            stores.append(Store(_strip_rows(value), True))
+        a, b = (self.values[o.id] for o in root.operands[:2])
+        if isinstance(form, Conv):
+            for operand in (a, b):
+                if operand.prim != "load" or operand.args != axes(len(operand.args)):
+                    raise ComposeError("a convolution reads its operands from memory", root.where)
+            return ConvNest(form, a.data, b.data, tuple(stores))
+        batch, contract = form.batch, form.contract
+        left = [i for i in range(len(form.lhs)) if i not in [p for p, _ in (*batch, *contract)]]
+        right = [j for j in range(len(form.rhs)) if j not in [q for _, q in (*batch, *contract)]]
+        space: list[Dim] = [form.lhs[i] for i, _ in batch]
+        space += [form.lhs[i] for i in left] + [form.rhs[j] for j in right]
+        kept = len(space)
+        space += [form.lhs[i] for i, _ in contract]
+        a_index: dict[int, int] = {i: n for n, (i, _) in enumerate(batch)}
+        b_index: dict[int, int] = {j: n for n, (_, j) in enumerate(batch)}
+        a_index |= {i: len(batch) + n for n, i in enumerate(left)}
+        b_index |= {j: len(batch) + len(left) + n for n, j in enumerate(right)}
+        a_index |= {i: kept + n for n, (i, _) in enumerate(contract)}
+        b_index |= {j: kept + n for n, (_, j) in enumerate(contract)}
+        lhs = replace_axes(a, [axis(a_index[i]) for i in range(len(form.lhs))])
+        rhs = replace_axes(b, [axis(b_index[j]) for j in range(len(form.rhs))])
+        for operand in (lhs, rhs):
+            if operand.prim != "load":
+                raise ComposeError("an operand of a contraction is computed, not read", root.where)
+        return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores))
+
+
+def _strip_rows(s: Scalar) -> Scalar:
+    """acc(j) without its (checked) row index."""
+    return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
+
+
+def _same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(x == y or known_eq(x, y) is True for x, y in zip(a, b, strict=True))
+
+
+def compose(body: Graph) -> Kernel:
+    """The kernel that computes a region, or ComposeError with the reason."""
+    return _Composer(body).run()
+
+
+def affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar] | None:
+    """index as sum of coefficient * axis + rest; coefficients are ints or size expressions; None if it is not so."""
+    zero: list[Scalar | int] = [0] * rank
+    if index.prim == "axis":
+        one = list(zero)
+        one[index.data] = 1
+        return one, const(0)
+    if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in index.walk()):
+        return zero, index
+    if index.prim in ("add", "sub"):
+        left, right = affine(index.args[0], rank), affine(index.args[1], rank)
+        if left is None or right is None:
+            return None
+        combine = (lambda x, y: _plus(x, y)) if index.prim == "add" else (lambda x, y: _plus(x, _times(y, -1)))
+        return [combine(x, y) for x, y in zip(left[0], right[0], strict=True)], _scalar(combine(left[1], right[1]))
+    if index.prim == "mul":
+        for varying, factor in (index.args, index.args[::-1]):
+            if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in factor.walk()):
+                part = affine(varying, rank)
+                if part is not None:
+                    k: Scalar | int = factor.data if factor.prim == "const" else factor
+                    return [_times(c, k) for c in part[0]], _scalar(_times(part[1], k))
+    return None
+
+
+def _scalar(x: Scalar | int) -> Scalar:
+    return x if isinstance(x, Scalar) else const(x)
+
+
+def _plus(x: Scalar | int, y: Scalar | int) -> Scalar | int:
+    if isinstance(x, int) and isinstance(y, int):
+        return x + y
+    if isinstance(x, int) and x == 0:
+        return y
+    if isinstance(y, int) and y == 0:
+        return x
+    return _fold(_scalar(x) + _scalar(y))
+
+
+def _times(x: Scalar | int, y: Scalar | int) -> Scalar | int:
+    if isinstance(x, int) and isinstance(y, int):
+        return x * y
+    if (isinstance(x, int) and x == 0) or (isinstance(y, int) and y == 0):
+        return 0
+    return _fold(_scalar(x) * _scalar(y))
+
+
+def _fold(s: Scalar) -> Scalar | int:
+    return s.data if s.prim == "const" else s
+
+
+def to_dim(s: Scalar | int) -> Dim | None:
+    """A size expression (const, size, + - *) as a dim; None where it holds anything else."""
+    if isinstance(s, int):
+        return s
+    if s.prim in ("const", "size"):
+        value: Dim = s.data
+        return value
+    if s.prim in ("add", "sub", "mul") and len(s.args) == 2:
+        x, y = to_dim(s.args[0]), to_dim(s.args[1])
+        if x is None or y is None:
+            return None
+        return x + y if s.prim == "add" else x - y if s.prim == "sub" else x * y
+    return None
+
+
+def body_of(node: Node) -> Graph:
+    """The body of a region, or a fresh body around a single op."""
+    if node.bodies and node.op.role is Role.REGION:
+        return node.bodies[0]
+    g = Graph(node.op.name)
+    inputs = [g.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(node.operands)]
+    with g.building():
+        made = g.add(node.op, inputs, node.attrs, node.bodies, where=node.where)
+        g.set_outputs(g.results(made))
+    return g
+
+
+def result_types(node: Node) -> tuple[TensorType, ...]:
+    """Types of the values that a kernel writes."""
+    from rlx.ir.types import tensor_types
+
+    return tensor_types(node.type)
+
+
+__all__ = [
+    "ComposeError", "ContractNest", "ConvNest", "Kernel", "Nest", "Opaque", "Stat", "Store",
+    "affine", "body_of", "compose", "load_index", "lower_node", "result_types", "to_dim",
+]  # fmt: skip
