@@ -92,6 +92,16 @@ def _flag(text: str) -> bool:
     return values[text.lower()]
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise ValueError("it must be a number of seconds above 0")
+    return seconds
+
+
 def _debug_mode(text: str) -> str | None:
     if text not in ("nan", "poison"):
         raise ValueError(
@@ -123,11 +133,14 @@ DEBUG: Knob[str | None] = Knob(
 TRACEBACK: Knob[bool] = Knob(
     "RLX_TRACEBACK", "1: the command line shows the whole traceback of an error", _flag, lambda: False, "0"
 )
+DIST_TIMEOUT: Knob[float] = Knob(
+    "RLX_DIST_TIMEOUT", "seconds a rank waits for others when it is not told", _seconds, lambda: 30.0, "30"
+)
 REQUIRE: Knob[frozenset[str]] = Knob(
     "RLX_REQUIRE", "tests: optional parts that must be there, comma separated", _names, frozenset, "none"
 )
 
-KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, REQUIRE)
+KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, DIST_TIMEOUT, REQUIRE)
 
 
 def table() -> str:

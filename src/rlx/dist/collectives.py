@@ -1,0 +1,244 @@
+"""The collectives, the same for every transport.
+
+Each one cuts arrays into regions and lets `transport.exchange` move them; reductions are our own kernels, applied
+in the order of the ranks, so results are bitwise equal on all ranks, runs and transports.
+
+`buf` is a region of this rank's heap from `transport.alloc`; pass None for arrays that live elsewhere. Arrays that
+lie in the heap on every rank (`transport.view(transport.this_rank, buf)`) are used where they are, without copies;
+others go through the transport's staging areas.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from rlx.dist.errors import LengthMismatch, TransportError
+from rlx.dist.reduce import Kernel, kernel
+from rlx.dist.transport import Array, Call, Outgoing, SymmetricTransport, address_of, check_rank, copy_bytes
+from rlx.dist.types import ReduceKind, SymmetricBuffer
+from rlx.errors import DTypeError
+
+
+def all_reduce(
+    transport: SymmetricTransport,
+    buf: SymmetricBuffer | None,
+    array: Array,
+    kind: ReduceKind = ReduceKind.SUM,
+    timeout: float | None = None,
+) -> Array:
+    """Reduce `array` over all ranks, in place, and return it.
+
+    >>> import rlx.dist as dist
+    >>> dist.run_threads(2, lambda t: all_reduce(t, None, np.array([t.this_rank, 5]), ReduceKind.MAX).tolist())
+    [[1, 5], [1, 5]]
+    """
+    work = _checked(transport, buf, array, in_place=True)
+    call, reduce = _reduction("all_reduce", array, kind)
+    n, itemsize = transport.num_ranks, array.itemsize
+    if transport.costs.one_shot_pays(work.nbytes, n):
+        own = address_of(work)
+        for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)]), timeout):
+            reduce(step.sources, [own + step.start], step.sizes[0] // itemsize)
+    else:
+        regions = _slices(work.nbytes, n, -(-64 // itemsize) * itemsize)
+        for step in transport.exchange(call, Outgoing(work, regions, share=True), timeout):
+            reduce(step.sources, step.destinations, step.sizes[0] // itemsize)
+    if work is not array:
+        array[...] = work
+    return array
+
+
+def reduce_scatter(
+    transport: SymmetricTransport,
+    buf: SymmetricBuffer | None,
+    array: Array,
+    kind: ReduceKind = ReduceKind.SUM,
+    timeout: float | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Reduce over all ranks; this rank gets its chunk of the first axis, as `np.array_split` cuts it.
+
+    >>> import rlx.dist as dist
+    >>> dist.run_threads(2, lambda t: reduce_scatter(t, None, np.arange(5)).tolist())
+    [[0, 2, 4], [6, 8]]
+    """
+    work = _checked(transport, buf, array)
+    call, reduce = _reduction("reduce_scatter", array, kind)
+    rows = _row_chunks(array, transport.num_ranks)
+    result = _result(out, (rows[transport.this_rank], *array.shape[1:]), array.dtype)
+    own = address_of(result)
+    for step in transport.exchange(call, Outgoing(work, _regions(array, rows)), timeout):
+        reduce(step.sources, [own + step.start], step.sizes[0] // array.itemsize)
+    return result
+
+
+def all_gather(
+    transport: SymmetricTransport,
+    buf: SymmetricBuffer | None,
+    array: Array,
+    timeout: float | None = None,
+    out: Array | None = None,
+) -> Array:
+    """The arrays of all ranks, one after the other along the first axis, which may differ in length.
+
+    >>> import rlx.dist as dist
+    >>> dist.run_threads(2, lambda t: all_gather(t, None, np.full(t.this_rank + 1, t.this_rank)).tolist())
+    [[0, 1, 1], [0, 1, 1]]
+    """
+    work = _checked(transport, buf, array)
+    row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) if array.ndim else 0
+    call = _call("all_gather", array.dtype, row_bytes=row_bytes)
+    result, starts, own = None, [0], 0
+    ring = [(transport.this_rank + k) % transport.num_ranks for k in range(transport.num_ranks)]
+    for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)]), timeout):
+        if result is None:
+            starts = [sum(step.totals[:rank]) for rank in range(transport.num_ranks + 1)]
+            rows = starts[-1] // row_bytes if row_bytes else transport.num_ranks * (array.shape or (1,))[0]
+            result = _fits(out, (rows, *array.shape[1:]), array.dtype)
+            own = address_of(result)
+        for rank in (
+            ring
+        ):  # everybody starts with its own and goes on with its neighbour: no rank is read by all at once
+            copy_bytes(own + starts[rank] + step.start, step.sources[rank], step.sizes[rank])
+    assert result is not None
+    if out is not None and result is not out:
+        raise LengthMismatch(result.nbytes, out.nbytes, "the array `out` of all_gather")
+    return result
+
+
+def broadcast(
+    transport: SymmetricTransport,
+    buf: SymmetricBuffer | None,
+    array: Array,
+    root: int = 0,
+    timeout: float | None = None,
+) -> Array:
+    """Copy the array of rank `root` into the arrays of all others, in place, and return it.
+
+    >>> import rlx.dist as dist
+    >>> dist.run_threads(2, lambda t: broadcast(t, None, np.full(2, t.this_rank), root=1).tolist())
+    [[1, 1], [1, 1]]
+    """
+    root = check_rank(root, transport.num_ranks)
+    work = _checked(transport, buf, array, in_place=transport.this_rank != root)
+    call = _call("broadcast", array.dtype, root=root)
+    own = address_of(work)
+    for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)], sender=root), timeout):
+        if transport.this_rank != root:
+            copy_bytes(own + step.start, step.sources[0], step.sizes[0])
+    if work is not array and transport.this_rank != root:
+        array[...] = work
+    return array
+
+
+def all_to_all(
+    transport: SymmetricTransport,
+    buf: SymmetricBuffer | None,
+    array: Array,
+    timeout: float | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Send chunk r of the first axis (as `np.array_split` cuts it) to rank r; the result holds what came, by rank.
+
+    >>> import rlx.dist as dist
+    >>> dist.run_threads(2, lambda t: all_to_all(t, None, np.arange(4) + 10 * t.this_rank).tolist())
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
+    work = _checked(transport, buf, array)
+    rows = _row_chunks(array, transport.num_ranks)
+    mine, n = rows[transport.this_rank], transport.num_ranks
+    result = _result(out, (mine * n, *array.shape[1:]), array.dtype)
+    call, own, chunk = _call("all_to_all", array.dtype), address_of(result), result.nbytes // n
+    for step in transport.exchange(call, Outgoing(work, _regions(array, rows)), timeout):
+        for k in range(n):
+            rank = (transport.this_rank + k) % n
+            copy_bytes(own + rank * chunk + step.start, step.sources[rank], step.sizes[rank])
+    return result
+
+
+# ---- arrays and regions
+
+
+def _checked(
+    transport: SymmetricTransport, buf: SymmetricBuffer | None, array: Array, in_place: bool = False
+) -> Array:
+    """The array in one piece of memory, after checking it and the buffer."""
+    if not isinstance(array, np.ndarray):
+        raise TransportError(f"a collective needs a NumPy array, not {type(array).__name__}; use np.asarray")
+    if in_place and not array.flags.writeable:
+        raise TransportError(
+            f"the array {array.shape} of {array.dtype} is read-only, but its result goes there"
+        )
+    if buf is not None:
+        if buf.rank != transport.this_rank:
+            raise TransportError(
+                f"the buffer is of rank {buf.rank}; pass the region of this rank {transport.this_rank}"
+            )
+        transport.view(transport.this_rank, buf)
+        if buf.len < array.nbytes:
+            raise LengthMismatch(array.nbytes, buf.len, f"the buffer at offset {buf.offset}")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _row_chunks(array: Array, parts: int) -> list[int]:
+    """Rows of every chunk of the first axis: the first ones are longer by one where it does not divide."""
+    if not array.ndim:
+        raise TransportError("a 0-d array has no first axis to cut into chunks; reshape it to 1-d")
+    length = array.shape[0]
+    return [length // parts + (part < length % parts) for part in range(parts)]
+
+
+def _regions(array: Array, rows: list[int]) -> list[tuple[int, int]]:
+    row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    return [(sum(rows[:part]) * row_bytes, count * row_bytes) for part, count in enumerate(rows)]
+
+
+def _slices(nbytes: int, parts: int, unit: int) -> list[tuple[int, int]]:
+    """Nearly equal parts of `nbytes` that start at multiples of `unit`, so that vectors and lines are whole.
+
+    >>> _slices(200, 3, 64)
+    [(0, 128), (128, 64), (192, 8)]
+    """
+    units = -(-nbytes // unit)
+    edges = [min(nbytes, (units * part + parts - 1) // parts * unit) for part in range(parts + 1)]
+    return [(low, high - low) for low, high in zip(edges, edges[1:], strict=False)]
+
+
+def _fits(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """`out` if it can take the result, else a new array."""
+    fine = out is not None and out.shape == shape and out.dtype == dtype
+    if fine and out is not None and out.flags.c_contiguous and out.flags.writeable:
+        return out
+    return np.empty(shape, dtype)
+
+
+def _result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    result = _fits(out, shape, dtype)
+    if out is not None and result is not out:
+        raise TransportError(f"`out` must be a contiguous writable array of shape {shape} and dtype {dtype}")
+    return result
+
+
+# ---- calls
+
+
+@functools.cache
+def _call(op: str, dtype: np.dtype[Any], kind: str = "", root: int = 0, row_bytes: int = 0) -> Call:
+    from rlx.ir.dtype import dtype as find
+
+    return Call(op, find(dtype).name, kind, root, row_bytes)
+
+
+@functools.cache
+def _reduction_of(op: str, dtype: np.dtype[Any], kind: ReduceKind) -> tuple[Call, Kernel]:
+    if not isinstance(kind, ReduceKind):
+        raise DTypeError(f"{kind!r} is not a ReduceKind; use ReduceKind.SUM, MEAN, MAX, MIN or PROD")
+    call = _call(op, dtype, kind.value)
+    return call, kernel(call.dtype, kind)
+
+
+def _reduction(op: str, array: Array, kind: ReduceKind) -> tuple[Call, Kernel]:
+    return _reduction_of(op, array.dtype, kind)

@@ -1,0 +1,77 @@
+"""What can go wrong between ranks. Every error is a `CollectiveError` and carries its facts as fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.errors import CollectiveError
+
+__all__ = [
+    "CollectiveError",
+    "LengthMismatch",
+    "OutOfBounds",
+    "RankFailed",
+    "RanksMissing",
+    "Timeout",
+    "TransportError",
+    "UnknownRank",
+]
+
+
+class OutOfBounds(CollectiveError, IndexError):
+    """A region that does not lie inside a rank's heap."""
+
+    def __init__(self, rank: int, offset: int, len: int, heap_size: int) -> None:
+        self.rank, self.offset, self.len, self.heap_size = int(rank), offset, len, heap_size
+        super().__init__(
+            f"bytes {offset} to {offset + len} of rank {int(rank)} do not lie in its heap of {heap_size} bytes; "
+            "use a buffer from alloc() or a larger heap_size"
+        )
+
+
+class LengthMismatch(CollectiveError, ValueError):
+    """Two lengths in bytes that must agree do not."""
+
+    def __init__(self, expected: int, got: int, what: str = "the data") -> None:
+        self.expected, self.got = expected, got
+        super().__init__(
+            f"{what} has {got} bytes where {expected} are expected; pass a buffer and an array of equal length"
+        )
+
+
+class UnknownRank(CollectiveError, LookupError):
+    """A rank that this transport does not have."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        super().__init__(f"there is no rank {rank}: this transport has ranks 0 to {num_ranks - 1}")
+
+
+class TransportError(CollectiveError):
+    """The transport cannot do what was asked, or ranks did not make the same calls."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class RanksMissing(CollectiveError):
+    """Ranks that others wait for are gone or late; `ranks` names them, `reason` says what was seen.
+
+    All survivors of a group raise the same error. The transport cannot be used afterwards.
+    """
+
+    def __init__(self, ranks: Sequence[int], reason: str) -> None:
+        self.ranks, self.reason = tuple(int(rank) for rank in ranks), reason
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.ranks, self.reason)
+
+
+class RankFailed(RanksMissing):
+    """Ranks died, raised, were aborted or left."""
+
+
+class Timeout(RanksMissing, TimeoutError):
+    """Ranks that are not known to be dead did not come before the deadline."""

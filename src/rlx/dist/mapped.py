@@ -1,0 +1,412 @@
+"""Transports whose ranks see each other's memory: everything that threads and processes of one machine share."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from rlx.dist import sync
+from rlx.dist.allocator import SymmetricAllocator
+from rlx.dist.errors import LengthMismatch, RankFailed, RanksMissing, Timeout, TransportError
+from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, STAGE_BYTES, SymmetricHeap
+from rlx.dist.transport import (
+    Array,
+    Call,
+    Costs,
+    Outgoing,
+    Partition,
+    Step,
+    address_of,
+    as_bytes,
+    check_length,
+    check_rank,
+    copy_bytes,
+    group_of,
+)
+from rlx.dist.types import Rank, SymmetricBuffer
+
+# A waiter looks after deaths and deadlines this often.
+SLICE_NANOSECONDS = 10_000_000
+# About 40 us of spinning where every rank has a core; where they share cores, spinning only delays the others.
+SPINS_WITH_CORES, SPINS_WITHOUT = 2000, 20
+# Arrays in the heap up to this size are staged like any other: copying them is cheaper than a second barrier.
+IN_PLACE_BYTES = 32 << 10
+
+_BARRIER = Call("barrier").tag
+_READY = 2
+_CLOSED = "closed its transport"
+
+
+@dataclass
+class RankState:
+    """What all groups of one rank have in common."""
+
+    heap: SymmetricHeap
+    rank: int
+    timeout: float
+    allocator: SymmetricAllocator = field(init=False)
+    signals_used: dict[int, int] = field(default_factory=dict)
+    next_group: int = 1
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.allocator = SymmetricAllocator(self.heap.heap_size)
+
+
+class MappedTransport(ABC):
+    """One rank of a group whose heaps are all mapped here."""
+
+    # Measured between two processes: a meeting from Python, and copies that stay in the caches.
+    costs = Costs(meeting=3000, copy_byte=0.06, reduce_byte=0.06)
+
+    def __init__(self, state: RankState, group: int, members: tuple[int, ...]) -> None:
+        self._state, self._heap, self._group, self._members = state, state.heap, group, members
+        self.num_ranks, self.this_rank = len(members), Rank(members.index(state.rank))
+        self.heap_size = self._heap.heap_size
+        self._failure: RanksMissing | None = None
+        self._parity = 0
+        self._native = sync.sync()
+        self._lines = (ctypes.c_int64 * self.num_ranks)(*(self._heap.line(group, r) for r in members))
+        self._table = (ctypes.c_int64 * (sync.RECEIVED + 2 * self.num_ranks))()
+        self._table_address = ctypes.addressof(self._table)
+        self._table[sync.LINES] = ctypes.addressof(self._lines)
+        self._table[sync.MEMBERS], self._table[sync.ME] = self.num_ranks, self.this_rank
+        crowded = self._heap.num_ranks > len(os.sched_getaffinity(0))
+        self._table[sync.SPINS] = SPINS_WITHOUT if crowded else SPINS_WITH_CORES
+        self._table[sync.NANOSECONDS] = SLICE_NANOSECONDS
+
+    # ---- what threads and processes do differently
+
+    @abstractmethod
+    def _cause_of_death(self, rank: int) -> str | None:
+        """Why a rank of the job that has joined is gone, as far as the operating system knows; None if it lives."""
+
+    @abstractmethod
+    def _about(self, rank: int) -> str:
+        """What is known about a late rank of the job, for the error text."""
+
+    @abstractmethod
+    def _regroup(self, group: int, members: tuple[int, ...]) -> Self:
+        """The same rank as a member of another group."""
+
+    # ---- the public face
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait takes at most when it is not told."""
+        return self._state.timeout
+
+    def put(self, buf: SymmetricBuffer, src: Any) -> None:
+        """Copy `src` into the region of `buf.rank`; it is there when this returns."""
+        data = as_bytes(src)
+        place = self._address(buf)
+        check_length(buf, data)
+        copy_bytes(place, address_of(data), buf.len)
+
+    def get(self, buf: SymmetricBuffer, dst: Any) -> None:
+        """Copy the region of `buf.rank` into `dst`."""
+        data = as_bytes(dst, writable=True)
+        place = self._address(buf)
+        check_length(buf, data)
+        copy_bytes(address_of(data), place, buf.len)
+
+    def view(self, rank: int, buf: SymmetricBuffer) -> Array:
+        """The bytes of the region in `rank`'s heap, zero-copy."""
+        start = self._address(buf.on(rank)) - self._heap.base
+        return self._heap.bytes[start : start + buf.len]
+
+    def put_signal(self, buf: SymmetricBuffer, src: Any, signal: int = 0) -> None:
+        """`put`, then count the receiver's signal up by one: who sees the signal sees the data."""
+        word = self._heap.signal(self._members[check_rank(buf.rank, self.num_ranks)], signal)
+        self.put(buf, src)
+        self._native.signal(word)
+
+    def wait_signal(self, signal: int = 0, count: int = 1, timeout: float | None = None) -> None:
+        """Wait for `count` signals and use them up. After a `Timeout` it may be called again."""
+        self._check_usable()
+        word, used = self._heap.signal(self._state.rank, signal), self._state.signals_used
+        goal = used.get(signal, 0) + count
+        deadline = self._deadline(timeout)
+        slice_address = self._table_address + 8 * sync.SECONDS
+        others = [member for member in range(self.num_ranks) if member != self.this_rank]
+        gone: list[int] = []
+        while not self._native.wait_word(word, goal % 2**32, self._table[sync.SPINS], slice_address):
+            if gone:  # seen before this last look at the word: what they had sent would be here
+                self._raise_if_dead(gone, f"signal {signal}")
+            left = [member for member in others if self._why_gone(self._members[member]) == _CLOSED]
+            dead = [
+                member for member in others if self._why_gone(self._members[member]) not in (None, _CLOSED)
+            ]
+            gone = dead or (left if left == others else [])
+            if time.monotonic() >= deadline:
+                raise Timeout(
+                    others, f"no rank sent signal {signal} to rank {self.this_rank} before the deadline"
+                )
+        used[signal] = goal
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every rank is here."""
+        self._meet(_BARRIER, self._deadline(timeout))
+
+    def abort(self, reason: str) -> None:
+        """End this rank's part: whoever waits for it raises `RankFailed` with the reason."""
+        self._heap.write_entry(self._state.rank, FAILED, reason=reason)
+        self._failure = RankFailed(
+            [self.this_rank], f"rank {self.this_rank} (this rank) was aborted: {reason}"
+        )
+
+    def alloc(self, nbytes: int) -> SymmetricBuffer:
+        """A new region of the heap. All ranks of the job allocate the same sizes in the same order."""
+        return SymmetricBuffer(self.this_rank, self._state.allocator.alloc(nbytes), nbytes)
+
+    def free(self, buf: SymmetricBuffer) -> None:
+        """Give a region back; all ranks free in the same order too."""
+        self._state.allocator.free(buf.offset)
+
+    def split(self, groups: Partition) -> Self:
+        """The group of this rank as a transport of its own; all ranks pass the same partition."""
+        mine = group_of(self.this_rank, groups, self.num_ranks)
+        # Groups that split further may have used up different numbers; the highest is free everywhere.
+        self._meet(Call("split").tag, self._deadline(None), length=self._state.next_group)
+        group = max(self._received(0))
+        if group >= GROUPS:
+            raise TransportError(f"a job can make {GROUPS - 1} splits at most; keep and reuse groups")
+        self._state.next_group = group + 1
+        return self._regroup(group, tuple(self._members[member] for member in mine))
+
+    def close(self) -> None:
+        """Leave. Ranks that still wait for this one raise `RankFailed`."""
+        if not self._state.closed:
+            self._state.closed = True
+            if self._heap.read_entry(self._state.rank)[0] != FAILED:
+                self._heap.write_entry(self._state.rank, LEFT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.abort(f"{type(error).__name__}: {error}")
+        self.close()
+
+    # ---- meetings
+
+    def _address(self, buf: SymmetricBuffer) -> int:
+        rank = self._members[check_rank(buf.rank, self.num_ranks)]
+        return self._heap.check(rank, buf.offset, buf.len)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._state.timeout if timeout is None else timeout)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._state.closed:
+            raise TransportError(f"the transport of rank {self.this_rank} is closed; create a new one")
+
+    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> bool:
+        """The barrier under everything: exchange posts with all members; says whether all lengths are equal."""
+        if self._failure is not None or self._state.closed:
+            self._check_usable()
+        table = self._table
+        table[sync.TAG], table[sync.LENGTH], table[sync.PLACE] = tag, length, place
+        verdict = self._native.barrier(self._table_address)
+        while verdict < 0:
+            self._look_around(deadline)
+            verdict = self._native.wait(self._table_address)
+        if verdict == sync.TAGS_DIFFER:
+            raise TransportError(f"the ranks did not make the same call: {self._calls()}; every rank must")
+        return verdict == sync.AGREED
+
+    def _received(self, which: int) -> list[int]:
+        """Lengths (0) or places (1) that the members posted at the last meeting."""
+        return self._table[sync.RECEIVED + which :: 2]  # type: ignore[no-any-return]
+
+    def _calls(self) -> str:
+        epoch = self._table[sync.MY_EPOCH] % 2**32
+        post = sync.POSTS + epoch % 2 * sync.POST_BYTES
+        tags = [ctypes.c_int64.from_address(line + post).value for line in self._lines]
+        return ", ".join(f"rank {rank} called {Call.from_tag(tag)}" for rank, tag in enumerate(tags))
+
+    def _look_around(self, deadline: float) -> None:
+        """Between two slices of waiting: has the group failed, did a missing rank die, is the time over?"""
+        epoch = self._table[sync.MY_EPOCH]
+        epochs = [ctypes.c_int32.from_address(line).value for line in self._lines]
+        missing = [rank for rank, its in enumerate(epochs) if ctypes.c_int32(its - epoch).value < 0]
+        if not missing:
+            return
+        self._raise_if_dead(missing, "a barrier")
+        if time.monotonic() >= deadline:
+            late = "; ".join(f"{self._name(rank)} {self._about(self._members[rank])}" for rank in missing)
+            self._agree(Timeout(missing, f"ranks did not come to a barrier before the deadline: {late}"))
+
+    def _raise_if_dead(self, awaited: list[int], what: str) -> None:
+        agreed = self._read_record()
+        if agreed is not None:
+            self._failure = agreed
+            raise agreed
+        dead = {rank: self._why_gone(self._members[rank]) for rank in awaited}
+        gone = [rank for rank, why in dead.items() if why is not None]
+        if gone:
+            told = "; ".join(f"{self._name(rank)} {dead[rank]}" for rank in gone)
+            self._agree(RankFailed(gone, f"ranks are gone while others wait for {what}: {told}"))
+
+    def _name(self, member: int) -> str:
+        rank = self._members[member]
+        return f"rank {member}" if rank == member else f"rank {member} (rank {rank} of the job)"
+
+    def _why_gone(self, rank: int) -> str | None:
+        state, _, _, reason = self._heap.read_entry(rank)
+        if state == FAILED:
+            return f"failed: {reason}"
+        if state == LEFT:
+            return _CLOSED
+        return None if state == ABSENT else self._cause_of_death(rank)
+
+    # ---- agreement: the first who sees a failure writes it down, all others raise the same
+
+    def _record(self) -> int:
+        return self._heap.record(self._group, min(self._members))
+
+    def _agree(self, failure: RanksMissing) -> None:
+        place = self._record()
+        if self._native.claim(place):
+            facts = {"kind": type(failure).__name__, "ranks": failure.ranks, "reason": failure.reason}
+            text = json.dumps(facts).encode()
+            if len(text) > RECORD_BYTES - 8:
+                facts["reason"] = failure.reason[: (RECORD_BYTES - 200) // 6] + " ..."
+                text = json.dumps(facts).encode()
+            ctypes.memmove(place + 8, text, len(text))
+            ctypes.c_int32.from_address(place + 4).value = len(text)
+            self._native.publish(place, _READY)
+        agreed = self._read_record()
+        for _ in range(100):  # another rank has claimed the record and is about to finish it, unless it dies
+            if agreed is not None:
+                break
+            time.sleep(0.001)
+            agreed = self._read_record()
+        self._failure = agreed or failure
+        raise self._failure
+
+    def _read_record(self) -> RanksMissing | None:
+        place = self._record()
+        if ctypes.c_int32.from_address(place).value != _READY:
+            return None
+        facts = json.loads(ctypes.string_at(place + 8, ctypes.c_int32.from_address(place + 4).value))
+        kind = Timeout if facts["kind"] == "Timeout" else RankFailed
+        return kind(facts["ranks"], facts["reason"])
+
+    # ---- moving arrays
+
+    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterator[Step]:
+        """Move an array between all ranks, piece by piece.
+
+        Arrays that lie in the heap of every rank are read where they are, between two barriers. Others go through
+        two staging areas per rank that are used in turn: a rank fills one, meets the others, and reads theirs. The
+        meeting of the next piece proves that everybody has read this one, so each piece costs one barrier.
+        """
+        deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes
+        address = address_of(out.array)
+        sends = out.sender is None or out.sender == self.this_rank
+        place = self._place_in_heap(address, nbytes) if sends else 0
+        if not place and sends:
+            self._fill(out, address, 0)
+        same = self._meet(tag, deadline, nbytes, place)
+        lengths = self._received(0)
+        if not same and call.op != "all_gather":
+            self._refuse_lengths(call, lengths)
+        places = self._received(1) if out.sender is None else [self._received(1)[out.sender]]
+        if all(places):
+            yield from self._in_place(tag, deadline, out, places, lengths)
+            return
+        if any(self._received(1)):  # some thought that they need not be staged
+            if place and sends:
+                self._fill(out, address, 0)
+            self._meet(tag, deadline, nbytes)
+        yield from self._staged(tag, deadline, out, address, lengths)
+
+    def _place_in_heap(self, address: int, nbytes: int) -> int:
+        """1 + offset of an array in this rank's heap, 0 if it is elsewhere or too small to care."""
+        if nbytes <= IN_PLACE_BYTES:
+            return 0
+        offset = address - self._heap.heap_address(self._state.rank)
+        return offset + 1 if 0 <= offset <= self.heap_size - nbytes else 0
+
+    def _refuse_lengths(self, call: Call, lengths: list[int]) -> None:
+        other = next(rank for rank, length in enumerate(lengths) if length != lengths[0])
+        raise LengthMismatch(lengths[0], lengths[other], f"the array of rank {other} in {call}")
+
+    def _in_place(
+        self, tag: int, deadline: float, out: Outgoing, places: list[int], lengths: list[int]
+    ) -> Iterator[Step]:
+        ranks = range(self.num_ranks) if out.sender is None else [out.sender]
+        start, sizes = self._mine(out, lengths)
+        heaps = [self._heap.heap_address(self._members[rank]) for rank in ranks]
+        sources = [heap + place - 1 + start for heap, place in zip(heaps, places, strict=True)]
+        yield Step(0, sizes, sizes, sources, sources if out.share else ())
+        self._meet(tag, deadline)  # nobody may change its array before all have read it
+
+    def _mine(self, out: Outgoing, lengths: list[int]) -> tuple[int, list[int]]:
+        """Start of the region that this rank receives, and how many bytes of it every sender has."""
+        if len(out.regions) > 1:
+            start, size = out.regions[self.this_rank]
+            return start, [size] * self.num_ranks
+        return 0, lengths if out.sender is None else [lengths[out.sender]]
+
+    def _stage(self, member: int) -> int:
+        return self._heap.stage(self._group, self._members[member], self._parity)
+
+    def _piece_bytes(self, out: Outgoing) -> int:
+        """Bytes of every region that fit a staging area at once: whole cache lines."""
+        return STAGE_BYTES // len(out.regions) // 64 * 64
+
+    def _fill(self, out: Outgoing, address: int, start: int) -> None:
+        """Copy the next piece of every region that others read into the staging area."""
+        if self.num_ranks == 1:
+            return
+        piece, stage = self._piece_bytes(out), self._stage(self.this_rank)
+        only = len(out.regions) == 1
+        for receiver, (offset, length) in enumerate(out.regions):
+            size = min(length - start, piece)
+            if size > 0 and (only or receiver != self.this_rank):
+                copy_bytes(stage + receiver * piece, address + offset + start, size)
+
+    def _staged(
+        self, tag: int, deadline: float, out: Outgoing, address: int, lengths: list[int]
+    ) -> Iterator[Step]:
+        piece = self._piece_bytes(out)
+        start, sizes = self._mine(out, lengths)
+        slot = 0 if len(out.regions) == 1 else self.this_rank * piece
+        ranks = range(self.num_ranks) if out.sender is None else [out.sender]
+        longest = max(max(length for _, length in out.regions), max(lengths) if len(out.regions) == 1 else 0)
+        sends = out.sender is None or out.sender == self.this_rank
+        for done in range(0, max(longest, 1), piece):
+            sources = [self._stage(rank) + slot for rank in ranks]
+            if sends and out.sender is None:
+                sources[self.this_rank] = address + start + done  # one's own data need no detour
+            here = [max(0, min(size - done, piece)) for size in sizes]
+            yield Step(done, sizes, here, sources, sources if out.share else ())
+            more = done + piece < longest
+            filled = self._parity
+            self._parity ^= 1
+            if more and sends:
+                self._fill(out, address, done + piece)
+            if more or out.share:
+                self._meet(tag, deadline)
+            if out.share:
+                self._collect(out, address, done, filled)
+
+    def _collect(self, out: Outgoing, address: int, done: int, parity: int) -> None:
+        """Copy the shared results of one piece from the staging area, where their owners put them."""
+        piece = self._piece_bytes(out)
+        stage = self._heap.stage(self._group, self._state.rank, parity)
+        for owner, (offset, length) in enumerate(out.regions):
+            size = min(length - done, piece)
+            if size > 0 and owner != self.this_rank:
+                copy_bytes(address + offset + done, stage + owner * piece, size)
