@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..errors import PlanError
@@ -25,6 +25,7 @@ ALIGNMENT = 64
 # The search stops after so many looks at a neighbour (some 60 ms): a count and not a time, so that every
 # machine finds the same plan.
 SEARCH_LOOKS = 200_000
+_SEARCH_STARTS = 3
 _SEARCH_SEED = 0x524C58
 
 
@@ -81,11 +82,12 @@ def place(blocks: Iterable[Block], search_looks: int = SEARCH_LOOKS) -> Placemen
     """
     problem = _Problem(blocks)
     problem.check_fixed()
-    packings = _heuristics(problem)
-    best = next(packings)
-    while best.total > problem.lower_bound and (packing := next(packings, None)):
-        best = _smaller(best, packing)
-    return problem.placement(_search(problem, best, search_looks))
+    found: list[_Packing] = []
+    for packing in _attempts(problem, search_looks):
+        found.append(packing)
+        if packing.total <= problem.lower_bound:
+            break
+    return problem.placement(min(found, key=lambda packing: packing.total))
 
 
 def replay(order: Sequence[int], blocks: Iterable[Block]) -> Placement:
@@ -270,17 +272,23 @@ _RANKINGS: Mapping[str, Callable[[_Traits], tuple[int, ...]]] = {
 }
 
 
-def _heuristics(problem: _Problem) -> Iterator[_Packing]:
-    """One packing per heuristic, made when asked for."""
+def _attempts(problem: _Problem, search_looks: int) -> Iterator[_Packing]:
+    """Packings, each made when asked for: one per heuristic, then what the search makes of the best of them."""
     traits = [
         _Traits(room, _lifetime(block), block.first, pressure, block.key)
         for block, room, pressure in zip(problem.blocks, problem.rooms, _pressure(problem), strict=True)
     ]
+    found: list[_Packing] = []
     for name, rank in _RANKINGS.items():
         ranks = list(map(rank, traits))
-        yield problem.first_fit(sorted(problem.movable, key=ranks.__getitem__), name)
+        found.append(problem.first_fit(sorted(problem.movable, key=ranks.__getitem__), name))
+        yield found[-1]
     if problem.movable and not problem.fixed:
-        yield _skyline(problem)
+        found.append(_skyline(problem))
+        yield found[-1]
+    found.sort(key=lambda packing: packing.total)
+    for start in found[:_SEARCH_STARTS]:
+        yield _search(problem, start, search_looks // _SEARCH_STARTS)
 
 
 def _lifetime(block: Block) -> int:
@@ -339,19 +347,14 @@ def _skyline(problem: _Problem) -> _Packing:
     return problem.first_fit(order, "best fit")
 
 
-def _search(problem: _Problem, best: _Packing, looks: int) -> _Packing:
+def _search(problem: _Problem, start: _Packing, looks: int) -> _Packing:
     """Hill climbing: a block that reaches the top, or one it meets, is placed earlier; the new order stays if
     it is no worse. A seeded `random()` gives the same numbers on every platform and Python version."""
-    if best.total <= problem.lower_bound:
-        return best
     chance = random.Random(_SEARCH_SEED)
     rooms = problem.rooms
-    order = sorted(problem.movable, key=lambda i: (best.offsets[i], problem.blocks[i].key))
-    current = problem.first_fit(order, "search")
+    current = replace(start, heuristic="search")
     while looks > 0 and current.total > problem.lower_bound:
         tops = [i for i in current.order if current.offsets[i] + rooms[i] == current.total]
-        if not tops:
-            break  # a fixed block is the top
         mover = tops[int(chance.random() * len(tops))]
         if chance.random() < 0.3:
             met = [other for other in problem.neighbours[mover] if problem.blocks[other].offset is None]
@@ -368,11 +371,7 @@ def _search(problem: _Problem, best: _Packing, looks: int) -> _Packing:
         looks -= problem.fill(trial, order[target:], give_up_above=current.total)
         if trial.total <= current.total:
             current = trial
-    return _smaller(best, current)
-
-
-def _smaller(best: _Packing, other: _Packing) -> _Packing:
-    return other if other.total < best.total else best
+    return current
 
 
 def _validate(blocks: Sequence[Block]) -> None:
