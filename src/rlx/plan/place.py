@@ -273,7 +273,7 @@ _RANKINGS: Mapping[str, Callable[[_Traits], tuple[int, ...]]] = {
 
 
 def _attempts(problem: _Problem, search_looks: int) -> Iterator[_Packing]:
-    """Packings, each made when asked for: one per heuristic, then what the search makes of the best of them."""
+    """Packings, each made when asked for: one per heuristic, then what the search makes of the best."""
     traits = [
         _Traits(room, _lifetime(block), block.first, pressure, block.key)
         for block, room, pressure in zip(problem.blocks, problem.rooms, _pressure(problem), strict=True)
