@@ -113,7 +113,8 @@ def value_of(tree: Tree, binding: Binding) -> int:
 
 @given(trees, bindings)
 def test_normal_form_keeps_the_value(tree: Tree, binding: Binding) -> None:
-    assert evaluate(tree[0], binding) == value_of(tree, binding)
+    expected = value_of(tree, binding)
+    assert evaluate(tree[0], binding) == expected
 
 
 @given(trees)

@@ -376,7 +376,7 @@ def _inner_division(a: Dim) -> tuple[Dim, Dim] | None:
     """If a is x // y + const: (x + const * y, y), so that a // b = (x + const * y) // (y * b)."""
     if isinstance(a, int):
         return None
-    atom = (a - a.const).atom if isinstance(a - a.const, Expr) else None  # type: ignore[union-attr]
+    atom = Expr(a.terms, 0).atom
     if isinstance(atom, FloorDiv):
         return atom.args[0] + a.const * atom.args[1], atom.args[1]
     if isinstance(atom, CeilDiv):
