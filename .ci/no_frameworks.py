@@ -1,4 +1,4 @@
-"""Fail if the environment holds a machine-learning framework: no extra may bring one along, however indirectly."""
+"""Fail if the environment holds a machine-learning framework: no extra may bring one, however indirectly."""
 
 from __future__ import annotations
 
