@@ -17,7 +17,7 @@ from rlx.backend.cpu import jit
 from rlx.backend.cpu.target import resolve
 from rlx.runtime import cache as cache_module
 from rlx.runtime import trust
-from rlx.runtime.cache import CacheWarning, ObjectCache
+from rlx.runtime.cache import CacheWarning, ObjectCache, default_cache
 from rlx.runtime.trust import Keyring, TrustError, TrustWarning, load_or_create
 
 TARGET = resolve("x86-64")
@@ -45,6 +45,24 @@ def test_an_object_comes_back_and_is_counted(cache: ObjectCache) -> None:
     assert ObjectCache(cache.directory, keyring=MINE).get("ab12", TARGET) == b"code"
     assert cache.clear() == 1
     assert cache.info().entries == 0
+
+
+def test_what_is_missing_is_made_once(cache: ObjectCache) -> None:
+    made = []
+
+    def make() -> bytes:
+        made.append(1)
+        return b"code"
+
+    assert [cache.get_or_make("ab", TARGET, make) for _ in range(3)] == [b"code"] * 3
+    assert len(made) == 1
+
+
+def test_the_default_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        monkeypatch.setenv("RLX_CACHE", str(tmp_path / name))
+        assert default_cache().directory == tmp_path / name
+        assert default_cache() is default_cache()
 
 
 def test_code_from_the_cache_runs(cache: ObjectCache) -> None:

@@ -288,7 +288,7 @@ def test_the_profile_stamps_every_record_of_every_thread(code: Code, pool: Pool)
     ends, starts = ran[:, :-1, 1].max(axis=0), ran[:, 1:, 0].min(axis=0)
     assert (starts >= ends).all()  # no thread starts a record before all have ended the one before
     assert 0 < program.total_ns <= after - before
-    assert ran.max() - ran.min() <= program.total_ns
+    assert ran.max() - ran[0].min() <= program.total_ns  # another thread may enter before thread 0
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="sets MXCSR")

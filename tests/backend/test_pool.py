@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 
 from rlx.backend.cpu.irtext import Module, Value
-from rlx.backend.cpu.jit import Code
+from rlx.backend.cpu.jit import Code, compile_object
+from rlx.backend.cpu.target import resolve
 from rlx.errors import ConfigError
 from rlx.runtime import native
-from rlx.runtime.pool import CPUS, Pool, PoolError, default_pool
+from rlx.runtime import pool as pool_module
+from rlx.runtime.driver import emit_driver
+from rlx.runtime.pool import CPUS, Pool, PoolError, default_pool, emit_pool
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 two_cores = pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")
@@ -269,6 +272,33 @@ def test_a_library_that_pins_the_main_thread_does_not_pin_the_workers(count: int
         os.sched_setaffinity(0, mine)
 
 
+# --- other systems --------------------------------------------------------------------------------
+
+
+@two_cores
+def test_without_futexes_workers_nap(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of systems other than Linux; all it calls is there on Linux too."""
+    monkeypatch.setattr(native, "_futex_number", lambda target: None)
+    functions = pool_module._Functions(native.build(emit_pool))
+    monkeypatch.setattr(pool_module, "_functions", lambda: functions)
+    cells = Cells(2)
+    with Pool(2, spin_us=0) as pool:
+        for _ in range(50):
+            pool.run(count, cells.address)
+            time.sleep(0.001)
+    assert cells == [50, 50]
+
+
+@pytest.mark.parametrize("name", ["aarch64", "x86-64", "x86-64-v4"])
+def test_pool_and_driver_assemble_for_every_machine(name: str) -> None:
+    module = Module(resolve(name))
+    emit_pool(module)
+    emit_driver(module)
+    made = compile_object(module.text(), module.target)
+    assert b"rlx_fork_join" in made
+    assert b"rlx_run_program" in made
+
+
 # --- the life of threads --------------------------------------------------------------------------
 
 
@@ -355,7 +385,7 @@ time.sleep(0.05)""",
 
 @two_cores
 @pytest.mark.parametrize("how", EXITS)
-def test_the_interpreter_ends_cleanly(how: str) -> None:
+def test_the_interpreter_ends_cleanly(how: str, tmp_path: Path) -> None:
     script = f"""
 import threading, time
 import numpy as np
@@ -367,5 +397,7 @@ code = native.build(emit)
 count, cells, pool = code.address("nothing"), np.zeros(16, np.int64), Pool(2)
 {EXITS[how]}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, "RLX_CACHE": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

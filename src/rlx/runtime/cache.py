@@ -7,12 +7,14 @@ signed by somebody else) is a miss with a warning that names the file: the code 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import struct
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +117,14 @@ class ObjectCache:
                 stacklevel=2,
             )
 
+    def get_or_make(self, code_key: str, target: Target, make: Callable[[], bytes]) -> bytes:
+        """The stored object, or the one that `make` compiles, which is then stored."""
+        found = self.get(code_key, target)
+        if found is None:
+            found = make()
+            self.put(code_key, target, found)
+        return found
+
     def info(self) -> CacheInfo:
         """Size of the cache, and hits and misses of this process."""
         entries = self._entries()
@@ -186,6 +196,16 @@ class ObjectCache:
                     path.unlink(missing_ok=True)
             except OSError:
                 continue
+
+
+def default_cache() -> ObjectCache:
+    """The cache in the folder `RLX_CACHE`; one object per folder, so that it warns only once."""
+    return _cache_at(config.CACHE.get())
+
+
+@functools.lru_cache(maxsize=8)
+def _cache_at(directory: Path) -> ObjectCache:
+    return ObjectCache(directory)
 
 
 def _label(code_key: str, target: Target) -> bytes:

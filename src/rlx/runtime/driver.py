@@ -21,6 +21,7 @@ from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.jit import Code
 from rlx.errors import ConfigError, KernelError
 from rlx.runtime import native
+from rlx.runtime.cache import default_cache
 from rlx.runtime.memory import round_up, table
 from rlx.runtime.pool import Pool, default_pool
 
@@ -177,7 +178,7 @@ class _Driver:
 
 @functools.cache
 def _driver() -> _Driver:
-    return _Driver(native.build(emit_driver))
+    return _Driver(native.build(emit_driver, default_cache()))
 
 
 def emit_driver(module: Module) -> None:

@@ -6,13 +6,15 @@ set, because nothing in it gains from vectors.
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import sys
 from collections.abc import Callable
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Number, Value, constant
-from rlx.backend.cpu.jit import Code, compile_and_load
+from rlx.backend.cpu.jit import Code, compile_and_load, compile_object, load
 from rlx.backend.cpu.target import Target, resolve
+from rlx.runtime.cache import ObjectCache
 
 _CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
@@ -25,12 +27,15 @@ def baseline() -> Target:
     return resolve("x86-64" if platform.machine() in ("x86_64", "AMD64") else "aarch64")
 
 
-def build(*emitters: Callable[[Module], None]) -> Code:
-    """Code of the functions that `emitters` write."""
+def build(emit: Callable[[Module], None], cache: ObjectCache | None = None) -> Code:
+    """Code of the functions that `emit` writes; with a cache it is compiled once per user."""
     module = Module(baseline())
-    for emit in emitters:
-        emit(module)
-    return compile_and_load(module.text(), module.target)
+    emit(module)
+    text, target = module.text(), module.target
+    if cache is None:
+        return compile_and_load(text, target)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    return load(cache.get_or_make(key, target, lambda: compile_object(text, target)), target)
 
 
 def clock(f: Function) -> Value:

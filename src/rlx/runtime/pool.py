@@ -26,6 +26,7 @@ from rlx.backend.cpu.irtext import Bool, Int, Module, Value, constant
 from rlx.backend.cpu.jit import Code
 from rlx.errors import ConfigError, RlxError
 from rlx.runtime import native
+from rlx.runtime.cache import default_cache
 from rlx.runtime.memory import table
 
 # Read at import: libraries with OpenMP settings may later pin the main thread, and with it every new thread.
@@ -254,7 +255,7 @@ class _Functions:
 
 @functools.cache
 def _functions() -> _Functions:
-    return _Functions(native.build(emit_pool))
+    return _Functions(native.build(emit_pool, default_cache()))
 
 
 def emit_pool(module: Module) -> None:
