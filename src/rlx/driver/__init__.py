@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.driver.arena import Arena, ArenaSlot, DeviceArena, HostArena
+from rlx.driver.arena import Arena, ArenaSlot, DeviceArena
 from rlx.driver.buffer import Buffer, BufferHandle
 from rlx.driver.device import (
     Capabilities,
@@ -14,6 +14,7 @@ from rlx.driver.device import (
     open_device,
     why_unavailable,
 )
+from rlx.driver.host import HostArena
 from rlx.driver.region import FileMemory, HostMemory, Memory, Tile
 from rlx.driver.stream import CommandStream, Event, SyncStream
 from rlx.driver.typed import read_typed_to_f32, write_typed_from_f32

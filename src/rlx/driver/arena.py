@@ -9,11 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlx.driver.region import HostMemory, Memory, Tile
+from rlx.driver.region import Memory, Tile
 from rlx.driver.typed import F32Array, as_f32, bytes_to_f32, elements, f32_to_bytes
 from rlx.errors import BufferError_, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, unpack
-from rlx.runtime.memory import Region, allocate, round_up
 
 Array = npt.NDArray[Any]
 
@@ -122,6 +121,7 @@ class Arena:
     def write(self, id: int, array: Array) -> None:
         """Store `array`; its shape must be the slot's, or flat with as many elements.
 
+        >>> from rlx.driver import HostArena
         >>> arena = HostArena({7: ArenaSlot(0, "f16", (2,))})
         >>> arena.write(7, np.array([1, 2], np.float16)); arena.read(7).tolist()
         [1.0, 2.0]
@@ -164,50 +164,6 @@ class Arena:
             raise BufferError_(
                 f"the slot of node {id} holds {slot.elements} elements, not {n}; lengths must be equal"
             )
-
-
-class HostArena(Arena):
-    """An arena in host memory: aligned, on huge pages when large, with zero-copy views.
-
-    With `guard` the memory ends at a page that faults on access, and `check` finds bytes written in front.
-
-    >>> arena = HostArena({1: ArenaSlot(0, "f32", (2, 2)), 2: ArenaSlot(64, "i8", (3,))})
-    >>> arena.view(1)[0, 0] = 5
-    >>> arena.read(1).tolist(), arena.byte_offset(2), arena.byte_offset(9), arena.size_bytes()
-    ([[5.0, 0.0], [0.0, 0.0]], 64, None, 67)
-    """
-
-    memory: HostMemory
-
-    def __init__(
-        self,
-        slots: Mapping[int, ArenaSlot],
-        size: int | None = None,
-        alignment: int = 64,
-        guard: bool = False,
-    ) -> None:
-        needed = arena_size(slots) if size is None else size
-        # A guarded region ends at its guard page: it starts aligned only if its size is so too.
-        room = round_up(needed, alignment) if guard else needed
-        self._region: Region = allocate(room, align=alignment, guard=guard)
-        super().__init__(HostMemory.wrap(self._region.array), slots, needed, alignment)
-
-    @property
-    def base_address(self) -> int:
-        """Address of byte 0, for the tables of native code."""
-        return self.memory.address
-
-    def view(self, id: int) -> Array:
-        """The slot itself as a writable array, no copy. Elements below one byte have no view; use `read`."""
-        slot = self.slot(id)
-        if slot.dtype.bits < 8:
-            raise DTypeError(f"{slot.dtype} elements are packed and have no view; use read() and write()")
-        raw = self._region.array[slot.offset : slot.offset + slot.nbytes]
-        return raw.view(slot.dtype.np).reshape(slot.shape)
-
-    def check(self) -> None:
-        """Raise if something wrote in front of a guarded arena."""
-        self._region.check()
 
 
 def arena_size(slots: Mapping[int, ArenaSlot]) -> int:

@@ -5,14 +5,68 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
 
 from rlx.config import THREADS
-from rlx.driver.arena import ArenaSlot, HostArena
+from rlx.driver.arena import Arena, ArenaSlot, arena_size
 from rlx.driver.copy.thread import ThreadCopy
 from rlx.driver.device import Capabilities, Device
 from rlx.driver.region import HostMemory
 from rlx.driver.stream import SyncStream
-from rlx.runtime.memory import allocate
+from rlx.errors import DTypeError
+
+
+def _region(nbytes: int, alignment: int = 64, guard: bool = False) -> Any:
+    """Zeroed pages of the process, huge ones where they pay."""
+    from rlx.runtime.memory import allocate
+
+    return allocate(nbytes, align=alignment, guard=guard)
+
+
+class HostArena(Arena):
+    """An arena in host memory: aligned, on huge pages when large, with zero-copy views.
+
+    With `guard` the memory ends at a page that faults on access, and `check` finds bytes written in front.
+
+    >>> arena = HostArena({1: ArenaSlot(0, "f32", (2, 2)), 2: ArenaSlot(64, "i8", (3,))})
+    >>> arena.view(1)[0, 0] = 5
+    >>> arena.read(1).tolist(), arena.byte_offset(2), arena.byte_offset(9), arena.size_bytes()
+    ([[5.0, 0.0], [0.0, 0.0]], 64, None, 67)
+    """
+
+    memory: HostMemory
+
+    def __init__(
+        self,
+        slots: Mapping[int, ArenaSlot],
+        size: int | None = None,
+        alignment: int = 64,
+        guard: bool = False,
+    ) -> None:
+        needed = arena_size(slots) if size is None else size
+        # A guarded region ends at its guard page: it starts aligned only if its size is so too.
+        room = -(-needed // alignment) * alignment if guard else needed
+        self._region = _region(room, alignment, guard)
+        super().__init__(HostMemory.wrap(self._region.array), slots, needed, alignment)
+
+    @property
+    def base_address(self) -> int:
+        """Address of byte 0, for the tables of native code."""
+        return self.memory.address
+
+    def view(self, id: int) -> npt.NDArray[Any]:
+        """The slot itself as a writable array, no copy. Elements below one byte have no view; use `read`."""
+        slot = self.slot(id)
+        if slot.dtype.bits < 8:
+            raise DTypeError(f"{slot.dtype} elements are packed and have no view; use read() and write()")
+        raw = self._region.array[slot.offset : slot.offset + slot.nbytes]
+        return raw.view(slot.dtype.np).reshape(slot.shape)
+
+    def check(self) -> None:
+        """Raise if something wrote in front of a guarded arena."""
+        self._region.check()
 
 
 class HostDevice(Device):
@@ -34,7 +88,7 @@ class HostDevice(Device):
         )
 
     def allocate(self, nbytes: int) -> HostMemory:
-        return HostMemory.wrap(allocate(nbytes).array)
+        return HostMemory.wrap(_region(nbytes).array)
 
     def arena(
         self,

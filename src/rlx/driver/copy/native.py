@@ -1,8 +1,8 @@
 """The native half of `ThreadCopy`: a worker loop that takes copies from a ring, without Python's lock.
 
 One control block and one ring, both tables of 8-byte fields, are shared with Python; field names below are
-the single place where their layout is written. The worker sleeps on a condition variable. Functions of the
-C library come in through the control block as addresses, so the object holds none and links to nothing but
+the single place where their layout is written. Worker and waiters look at a counter for some microseconds and
+then sleep on a condition variable: waking a sleeper takes longer than many a tile. Functions of the C library come in through the control block as addresses, so the object holds none and links to nothing but
 `memcpy`.
 
 Copies of at least `NT_BYTES` bypass the caches on the way out (non-temporal stores): a tile that is larger
@@ -40,6 +40,7 @@ class Control(IntEnum):
     PREAD = 12
     ERRNO = 13
     CLOCK = 14
+    SPINS = 15  # looks at a counter before sleeping on its condition
 
 
 class Entry(IntEnum):
@@ -95,6 +96,27 @@ define internal void @sleep_on(ptr %control, i64 %condition) {
   %c = call ptr @field_ptr(ptr %control, i64 %condition)
   %m = call ptr @field_ptr(ptr %control, i64 {MUTEX})
   %ignored = call i32 %f(ptr %c, ptr %m)
+  ret void
+}
+
+; Look at a counter until it reaches a value or the patience is over; the caller looks again under the lock.
+define internal void @linger(ptr %control, i64 %field, i64 %value) {
+entry:
+  %spins = call i64 @field(ptr %control, i64 {SPINS})
+  br label %look
+look:
+  %k = phi i64 [ 0, %entry ], [ %next, %pause ]
+  %seen = call i64 @counter(ptr %control, i64 %field)
+  %reached = icmp uge i64 %seen, %value
+  %patient = icmp ult i64 %k, %spins
+  %quit = xor i1 %patient, true
+  %leave = or i1 %reached, %quit
+  br i1 %leave, label %return, label %pause
+pause:
+  {PAUSE}
+  %next = add i64 %k, 1
+  br label %look
+return:
   ret void
 }
 
@@ -229,6 +251,12 @@ define void @worker(ptr %control) {
 entry:
   call void @call_with(ptr %control, i64 {LOCK}, i64 {MUTEX})
   br label %look
+more:
+  call void @call_with(ptr %control, i64 {UNLOCK}, i64 {MUTEX})
+  %wanted = add i64 %count, 1
+  call void @linger(ptr %control, i64 {ISSUED}, i64 %wanted)
+  call void @call_with(ptr %control, i64 {LOCK}, i64 {MUTEX})
+  br label %look
 look:
   %finished = call i64 @counter(ptr %control, i64 {FINISHED})
   %issued = call i64 @counter(ptr %control, i64 {ISSUED})
@@ -260,7 +288,7 @@ work:
   %count_at = getelementptr i64, ptr %control, i64 {FINISHED}
   store atomic i64 %count, ptr %count_at release, align 8
   call void @call_with(ptr %control, i64 {BROADCAST}, i64 {DONE})
-  br label %look
+  br label %more
 leave:
   call void @call_with(ptr %control, i64 {UNLOCK}, i64 {MUTEX})
   ret void
@@ -288,6 +316,7 @@ define i64 @finished(ptr %control) {
 
 define void @wait_for(ptr %control, i64 %ticket) {
 entry:
+  call void @linger(ptr %control, i64 {FINISHED}, i64 %ticket)
   %early = call i64 @counter(ptr %control, i64 {FINISHED})
   %there = icmp uge i64 %early, %ticket
   br i1 %there, label %return, label %enter
@@ -309,7 +338,9 @@ return:
 }
 """
 
-_X86_FENCE = "call void @llvm.x86.sse.sfence()"
+_X86 = {"FENCE": "call void @llvm.x86.sse.sfence()", "PAUSE": "call void @llvm.x86.sse2.pause()"}
+_OTHER = {"FENCE": "fence seq_cst", "PAUSE": "fence acquire"}
+_X86_DECLARATIONS = "declare void @llvm.x86.sse.sfence()\ndeclare void @llvm.x86.sse2.pause()\n"
 
 
 def _vectors() -> str:
@@ -329,13 +360,14 @@ def _vectors() -> str:
 
 
 def _module_text(x86: bool) -> str:
-    text = _TEXT.replace("{VECTORS}", _vectors()).replace("{FENCE}", _X86_FENCE if x86 else "fence seq_cst")
-    numbers = {field.name: int(field) for table in (Control, Entry) for field in table}
-    numbers |= {"RING_MASK": RING_ENTRIES - 1, "ENTRY_FIELDS": len(Entry), "EINTR": _EINTR}
-    numbers["CLOCK_MONOTONIC"] = _CLOCK_MONOTONIC
-    for name, number in numbers.items():
-        text = text.replace("{" + name + "}", str(number))
-    return text + ("declare void @llvm.x86.sse.sfence()\n" if x86 else "") + "!0 = !{i32 1}\n"
+    parts = {"VECTORS": _vectors()} | (_X86 if x86 else _OTHER)
+    parts |= {field.name: str(int(field)) for table in (Control, Entry) for field in table}
+    parts |= {"RING_MASK": str(RING_ENTRIES - 1), "ENTRY_FIELDS": str(len(Entry))}
+    parts |= {"EINTR": str(_EINTR), "CLOCK_MONOTONIC": str(_CLOCK_MONOTONIC)}
+    text = _TEXT
+    for name, part in parts.items():
+        text = text.replace("{" + name + "}", part)
+    return text + (_X86_DECLARATIONS if x86 else "") + "!0 = !{i32 1}\n"
 
 
 class NativeCopy(NamedTuple):

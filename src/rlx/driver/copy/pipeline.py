@@ -15,7 +15,7 @@ from rlx.driver.copy.engine import AsyncCopy
 class PipelineRun:
     """What `pipelined` did. Times are seconds.
 
-    `copying` is what the engine spent on the copies and `computing` what was spent in `compute`; one after the
+    `copying` is what the engine spent on copies and `computing` what was spent in `compute`; one after the
     other they would take `serial`. `waiting` is how long compute stood still for a copy.
     """
 
@@ -44,7 +44,8 @@ class PipelineRun:
     def __str__(self) -> str:
         return (
             f"{self.tiles} tiles, {self.bytes:,} bytes in {self.seconds * 1e3:.1f} ms: "
-            f"copy {self.copying * 1e3:.1f} ms, compute {self.computing * 1e3:.1f} ms, {self.overlap:.0%} of the copy hidden, "
+            f"copy {self.copying * 1e3:.1f} ms, compute {self.computing * 1e3:.1f} ms, "
+            f"{self.overlap:.0%} of the copy hidden, "
             f"{self.ratio:.2f} of the serial time"
         )
 

@@ -9,13 +9,16 @@ import threading
 import weakref
 from collections import deque
 
+import numpy as np
+
+from rlx.config import THREADS
 from rlx.driver.copy.engine import CopyEngine, accept_host_only
 from rlx.driver.copy.native import RING_ENTRIES, Control, Entry, c_function, c_library, native_copy
 from rlx.driver.region import FileMemory, HostMemory, Transfer
 from rlx.errors import CopyError
-from rlx.runtime.memory import table
 
 _ENTRY = struct.Struct(f"={len(Entry)}q")
+_SPINS = 2000  # some 30 microseconds; none on a single core, where spinning only keeps the other side out
 _LOCK_BYTES = 128  # more than any POSIX mutex or condition variable takes
 
 
@@ -38,9 +41,9 @@ class _Shared:
         library.pthread_mutex_init(ctypes.c_void_p(mutex), None)
         for condition in (work, done):
             library.pthread_cond_init(ctypes.c_void_p(condition), None)
-        ring = table(RING_ENTRIES * len(Entry))
+        ring = np.zeros(RING_ENTRIES * len(Entry), np.int64)
         self.ring = memoryview(ring).cast("B")  # type: ignore[arg-type]
-        self.control = table(len(Control))
+        self.control = np.zeros(len(Control), np.int64)
         for field, value in {
             Control.MUTEX: mutex,
             Control.WORK: work,
@@ -54,6 +57,7 @@ class _Shared:
             Control.PREAD: c_function("pread64", "pread"),
             Control.ERRNO: c_function("__errno_location", "__error"),
             Control.CLOCK: c_function("clock_gettime"),
+            Control.SPINS: _SPINS if THREADS.default() > 1 else 0,
         }.items():
             self.control[field] = value
         self.address = self.control.ctypes.data
@@ -71,7 +75,6 @@ class ThreadCopy(CopyEngine):
     Sources are host memory or a `FileMemory` (read with `pread`). Copies of `nontemporal_bytes` or more (half
     the last-level cache by default) bypass the caches on the way out.
 
-    >>> import numpy as np
     >>> source, out = np.arange(1000), np.zeros(1000, np.int64)
     >>> with ThreadCopy() as engine:
     ...     token = engine.issue(source, out)

@@ -29,7 +29,7 @@ class QueueCopy(CopyEngine):
         self._pending: deque[tuple[Transfer, list[Any]]] = deque()
 
     def _accept(self, transfer: Transfer) -> None:
-        commands.accept(transfer)
+        commands.accept(self._device, transfer)
 
     def _start(self, ticket: int, transfer: Transfer) -> None:
         with translated(self._device, f"copy {transfer.nbytes} bytes"):

@@ -1,51 +1,17 @@
-"""The OpenCL device itself and its memory."""
+"""The OpenCL device itself."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from rlx.driver.arena import Arena, ArenaSlot, arena_size
 from rlx.driver.device import Capabilities, Device
 from rlx.driver.opencl.copy import QueueCopy
+from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.platform import cl, find, translated
 from rlx.driver.opencl.stream import OpenCLStream
-from rlx.driver.region import Bytes, Memory
 from rlx.errors import CompileError, DeviceError, UnsupportedError
-from rlx.runtime.memory import round_up
-
-
-class OpenCLMemory(Memory):
-    """A device buffer. The host reaches it by copies only."""
-
-    device = "opencl"
-
-    def __init__(self, owner: OpenCLDevice, nbytes: int) -> None:
-        self.owner = owner
-        self.nbytes = nbytes
-        with translated(owner, f"allocate {nbytes} bytes"):
-            self.handle = cl().Buffer(owner.context, cl().mem_flags.READ_WRITE, size=max(1, nbytes))
-            if nbytes:
-                cl().enqueue_fill_buffer(owner.queue, self.handle, np.uint8(0), 0, nbytes).wait()
-
-    def read(self, offset: int, nbytes: int) -> Bytes:
-        self.check_range(offset, nbytes)
-        data = np.empty(nbytes, np.uint8)
-        if nbytes:
-            with translated(self.owner, f"read {nbytes} bytes"):
-                cl().enqueue_copy(self.owner.queue, data, self.handle, src_offset=offset, is_blocking=True)
-        return data
-
-    def write(self, offset: int, data: Bytes) -> None:
-        self.check_range(offset, data.nbytes)
-        if data.nbytes:
-            with translated(self.owner, f"write {data.nbytes} bytes"):
-                cl().enqueue_copy(self.owner.queue, self.handle, data, dst_offset=offset, is_blocking=True)
-
-    def place(self, offset: int) -> tuple[Hashable, int]:
-        return ("opencl", self.handle.int_ptr), offset
 
 
 class OpenCLDevice(Device):
@@ -95,7 +61,7 @@ class OpenCLDevice(Device):
             )
         alignment = alignment or self.capabilities.alignment
         needed = arena_size(slots) if size is None else size
-        return Arena(self.allocate(round_up(needed, alignment)), slots, needed, alignment)
+        return Arena(self.allocate(needed), slots, needed, alignment)
 
     def stream(self) -> OpenCLStream:
         return OpenCLStream(self)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.driver.opencl import transfer as commands
+from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.platform import cl, translated
-from rlx.driver.region import Memory, plan_transfer
+from rlx.driver.region import plan_transfer
 from rlx.driver.stream import CommandStream, Event, as_device_error, check_fill
 from rlx.errors import DeviceError, RlxError
 
@@ -57,22 +58,21 @@ class OpenCLStream(CommandStream):
 
     def copy(self, src: Any, dst: Any, nbytes: int | None = None) -> None:
         transfer = plan_transfer(src, dst, nbytes)
-        commands.accept(transfer)
+        commands.accept(self._device, transfer)
         self._record(lambda: commands.enqueue(self._queue, transfer), transfer)
 
     def fill(self, dst: Any, byte: int = 0) -> None:
         tile = check_fill(dst, byte)
         memory = tile.memory
-        if memory.device != self.device:
+        if not isinstance(memory, OpenCLMemory):
             raise DeviceError(
                 f"an OpenCL stream cannot fill {memory.device} memory; use a stream of that device"
             )
+        pattern = np.uint8(byte)
         if tile.nbytes:
             self._record(
                 lambda: [
-                    cl().enqueue_fill_buffer(
-                        self._queue, memory.handle, np.uint8(byte), tile.offset, tile.nbytes
-                    )  # type: ignore[attr-defined]
+                    cl().enqueue_fill_buffer(self._queue, memory.handle, pattern, tile.offset, tile.nbytes)
                 ],
                 memory,
             )
@@ -80,13 +80,13 @@ class OpenCLStream(CommandStream):
     def launch(
         self,
         kernel: Any,
-        arguments: Sequence[Any],
+        arguments: Sequence[OpenCLMemory | np.generic],
         global_size: Sequence[int],
         local_size: Sequence[int] | None = None,
     ) -> None:
         """Record a run of a kernel from `OpenCLDevice.build`. Arguments are memories and NumPy scalars."""
         given = tuple(arguments)
-        handles = [argument.handle if isinstance(argument, Memory) else argument for argument in given]  # type: ignore[attr-defined]
+        handles = [argument.handle if isinstance(argument, OpenCLMemory) else argument for argument in given]
 
         def enqueue() -> list[Any]:
             kernel.set_args(*handles)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.platform import cl
 from rlx.driver.region import HostMemory, Transfer
 from rlx.errors import CopyError
 
+if TYPE_CHECKING:
+    from rlx.driver.opencl.device import OpenCLDevice
 
-def accept(transfer: Transfer) -> None:
-    """Refuse memory that an OpenCL queue cannot reach, and copies that stay on the host."""
-    devices = [tile.memory.device for tile in (transfer.src, transfer.dst)]
-    for name in devices:
-        if name not in ("cpu", "opencl"):
-            raise CopyError(f"an OpenCL queue cannot reach {name} memory; copy it to host memory first")
-    if devices == ["cpu", "cpu"]:
+
+def accept(device: OpenCLDevice, transfer: Transfer) -> None:
+    """Refuse memory that a queue of `device` cannot reach, and copies that stay on the host."""
+    memories = (transfer.src.memory, transfer.dst.memory)
+    for memory in memories:
+        if isinstance(memory, OpenCLMemory):
+            if memory.owner is not device:
+                raise CopyError("this OpenCL memory belongs to a device that was lost; allocate it again")
+        elif not isinstance(memory, HostMemory):
+            raise CopyError(f"an OpenCL queue cannot reach {memory.device} memory; copy it to the host first")
+    if all(isinstance(memory, HostMemory) for memory in memories):
         raise CopyError("both sides of this copy are host memory; use ThreadCopy or SyncCopy")
 
 
@@ -31,65 +38,49 @@ def enqueue(queue: Any, transfer: Transfer) -> list[Any]:
 
 
 def _run(queue: Any, transfer: Transfer, src_offset: int, dst_offset: int, nbytes: int) -> Any:
-    src, dst = transfer.src.memory, transfer.dst.memory
-    copy = cl().enqueue_copy
-    if isinstance(src, HostMemory):
-        data = src.bytes[src_offset : src_offset + nbytes]
-        return copy(queue, dst.handle, data, dst_offset=dst_offset, is_blocking=False)  # type: ignore[attr-defined]
-    if isinstance(dst, HostMemory):
-        data = dst.bytes[dst_offset : dst_offset + nbytes]
-        return copy(queue, data, src.handle, src_offset=src_offset, is_blocking=False)  # type: ignore[attr-defined]
-    return copy(
-        queue,
-        dst.handle,  # type: ignore[attr-defined]
-        src.handle,  # type: ignore[attr-defined]
-        byte_count=nbytes,
-        src_offset=src_offset,
-        dst_offset=dst_offset,
-    )
+    src, src_part = _side(transfer.src.memory, src_offset, nbytes)
+    dst, dst_part = _side(transfer.dst.memory, dst_offset, nbytes)
+    options: dict[str, Any] = {"is_blocking": False}
+    if src_part and dst_part:
+        options = {"byte_count": nbytes}  # between device buffers OpenCL never blocks
+    if src_part:
+        options["src_offset"] = src_offset
+    if dst_part:
+        options["dst_offset"] = dst_offset
+    return cl().enqueue_copy(queue, dst, src, **options)
 
 
 def _rectangle(
     queue: Any, transfer: Transfer, src_offset: int, dst_offset: int, rows: int, row_bytes: int
 ) -> Any:
-    src, dst = transfer.src.memory, transfer.dst.memory
-    region = (row_bytes, rows, 1)
-    src_pitch, dst_pitch = transfer.src_pitch, transfer.dst_pitch
-    copy = cl().enqueue_copy
-    if isinstance(src, HostMemory):
-        return copy(
-            queue,
-            dst.handle,  # type: ignore[attr-defined]
-            src.bytes[src_offset:],
-            buffer_origin=_origin(dst_offset, dst_pitch),
-            host_origin=(0, 0, 0),
-            region=region,
-            buffer_pitches=(dst_pitch,),
-            host_pitches=(src_pitch,),
-            is_blocking=False,
-        )
-    if isinstance(dst, HostMemory):
-        return copy(
-            queue,
-            dst.bytes[dst_offset:],
-            src.handle,  # type: ignore[attr-defined]
-            buffer_origin=_origin(src_offset, src_pitch),
-            host_origin=(0, 0, 0),
-            region=region,
-            buffer_pitches=(src_pitch,),
-            host_pitches=(dst_pitch,),
-            is_blocking=False,
-        )
-    return copy(
-        queue,
-        dst.handle,  # type: ignore[attr-defined]
-        src.handle,  # type: ignore[attr-defined]
-        src_origin=_origin(src_offset, src_pitch),
-        dst_origin=_origin(dst_offset, dst_pitch),
-        region=region,
-        src_pitches=(src_pitch,),
-        dst_pitches=(dst_pitch,),
-    )
+    src, src_part = _side(transfer.src.memory, src_offset)
+    dst, dst_part = _side(transfer.dst.memory, dst_offset)
+    src_at = _origin(src_offset, transfer.src_pitch) if src_part else (0, 0, 0)
+    dst_at = _origin(dst_offset, transfer.dst_pitch) if dst_part else (0, 0, 0)
+    src_pitches, dst_pitches = (transfer.src_pitch,), (transfer.dst_pitch,)
+    if src_part and dst_part:
+        options: dict[str, Any] = {
+            "src_origin": src_at,
+            "dst_origin": dst_at,
+            "src_pitches": src_pitches,
+            "dst_pitches": dst_pitches,
+        }
+    else:
+        options = {
+            "buffer_origin": src_at if src_part else dst_at,
+            "host_origin": (0, 0, 0),
+            "buffer_pitches": src_pitches if src_part else dst_pitches,
+            "host_pitches": dst_pitches if src_part else src_pitches,
+            "is_blocking": False,
+        }
+    return cl().enqueue_copy(queue, dst, src, region=(row_bytes, rows, 1), **options)
+
+
+def _side(memory: Any, offset: int, nbytes: int | None = None) -> tuple[Any, bool]:
+    """What pyopencl wants for one side, and whether it is a device buffer, whose offset goes extra."""
+    if isinstance(memory, OpenCLMemory):
+        return memory.handle, True
+    return memory.bytes[offset : None if nbytes is None else offset + nbytes], False
 
 
 def _origin(offset: int, pitch: int) -> tuple[int, int, int]:
