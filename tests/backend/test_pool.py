@@ -73,6 +73,11 @@ class Cells:
     __hash__ = None  # type: ignore[assignment]
 
 
+def team_of(pool: Pool) -> pool_module._Team:
+    assert pool._team is not None
+    return pool._team
+
+
 @two_cores
 def test_every_thread_runs_its_share_once(count: int) -> None:
     cells = Cells(2)
@@ -101,7 +106,7 @@ def test_a_sleeping_pool_wakes(count: int) -> None:
         for _ in range(100):
             pool.run(count, cells.address)
             time.sleep(0.002)
-        assert pool._team.has_sleepers
+        assert team_of(pool).has_sleepers
     assert cells == [100, 100]
 
 
@@ -243,10 +248,10 @@ def test_workers_are_pinned_apart_and_the_caller_is_not(count: int) -> None:
     mine = os.sched_getaffinity(0)
     with Pool() as pool:
         pool.run(count, Cells(pool.threads).address)
-        masks = [os.sched_getaffinity(worker.native_id or 0) for worker in pool._team._workers]
+        masks = [os.sched_getaffinity(worker.native_id or 0) for worker in team_of(pool)._workers]
         assert all(len(mask) == 1 for mask in masks)
         assert len(set.union(*masks)) == len(masks)
-        team = pool._team
+        team = team_of(pool)
         for core in CPUS:  # wherever the caller is, no worker waits for its core
             os.sched_setaffinity(0, {core})
             time.sleep(0.001)
@@ -265,8 +270,7 @@ def test_a_library_that_pins_the_main_thread_does_not_pin_the_workers(count: int
     try:
         with Pool(2) as pool:
             pool.run(count, Cells(2).address)
-            time.sleep(0.01)
-            (worker,) = pool._team._workers
+            (worker,) = team_of(pool)._workers
             assert os.sched_getaffinity(worker.native_id or 0) == {CPUS[1]}
     finally:
         os.sched_setaffinity(0, mine)

@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +73,7 @@ class Pool:
         self._closed = False
         self._lock = threading.Lock()
         self._owner = 0
-        self._team = _NO_TEAM
+        self._team: _Team | None = None
         self._stop_team: weakref.finalize[[], Pool] | None = None
         _pools.add(self)
 
@@ -100,7 +99,9 @@ class Pool:
                 "a function that a pool runs has asked the same pool to run another; use one thread inside"
             )
         with self._lock:
-            team = self._team if len(self._team) >= count else self._grow(count)
+            team = self._team
+            if team is None or len(team) < count:
+                team = self._grow(count)
             if team.has_sleepers:
                 team.spread()
             self._owner = me
@@ -113,7 +114,7 @@ class Pool:
         """End the threads. A closed pool still runs on one thread, and refuses more."""
         with self._lock:
             self._closed = True
-            self._replace_team(_NO_TEAM)
+            self._end_team()
 
     def __enter__(self) -> Pool:
         return self
@@ -126,13 +127,14 @@ class Pool:
         if self._closed:
             raise PoolError("this pool is closed; make a new one or run on one thread")
         team = _Team(threads, self._spin_ns)
-        self._replace_team(team)
+        self._end_team()
+        self._team, self._stop_team = team, weakref.finalize(self, team.stop)
         return team
 
-    def _replace_team(self, team: _Team) -> None:
+    def _end_team(self) -> None:
         if self._stop_team is not None:
             self._stop_team()
-        self._team, self._stop_team = team, weakref.finalize(self, team.stop)
+        self._team = self._stop_team = None
 
     def _after_fork(self) -> None:
         """Start without workers in a forked child: the parent's threads do not exist there."""
@@ -140,7 +142,7 @@ class Pool:
             self._stop_team.detach()
         self._lock = threading.Lock()
         self._owner = 0
-        self._team, self._stop_team = _NO_TEAM, None
+        self._team = self._stop_team = None
 
 
 class _Team:
@@ -153,19 +155,20 @@ class _Team:
         self._view = self._boxes.data
         self.address = self._boxes.ctypes.data
         self._workers: list[threading.Thread] = []
-        # Core of each thread; the first is free for the caller, who is never pinned.
-        self._cores = list(CPUS[:threads]) if threads <= len(CPUS) else []
-        if threads == 1:
-            return
+        # Core of each thread; the first is left to the caller, who is never pinned.
+        here = _current_core()
+        cores = sorted(CPUS, key=lambda core: (core != here, core))
+        self._cores = cores[:threads] if threads <= len(CPUS) else []
         functions = _functions()
         self.fork_join = functions.fork_join
         try:
             for thread in range(1, threads):
                 # The thread keeps the mailboxes and the code alive, but not the pool: a dropped pool ends.
-                arguments = (functions, self._boxes, thread, self._cores[thread : thread + 1] or CPUS)
+                arguments = (functions, self._boxes, thread)
                 worker = threading.Thread(target=_work, args=arguments, name=f"rlx-{thread}", daemon=True)
                 self._workers.append(worker)
                 worker.start()
+                self._pin(thread)
         except BaseException:  # Ctrl-C or no more threads: end those that run, keep the state as before
             self.stop()
             raise
@@ -183,7 +186,17 @@ class _Team:
         if core in self._cores[1:]:
             thread = self._cores.index(core)
             self._cores[0], self._cores[thread] = core, self._cores[0]
-            _pin(self._workers[thread - 1].native_id or 0, self._cores[thread : thread + 1])
+            self._pin(thread)
+
+    def _pin(self, thread: int) -> None:
+        """Bind a worker to its core, or to all of the process where there are too few for each."""
+        if hasattr(os, "sched_setaffinity"):
+            try:
+                os.sched_setaffinity(
+                    self._workers[thread - 1].native_id or 0, self._cores[thread:][:1] or CPUS
+                )
+            except OSError:
+                pass  # a container may forbid it, or have taken the core away; the scheduler then decides
 
     def stop(self) -> None:
         """Tell every worker to leave, and wait for them."""
@@ -195,22 +208,11 @@ class _Team:
         self._workers = []
 
 
-_NO_TEAM = _Team(1, 0)
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def _work(functions: _Functions, boxes: NDArray[np.int64], thread: int, cores: Sequence[int]) -> None:
-    _pin(0, cores)
+def _work(functions: _Functions, boxes: NDArray[np.int64], thread: int) -> None:
     functions.worker(boxes[thread * _BOX_FIELDS :].ctypes.data, thread)
-
-
-def _pin(native_id: int, cores: Sequence[int]) -> None:
-    """Bind a thread (0: this one) to `cores`."""
-    if hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(native_id, cores)
-        except OSError:
-            pass  # a container may forbid it, or have taken the core away; the scheduler then decides
 
 
 def _current_core() -> int:
