@@ -222,7 +222,6 @@ class _Generator:
     def function(self, exprs: Sequence[Dim]) -> Callable[[Sequence[int]], tuple[int, ...]]:
         results = [self.dim(d) for d in exprs]
         body = [f"    {', '.join(self.slots.values())}, = sizes" if self.slots else "    pass", *self.lines]
-        # The tuple is built from a list display: Python compiles those of any length quickly.
         body.append(f"    return ({', '.join(results)}{',' if results else ''})")
         source = "def evaluate_dims(sizes):\n    if len(sizes) != count: refuse(sizes)\n" + "\n".join(body)
         scope: dict[str, object] = {"count": len(self.slots), "refuse": self._refuse, "positive": _positive}

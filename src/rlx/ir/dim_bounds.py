@@ -144,6 +144,8 @@ def known_eq(a: Dim, b: Dim) -> bool | None:
     """
     if isinstance(a, int) and isinstance(b, int):
         return a == b
+    if a == b:
+        return True
     difference = a - b
     if isinstance(difference, int):
         return difference == 0

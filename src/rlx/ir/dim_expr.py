@@ -27,6 +27,9 @@ from rlx.ir.dim_atom import (
 
 Terms: TypeAlias = dict[Monomial, int]
 
+_MAX_TERMS = 10_000
+"""No model has such sizes, but a hostile text can: (a+b)*(c+d)*... doubles with every factor."""
+
 
 class Expr:
     """A dim that is not constant: `const` plus the sum of coefficient * monomial over `terms`.
@@ -216,6 +219,8 @@ def _term_order(term: tuple[Monomial, int]) -> tuple[int, tuple[tuple[str, int],
 
 
 def _product(a: Expr, b: Expr) -> Dim:
+    if len(a.terms) * len(b.terms) > _MAX_TERMS:
+        raise ShapeError(f"a product of sizes would have more than {_MAX_TERMS} terms; simplify the shapes")
     total: Terms = {}
     factors = [*b.terms, ((), b.const)] if b.const else list(b.terms)
     for x, c in [*a.terms, ((), a.const)] if a.const else list(a.terms):
@@ -255,6 +260,8 @@ def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     if isinstance(b, int):
         if isinstance(a, int):
             return divmod(a, b)
+        if 0 <= a.const < b and all(-b < c < b for _, c in a.terms):
+            return 0, a
         whole = polynomial({m: _toward_zero(c, b) for m, c in a.terms}, a.const // b)
         return whole, a - whole * b
     if isinstance(a, int):

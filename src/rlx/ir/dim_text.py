@@ -16,6 +16,7 @@ _ESCAPED = {"n": "\n", "r": "\r"}
 _FUNCTIONS: Mapping[str, Callable[..., Dim]] = {"ceildiv": ceildiv, "min": dim_min, "max": dim_max}
 _MAX_NESTING = 100
 _MAX_POWER = 1000
+_MAX_DIGITS = 1000
 
 
 def parse_dim(text: str, symbols: Mapping[str, Expr] | None = None) -> Dim:
@@ -51,7 +52,8 @@ class _Parser:
         return found
 
     def fail(self, why: str) -> NoReturn:
-        raise ParseError(f"cannot read the size {self.text!r}: {why}")
+        shown = self.text if len(self.text) <= 100 else self.text[:97] + "..."
+        raise ParseError(f"cannot read the size {shown!r}: {why}")
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -69,7 +71,7 @@ class _Parser:
         try:
             result = self.sum()
         except ShapeError as error:
-            raise ParseError(f"cannot read the size {self.text!r}: {error.message}") from None
+            self.fail(error.message)
         if self.peek():
             self.fail(f"{self.peek()!r} is not expected there")
         return result
@@ -98,8 +100,10 @@ class _Parser:
         if self.peek() == "**":
             self.take()
             power = self.take()
-            if not power.isdecimal() or int(power) > _MAX_POWER:
-                self.fail(f"a power must be a number up to {_MAX_POWER}, not {power!r}")
+            if not power.isdecimal() or len(power) > _MAX_DIGITS or int(power) > _MAX_POWER:
+                self.fail(f"a power must be a number up to {_MAX_POWER}, not {power[:20]!r}")
+            if isinstance(base, int) or base.atom is None:
+                self.fail("only a symbol or a function can be raised to a power")
             base = base ** int(power)
         return base * sign
 
@@ -109,6 +113,8 @@ class _Parser:
             self.fail(f"it is nested more than {_MAX_NESTING} deep")
         token = self.take()
         if token.isdecimal():
+            if len(token) > _MAX_DIGITS:
+                self.fail(f"a number has more than {_MAX_DIGITS} digits")
             result: Dim = int(token)
         elif token == "(":
             result = self.sum()
