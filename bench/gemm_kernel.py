@@ -29,6 +29,7 @@ from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vecto
 from rlx.backend.cpu.jit import Code, compile_and_load
 from rlx.backend.cpu.packing import pack_weights
 from rlx.backend.cpu.target import Target, resolve
+from rlx.ir.dim import Dim, evaluate, sym
 
 Array = NDArray[Any]
 Timer = Callable[[], float]
@@ -151,15 +152,9 @@ class Kernel:
         return lambda: self.seconds(times)
 
 
-def symbols(*names: str) -> tuple[dict[str, Any], Callable[[Function, Any], Int]]:
+def symbols(*names: str) -> tuple[dict[str, Dim], Callable[[Function, Any], Int]]:
     """Symbolic sizes kept in the argument fields after A, B and C."""
-
-    class Symbol(str):
-        def __mul__(self, factor: Any) -> Any:
-            return self
-
-    made = {name: Symbol(name) for name in names}
-    return made, lambda fn, expr: fn.field(fn.args[0], 6 + names.index(str(expr)))
+    return {name: sym(name) for name in names}, lambda fn, expr: fn.field(fn.args[0], 6 + names.index(str(expr)))
 
 
 def weight_code(target: Target, k: int, n: int) -> Code:
@@ -171,17 +166,17 @@ def weight_code(target: Target, k: int, n: int) -> Code:
     return compile_and_load(module.text(), target)
 
 
-def strided_code(target: Target, transposed: str) -> Code:
-    """One object for every batch, m, n, k and leading stride."""
+def strided_code(target: Target, transposed: str) -> tuple[Code, Dim]:
+    """One object for every batch, m, n, k and leading stride, and the scratch it needs."""
     names = ("b", "m", "n", "k", "sa", "lda", "sb", "ldb", "sc", "ldc")
     s, dim_value = symbols(*names)
     a = (s["sa"], 1, s["lda"]) if "a" in transposed else (s["sa"], s["lda"], 1)
     b = (s["sb"], 1, s["ldb"]) if "b" in transposed else (s["sb"], s["ldb"], 1)
     spec = GemmSpec(s["m"], s["n"], s["k"], a, b, (s["sc"], s["ldc"], 1), batch=(s["b"],))
     module = Module(target)
-    emit_gemm(module, "kernel", spec, dim_value=dim_value)
+    info = emit_gemm(module, "kernel", spec, dim_value=dim_value)
     emit_repeat(module, "kernel")
-    return compile_and_load(module.text(), target)
+    return compile_and_load(module.text(), target), info.scratch_bytes_per_thread
 
 
 def numpy_timer(a: Array, b: Array, out: Array) -> Timer:
@@ -284,7 +279,7 @@ def bench_weights(args: argparse.Namespace, target: Target, team: Team, peak: Pe
 
 def bench_strided(args: argparse.Namespace, target: Target, team: Team, peak: Peak) -> None:
     rng = np.random.default_rng(0)
-    codes: dict[str, Code] = {}
+    codes: dict[str, tuple[Code, Dim]] = {}
     for batch, m, k, n, transposed in STRIDED_SHAPES:
         label = f"strided {batch}x{m}x{k}x{n}" + (f" {transposed}^T" if transposed else "")
         if args.only and args.only not in label:
@@ -293,10 +288,12 @@ def bench_strided(args: argparse.Namespace, target: Target, team: Team, peak: Pe
             codes[transposed] = strided_code(target, transposed)
         a = filled(rng, (batch, k, m) if "a" in transposed else (batch, m, k))
         b = filled(rng, (batch, n, k) if "b" in transposed else (batch, k, n))
-        c, scratch = empty((batch, m, n)), empty((team.threads, 512 * k))
-        pointers = [0, scratch.ctypes.data, 2048 * k, a.ctypes.data, b.ctypes.data, c.ctypes.data]
+        code, scratch_bytes = codes[transposed]
+        per_thread = -(-evaluate(scratch_bytes, {"k": k}) // 4096) * 4096 + 192
+        c, scratch = empty((batch, m, n)), empty((team.threads, per_thread // 4))
+        pointers = [0, scratch.ctypes.data, per_thread, a.ctypes.data, b.ctypes.data, c.ctypes.data]
         fields = np.array([*pointers, batch, m, n, k, m * k, a.shape[2], k * n, b.shape[2], m * n, n])
-        kernel = Kernel(codes[transposed], fields, team, (a, b, c, scratch))
+        kernel = Kernel(code, fields, team, (a, b, c, scratch))
         x = a.transpose(0, 2, 1) if "a" in transposed else a
         y = b.transpose(0, 2, 1) if "b" in transposed else b
         timers = {"rlx": kernel.timer(), **peers(args, x, y, empty((batch, m, n)), False)}

@@ -7,6 +7,7 @@ whole vectors, padded with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -118,84 +119,145 @@ def unpack_weights(packed: NDArray[np.generic], k: int, n: int, target: Target, 
 
 # ---- panels made at run time
 
-_STRIP = [("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "column_stride"), ("ptr noalias", "panel"),
-          ("i64", "panel_columns"), ("i64", "depth"), ("i64", "left")]  # fmt: skip
+_PANEL_PARAMS = [("ptr noalias", "source"), ("i64", "k_stride"), ("i64", "column_stride"), ("ptr noalias", "panels"),
+                 ("i64", "depth"), ("i64", "left"), ("i64", "count")]  # fmt: skip
 
 
-def emit_strip_packer(module: Module, kind: Kind, row_stride: Int | None, column_stride: Int | None) -> str:
-    """An internal function that copies one vector's worth of columns of B into a panel; gives its name.
+def emit_panel_packer(module: Module, kind: Kind, vectors: int, k_stride: Int, column_stride: Int) -> str:
+    """An internal function that packs neighbouring panels of B from a matrix in place; gives its name.
 
-    `void pack(source, row_stride, column_stride, panel, panel_columns, depth, left)` writes
-    panel[k * panel_columns + lane] = source[k * row_stride + lane * column_stride] for k < depth. Lanes from `left`
-    on are filled from memory inside the matrix and mean nothing. Strides known to be 1 choose a faster copy.
+    `void pack(source, k_stride, column_stride, panels, depth, left, count)` writes panels[p][k][column] for p < count and
+    k < depth. A panel has `vectors` vectors of columns. `left` columns exist in all: those after them are filled from
+    inside the matrix and mean nothing. A stride known to be 1 chooses a faster copy.
     """
-    form = "rows" if column_stride == 1 else "columns" if row_stride == 1 else "gather"
-    name = f"rlx.pack.{form}.{kind.element}.{kind.lanes}"
+    form = "rows" if column_stride == 1 else "columns" if k_stride == 1 else "elements"
+    name = f"rlx.pack.{form}.{kind.element}.{kind.lanes}x{vectors}"
     if not module.defines(name):
-        fn = module.function(name, _STRIP, internal=True, noinline=True)
-        {"rows": _copy_rows, "columns": _transpose_columns, "gather": _gather_all}[form](fn, kind)
+        fn = module.function(name, _PANEL_PARAMS, internal=True, noinline=True)
+        _PanelPacker(fn, kind, vectors).emit(form)
     return name
 
 
-def _copy_rows(fn: Function, kind: Kind) -> None:
-    source, row_stride, _, panel, panel_columns, depth, left = fn.args
-    type_ = vector(kind.element, kind.lanes)
+class _PanelPacker:
+    def __init__(self, fn: Function, kind: Kind, vectors: int) -> None:
+        self.fn, self.kind, self.columns = fn, kind, vectors * kind.lanes
+        self.source, self.k_stride, self.column_stride, self.panels, self.depth, self.left, self.count = fn.args
+        self.type = vector(kind.element, kind.lanes)
 
-    def copy(mask: Value | None) -> None:
+    def emit(self, form: str) -> None:
+        fn, lanes = self.fn, self.kind.lanes
+        if form == "rows":
+            return self.rows()
+        pack = self.transposed if form == "columns" else self.elements
+
+        def panel(p: Int, _: list[Value]) -> None:
+            first = fn.mul(p, self.columns)
+            fn.loop(0, self.columns, lanes, [], lambda column, _: pack(fn.add(first, column), self.place(p, column)))
+
+        fn.loop(0, self.count, 1, [], panel)
+        return None
+
+    def place(self, panel: Int, column: Int) -> Value:
+        """Where a column of a packed panel begins."""
+        fn = self.fn
+        begin = fn.gep(self.panels, fn.mul(fn.mul(panel, self.columns), self.depth), self.kind.element)
+        return fn.gep(begin, column, self.kind.element)
+
+    def store(self, values: Sequence[Value], panel: Value, k: Int, apart: int) -> None:
+        """Store vectors at row k of a panel, `apart` elements from one to the next."""
+        fn, element = self.fn, self.kind.element
+        place = fn.gep(panel, fn.mul(k, self.columns), element)
+        for i, value in enumerate(values):
+            fn.store(value, fn.gep(place, i * apart, element))
+
+    def rows(self) -> None:
+        """Columns lie side by side: one k through all panels, then the next k, so that long pieces are read."""
+        fn, lanes, element = self.fn, self.kind.lanes, self.kind.element
+        last = self.columns - lanes
+
+        def copy(mask: Value | None) -> None:
+            def row(k: Int, _: list[Value]) -> None:
+                places = fn.gep(self.source, fn.mul(k, self.k_stride), element)
+
+                def panel(p: Int, _: list[Value]) -> None:
+                    at = fn.gep(places, fn.mul(p, self.columns), element)
+                    loaded = [fn.load(self.type, fn.gep(at, i, element)) for i in range(0, last, lanes)]
+                    end = fn.gep(at, last, element)
+                    loaded.append(fn.load(self.type, end) if mask is None else fn.masked_load(self.type, end, mask))
+                    self.store(loaded, self.place(p, 0), k, lanes)
+
+                fn.loop(0, self.count, 1, [], panel)
+
+            fn.loop(0, self.depth, 1, [], row)
+
+        # Columns run out in the last vector of the last panel only, and such a panel comes alone.
+        rest = fn.sub(self.left, last)
+        fn.branch(fn.cmp("uge", rest, lanes), lambda: copy(None), lambda: copy(fn.lanes(rest, lanes)))
+
+    def lane_places(self, column: Int) -> list[Value]:
+        """Where each lane's column begins; lanes past the matrix repeat its last column."""
+        fn, end = self.fn, self.fn.sub(self.left, 1)
+        columns = [fn.umin(fn.add(column, lane), end) for lane in range(self.kind.lanes)]
+        return [fn.gep(self.source, fn.mul(c, self.column_stride), self.kind.element) for c in columns]
+
+    def elements(self, column: Int, panel: Value) -> None:
+        self.by_element(self.lane_places(column), panel)
+
+    def by_element(self, places: list[Value], panel: Value) -> None:
+        fn = self.fn
+
         def row(k: Int, _: list[Value]) -> None:
-            place = fn.gep(source, fn.mul(k, row_stride), kind.element)
-            loaded = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-            fn.store(loaded, fn.gep(panel, fn.mul(k, panel_columns), kind.element))
+            distance = fn.mul(k, self.k_stride)
+            lanes = Value(self.type, "poison")
+            for lane, place in enumerate(places):
+                loaded = fn.load(self.kind.element, fn.gep(place, distance, self.kind.element))
+                lanes = fn.insert(lanes, loaded, lane)
+            self.store([lanes], panel, k, 0)
 
-        fn.loop(0, depth, 1, [], row)
+        fn.loop(0, self.depth, 1, [], row)
 
-    whole = fn.cmp("uge", left, kind.lanes)
-    fn.branch(whole, lambda: copy(None), lambda: copy(fn.lanes(left, kind.lanes)))
+    def transposed(self, column: Int, panel: Value) -> None:
+        """Each column is contiguous: squares of lanes x lanes, the last moved back to end where the matrix ends."""
+        fn, lanes = self.fn, self.kind.lanes
+        places = self.lane_places(column)
+
+        def squares() -> None:
+            end = fn.sub(self.depth, lanes)
+
+            def square(k: Int, _: list[Value]) -> None:
+                k = fn.umin(k, end)
+                loaded = [fn.load(self.type, fn.gep(place, k, self.kind.element)) for place in places]
+                self.store(fn.transpose(loaded), panel, k, self.columns)
+
+            fn.loop(0, self.depth, lanes, [], square)
+
+        enough = fn.cmp("uge", self.depth, lanes)
+        fn.branch(enough, squares, lambda: self.by_element(places, panel))
 
 
-def _lane_places(fn: Function, kind: Kind) -> list[Value]:
-    """Address of the first element of every lane's column; lanes past the matrix repeat its last column."""
-    source, _, column_stride, _, _, _, left = fn.args
-    last = fn.sub(left, 1)
-    return [
-        fn.gep(source, fn.mul(fn.umin(lane, last), column_stride), kind.element) for lane in range(kind.lanes)
-    ]
+def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
+    """An internal function that packs row tiles of an A stored as [k][m]; gives its name.
 
-
-def _gather_rows(fn: Function, kind: Kind, places: list[Value]) -> None:
-    """Element by element: any strides."""
-    _, row_stride, _, panel, panel_columns, depth, _ = fn.args
-    type_ = vector(kind.element, kind.lanes)
+    `void pack(source, k_stride, tiles, tile_stride, depth, starts, count)` writes tiles[t][k][i] = source[k][starts[t] + i]
+    for i < width. All tiles advance together through k, because source rows are contiguous and far apart.
+    """
+    name = f"rlx.pack.tiles.{kind.element}.{width}"
+    if module.defines(name):
+        return name
+    params = [("ptr noalias", "source"), ("i64", "k_stride"), ("ptr noalias", "tiles"), ("i64", "tile_stride"),
+              ("i64", "depth"), ("ptr", "starts"), ("i64", "count")]  # fmt: skip
+    fn = module.function(name, params, internal=True, noinline=True)
+    source, k_stride, tiles, tile_stride, depth, starts, count = fn.args
 
     def row(k: Int, _: list[Value]) -> None:
-        distance = fn.mul(k, row_stride)
-        lanes = Value(type_, "poison")
-        for lane, place in enumerate(places):
-            lanes = fn.insert(lanes, fn.load(kind.element, fn.gep(place, distance, kind.element)), lane)
-        fn.store(lanes, fn.gep(panel, fn.mul(k, panel_columns), kind.element))
+        places = fn.gep(source, fn.mul(k, k_stride), kind.element)
+        packed = fn.gep(tiles, fn.mul(k, width), kind.element)
+
+        def tile(t: Int, _: list[Value]) -> None:
+            loaded = fn.load(vector(kind.element, width), fn.gep(places, fn.field(starts, t), kind.element))
+            fn.store(loaded, fn.gep(packed, fn.mul(t, tile_stride), kind.element))
+
+        fn.loop(0, count, 1, [], tile)
 
     fn.loop(0, depth, 1, [], row)
-
-
-def _gather_all(fn: Function, kind: Kind) -> None:
-    _gather_rows(fn, kind, _lane_places(fn, kind))
-
-
-def _transpose_columns(fn: Function, kind: Kind) -> None:
-    """Squares of lanes x lanes; the last one is moved back to end at `depth`, so nothing is read beyond it."""
-    _, _, _, panel, panel_columns, depth, _ = fn.args
-    places = _lane_places(fn, kind)
-    type_ = vector(kind.element, kind.lanes)
-
-    def squares() -> None:
-        end = fn.sub(depth, kind.lanes)
-
-        def square(k: Int, _: list[Value]) -> None:
-            k = fn.umin(k, end)
-            loaded = [fn.load(type_, fn.gep(place, k, kind.element)) for place in places]
-            for i, row in enumerate(fn.transpose(loaded)):
-                fn.store(row, fn.gep(panel, fn.mul(fn.add(k, i), panel_columns), kind.element))
-
-        fn.loop(0, depth, kind.lanes, [], square)
-
-    fn.branch(fn.cmp("uge", depth, kind.lanes), squares, lambda: _gather_rows(fn, kind, places))
+    return name
