@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rlx.errors import RlxError
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import DType
-from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce
+from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, run_rule
 from rlx.ir.scalar import (
@@ -58,6 +58,7 @@ class Store:
 
     body: Scalar
     full: bool
+    strides: Shape  # in elements of the output, per axis of the space it is stored over
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,8 @@ class _Composer:
             for node in outputs:
                 if not _same_space(node.shape, space):
                     raise ComposeError("outputs of one map have different shapes", node.where)
-            return Nest(space, len(space), (), tuple(Store(self.values[n.id], True) for n in outputs))
+            steps = dense_strides(space)
+            return Nest(space, len(space), (), tuple(Store(self.values[n.id], True, steps) for n in outputs))
         full, reduced = self.rows
         kept = [i for i in range(len(full)) if i not in reduced]
         order = [*kept, *reduced]
@@ -275,11 +277,10 @@ class _Composer:
             value = self.values[node.id]
             if _same_space(node.shape, full) and len(reduced) > 0 and any(full[i] != 1 for i in reduced):
                 self._check_rows(value, axes(len(full)), kept, node)
-                if kept != list(range(len(kept))):
-                    raise ComposeError("a reduced axis before a kept one cannot be stored in the same nest", node.where)
-                stores.append(Store(canonical(value), True))
+                steps = dense_strides(full)
+                stores.append(Store(canonical(value), True, tuple(steps[i] for i in order)))
                 continue
-            stores.append(Store(self._row_store(value, node, full, kept, outer), False))
+            stores.append(Store(self._row_store(value, node, full, kept, outer), False, dense_strides(outer)))
         return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores))
 
     def _row_store(self, value: Scalar, node: Node, full: Shape, kept: Sequence[int], outer: Shape) -> Scalar:
@@ -308,7 +309,7 @@ class _Composer:
             for e in value.walk():
                 if e.prim == "acc" and e.args != axes(root.rank):
                     raise ComposeError("an epilogue reads the result at another place", node.where)
-            stores.append(Store(_strip_rows(value), True))
+            stores.append(Store(_strip_rows(value), True, dense_strides(root.shape)))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
             for operand in (a, b):

@@ -1,6 +1,120 @@
-"""Every op, declared once. Public functions follow NumPy's names and keywords."""
+"""Every op, declared once. Public functions follow NumPy's names and keywords.
+
+On nodes they add to the graph; on NumPy arrays alone they evaluate at once by the reference.
+
+>>> import numpy as np
+>>> exp(np.array([0.0, 1.0]))
+array([1.        , 2.71828183])
+"""
 
 from __future__ import annotations
 
-from rlx.ops import contract, elementwise, reduce, region, shape, structural
-from rlx.ops.contract import *  # noqa: F403
+from rlx.ops import region, structural
+from rlx.ops.activation import (
+    celu,
+    clip,
+    elu,
+    gelu,
+    hard_sigmoid,
+    hard_swish,
+    hard_tanh,
+    hypot,
+    is_finite,
+    leaky_relu,
+    log_sigmoid,
+    logaddexp,
+    mish,
+    prelu,
+    reciprocal,
+    relu,
+    selu,
+    shrink,
+    silu,
+    softplus,
+    softsign,
+    square,
+    swish,
+    thresholded_relu,
+)
+from rlx.ops.contract import dot_general, einsum, matmul
+from rlx.ops.elementwise import (
+    abs,
+    acos,
+    acosh,
+    add,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
+    ceil,
+    cos,
+    cosh,
+    div,
+    equal,
+    erf,
+    erfc,
+    exp,
+    exp2,
+    expm1,
+    floor,
+    floor_div,
+    fmod,
+    greater,
+    greater_equal,
+    is_inf,
+    is_nan,
+    less,
+    less_equal,
+    log,
+    log1p,
+    log2,
+    log10,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    neg,
+    not_equal,
+    pow,
+    round,
+    rsqrt,
+    shift_left,
+    shift_right,
+    sigmoid,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    sub,
+    tan,
+    tanh,
+    trunc,
+    trunc_div,
+    where,
+)
+from rlx.ops.elementwise import cast as _cast
+from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
+from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
+from rlx.ir.op import all_ops
+
+
+def cast(x: object, dtype: object, saturate: bool | None = None) -> object:
+    """Convert to another dtype; see the `cast` op for the rounding and saturation rules.
+
+    >>> import numpy as np
+    >>> cast(np.array([1.9, -1.9]), "i32")
+    array([ 1, -1], dtype=int32)
+    """
+    return _cast(x, dtype=dtype, saturate=saturate)
+
+
+__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "region", "structural")]

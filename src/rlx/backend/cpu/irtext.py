@@ -251,6 +251,12 @@ class Function(Lanes):
         self._allocas.append(f"  %{name} = alloca [{count} x {type_}], align {align}")
         return Value("ptr", f"%{name}")
 
+    def at_entry(self, type_: str, text: str) -> Value:
+        """An instruction at function entry, wherever it is asked for: what no loop should repeat."""
+        name = self._fresh("entry")
+        self._allocas.append(f"  %{name} = {text}")
+        return Value(type_, f"%{name}")
+
     # ---- atomics
 
     def atomic_load(self, type_: str, pointer: Value, order: str = "acquire") -> Value:

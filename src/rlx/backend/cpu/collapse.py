@@ -1,0 +1,140 @@
+"""Simplify a nest before code is made: loads become flat offsets, axes of size 1 vanish, adjacent axes merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlx.ir.compose import Nest, Stat, Store, affine, to_dim
+from rlx.ir.dim import Dim, known_eq
+from rlx.ir.scalar import Scalar, axis, const, rebuild, replace_axes, size
+from rlx.ir.types import Shape
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Element steps per axis of every flat load and store of a nest, and the axes used in any other way."""
+
+    steps: tuple[Shape, ...]
+    other: frozenset[int]
+
+
+def bodies(nest: Nest) -> list[Scalar]:
+    """All expressions of a nest."""
+    return [*(s.body for s in nest.stats), *(s.body for s in nest.stores)]
+
+
+def map_bodies(nest: Nest, change: Callable[[Scalar], Scalar]) -> Nest:
+    """A nest with every expression rewritten."""
+    stats = tuple(replace(s, body=change(s.body)) for s in nest.stats)
+    stores = tuple(replace(s, body=change(s.body)) for s in nest.stores)
+    return Nest(nest.space, nest.outer, stats, stores)
+
+
+def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
+    """Affine loads as `at(offset)`: one flat element offset into the operand's storage."""
+    rank = len(nest.space)
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim != "load":
+            return None
+        total: list[Dim] = [0] * rank
+        rest: Dim = 0
+        for i, stride in zip(args, strides[e.data], strict=True):
+            parts = affine(i, rank)
+            if parts is None:
+                return None
+            steps = [to_dim(c) for c in parts[0]]
+            start = to_dim(parts[1])
+            if start is None or any(s is None for s in steps):
+                return None
+            total = [t + s * stride for t, s in zip(total, steps, strict=True) if s is not None]
+            rest = rest + start * stride
+        offset = const(0)
+        for a, step in enumerate(total):
+            offset = offset + axis(a) * size(step)
+        return Scalar("at", (offset + size(rest),), e.dtype, e.data)
+
+    return map_bodies(nest, lambda s: rebuild(s, change))
+
+
+def accesses(nest: Nest) -> Accesses:
+    """How the nest's expressions use its axes."""
+    rank = len(nest.space)
+    found: list[Shape] = []
+    other: set[int] = set()
+    for body in bodies(nest):
+        inside: set[Scalar] = set()
+        for e in body.walk():
+            if e.prim != "at":
+                continue
+            parts = affine(e.args[0], rank)
+            steps = None if parts is None else [to_dim(c) for c in parts[0]]
+            if steps is None or any(s is None for s in steps):
+                continue
+            found.append(tuple(s for s in steps if s is not None))
+            inside.add(e)
+        other |= _axes_outside(body, inside)
+    for store in nest.stores:
+        kept = store.strides if store.full else (*store.strides, *(0,) * (rank - nest.outer))
+        found.append(tuple(kept))
+    return Accesses(tuple(found), frozenset(other))
+
+
+def _axes_outside(body: Scalar, inside: set[Scalar]) -> set[int]:
+    """Axes that occur outside of the flat loads `inside`."""
+    out: set[int] = set()
+    stack, seen = [body], set[Scalar]()
+    while stack:
+        e = stack.pop()
+        if e in seen or e in inside:
+            continue
+        seen.add(e)
+        if e.prim == "axis":
+            out.add(e.data)
+        stack.extend(e.args)
+    return out
+
+
+def drop_axis(nest: Nest, number: int, merged: bool) -> Nest:
+    """Remove an axis: its index is 0; when merged, the next axis takes over its extent."""
+    point = [axis(i) if i < number else const(0) if i == number else axis(i - 1) for i in range(len(nest.space))]
+    space = list(nest.space)
+    if merged:
+        space[number + 1] = space[number] * space[number + 1]
+    del space[number]
+    outer = nest.outer - (number < nest.outer)
+
+    def thin(store: Store) -> Store:
+        if not store.full and number >= nest.outer:
+            return store
+        return replace(store, strides=tuple(s for i, s in enumerate(store.strides) if i != number))
+
+    changed = map_bodies(nest, lambda s: replace_axes(s, point))
+    stats: tuple[Stat, ...] = changed.stats
+    return Nest(tuple(space), outer, stats, tuple(thin(s) for s in changed.stores))
+
+
+def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
+    """The nest with flat loads and as few axes as its accesses allow."""
+    nest = flatten_loads(nest, strides)
+    number = len(nest.space) - 1
+    while number >= 0:
+        if nest.space[number] == 1:
+            nest = drop_axis(nest, number, merged=False)
+        number -= 1
+    number = len(nest.space) - 2
+    while number >= 0:
+        same_kind = (number < nest.outer) == (number + 1 < nest.outer)
+        if same_kind and _mergeable(nest, number):
+            nest = drop_axis(nest, number, merged=True)
+        number -= 1
+    return nest
+
+
+def _mergeable(nest: Nest, number: int) -> bool:
+    found = accesses(nest)
+    if number in found.other or number + 1 in found.other:
+        return False
+    inner = nest.space[number + 1]
+    return all(known_eq(steps[number], steps[number + 1] * inner) is True for steps in found.steps)

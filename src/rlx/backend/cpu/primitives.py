@@ -1,0 +1,321 @@
+"""Every scalar primitive in LLVM IR, for scalars and vectors alike. A primitive missing here has no native kernel.
+
+Values in registers have a *register type*: f16 and bf16 are computed as float, bool as i1, u8 as i8 and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backend.cpu import vmath
+from rlx.backend.cpu.irtext import Function
+from rlx.backend.cpu.irtypes import Value, bits, constant, like
+from rlx.errors import UnsupportedError
+from rlx.ir.dtype import DType
+
+MEMORY = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "bool": "i8"}
+MEMORY |= {f"{sign}{n}": f"i{n}" for sign in "iu" for n in (8, 16, 32, 64)}
+REGISTER = {**MEMORY, "f16": "float", "bf16": "float", "bool": "i1"}
+
+
+def supported(dtype: DType) -> bool:
+    """Whether kernels can compute with a dtype."""
+    return dtype.name in MEMORY
+
+
+def memory_type(dtype: DType) -> str:
+    """LLVM type of one element in memory."""
+    try:
+        return MEMORY[dtype.name]
+    except KeyError:
+        raise UnsupportedError(f"dtype {dtype} has no native kernels") from None
+
+
+def register_type(dtype: DType) -> str:
+    """LLVM type of one element in a register."""
+    memory_type(dtype)
+    return REGISTER[dtype.name]
+
+
+def from_memory(fn: Function, x: Value, dtype: DType) -> Value:
+    """What was loaded, as a register value."""
+    if dtype.name in ("f16", "bf16"):
+        return fn.fpext(x, "float")
+    if dtype.is_bool:
+        return fn.value(fn.cmp("ne", x, constant(x.type, 0)))
+    return x
+
+
+def to_memory(fn: Function, x: Value, dtype: DType) -> Value:
+    """A register value as it is stored."""
+    if dtype.name in ("f16", "bf16"):
+        return fn.fptrunc(x, MEMORY[dtype.name])
+    return fn.zext(x, "i8") if dtype.is_bool else x
+
+
+Emit = Callable[[Function, DType, list[Value]], Value]
+
+
+def _both(floating: Callable[..., object], integer: Callable[..., object]) -> Emit:
+    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
+        f = floating if dtype.is_float else integer
+        return fn.value(f(fn, *args))  # type: ignore[arg-type]
+
+    return emit
+
+
+def _math(name: str) -> Emit:
+    return lambda fn, dtype, args: vmath.apply(fn, name, *args)
+
+
+def _compare(floating: str, signed: str, unsigned: str) -> Emit:
+    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
+        if dtype.is_float:
+            return fn.fcmp(floating, *args)
+        return fn.value(fn.cmp(signed if dtype.is_signed else unsigned, *args))
+
+    return emit
+
+
+def _neg(fn: Function, dtype: DType, args: list[Value]) -> Value:
+    return fn.fneg(args[0]) if dtype.is_float else fn.value(fn.sub(constant(args[0].type, 0), args[0]))
+
+
+def _abs(fn: Function, dtype: DType, args: list[Value]) -> Value:
+    (x,) = args
+    if dtype.is_float:
+        return fn.fabs(x)
+    if not dtype.is_signed:
+        return x
+    zero = constant(x.type, 0)
+    return fn.select(fn.value(fn.cmp("slt", x, zero)), fn.value(fn.sub(zero, x)), x)
+
+
+def _sign(fn: Function, dtype: DType, args: list[Value]) -> Value:
+    (x,) = args
+    zero, one = constant(x.type, 0), constant(x.type, 1)
+    if dtype.is_float:
+        signed = fn.select(fn.fcmp("olt", x, zero), constant(x.type, -1), fn.select(fn.fcmp("ogt", x, zero), one, x))
+        return fn.select(fn.fcmp("oeq", x, zero), zero, signed)
+    low = constant(x.type, -1)
+    if not dtype.is_signed:
+        return fn.select(fn.value(fn.cmp("eq", x, zero)), zero, one)
+    return fn.select(
+        fn.value(fn.cmp("slt", x, zero)), low, fn.select(fn.value(fn.cmp("sgt", x, zero)), one, zero)
+    )
+
+
+def _extreme(name: str) -> Emit:
+    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
+        if dtype.is_float:
+            return (fn.fmax if name == "max" else fn.fmin)(*args)
+        which = ("s" if dtype.is_signed else "u") + name
+        return fn.value(getattr(fn, which)(*args))
+
+    return emit
+
+
+def _safe_divisor(fn: Function, x: Value, y: Value, signed: bool) -> tuple[Value, Value, Value]:
+    """(divisor that cannot trap, mask of division by zero, mask of the overflow min / -1)."""
+    zero, one = constant(y.type, 0), constant(y.type, 1)
+    by_zero = fn.value(fn.cmp("eq", y, zero))
+    overflow = by_zero
+    if signed:
+        lowest = constant(x.type, -(1 << (bits(x.type) - 1)))
+        edge = fn.value(fn.cmp("eq", y, constant(y.type, -1)))
+        overflow = fn.value(fn.and_(fn.value(fn.cmp("eq", x, lowest)), edge))
+        return fn.select(fn.value(fn.or_(by_zero, overflow)), one, y), by_zero, overflow
+    return fn.select(by_zero, one, y), by_zero, overflow
+
+
+def _integer_division(kind: str) -> Callable[[Function, DType, Value, Value], Value]:
+    def emit(fn: Function, dtype: DType, x: Value, y: Value) -> Value:
+        zero = constant(x.type, 0)
+        safe, by_zero, _ = _safe_divisor(fn, x, y, dtype.is_signed)
+        s = dtype.is_signed
+        if kind == "trunc_div" or (kind == "floor_div" and not s):
+            out = fn.sdiv(x, safe) if s else fn.udiv(x, safe)
+        elif kind == "fmod" or (kind == "mod" and not s):
+            out = fn.srem(x, safe) if s else fn.urem(x, safe)
+        else:
+            quotient, rest = fn.value(fn.sdiv(x, safe)), fn.value(fn.srem(x, safe))
+            differs = fn.value(fn.cmp("slt", fn.value(fn.xor(rest, safe)), zero))
+            off = fn.value(fn.and_(fn.value(fn.cmp("ne", rest, zero)), differs))
+            if kind == "floor_div":
+                out = fn.sub(quotient, fn.zext(off, quotient.element))
+            else:
+                out = fn.select(off, fn.value(fn.add(rest, safe)), rest)
+        return fn.select(by_zero, zero, fn.value(out))
+
+    return emit
+
+
+def _fmod(fn: Function, x: Value, y: Value) -> Value:
+    """The exact remainder is computed per lane by frem: rare in models, and rounding errors would be wrong."""
+    if x.width == 1:
+        return fn.op(x.type, f"frem {x}, {y.text}")
+    out = constant(x.type, 0.0)
+    for lane in range(x.width):
+        a, b = fn.extract(x, lane), fn.extract(y, lane)
+        out = fn.insert(out, fn.op(a.type, f"frem {a}, {b.text}"), lane)
+    return out
+
+
+def _float_mod(fn: Function, x: Value, y: Value) -> Value:
+    """Remainder with the sign of y, as NumPy."""
+    zero = constant(x.type, 0.0)
+    rest = _fmod(fn, x, y)
+    nonzero = fn.fcmp("une", rest, zero)
+    differs = fn.value(fn.xor(fn.fcmp("olt", rest, zero), fn.fcmp("olt", y, zero)))
+    adjusted = fn.select(fn.value(fn.and_(nonzero, differs)), fn.fadd(rest, y), rest)
+    return fn.select(nonzero, adjusted, fn.copysign(zero, y))
+
+
+def _division(kind: str) -> Emit:
+    whole = _integer_division(kind)
+
+    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
+        x, y = args
+        if not dtype.is_float:
+            return whole(fn, dtype, x, y)
+        if kind == "fmod":
+            return _fmod(fn, x, y)
+        if kind == "mod":
+            return _float_mod(fn, x, y)
+        if kind == "trunc_div":
+            return fn.trunc_float(fn.fdiv(x, y))
+        rest = _float_mod(fn, x, y)  # floor of the exact quotient, not of the rounded one
+        quotient = fn.fdiv(fn.fsub(x, rest), y)
+        plain = fn.fdiv(x, y)
+        whole_part = fn.floor(quotient)
+        near = fn.select(fn.fcmp("ogt", fn.fsub(quotient, whole_part), 0.5), fn.fadd(whole_part, 1.0), whole_part)
+        signed = fn.select(fn.fcmp("oeq", near, 0.0), fn.copysign(constant(x.type, 0.0), plain), near)
+        return fn.select(fn.fcmp("oeq", y, 0.0), plain, signed)
+
+    return emit
+
+
+def _pow(fn: Function, dtype: DType, args: list[Value]) -> Value:
+    if dtype.is_float:
+        return vmath.apply(fn, "pow", *args)
+    x, y = args
+    zero, one = constant(x.type, 0), constant(x.type, 1)
+    result, base, rest = one, x, y
+    if dtype.is_signed:
+        rest = fn.select(fn.value(fn.cmp("slt", y, zero)), zero, y)
+    for _ in range(bits(x.element) if bits(x.element) <= 8 else 64 if bits(x.element) == 64 else bits(x.element)):
+        odd = fn.value(fn.cmp("ne", fn.value(fn.and_(rest, one)), zero))
+        result = fn.select(odd, fn.value(fn.mul(result, base)), result)
+        base = fn.value(fn.mul(base, base))
+        rest = fn.value(fn.lshr(rest, one))
+    if not dtype.is_signed:
+        return result
+    minus = constant(x.type, -1)
+    is_one, is_minus = fn.value(fn.cmp("eq", x, one)), fn.value(fn.cmp("eq", x, minus))
+    odd = fn.value(fn.cmp("ne", fn.value(fn.and_(y, one)), zero))
+    inverse = fn.select(is_one, one, fn.select(is_minus, fn.select(odd, minus, one), zero))
+    return fn.select(fn.value(fn.cmp("slt", y, zero)), inverse, result)
+
+
+def _shift(direction: str) -> Emit:
+    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
+        x, y = args
+        limit = constant(y.type, bits(x.element))
+        inside = fn.value(fn.cmp("ult", y, limit))
+        amount = fn.select(inside, y, constant(y.type, 0))
+        if direction == "left":
+            return fn.select(inside, fn.value(fn.shl(x, amount)), constant(x.type, 0))
+        if not dtype.is_signed:
+            return fn.select(inside, fn.value(fn.lshr(x, amount)), constant(x.type, 0))
+        full = fn.value(fn.ashr(x, constant(x.type, bits(x.element) - 1)))
+        return fn.select(inside, fn.value(fn.ashr(x, amount)), full)
+
+    return emit
+
+
+def _is_inf(fn: Function, dtype: DType, args: list[Value]) -> Value:
+    return fn.fcmp("oeq", fn.fabs(args[0]), float("inf"))
+
+
+def _where(fn: Function, dtype: DType, args: list[Value]) -> Value:
+    return fn.select(*args)
+
+
+# the dtype handed to an entry is that of the first number operand
+PRIMITIVES: dict[str, Emit] = {
+    "neg": _neg,
+    "abs": _abs,
+    "sign": _sign,
+    "is_nan": lambda fn, d, a: fn.is_nan(a[0]),
+    "is_inf": _is_inf,
+    "logical_not": lambda fn, d, a: fn.value(fn.xor(a[0], constant(a[0].type, True))),
+    "bitwise_not": lambda fn, d, a: fn.value(fn.xor(a[0], constant(a[0].type, -1))),
+    "add": _both(Function.fadd, Function.add),
+    "sub": _both(Function.fsub, Function.sub),
+    "mul": _both(Function.fmul, Function.mul),
+    "div": lambda fn, d, a: fn.fdiv(*a),
+    "floor_div": _division("floor_div"),
+    "trunc_div": _division("trunc_div"),
+    "mod": _division("mod"),
+    "fmod": _division("fmod"),
+    "pow": _pow,
+    "maximum": _extreme("max"),
+    "minimum": _extreme("min"),
+    "equal": _compare("oeq", "eq", "eq"),
+    "not_equal": _compare("une", "ne", "ne"),
+    "less": _compare("olt", "slt", "ult"),
+    "less_equal": _compare("ole", "sle", "ule"),
+    "greater": _compare("ogt", "sgt", "ugt"),
+    "greater_equal": _compare("oge", "sge", "uge"),
+    "logical_and": lambda fn, d, a: fn.value(fn.and_(*a)),
+    "logical_or": lambda fn, d, a: fn.value(fn.or_(*a)),
+    "logical_xor": lambda fn, d, a: fn.value(fn.xor(*a)),
+    "bitwise_and": lambda fn, d, a: fn.value(fn.and_(*a)),
+    "bitwise_or": lambda fn, d, a: fn.value(fn.or_(*a)),
+    "bitwise_xor": lambda fn, d, a: fn.value(fn.xor(*a)),
+    "shift_left": _shift("left"),
+    "shift_right": _shift("right"),
+    "where": _where,
+    **{
+        name: _math(name)
+        for name in (
+            "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
+            "acosh atanh erf erfc sigmoid floor ceil round trunc"
+        ).split()
+    },
+}
+
+
+def emit_cast(fn: Function, x: Value, source: DType, to: DType) -> Value:
+    """The cast op's rules between register values."""
+    if source is to:
+        return x
+    target = register_type(to)
+    if to.is_bool:
+        if source.is_float:
+            return fn.fcmp("une", x, constant(x.type, 0.0))
+        return fn.value(fn.cmp("ne", x, constant(x.type, 0)))
+    if source.is_bool:
+        return fn.uitofp(x, target) if to.is_float else fn.zext(x, target)
+    if source.is_float and to.is_float:
+        wide, narrow = bits(x.element), bits(target)
+        x = fn.fpext(x, target) if wide < narrow else fn.fptrunc(x, target) if wide > narrow else x
+        return from_memory(fn, to_memory(fn, x, to), to) if to.name in ("f16", "bf16") else x
+    if source.is_int and to.is_float:
+        x = (fn.sitofp if source.is_signed else fn.uitofp)(x, target)
+        return from_memory(fn, to_memory(fn, x, to), to) if to.name in ("f16", "bf16") else x
+    if source.is_float:
+        return _float_to_int(fn, x, to, target)
+    wide, narrow = bits(x.element), bits(target)
+    if wide == narrow:
+        return x
+    return fn.trunc(x, target) if wide > narrow else (fn.sext if source.is_signed else fn.zext)(x, target)
+
+
+def _float_to_int(fn: Function, x: Value, to: DType, target: str) -> Value:
+    """Towards zero, saturating, NaN to 0: LLVM's saturating conversion has exactly these rules."""
+    kind = "fptosi.sat" if to.is_signed else "fptoui.sat"
+    result = like(x.type, target)
+    from rlx.backend.cpu.irtypes import mangle
+
+    return fn.intrinsic(f"llvm.{kind}.{mangle(result)}.{mangle(x.type)}", result, x)
