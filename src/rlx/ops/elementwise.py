@@ -91,7 +91,8 @@ def _sample_dtype(accepts: Accepts) -> str:
     return {is_integer: "i32", is_boolean: "bool"}.get(accepts, "f32")
 
 
-def _make_samples(arity: int, accepts: Accepts, ranges: Sequence[tuple[float, float]], smooth: bool) -> list[Sample]:
+def make_samples(arity: int, accepts: Accepts, ranges: Sequence[tuple[float, float]], smooth: bool) -> list[Sample]:
+    """Samples of a broadcasting op whose operands lie in `ranges`."""
     kind = _sample_dtype(accepts)
     shapes = {
         1: [("[]",), ("[1]",), ("[7]",), ("[2,0]",), ("[3,17]",)],
@@ -145,7 +146,7 @@ def table(
         "result": staticmethod(result),
         "work": cost,
         "ref": staticmethod(meaning),
-        "samples": staticmethod(lambda: _make_samples(arity, accepts, domain, smooth and differentiable)),
+        "samples": staticmethod(lambda: make_samples(arity, accepts, domain, smooth and differentiable)),
         "not_differentiable": None if differentiable else grad,
     }
     if differentiable:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import F32, DType
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import get_op
 from rlx.ir.scalar import Scalar, axis, const
@@ -186,7 +186,37 @@ def in_f32(ref: Callable[..., Any]) -> Callable[..., Any]:
         if narrow is None:
             return ref(*arrays, **attrs)
         wide = [a.astype(np.float32) if a.dtype == narrow else a for a in arrays]
-        out = np.asarray(ref(*wide, **attrs))
+        out = ref(*wide, **attrs)
+        if isinstance(out, tuple):
+            return tuple(back(np.asarray(o), narrow) for o in out)
+        return back(np.asarray(out), narrow)
+
+    def back(out: np.ndarray, narrow: Any) -> np.ndarray:
         return out.astype(narrow) if out.dtype == np.float32 else out
+
+    return wrapped
+
+
+def is_half(d: DType) -> bool:
+    return d.is_float and d.bits == 16
+
+
+def widen(x: Node) -> Node:
+    """A half-precision node as f32; others as they are."""
+    return op_call("cast", x, dtype=F32) if is_half(x.dtype) else x
+
+
+def expand_in_f32(expand: Callable[..., Any]) -> Callable[..., Any]:
+    """The expansion that `in_f32` is the meaning of: half precision goes through f32 and is rounded once."""
+
+    def wrapped(*operands: Node, **attrs: Any) -> Any:
+        narrow = next((x.dtype for x in operands if is_half(x.dtype)), None)
+        if narrow is None:
+            return expand(*operands, **attrs)
+        out = expand(*(widen(x) for x in operands), **attrs)
+        return tuple(back(o, narrow) for o in out) if isinstance(out, tuple) else back(out, narrow)
+
+    def back(out: Node, narrow: DType) -> Node:
+        return op_call("cast", out, dtype=narrow) if out.dtype is F32 else out
 
     return wrapped
