@@ -81,7 +81,8 @@ class Module:
         if element_type == "ptr":
             items = ", ".join(f"ptr @{value}" for value in values)
         else:
-            items = ", ".join(str(constant(element_type, value)) for value in values if not isinstance(value, str))
+            numbers = [value for value in values if not isinstance(value, str)]
+            items = ", ".join(str(constant(element_type, number)) for number in numbers)
         body = f"constant [{len(values)} x {element_type}] [{items}], align 64"
         known = self._table_names.setdefault(body, name)
         if known == name and self._tables.setdefault(name, body) != body:

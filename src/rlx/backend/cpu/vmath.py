@@ -1,8 +1,8 @@
 """Vectorised math: every function as straight vector code, for f32 and f64 and any number of lanes.
 
 `apply(f, "exp", x)` computes one function. Cheap ones are written in place; the rest become one internal
-function per module and type, so that a kernel that uses them often stays small. NaN, infinities, denormals and
-signed zeros come out as in NumPy. Errors are measured by the tests and listed in docs/vmath.md.
+function per module and type, so that a kernel that uses them often stays small. NaN, infinities, denormals
+and signed zeros come out as in NumPy. Errors are measured by the tests and listed in docs/vmath.md.
 """
 
 from __future__ import annotations

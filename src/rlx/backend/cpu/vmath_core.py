@@ -1,4 +1,4 @@
-"""What the vectorised math functions share: facts about f32 and f64, exact sums and products, scaling, splitting.
+"""What the vectorised math functions share: facts about f32 and f64, exact sums and products, scaling.
 
 Everything takes scalars and vectors of `float` or `double` of any width; wide vectors are cut by LLVM.
 """
@@ -40,13 +40,37 @@ class Format:
 
 
 FORMATS = {
-    "float": Format("i32", 23, 127, 0.693359375, -2.1219444005469057e-4, 0.30078125, 2.48745663981195213739e-4,
-                    1.57079637050628662109375, -4.37113900018624283e-8, (-104.0, 89.0), (-151.0, 129.0), 10.06,
-                    2.0**-126),
-    "double": Format("i64", 52, 1023, 6.93147180369123816490e-01, 1.90821492927058770002e-10,
-                     3.01029995663611771306e-01, 3.69423907715893078616e-13, 1.57079632679489655799898173427,
-                     6.12323399573676603587e-17, (-746.0, 710.0), (-1076.0, 1025.0), 27.3, 2.0**-1022),
-}  # fmt: skip
+    "float": Format(
+        integer="i32",
+        mantissa=23,
+        bias=127,
+        ln2_high=0.693359375,
+        ln2_low=-2.1219444005469057e-4,
+        log10_2_high=0.30078125,
+        log10_2_low=2.487456639811952e-4,
+        pi_2_high=1.5707963705062866,
+        pi_2_low=-4.3711390001862426e-8,
+        exp_range=(-104.0, 89.0),
+        exp2_range=(-151.0, 129.0),
+        erfc_zero=10.06,
+        smallest_normal=2.0**-126,
+    ),
+    "double": Format(
+        integer="i64",
+        mantissa=52,
+        bias=1023,
+        ln2_high=0.6931471803691238,
+        ln2_low=1.9082149292705877e-10,
+        log10_2_high=0.30102999566361177,
+        log10_2_low=3.694239077158931e-13,
+        pi_2_high=1.5707963267948966,
+        pi_2_low=6.123233995736766e-17,
+        exp_range=(-746.0, 710.0),
+        exp2_range=(-1076.0, 1025.0),
+        erfc_zero=27.3,
+        smallest_normal=2.0**-1022,
+    ),
+}
 LOG2_E = 1.4426950408889634
 LOG10_E = 0.4342944819032518
 LN_2 = 0.6931471805599453
@@ -100,6 +124,14 @@ def two_product(f: Lanes, a: Value, b: Value) -> tuple[Value, Value]:
     error = f.fsub(f.fmul(a_high, b_high), product)
     error = f.fadd(f.fadd(error, f.fmul(a_high, b_low)), f.fmul(a_low, b_high))
     return product, f.fadd(error, f.fmul(a_low, b_low))
+
+
+def residual(f: Lanes, c: Value, a: Value, b: Value) -> Value:
+    """c - a * b, accurate when a * b is nearly c."""
+    if f.module.target.has_fma:
+        return f.fma(f.fneg(a), b, c)
+    product, rest = two_product(f, a, b)
+    return f.fsub(f.fsub(c, product), rest)
 
 
 def _halves(f: Lanes, a: Value) -> tuple[Value, Value]:

@@ -16,6 +16,7 @@ from rlx.backend.cpu.vmath_core import (
     fit,
     format_of,
     odd_fit,
+    residual,
     scale,
     sign_bit,
     split_exponent,
@@ -57,14 +58,18 @@ def exp2(f: Lanes, x: Value) -> Value:
     return scale(f, f.fma(r, fit(f, r, tables.EXP2), 1.0), n)
 
 
-def expm1(f: Lanes, x: Value) -> Value:
-    """2**n (exp(r) - 1) + (2**n - 1), halved on the way so that 2**n does not overflow before the result does."""
-    fmt = format_of(x)
-    n, r = _reduce_exp(f, clamp(f, x, -2.0 * fmt.mantissa, fmt.exp_range[1]))
+def _half_expm1(f: Lanes, x: Value) -> tuple[Value, Value, Value]:
+    """(n, exp(r) - 1, (exp(x) - 1) / 2) with x = n ln 2 + r; half, so that only the result overflows."""
+    n, r = _reduce_exp(f, x)
     p = _expm1_small(f, r)
-    half = scale(f, constant(x.type, 0.5), n)
-    whole = f.fmul(f.fma(half, p, f.fsub(half, 0.5)), 2.0)
-    return f.copysign(f.select(f.fcmp("oeq", n, 0.0), p, whole), x)
+    power = scale(f, constant(x.type, 0.5), n)
+    return n, p, f.fma(power, p, f.fsub(power, 0.5))
+
+
+def expm1(f: Lanes, x: Value) -> Value:
+    fmt = format_of(x)
+    n, p, half = _half_expm1(f, clamp(f, x, -2.0 * fmt.mantissa, fmt.exp_range[1]))
+    return f.copysign(f.select(f.fcmp("oeq", n, 0.0), p, f.fadd(half, half)), x)
 
 
 def sigmoid(f: Lanes, x: Value) -> Value:
@@ -75,13 +80,10 @@ def sigmoid(f: Lanes, x: Value) -> Value:
 
 
 def tanh(f: Lanes, x: Value) -> Value:
-    if x.element == "float":
-        y = clamp(f, x, -9.0, 9.0)
-        z = f.fmul(y, y)
-        top = f.fmul(y, fit(f, z, tables.TANH_TOP))
-        return f.fdiv(top, fit(f, z, tables.TANH_BOTTOM))
-    t = expm1(f, f.fmul(clamp(f, f.fabs(x), 0.0, 22.0), 2.0))
-    return f.copysign(f.fdiv(t, f.fadd(t, 2.0)), x)
+    """u / (u + 1) with u = (exp(2|x|) - 1) / 2, which is 1 to the last bit well before the clamp."""
+    double = f.fmul(f.fmin_x86(constant(x.type, 22.0), f.fabs(x)), 2.0)
+    half = _half_expm1(f, double)[2]
+    return f.copysign(f.fdiv(half, f.fadd(half, 1.0)), x)
 
 
 def sinh(f: Lanes, x: Value) -> Value:
@@ -191,16 +193,31 @@ def atanh(f: Lanes, x: Value) -> Value:
 
 
 def erf(f: Lanes, x: Value) -> Value:
-    """f32: one odd rational function. f64: a polynomial near 0, 1 - erfc elsewhere."""
-    if x.element == "float":
-        y = clamp(f, x, -3.925, 3.925)
-        z = f.fmul(y, y)
-        top = f.fmul(y, fit(f, z, tables.ERF_TOP))
-        return f.fdiv(top, fit(f, z, tables.ERF_BOTTOM))
     a = f.fabs(x)
+    size = _erf_f32(f, a) if x.element == "float" else _erf_f64(f, a)
+    return f.copysign(size, x)
+
+
+def _erf_f32(f: Lanes, a: Value) -> Value:
+    """One polynomial whose coefficients depend on the lane: a * p(a^2) near 0, 1 - p(a)^8 farther out."""
+    a = f.fmin_x86(constant(a.type, 3.95), a)
+    far = f.fcmp("ogt", a, 1.1)
+    v = f.select(far, a, f.fmul(a, a))
+    pairs = list(zip(tables.ERFC_ROOT["float"], tables.ERF["float"], strict=True))
+    coefficients = [
+        f.select(far, constant(a.type, c_far), constant(a.type, c_near)) for c_far, c_near in pairs
+    ]
+    p = coefficients[0]
+    for c in coefficients[1:]:
+        p = f.fma(p, v, c)
+    square = f.fmul(p, p)
+    fourth = f.fmul(square, square)
+    return f.select(far, f.fma(f.fneg(fourth), fourth, 1.0), f.fmul(a, p))
+
+
+def _erf_f64(f: Lanes, a: Value) -> Value:
     near = f.fmul(a, fit(f, f.fmul(a, a), tables.ERF))
-    far = f.fsub(1.0, _erfc_positive(f, a))
-    return f.copysign(f.select(f.fcmp("olt", a, 1.0), near, far), x)
+    return f.select(f.fcmp("olt", a, 1.0), near, f.fsub(1.0, _erfc_positive(f, a)))
 
 
 def erfc(f: Lanes, x: Value) -> Value:
@@ -208,14 +225,23 @@ def erfc(f: Lanes, x: Value) -> Value:
     return f.select(f.fcmp("olt", x, 0.0), f.fsub(2.0, right), right)
 
 
+def _inverse_of_sum(f: Lanes, a: Value, b: float) -> Value:
+    """1 / (a + b) for a >= 0, corrected for the rounding of the sum and of the quotient."""
+    total = f.fadd(a, b)
+    inverse = f.fdiv(1.0, total)
+    lost = f.fmul(inverse, f.fsub(f.fsub(total, b), a))
+    error = f.fadd(lost, residual(f, constant(a.type, 1.0), inverse, total))
+    return f.fma(inverse, error, inverse)
+
+
 def _erfc_positive(f: Lanes, a: Value) -> Value:
-    """exp(-a^2) times a polynomial in (a - 3) / (a + 3): accurate to the last value above 0."""
+    """exp(-a^2) times a polynomial in (a - 2) / (a + 2): accurate to the last value above 0."""
     a = f.fmin_x86(constant(a.type, format_of(a).erfc_zero), a)
-    t = f.fdiv(3.0, f.fadd(a, 3.0))
-    q = f.fma(t, -2.0, 1.0)
+    inverse = _inverse_of_sum(f, a, 2.0)
+    q = f.fmul(f.fsub(a, 2.0), inverse)
     square, rest = two_product(f, a, a)
     decay = _exp_sum(f, f.fneg(square), f.fneg(rest))
-    return f.fmul(f.fmul(fit(f, q, tables.ERFCX), t), decay)
+    return f.fmul(f.fmul(fit(f, q, tables.ERFCX), inverse), decay)
 
 
 # ---- powers
@@ -252,7 +278,7 @@ def _power_f32(f: Lanes, a: Value, y: Value) -> Value:
 
 
 def _power_f64(f: Lanes, a: Value, y: Value) -> Value:
-    """exp(y log a) with the logarithm as a sum of two numbers, since exp magnifies its error a thousandfold."""
+    """exp(y log a) with the logarithm as a sum of two numbers: exp magnifies its error a thousandfold."""
     high, low = _log_two(f, a)
     y = clamp(f, y, -(2.0**70), 2.0**70)
     product, rest = two_product(f, y, high)
@@ -272,8 +298,7 @@ def _log_two(f: Lanes, a: Value) -> tuple[Value, Value]:
     small = f.fsub(m, 1.0)
     sum_high, sum_low = two_sum(f, m, constant(a.type, 1.0))
     s = f.fdiv(small, sum_high)
-    back, back_low = two_product(f, s, sum_high)
-    s_low = f.fdiv(f.fsub(f.fsub(f.fsub(small, back), back_low), f.fmul(s, sum_low)), sum_high)
+    s_low = f.fdiv(f.fsub(residual(f, small, s, sum_high), f.fmul(s, sum_low)), sum_high)
     w, w_low = two_product(f, s, s)
     w_low = f.fma(f.fmul(s, 2.0), s_low, w_low)
     # series = 2/3 + w * tail, as two numbers; the first term alone is not exact

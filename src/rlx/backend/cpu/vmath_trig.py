@@ -73,8 +73,8 @@ def _reduce_lanes(f: Function, x: Value, large: Value, r: Value, quadrant: Value
 def _reduce_large(module: Module) -> str:
     """A function (x, pointer to quadrant) -> r for one finite f64 of at least 2**19, written once per module.
 
-    x = M 2**e with M of 53 bits. Bits of 2/pi worth a multiple of 4 quadrants are skipped; M times the next 192
-    bits is the turn as a fixed-point fraction of 4 quadrants, of which the upper 128 bits are kept.
+    x = M 2**e with M of 53 bits. Bits of 2/pi worth a multiple of 4 quadrants are skipped; M times the next
+    192 bits is the turn as a fixed-point fraction of 4 quadrants, of which the upper 128 bits are kept.
     """
     name = "rlx_reduce_large"
     if module.defines(name):
@@ -181,7 +181,7 @@ def acos(f: Function, x: Value) -> Value:
 
 
 def _arctangent(f: Function, top: Value, bottom: Value) -> Value:
-    """atan(top / bottom) in [0, pi/2] for top, bottom >= 0: the smaller over the larger, then the complement."""
+    """atan(top / bottom) in [0, pi/2] for top, bottom >= 0: smaller over larger, then the complement."""
     steep = f.fcmp("ogt", top, bottom)
     q = f.fdiv(f.select(steep, bottom, top), f.select(steep, top, bottom))
     p = odd_fit(f, q, f.fmul(q, q), tables.ATAN)
