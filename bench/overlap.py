@@ -22,8 +22,8 @@ from rlx.backend.cpu.jit import Code, compile_object, load
 from rlx.backend.cpu.target import resolve
 from rlx.driver.copy import DoubleBuffer, PipelineRun, ThreadCopy, pipelined
 
-# Like a layer that reads its weights: every vector of the tile goes `rounds` times through x = x * 0.5 + 1 and
-# is summed; nothing is written back.
+# Like a layer that reads its weights: every vector of the tile goes `rounds` times through x = x * 0.5 + 1
+# and is summed; nothing is written back.
 _KERNEL = """
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 define void @work(ptr %data, i64 %vectors, i64 %rounds, ptr %out) {
@@ -93,7 +93,7 @@ class Overlap:
 
 @contextmanager
 def two_cores() -> Iterator[ThreadCopy]:
-    """A copy engine whose worker has one core, while the caller keeps to another (where the system can pin)."""
+    """A copy engine whose worker has one core, the caller another (where the system can pin)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     if len(cores) < 2:
         with ThreadCopy() as engine:
@@ -143,10 +143,14 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tile-mib", type=float, default=8, help="size of a tile (default 8)")
     parser.add_argument("--tiles", type=int, default=32, help="number of tiles (default 32)")
-    parser.add_argument("--repeat", type=int, default=7, help="turns; the best of each kind counts (default 7)")
+    parser.add_argument(
+        "--repeat", type=int, default=7, help="turns; the best of each kind counts (default 7)"
+    )
     given = parser.parse_args()
     found = measure(int(given.tile_mib * (1 << 20)) // 64 * 64, given.tiles, given.repeat)
     print(f"serial    {found.serial * 1e3:.1f} ms")

@@ -207,7 +207,9 @@ class CopyEngine(ABC):
 
     def _ticket_of(self, token: BarrierToken) -> int:
         if not isinstance(token, BarrierToken) or not hasattr(token, "_ticket"):
-            raise CopyError(f"{token!r} is not a token; wait for what issue() returned")
+            raise CopyError(
+                f"this {type(token).__name__} is not a token of an issue(); wait for what issue() returned"
+            )
         if token._engine is not self:
             raise CopyError(f"{token!r} belongs to another engine; wait for it there")
         return token._ticket

@@ -1,9 +1,10 @@
 """The native half of `ThreadCopy`: a worker loop that takes copies from a ring, without Python's lock.
 
 One control block and one ring, both tables of 8-byte fields, are shared with Python; field names below are
-the single place where their layout is written. Worker and waiters look at a counter for some microseconds and
-then sleep on a condition variable: waking a sleeper takes longer than many a tile. Functions of the C library come in through the control block as addresses, so the object holds none and links to nothing but
-`memcpy`.
+the single place where their layout is written. Worker and waiters look at a counter for some microseconds
+and then sleep on a condition variable: waking a sleeper takes longer than copying many a tile. Functions of
+the C library come in through the control block as addresses, so the object holds none and links to nothing
+but `memcpy`.
 
 Copies of at least `NT_BYTES` bypass the caches on the way out (non-temporal stores): a tile that is larger
 than the last cache would only evict what the compute thread is using.

@@ -46,6 +46,11 @@ class OpenCLDevice(Device):
         self._lost = True
 
     def allocate(self, nbytes: int) -> OpenCLMemory:
+        if nbytes > self.capabilities.max_allocation:
+            raise DeviceError(
+                f"cannot allocate {nbytes} bytes: the OpenCL device gives at most "
+                f"{self.capabilities.max_allocation} in one piece"
+            )
         return OpenCLMemory(self, nbytes)
 
     def arena(
