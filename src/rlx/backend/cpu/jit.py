@@ -8,6 +8,8 @@ tests can assert that a new shape compiles nothing.
 from __future__ import annotations
 
 import functools
+import struct
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, cast
 
@@ -15,6 +17,9 @@ from rlx.backend.cpu.target import Target, missing_here, runs_here
 from rlx.errors import CompileError
 
 llvm_compiles = 0
+
+_SYMBOL_TABLE = 2  # kind of section
+_SYMBOL_BYTES = 24
 
 
 @functools.cache
@@ -99,6 +104,33 @@ class Code:
         return found
 
 
+def undefined_symbols(object_bytes: bytes) -> tuple[str, ...]:
+    """Names that an ELF object expects from the process that loads it."""
+    try:
+        return tuple(_read_undefined(object_bytes))
+    except (struct.error, ValueError, IndexError) as error:
+        raise CompileError("the object is damaged: recompile it") from error
+
+
+def _read_undefined(data: bytes) -> Iterator[str]:
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a 64-bit little-endian ELF file")
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    for section in range(count):
+        at = table + section * size
+        (kind,) = struct.unpack_from("<I", data, at + 4)
+        offset, length = struct.unpack_from("<QQ", data, at + 24)
+        if kind != _SYMBOL_TABLE:
+            continue
+        (link,) = struct.unpack_from("<I", data, at + 40)
+        (names,) = struct.unpack_from("<Q", data, table + link * size + 24)
+        for symbol in range(offset + _SYMBOL_BYTES, offset + length, _SYMBOL_BYTES):  # the first is empty
+            name, _, _, home = struct.unpack_from("<IBBH", data, symbol)
+            if home == 0:
+                yield data[names + name : data.index(b"\0", names + name)].decode()
+
+
 def load(object_bytes: bytes, target: Target) -> Code:
     """Map an object made by `compile_object` into this process.
 
@@ -113,6 +145,9 @@ def load(object_bytes: bytes, target: Target) -> Code:
             f"code for target {target.name} cannot run here (missing: {lacking}): compile for host"
         )
     llvm = _llvm()
+    missing = [name for name in undefined_symbols(object_bytes) if not llvm.address_of_symbol(name)]
+    if missing:  # LLVM would end the process
+        raise CompileError(f"the object calls {', '.join(missing)}, which this process does not have")
     machine = _machine(target, 2)
     try:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

@@ -1,0 +1,130 @@
+"""Compiling and loading: the counter, refusals instead of process aborts, memory that comes back."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from rlx.backend.cpu import jit
+from rlx.backend.cpu.irtext import Module
+from rlx.backend.cpu.target import Target, host_features, missing_here, resolve, runs_here, targets
+from rlx.errors import CompileError, UnsupportedError
+
+RUNNABLE = [target for target in targets() if runs_here(target)]
+
+
+def forty_two(target: Target) -> str:
+    module = Module(target)
+    module.function("answer", [], returns="i64").return_(42)
+    return module.text()
+
+
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda target: target.name)
+def test_compile_load_call(target: Target) -> None:
+    code = jit.load(jit.compile_object(forty_two(target), target), target)
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("answer"))() == 42
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
+def test_every_target_emits_an_object(target: Target) -> None:
+    data = jit.compile_object(forty_two(target), target)
+    assert data[:4] == b"\x7fELF"
+    assert data == jit.compile_object(forty_two(target), target), "the same text gives the same bytes"
+    assert "answer" in jit.assembly(forty_two(target), target)
+
+
+def test_only_code_generation_counts() -> None:
+    host = resolve("host")
+    before = jit.llvm_compiles
+    data = jit.compile_object(forty_two(host), host)
+    assert jit.llvm_compiles == before + 1
+    jit.load(data, host).address("answer")
+    assert jit.llvm_compiles == before + 1
+
+
+def test_code_for_another_machine_is_refused() -> None:
+    arm = resolve("aarch64")
+    with pytest.raises(CompileError, match="cannot run here"):
+        jit.load(jit.compile_object(forty_two(arm), arm), arm)
+
+
+def test_missing_feature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlx.backend.cpu.target.host_features", lambda: frozenset({"sse2"}))
+    best = resolve("x86-64-v4")
+    assert "avx512f" in missing_here(best)
+    with pytest.raises(CompileError, match="avx512f"):
+        jit.load(b"", best)
+
+
+def test_host_is_the_best_named_target() -> None:
+    host = resolve("host")
+    assert host in targets() and resolve(host) is host
+    assert set(host.features) <= host_features()
+
+
+def test_unknown_target_lists_the_names() -> None:
+    with pytest.raises(CompileError, match="x86-64-v3"):
+        resolve("pentium")
+
+
+def test_missing_function_is_named() -> None:
+    host = resolve("host")
+    code = jit.compile_and_load(forty_two(host), host)
+    with pytest.raises(CompileError, match="'question'"):
+        code.address("question")
+
+
+def test_bad_text_is_an_error() -> None:
+    with pytest.raises(CompileError, match="not valid LLVM IR"):
+        jit.compile_object("define void @f() { nonsense }", resolve("x86-64"))
+
+
+def test_unresolved_symbol_is_an_error_not_an_abort() -> None:
+    host = resolve("host")
+    module = Module(host)
+    module.function("f", []).call("rlx_no_such_function", [1])
+    data = jit.compile_object(module.text(), host)
+    assert jit.undefined_symbols(data) == ("rlx_no_such_function",)
+    with pytest.raises(CompileError, match="rlx_no_such_function"):
+        jit.load(data, host)
+
+
+@pytest.mark.parametrize("size", [0, 3, 40, 100, 300])
+def test_truncated_object_is_an_error(size: int) -> None:
+    host = resolve("host")
+    data = jit.compile_object(forty_two(host), host)
+    with pytest.raises(CompileError):
+        jit.load(data[:size], host)
+
+
+def test_instruction_that_a_target_lacks_never_reaches_llvm() -> None:
+    f = Module(resolve("x86-64-v3")).function(
+        "f", [("<16 x i32>", "t"), ("<64 x i8>", "a"), ("<64 x i8>", "b")]
+    )
+    with pytest.raises(UnsupportedError, match=r"avx512vnni.*x86-64-v3"):
+        f.dot_u8i8(*f.args)
+
+
+def test_dropped_code_gives_its_memory_back() -> None:
+    host = resolve("host")
+    data = jit.compile_object(forty_two(host), host)
+
+    def cycles(n: int) -> int:
+        for _ in range(n):
+            jit.load(data, host).address("answer")
+        gc.collect()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = cycles(100)
+    assert cycles(300) - before < 4096, "300 loads grew the process by more than 4 MiB"
+
+
+def test_targets_need_no_llvmlite() -> None:
+    program = "import sys, rlx.backend.cpu.target, rlx.backend.cpu.irtext; print('llvmlite' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
