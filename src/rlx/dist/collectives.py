@@ -40,7 +40,7 @@ def all_reduce(
     n, itemsize = transport.num_ranks, array.itemsize
     if transport.costs.one_shot_pays(work.nbytes, n):
         own = address_of(work)
-        for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)]), timeout):
+        for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)], overwritten=True), timeout):
             reduce(step.sources, [own + step.start], step.sizes[0] // itemsize)
     else:
         regions = _slices(work.nbytes, n, -(-64 // itemsize) * itemsize)

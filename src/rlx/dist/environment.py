@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from rlx.dist.errors import TransportError
@@ -21,6 +23,9 @@ REPORT_FD = "RLX_REPORT_FD"
 
 # How Open MPI, MPICH and Slurm tell a process that it is one of several, and which.
 _MPI_RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+
+# So long may the others raise and speak before a failed rank ends an MPI job.
+MPI_GRACE_SECONDS = 1.0
 
 _transport: SymmetricTransport | None = None
 
@@ -62,10 +67,17 @@ def _make(heap_size: int | None, timeout: float | None) -> SymmetricTransport:
         return SharedMemoryTransport.attach(int(os.environ[HEAP_FD]), int(os.environ["RANK"]), timeout)
     size = heap_size or int(os.environ.get(HEAP_BYTES, DEFAULT_HEAP_BYTES))
     if mpi_rank() is not None:
-        from rlx.dist.mpi import MpiTransport
+        from rlx.dist.mpi import connect
 
-        return MpiTransport(heap_size=size, timeout=timeout)
+        return connect(size, timeout)
     return LocalTransport(1, size, 0, timeout=timeout)
+
+
+def end_mpi_job(code: int) -> None:
+    """Under MPI a rank that fails must end the job, because the others could not leave it; they may speak first."""
+    if mpi_rank() is not None and "mpi4py.MPI" in sys.modules:
+        time.sleep(MPI_GRACE_SECONDS)
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
 
 
 def abort_if_joined(reason: str) -> None:

@@ -18,44 +18,56 @@ __all__ = [
 ]
 
 
-class OutOfBounds(CollectiveError, IndexError):
+class _WithFacts(CollectiveError):
+    """Keeps the arguments that it was made from, so that it survives the way to another process."""
+
+    def __init__(self, message: str, *facts: object) -> None:
+        self._facts = facts
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._facts, self.__dict__
+
+
+class OutOfBounds(_WithFacts, IndexError):
     """A region that does not lie inside a rank's heap."""
 
     def __init__(self, rank: int, offset: int, len: int, heap_size: int) -> None:
         self.rank, self.offset, self.len, self.heap_size = int(rank), offset, len, heap_size
-        super().__init__(
-            f"bytes {offset} to {offset + len} of rank {int(rank)} do not lie in its heap of {heap_size} bytes; "
+        message = (
+            f"bytes {offset} to {offset + len} of rank {self.rank} do not lie in its heap of {heap_size} bytes; "
             "use a buffer from alloc() or a larger heap_size"
         )
+        super().__init__(message, rank, offset, len, heap_size)
 
 
-class LengthMismatch(CollectiveError, ValueError):
+class LengthMismatch(_WithFacts, ValueError):
     """Two lengths in bytes that must agree do not."""
 
     def __init__(self, expected: int, got: int, what: str = "the data") -> None:
         self.expected, self.got = expected, got
-        super().__init__(
-            f"{what} has {got} bytes where {expected} are expected; pass a buffer and an array of equal length"
-        )
+        message = f"{what} has {got} bytes, expected are {expected}; make the lengths equal"
+        super().__init__(message, expected, got, what)
 
 
-class UnknownRank(CollectiveError, LookupError):
+class UnknownRank(_WithFacts, LookupError):
     """A rank that this transport does not have."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.rank, self.num_ranks = rank, num_ranks
-        super().__init__(f"there is no rank {rank}: this transport has ranks 0 to {num_ranks - 1}")
+        message = f"there is no rank {rank}: this transport has ranks 0 to {num_ranks - 1}"
+        super().__init__(message, rank, num_ranks)
 
 
-class TransportError(CollectiveError):
+class TransportError(_WithFacts):
     """The transport cannot do what was asked, or ranks did not make the same calls."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(reason)
+        super().__init__(reason, reason)
 
 
-class RanksMissing(CollectiveError):
+class RanksMissing(_WithFacts):
     """Ranks that others wait for are gone or late; `ranks` names them, `reason` says what was seen.
 
     All survivors of a group raise the same error. The transport cannot be used afterwards.
@@ -63,10 +75,7 @@ class RanksMissing(CollectiveError):
 
     def __init__(self, ranks: Sequence[int], reason: str) -> None:
         self.ranks, self.reason = tuple(int(rank) for rank in ranks), reason
-        super().__init__(reason)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.ranks, self.reason)
+        super().__init__(reason, self.ranks, reason)
 
 
 class RankFailed(RanksMissing):

@@ -314,7 +314,7 @@ class MappedTransport(ABC):
         deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes
         address = address_of(out.array)
         sends = out.sender is None or out.sender == self.this_rank
-        place = self._place_in_heap(address, nbytes) if sends else 0
+        place = self._place_in_heap(address, nbytes) if sends and not out.overwritten else 0
         if not place and sends:
             self._fill(out, address, 0)
         same = self._meet(tag, deadline, nbytes, place)

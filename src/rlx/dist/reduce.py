@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 UNROLL = 4
 # From this many bytes of results on, stores go past the caches: the lines would be evicted before they are read.
 STREAM_BYTES = 16 << 20
+VECTOR_ALIGN = 64
 
 _STORAGE = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "bool": "i8"}
 
@@ -137,14 +139,15 @@ class _Emitter:
         return f.select(f.value(f.or_(keeps, f.is_nan(total))), total, x)
 
 
-def emit(target: Target, dtype: str, kind: ReduceKind) -> str:
-    """LLVM IR of `plain` and `stream`: void f(ptr sources, i64 n, ptr destinations, i64 m, i64 count)."""
+def emit(target: Target, dtype: str, kind: ReduceKind, stream: bool) -> str:
+    """LLVM IR of `void rlx_reduce(ptr sources, i64 n, ptr destinations, i64 m, i64 count)`.
+
+    With `stream` the stores go past the caches; destinations must then be aligned to whole vectors.
+    """
     from rlx.backend.cpu.irtext import Module
 
     module = Module(target)
-    plan = _plan(dtype, kind)
-    for name, nontemporal in (("rlx_reduce_plain", False), ("rlx_reduce_stream", True)):
-        _emit_kernel(module, name, plan, nontemporal)
+    _emit_kernel(module, "rlx_reduce", _plan(dtype, kind), stream)
     return module.text()
 
 
@@ -231,28 +234,47 @@ def kernel(dtype: str, kind: ReduceKind) -> Kernel:
         raise DTypeError("MEAN of bool is not a bool; cast the array to f32 first")
     if element.storage_only:
         return functools.partial(_reduce_stored, element.name, kind)
-    return _native(dtype, kind, element.itemsize)
+    return _reduce_native(dtype, kind, element.itemsize, _native(dtype, kind, False))
 
 
-def _native(dtype: str, kind: ReduceKind, itemsize: int) -> Kernel:
-    from rlx.backend.cpu.jit import compile_object, load
+@dataclass(frozen=True)
+class _Native:
+    """One compiled kernel; the code lives as long as what calls it."""
+
+    code: Any
+    call: Callable[[int, int, int, int, int], None]
+
+
+_compiling = threading.Lock()
+
+
+def _native(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
+    with _compiling:  # ranks that are threads come here together; one of them compiles
+        return _compiled(dtype, kind, stream)
+
+
+@functools.cache
+def _compiled(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
+    from rlx.backend.cpu.jit import compile_and_load
     from rlx.backend.cpu.target import resolve
 
     host = resolve("host")
-    code = load(compile_object(emit(host, dtype, kind), host), host)
-    prototype = ctypes.CFUNCTYPE(
-        None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-    )
-    plain, stream = (prototype(code.address(f"rlx_reduce_{name}")) for name in ("plain", "stream"))
+    code = compile_and_load(emit(host, dtype, kind, stream), host)
+    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+    prototype = ctypes.CFUNCTYPE(None, pointer, i64, pointer, i64, i64)
+    return _Native(code, prototype(code.address("rlx_reduce")))
 
+
+def _reduce_native(dtype: str, kind: ReduceKind, itemsize: int, plain: _Native) -> Kernel:
     def reduce(sources: Sequence[int], destinations: Sequence[int], count: int) -> None:
         n, m = len(sources), len(destinations)
         table = (ctypes.c_int64 * (n + m))(*sources, *destinations)
         place = ctypes.addressof(table)
-        large = count * itemsize * m >= STREAM_BYTES and not any(d % host.vector_bytes for d in destinations)
-        (stream if large else plain)(place, n, place + 8 * n, m, count)
+        chosen = plain
+        if count * itemsize * m >= STREAM_BYTES and not any(d % VECTOR_ALIGN for d in destinations):
+            chosen = _native(dtype, kind, True)
+        chosen.call(place, n, place + 8 * n, m, count)
 
-    reduce.code = code  # type: ignore[attr-defined]  # the code lives as long as the function that calls it
     return reduce
 
 

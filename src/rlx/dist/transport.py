@@ -89,13 +89,15 @@ class Outgoing:
     """What a rank brings to an exchange: an array cut into regions of bytes, one for each receiver.
 
     With a single region every rank receives all of it. `sender` is set when only one rank sends. With `share` the
-    receiver's results go back to all ranks, into the same place of their arrays.
+    receiver's results go back to all ranks, into the same place of their arrays. `overwritten` says that results
+    go into the array at once, so that others must not read it where it lies.
     """
 
     array: Array
     regions: Sequence[tuple[int, int]]
     sender: int | None = None
     share: bool = False
+    overwritten: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,13 @@ def main(arguments: list[str]) -> int:
             environment.abort_if_joined(f"ended with exit code {code}")
             if isinstance(exit_.code, str):
                 print(exit_.code, file=sys.stderr)
+            environment.end_mpi_job(code)
         return code
     except BaseException as error:
         _report(error)
         summary = "".join(traceback.format_exception_only(error)).strip()
         environment.abort_if_joined(summary)
+        environment.end_mpi_job(1)
         return 1
     return 0
 

@@ -1,0 +1,110 @@
+"""Ranks as forked processes, for tests: they start in milliseconds, because everything is loaded and compiled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.dist import SharedMemoryTransport, SymmetricHeap
+from rlx.dist.sync import sync
+
+
+@dataclass
+class Outcome:
+    """What became of a rank: its result, or its error, or the status it ended with."""
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    status: int = 0
+    seconds: float = 0.0
+
+
+def fork_ranks(
+    num_ranks: int,
+    work: Callable[[SharedMemoryTransport], Any],
+    heap_size: int = 1 << 20,
+    timeout: float = 30.0,
+    limit: float = 60.0,
+    join: Callable[[int], bool] = lambda rank: True,
+) -> list[Outcome]:
+    """Run `work(transport)` on every rank in a process of its own. Who is not done after `limit` seconds is killed."""
+    sync()
+    heap = SymmetricHeap.shared(num_ranks, heap_size)
+    pids, pipes = [], []
+    for rank in range(num_ranks):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            _child(heap, rank, work, timeout, write, join(rank))
+        os.close(write)
+        pids.append(pid)
+        pipes.append(read)
+    heap.close()
+    return _collect(pids, pipes, limit)
+
+
+def _child(heap: SymmetricHeap, rank: int, work: Any, timeout: float, pipe: int, joins: bool) -> None:
+    """Never returns: the test's process must not go on in here."""
+    status, outcome = 0, Outcome()
+    begin = time.monotonic()
+    try:
+        if joins:
+            transport = SharedMemoryTransport(heap, rank, timeout)
+            begin = time.monotonic()
+            outcome.value = work(transport)
+    except BaseException as error:
+        outcome.error, outcome.trace, status = error, traceback.format_exc(), 1
+    outcome.seconds = time.monotonic() - begin
+    try:
+        with os.fdopen(pipe, "wb") as file:
+            pickle.dump(outcome, file)
+    except BaseException:
+        traceback.print_exc()
+        status = 2
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _collect(pids: list[int], pipes: list[int], limit: float) -> list[Outcome]:
+    deadline = time.monotonic() + limit
+    data = [b""] * len(pids)
+    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while open_pipes:
+        ready, _, _ = select.select(list(open_pipes), [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            piece = os.read(pipe, 1 << 16)
+            data[open_pipes[pipe]] += piece
+            if not piece:
+                del open_pipes[pipe]
+                os.close(pipe)
+    for pipe, rank in open_pipes.items():
+        os.kill(pids[rank], signal.SIGKILL)
+        os.close(pipe)
+    outcomes = []
+    for pid, raw in zip(pids, data, strict=True):
+        _, status = os.waitpid(pid, 0)
+        outcome = pickle.loads(raw) if raw else Outcome()
+        outcome.status = os.waitstatus_to_exitcode(status)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def results(outcomes: list[Outcome]) -> list[Any]:
+    """The values of all ranks; the first error is raised."""
+    for rank, outcome in enumerate(outcomes):
+        if outcome.error is not None:
+            raise AssertionError(f"rank {rank} raised:\n{outcome.trace}")
+        assert outcome.status == 0, f"rank {rank} ended with status {outcome.status}"
+    return [outcome.value for outcome in outcomes]

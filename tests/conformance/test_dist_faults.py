@@ -1,0 +1,260 @@
+"""Ranks that die, stop, raise or never come: survivors raise in time, agree on who it was, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx.dist as dist
+from conformance.dist_ranks import Outcome, fork_ranks, results
+from rlx.dist.mapped import MappedTransport
+
+RANKS, VICTIM, DEADLINE = 3, 1, 0.5
+COUNT = 40_000  # in the heap it is used in place: a meeting before and one after
+
+CALLS: dict[str, Callable[[MappedTransport, Any, Any], object]] = {
+    "barrier": lambda t, b, a: t.barrier(),
+    "all_reduce": dist.all_reduce,
+    "all_gather": dist.all_gather,
+    "reduce_scatter": dist.reduce_scatter,
+    "broadcast": lambda t, b, a: dist.broadcast(t, b, a, root=VICTIM),
+    "all_to_all": dist.all_to_all,
+}
+PHASES = ("before", "inside", "after")
+FAULTS = ("kill", "stop", "raise", "leave", "never join", "abort")
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    phase: str
+    call: str
+    in_heap: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.phase} {self.call}{' in the heap' if self.in_heap else ''}".replace(
+            " ", "-"
+        )
+
+
+EVERY_FAULT = [
+    Fault(kind, phase, call, in_heap)
+    for kind in FAULTS
+    for phase in (PHASES if kind != "never join" else ("before",))
+    for call in CALLS
+    for in_heap in (False, True)
+]
+
+
+class Boom(Exception):
+    """What a failing rank raises."""
+
+
+def strike(transport: MappedTransport, kind: str) -> None:
+    """What happens to the victim."""
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "raise":
+        raise Boom("on purpose")
+    elif kind == "leave":
+        transport.close()
+        raise SystemExit(0)
+    elif kind == "abort":
+        transport.abort("told to")
+        raise SystemExit(0)
+
+
+def strike_inside(transport: MappedTransport, kind: str) -> None:
+    """Let the next meeting of the victim be its last: it has sent its data, the others have not read them."""
+    meet = transport._meet
+
+    def last_meeting(*args: Any, **kwargs: Any) -> bool:
+        agreed = meet(*args, **kwargs)
+        strike(transport, kind)
+        return agreed
+
+    transport._meet = last_meeting  # type: ignore[method-assign]
+
+
+def scenario(transport: MappedTransport, fault: Fault) -> float:
+    """Two calls go well, then the victim is struck; whoever survives raises, and says after how long."""
+    call, buf = CALLS[fault.call], transport.alloc(4 * COUNT)
+    array = np.zeros(COUNT, np.float32)
+    if fault.in_heap:
+        array = transport.view(transport.this_rank, buf).view(np.float32)
+    if fault.kind != "never join":
+        call(transport, buf, array)
+        call(transport, buf, array)
+    victim, begin = transport.this_rank == VICTIM, time.monotonic()
+    if victim and fault.phase == "before":
+        strike(transport, fault.kind)
+    if victim and fault.phase == "inside":
+        strike_inside(transport, fault.kind)
+    try:
+        call(transport, buf, array)
+        if victim:
+            strike(transport, fault.kind)
+        for _ in range(10):
+            call(transport, buf, array)
+    except dist.CollectiveError as error:
+        error.__dict__["after"] = time.monotonic() - begin
+        raise
+    raise AssertionError("the others did not notice")
+
+
+def resources() -> tuple[int, list[str], list[str]]:
+    """Open descriptors, names in shared memory, child processes."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm")), children
+
+
+def check_survivors(fault: Fault, outcomes: list[Outcome]) -> None:
+    errors = [outcome.error for rank, outcome in enumerate(outcomes) if rank != VICTIM]
+    for error in errors:
+        assert isinstance(error, dist.RanksMissing), f"{fault}: {error!r}"
+        late = fault.kind in ("stop", "never join")
+        assert isinstance(error, dist.Timeout if late else dist.RankFailed), f"{fault}: {error!r}"
+        assert error.ranks == (VICTIM,), f"{fault}: {error}"
+        assert f"rank {VICTIM}" in str(error)
+        assert error.__dict__["after"] < DEADLINE + 1, f"{fault}: took {error.__dict__['after']:.2f} s"
+    assert len({(type(error), str(error)) for error in errors}) == 1, f"{fault}: they disagree: {errors}"
+
+
+def run_fault(fault: Fault) -> None:
+    # The harness kills a victim that is stopped once the survivors are done: they need no more than the limit.
+    outcomes = fork_ranks(
+        RANKS,
+        lambda t: scenario(t, fault),
+        timeout=DEADLINE,
+        limit=DEADLINE + 1.5 if fault.kind == "stop" else 30,
+        join=lambda rank: rank != VICTIM or fault.kind != "never join",
+    )
+    check_survivors(fault, outcomes)
+
+
+SAMPLE = random.Random(7).sample(EVERY_FAULT, 30)
+
+
+def check_faults(faults: list[Fault]) -> None:
+    results(fork_ranks(RANKS, lambda t: CALLS["all_reduce"](t, None, np.zeros(4, np.float32)) is None))
+    before = resources()
+    for fault in faults:
+        run_fault(fault)
+        assert resources()[0::2] == before[0::2], f"{fault} left something behind"
+    new = set(resources()[1]) - set(before[1])
+    assert not [name for name in new if "rlx" in name]
+    assert results(fork_ranks(RANKS, lambda t: float(dist.all_reduce(t, None, np.ones(1))[0]))) == [3.0] * 3
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_a_sample_of_faults(part: int) -> None:
+    check_faults(SAMPLE[part::5])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_fault(kind: str) -> None:
+    check_faults([fault for fault in EVERY_FAULT if fault.kind == kind])
+
+
+def run_in_threads(fault: Fault) -> list[Outcome]:
+    """Like the processes, for faults that a thread can have; its deadline ends one that hangs."""
+    transports = dist.LocalTransport.fan_out(RANKS, 1 << 20, timeout=DEADLINE)
+    outcomes = [Outcome() for _ in range(RANKS)]
+
+    def run(rank: int) -> None:
+        try:
+            scenario(transports[rank], fault)
+        except BaseException as error:
+            outcomes[rank].error = error
+
+    joins = [rank for rank in range(RANKS) if rank != VICTIM or fault.kind != "never join"]
+    started = [threading.Thread(target=run, args=(rank,)) for rank in joins]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join(DEADLINE + 5)
+        assert not thread.is_alive()
+    return outcomes
+
+
+@pytest.mark.parametrize("kind", ["raise", "leave", "never join", "abort"])
+def test_faults_of_threads(kind: str) -> None:
+    faults = [fault for fault in EVERY_FAULT if fault.kind == kind]
+    for fault in random.Random(3).sample(faults, 4):
+        check_survivors(fault, run_in_threads(fault))
+
+
+def test_a_failed_transport_keeps_raising_the_same_error() -> None:
+    def work(transport: dist.LocalTransport) -> list[str]:
+        if transport.this_rank == 1:
+            return []
+        told = []
+        for attempt in (
+            transport.barrier,
+            lambda: dist.all_reduce(transport, None, np.ones(1)),
+            transport.barrier,
+        ):
+            with pytest.raises(dist.RankFailed) as caught:
+                attempt()
+            told.append(str(caught.value))
+        return told
+
+    told = dist.run_threads(2, work, timeout=5)[0]
+    assert len(set(told)) == 1 and "rank 1 closed its transport" in told[0]
+
+
+def test_a_timeout_of_a_signal_can_be_retried() -> None:
+    def work(transport: dist.LocalTransport) -> None:
+        buf = transport.alloc(8)
+        if transport.this_rank == 0:
+            with pytest.raises(dist.Timeout, match="signal 5"):
+                transport.wait_signal(5, timeout=0.05)
+            transport.barrier()
+            transport.wait_signal(5, timeout=5)
+        else:
+            transport.barrier()
+            transport.put_signal(buf.on(0), np.array([1.0]), signal=5)
+
+    dist.run_threads(2, work, timeout=5)
+
+
+def test_who_waits_for_a_signal_learns_of_a_death() -> None:
+    def work(transport: dist.SharedMemoryTransport) -> None:
+        transport.barrier()
+        if transport.this_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        transport.wait_signal()
+
+    outcomes = fork_ranks(2, work, timeout=20)
+    assert isinstance(outcomes[0].error, dist.RankFailed) and outcomes[0].error.ranks == (1,)
+    assert outcomes[0].seconds < 2
+
+
+def test_a_group_without_the_victim_goes_on() -> None:
+    def work(transport: dist.SharedMemoryTransport) -> int:
+        group = transport.split([[0, 2], [1, 3]])
+        if transport.this_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            for _ in range(200):
+                total = int(dist.all_reduce(group, None, np.ones(1, np.int64))[0])
+        except dist.RankFailed as error:
+            assert error.ranks == (0,) and "rank 1 of the job" in str(error)
+            return -1
+        return total
+
+    outcomes = fork_ranks(4, work, timeout=5)
+    assert [outcome.value for outcome in outcomes] == [2, None, 2, -1]
