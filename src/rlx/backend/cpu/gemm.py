@@ -27,6 +27,7 @@ DimValue = Callable[[Function, Any], Int]
 
 _BLOCK_TILES = 16  # row tiles that go through a group of panels before the next rows: A stays in L2
 _GROUP_PANELS = 4  # panels of B that are packed together, because short pieces of rows are slow to read
+_WIDE_GROUP_PANELS = 8  # the same where rows of A are packed again for every group
 _BLOCK_DEPTH = 1024  # k that packed panels and tiles hold at a time
 _PACK_TILES = 20  # row tiles from which packing panels of B costs less than reading them in place
 _PACK_PANELS = 4  # panels from which packing rows of A that lie apart costs less than reading them in place
@@ -178,6 +179,7 @@ class _Gemm:
         self.c_element = LLVM_TYPES[spec.c_dtype]
         self.b_in_place = not spec.b_packed and spec.b_strides[-1] == 1 and self.kind.group == 1
         self.packs_a = spec.a_strides[-2] == 1 and spec.a_strides[-1] != 1
+        self.group_panels = _WIDE_GROUP_PANELS if self.packs_a else _GROUP_PANELS
         # Part of a register can be stored where the target has masks; elsewhere ragged columns go through a stage.
         maskable = module.target.has_avx512 or (isinstance(spec.n, int) and spec.n % self.lanes == 0)
         sums_fit_c = self.c_element == self.kind.accumulator and (spec.c_holds_sums or epilogue is None)
@@ -212,7 +214,7 @@ class _Gemm:
     def group_columns(self) -> int:
         """Columns of the panels that are packed together."""
         n = self.spec.n
-        panels = min(_GROUP_PANELS, -(-n // self.columns)) if isinstance(n, int) else _GROUP_PANELS
+        panels = min(self.group_panels, -(-n // self.columns)) if isinstance(n, int) else self.group_panels
         return 0 if self.spec.b_packed else panels * self.columns
 
     @property
@@ -328,7 +330,8 @@ class _Gemm:
         def general() -> None:
             if self.spec.b_packed:
                 return group(first, stop)
-            fn.loop(first, stop, _GROUP_PANELS, [], lambda j, _: group(j, fn.smin(fn.add(j, _GROUP_PANELS), stop)))
+            step = self.group_panels
+            fn.loop(first, stop, step, [], lambda j, _: group(j, fn.smin(fn.add(j, step), stop)))
             return None
 
         def choose(rows: list[int]) -> None:

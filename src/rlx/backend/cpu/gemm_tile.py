@@ -95,7 +95,8 @@ class TileWriter:
         a_places = Places.of(fn, a, [fn.mul(i, a_row) for i in range(rows)], fn.mul(a_k, kind.group), element)
         columns = [p * self.panel_stride + j * self.lanes * kind.group for p in range(panels) for j in range(vectors)]
         b_places = Places.of(fn, b, columns, fn.mul(b_k, kind.group), element)
-        mask = self._last_mask(fn, frame, column, width) if masked and not self.staged else None
+        ragged = masked and self.module.target.has_avx512  # else B is packed and the stage takes whole vectors
+        mask = self._last_mask(fn, frame, column, width) if ragged else None
         places = [fn.gep(c, fn.mul(i, c_row), self.c_element) for i in range(rows)]
         tile = _Tile(fn, places, width, self.lanes, self.c_element, mask)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.backend.cpu.irlanes import Lanes
 from rlx.backend.cpu.irops import Bool, Int, Number
-from rlx.backend.cpu.irtypes import Value, constant, lanes_of, like, mangle, size_bytes, vector, width
+from rlx.backend.cpu.irtypes import Value, constant, element, lanes_of, like, mangle, size_bytes, vector, width
 from rlx.backend.cpu.target import Target
 from rlx.errors import CompileError
 
@@ -201,6 +201,11 @@ class Function(Lanes):
         rest = self.value(other, type_)
         if width(type_) == 1:
             return self.if_value(mask, lambda: [self.load(type_, pointer, align)], lambda: [rest])[0]
+        if self._moves_as_bits(type_):
+            bits16 = like(type_, "i16")
+            return self.bitcast(
+                self.masked_load(bits16, pointer, mask, self.bitcast(rest, bits16), align), type_
+            )
         place = f"ptr align {align or size_bytes(type_)} {pointer.text}"
         name = f"llvm.masked.load.{mangle(type_)}.p0"
         self.module.declare(name, type_, ["ptr", mask.type, type_])
@@ -211,9 +216,16 @@ class Function(Lanes):
         if x.width == 1:
             self.branch(mask, lambda: self.store(x, pointer, align))
             return
+        if self._moves_as_bits(x.type):
+            x = self.bitcast(x, like(x.type, "i16"))
         name = f"llvm.masked.store.{mangle(x.type)}.p0"
         self.module.declare(name, "void", [x.type, "ptr", mask.type])
         self.emit(f"call void @{name}({x}, ptr align {align or size_bytes(x.type)} {pointer.text}, {mask})")
+
+    @staticmethod
+    def _moves_as_bits(type_: str) -> bool:
+        """Masked moves of 16-bit floats go as integers: LLVM would convert lanes through f32 by library calls."""
+        return element(type_) in ("bfloat", "half")
 
     def gather(
         self, pointer: Value, index: Value, element_type: str, mask: Value | None = None, other: Number = 0

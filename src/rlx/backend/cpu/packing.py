@@ -119,6 +119,8 @@ def unpack_weights(packed: NDArray[np.generic], k: int, n: int, target: Target, 
 
 # ---- panels made at run time
 
+_ROWS_AT_ONCE = 8  # k that all row tiles take together
+
 _PANEL_PARAMS = [("ptr noalias", "source"), ("i64", "k_stride"), ("i64", "column_stride"), ("ptr noalias", "panels"),
                  ("i64", "depth"), ("i64", "left"), ("i64", "count")]  # fmt: skip
 
@@ -238,8 +240,9 @@ class _PanelPacker:
 def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
     """An internal function that packs row tiles of an A stored as [k][m]; gives its name.
 
-    `void pack(source, k_stride, tiles, tile_stride, depth, starts, count)` writes tiles[t][k][i] = source[k][starts[t] + i]
-    for i < width. All tiles advance together through k, because source rows are contiguous and far apart.
+    `void pack(source, k_stride, tiles, tile_stride, depth, starts, count)` writes tiles[t][k][i] =
+    source[k][starts[t] + i] for i < width. It goes through all tiles a few k at a time: pieces of source rows are read
+    while they are in L1, and each tile is written in whole cache lines.
     """
     name = f"rlx.pack.tiles.{kind.element}.{width}"
     if module.defines(name):
@@ -249,15 +252,20 @@ def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
     fn = module.function(name, params, internal=True, noinline=True)
     source, k_stride, tiles, tile_stride, depth, starts, count = fn.args
 
-    def row(k: Int, _: list[Value]) -> None:
-        places = fn.gep(source, fn.mul(k, k_stride), kind.element)
-        packed = fn.gep(tiles, fn.mul(k, width), kind.element)
+    def rows(first: Int, _: list[Value]) -> None:
+        stop = fn.umin(fn.add(first, _ROWS_AT_ONCE), depth)
 
         def tile(t: Int, _: list[Value]) -> None:
-            loaded = fn.load(vector(kind.element, width), fn.gep(places, fn.field(starts, t), kind.element))
-            fn.store(loaded, fn.gep(packed, fn.mul(t, tile_stride), kind.element))
+            column = fn.gep(source, fn.field(starts, t), kind.element)
+            packed = fn.gep(tiles, fn.mul(t, tile_stride), kind.element)
+
+            def row(k: Int, _: list[Value]) -> None:
+                loaded = fn.load(vector(kind.element, width), fn.gep(column, fn.mul(k, k_stride), kind.element))
+                fn.store(loaded, fn.gep(packed, fn.mul(k, width), kind.element))
+
+            fn.loop(first, stop, 1, [], row)
 
         fn.loop(0, count, 1, [], tile)
 
-    fn.loop(0, depth, 1, [], row)
+    fn.loop(0, depth, _ROWS_AT_ONCE, [], rows)
     return name
