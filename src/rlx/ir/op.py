@@ -82,6 +82,10 @@ class Arg:
 class Op:
     """Base of all op declarations; subclasses are registered by `declare`."""
 
+    if TYPE_CHECKING:  # after `declare` the name of a class is its instance: calling it makes a node
+
+        def __new__(cls, *operands: Any, **attrs: Any) -> Any: ...
+
     name: ClassVar[str]
     level: ClassVar[Level] = Level.MIR
     role: ClassVar[Role] = Role.COMPUTE

@@ -9,7 +9,7 @@ array([1.        , 2.71828183])
 
 from __future__ import annotations
 
-from rlx.ops import region, structural
+from rlx.ops import create, region, structural
 from rlx.ops.activation import (
     celu,
     clip,
@@ -102,8 +102,12 @@ from rlx.ops.elementwise import (
     where,
 )
 from rlx.ops.elementwise import cast as _cast
+from rlx.ops.nn import dropout, linear, log_softmax, softmax, swiglu
+from rlx.ops.gather import gather, gather_elements, gather_nd, take_along_axis
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
+from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
+from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
 from rlx.ir.op import all_ops
 
 
@@ -117,4 +121,4 @@ def cast(x: object, dtype: object, saturate: bool | None = None) -> object:
     return _cast(x, dtype=dtype, saturate=saturate)
 
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "region", "structural")]
+__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "create", "region", "structural")]
