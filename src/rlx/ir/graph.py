@@ -17,7 +17,7 @@ import numpy as np
 
 from rlx.errors import InputError, RlxError, ShapeError, VerifyError
 from rlx.ir.attr import Blob, dims
-from rlx.ir.dim import Constraint, Dim, Expr, known_eq, substitute, symbols
+from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, symbols
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
@@ -231,6 +231,16 @@ def require_equal(a: Dim, b: Dim, what: Callable[[], str] | str) -> Dim:
             first, second = sorted((a, b), key=str)
             log.assume(Constraint("eq", first, second, _WHERE.get() or ()))
     return a if isinstance(a, int) else b if isinstance(b, int) else a
+
+
+def require_at_least(a: Dim, b: Dim, what: str) -> None:
+    """Prove, refute (ShapeError) or assume that a >= b."""
+    verdict = known_le(b, a)
+    if verdict is False:
+        raise ShapeError(what)
+    log = _LOG.get()
+    if verdict is None and log is not None:
+        log.assume(Constraint("min", a, b, _WHERE.get() or ()))
 
 
 def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, ...]:

@@ -104,6 +104,7 @@ from rlx.ops.elementwise import (
 from rlx.ops.elementwise import cast as _cast
 from rlx.ops.nn import dropout, linear, log_softmax, softmax, swiglu
 from rlx.ops.gather import gather, gather_elements, gather_nd, take_along_axis
+from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose

@@ -135,6 +135,11 @@ def op_call(name: str, *operands: Any, **attrs: Any) -> Any:
     return get_op(name)(*operands, **attrs)
 
 
+def shape_of(x: Any) -> Shape:
+    """The shape of a node, an array or anything that NumPy takes for one."""
+    return x.shape if isinstance(x, Node) else np.shape(x)
+
+
 def unbroadcast(g: Node, like: Node) -> Node:
     """Sum a gradient over the axes along which `like` was broadcast."""
     if g.shape == like.shape:
