@@ -51,7 +51,7 @@ def batch_nodes(
     """Batched copies of all nodes: id -> (node, whether it has a batch axis 0)."""
     values: dict[int, tuple[Any, bool]] = {n.id: a for n, a in zip(mir.inputs, arguments, strict=True)}
     for node in mir.nodes:
-        if node.id in values:
+        if node.id in values or node.op.role is Role.TUPLE:  # results of a tuple are its operands: nothing reads it
             continue
         operands = [values[o.id] for o in node.operands]
         if node.op.role is Role.RESULT and isinstance(operands[0][0], tuple):
