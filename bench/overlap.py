@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -142,6 +143,18 @@ def _timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def go_first() -> bool:
+    """Ask the system to run this process before others; says whether it could. Linux groups by session."""
+    try:
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        Path("/proc/self/autogroup").write_text("-19")
+        os.nice(-19)
+    except OSError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,10 +165,11 @@ def main() -> None:
         "--repeat", type=int, default=7, help="turns; the best of each kind counts (default 7)"
     )
     given = parser.parse_args()
+    alone = go_first()
     found = measure(int(given.tile_mib * (1 << 20)) // 64 * 64, given.tiles, given.repeat)
     print(f"serial    {found.serial * 1e3:.1f} ms")
     print(f"pipelined {found.run}")
-    print(f"pipelined / serial = {found.ratio:.3f}")
+    print(f"pipelined / serial = {found.ratio:.3f}{'' if alone else ' (other programs may disturb this)'}")
 
 
 if __name__ == "__main__":

@@ -175,6 +175,35 @@ def test_kernels_run_in_stream_order(opencl: Any) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
+SLOW = """
+__kernel void slow(__global float *data, long rounds) {
+    float x = data[0];
+    for (long k = 0; k < rounds; ++k) x = x * 0.999f + 1.0f;
+    data[0] = x;
+}
+"""
+
+
+def test_copies_run_while_a_kernel_runs(opencl: Any) -> None:
+    """One work-item keeps one worker busy; the copy queue finishes on another before the kernel ends."""
+    if opencl.capabilities.compute_units < 2:
+        pytest.skip("overlap of kernel and copy needs 2 compute units")
+    stream, kernel = opencl.stream(), opencl.build(SLOW, "slow")
+    data, target = Buffer.empty((1,), "f32", opencl), Buffer.empty((1 << 20,), "u8", opencl)
+    stream.launch(kernel, [data.memory, np.int64(1)], [1])
+    stream.submit_and_wait()  # compiled and warm
+    stream.launch(kernel, [data.memory, np.int64(1_000_000_000)], [1], [1])
+    with opencl.copy_engine() as engine:
+        running = stream.submit()
+        source = np.full(1 << 20, 7, np.uint8)
+        for _ in range(4):
+            engine.wait(engine.issue(source, target))
+        assert not running.done()
+        assert engine.stats.bytes == 4 << 20
+    stream.wait()
+    assert running.done() and (target.read() == 7).all()
+
+
 def test_kernel_text_that_does_not_compile_is_a_compile_error(opencl: Any) -> None:
     with pytest.raises(CompileError, match="OpenCL C of kernel broken does not compile"):
         opencl.build("__kernel void broken(__global float *x) { x[0] = nonsense; }", "broken")

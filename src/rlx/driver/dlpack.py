@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -176,16 +177,15 @@ def _array(address: int, kind: type[Any]) -> tuple[npt.NDArray[Any], DType]:
             "has no dtype in RLX"
         )
     shape = tuple(tensor.shape[: tensor.ndim])
-    strides = None
-    if tensor.strides:
-        strides = tuple(step * found.itemsize for step in tensor.strides[: tensor.ndim])
-    length = found.itemsize + sum((n - 1) * s for n, s in zip(shape, strides or (), strict=False) if n > 1)
-    if strides is None:
-        length = int(np.prod(shape, dtype=np.int64)) * found.itemsize
     if 0 in shape:
         return np.zeros(shape, found.np), found
-    if strides and min(strides, default=0) < 0:
-        raise BufferError_("a DLPack tensor with negative strides is not supported; copy it first")
+    strides = None  # dense
+    length = found.itemsize * math.prod(shape)
+    if tensor.strides:
+        strides = tuple(step * found.itemsize for step in tensor.strides[: tensor.ndim])
+        length = found.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if min(strides, default=0) < 0:
+            raise BufferError_("a DLPack tensor with negative strides is not supported; copy it first")
     block = (ctypes.c_uint8 * length).from_address(tensor.data + tensor.byte_offset)
     block.owner = _Owner(address, kind)
     array = np.ndarray(shape, found.np, np.frombuffer(block, np.uint8), 0, strides)

@@ -3,8 +3,7 @@
 One control block and one ring, both tables of 8-byte fields, are shared with Python; field names below are
 the single place where their layout is written. Worker and waiters look at a counter for some microseconds
 and then sleep on a condition variable: waking a sleeper takes longer than copying many a tile. Functions of
-the C library come in through the control block as addresses, so the object holds none and links to nothing
-but `memcpy`.
+the C library come in through the control block as addresses, so the object holds none and links to nothing.
 
 Copies of at least `NT_BYTES` bypass the caches on the way out (non-temporal stores): a tile that is larger
 than the last cache would only evict what the compute thread is using.
@@ -13,9 +12,10 @@ than the last cache would only evict what the compute thread is using.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
+import errno
 import functools
 import os
+import time
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -41,7 +41,8 @@ class Control(IntEnum):
     PREAD = 12
     ERRNO = 13
     CLOCK = 14
-    SPINS = 15  # looks at a counter before sleeping on its condition
+    MEMCPY = 15
+    SPINS = 16  # looks at a counter before sleeping on its condition
 
 
 class Entry(IntEnum):
@@ -60,11 +61,8 @@ class Entry(IntEnum):
 
 
 RING_ENTRIES = 256  # a power of two
-_EINTR = 4
-_CLOCK_MONOTONIC = 1
 
 _TEXT = r"""
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare i64 @llvm.umin.i64(i64, i64)
 
 define internal ptr @field_ptr(ptr %table, i64 %field) {
@@ -100,6 +98,12 @@ define internal void @sleep_on(ptr %control, i64 %condition) {
   ret void
 }
 
+define internal void @copy_plainly(ptr %control, ptr %src, ptr %dst, i64 %n) {
+  %f = call ptr @field_ptr(ptr %control, i64 {MEMCPY})
+  %ignored = call ptr %f(ptr %dst, ptr %src, i64 %n)
+  ret void
+}
+
 ; Look at a counter until it reaches a value or the patience is over; the caller looks again under the lock.
 define internal void @linger(ptr %control, i64 %field, i64 %value) {
 entry:
@@ -132,14 +136,14 @@ define internal i64 @now(ptr %control) {
   ret i64 %sum
 }
 
-; Vector loads from anywhere, non-temporal stores of whole cache lines; the two ends go by memcpy.
-define internal void @copy_past_caches(ptr %src, ptr %dst, i64 %n) {
+; Vector loads from anywhere, non-temporal stores of whole cache lines; the two ends go plainly.
+define internal void @copy_past_caches(ptr %control, ptr %src, ptr %dst, i64 %n) {
 entry:
   %address = ptrtoint ptr %dst to i64
   %negated = sub i64 0, %address
   %to_line = and i64 %negated, 63
   %head = call i64 @llvm.umin.i64(i64 %to_line, i64 %n)
-  call void @llvm.memcpy.p0.p0.i64(ptr %dst, ptr %src, i64 %head, i1 false)
+  call void @copy_plainly(ptr %control, ptr %src, ptr %dst, i64 %head)
   br label %loop
 loop:
   %i = phi i64 [ %head, %entry ], [ %end, %body ]
@@ -153,7 +157,7 @@ rest:
   %left = sub i64 %n, %i
   %s = getelementptr i8, ptr %src, i64 %i
   %d = getelementptr i8, ptr %dst, i64 %i
-  call void @llvm.memcpy.p0.p0.i64(ptr %d, ptr %s, i64 %left, i1 false)
+  call void @copy_plainly(ptr %control, ptr %s, ptr %d, i64 %left)
   {FENCE}
   ret void
 }
@@ -208,10 +212,10 @@ choose:
   %large = icmp uge i64 %n, %threshold
   br i1 %large, label %past, label %plain
 past:
-  call void @copy_past_caches(ptr %s, ptr %dst, i64 %n)
+  call void @copy_past_caches(ptr %control, ptr %s, ptr %dst, i64 %n)
   ret i64 0
 plain:
-  call void @llvm.memcpy.p0.p0.i64(ptr %dst, ptr %s, i64 %n, i1 false)
+  call void @copy_plainly(ptr %control, ptr %s, ptr %dst, i64 %n)
   ret i64 0
 }
 
@@ -364,7 +368,7 @@ def _module_text(x86: bool) -> str:
     parts = {"VECTORS": _vectors()} | (_X86 if x86 else _OTHER)
     parts |= {field.name: str(int(field)) for table in (Control, Entry) for field in table}
     parts |= {"RING_MASK": str(RING_ENTRIES - 1), "ENTRY_FIELDS": str(len(Entry))}
-    parts |= {"EINTR": str(_EINTR), "CLOCK_MONOTONIC": str(_CLOCK_MONOTONIC)}
+    parts |= {"EINTR": str(errno.EINTR), "CLOCK_MONOTONIC": str(time.CLOCK_MONOTONIC)}
     text = _TEXT
     for name, part in parts.items():
         text = text.replace("{" + name + "}", part)

@@ -25,7 +25,7 @@ _LOCK_BYTES = 128  # more than any POSIX mutex or condition variable takes
 def default_nontemporal_bytes() -> int:
     """Half the last-level cache: a larger tile would only evict what the compute thread is using."""
     for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
-        size = os.sysconf(name) if name in os.sysconf_names else 0
+        size = os.sysconf(name) if name in getattr(os, "sysconf_names", ()) else 0
         if size > 0:
             return size // 2
     return 8 << 20
@@ -57,6 +57,7 @@ class _Shared:
             Control.PREAD: c_function("pread64", "pread"),
             Control.ERRNO: c_function("__errno_location", "__error"),
             Control.CLOCK: c_function("clock_gettime"),
+            Control.MEMCPY: c_function("memcpy"),
             Control.SPINS: _SPINS if THREADS.default() > 1 else 0,
         }.items():
             self.control[field] = value

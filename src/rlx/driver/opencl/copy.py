@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,8 @@ class QueueCopy(CopyEngine):
 
     def _block(self, ticket: int) -> None:
         with self._lock:
-            place = ticket - self._copies - 1
-            events = self._pending[place][1] if 0 <= place < len(self._pending) else []
+            under_way = itertools.islice(self._pending, max(0, ticket - self._copies))
+            events = [event for _, some in under_way for event in some]
         for event in events:
             try:
                 event.wait()

@@ -131,11 +131,14 @@ class OpenCLStream(CommandStream):
 
     def wait(self) -> None:
         error, self._error = self._error, None
+        try:
+            with translated(self._device, "finish a stream"):
+                self._queue.finish()
+        except DeviceError as late:
+            error = error or late
+        self._running.clear()
         if error is not None:
             raise error
-        with translated(self._device, "finish a stream"):
-            self._queue.finish()
-        self._running.clear()
 
     def _record(self, command: Callable[[], list[Any]], uses: Any) -> None:
         def run() -> list[Any]:
