@@ -26,6 +26,7 @@ DimValue = Callable[[Function, Any], Int]
 """Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
 
 _BLOCK_TILES = 16  # row tiles that go through a group of panels before the next rows: A stays in L2
+_FEW_BLOCK_TILES = 2  # the same where all of B stays in L2: rows of C are then written in one go
 _GROUP_PANELS = 4  # panels of B that are packed together, because short pieces of rows are slow to read
 _WIDE_GROUP_PANELS = 8  # the same where rows of A are packed again for every group
 _BLOCK_DEPTH = 1024  # k that packed panels and tiles hold at a time
@@ -139,11 +140,13 @@ def emit_gemm(
     spec: GemmSpec,
     *,
     operands: tuple[int, int, int] = (3, 4, 5),
+    starts: tuple[Size, Size] = (0, 0),
     dim_value: DimValue | None = None,
     epilogue: Epilogue | None = None,
     heavy: bool = False,
 ) -> KernelInfo:
-    """Write the kernel `name` into the module. `operands` are the argument fields of A, B and C.
+    """Write the kernel `name` into the module. `operands` are the argument fields of A, B and C;
+    `starts` the elements before the first one of A and B.
 
     A `heavy` epilogue (more than a few instructions) is written once and runs over each finished tile while it is
     still in L1; a light one is written into every tile function, where it works on registers. In every function that
@@ -154,7 +157,7 @@ def emit_gemm(
     >>> emit_gemm(Module(resolve("x86-64-v3")), "product", spec).scratch_bytes_per_thread
     1024
     """
-    return _Gemm(module, name, spec, operands, dim_value, epilogue, heavy).emit()
+    return _Gemm(module, name, spec, operands, starts, dim_value, epilogue, heavy).emit()
 
 
 class _Gemm:
@@ -166,11 +169,13 @@ class _Gemm:
         name: str,
         spec: GemmSpec,
         operands: tuple[int, int, int],
+        starts: tuple[Size, Size],
         dim_value: DimValue | None,
         epilogue: Epilogue | None,
         heavy: bool,
     ) -> None:
         self.module, self.name, self.spec, self.operands, self.dim_value = module, name, spec, operands, dim_value
+        self.starts = starts
         self.kind = kind_of(spec.dtype, module.target)
         self.element, self.lanes = self.kind.element, self.kind.lanes
         self.rows, self.vectors = module.target.tile(spec.dtype)
@@ -268,6 +273,8 @@ class _Gemm:
         if self.scratch_bytes != 0:
             offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
             self.b_scratch = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
+        fits_l2 = fn.cmp("ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // 2 // size_bytes(self.element))
+        self.block_tiles = fn.select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
         self.pack_b = fn.or_(not self.b_in_place, fn.cmp("uge", self.tiles.count, _PACK_TILES))
         enough = fn.and_(fn.cmp("uge", panels, _PACK_PANELS), fn.cmp("uge", self.m, self.tile_width))
         self.pack_a = fn.and_(self.packs_a, enough)
@@ -286,7 +293,7 @@ class _Gemm:
         """Pointers to A, B and C of one product of the batch; its indices go to the frame for the epilogue."""
         fn, spec = self.main, self.spec
         bases = [fn.field(fn.args[0], operand, "ptr") for operand in self.operands]
-        offsets: list[Int] = [0, 0, 0]
+        offsets: list[Int] = [self.size(self.starts[0]), self.size(self.starts[1]), 0]
         rest = index
         for axis in reversed(range(len(batch))):
             outer = fn.udiv(rest, batch[axis]) if axis else 0
@@ -309,7 +316,7 @@ class _Gemm:
                 panel_of_b = self.group_of_b(b, begin, end_panel, depth)
 
                 def block(tile: Int, _: list[Value]) -> None:
-                    tile_stop = fn.smin(fn.add(tile, _BLOCK_TILES), self.tiles.count)
+                    tile_stop = fn.smin(fn.add(tile, self.block_tiles), self.tiles.count)
                     tile_of_a = self.block_of_a(a, tile, tile_stop, depth)
 
                     def panel(j: Int, form: PanelForm) -> None:
@@ -323,7 +330,7 @@ class _Gemm:
 
                     self.each_panel(begin, end_panel, panel)
 
-                fn.loop(0, self.tiles.count, _BLOCK_TILES, [], block)
+                fn.loop(0, self.tiles.count, self.block_tiles, [], block)
 
             self.each_depth(depth_block)
 
