@@ -37,6 +37,7 @@ from rlx.ops.activation import (
     thresholded_relu,
 )
 from rlx.ops.contract import dot_general, einsum, matmul
+from rlx.ops.conv import conv, conv_transpose
 from rlx.ops.elementwise import (
     abs,
     acos,
@@ -102,11 +103,12 @@ from rlx.ops.elementwise import (
     where,
 )
 from rlx.ops.elementwise import cast as _cast
-from rlx.ops.nn import dropout, linear, log_softmax, softmax, swiglu
+from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
 from rlx.ops.gather import gather, gather_elements, gather_nd, take_along_axis
 from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
+from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
 from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
 from rlx.ir.op import all_ops
