@@ -82,6 +82,7 @@ class ContractNest:
     space: Shape
     kept: int
     stores: tuple[Store, ...]
+    rhs_layout: tuple[tuple[str, int], ...] | None = None  # how a packed rhs lies in memory; None: by its index
 
 
 @dataclass(frozen=True)

@@ -547,3 +547,33 @@ class _pad(Op):
             Sample((Arg("i32[2]"),), {"padding": ((1, 0),), "value": 7}, grad=False),
             Sample((Arg("f32[n,2]"),), {"padding": ((1, 1), (0, 0))}, grad=False),
         ]
+
+
+@declare
+class copy(Op):
+    """The same values in storage of their own (an output that would otherwise be a view or an input)."""
+
+    name = "copy"
+    arity = 1
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def ref(self, x: np.ndarray) -> np.ndarray:
+        return np.array(x)
+
+    def vjp(self, g: Node, y: Node, x: Node) -> list[Node]:
+        return [g]
+
+    def batch(self, flags: Sequence[bool], x: Node) -> Node:
+        made: Node = copy(x)
+        return made
+
+    def lower(self, x: TensorType) -> Form:
+        return Map(x.shape, load(0, axes(x.rank), x.dtype))
+
+    def cost(self, x: TensorType) -> Dim:
+        return 0
+
+    def samples(self) -> list[Sample]:
+        return [Sample((Arg("f32[2,3]"),)), Sample((Arg("f32[0]"),)), Sample((Arg("i32[n]"),), grad=False)]

@@ -39,27 +39,22 @@ class EmittedKernel:
     serial: bool = False
 
 
-class KernelFrame:
-    """A kernel under construction: `fn` is its entry, `dim` reads a size in any function with the same args."""
+class ArgumentTable:
+    """The fields of a kernel's argument table, readable in any function whose args[0] is the table."""
 
-    def __init__(self, module: Module, name: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
-        self.module, self.name = module, name
+    def __init__(self, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
-        self.fn = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
         self._dims: dict[Dim, int] = {}
-        self._read: dict[tuple[int, int], Value] = {}
+        self._read: dict[tuple[str, int], Value] = {}
 
     @property
-    def thread(self) -> Value:
-        return self.fn.args[1]
-
-    @property
-    def threads(self) -> Value:
-        return self.fn.args[2]
+    def dims(self) -> tuple[Dim, ...]:
+        """Size expressions read so far, in the order of their fields."""
+        return tuple(self._dims)
 
     def field(self, fn: Function, index: int, type_: str = "i64") -> Value:
         """Field of the argument table, read once at the entry of `fn` (its args[0] is the table)."""
-        key = (id(fn), index)
+        key = (fn.name, index)
         if key not in self._read:
             place = fn.at_entry("ptr", f"getelementptr i64, {fn.args[0]}, i64 {index}")
             self._read[key] = fn.at_entry(type_, f"load {type_}, {place}, align 8")
@@ -72,19 +67,34 @@ class KernelFrame:
         number = self._dims.setdefault(d, len(self._dims))
         return self.field(fn, FIRST_OPERAND + len(self.inputs) + len(self.outputs) + number)
 
-    def pointer(self, number: int, fn: Function | None = None) -> Value:
-        """Pointer of an operand, inputs first."""
-        return self.field(fn or self.fn, FIRST_OPERAND + number, "ptr")
-
-    def operand(self, number: int, fn: Function | None = None) -> Operand:
+    def operand(self, fn: Function, number: int) -> Operand:
+        """An operand, inputs first."""
         slot = (self.inputs + self.outputs)[number]
-        return Operand(self.pointer(number, fn), slot.shape, slot.steps)
+        return Operand(self.field(fn, FIRST_OPERAND + number, "ptr"), slot.shape, slot.steps)
 
-    def operands(self, fn: Function | None = None) -> list[Operand]:
-        return [self.operand(i, fn) for i in range(len(self.inputs))]
+    def operands(self, fn: Function) -> list[Operand]:
+        """All inputs."""
+        return [self.operand(fn, i) for i in range(len(self.inputs))]
+
+
+class KernelFrame(ArgumentTable):
+    """A kernel under construction: `fn` is its entry."""
+
+    def __init__(self, module: Module, name: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
+        super().__init__(inputs, outputs)
+        self.module, self.name = module, name
+        self.fn = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+
+    @property
+    def thread(self) -> Value:
+        return self.fn.args[1]
+
+    @property
+    def threads(self) -> Value:
+        return self.fn.args[2]
 
     def output(self, number: int) -> Operand:
-        return self.operand(len(self.inputs) + number)
+        return self.operand(self.fn, len(self.inputs) + number)
 
     @property
     def error(self) -> Value:
@@ -102,7 +112,7 @@ class KernelFrame:
         return low, fn.udiv(fn.mul(total, fn.add(self.thread, 1)), self.threads)
 
     def finish(self, scratch: Dim = 0, serial: bool = False) -> EmittedKernel:
-        return EmittedKernel(self.name, tuple(self._dims), scratch, serial)
+        return EmittedKernel(self.name, self.dims, scratch, serial)
 
 
 def unflatten(fn: Function, flat: Int, sizes: Sequence[Int]) -> list[Int]:

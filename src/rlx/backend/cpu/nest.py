@@ -60,7 +60,7 @@ class _Emitter:
 
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
         self.frame, self.nest, self.fn = frame, nest, frame.fn
-        self.operands = frame.operands()
+        self.operands = frame.operands(frame.fn)
         widest = max((size_bytes(register_type(e.dtype)) for b in bodies(nest) for e in b.walk() if e.dtype.is_float), default=4)
         self.lanes = frame.module.target.vector_bytes // (8 if widest == 8 else 4)
         self.sizes = [frame.dim(self.fn, d) for d in nest.space]

@@ -1,0 +1,239 @@
+"""Contractions as native code: a GEMM where the indices allow it, else a reduction nest of products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlx.backend.cpu.collapse import accesses, flatten_loads
+from rlx.backend.cpu.expression import Expression, Lane
+from rlx.backend.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
+from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
+from rlx.backend.cpu.irtext import Function, Int, Module
+from rlx.backend.cpu.irtypes import Value
+from rlx.backend.cpu.nest import emit_nest
+from rlx.backend.cpu.primitives import to_memory
+from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
+from rlx.ir.dim import Dim, known_eq
+from rlx.ir.scalar import Scalar, body_cost, call, convert
+from rlx.ir.types import Shape
+
+HEAVY_EPILOGUE = 8  # scalar operations per element from which an epilogue is written once, not into every tile
+GEMM_DTYPES = ("f32", "f64")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Element step of an operand along every iteration axis, and its constant offset."""
+
+    axes: Shape
+    start: Dim
+
+
+def linear_steps(load: Scalar, strides: Shape, rank: int) -> Steps | None:
+    """A load as one affine offset; None where its index is not affine."""
+    total: list[Dim] = [0] * rank
+    start: Dim = 0
+    for index, stride in zip(load.args, strides, strict=True):
+        parts = affine(index, rank)
+        if parts is None:
+            return None
+        steps, rest = [to_dim(c) for c in parts[0]], to_dim(parts[1])
+        if rest is None or any(s is None for s in steps):
+            return None
+        total = [t + s * stride for t, s in zip(total, steps, strict=True) if s is not None]
+        start = start + rest * stride
+    return Steps(tuple(total), start)
+
+
+def as_reduction(nest: ContractNest) -> Nest:
+    """The contraction as a plain reduction of products: right for every dtype and index."""
+    wide = nest.form.accumulate
+    body = call("mul", convert(nest.lhs, wide), convert(nest.rhs, wide))
+    result = convert(Scalar("acc", (), wide, 0), nest.form.dtype)
+
+    def finish(store: Store) -> Store:
+        from rlx.ir.scalar import rebuild
+
+        body = rebuild(store.body, lambda e, _: result if e.prim == "acc" else None)
+        return Store(body, False, store.strides)
+
+    return Nest(nest.space, nest.kept, (Stat("sum", body, wide),), tuple(finish(s) for s in nest.stores))
+
+
+def emit_contraction(
+    module: Module, name: str, nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
+    """Write the kernel of a contraction into the module."""
+    plan = plan_gemm(nest, inputs)
+    if plan is None:
+        return emit_nest(module, name, as_reduction(nest), inputs, outputs)
+    return _Gemm(module, name, nest, plan, inputs, outputs).emit()
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; the rest is batch."""
+
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    swapped: bool  # A of the GEMM is the contraction's rhs
+    a: Steps
+    b: Steps
+    packed: bool = False
+
+
+def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
+    """A GEMM mapping, or None where a reduction nest must do."""
+    form = nest.form
+    if form.dtype.name not in GEMM_DTYPES or form.accumulate is not form.dtype or len(nest.stores) != 1:
+        return None
+    if inputs[nest.lhs.data].dtype is not form.dtype or inputs[nest.rhs.data].dtype is not form.dtype:
+        return None
+    rank, kept = len(nest.space), nest.kept
+    a = linear_steps(nest.lhs, inputs[nest.lhs.data].steps, rank)
+    if a is None:
+        return None
+    batch = len(form.batch)
+    left = len(form.lhs) - batch - len(form.contract)
+    m_axes, n_axes = list(range(batch, batch + left)), list(range(batch + left, kept))
+    k_axes = list(range(kept, rank))
+    packed = nest.rhs_layout is not None
+    b = Steps((0,) * rank, 0) if packed else linear_steps(nest.rhs, inputs[nest.rhs.data].steps, rank)
+    if b is None or not k_axes:
+        return None
+    swapped = False
+    if not n_axes or (not packed and m_axes and _size(nest, n_axes) == 1 and _size(nest, m_axes) != 1):
+        if not m_axes or packed:
+            return None
+        a, b, m_axes, n_axes, swapped = b, a, n_axes, m_axes, True
+    out = nest.stores[0].strides
+    m = _merge(nest.space, m_axes, [a.axes, out])
+    n = n_axes[-1:] if packed and len(n_axes) == 1 else _merge(nest.space, n_axes, [b.axes, out])
+    k = k_axes if packed and len(k_axes) == 1 else _merge(nest.space, k_axes, [a.axes, b.axes])
+    if len(k) != len(k_axes) or (packed and len(n) != len(n_axes)) or out[n[-1]] != 1:
+        return None
+    rest = [i for i in range(kept) if i not in m and i not in n]
+    return GemmPlan(tuple(rest), tuple(m), tuple(n), tuple(k), swapped, a, b, packed)
+
+
+def _size(nest: ContractNest, axes: Sequence[int]) -> Dim:
+    total: Dim = 1
+    for i in axes:
+        total = total * nest.space[i]
+    return total
+
+
+def _merge(space: Shape, group: Sequence[int], steps: Sequence[Shape]) -> list[int]:
+    """The innermost run of axes that act as one for all operands."""
+    out: list[int] = []
+    for i in reversed(group):
+        if not out or space[i] == 1:
+            out.insert(0, i)
+            continue
+        inner = next((j for j in out if space[j] != 1), None)
+        if inner is None:
+            out.insert(0, i)
+            continue
+        if not all(known_eq(s[i], s[inner] * space[inner]) is True for s in steps if i < len(s)):
+            break
+        out.insert(0, i)
+    return out
+
+
+class _Gemm:
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        nest: ContractNest,
+        plan: GemmPlan,
+        inputs: Sequence[Slot],
+        outputs: Sequence[Slot],
+    ) -> None:
+        self.module, self.name, self.nest, self.plan = module, name, nest, plan
+        self.table = ArgumentTable(inputs, outputs)
+        self.store = nest.stores[0]
+        epilogue = Nest(nest.space[: nest.kept], nest.kept, (), (self.store,))
+        self.epilogue_nest = flatten_loads(epilogue, [slot.steps for slot in inputs])
+        self.trivial = self.store.body.prim == "acc"
+
+    def step(self, steps: Shape, group: Sequence[int]) -> Dim:
+        """Step of a merged group: that of its innermost axis larger than 1."""
+        for i in reversed(group):
+            if self.nest.space[i] != 1:
+                return steps[i]
+        return steps[group[-1]] if group else 0
+
+    def size(self, group: Sequence[int]) -> Dim:
+        return _size(self.nest, group)
+
+    def emit(self) -> EmittedKernel:
+        plan, out = self.plan, self.store.strides
+        batch = tuple(self.nest.space[i] for i in plan.batch)
+        over = lambda steps, *groups: (*(steps[i] for i in plan.batch), *(self.step(steps, g) for g in groups))  # noqa: E731
+        lhs, rhs = self.nest.lhs.data, self.nest.rhs.data
+        a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
+        b_strides = tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n)
+        spec = GemmSpec(
+            self.size(plan.m),
+            self.size(plan.n),
+            self.size(plan.k),
+            a_strides=over(plan.a.axes, plan.m, plan.k),
+            b_strides=b_strides,
+            c_strides=(*over(out, plan.m), 1),
+            batch=batch,
+            dtype=self.nest.form.dtype.name,
+            c_dtype=self.table.outputs[0].dtype.name,
+            b_packed=plan.packed,
+        )
+        info = emit_gemm(
+            self.module,
+            self.name,
+            spec,
+            operands=(FIRST_OPERAND + a, FIRST_OPERAND + b, FIRST_OPERAND + len(self.table.inputs)),
+            starts=(plan.a.start, plan.b.start),
+            dim_value=self.table.dim,
+            epilogue=None if self.trivial else self.epilogue,
+            heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
+        )
+        return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread)
+
+    def epilogue(
+        self, fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
+    ) -> Value:
+        axes: list[Int] = [0] * self.nest.kept
+        for i, value in zip(self.plan.batch, batch, strict=True):
+            axes[i] = value
+        self.spread_index(fn, axes, self.plan.m, row)
+        lane_axis = self.spread_index(fn, axes, self.plan.n, column)
+        lane = Lane(lane_axis, column, sums.width, mask)
+        at = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane, accs=[sums])
+        return to_memory(fn, at.vector(self.epilogue_nest.stores[0].body), self.table.outputs[0].dtype)
+
+    def spread_index(self, fn: Function, axes: list[Int], group: Sequence[int], flat: Int) -> int:
+        """Indices of a merged group at a flat position; returns the axis that carries it."""
+        real = [i for i in group if self.nest.space[i] != 1] or list(group[-1:])
+        if not real:
+            return self.nest.kept
+        if len(real) > 1 and not self.group_is_flat(real):
+            for i, value in zip(real, unflatten(fn, flat, [self.table.dim(fn, self.nest.space[i]) for i in real]), strict=True):
+                axes[i] = value
+        else:
+            axes[real[-1]] = flat
+        return real[-1]
+
+    def group_is_flat(self, group: Sequence[int]) -> bool:
+        """Whether the epilogue's loads see the merged axes as one (then the outer ones may stay 0)."""
+        found = accesses(self.epilogue_nest)
+        if any(i in found.other for i in group):
+            return False
+        inner = group[-1]
+        product: Dim = self.nest.space[inner]
+        for i in reversed(group[:-1]):
+            if not all(known_eq(s[i], s[inner] * product) is True for s in found.steps):
+                return False
+            product = product * self.nest.space[i]
+        return True

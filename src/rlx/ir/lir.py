@@ -1,0 +1,194 @@
+"""LIR: optimised MIR plus a concrete execution plan. A backend sees only this.
+
+The graph's nodes are kernels (regions), views and leaves; the plan says in which order kernels run and where every
+value lies. Offsets are relative to a space; native code gets bases and offsets through a table at run time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx.errors import PlanError
+from rlx.ir.dim import Dim
+from rlx.ir.graph import Graph
+from rlx.ir.phase import Phase, PhaseSchedule
+
+SPACES = ("activation", "weight", "input", "output", "state", "ring", "heap", "scratch")
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LirBufferSlot:
+    """Bytes of one value inside a space."""
+
+    offset: int
+    size: int
+    space: str = "activation"
+
+    def __post_init__(self) -> None:
+        if self.space not in SPACES:
+            raise PlanError(f"space {self.space!r} is unknown; spaces are {', '.join(SPACES)}")
+        if self.offset < 0 or self.size < 0:
+            raise PlanError(f"a slot of {self.size} bytes at offset {self.offset} is not valid")
+
+
+@dataclass(frozen=True, slots=True)
+class LirViewAlias:
+    """A value without storage: it reads part of `root`'s slot. Strides count elements; None is dense."""
+
+    root: int
+    byte_offset: int
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class LirIoManifest:
+    """Ordered (name, node id) lists of what goes in and out."""
+
+    inputs: tuple[tuple[str, int], ...]
+    params: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def collect(graph: Graph) -> LirIoManifest:
+        return LirIoManifest(
+            tuple((n.attrs["name"], n.id) for n in graph.inputs),
+            tuple((name, n.id) for name, n in graph.params.items()),
+            tuple((name, n.id) for name, n in graph.outputs.items()),
+        )
+
+
+@dataclass
+class LirBufferPlan:
+    """Where every value lies, in which order kernels run, for one binding of the symbols."""
+
+    assignments: dict[int, LirBufferSlot]
+    schedule: list[int]
+    view_aliases: dict[int, LirViewAlias]
+    phases: PhaseSchedule
+    io: LirIoManifest
+    lifetimes: dict[int, tuple[int, int]]
+    space_sizes: dict[str, int]
+    alignment: int = ALIGNMENT
+    dynamic_symbols: tuple[str, ...] = ()
+    binding: dict[str, int] = field(default_factory=dict)
+    shared: dict[int, int] = field(default_factory=dict)  # node -> the node whose storage it reuses in place
+    heuristic: str = ""
+
+    @property
+    def arena_size(self) -> int:
+        """Bytes of the activation space."""
+        return self.space_sizes.get("activation", 0)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every space."""
+        return {space: self.space_sizes.get(space, 0) for space in SPACES}
+
+    def total_unshared_bytes(self) -> int:
+        """Activation bytes if nothing were reused; aliases cost nothing."""
+        return sum(s.size for s in self.assignments.values() if s.space == "activation")
+
+    def bytes_saved(self) -> int:
+        """What sharing saves."""
+        return max(self.total_unshared_bytes() - self.arena_size, 0)
+
+    def slot(self, node: int) -> LirBufferSlot:
+        """The slot of a value, of its root if it is a view."""
+        node = self.view_aliases[node].root if node in self.view_aliases else node
+        if node not in self.assignments:
+            raise PlanError(f"%{node} has no slot in this plan")
+        return self.assignments[node]
+
+    def is_view(self, node: int) -> bool:
+        return node in self.view_aliases
+
+    def phase_of(self, node: int) -> Phase:
+        return self.phases.get(node)
+
+    def nodes_in_phase(self, phase: Phase) -> list[int]:
+        return self.phases.nodes_in_ordered(phase, self.schedule)
+
+    def lower_bound(self) -> int:
+        """Largest sum of aligned live activation bytes at any step; shared storage counts once."""
+        steps = [0] * (len(self.schedule) + 1)
+        for node, (first, last) in self.lifetimes.items():
+            slot = self.assignments.get(node)
+            if slot is None or slot.space != "activation" or node in self.shared:
+                continue
+            room = -(-slot.size // self.alignment) * self.alignment
+            for step in range(first, min(last, len(self.schedule)) + 1):
+                steps[step] += room
+        return max(steps, default=0)
+
+
+@dataclass
+class LirModule:
+    """A program ready for a backend: graph of kernels, plan, derived weights, target and options."""
+
+    mir: Graph
+    buffers: LirBufferPlan
+    derived: Graph | None = None  # params -> packed, transposed, merged weights; run at load
+    target: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    gate: dict[str, Any] = field(default_factory=dict)
+    decisions: Any = ()
+    planner: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.mir.name
+
+    @property
+    def arena_size(self) -> int:
+        return self.buffers.arena_size
+
+    @property
+    def plan(self) -> LirBufferPlan:
+        return self.buffers
+
+    def as_graph(self) -> Graph:
+        """The graph of kernels, shared."""
+        return self.mir
+
+    def into_graph(self) -> Graph:
+        """The graph of kernels, given away."""
+        return self.mir
+
+    def dynamic_symbols(self) -> tuple[str, ...]:
+        return self.mir.symbols()
+
+    def has_dynamic_dims(self) -> bool:
+        return bool(self.dynamic_symbols())
+
+    def is_fully_static(self) -> bool:
+        return not self.has_dynamic_dims()
+
+    def specialize(self, binding: Mapping[str, int]) -> LirModule:
+        """The same program placed for other sizes; kernels, order and code key stay as they are."""
+        if self.planner is None:
+            raise PlanError(f"program {self.name!r} was loaded without its planner and cannot be placed again")
+        return LirModule(
+            self.mir,
+            self.planner.plan(dict(binding)),
+            self.derived,
+            self.target,
+            self.options,
+            self.gate,
+            self.decisions,
+            self.planner,
+        )
+
+    @property
+    def code_key(self) -> str:
+        """Digest of what the code generator reads: kernels, layouts, target; never offsets, bindings or weights."""
+        from rlx.ir.text import graph_text
+
+        text = "\n".join([self.target, graph_text(self.mir, locations=False)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+Binding = Mapping[str, int]
+Sizes = Mapping[int, Dim]

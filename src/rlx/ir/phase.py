@@ -1,0 +1,90 @@
+"""Phases of a stream: what runs once, what runs every step, what runs after the last heavy step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Op, Role
+
+
+class Phase(StrEnum):
+    """PROLOGUE runs once per stream, STEADY_STATE every step, EPILOGUE after the last heavy step."""
+
+    PROLOGUE = "prologue"
+    STEADY_STATE = "steady"
+    EPILOGUE = "epilogue"
+
+
+class PhaseSchedule:
+    """The phase of every node.
+
+    >>> s = PhaseSchedule()
+    >>> s.set(3, Phase.PROLOGUE)
+    >>> s.get(3), len(s), s.nodes_in(Phase.PROLOGUE)
+    (<Phase.PROLOGUE: 'prologue'>, 1, {3})
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, Phase] = {}
+
+    def set(self, node: int, phase: Phase) -> None:
+        self._of[node] = phase
+
+    def get(self, node: int) -> Phase:
+        return self._of.get(node, Phase.STEADY_STATE)
+
+    def iter(self) -> Iterator[tuple[int, Phase]]:
+        return iter(self._of.items())
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def nodes_in(self, phase: Phase) -> set[int]:
+        return {n for n, p in self._of.items() if p is phase}
+
+    def nodes_in_ordered(self, phase: Phase, order: list[int]) -> list[int]:
+        """Nodes of a phase in schedule order."""
+        return [n for n in order if self.get(n) is phase]
+
+
+def ops_inside(node: Node) -> Iterator[Op]:
+    """The op of a node and, through bodies, of everything inside it."""
+    yield node.op
+    for body in node.bodies:
+        for inner in body.nodes:
+            yield from ops_inside(inner)
+
+
+def derive_phases(graph: Graph) -> PhaseSchedule:
+    """Prologue: what depends only on params, constants and `once` inputs. Epilogue: sampling and everything after
+    the last heavy step. The rest, and all of a graph without a heavy step, is steady state."""
+    schedule = PhaseSchedule()
+    once: set[int] = set()
+    for node in graph.nodes:
+        role = node.op.role
+        if role in (Role.PARAM, Role.CONSTANT) or (role is Role.INPUT and node.attrs["once"]):
+            once.add(node.id)
+        elif node.operands and all(o.id in once for o in node.operands):
+            once.add(node.id)
+        first = node.id in once or role in (Role.INPUT, Role.PARAM, Role.CONSTANT)
+        schedule.set(node.id, Phase.PROLOGUE if first else Phase.STEADY_STATE)
+    heavy = [n for n in graph.nodes if n.id not in once and any(op.heavy for op in ops_inside(n))]
+    if not heavy:
+        return schedule
+    before_heavy: set[int] = set()
+    for node in reversed(graph.nodes):
+        if any(op.heavy for op in ops_inside(node)) or node.id in before_heavy:
+            before_heavy.add(node.id)
+            before_heavy.update(o.id for o in node.operands)
+    after_heavy: set[int] = {n.id for n in heavy}
+    state_outputs = {s.output.id for s in graph.states}
+    for node in graph.nodes:
+        if any(o.id in after_heavy for o in node.operands):
+            after_heavy.add(node.id)
+        if schedule.get(node.id) is Phase.PROLOGUE or node.id in before_heavy or node.id in state_outputs:
+            continue
+        if node.id in after_heavy or any(op.selects for op in ops_inside(node)):
+            schedule.set(node.id, Phase.EPILOGUE)
+    return schedule

@@ -1,0 +1,179 @@
+"""From a graph of kernels to a plan: roots and aliases, order, lifetimes, placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlx.errors import GuardError, PlanError
+from rlx.ir.bind import check_constraints
+from rlx.ir.dim import Dim, compile_dims
+from rlx.ir.form import Layout, dense, is_dense
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirIoManifest, LirViewAlias
+from rlx.ir.op import Role, run_rule
+from rlx.ir.phase import derive_phases
+from rlx.ir.types import TupleType
+from rlx.plan.place import Block, Placement, place, replay
+from rlx.plan.schedule import Dag, lifetimes, schedule
+
+LEAF_SPACE = {Role.INPUT: "input", Role.PARAM: "weight", Role.CONSTANT: "weight", Role.STATE: "state"}
+GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not searched again
+
+
+@dataclass(frozen=True)
+class View:
+    """A value that lies inside another one's storage."""
+
+    root: int
+    layout: Layout
+
+
+def view_layouts(graph: Graph) -> dict[int, View]:
+    """Views that need no kernel: node -> root and layout."""
+    out: dict[int, View] = {}
+    for node in graph.nodes:
+        if node.op.role is not Role.COMPUTE or not node.op.has("view") or isinstance(node.type, TupleType):
+            continue
+        source = node.operands[0]
+        base = out.get(source.id) or View(source.id, dense(source.shape))
+        layout = run_rule(node.op, "view", base.layout, *(o.type for o in node.operands), node=node)
+        if layout is not None:
+            out[node.id] = View(base.root, layout)
+    return out
+
+
+class Planner:
+    """Knows order, lifetimes and the winning placement order; gives a plan for any binding quickly."""
+
+    def __init__(self, graph: Graph, assume: Mapping[str, int]) -> None:
+        self.graph = graph
+        self.views = view_layouts(graph)
+        self.symbols = graph.symbols()
+        live = graph.live()
+        self.outputs = self._output_nodes()
+        self.kernels = [
+            n.id for n in graph.nodes if n.id in live and n.id not in self.views and self._is_kernel(n)
+        ]
+        self.stored = [n for n in graph.nodes if n.id not in self.views and self._has_slot(n, live)]
+        sizes: list[Dim] = [n.tensor.nbytes for n in self.stored]
+        offsets: list[Dim] = [v.layout.offset * graph.nodes[i].dtype.itemsize for i, v in self.views.items()]
+        strides: list[Dim] = [s for v in self.views.values() for s in v.layout.strides]
+        self._evaluate = compile_dims([*sizes, *offsets, *strides], self.symbols)
+        self.phases = derive_phases(graph)
+        self.io = LirIoManifest.collect(graph)
+        self.binding = {s: assume.get(s, 128) for s in self.symbols}
+        self.order, self.life = self._schedule()
+        self._placed: tuple[int, ...] | None = None
+
+    def _is_kernel(self, node: Node) -> bool:
+        return node.op.role in (Role.COMPUTE, Role.REGION)
+
+    def _has_slot(self, node: Node, live: set[int]) -> bool:
+        if isinstance(node.type, TupleType):
+            return False
+        return node.id in live or node.op.role in LEAF_SPACE
+
+    def _output_nodes(self) -> dict[int, str]:
+        out: dict[int, str] = {}
+        for name, node in self.graph.outputs.items():
+            if node.id in self.views or node.id in out or node.op.role in LEAF_SPACE:
+                raise PlanError(f"output {name!r} has no storage of its own; a copy must be inserted before planning")
+            out[node.id] = name
+        return out
+
+    def _root(self, node: int) -> int:
+        return self.views[node].root if node in self.views else node
+
+    def _space(self, node: Node) -> str:
+        if node.op.role in LEAF_SPACE:
+            return LEAF_SPACE[node.op.role]
+        return "output" if node.id in self.outputs else "activation"
+
+    def _schedule(self) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """Order of kernels with the lowest peak, and lifetimes of activation values in it."""
+        values = self._evaluate([self.binding[s] for s in self.symbols])
+        size_of = {n.id: v for n, v in zip(self.stored, values, strict=False)}
+        kernel_set = set(self.kernels)
+        defines: dict[int, list[int]] = {}
+        owner: dict[int, int] = {}
+        for n in self.graph.nodes:
+            if n.op.role is Role.RESULT:
+                defines.setdefault(n.operands[0].id, []).append(n.id)
+                owner[n.id] = n.operands[0].id
+        operands: dict[int, list[int]] = {}
+        for k in self.kernels:
+            reads = []
+            for o in self.graph.nodes[k].operands:
+                root = self._root(o.id)
+                if root in kernel_set or root in owner:
+                    reads.append(root)
+            operands[k] = list(dict.fromkeys(reads))
+        activation = {n.id for n in self.stored if self._space(n) == "activation"}
+        sizes = {i: (-(-size_of[i] // ALIGNMENT) * ALIGNMENT if i in activation else 0) for i in size_of}
+        dag = Dag(
+            nodes=self.kernels,
+            operands=operands,
+            sizes={i: s for i, s in sizes.items() if i in kernel_set or i in owner},
+            root_of={},
+            defines={k: v for k, v in defines.items() if k in kernel_set},
+            after={},
+            outputs=[self._root(n.id) for n in self.graph.roots() if self._root(n.id) in kernel_set or self._root(n.id) in owner],
+        )
+        best = schedule(dag)
+        return list(best.order), lifetimes(dag, best.order)
+
+    def plan(self, binding: Mapping[str, int]) -> LirBufferPlan:
+        """Slots for a binding. Guards are checked here."""
+        missing = [s for s in self.symbols if s not in binding]
+        if missing:
+            raise GuardError(f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding")
+        check_constraints(self.graph.constraints, binding)
+        values = self._evaluate([binding[s] for s in self.symbols])
+        count = len(self.stored)
+        sizes = {n.id: v for n, v in zip(self.stored, values, strict=False)}
+        aliases = self._aliases(values[count:])
+        blocks, slots, used = [], {}, dict.fromkeys(("weight", "input", "output", "state"), 0)
+        for node in self.stored:
+            space = self._space(node)
+            if space == "activation":
+                if node.id in self.life:
+                    blocks.append(Block(node.id, sizes[node.id], *self.life[node.id]))
+                continue
+            slots[node.id] = LirBufferSlot(used[space], sizes[node.id], space)
+            used[space] += -(-sizes[node.id] // ALIGNMENT) * ALIGNMENT
+        placed = self._place(blocks)
+        for block in blocks:
+            slots[block.key] = LirBufferSlot(placed.offsets[block.key], block.size, "activation")
+        return LirBufferPlan(
+            slots,
+            list(self.order),
+            aliases,
+            self.phases,
+            self.io,
+            dict(self.life),
+            {"activation": placed.total, **used},
+            ALIGNMENT,
+            self.symbols,
+            dict(binding),
+            heuristic=placed.heuristic,
+        )
+
+    def _aliases(self, values: tuple[int, ...]) -> dict[int, LirViewAlias]:
+        out, at = {}, len(self.views)
+        for i, (node, view) in enumerate(self.views.items()):
+            rank = len(view.layout.strides)
+            dense_view = is_dense(view.layout, self.graph.nodes[node].shape)
+            strides = None if dense_view else tuple(values[at : at + rank])
+            at += rank
+            out[node] = LirViewAlias(view.root, values[i], strides)
+        return out
+
+    def _place(self, blocks: list[Block]) -> Placement:
+        if self._placed is not None:
+            again = replay(self._placed, blocks)
+            if again.ratio <= GOOD_ENOUGH:
+                return again
+        found = place(blocks)
+        self._placed = found.order
+        return found
