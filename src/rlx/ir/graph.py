@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError, RlxError, ShapeError, VerifyError
+from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, symbols
 from rlx.ir.dtype import DType, dtype
@@ -23,6 +23,7 @@ from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 
 _PACKAGE = __name__.partition(".")[0]
+_NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
 
 
 def source_location() -> str:
@@ -250,6 +251,21 @@ def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, .
     return tuple(require_equal(x, y, what) for x, y in zip(a, b, strict=True))
 
 
+def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodies: tuple[Graph, ...]) -> Type:
+    """The type that an op's rule gives to a node; the rule may refuse."""
+    if len(bodies) != op.bodies:
+        raise TypeError_(f"{op.name}: takes {op.bodies} {'body' if op.bodies == 1 else 'bodies'}, got {len(bodies)}")
+    types = [o.type for o in operands]
+    if op.role is not Role.RESULT:
+        for o in operands:
+            if isinstance(o.type, TupleType):
+                raise TypeError_(
+                    f"{op.name}: operand %{o.id} ({o.op.name}) has {len(o.type.items)} results; pick one first"
+                )
+    inferred: Type = op.infer(*types, **attrs, bodies=bodies) if op.bodies else op.infer(*types, **attrs)
+    return inferred
+
+
 def current_graph() -> Graph | None:
     """The graph being built by the innermost `with graph:`, trace or pass."""
     return _CURRENT.get()
@@ -286,7 +302,8 @@ class Graph:
         self.state_values: dict[str, np.ndarray] = {}
         self.outputs: dict[str, Node] = {}
         self.constraints: list[Constraint] = []
-        self._results: dict[int, list[Node]] = {}
+        self._names: set[str] = set()  # of inputs, params and states
+        self._results: dict[int, dict[int, Node]] = {}  # id of a multi-output node -> index -> `result` node
         self._log = ConstraintLog()
 
     def __len__(self) -> int:
@@ -313,16 +330,11 @@ class Graph:
 
     def input(self, name: str, shape: Sequence[Any], dtype: Any = "f32", once: bool = False) -> Node:
         """A named input. Text dims are symbols; `once` inputs are read in the prologue of a stream."""
-        self._free_name(name)
-        node = self.add(get_op("input"), (), {"name": name, "type": _type(shape, dtype), "once": once})
-        self.inputs.append(node)
-        return node
+        return self.add(get_op("input"), (), {"name": name, "type": _type(shape, dtype), "once": once})
 
     def param(self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None) -> Node:
         """A named parameter; its value may be set now or by `set_param` of the compiled program."""
-        self._free_name(name)
         node = self.add(get_op("param"), (), {"name": name, "type": _type(shape, dtype)})
-        self.params[name] = node
         if value is not None:
             self.set_param(name, value)
         return node
@@ -351,9 +363,7 @@ class Graph:
 
     def state(self, name: str, shape: Sequence[Any], dtype: Any = "f32", init: np.ndarray | None = None) -> Node:
         """A value that survives runs; `set_state` says what replaces it. Starts as `init` or zeros."""
-        self._free_name(name)
         node = self.add(get_op("state"), (), {"name": name, "type": _type(shape, dtype)})
-        self.state_inputs[name] = node
         if init is not None:
             self.state_values[name] = np.asarray(init)
         return node
@@ -407,9 +417,10 @@ class Graph:
         try:
             check_arity(op, len(operands))
             canonical = op.canonical_attrs(attrs or {})
-            types = [self._own(o).type for o in operands]
-            extra = {"bodies": tuple(bodies)} if op.bodies else {}
-            inferred = op.infer(*types, **canonical, **extra)
+            if op.role in _NAMED and canonical["name"] in self._names:
+                name = canonical["name"]
+                raise VerifyError(f"graph {self.name!r} already has an input, param or state called {name!r}")
+            inferred = infer_type(op, [self._own(o) for o in operands], canonical, tuple(bodies))
         except RlxError as e:
             if e.where:
                 raise
@@ -422,7 +433,23 @@ class Graph:
             self._log.items = []
         node = Node(self, len(self.nodes), op, tuple(operands), canonical, tuple(bodies), inferred, where)
         self.nodes.append(node)
+        if op.role is not Role.COMPUTE:
+            self._register(node)
         return node
+
+    def _register(self, node: Node) -> None:
+        """Enter a node where its role has a list."""
+        role, attrs = node.op.role, node.attrs
+        if role in _NAMED:
+            self._names.add(attrs["name"])
+        if role is Role.INPUT:
+            self.inputs.append(node)
+        elif role is Role.PARAM:
+            self.params[attrs["name"]] = node
+        elif role is Role.STATE:
+            self.state_inputs[attrs["name"]] = node
+        elif role is Role.RESULT:
+            self._results.setdefault(node.operands[0].id, {}).setdefault(attrs["index"], node)
 
     def assume(self, constraint: Constraint) -> None:
         """Add a constraint that a front end or pass relies on; unproved ones become run-time guards."""
@@ -436,13 +463,11 @@ class Graph:
             return [node]
         if node.op.role is Role.TUPLE:
             return list(node.operands)
-        if node.id not in self._results:
-            made = [
+        made = self._results.setdefault(node.id, {})
+        for i in range(len(node.type.items)):
+            if i not in made:
                 self.add(get_op("result"), (node,), {"index": i}, where=node.where)
-                for i in range(len(node.type.items))
-            ]
-            self._results[node.id] = made
-        return self._results[node.id]
+        return [made[i] for i in range(len(node.type.items))]
 
     def _own(self, node: Node) -> Node:
         if not isinstance(node, Node):
@@ -453,11 +478,6 @@ class Graph:
                 "build all operands in one graph"
             )
         return node
-
-    def _free_name(self, name: str) -> None:
-        taken = {n.attrs["name"] for n in self.inputs} | set(self.params) | set(self.state_inputs)
-        if name in taken:
-            raise VerifyError(f"graph {self.name!r} already has an input, param or state called {name!r}")
 
     # -- questions
 
@@ -508,22 +528,11 @@ Visit = Callable[[Node, tuple[Node, ...], "Graph"], "Node | None"]
 
 
 def copy_node(node: Node, operands: Sequence[Node], into: Graph) -> Node:
-    """The same op in another graph, with its inputs, params and states registered there."""
+    """The same op in another graph."""
     if node.op.role is Role.RESULT and operands[0].op.role is Role.TUPLE:
-        return operands[0].operands[node.attrs["index"]]
-    made = into.add(node.op, operands, node.attrs, node.bodies, where=node.where)
-    role = node.op.role
-    if role is Role.INPUT:
-        into.inputs.append(made)
-    elif role is Role.PARAM:
-        into.params[node.attrs["name"]] = made
-    elif role is Role.STATE:
-        into.state_inputs[node.attrs["name"]] = made
-    elif role is Role.RESULT:
-        found = into._results.setdefault(operands[0].id, [])
-        if len(found) == node.attrs["index"]:
-            found.append(made)
-    return made
+        found: Node = operands[0].operands[node.attrs["index"]]
+        return found
+    return into.add(node.op, operands, node.attrs, node.bodies, where=node.where)
 
 
 def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
@@ -537,10 +546,9 @@ def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
         out.assume(c)
     alive = {n.id for n in graph.nodes} if keep_dead else graph.live()
     mapping: dict[int, Node] = {}
-    interface = (Role.INPUT, Role.PARAM, Role.STATE)
     with out.building():
         for node in graph.nodes:
-            if node.op.role in interface:
+            if node.op.role in _NAMED:
                 mapping[node.id] = copy_node(node, (), out)
             elif node.id in alive:
                 operands = tuple(mapping[o.id] for o in node.operands)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rlx.ir.dim import Dim, evaluate, parse_dim, substitute, symbols
+from rlx.errors import ParseError
+from rlx.ir.dim import Dim, Expr, evaluate, parse_dim, substitute, symbols
 from rlx.ir.dtype import DType, dtype
 
 Shape: TypeAlias = tuple[Dim, ...]
@@ -89,35 +92,29 @@ def type_symbols(type_: Type) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def split_top(text: str, separator: str = ",") -> list[str]:
-    """Split at separators that are not inside brackets or quotes."""
-    parts, depth, start, quote = [], 0, 0, ""
-    for i, c in enumerate(text):
-        if quote:
-            quote = "" if c == quote else quote
-        elif c in "'\"`":
-            quote = c
-        elif c in "([{":
-            depth += 1
-        elif c in ")]}":
-            depth -= 1
-        elif c == separator and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    tail = text[start:]
-    return [p.strip() for p in [*parts, tail]] if text.strip() else []
+_DIMS_PIECE = re.compile(r"[^,()`]++|`(?:[^`\\]|\\.)*+`|.", re.DOTALL)
 
 
-def parse_type(text: str) -> TensorType:
-    """The inverse of str(TensorType).
+def split_dims(text: str) -> list[str]:
+    """Split at commas that are not inside parentheses or a backticked name."""
+    parts, depth = [""], 0
+    for piece in _DIMS_PIECE.findall(text):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts if text.strip() else []
+
+
+def parse_type(text: str, symbols: Mapping[str, Expr] | None = None) -> TensorType:
+    """The inverse of str(TensorType). `symbols` gives the symbol for some names, where their bounds matter.
 
     >>> str(parse_type("bf16[2,n*3]"))
     'bf16[2,3*n]'
     """
-    from rlx.errors import ParseError
-
     text = text.strip()
     name, bracket, rest = text.partition("[")
     if not bracket or not rest.endswith("]"):
         raise ParseError(f"type {text!r} is not of the form dtype[dims], for example f32[2,seq]")
-    return TensorType(dtype(name.strip()), tuple(parse_dim(p) for p in split_top(rest[:-1])))
+    return TensorType(dtype(name.strip()), tuple(parse_dim(p, symbols) for p in split_dims(rest[:-1])))

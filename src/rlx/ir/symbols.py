@@ -1,0 +1,69 @@
+"""The symbols of a graph with their bounds, wherever they occur: types, attributes, constraints, bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlx.ir.dim import Call, Dim, Expr, Sym
+from rlx.ir.graph import Graph
+from rlx.ir.types import TensorType, TupleType
+
+Bounds = tuple[int, int | None]
+
+
+def graph_symbols(graph: Graph) -> dict[str, list[Bounds]]:
+    """Name -> its distinct bounds (one pair in a sound graph), sorted by name.
+
+    >>> from rlx.ir.dim import sym
+    >>> g = Graph()
+    >>> _ = g.input("x", (sym("batch", min=1, max=64), "seq"), "f32")
+    >>> graph_symbols(g)
+    {'batch': [(1, 64)], 'seq': [(0, None)]}
+    """
+    found: dict[str, list[Bounds]] = {}
+    seen: set[int] = set()  # expressions are shared, and equality of expressions ignores bounds
+    for value in _values(graph):
+        _collect(value, found, seen)
+    return dict(sorted(found.items()))
+
+
+def _values(graph: Graph) -> Iterator[Any]:
+    for c in graph.constraints:
+        yield c.lhs
+        yield c.rhs
+    for node in graph.nodes:
+        yield node.type
+        yield from node.attrs.values()
+        for body in node.bodies:
+            yield from _values(body)
+
+
+def _collect(value: Any, found: dict[str, list[Bounds]], seen: set[int]) -> None:
+    if isinstance(value, TensorType):
+        for d in value.shape:
+            if isinstance(d, Expr):
+                _collect_dim(d, found, seen)
+    elif isinstance(value, Expr):
+        _collect_dim(value, found, seen)
+    elif isinstance(value, tuple):
+        for item in value:
+            _collect(item, found, seen)
+    elif isinstance(value, TupleType):
+        for t in value.items:
+            _collect(t, found, seen)
+
+
+def _collect_dim(d: Dim, found: dict[str, list[Bounds]], seen: set[int]) -> None:
+    if isinstance(d, int) or id(d) in seen:
+        return
+    seen.add(id(d))
+    for monomial, _ in d.terms:
+        for atom, _ in monomial:
+            if isinstance(atom, Sym):
+                known = found.setdefault(atom.name, [])
+                if (atom.min, atom.max) not in known:
+                    known.append((atom.min, atom.max))
+            elif isinstance(atom, Call):
+                for arg in atom.args:
+                    _collect_dim(arg, found, seen)
