@@ -36,6 +36,7 @@ from rlx.ops.activation import (
     swish,
     thresholded_relu,
 )
+from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.conv import conv, conv_transpose
 from rlx.ops.elementwise import (

@@ -12,12 +12,14 @@ import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError, TypeError_
 from rlx.ir.attr import Attr, boolean, integer, real
-from rlx.ir.dtype import F32
+from rlx.ir.dtype import F32, I64
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
+from rlx.ops.addressing import OutOfRangeError, as_indices
 from rlx.ops.contract import dot_general
 from rlx.ops.elementwise import cast, exp, log, maximum, where
+from rlx.ops.gather import gather
 from rlx.ops.reduce import reduce_max, reduce_sum
 from rlx.ops.rules import (
     broadcast_shapes,
@@ -25,7 +27,9 @@ from rlx.ops.rules import (
     expand_in_f32,
     in_f32,
     is_boolean,
+    is_computable,
     is_half,
+    is_integer,
     is_number,
     is_real_float,
     need_dtype,
@@ -34,6 +38,7 @@ from rlx.ops.rules import (
     same_dtype,
     widen,
 )
+from rlx.ops.stats import dim_value
 
 
 def rank_of(x: Any) -> int:
@@ -224,6 +229,59 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
     return _log_softmax(x, axis=normal_axis("log_softmax", axis, rank_of(x)))
 
 
+# -- embedding
+
+
+@declare
+class _embedding(Op):
+    """Rows of a table at ids; an id that is negative or too large is an error when the program runs."""
+
+    name = "embedding"
+    level = Level.HIR
+    arity = 2
+
+    def infer(self, table: TensorType, ids: TensorType) -> TensorType:
+        need_dtype(self.name, table, is_computable)
+        need_dtype(self.name, ids, is_integer)
+        if table.rank != 2:
+            raise ShapeError(f"embedding: table {table} needs two axes, rows and features")
+        return table.with_shape((*ids.shape, table.shape[1]))
+
+    def ref(self, table: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        bad = (ids < 0) | (ids >= len(table))
+        if bad.any():
+            raise OutOfRangeError(f"embedding: id {int(ids[bad][0])} is out of range for a table of {len(table)} rows")
+        return table[ids]
+
+    def expand(self, table: Node, ids: Node) -> Node:
+        rows = table.shape[0]
+        if ids.dtype.is_signed:  # gather counts negative indices from the end: send them out of range instead
+            ids = cast(ids, dtype=I64)
+            ids = where(ids < 0, rows if isinstance(rows, int) else dim_value(rows), ids)
+        made: Node = gather(table, ids, axis=0)
+        return made
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample((Arg("f32[5,3]"), np.array([[0, 4], [2, 2]]))),
+            Sample((Arg("f32[5,3]"), np.array([1, 0, 4], np.int32))),
+            Sample((Arg("f32[33,1]"), np.array(32, np.uint8))),
+            Sample((Arg("f32[200,2]"), np.array([100, 127], np.int8)), grad=False),
+            Sample((Arg("f32[5,3]"), np.zeros((0, 2), np.int64)), grad=False),
+            Sample((Arg("f32[n,2]"), Arg("i64[m,k]", 0, 2)), grad=False),
+            Sample((Arg("bf16[5,7]"), np.array([3, 3])), grad=False),
+        ]
+
+
+def embedding(table: Any, ids: Any) -> Any:
+    """Rows of a table [rows, features] at integer ids of any shape.
+
+    >>> embedding(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1, 0, 1])).tolist()
+    [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    return _embedding(table, as_indices(ids))
+
+
 # -- swiglu and dropout
 
 
@@ -327,4 +385,4 @@ def dropout(x: Any, rate: float = 0.5, mask: Any = None) -> Any:
     return _dropout(x, *given(mask), rate=rate)
 
 
-__all__ = ["dropout", "linear", "log_softmax", "softmax", "swiglu"]
+__all__ = ["dropout", "embedding", "linear", "log_softmax", "softmax", "swiglu"]
