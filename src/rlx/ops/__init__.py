@@ -104,6 +104,7 @@ from rlx.ops.elementwise import (
     where,
 )
 from rlx.ops.elementwise import cast as _cast
+from rlx.ops.loss import cross_entropy, nll_loss
 from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
 from rlx.ops.gather import gather, gather_elements, gather_nd, take_along_axis
 from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm

@@ -14,12 +14,13 @@ import numpy as np
 from rlx.errors import AttributeError_, DTypeError, ShapeError, TypeError_
 from rlx.ir.attr import Attr, boolean, dim, ints, optional, real
 from rlx.ir.dim import Dim, known_le
-from rlx.ir.dtype import F32, F64, I64, dtype
+from rlx.ir.dtype import F32, F64, I64, convert
+from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.contract import dot_general
-from rlx.ops.elementwise import cast, cos, sin, tanh, where
+from rlx.ops.elementwise import cast, cos, mul, sin, tanh, where
 from rlx.ops.nn import given, softmax
 from rlx.ops.rules import (
     broadcast_shapes,
@@ -325,15 +326,11 @@ def rope_tables(positions: Any, dim: int, base: float = 10000.0, dtype: Any = "f
     """
     if dim < 2 or dim % 2:
         raise ShapeError(f"rope_tables: dim {dim} is not an even number of features")
-    frequencies = base ** (np.arange(0, dim, 2) / -dim)
-    wide = op_call("cast", positions, dtype=dtype)
-    angles = op_call("mul", reshape(wide, (*shape_of(positions), 1)), frequencies.astype(shape_dtype(dtype)))
+    kind = as_dtype(dtype)
+    frequencies = convert(base ** (np.arange(0, dim, 2) / -dim), kind)
+    column = reshape(cast(positions, dtype=kind), (*shape_of(positions), 1))
+    angles = mul(column, frequencies)
     return cos(angles), sin(angles)
-
-
-def shape_dtype(name: Any) -> Any:
-    """The NumPy dtype of a dtype or its name."""
-    return dtype(name).np
 
 
 def rope(
@@ -356,7 +353,7 @@ def rope(
             raise ShapeError("rope: x needs the axes seq and dim, and dim must be a number")
         if positions is None:
             positions = op_call("iota", shape=(shape[-2],), axis=0, dtype=I64)
-        kind = x.dtype if isinstance(x, Node) else dtype(np.asarray(x).dtype)
+        kind = x.dtype if isinstance(x, Node) else as_dtype(np.asarray(x).dtype)
         table = F64 if kind is F64 else F32
         cos, sin = rope_tables(positions, shape[-1] if rotary_dim is None else rotary_dim, base, table)
         *lead, seq = shape_of(positions)

@@ -15,7 +15,7 @@ from rlx.ir.form import Contract, Form
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
-from rlx.ops.rules import broadcast_shapes, is_number, lift_all, need_dtype, same_dtype, shift
+from rlx.ops.rules import broadcast_shapes, is_number, lift_all, need_dtype, op_call, same_dtype, shift
 from rlx.ops.shape import broadcast_to, inverse_permutation, reshape, transpose
 
 
@@ -78,6 +78,9 @@ class _dot_general(Op):
     def vjp(
         self, g: Node, y: Node, a: Node, b: Node, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
     ) -> list[Node]:
+        kinds = a.dtype, b.dtype
+        if g.dtype is not a.dtype:  # out_dtype: the products below are those of the wider dtype
+            a, b = op_call("cast", a, dtype=g.dtype), op_call("cast", b, dtype=g.dtype)
         left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
         nb = len(lhs_batch)
         g_left, g_right = range(nb, nb + len(left)), range(nb + len(left), g.rank)
@@ -90,7 +93,8 @@ class _dot_general(Op):
         by_lhs = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
         order = (*rhs_batch, *right, *(rhs_contract[i] for i in by_lhs))
         db = transpose(db, inverse_permutation(order))
-        return [da, db]
+        grads = zip((da, db), kinds, strict=True)
+        return [d if d.dtype is kind else op_call("cast", d, dtype=kind) for d, kind in grads]
 
     def batch(
         self, flags: Sequence[bool], a: Node, b: Node, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
@@ -332,8 +336,6 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]
 
 def _diagonal(x: Node, labels: str) -> tuple[Node, str]:
     """Take diagonals of labels that occur twice in one operand."""
-    from rlx.ops.rules import op_call
-
     while len(set(labels)) != len(labels):
         c = next(c for c in labels if labels.count(c) > 1)
         i = labels.index(c)

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError, TypeError_
 from rlx.ir.attr import Attr, boolean, integer, real
+from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I64
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Level, Op, Sample, declare
@@ -232,6 +233,15 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
 # -- embedding
 
 
+def refuse_negative(ids: Node, extent: Dim) -> Node:
+    """Ids for a gather, which counts negative ones from the end: those are sent out of range instead."""
+    if not ids.dtype.is_signed:
+        return ids
+    ids = cast(ids, dtype=I64)
+    made: Node = where(ids < 0, extent if isinstance(extent, int) else dim_value(extent), ids)
+    return made
+
+
 @declare
 class _embedding(Op):
     """Rows of a table at ids; an id that is negative or too large is an error when the program runs."""
@@ -254,11 +264,7 @@ class _embedding(Op):
         return table[ids]
 
     def expand(self, table: Node, ids: Node) -> Node:
-        rows = table.shape[0]
-        if ids.dtype.is_signed:  # gather counts negative indices from the end: send them out of range instead
-            ids = cast(ids, dtype=I64)
-            ids = where(ids < 0, rows if isinstance(rows, int) else dim_value(rows), ids)
-        made: Node = gather(table, ids, axis=0)
+        made: Node = gather(table, refuse_negative(ids, table.shape[0]), axis=0)
         return made
 
     def samples(self) -> list[Sample]:
