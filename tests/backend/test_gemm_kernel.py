@@ -411,3 +411,29 @@ def test_refusals() -> None:
         pack_weights(np.zeros(3, np.float32), HOST)
     with pytest.raises(ShapeError, match="have 64 elements"):
         unpack_weights(np.zeros(3, np.float32), 4, 4, resolve("x86-64-v4"))
+
+
+# ---- bf16
+
+
+@every_target
+@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 1), (7, 5), (33, 50), (64, 48), (101, 203)])
+def test_bf16_weights(target: Target, k: int, n: int) -> None:
+    for m in (0, 1, 2, 3, 8, 9, 17):
+        c, a, w = run_weights(target, m, k, n, dtype="bf16")
+        assert_product(c, a, w, "bf16")
+
+
+@every_target
+@pytest.mark.parametrize("transposed", ["", "b", "a", "ab", "g"])
+def test_bf16_strided(target: Target, transposed: str) -> None:
+    shapes = [(1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 48, 64), (2, 33, 101, 37), (1, 2, 333, 77), (2, 3, 3, 0), (1, 170, 100, 40)]
+    for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
+        c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype="bf16")
+        assert_product(c, a, b, "bf16")
+
+
+def test_bf16_sums_in_f32() -> None:
+    """Products of bf16 numbers are exact in f32, so only the sum is rounded, as in f32."""
+    c, a, w = run_weights(HOST, 9, 64, 50, dtype="bf16")
+    assert_product(c, a, w, "f32")

@@ -120,6 +120,7 @@ class Depth:
 
     start: Int
     size: Int
+    padded: Int  # in whole groups
 
 
 PanelOfB = Callable[[Int, PanelForm], Value]
@@ -176,7 +177,9 @@ class _Gemm:
     ) -> None:
         self.module, self.name, self.spec, self.operands, self.dim_value = module, name, spec, operands, dim_value
         self.starts = starts
-        self.kind = kind_of(spec.dtype, module.target)
+        self.kind = kind_of(spec.dtype, module.target, grouped=spec.b_packed or spec.a_strides[-1] == 1)
+        if self.kind.group > 1 and spec.a_strides[-1] != 1:
+            raise UnsupportedError(f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first")
         self.element, self.lanes = self.kind.element, self.kind.lanes
         self.rows, self.vectors = module.target.tile(spec.dtype)
         self.columns = self.vectors * self.lanes
@@ -225,7 +228,8 @@ class _Gemm:
     @property
     def scratch_bytes(self) -> Size:
         """Room for a group of panels of B and a block of row tiles of A, where they may have to be packed."""
-        depth, size = _BLOCK_DEPTH if self.blocks_k else self.spec.k, size_bytes(self.element)
+        depth = (_BLOCK_DEPTH if self.blocks_k else self.spec.k) + self.kind.group - 1
+        size = size_bytes(self.element)
         tiles = (depth * self.tile_width + _TILE_PAD) * (_BLOCK_TILES * size) if self.packs_a else 0
         return depth * (self.group_columns * size) + tiles
 
@@ -270,7 +274,7 @@ class _Gemm:
             self.frame.share(name, getattr(self, name))
         if self.writer.staged:
             self.frame.change("stage", fn.alloca(self.kind.accumulator, self.rows * self.columns))
-        if self.scratch_bytes != 0:
+        if self.packs_a or not self.spec.b_packed:
             offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
             self.b_scratch = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
         fits_l2 = fn.cmp("ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // 2 // size_bytes(self.element))
@@ -287,7 +291,8 @@ class _Gemm:
             self.frame.share("k", self.k)
         else:
             count = fn.umax(fn.ceildiv(self.k, _BLOCK_DEPTH), 1)
-            self.depth = fn.select(fn.or_(self.pack_a, self.pack_b), fn.ceildiv(self.k, count), self.k)
+            balanced = fn.round_up(fn.ceildiv(self.k, count), self.kind.group)
+            self.depth = fn.select(fn.or_(self.pack_a, self.pack_b), balanced, self.k)
 
     def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
         """Pointers to A, B and C of one product of the batch; its indices go to the frame for the epilogue."""
@@ -354,7 +359,7 @@ class _Gemm:
         """block(depth) for the blocks of k; a kernel that does not cut k has one."""
         fn, frame = self.main, self.frame
         if not self.blocks_k:
-            return block(Depth(0, self.k))
+            return block(Depth(0, self.k, fn.round_up(self.k, self.kind.group)))
 
         def body(k: Int, _: list[Value]) -> None:
             left = fn.sub(self.k, k)
@@ -362,7 +367,7 @@ class _Gemm:
             frame.change("k", size)
             frame.change("fresh", fn.select(fn.cmp("eq", k, 0), 1, 0))
             frame.change("done", fn.select(fn.cmp("eq", size, left), 1, 0))
-            block(Depth(k, size))
+            block(Depth(k, size, fn.round_up(size, self.kind.group)))
 
         fn.loop(0, fn.umax(self.k, 1), fn.umax(self.depth, 1), [], body)  # k = 0 still stores its zeros
         return None
@@ -436,7 +441,7 @@ class _Gemm:
         a = fn.gep(a, fn.mul(depth.start, self.a_k), self.element)
         if not self.packs_a:
             return lambda tile, row: fn.gep(a, fn.mul(row, self.a_row), self.element)
-        panels = fn.mul(fn.mul(depth.size, self.group_columns), size_bytes(self.element))
+        panels = fn.mul(fn.mul(depth.padded, self.group_columns), size_bytes(self.element))
         tiles = fn.gep(self.b_scratch, panels, "i8")
         stride = fn.add(fn.mul(depth.size, self.tile_width), _TILE_PAD)
         # The last tiles begin early enough to be read in whole vectors inside the matrix.
@@ -487,7 +492,7 @@ class _Gemm:
         def place(j: Int, form: PanelForm) -> Value:
             ragged = form.last and form.masked and not self.module.target.has_avx512
             packed = fn.or_(self.pack_b, ragged)
-            offset = fn.mul(fn.mul(fn.sub(j, first), self.columns), depth.size)
+            offset = fn.mul(fn.mul(fn.sub(j, first), self.columns), depth.padded)
             panel = fn.gep(self.b_scratch, offset, self.element)
             if form.last:
                 fn.branch(packed, lambda: pack(j, 1, form.vectors, panel))

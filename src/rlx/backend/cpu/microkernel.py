@@ -35,6 +35,11 @@ class Kind:
         """An accumulator vector of zeros."""
         return constant(vector(self.accumulator, self.lanes), 0)
 
+    @property
+    def moved(self) -> str:
+        """Type in which an element is copied: 16-bit floats travel as integers, which every target moves."""
+        return "i16" if self.element in ("bfloat", "half") else self.element
+
     def read_a(self, fn: Function, place: Value, count: int) -> Value:
         """`count` (at most `group`) elements of A, in every lane; the rest of the group is zero."""
         if self.group == 1:
@@ -62,8 +67,10 @@ class Kind:
         return value if self.element == self.accumulator else fn.fpext(value, self.accumulator)
 
 
-def kind_of(dtype: str, target: Target) -> Kind:
+def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
     """The best way `target` has to contract operands of `dtype`; 16-bit floats accumulate in f32.
+
+    Without `grouped`, one that takes k one by one, for an A whose neighbours in k do not lie side by side.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
@@ -73,7 +80,7 @@ def kind_of(dtype: str, target: Target) -> Kind:
         known = ", ".join(LLVM_TYPES)
         raise DTypeError(f"no contraction kernel takes {dtype}: cast the operands to one of {known}")
     accumulator = "double" if dtype == "f64" else "float"
-    group = 2 if dtype == "bf16" and target.has_bf16 else 1
+    group = 2 if dtype == "bf16" and target.has_bf16 and grouped else 1
     return Kind(LLVM_TYPES[dtype], accumulator, group, target.lanes("f64" if dtype == "f64" else "f32"))
 
 

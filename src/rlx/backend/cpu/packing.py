@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
+from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
+from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, kind_of
 from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
@@ -128,12 +129,12 @@ _PANEL_PARAMS = [("ptr noalias", "source"), ("i64", "k_stride"), ("i64", "column
 def emit_panel_packer(module: Module, kind: Kind, vectors: int, k_stride: Int, column_stride: Int) -> str:
     """An internal function that packs neighbouring panels of B from a matrix in place; gives its name.
 
-    `void pack(source, k_stride, column_stride, panels, depth, left, count)` writes panels[p][k][column] for p < count and
-    k < depth. A panel has `vectors` vectors of columns. `left` columns exist in all: those after them are filled from
-    inside the matrix and mean nothing. A stride known to be 1 chooses a faster copy.
+    `void pack(source, k_stride, column_stride, panels, depth, left, count)` writes panels[p][k][column] (with k in
+    groups) for p < count and k < depth. A panel has `vectors` vectors of columns. `left` columns exist in all: those
+    after them are filled from inside the matrix and mean nothing. A stride known to be 1 chooses a faster copy.
     """
     form = "rows" if column_stride == 1 else "columns" if k_stride == 1 else "elements"
-    name = f"rlx.pack.{form}.{kind.element}.{kind.lanes}x{vectors}"
+    name = f"rlx.pack.{form}.{kind.element}.{kind.group}.{kind.lanes}x{vectors}"
     if not module.defines(name):
         fn = module.function(name, _PANEL_PARAMS, internal=True, noinline=True)
         _PanelPacker(fn, kind, vectors).emit(form)
@@ -141,10 +142,14 @@ def emit_panel_packer(module: Module, kind: Kind, vectors: int, k_stride: Int, c
 
 
 class _PanelPacker:
+    """Works in units: one row of a panel, which holds a group of k."""
+
     def __init__(self, fn: Function, kind: Kind, vectors: int) -> None:
         self.fn, self.kind, self.columns = fn, kind, vectors * kind.lanes
         self.source, self.k_stride, self.column_stride, self.panels, self.depth, self.left, self.count = fn.args
-        self.type = vector(kind.element, kind.lanes)
+        self.row_type = vector(kind.moved, kind.lanes)
+        self.units = fn.udiv(self.depth, kind.group)  # full ones
+        self.rest = fn.cmp("ne", fn.urem(self.depth, kind.group), 0) if kind.group > 1 else False
 
     def emit(self, form: str) -> None:
         fn, lanes = self.fn, self.kind.lanes
@@ -154,87 +159,115 @@ class _PanelPacker:
 
         def panel(p: Int, _: list[Value]) -> None:
             first = fn.mul(p, self.columns)
-            fn.loop(0, self.columns, lanes, [], lambda column, _: pack(fn.add(first, column), self.place(p, column)))
+
+            def strip(column: Int, _: list[Value]) -> None:
+                places = self.lane_places(fn.add(first, column))
+                to = self.panel(p, column)
+                pack(places, to)
+                fn.branch(self.rest, lambda: self.element_unit(places, to, self.units, self.kind.group - 1))
+
+            fn.loop(0, self.columns, lanes, [], strip)
 
         fn.loop(0, self.count, 1, [], panel)
         return None
 
-    def place(self, panel: Int, column: Int) -> Value:
+    # ---- places
+
+    def at(self, place: Value, offset: Int) -> Value:
+        return self.fn.gep(place, offset, self.kind.moved)
+
+    def panel(self, index: Int, column: Int) -> Value:
         """Where a column of a packed panel begins."""
-        fn = self.fn
-        begin = fn.gep(self.panels, fn.mul(fn.mul(panel, self.columns), self.depth), self.kind.element)
-        return fn.gep(begin, column, self.kind.element)
+        fn, group = self.fn, self.kind.group
+        size = fn.mul(fn.round_up(self.depth, group), self.columns)
+        return self.at(self.at(self.panels, fn.mul(index, size)), fn.mul(column, group))
 
-    def store(self, values: Sequence[Value], panel: Value, k: Int, apart: int) -> None:
-        """Store vectors at row k of a panel, `apart` elements from one to the next."""
-        fn, element = self.fn, self.kind.element
-        place = fn.gep(panel, fn.mul(k, self.columns), element)
+    def store(self, values: Sequence[Value], panel: Value, unit: Int, apart: int) -> None:
+        """Store vectors at a unit of a panel, `apart` elements from one to the next."""
+        row = self.at(panel, self.fn.mul(unit, self.columns * self.kind.group))
         for i, value in enumerate(values):
-            fn.store(value, fn.gep(place, i * apart, element))
-
-    def rows(self) -> None:
-        """Columns lie side by side: one k through all panels, then the next k, so that long pieces are read."""
-        fn, lanes, element = self.fn, self.kind.lanes, self.kind.element
-        last = self.columns - lanes
-
-        def copy(mask: Value | None) -> None:
-            def row(k: Int, _: list[Value]) -> None:
-                places = fn.gep(self.source, fn.mul(k, self.k_stride), element)
-
-                def panel(p: Int, _: list[Value]) -> None:
-                    at = fn.gep(places, fn.mul(p, self.columns), element)
-                    loaded = [fn.load(self.type, fn.gep(at, i, element)) for i in range(0, last, lanes)]
-                    end = fn.gep(at, last, element)
-                    loaded.append(fn.load(self.type, end) if mask is None else fn.masked_load(self.type, end, mask))
-                    self.store(loaded, self.place(p, 0), k, lanes)
-
-                fn.loop(0, self.count, 1, [], panel)
-
-            fn.loop(0, self.depth, 1, [], row)
-
-        # Columns run out in the last vector of the last panel only, and such a panel comes alone.
-        rest = fn.sub(self.left, last)
-        fn.branch(fn.cmp("uge", rest, lanes), lambda: copy(None), lambda: copy(fn.lanes(rest, lanes)))
+            self.fn.store(value, self.at(row, i * apart), size_bytes(self.kind.moved))
 
     def lane_places(self, column: Int) -> list[Value]:
         """Where each lane's column begins; lanes past the matrix repeat its last column."""
         fn, end = self.fn, self.fn.sub(self.left, 1)
         columns = [fn.umin(fn.add(column, lane), end) for lane in range(self.kind.lanes)]
-        return [fn.gep(self.source, fn.mul(c, self.column_stride), self.kind.element) for c in columns]
+        return [self.at(self.source, fn.mul(c, self.column_stride)) for c in columns]
 
-    def elements(self, column: Int, panel: Value) -> None:
-        self.by_element(self.lane_places(column), panel)
+    # ---- columns side by side
 
-    def by_element(self, places: list[Value], panel: Value) -> None:
-        fn = self.fn
+    def rows(self) -> None:
+        """One unit through all panels, then the next, so that long pieces of rows are read."""
+        fn, lanes, group = self.fn, self.kind.lanes, self.kind.group
+        last = self.columns - lanes
 
-        def row(k: Int, _: list[Value]) -> None:
-            distance = fn.mul(k, self.k_stride)
-            lanes = Value(self.type, "poison")
+        def vectors(row: Value, mask: Value | None) -> list[Value]:
+            whole = range(0, self.columns if mask is None else last, lanes)
+            loaded = [fn.load(self.row_type, self.at(row, i)) for i in whole]
+            return loaded if mask is None else [*loaded, fn.masked_load(self.row_type, self.at(row, last), mask)]
+
+        def copy(unit: Int, count: int, mask: Value | None) -> None:
+            firsts = [
+                self.at(self.source, fn.mul(fn.add(fn.mul(unit, group), i), self.k_stride)) for i in range(count)
+            ]
+
+            def panel(p: Int, _: list[Value]) -> None:
+                rows = [vectors(self.at(first, fn.mul(p, self.columns)), mask) for first in firsts]
+                empty = [[constant(self.row_type, 0)] * len(rows[0])] * (group - count)
+                mixed = [self.interleave(list(parts)) for parts in zip(*rows, *empty, strict=True)]
+                self.store(mixed, self.panel(p, 0), unit, lanes * group)
+
+            fn.loop(0, self.count, 1, [], panel)
+
+        def every(mask: Value | None) -> None:
+            fn.loop(0, self.units, 1, [], lambda unit, _: copy(unit, group, mask))
+            fn.branch(self.rest, lambda: copy(self.units, group - 1, mask))
+
+        # Columns run out in the last vector of the last panel only, and such a panel comes alone.
+        rest = fn.sub(self.left, last)
+        fn.branch(fn.cmp("uge", rest, lanes), lambda: every(None), lambda: every(fn.lanes(rest, lanes)))
+
+    def interleave(self, rows: list[Value]) -> Value:
+        """The lanes of one k, or of two k alternating."""
+        if len(rows) == 1:
+            return rows[0]
+        lanes = self.kind.lanes
+        return self.fn.shuffle(rows[0], rows[1], [i // 2 + i % 2 * lanes for i in range(2 * lanes)])
+
+    # ---- columns apart
+
+    def elements(self, places: list[Value], panel: Value) -> None:
+        group = self.kind.group
+        self.fn.loop(0, self.units, 1, [], lambda unit, _: self.element_unit(places, panel, unit, group))
+
+    def element_unit(self, places: list[Value], panel: Value, unit: Int, count: int) -> None:
+        """One unit, element by element; only `count` of its k exist."""
+        fn, group = self.fn, self.kind.group
+        lanes = constant(vector(self.kind.moved, self.kind.lanes * group), 0)
+        for i in range(count):
+            distance = fn.mul(fn.add(fn.mul(unit, group), i), self.k_stride)
             for lane, place in enumerate(places):
-                loaded = fn.load(self.kind.element, fn.gep(place, distance, self.kind.element))
-                lanes = fn.insert(lanes, loaded, lane)
-            self.store([lanes], panel, k, 0)
+                loaded = fn.load(self.kind.moved, self.at(place, distance))
+                lanes = fn.insert(lanes, loaded, lane * group + i)
+        self.store([lanes], panel, unit, 0)
 
-        fn.loop(0, self.depth, 1, [], row)
-
-    def transposed(self, column: Int, panel: Value) -> None:
-        """Each column is contiguous: squares of lanes x lanes, the last moved back to end where the matrix ends."""
-        fn, lanes = self.fn, self.kind.lanes
-        places = self.lane_places(column)
+    def transposed(self, places: list[Value], panel: Value) -> None:
+        """Each column is contiguous: squares of lanes x units, the last moved back to end where the matrix ends."""
+        fn, lanes, group = self.fn, self.kind.lanes, self.kind.group
+        type_ = self.row_type if group == 1 else vector("i32", lanes)
 
         def squares() -> None:
-            end = fn.sub(self.depth, lanes)
+            end = fn.sub(self.units, lanes)
 
-            def square(k: Int, _: list[Value]) -> None:
-                k = fn.umin(k, end)
-                loaded = [fn.load(self.type, fn.gep(place, k, self.kind.element)) for place in places]
-                self.store(fn.transpose(loaded), panel, k, self.columns)
+            def square(unit: Int, _: list[Value]) -> None:
+                unit = fn.umin(unit, end)
+                k = fn.mul(unit, group)
+                loaded = [fn.load(type_, self.at(place, k), size_bytes(self.kind.moved)) for place in places]
+                self.store(fn.transpose(loaded), panel, unit, self.columns * group)
 
-            fn.loop(0, self.depth, lanes, [], square)
+            fn.loop(0, self.units, lanes, [], square)
 
-        enough = fn.cmp("uge", self.depth, lanes)
-        fn.branch(enough, squares, lambda: self.by_element(places, panel))
+        fn.branch(fn.cmp("uge", self.units, lanes), squares, lambda: self.elements(places, panel))
 
 
 def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
@@ -260,8 +293,8 @@ def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
             packed = fn.gep(tiles, fn.mul(t, tile_stride), kind.element)
 
             def row(k: Int, _: list[Value]) -> None:
-                loaded = fn.load(vector(kind.element, width), fn.gep(column, fn.mul(k, k_stride), kind.element))
-                fn.store(loaded, fn.gep(packed, fn.mul(k, width), kind.element))
+                loaded = fn.load(vector(kind.moved, width), fn.gep(column, fn.mul(k, k_stride), kind.moved))
+                fn.store(loaded, fn.gep(packed, fn.mul(k, width), kind.moved))
 
             fn.loop(first, stop, 1, [], row)
 
