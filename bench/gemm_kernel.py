@@ -2,9 +2,9 @@
 
     python bench/gemm_kernel.py --threads 1 --peers
 
-Every round times the peak loop and then each engine once, so that a change of clock or a noisy neighbour hits all of
-them; medians over rounds are printed. Kernels are repeated inside a native loop, so short shapes measure the kernel and
-not Python. From peers the time of an almost empty call is taken off.
+Every round times the peak loop and then each engine once, so that a change of clock or a noisy neighbour
+hits all of them; medians over rounds are printed. Kernels are repeated inside a native loop, so short shapes
+measure the kernel and not Python. From peers the time of an almost empty call is taken off.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from __future__ import annotations
 import argparse
 import ctypes
 import mmap
-import os
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
-from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
+from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.jit import Code, compile_and_load
+from rlx.backend.cpu.microkernel import Kind, kind_of
 from rlx.backend.cpu.packing import pack_weights
 from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.dim import Dim, evaluate, sym
 
 Array = NDArray[Any]
 Timer = Callable[[], float]
+NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 
 WEIGHT_SHAPES = [(m, 384, 1536) for m in (*range(1, 18), 127, 128, 129)]
 WEIGHT_SHAPES += [(128, 384, 384), (128, 1536, 384), (512, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048)]
@@ -45,18 +46,19 @@ STRIDED_SHAPES = [  # batch, m, k, n, transposed operands
 ]  # fmt: skip
 
 
-def empty(shape: tuple[int, ...]) -> Array:
-    """Zeroed f32 memory on huge pages where the system gives them, as the runtime allocates it."""
-    nbytes, page = max(1, int(np.prod(shape))) * 4, 2 << 20
+def empty(shape: tuple[int, ...], dtype: str = "f32") -> Array:
+    """Zeroed memory on huge pages where the system gives them, as the runtime allocates it."""
+    count, page = int(np.prod(shape)), 2 << 20
+    nbytes = max(1, count) * np.dtype(NUMPY[dtype]).itemsize
     region = mmap.mmap(-1, nbytes + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(region, np.uint8)
     start = -raw.ctypes.data % page
-    return raw[start : start + nbytes].view(np.float32)[: int(np.prod(shape))].reshape(shape)
+    return raw[start : start + nbytes].view(NUMPY[dtype])[:count].reshape(shape)
 
 
-def filled(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    out = empty(shape)
+def filled(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "f32") -> Array:
+    out = empty(shape, dtype)
     out[...] = rng.standard_normal(shape, np.float32)
     return out
 
@@ -96,35 +98,33 @@ def emit_repeat(module: Module, kernel: str) -> None:
     fn.loop(0, n, 1, [], lambda _, __: fn.call(kernel, [args, thread, threads]) and None)
 
 
-def emit_peak(module: Module, chains: int) -> None:
+def emit_peak(module: Module, kind: Kind, chains: int) -> None:
     """peak(p, n): n times `chains` independent multiply-adds on registers."""
     fn = module.function("peak", [("ptr", "p"), ("i64", "n")])
     pointer, n = fn.args
-    lanes = module.target.lanes("f32")
-    type_ = vector("float", lanes)
-    factor = fn.load(type_, pointer)
-    start = [constant(type_, 0.0)] * chains
-    sums = fn.loop(0, n, 1, start, lambda _, totals: [fn.fma(factor, factor, total) for total in totals])
-    for i, total in enumerate(sums):
-        fn.store(total, fn.gep(pointer, i * lanes, "float"))
+    factor = kind.read_b(fn, pointer, None)
+    step = lambda _, totals: [kind.multiply_add(fn, factor, factor, total) for total in totals]  # noqa: E731
+    for i, total in enumerate(fn.loop(0, n, 1, [kind.zero] * chains, step)):
+        fn.store(total, fn.gep(pointer, i * kind.lanes, kind.accumulator))
 
 
 class Peak:
     """GFLOP/s of the machine right now."""
 
-    def __init__(self, target: Target, team: Team) -> None:
-        rows, vectors = target.tile("f32")
-        self.chains, self.team, self.lanes = rows * vectors, team, target.lanes("f32")
+    def __init__(self, target: Target, team: Team, dtype: str) -> None:
+        rows, vectors = target.tile(dtype)
+        kind = kind_of(dtype, target)
+        self.chains, self.team, self.flops = rows * vectors, team, 2 * kind.lanes * kind.group
         module = Module(target)
-        emit_peak(module, self.chains)
+        emit_peak(module, kind, self.chains)
         self.code = compile_and_load(module.text(), target)
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(self.code.address("peak"))
-        self.memory = [empty((self.chains * self.lanes,)) for _ in range(team.threads)]
+        self.memory = [empty((self.chains * kind.lanes,)) for _ in range(team.threads)]
 
     def measure(self, seconds: float = 2e-3) -> float:
         turns = int(seconds * 3.5e9 / self.chains)
         spent = self.team.run(lambda i: self.call(self.memory[i].ctypes.data, turns))
-        return 2 * turns * self.chains * self.lanes * self.team.threads / spent / 1e9
+        return self.flops * turns * self.chains * self.team.threads / spent / 1e9
 
 
 @dataclass
@@ -157,22 +157,23 @@ def symbols(*names: str) -> tuple[dict[str, Dim], Callable[[Function, Any], Int]
     return {name: sym(name) for name in names}, lambda fn, expr: fn.field(fn.args[0], 6 + names.index(str(expr)))
 
 
-def weight_code(target: Target, k: int, n: int) -> Code:
+def weight_code(target: Target, k: int, n: int, dtype: str) -> Code:
     """One object for every m."""
     size, dim_value = symbols("m")
     module = Module(target)
-    emit_gemm(module, "kernel", GemmSpec(size["m"], n, k, (k, 1), (), (n, 1), b_packed=True), dim_value=dim_value)
+    spec = GemmSpec(size["m"], n, k, (k, 1), (), (n, 1), b_packed=True, dtype=dtype)
+    emit_gemm(module, "kernel", spec, dim_value=dim_value)
     emit_repeat(module, "kernel")
     return compile_and_load(module.text(), target)
 
 
-def strided_code(target: Target, transposed: str) -> tuple[Code, Dim]:
+def strided_code(target: Target, transposed: str, dtype: str) -> tuple[Code, Dim]:
     """One object for every batch, m, n, k and leading stride, and the scratch it needs."""
     names = ("b", "m", "n", "k", "sa", "lda", "sb", "ldb", "sc", "ldc")
     s, dim_value = symbols(*names)
     a = (s["sa"], 1, s["lda"]) if "a" in transposed else (s["sa"], s["lda"], 1)
     b = (s["sb"], 1, s["ldb"]) if "b" in transposed else (s["sb"], s["ldb"], 1)
-    spec = GemmSpec(s["m"], s["n"], s["k"], a, b, (s["sc"], s["ldc"], 1), batch=(s["b"],))
+    spec = GemmSpec(s["m"], s["n"], s["k"], a, b, (s["sc"], s["ldc"], 1), batch=(s["b"],), dtype=dtype)
     module = Module(target)
     info = emit_gemm(module, "kernel", spec, dim_value=dim_value)
     emit_repeat(module, "kernel")
@@ -252,7 +253,7 @@ def report(label: str, flops: float, peak: Peak, timers: dict[str, Timer], round
 
 
 def peers(args: argparse.Namespace, a: Array, b: Array, out: Array, weights: bool) -> dict[str, Timer]:
-    if not args.peers:
+    if not args.peers or args.dtype != "f32":
         return {}
     return {"numpy": numpy_timer(a, b, out), "ort": onnxruntime_timer(a, b, out, weights, args.threads)}
 
@@ -264,13 +265,13 @@ def bench_weights(args: argparse.Namespace, target: Target, team: Team, peak: Pe
         if args.only and args.only not in f"{m}x{k}x{n}":
             continue
         if (k, n) not in codes:
-            w = filled(rng, (k, n))
-            flat = pack_weights(w, target)
-            packed = empty(flat.shape)
+            w = filled(rng, (k, n), args.dtype)
+            flat = pack_weights(w, target, args.dtype)
+            packed = empty(flat.shape, args.dtype)
             packed[...] = flat
-            codes[k, n] = (weight_code(target, k, n), w, packed)
+            codes[k, n] = (weight_code(target, k, n, args.dtype), w, packed)
         code, w, packed = codes[k, n]
-        a, c = filled(rng, (m, k)), empty((m, n))
+        a, c = filled(rng, (m, k), args.dtype), empty((m, n))
         fields = np.array([0, 0, 0, a.ctypes.data, packed.ctypes.data, c.ctypes.data, m])
         kernel = Kernel(code, fields, team, (a, packed, c))
         timers = {"rlx": kernel.timer(), **peers(args, a, w, empty((m, n)), True)}
@@ -285,9 +286,9 @@ def bench_strided(args: argparse.Namespace, target: Target, team: Team, peak: Pe
         if args.only and args.only not in label:
             continue
         if transposed not in codes:
-            codes[transposed] = strided_code(target, transposed)
-        a = filled(rng, (batch, k, m) if "a" in transposed else (batch, m, k))
-        b = filled(rng, (batch, n, k) if "b" in transposed else (batch, k, n))
+            codes[transposed] = strided_code(target, transposed, args.dtype)
+        a = filled(rng, (batch, k, m) if "a" in transposed else (batch, m, k), args.dtype)
+        b = filled(rng, (batch, n, k) if "b" in transposed else (batch, k, n), args.dtype)
         code, scratch_bytes = codes[transposed]
         per_thread = -(-evaluate(scratch_bytes, {"k": k}) // 4096) * 4096 + 192
         c, scratch = empty((batch, m, n)), empty((team.threads, per_thread // 4))
@@ -305,12 +306,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--target", default="host")
+    parser.add_argument("--dtype", choices=tuple(NUMPY), default="f32")
     parser.add_argument("--peers", action="store_true", help="time NumPy and ONNX Runtime beside the kernels")
     parser.add_argument("--only", default="", help="shapes whose label holds this text")
     parser.add_argument("--kind", choices=("all", "weights", "strided"), default="all")
     args = parser.parse_args()
     target, team = resolve(args.target), Team(args.threads)
-    peak = Peak(target, team)
+    peak = Peak(target, team, args.dtype)
     print(f"{target.name}, {args.threads} thread(s), peak {max(peak.measure() for _ in range(20)):.1f} GFLOP/s", flush=True)
     if args.kind != "strided":
         bench_weights(args, target, team, peak)
