@@ -41,7 +41,8 @@ def read_elements(texts: Sequence[str], of: DType, shape: tuple[int, ...]) -> Ar
     """
     count = math.prod(shape)
     if len(texts) != count:
-        raise ParseError(f"{of}[{','.join(map(str, shape))}] has {count} elements, but {len(texts)} are written")
+        written = f"{of}[{','.join(map(str, shape))}]"
+        raise ParseError(f"{written} has {count} elements, but {len(texts)} are written")
     if of.is_bool or of.is_int:
         return _read_integers(texts, of).reshape(shape)
     values = np.zeros(count, np.complex128 if of.is_complex else np.float64)
@@ -51,7 +52,7 @@ def read_elements(texts: Sequence[str], of: DType, shape: tuple[int, ...]) -> Ar
             bits[i] = int(text, 16).to_bytes(of.itemsize, "little")
         else:
             values[i] = _number(text, of)
-    out = np.array(convert(values, of, saturate=False))  # a copy: convert gives its argument where nothing is to do
+    out = np.array(convert(values, of, saturate=False))
     raw = out.view(np.uint8).reshape(count, of.itemsize)
     for i, given in bits.items():
         raw[i] = list(given)

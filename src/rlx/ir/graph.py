@@ -1,16 +1,14 @@
-"""Nodes and graphs: the one data structure of HIR, MIR and LIR.
+"""Graphs: the one data structure of HIR, MIR and LIR.
 
-A graph is append-only: a node is made once, typed by its op's rule, and never changes. Passes build new graphs.
+A graph is append-only: a node is made once, typed by its op's rule, and never changes. Passes build new ones.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,177 +16,12 @@ import numpy as np
 from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, symbols
-from rlx.ir.dtype import DType, dtype
+from rlx.ir.dtype import dtype
+from rlx.ir.node import Node, source_location
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 
-_PACKAGE = __name__.partition(".")[0]
 _NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
-
-
-def source_location() -> str:
-    """file:line of the first stack frame outside this package: where the user made the node."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
-            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return "rlx"
-
-
-class Node:
-    """One value: an op applied to operands, with its type and the source locations it came from."""
-
-    __slots__ = ("attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
-    __array_priority__ = 1000  # ndarray + node is node's business
-    __array_ufunc__ = None
-
-    def __init__(
-        self,
-        graph: Graph,
-        id: int,
-        op: Op,
-        operands: tuple[Node, ...],
-        attrs: Mapping[str, Any],
-        bodies: tuple[Graph, ...],
-        type: Type,
-        where: tuple[str, ...],
-    ) -> None:
-        self.graph, self.id, self.op, self.operands = graph, id, op, operands
-        self.attrs, self.bodies, self.type, self.where = MappingProxyType(dict(attrs)), bodies, type, where
-
-    @property
-    def tensor(self) -> TensorType:
-        """The type, for a node that is one tensor."""
-        if isinstance(self.type, TupleType):
-            raise RlxError(f"%{self.id} ({self.op.name}) has {len(self.type.items)} results; pick one first")
-        return self.type
-
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.tensor.dtype
-
-    @property
-    def rank(self) -> int:
-        return len(self.tensor.shape)
-
-    def __repr__(self) -> str:
-        args = ", ".join(f"%{o.id}" for o in self.operands)
-        return f"%{self.id} = {self.op.name}({args}) : {self.type}"
-
-    def __iter__(self) -> Iterator[Node]:
-        if isinstance(self.type, TupleType):
-            return iter(self.graph.results(self))
-        raise RlxError(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
-
-    def __bool__(self) -> bool:
-        raise RlxError(
-            f"%{self.id} ({self.op.name}) has no value while the graph is built; use rlx.ops.where or rlx.ops.cond"
-        )
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def _call(self, name: str, *operands: Any, **attrs: Any) -> Node:
-        made: Node = get_op(name)(*operands, **attrs)
-        return made
-
-    def __add__(self, other: Any) -> Node:
-        return self._call("add", self, other)
-
-    def __radd__(self, other: Any) -> Node:
-        return self._call("add", other, self)
-
-    def __sub__(self, other: Any) -> Node:
-        return self._call("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Node:
-        return self._call("sub", other, self)
-
-    def __mul__(self, other: Any) -> Node:
-        return self._call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Node:
-        return self._call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Node:
-        return self._call("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Node:
-        return self._call("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Node:
-        return self._call("floor_div", self, other)
-
-    def __mod__(self, other: Any) -> Node:
-        return self._call("mod", self, other)
-
-    def __pow__(self, other: Any) -> Node:
-        return self._call("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Node:
-        return self._call("pow", other, self)
-
-    def __matmul__(self, other: Any) -> Node:
-        return self._call("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Node:
-        return self._call("matmul", other, self)
-
-    def __neg__(self) -> Node:
-        return self._call("neg", self)
-
-    def __abs__(self) -> Node:
-        return self._call("abs", self)
-
-    def __invert__(self) -> Node:
-        return self._call("logical_not" if self.dtype.is_bool else "bitwise_not", self)
-
-    def __and__(self, other: Any) -> Node:
-        return self._call("logical_and" if self.dtype.is_bool else "bitwise_and", self, other)
-
-    def __or__(self, other: Any) -> Node:
-        return self._call("logical_or" if self.dtype.is_bool else "bitwise_or", self, other)
-
-    def __xor__(self, other: Any) -> Node:
-        return self._call("logical_xor" if self.dtype.is_bool else "bitwise_xor", self, other)
-
-    def __lt__(self, other: Any) -> Node:
-        return self._call("less", self, other)
-
-    def __le__(self, other: Any) -> Node:
-        return self._call("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Node:
-        return self._call("greater", self, other)
-
-    def __ge__(self, other: Any) -> Node:
-        return self._call("greater_equal", self, other)
-
-    def __getitem__(self, index: Any) -> Node:
-        from rlx.ops.indexing import getitem
-
-        return getitem(self, index)
-
-    @property
-    def T(self) -> Node:
-        """The transpose (all axes reversed)."""
-        return self._call("transpose", self, perm=tuple(reversed(range(self.rank))))
-
-    def reshape(self, *shape: Any) -> Node:
-        from rlx.ops import reshape
-
-        return reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
-
-    def astype(self, to: Any) -> Node:
-        return self._call("cast", self, dtype=to)
 
 
 @dataclass(frozen=True)
@@ -254,13 +87,15 @@ def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, .
 def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodies: tuple[Graph, ...]) -> Type:
     """The type that an op's rule gives to a node; the rule may refuse."""
     if len(bodies) != op.bodies:
-        raise TypeError_(f"{op.name}: takes {op.bodies} {'body' if op.bodies == 1 else 'bodies'}, got {len(bodies)}")
+        bodies_text = "body" if op.bodies == 1 else "bodies"
+        raise TypeError_(f"{op.name}: takes {op.bodies} {bodies_text}, got {len(bodies)}")
     types = [o.type for o in operands]
     if op.role is not Role.RESULT:
         for o in operands:
             if isinstance(o.type, TupleType):
+                many = len(o.type.items)
                 raise TypeError_(
-                    f"{op.name}: operand %{o.id} ({o.op.name}) has {len(o.type.items)} results; pick one first"
+                    f"{op.name}: operand %{o.id} ({o.op.name}) has {many} results; pick one first"
                 )
     inferred: Type = op.infer(*types, **attrs, bodies=bodies) if op.bodies else op.infer(*types, **attrs)
     return inferred
@@ -279,6 +114,18 @@ def provenance(where: tuple[str, ...]) -> Iterator[None]:
         yield
     finally:
         _WHERE.reset(token)
+
+
+@contextmanager
+def inferring(log: ConstraintLog, where: tuple[str, ...]) -> Iterator[None]:
+    """Type rules that run inside enter what they assume in `log`, as coming from `where`."""
+    token = _LOG.set(log)
+    at = _WHERE.set(where)
+    try:
+        yield
+    finally:
+        _LOG.reset(token)
+        _WHERE.reset(at)
 
 
 class Graph:
@@ -310,7 +157,8 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"<graph {self.name!r}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
+        sizes = f"{len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs"
+        return f"<graph {self.name!r}: {sizes}>"
 
     def __str__(self) -> str:
         from rlx.ir.text import graph_text
@@ -332,7 +180,9 @@ class Graph:
         """A named input. Text dims are symbols; `once` inputs are read in the prologue of a stream."""
         return self.add(get_op("input"), (), {"name": name, "type": _type(shape, dtype), "once": once})
 
-    def param(self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None) -> Node:
+    def param(
+        self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None
+    ) -> Node:
         """A named parameter; its value may be set now or by `set_param` of the compiled program."""
         node = self.add(get_op("param"), (), {"name": name, "type": _type(shape, dtype)})
         if value is not None:
@@ -342,7 +192,8 @@ class Graph:
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter its value."""
         if name not in self.params:
-            raise InputError(f"graph {self.name!r} has no param {name!r}; it has: {', '.join(self.params) or 'none'}")
+            known = ", ".join(self.params) or "none"
+            raise InputError(f"graph {self.name!r} has no param {name!r}; it has: {known}")
         want = self.params[name].tensor
         value = np.asarray(value)
         if not want.is_static or value.shape != want.shape or dtype(value.dtype) is not want.dtype:
@@ -361,7 +212,9 @@ class Graph:
             array = array.astype(np.float32)
         return self.add(get_op("constant"), (), {"value": Blob(array)})
 
-    def state(self, name: str, shape: Sequence[Any], dtype: Any = "f32", init: np.ndarray | None = None) -> Node:
+    def state(
+        self, name: str, shape: Sequence[Any], dtype: Any = "f32", init: np.ndarray | None = None
+    ) -> Node:
         """A value that survives runs; `set_state` says what replaces it. Starts as `init` or zeros."""
         node = self.add(get_op("state"), (), {"name": name, "type": _type(shape, dtype)})
         if init is not None:
@@ -374,7 +227,9 @@ class Graph:
             raise InputError(f"graph {self.name!r} has no state {name!r}; declare it with g.state first")
         old = self.state_inputs[name]
         if value.tensor != old.tensor:
-            raise ShapeError(f"state {name!r} is {old.type}, its new value is {value.type}; they must be equal")
+            raise ShapeError(
+                f"state {name!r} is {old.type}, but its new value is {value.type}; make them equal"
+            )
         self.states = [s for s in self.states if s.name != name]
         self.states.append(State(name, old, self._own(value)))
 
@@ -412,22 +267,18 @@ class Graph:
         """Append a node; its op's type rule decides its type or refuses."""
         given = _WHERE.get() if where is None else where
         where = (source_location(),) if given is None else given
-        token = _LOG.set(self._log)
-        at = _WHERE.set(where)
         try:
             check_arity(op, len(operands))
             canonical = op.canonical_attrs(attrs or {})
             if op.role in _NAMED and canonical["name"] in self._names:
                 name = canonical["name"]
                 raise VerifyError(f"graph {self.name!r} already has an input, param or state called {name!r}")
-            inferred = infer_type(op, [self._own(o) for o in operands], canonical, tuple(bodies))
+            with inferring(self._log, where):
+                inferred = infer_type(op, [self._own(o) for o in operands], canonical, tuple(bodies))
         except RlxError as e:
             if e.where:
                 raise
             raise type(e)(e.message, where) from None
-        finally:
-            _LOG.reset(token)
-            _WHERE.reset(at)
         if self._log.items:
             self.constraints += self._log.items
             self._log.items = []
@@ -587,3 +438,25 @@ def substitute_dims(value: Any, mapping: Mapping[str, Dim]) -> Any:
     if isinstance(value, TensorType):
         return value.substitute(dict(mapping))
     return value
+
+
+__all__ = [
+    "ConstraintLog",
+    "Graph",
+    "Node",
+    "State",
+    "Visit",
+    "copy_node",
+    "current_graph",
+    "finish_rewrite",
+    "infer_type",
+    "inferring",
+    "inline",
+    "provenance",
+    "require_at_least",
+    "require_equal",
+    "require_shape",
+    "rewrite",
+    "source_location",
+    "substitute_dims",
+]

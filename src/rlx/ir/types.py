@@ -43,7 +43,7 @@ class TensorType:
 
     @property
     def nbytes(self) -> Dim:
-        """Bytes of dense storage, possibly symbolic; sub-byte dtypes count as stored in NumPy (one byte each)."""
+        """Bytes of dense storage, possibly symbolic; sub-byte elements take one byte each, as in NumPy."""
         return self.numel * self.dtype.itemsize
 
     @property

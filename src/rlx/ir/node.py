@@ -1,0 +1,187 @@
+"""Nodes: one value of a graph each, with the operators of Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import RlxError
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
+from rlx.ir.op import Op, get_op
+from rlx.ir.types import TensorType, TupleType, Type
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def source_location() -> str:
+    """file:line of the first stack frame outside this package: where the user made the node."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
+            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "rlx"
+
+
+class Node:
+    """One value: an op applied to operands, with its type and the source locations it came from."""
+
+    __slots__ = ("attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
+    __array_priority__ = 1000  # ndarray + node is node's business
+    __array_ufunc__ = None
+
+    def __init__(
+        self,
+        graph: Graph,
+        id: int,
+        op: Op,
+        operands: tuple[Node, ...],
+        attrs: Mapping[str, Any],
+        bodies: tuple[Graph, ...],
+        type: Type,
+        where: tuple[str, ...],
+    ) -> None:
+        self.graph, self.id, self.op, self.operands = graph, id, op, operands
+        self.attrs, self.bodies, self.type, self.where = MappingProxyType(dict(attrs)), bodies, type, where
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, for a node that is one tensor."""
+        if isinstance(self.type, TupleType):
+            raise RlxError(f"%{self.id} ({self.op.name}) has {len(self.type.items)} results; pick one first")
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.tensor.shape)
+
+    def __repr__(self) -> str:
+        args = ", ".join(f"%{o.id}" for o in self.operands)
+        return f"%{self.id} = {self.op.name}({args}) : {self.type}"
+
+    def __iter__(self) -> Iterator[Node]:
+        if isinstance(self.type, TupleType):
+            return iter(self.graph.results(self))
+        raise RlxError(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
+
+    def __bool__(self) -> bool:
+        raise RlxError(
+            f"%{self.id} ({self.op.name}) has no value while the graph is built; "
+            "use rlx.ops.where or rlx.ops.cond"
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _call(self, name: str, *operands: Any, **attrs: Any) -> Node:
+        made: Node = get_op(name)(*operands, **attrs)
+        return made
+
+    def __add__(self, other: Any) -> Node:
+        return self._call("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return self._call("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return self._call("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return self._call("sub", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return self._call("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return self._call("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return self._call("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return self._call("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Node:
+        return self._call("floor_div", self, other)
+
+    def __mod__(self, other: Any) -> Node:
+        return self._call("mod", self, other)
+
+    def __pow__(self, other: Any) -> Node:
+        return self._call("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return self._call("pow", other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return self._call("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return self._call("matmul", other, self)
+
+    def __neg__(self) -> Node:
+        return self._call("neg", self)
+
+    def __abs__(self) -> Node:
+        return self._call("abs", self)
+
+    def __invert__(self) -> Node:
+        return self._call("logical_not" if self.dtype.is_bool else "bitwise_not", self)
+
+    def __and__(self, other: Any) -> Node:
+        return self._call("logical_and" if self.dtype.is_bool else "bitwise_and", self, other)
+
+    def __or__(self, other: Any) -> Node:
+        return self._call("logical_or" if self.dtype.is_bool else "bitwise_or", self, other)
+
+    def __xor__(self, other: Any) -> Node:
+        return self._call("logical_xor" if self.dtype.is_bool else "bitwise_xor", self, other)
+
+    def __lt__(self, other: Any) -> Node:
+        return self._call("less", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return self._call("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return self._call("greater", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return self._call("greater_equal", self, other)
+
+    def __getitem__(self, index: Any) -> Node:
+        from rlx.ops.indexing import getitem
+
+        return getitem(self, index)
+
+    @property
+    def T(self) -> Node:
+        """The transpose (all axes reversed)."""
+        return self._call("transpose", self, perm=tuple(reversed(range(self.rank))))
+
+    def reshape(self, *shape: Any) -> Node:
+        from rlx.ops.shape import reshape
+
+        whole = len(shape) == 1 and isinstance(shape[0], (tuple, list))
+        made: Node = reshape(self, shape[0] if whole else shape)
+        return made
+
+    def astype(self, to: Any) -> Node:
+        return self._call("cast", self, dtype=to)
