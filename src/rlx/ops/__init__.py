@@ -39,6 +39,7 @@ from rlx.ops.activation import (
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.conv import conv, conv_transpose
+from rlx.ops.dynamic import dynamic_slice, dynamic_update_slice
 from rlx.ops.elementwise import (
     abs,
     acos,
@@ -108,6 +109,15 @@ from rlx.ops.loss import cross_entropy, nll_loss
 from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
 from rlx.ops.gather import gather, gather_elements, gather_nd, take_along_axis
 from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
+from rlx.ops.pool import (
+    avg_pool,
+    global_avg_pool,
+    global_lp_pool,
+    global_max_pool,
+    lp_pool,
+    max_pool,
+    max_unpool,
+)
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.window import fold_windows, window_reduce, windows
