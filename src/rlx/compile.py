@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
-from rlx.passes.basic import fold_constants, materialize_outputs, remove_dead, split_derived
-from rlx.passes.fuse import fuse
-from rlx.plan.build import Planner
-from rlx.transform.expand import expand_graph
+
+if TYPE_CHECKING:
+    from rlx.ir.lir import LirModule
+
+# Passes, planner and backend are imported where they are used: `import rlx` stays light.
 
 
 def lower(graph: Graph) -> Graph:
     """HIR -> MIR: every block in terms of primitive ops."""
+    from rlx.passes.basic import remove_dead
+    from rlx.transform.expand import expand_graph
+
     return remove_dead(expand_graph(graph))
 
 
 def optimize(graph: Graph) -> Graph:
     """MIR -> MIR: folded and cleaned."""
+    from rlx.passes.basic import fold_constants, remove_dead
+
     return remove_dead(fold_constants(graph))
 
 
 def plan(graph: Graph, target: str, assume: Mapping[str, int] | None = None, **options: Any) -> LirModule:
     """Everything up to LIR: no native code is made."""
+    from rlx.ir.lir import LirModule
+    from rlx.passes.basic import materialize_outputs, split_derived
+    from rlx.passes.fuse import fuse
+    from rlx.plan.build import Planner
+
     mir = optimize(lower(graph))
     main, derived = split_derived(materialize_outputs(mir))
     kernels = fuse(main)

@@ -7,7 +7,8 @@ import numpy as np
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, rewrite
 from rlx.ir.op import Role, get_op
-from rlx.ir.types import TupleType
+from rlx.ir.dim import Expr
+from rlx.ir.types import TensorType, TupleType, type_symbols
 from rlx.passes.groups import is_view
 
 
@@ -53,6 +54,17 @@ def fold_constants(graph: Graph) -> Graph:
     return rewrite(graph, visit)
 
 
+def uses_symbols(node: Node) -> bool:
+    """Whether the value of a node depends on the size of a symbol."""
+    return bool(type_symbols(node.type)) or any(_has_symbols(v) for v in node.attrs.values())
+
+
+def _has_symbols(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(_has_symbols(v) for v in value)
+    return isinstance(value, Expr) or (isinstance(value, TensorType) and bool(type_symbols(value)))
+
+
 def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
     """Move what depends only on params and constants to a graph that runs at load; its results become params."""
     fixed: set[int] = set()
@@ -60,7 +72,7 @@ def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
         if node.op.role in (Role.PARAM, Role.CONSTANT):
             fixed.add(node.id)
         elif node.op.role is Role.COMPUTE and node.operands and all(o.id in fixed for o in node.operands):
-            if node.op.effects == "none" and not node.bodies:
+            if node.op.effects == "none" and not node.bodies and not uses_symbols(node):
                 fixed.add(node.id)
     live = graph.live()
     wanted = [

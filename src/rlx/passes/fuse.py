@@ -27,7 +27,7 @@ class _Fuser:
             if self.info.form(node) in ("contract", "conv"):
                 self.start(node)
         for root in list(self.members):
-            self.grow(root, forward=True, backward=False, kinds=("map",))
+            self.grow_epilogue(root)
         for node in nodes:
             if node.id not in self.group_of and self.info.form(node) == "reduce":
                 self.start(node)
@@ -45,18 +45,52 @@ class _Fuser:
 
     def grow(self, root: int, forward: bool, backward: bool, kinds: tuple[str, ...]) -> None:
         changed = True
+        trial = best = self.members[root]
         while changed:
             changed = False
-            for candidate in self.neighbours(root, forward, backward):
+            for candidate in self.neighbours(trial, forward, backward):
                 if candidate.id in self.group_of or self.info.form(candidate) not in kinds:
                     continue
-                if self.fits(self.members[root] | {candidate.id}):
-                    self.members[root].add(candidate.id)
-                    self.group_of[candidate.id] = root
+                if self.fits(trial | {candidate.id}):
+                    trial = trial | {candidate.id}
                     changed = True
+                    if len(self.info.outputs(trial)) <= len(self.info.outputs(best)):
+                        best = trial
+        self.members[root] = best
+        for i in best:
+            self.group_of[i] = root
 
-    def neighbours(self, root: int, forward: bool, backward: bool) -> list[Node]:
-        group = self.members[root]
+    def grow_epilogue(self, root: int) -> None:
+        """Elementwise ops after a contraction; a value may be used twice on the way, not at the end."""
+        best = set(self.members[root])
+        trial = set(best)
+        grew = True
+        while grew:
+            grew = False
+            for i in sorted(trial):
+                for user in self.info.users[i]:
+                    free = user.id not in trial and user.id not in self.group_of and user.id in self.info.live
+                    if not free or is_view(user) or self.info.form(user) != "map":
+                        continue
+                    wider = trial | {user.id}
+                    if len(self.info.outputs(wider)) <= MOST_OUTPUTS and self.composes(wider):
+                        trial, grew = wider, True
+                        if len(self.info.outputs(trial)) == 1:
+                            best = set(trial)
+        self.members[root] = best
+        for i in best:
+            self.group_of[i] = root
+
+    def composes(self, group: set[int]) -> bool:
+        if not self.info.is_convex(group):
+            return False
+        try:
+            self.info.kernel(group)
+        except ComposeError:
+            return False
+        return True
+
+    def neighbours(self, group: set[int], forward: bool, backward: bool) -> list[Node]:
         out: dict[int, Node] = {}
         if forward:
             for i in sorted(group):
@@ -78,15 +112,9 @@ class _Fuser:
             yield o
 
     def fits(self, group: set[int]) -> bool:
-        """Whether a group is one kernel; around a contraction only its end may be stored."""
+        """Whether a group is one kernel that stores few values."""
         outputs = self.info.outputs(group)
-        if len(outputs) > MOST_OUTPUTS or not self.info.is_convex(group):
-            return False
-        try:
-            kernel, _, _ = self.info.kernel(group)
-        except ComposeError:
-            return False
-        return len(outputs) == 1 or kind_of(kernel) in ("map", "reduce")
+        return len(outputs) <= MOST_OUTPUTS and self.composes(group)
 
 
 def fuse(graph: Graph) -> Graph:

@@ -56,11 +56,17 @@ class GroupGraph:
     def outputs(self, group: Iterable[int]) -> list[Node]:
         """Nodes of a group whose values are needed outside of it."""
         inside = set(group)
-        return [
-            self.graph.nodes[i]
-            for i in sorted(inside)
-            if i in self.output_ids or any(u.id not in inside and u.id in self.live for u in self.users[i])
-        ]
+        return [self.graph.nodes[i] for i in sorted(inside) if self._needed_outside(i, inside)]
+
+    def _needed_outside(self, id: int, inside: set[int]) -> bool:
+        """Views belong to whoever reads them, so only what lies behind a view counts."""
+        if id in self.output_ids:
+            return True
+        for user in self.users[id]:
+            if user.id in self.live and user.id not in inside:
+                if not is_view(user) or self._needed_outside(user.id, inside):
+                    return True
+        return False
 
     def is_convex(self, group: set[int]) -> bool:
         """No path leaves a group and comes back."""

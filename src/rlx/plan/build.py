@@ -101,27 +101,29 @@ class Planner:
             if n.op.role is Role.RESULT:
                 defines.setdefault(n.operands[0].id, []).append(n.id)
                 owner[n.id] = n.operands[0].id
-        operands: dict[int, list[int]] = {}
+        results = [r for k in self.kernels for r in defines.get(k, []) if r in size_of]
+        nodes = sorted([*self.kernels, *results])
+        operands: dict[int, list[int]] = {r: [owner[r]] for r in results}
         for k in self.kernels:
-            reads = []
-            for o in self.graph.nodes[k].operands:
-                root = self._root(o.id)
-                if root in kernel_set or root in owner:
-                    reads.append(root)
-            operands[k] = list(dict.fromkeys(reads))
+            reads = [self._root(o.id) for o in self.graph.nodes[k].operands]
+            operands[k] = list(dict.fromkeys(r for r in reads if r in kernel_set or r in owner))
         activation = {n.id for n in self.stored if self._space(n) == "activation"}
-        sizes = {i: (-(-size_of[i] // ALIGNMENT) * ALIGNMENT if i in activation else 0) for i in size_of}
+        sizes = {i: -(-size_of[i] // ALIGNMENT) * ALIGNMENT for i in nodes if i in activation}
+        ends = [self._root(n.id) for n in self.graph.roots()]
         dag = Dag(
-            nodes=self.kernels,
+            nodes=nodes,
             operands=operands,
-            sizes={i: s for i, s in sizes.items() if i in kernel_set or i in owner},
-            root_of={},
-            defines={k: v for k, v in defines.items() if k in kernel_set},
-            after={},
-            outputs=[self._root(n.id) for n in self.graph.roots() if self._root(n.id) in kernel_set or self._root(n.id) in owner],
+            sizes=sizes,
+            defines={k: [r for r in v if r in size_of] for k, v in defines.items() if k in kernel_set},
+            outputs=[i for i in ends if i in kernel_set or i in owner],
         )
         best = schedule(dag)
-        return list(best.order), lifetimes(dag, best.order)
+        life = lifetimes(dag, best.order)
+        step, steps = 0, []  # results take no step of their own: theirs is their owner's
+        for i in best.order:
+            steps.append(step - (i in owner))
+            step += i in kernel_set
+        return [i for i in best.order if i in kernel_set], {i: (steps[a], steps[b]) for i, (a, b) in life.items()}
 
     def plan(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """Slots for a binding. Guards are checked here."""

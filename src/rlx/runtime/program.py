@@ -305,7 +305,7 @@ class CompiledProgram:
                     context.output_places[outputs[root]].append((table, at, offset))
                 else:
                     if root not in context.arrays:
-                        raise InputError(f"param {self.graph.nodes[root].attrs.get('name')!r} has no value; use set_param")
+                        raise InputError(f"{self.graph.nodes[root]!r} has no value; give params theirs with set_param")
                     table[at] = context.arrays[root].ctypes.data + offset
                 at += 1
             first = dims_at[id]

@@ -1,0 +1,81 @@
+"""all-MiniLM-L6-v2 as an RLX graph, built from the weights of its package (which holds no ONNX file)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.ir.graph import Graph, Node
+
+
+class _Builder:
+    """Adds weights as params under their own names."""
+
+    def __init__(self, graph: Graph, weights: Mapping[str, np.ndarray]) -> None:
+        self.graph, self.weights = graph, weights
+
+    def param(self, name: str) -> Node:
+        if name not in self.graph.params:
+            value = self.weights[name]
+            self.graph.param(name, value.shape, value.dtype, value=value)
+        return self.graph.params[name]
+
+    def linear(self, x: Node, name: str) -> Node:
+        made: Node = ops.linear(x, self.param(f"{name}.weight"), self.param(f"{name}.bias"), transposed=True)
+        return made
+
+    def norm(self, x: Node, name: str, eps: float) -> Node:
+        made: Node = ops.layer_norm(x, self.param(f"{name}.weight"), self.param(f"{name}.bias"), eps=eps)
+        return made
+
+
+def build(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Graph:
+    """A BERT encoder with mean pooling: token ids and mask in, normalised sentence embeddings out.
+
+    Batch and sequence length are symbols: one program serves every size.
+    """
+    g = Graph("minilm")
+    w = _Builder(g, weights)
+    heads, hidden, eps = config["num_attention_heads"], config["hidden_size"], config["layer_norm_eps"]
+    ids = g.input("input_ids", ("batch", "seq"), "i64")
+    mask = g.input("attention_mask", ("batch", "seq"), "i64")
+    batch, seq = ids.shape
+    words = ops.embedding(w.param("embeddings.word_embeddings.weight"), ids)
+    places = ops.slice_axis(w.param("embeddings.position_embeddings.weight"), 0, 0, seq)
+    kind = ops.slice_axis(w.param("embeddings.token_type_embeddings.weight"), 0, 0, 1)
+    x = w.norm(words + places + kind, "embeddings.LayerNorm", eps)
+    seen = ops.reshape(ops.not_equal(mask, 0), (batch, 1, 1, seq))
+
+    def split(t: Node) -> Node:
+        made: Node = ops.transpose(ops.reshape(t, (batch, seq, heads, hidden // heads)), (0, 2, 1, 3))
+        return made
+
+    for i in range(config["num_hidden_layers"]):
+        name = f"encoder.layer.{i}"
+        q, k, v = (split(w.linear(x, f"{name}.attention.self.{part}")) for part in ("query", "key", "value"))
+        context = ops.attention(q, k, v, seen)
+        context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (batch, seq, hidden))
+        x = w.norm(x + w.linear(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm", eps)
+        inner = ops.gelu(w.linear(x, f"{name}.intermediate.dense"))
+        x = w.norm(x + w.linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm", eps)
+    weight = ops.reshape(ops.cast(mask, "f32"), (batch, seq, 1))
+    total = ops.sum(x * weight, axis=1)
+    mean = total / ops.maximum(ops.sum(weight, axis=1), 1e-9)
+    length = ops.sqrt(ops.sum(mean * mean, axis=-1, keepdims=True))
+    g.output("last_hidden_state", x)
+    g.output("sentence_embedding", mean / ops.maximum(length, 1e-12))
+    return g
+
+
+def load_graph(folder: Path) -> Graph:
+    """The graph from the files of the zoo's `minilm` entry."""
+    from safetensors.numpy import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    return build(config, weights)
