@@ -26,7 +26,7 @@ DimValue = Callable[[Function, Any], Int]
 """Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
 
 _BLOCK_TILES = 16  # row tiles that go through a group of panels before the next rows: A stays in L2
-_FEW_BLOCK_TILES = 2  # the same where all of B stays in L2: rows of C are then written in one go
+_FEW_BLOCK_TILES = 2  # the same where all of B fits L2: rows of C and what the epilogue reads then stream
 _GROUP_PANELS = 4  # panels of B that are packed together, because short pieces of rows are slow to read
 _WIDE_GROUP_PANELS = 8  # the same where rows of A are packed again for every group
 _BLOCK_DEPTH = 1024  # k that packed panels and tiles hold at a time
@@ -277,7 +277,7 @@ class _Gemm:
         if self.packs_a or not self.spec.b_packed:
             offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
             self.b_scratch = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
-        fits_l2 = fn.cmp("ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // 2 // size_bytes(self.element))
+        fits_l2 = fn.cmp("ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // size_bytes(self.element))
         self.block_tiles = fn.select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
         self.pack_b = fn.or_(not self.b_in_place, fn.cmp("uge", self.tiles.count, _PACK_TILES))
         enough = fn.and_(fn.cmp("uge", panels, _PACK_PANELS), fn.cmp("uge", self.m, self.tile_width))
