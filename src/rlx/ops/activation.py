@@ -88,8 +88,8 @@ def composite(
 ) -> Op:
     """Declare one op by its meaning and its expansion, both called with operands and attributes.
 
-    `grad(g, y, *xs, **attrs)` where the expansion's own gradient is not as exact, or the reason why there is none;
-    `tried` are attribute values for samples; `one_rounding` says that the expansion needs no detour through f32.
+    `grad(g, y, *xs, **attrs)` where the expansion's own gradient is not as exact, or the reason why there is
+    none; `tried` are attribute values for samples; `one_rounding`: the expansion needs no detour through f32.
     """
 
     def vjp(self: Op, g: Node, y: Node, *operands: Node, **given: Any) -> list[Node]:
@@ -97,7 +97,9 @@ def composite(
         return [unbroadcast(d, x) for d, x in zip(grad(g, y, *operands, **given), operands, strict=True)]
 
     def samples(self: Op) -> list[Sample]:
-        base = make_samples(arity, accepts, ranges or [OFF_CENTRE] * arity, smooth and not isinstance(grad, str))
+        base = make_samples(
+            arity, accepts, ranges or [OFF_CENTRE] * arity, smooth and not isinstance(grad, str)
+        )
         if accepts is is_real_float:
             base.append(Sample((Arg("f16[9]", 0.5, 2.0),) * arity, grad=False))
         return [Sample(s.args, more, s.grad) for more in tried for s in base]
@@ -131,7 +133,7 @@ def _gelu_ref(x: np.ndarray, *, approximate: str) -> np.ndarray:
     return np.asarray(0.5 * x * _erfc(-x * math.sqrt(0.5)), x.dtype)
 
 
-def _gelu(x: Node, *, approximate: str) -> Node:
+def _gelu(x: Node, *, approximate: str) -> Any:
     if approximate == "tanh":
         inner = (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi)) * x
         return x * 0.5 * (tanh(inner) + 1.0)
@@ -152,10 +154,9 @@ def _elu_ref(x: np.ndarray, high: float, low: float, inner: float) -> np.ndarray
     return np.where(x > 0, high * x, low * np.expm1(np.minimum(x, 0) / inner)).astype(x.dtype)
 
 
-def _elu(x: Node, high: float, low: float, inner: float) -> Node:
+def _elu(x: Node, high: float, low: float, inner: float) -> Any:
     below = minimum(x, 0.0) if inner == 1.0 else minimum(x, 0.0) / inner
-    made: Node = where(x > 0.0, x if high == 1.0 else x * high, expm1(below) * low)
-    return made
+    return where(x > 0.0, x if high == 1.0 else x * high, expm1(below) * low)
 
 
 def _elu_grad(g: Node, y: Node, x: Node, high: float, low: float, inner: float) -> list[Node]:
@@ -166,27 +167,25 @@ def _elu_grad(g: Node, y: Node, x: Node, high: float, low: float, inner: float) 
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _softplus(x: Node) -> Node:
+def _softplus(x: Node) -> Any:
     return maximum(x, 0.0) + log1p(exp(-abs(x)))
 
 
-def _hard_sigmoid(x: Node, *, alpha: float, beta: float) -> Node:
-    made: Node = minimum(maximum(x * alpha + beta, 0.0), 1.0)
-    return made
+def _hard_sigmoid(x: Node, *, alpha: float, beta: float) -> Any:
+    return minimum(maximum(x * alpha + beta, 0.0), 1.0)
 
 
-def _hypot(a: Node, b: Node) -> Node:
+def _hypot(a: Node, b: Node) -> Any:
     a, b = abs(a), abs(b)
     largest = maximum(a, b)
     ordinary = (largest > 0.0) & (largest < math.inf)
     unit = where(ordinary, largest, 1.0)  # keeps the squares in range
     a1, b1 = a / unit, b / unit
     root = unit * sqrt(a1 * a1 + b1 * b1)
-    made: Node = where(equal(a, math.inf) | equal(b, math.inf), math.inf, root)
-    return made
+    return where(equal(a, math.inf) | equal(b, math.inf), math.inf, root)
 
 
-def _logaddexp(a: Node, b: Node) -> Node:
+def _logaddexp(a: Node, b: Node) -> Any:
     apart = where(equal(a, b), 0.0, abs(a - b))  # equal infinities are 0 apart
     return maximum(a, b) + log1p(exp(-apart))
 
@@ -208,34 +207,40 @@ leaky_relu = composite(
     lambda x, alpha: where(x >= 0.0, x, x * alpha), "x, or alpha * x where x < 0.",
     attrs=_alpha(0.01), tried=({}, {"alpha": 0.3}))
 prelu = composite(
-    "prelu", 2, lambda x, slope: np.where(x >= 0, x, x * slope), lambda x, slope: where(x >= 0.0, x, x * slope),
-    "x, or slope * x where x < 0; the slope is an operand.")
+    "prelu", 2, lambda x, slope: np.where(x >= 0, x, x * slope),
+    lambda x, slope: where(x >= 0.0, x, x * slope), "x, or slope * x where x < 0.")
 gelu = composite(
-    "gelu", 1, _gelu_ref, _gelu, 'x times the normal distribution function; approximate="tanh" is the usual estimate.',
-    attrs={"approximate": Attr(one_of("none", "tanh"), "none")}, tried=({}, {"approximate": "tanh"}), grad=_gelu_grad)
+    "gelu", 1, _gelu_ref, _gelu, 'x * (the normal distribution function); approximate="tanh" estimates it.',
+    attrs={"approximate": Attr(one_of("none", "tanh"), "none")}, tried=({}, {"approximate": "tanh"}),
+    grad=_gelu_grad)
 silu = composite(
     "silu", 1, lambda x: x / (1 + np.exp(-x)), lambda x: x * sigmoid(x), "x * sigmoid(x).")
 swish = composite(
     "swish", 1, lambda x, alpha: (x / (1 + np.exp(-alpha * x))).astype(x.dtype),
-    lambda x, alpha: x * sigmoid(x * alpha), "x * sigmoid(alpha * x).", attrs=_alpha(1.0), tried=({}, {"alpha": 1.7}))
+    lambda x, alpha: x * sigmoid(x * alpha), "x * sigmoid(alpha * x).",
+    attrs=_alpha(1.0), tried=({}, {"alpha": 1.7}))
 mish = composite(
-    "mish", 1, lambda x: x * np.tanh(np.logaddexp(x, 0)).astype(x.dtype), lambda x: x * tanh(softplus(x)),
+    "mish", 1, lambda x: x * np.tanh(np.logaddexp(x, 0)).astype(x.dtype), lambda x: x * tanh(_softplus(x)),
     "x * tanh(softplus(x)).")
 elu = composite(
     "elu", 1, lambda x, alpha: _elu_ref(x, 1.0, alpha, 1.0), lambda x, alpha: _elu(x, 1.0, alpha, 1.0),
     "x, or alpha * (exp(x) - 1) where x < 0.",
-    grad=lambda g, y, x, alpha: _elu_grad(g, y, x, 1.0, alpha, 1.0), attrs=_alpha(1.0), tried=({}, {"alpha": 0.4}))
+    grad=lambda g, y, x, alpha: _elu_grad(g, y, x, 1.0, alpha, 1.0),
+    attrs=_alpha(1.0), tried=({}, {"alpha": 0.4}))
 celu = composite(
     "celu", 1, lambda x, alpha: _elu_ref(x, 1.0, alpha, alpha), lambda x, alpha: _elu(x, 1.0, alpha, alpha),
     "x, or alpha * (exp(x / alpha) - 1) where x < 0.",
-    grad=lambda g, y, x, alpha: _elu_grad(g, y, x, 1.0, alpha, alpha), attrs=_alpha(1.0), tried=({}, {"alpha": 0.4}))
+    grad=lambda g, y, x, alpha: _elu_grad(g, y, x, 1.0, alpha, alpha),
+    attrs=_alpha(1.0), tried=({}, {"alpha": 0.4}))
 selu = composite(
     "selu", 1, lambda x, alpha, gamma: _elu_ref(x, gamma, gamma * alpha, 1.0),
     lambda x, alpha, gamma: _elu(x, gamma, gamma * alpha, 1.0), "gamma * elu(x, alpha).",
     grad=lambda g, y, x, alpha, gamma: _elu_grad(g, y, x, gamma, gamma * alpha, 1.0),
-    attrs={"alpha": Attr(real, SELU_ALPHA), "gamma": Attr(real, SELU_GAMMA)}, tried=({}, {"alpha": 2.0, "gamma": 0.5}))
+    attrs={"alpha": Attr(real, SELU_ALPHA), "gamma": Attr(real, SELU_GAMMA)},
+    tried=({}, {"alpha": 2.0, "gamma": 0.5}))
 softplus = composite(
-    "softplus", 1, lambda x: np.logaddexp(x, np.zeros((), x.dtype)), _softplus, "log(1 + exp(x)), without overflow.",
+    "softplus", 1, lambda x: np.logaddexp(x, np.zeros((), x.dtype)), _softplus,
+    "log(1 + exp(x)), without overflow.",
     grad=lambda g, y, x: [g * sigmoid(x)])
 softsign = composite(
     "softsign", 1, lambda x: x / (1 + np.abs(x)), lambda x: x / (abs(x) + 1.0), "x / (1 + |x|).")
@@ -249,11 +254,13 @@ hard_sigmoid = composite(
     tried=({}, {"alpha": 0.5, "beta": 0.6}))
 hard_swish = composite(
     "hard_swish", 1, lambda x: x * np.clip(x / 6 + 0.5, 0, 1).astype(x.dtype),
-    lambda x: x * _hard_sigmoid(x, alpha=1 / 6, beta=0.5), "x * clip(x / 6 + 1 / 2, 0, 1).", ranges=[(-4.0, 4.0)])
+    lambda x: x * _hard_sigmoid(x, alpha=1 / 6, beta=0.5), "x * clip(x / 6 + 1 / 2, 0, 1).",
+    ranges=[(-4.0, 4.0)])
 hard_tanh = composite(
     "hard_tanh", 1, lambda x, low, high: np.clip(x, low, high).astype(x.dtype),
     lambda x, low, high: minimum(maximum(x, low), high), "x between low and high.",
-    attrs={"low": Attr(real, -1.0), "high": Attr(real, 1.0)}, tried=({}, {"low": 0.1, "high": 0.5}), one_rounding=True)
+    attrs={"low": Attr(real, -1.0), "high": Attr(real, 1.0)}, tried=({}, {"low": 0.1, "high": 0.5}),
+    one_rounding=True)
 thresholded_relu = composite(
     "thresholded_relu", 1, lambda x, alpha: np.where(x > alpha, x, 0).astype(x.dtype),
     lambda x, alpha: where(x > alpha, x, 0.0), "x where x > alpha, else 0.",
@@ -269,7 +276,8 @@ reciprocal = composite(
     "reciprocal", 1, lambda x: (1 / x).astype(x.dtype), lambda x: div(1.0, x), "1 / x.",
     ranges=POSITIVE, one_rounding=True)
 is_finite = composite(
-    "is_finite", 1, np.isfinite, lambda x: less(abs(x), math.inf), "True where x is neither infinite nor NaN.",
+    "is_finite", 1, np.isfinite, lambda x: less(abs(x), math.inf),
+    "True where x is neither infinite nor NaN.",
     grad=CONSTANT_PIECES, result=BOOL, one_rounding=True)
 hypot = composite(
     "hypot", 2, np.hypot, _hypot, "sqrt(a * a + b * b), without overflow.",
@@ -282,13 +290,14 @@ logaddexp = composite(
 
 @declare
 class _clip(Composite):
-    """x kept between bounds; `bounds` says which of them are operands. NaN stays NaN; if min > max, max wins."""
+    """x kept between bounds, of which `bounds` says those given. NaN stays NaN; if min > max, max wins."""
 
     name = "clip"
     accepts = staticmethod(is_real)
     attrs = {"bounds": Attr(one_of("min", "max", "both"))}
 
-    def infer(self, *types: TensorType, bounds: str) -> TensorType:
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        bounds = attrs["bounds"]
         want = 3 if bounds == "both" else 2
         if len(types) != want:
             raise TypeError_(f"clip: bounds={bounds!r} takes {want} operands, got {len(types)}")
@@ -297,7 +306,7 @@ class _clip(Composite):
     def ref(self, x: np.ndarray, *limits: np.ndarray, bounds: str) -> np.ndarray:
         low = None if bounds == "max" else limits[0]
         high = None if bounds == "min" else limits[-1]
-        return np.clip(x, low, high)
+        return np.asarray(np.clip(x, low, high))
 
     def expand(self, x: Node, *limits: Node, bounds: str) -> Node:
         if bounds != "max":
@@ -312,13 +321,23 @@ class _clip(Composite):
             Sample((Arg("f32[3,17]", distinct=True), np.asarray(low), np.asarray(high)), {"bounds": "both"}),
             Sample((Arg("f32[33]", distinct=True), np.asarray(low)), {"bounds": "min"}),
             Sample((Arg("f32[1]"), np.asarray(high)), {"bounds": "max"}),
-            Sample((Arg("f32[2,3]", 1, 2), Arg("f32[3]", -2, 0), Arg("f32[2,1]", 0.1, 0.9)), {"bounds": "both"}),
+            Sample(
+                (Arg("f32[2,3]", 1, 2), Arg("f32[3]", -2, 0), Arg("f32[2,1]", 0.1, 0.9)), {"bounds": "both"}
+            ),
             Sample((Arg("f32[4]"), np.asarray(high), np.asarray(low)), {"bounds": "both"}, grad=False),
-            Sample((Arg("f32[24]", special=True), np.asarray(low), np.asarray(high)), {"bounds": "both"}, grad=False),
+            Sample(
+                (Arg("f32[24]", special=True), np.asarray(low), np.asarray(high)),
+                {"bounds": "both"},
+                grad=False,
+            ),
             Sample((Arg("f32[n,0]"), Arg("f32[]")), {"bounds": "min"}, grad=False),
             Sample((Arg("f32[n,3]"), Arg("f32[]")), {"bounds": "max"}, grad=False),
-            Sample((Arg("i32[9]", -9, 9), np.int32([-3]), np.int32([4])), {"bounds": "both"}, grad=False),
-            Sample((Arg("f16[9]"), np.float16([0.25])), {"bounds": "min"}, grad=False),
+            Sample(
+                (Arg("i32[9]", -9, 9), np.array([-3], np.int32), np.array([4], np.int32)),
+                {"bounds": "both"},
+                grad=False,
+            ),
+            Sample((Arg("f16[9]"), np.array([0.25], np.float16)), {"bounds": "min"}, grad=False),
         ]
 
 
@@ -336,7 +355,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 __all__ = [
-    "celu", "clip", "elu", "gelu", "hard_sigmoid", "hard_swish", "hard_tanh", "hypot", "is_finite", "leaky_relu",
-    "log_sigmoid", "logaddexp", "mish", "prelu", "reciprocal", "relu", "selu", "shrink", "silu", "softplus", "softsign",
-    "square", "swish", "thresholded_relu",
+    "celu", "clip", "elu", "gelu", "hard_sigmoid", "hard_swish", "hard_tanh", "hypot", "is_finite",
+    "leaky_relu", "log_sigmoid", "logaddexp", "mish", "prelu", "reciprocal", "relu", "selu", "shrink", "silu",
+    "softplus", "softsign", "square", "swish", "thresholded_relu",
 ]  # fmt: skip

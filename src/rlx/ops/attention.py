@@ -45,8 +45,12 @@ def _attention_ref(
     causal: bool, window: tuple[int, int], scale: float | None, softcap: float, offset: int,
 ) -> np.ndarray:  # fmt: skip
     group = q.shape[1] // max(k.shape[1], 1)
-    wide_q, wide_k, wide_v = (t.astype(np.float64) for t in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
-    scores = np.matmul(wide_q, np.swapaxes(wide_k, 2, 3)) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    wide_q, wide_k, wide_v = (
+        t.astype(np.float64) for t in (q, np.repeat(k, group, 1), np.repeat(v, group, 1))
+    )
+    scores = np.matmul(wide_q, np.swapaxes(wide_k, 2, 3)) * (
+        1 / math.sqrt(q.shape[3]) if scale is None else scale
+    )
     if softcap:
         scores = np.tanh(scores / softcap) * softcap
     if mask:
@@ -62,7 +66,7 @@ def _attention_ref(
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
     e = np.exp(scores - np.where(top == -np.inf, 0, top))
     total = e.sum(-1, keepdims=True)
-    return np.matmul(e / np.where(total == 0, 1, total), wide_v).astype(q.dtype)
+    return np.asarray(np.matmul(e / np.where(total == 0, 1, total), wide_v), q.dtype)
 
 
 def _positions_allowed(
@@ -89,10 +93,10 @@ def _positions_allowed(
 class _attention(Op):
     """softmax(q k^T * scale + mask) v over [batch, heads, seq, dim].
 
-    Heads of k and v may be fewer: each serves a group of neighbouring heads of q. A boolean mask says what may be
-    seen, another one is added to the scores; both broadcast to [batch, heads, queries, keys]. Query i stands at
-    key position i + offset: `causal` hides later keys, `window` = (left, right) those further away than that
-    (-1: no limit). `softcap` c turns scores into c * tanh(scores / c) before masks.
+    Heads of k and v may be fewer: each serves a group of neighbouring heads of q. A boolean mask says what
+    may be seen, another one is added to the scores; both broadcast to [batch, heads, queries, keys]. Query i
+    stands at key position i + offset: `causal` hides later keys, `window` = (left, right) those further away
+    than that (-1: no limit). `softcap` c turns scores into c * tanh(scores / c) before masks.
     """
 
     name = "attention"
@@ -114,7 +118,9 @@ class _attention(Op):
         if len(types) not in (3, 4):
             raise TypeError_(f"attention: takes q, k, v and perhaps a mask, got {len(types)} operands")
         if len(window) != 2 or min(window) < UNBOUNDED:
-            raise AttributeError_(f"attention: window {window} is not (left, right), each at least 0 or -1 for no limit")
+            raise AttributeError_(
+                f"attention: window {window} is not (left, right), each at least 0 or -1 for no limit"
+            )
         if softcap < 0:
             raise AttributeError_(f"attention: softcap {softcap} is negative; 0 means none")
         q, k, v = types[:3]
@@ -151,7 +157,7 @@ class _attention(Op):
         wide = F32 if is_half(q.dtype) else None
         pairs = ((0, 1), (0, 1))
         scores: Node = dot_general(q, k, ((q.rank - 1,), (3,)), pairs, wide)
-        factor = 1 / math.sqrt(width) if scale is None else scale  # type: ignore[arg-type]
+        factor = 1 / math.sqrt(width) if scale is None else scale
         scores = scores * factor if factor != 1.0 else scores
         if softcap:
             scores = tanh(scores * (1 / softcap)) * softcap
@@ -170,7 +176,9 @@ class _attention(Op):
         return made
 
     def samples(self) -> list[Sample]:
-        def one(q: str, kv: str, *mask: Any, grad: bool = True, v: str = "", kind: str = "f32", **attrs: Any) -> Sample:
+        def one(
+            q: str, kv: str, *mask: Any, grad: bool = True, v: str = "", kind: str = "f32", **attrs: Any
+        ) -> Sample:
             made = (Arg(f"{kind}{q}"), Arg(f"{kind}{kv}"), Arg(f"{kind}{v or kv}"))
             return Sample((*made, *(Arg(m) for m in mask)), attrs, grad=grad)
 
@@ -207,7 +215,9 @@ def _group(q: TensorType, k: TensorType) -> int:
     if many == few:
         return 1
     if not isinstance(many, int) or not isinstance(few, int) or few == 0 or many % few:
-        raise ShapeError(f"attention: the {many} heads of q {q} do not split evenly over the {few} heads of k {k}")
+        raise ShapeError(
+            f"attention: the {many} heads of q {q} do not split evenly over the {few} heads of k {k}"
+        )
     return many // few
 
 
@@ -228,8 +238,9 @@ def attention(
 ) -> Any:  # fmt: skip
     """softmax(q k^T * scale + mask) v over [batch, heads, seq, dim]; scale is 1 / sqrt(dim) unless given.
 
-    k and v may have fewer heads (grouped queries). A boolean mask says what may be seen, another one is added. Query
-    i stands at key position i + offset: `causal` hides later keys, `window` = (left, right) those further away.
+    k and v may have fewer heads (grouped queries). A boolean mask says what may be seen, another is added.
+    Query i stands at key position i + offset: `causal` hides later keys, `window` = (left, right) those
+    further away (-1: no limit).
 
     >>> q = np.zeros((1, 1, 2, 4))
     >>> v = np.array([1.0, 3.0]).reshape(1, 1, 2, 1)
@@ -295,7 +306,9 @@ class _rope(Op):
             raise DTypeError(f"rope: cos {c} and x {x} have different dtypes; cast one")
         width, half = x.shape[-1], c.shape[-1]
         if not isinstance(width, int) or not isinstance(half, int) or 2 * half > width:
-            raise ShapeError(f"rope: cos {c} has {half} angles; x {x} has {width} features and needs two per angle")
+            raise ShapeError(
+                f"rope: cos {c} has {half} angles; x {x} has {width} features and needs two per angle"
+            )
         want = (*x.shape[:-1], half)
         if s.shape[-1] != half or any(broadcast_shapes(self.name, [want, t.shape]) != want for t in (c, s)):
             shape = ",".join(map(str, want))
@@ -339,8 +352,8 @@ def rope(
 ) -> Any:  # fmt: skip
     """Rotary positions on x [..., seq, dim], by given cos and sin [..., seq, pairs] or by positions.
 
-    Without either, positions are 0, 1, ... along seq. Positions [batch, seq] serve all axes of x between. Only
-    the first `rotary_dim` features (all by default, or 2 * pairs) turn.
+    Without either, positions are 0, 1, ... along seq. Positions [batch, seq] serve all axes of x between.
+    Only the first `rotary_dim` features (all by default, or 2 * pairs) turn.
 
     >>> rope(np.array([[1.0, 0.0], [1.0, 0.0]])).round(3).tolist()
     [[1.0, 0.0], [0.54, 0.841]]

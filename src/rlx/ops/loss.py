@@ -40,7 +40,7 @@ def _nll_ref(
     return np.asarray(loss, scores.dtype)
 
 
-def _nll_expand(scores: Node, labels: Node, *weights: Node, ignore_index: int | None, reduction: str) -> Node:
+def _nll_expand(scores: Node, labels: Node, *weights: Node, ignore_index: int | None, reduction: str) -> Any:
     ignored = None if ignore_index is None else equal(labels, ignore_index)
     at = labels if ignored is None else where(ignored, 0, labels)
     at = refuse_negative(at, scores.shape[1])
@@ -55,7 +55,7 @@ def _nll_expand(scores: Node, labels: Node, *weights: Node, ignore_index: int | 
     if reduction == "none":
         return loss
     if reduction == "mean" and weight is None and ignored is None:
-        return mean(loss)  # type: ignore[no-any-return]
+        return mean(loss)
     total: Node = sum_all(loss)
     if reduction == "sum":
         return total
@@ -76,7 +76,9 @@ class _Loss(Op):
 
     def infer(self, *types: TensorType, ignore_index: int | None, reduction: str) -> TensorType:
         if len(types) not in (2, 3):
-            raise TypeError_(f"{self.name}: takes scores, labels and perhaps weights, got {len(types)} operands")
+            raise TypeError_(
+                f"{self.name}: takes scores, labels and perhaps weights, got {len(types)} operands"
+            )
         scores, labels = types[:2]
         need_dtype(self.name, scores, is_real_float)
         need_dtype(self.name, labels, is_integer)
@@ -104,7 +106,10 @@ class _Loss(Op):
             *(one("f32[3,4]", row, reduction=r) for r in ("mean", "sum", "none")),
             *(one("f32[3,4]", row.astype(np.int32), "f32[4]", reduction=r) for r in ("mean", "sum", "none")),
             *(one("f32[2,3,3]", block, ignore_index=-1, reduction=r) for r in ("mean", "sum", "none")),
-            *(one("f32[2,3,3]", block, "f32[3]", ignore_index=-1, reduction=r) for r in ("mean", "sum", "none")),
+            *(
+                one("f32[2,3,3]", block, "f32[3]", ignore_index=-1, reduction=r)
+                for r in ("mean", "sum", "none")
+            ),
             one("f32[1,1]", np.array([0])),
             one("f32[3,4]", np.array([2, 9, 1]), "f32[4]", ignore_index=9),
             one("f32[0,4]", np.zeros(0, np.int64), reduction="sum", grad=False),
@@ -146,13 +151,15 @@ def nll_loss(
 ) -> Any:
     """Negative log likelihood of labels [batch, ...] under log_p [batch, classes, ...], as ONNX's.
 
-    A label equal to `ignore_index` does not count; any other outside the classes is an error when the program runs.
-    reduction is "mean" (divided by the weights of the labels that count), "sum" or "none".
+    A label equal to `ignore_index` does not count; any other outside the classes is an error when the program
+    runs. reduction is "mean" (divided by the weights of the labels that count), "sum" or "none".
 
     >>> float(nll_loss(np.array([[-0.5, -2.0]]), np.array([1])))
     2.0
     """
-    return _nll_loss(log_p, as_indices(labels), *given(weights), ignore_index=ignore_index, reduction=reduction)
+    return _nll_loss(
+        log_p, as_indices(labels), *given(weights), ignore_index=ignore_index, reduction=reduction
+    )
 
 
 def cross_entropy(
@@ -163,7 +170,9 @@ def cross_entropy(
     >>> float(cross_entropy(np.array([[0.0, 0.0]]), np.array([1])).round(4))
     0.6931
     """
-    return _cross_entropy(scores, as_indices(labels), *given(weights), ignore_index=ignore_index, reduction=reduction)
+    return _cross_entropy(
+        scores, as_indices(labels), *given(weights), ignore_index=ignore_index, reduction=reduction
+    )
 
 
 __all__ = ["cross_entropy", "nll_loss"]

@@ -1,7 +1,7 @@
 """Blocks that networks are made of: linear, softmax, embedding, swiglu, dropout.
 
-All are HIR: they expand to primitives, from which gradient and batching follow. Norms are in `norm`, attention
-and rotary positions in `attention`, losses in `loss`.
+All are HIR: they expand to primitives, from which gradient and batching follow. Norms are in `norm`,
+attention and rotary positions in `attention`, losses in `loss`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class _linear(Op):
         if x.rank == 0 or w.rank != 2:
             raise ShapeError(f"linear: x {x} needs an axis and w {w} needs two")
         inside, outside = w.shape[1 - (not transposed)], w.shape[0 if transposed else 1]
-        require_equal(x.shape[-1], inside, lambda: f"linear: x {x} has {x.shape[-1]} features, w {w} takes {inside}")
+        require_equal(
+            x.shape[-1], inside, lambda: f"linear: x {x} has {x.shape[-1]} features, w {w} takes {inside}"
+        )
         if bias:
             stretched = broadcast_shapes(self.name, [bias[0].shape, (outside,)])
             if len(stretched) != 1 or stretched[0] != outside:
@@ -155,12 +157,11 @@ def _softmax_ref(x: np.ndarray, *, axis: int, masked: bool) -> np.ndarray:
     return np.where(np.all(x == -np.inf, axis=axis, keepdims=True), 0, y).astype(x.dtype) if masked else y
 
 
-def _softmax_expand(x: Node, *, axis: int, masked: bool) -> Node:
+def _softmax_expand(x: Node, *, axis: int, masked: bool) -> Any:
     top = reduce_max(x, axes=(axis,), keepdims=True)
     if not masked:
         e = exp(x - top)
-        made: Node = e / reduce_sum(e, axes=(axis,), keepdims=True)
-        return made
+        return e / reduce_sum(e, axes=(axis,), keepdims=True)
     e = exp(x - maximum(top, float(np.finfo(x.dtype.np).min)))
     # the largest term of a row is exp(0), so a total under 1 means that all terms are 0
     return e / maximum(reduce_sum(e, axes=(axis,), keepdims=True), 1.0)
@@ -200,7 +201,7 @@ def softmax(x: Any, axis: int = -1, masked: bool = False) -> Any:
 
 def _log_softmax_ref(x: np.ndarray, *, axis: int) -> np.ndarray:
     apart = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
-    return apart - np.logaddexp.reduce(apart, axis=axis, keepdims=True, initial=-np.inf).astype(x.dtype)
+    return np.asarray(apart - np.log(np.exp(apart).sum(axis, keepdims=True)))
 
 
 def _log_softmax_expand(x: Node, *, axis: int) -> Node:
@@ -260,8 +261,10 @@ class _embedding(Op):
     def ref(self, table: np.ndarray, ids: np.ndarray) -> np.ndarray:
         bad = (ids < 0) | (ids >= len(table))
         if bad.any():
-            raise OutOfRangeError(f"embedding: id {int(ids[bad][0])} is out of range for a table of {len(table)} rows")
-        return table[ids]
+            raise OutOfRangeError(
+                f"embedding: id {int(ids[bad][0])} is out of range for a table of {len(table)} rows"
+            )
+        return np.asarray(table[ids])
 
     def expand(self, table: Node, ids: Node) -> Node:
         made: Node = gather(table, refuse_negative(ids, table.shape[0]), axis=0)
@@ -305,7 +308,9 @@ class _swiglu(Op):
             shape = broadcast_shapes(self.name, [gate.shape, *(t.shape for t in up)])
             return TensorType(same_dtype(self.name, (gate, *up)), shape)
         if gate.rank == 0 or not isinstance(gate.shape[-1], int) or gate.shape[-1] % 2:
-            raise ShapeError(f"swiglu: the last axis of {gate} has no two halves; give gate and up as two operands")
+            raise ShapeError(
+                f"swiglu: the last axis of {gate} has no two halves; give gate and up as two operands"
+            )
         return gate.with_shape((*gate.shape[:-1], gate.shape[-1] // 2))
 
     def ref(self, gate: np.ndarray, *up: np.ndarray) -> np.ndarray:

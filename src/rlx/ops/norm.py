@@ -69,7 +69,7 @@ class _TrailingNorm(Op):
 
     level = Level.HIR
     attrs = {"axis": Attr(integer), "eps": Attr(real, 1e-5)}
-    operands = ("x", "scale", "bias")
+    operands: tuple[str, ...] = ("x", "scale", "bias")
 
     def infer(self, *types: TensorType, axis: int, eps: float) -> TensorType:
         if not 1 <= len(types) <= len(self.operands):
@@ -85,7 +85,9 @@ class _TrailingNorm(Op):
 
     def samples(self) -> list[Sample]:
         def one(*texts: str, axis: int = 1, grad: bool = True, special: bool = False, **attrs: Any) -> Sample:
-            args = tuple(Arg(t, special=special and i == 0) for i, t in enumerate(texts[: len(self.operands)]))
+            args = tuple(
+                Arg(t, special=special and i == 0) for i, t in enumerate(texts[: len(self.operands)])
+            )
             return Sample(args, {"axis": axis, **attrs}, grad=grad)
 
         return [
@@ -186,7 +188,7 @@ class _ChannelNorm(Op):
     """Base of norms of [batch, channels, ...] with one scale and one bias per channel."""
 
     level = Level.HIR
-    vectors = ("scale", "bias")
+    vectors: tuple[str, ...] = ("scale", "bias")
 
     def check(self, *types: TensorType) -> TensorType:
         if len(types) != 1 + len(self.vectors):
@@ -208,7 +210,9 @@ def _split_channels(shape: Shape, groups: int) -> Shape:
     return (shape[0], groups, channels // groups, *shape[2:])
 
 
-def _group_norm_ref(x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, groups: int, eps: float) -> np.ndarray:
+def _group_norm_ref(
+    x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, groups: int, eps: float
+) -> np.ndarray:
     split = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     y = _standard(split, tuple(range(2, split.ndim)), eps).reshape(x.shape)
     shape = (-1, *(1,) * (x.ndim - 2))
@@ -377,9 +381,16 @@ class _batch_norm(_ChannelNorm):
 
 
 def batch_norm(
-    x: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float = 1e-5, training: bool = False, momentum: float = 0.9
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    eps: float = 1e-5,
+    training: bool = False,
+    momentum: float = 0.9,
 ) -> Any:
-    """Normalise channels of x [batch, channels, ...] by given mean and variance, or, training, by the batch's own.
+    """Normalise channels of x [batch, channels, ...] by given mean and variance or, training, the batch's.
 
     Training returns (y, running mean, running variance), the running ones being
     old * momentum + batch * (1 - momentum).
@@ -421,7 +432,12 @@ class _lrn(Op):
     name = "lrn"
     level = Level.HIR
     arity = 1
-    attrs = {"size": Attr(integer), "alpha": Attr(real, 1e-4), "beta": Attr(real, 0.75), "bias": Attr(real, 1.0)}
+    attrs = {
+        "size": Attr(integer),
+        "alpha": Attr(real, 1e-4),
+        "beta": Attr(real, 0.75),
+        "bias": Attr(real, 1.0),
+    }
     ref = staticmethod(in_f32(_lrn_ref))
     expand = staticmethod(expand_in_f32(_lrn_expand))
 

@@ -21,7 +21,16 @@ from rlx.ir.scalar import convert, size
 from rlx.ir.types import TensorType
 from rlx.ops.elementwise import abs, exp, log, sqrt, where
 from rlx.ops.reduce import reduce_max, reduce_sum, reduced_shape, spread
-from rlx.ops.rules import check_axes, expand_in_f32, in_f32, is_number, is_real_float, need_dtype, normal_axes, op_call
+from rlx.ops.rules import (
+    check_axes,
+    expand_in_f32,
+    in_f32,
+    is_number,
+    is_real_float,
+    need_dtype,
+    normal_axes,
+    op_call,
+)
 
 
 @declare
@@ -112,7 +121,9 @@ class Statistic(Op):
 Meaning = Callable[..., Any]
 
 
-def statistic(name: str, ref: Meaning, expand: Meaning, doc: str, *, vjp: Meaning | None = None, low: float = -2.0) -> Op:
+def statistic(
+    name: str, ref: Meaning, expand: Meaning, doc: str, *, vjp: Meaning | None = None, low: float = -2.0
+) -> Op:
     """Declare one statistic: `ref(x, axis=, keepdims=)` in NumPy and `expand(x, axes, keepdims)` in ops."""
 
     def meaning(x: np.ndarray, *, axes: Sequence[int], keepdims: bool) -> np.ndarray:
@@ -132,7 +143,9 @@ def statistic(name: str, ref: Meaning, expand: Meaning, doc: str, *, vjp: Meanin
 
 
 def _mean_ref(x: np.ndarray, axis: tuple[int, ...], keepdims: bool) -> np.ndarray:
-    return np.asarray(np.sum(x, axis=axis, keepdims=keepdims) / np.float64(math.prod(x.shape[a] for a in axis)))
+    return np.asarray(
+        np.sum(x, axis=axis, keepdims=keepdims) / np.float64(math.prod(x.shape[a] for a in axis))
+    )
 
 
 def _mean(x: Node, axes: Sequence[int], keepdims: bool) -> Node:
@@ -141,7 +154,10 @@ def _mean(x: Node, axes: Sequence[int], keepdims: bool) -> Node:
 
 
 def _logsumexp_ref(x: np.ndarray, axis: tuple[int, ...], keepdims: bool) -> np.ndarray:
-    return np.logaddexp.reduce(x, axis=axis, keepdims=keepdims, initial=-np.inf) if x.ndim and axis else x
+    top = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0)
+    total = np.log(np.sum(np.exp(x.astype(np.float64) - top), axis=axis, keepdims=True)) + top
+    return np.asarray(total if keepdims else np.squeeze(total, axis))
 
 
 def _finite(x: Node) -> Node:
@@ -161,27 +177,24 @@ def _logsumexp_vjp(self: Op, g: Node, y: Node, x: Node, *, axes: Sequence[int], 
     return [spread(g, x, axes) * exp(x - spread(_finite(y), x, axes))]
 
 
-def _norm_l2(x: Node, axes: Sequence[int], keepdims: bool) -> Node:
-    made: Node = sqrt(reduce_sum(x * x, axes=axes, keepdims=keepdims))
-    return made
-
-
 # fmt: off
 _mean_op = statistic("mean", _mean_ref, _mean, "Sum divided by the number of elements.")
 _logsumexp_op = statistic(
-    "logsumexp", _logsumexp_ref, _logsumexp, "log of the sum of exp, without overflow; over nothing it is -inf.",
-    vjp=_logsumexp_vjp)
+    "logsumexp", _logsumexp_ref, _logsumexp,
+    "log of the sum of exp, without overflow; over nothing it is -inf.", vjp=_logsumexp_vjp)
 _norm_l1_op = statistic(
-    "norm_l1", lambda x, **k: np.sum(np.abs(x), **k), lambda x, axes, keep: reduce_sum(abs(x), axes=axes, keepdims=keep),
-    "Sum of absolute values.", low=0.1)
+    "norm_l1", lambda x, **k: np.sum(np.abs(x), **k),
+    lambda x, axes, keep: reduce_sum(abs(x), axes=axes, keepdims=keep), "Sum of absolute values.", low=0.1)
 _norm_l2_op = statistic(
-    "norm_l2", lambda x, **k: np.sqrt(np.sum(x * x, **k)), _norm_l2, "Square root of the sum of squares.", low=0.1)
+    "norm_l2", lambda x, **k: np.sqrt(np.sum(x * x, **k)),
+    lambda x, axes, keep: sqrt(reduce_sum(x * x, axes=axes, keepdims=keep)),
+    "Square root of the sum of squares.", low=0.1)
 _log_sum_op = statistic(
-    "log_sum", lambda x, **k: np.log(np.sum(x, **k)), lambda x, axes, keep: log(reduce_sum(x, axes=axes, keepdims=keep)),
-    "Logarithm of the sum.", low=0.1)
+    "log_sum", lambda x, **k: np.log(np.sum(x, **k)),
+    lambda x, axes, keep: log(reduce_sum(x, axes=axes, keepdims=keep)), "Logarithm of the sum.", low=0.1)
 _sum_square_op = statistic(
-    "sum_square", lambda x, **k: np.sum(x * x, **k), lambda x, axes, keep: reduce_sum(x * x, axes=axes, keepdims=keep),
-    "Sum of squares.")
+    "sum_square", lambda x, **k: np.sum(x * x, **k),
+    lambda x, axes, keep: reduce_sum(x * x, axes=axes, keepdims=keep), "Sum of squares.")
 # fmt: on
 
 
@@ -224,7 +237,9 @@ class _std(_Spread):
 
     name = "std"
     ref = staticmethod(in_f32(lambda x, **attrs: np.sqrt(_var_ref(x, **attrs))))
-    expand = staticmethod(expand_in_f32(lambda x, *, axes, keepdims, ddof: sqrt(variance(x, axes, keepdims, ddof))))
+    expand = staticmethod(
+        expand_in_f32(lambda x, *, axes, keepdims, ddof: sqrt(variance(x, axes, keepdims, ddof)))
+    )
 
 
 def _as_float(x: Any) -> Any:
@@ -233,7 +248,7 @@ def _as_float(x: Any) -> Any:
     return op_call("cast", x, dtype=F64) if d.is_int or d.is_bool else x
 
 
-def _over(op: Op, x: Any, axis: int | Sequence[int] | None, keepdims: bool, **attrs: Any) -> Any:
+def _over(op: Any, x: Any, axis: int | Sequence[int] | None, keepdims: bool, **attrs: Any) -> Any:
     x = _as_float(x)
     rank = x.rank if isinstance(x, Node) else np.ndim(x)
     return op(x, axes=normal_axes(op.name, axis, rank), keepdims=keepdims, **attrs)
