@@ -1,14 +1,15 @@
 """Three ways in which an integer tensor picks places of another, shared by the gathers and the scatters.
 
-An addressing says which points there are (`space`, the shape of what is gathered or scattered) and where each of
-them lies in the data: as scalar expressions for kernels (`places`), as arrays for the reference (`numpy_places`).
+An addressing says which points there are (`space`, the shape of what is gathered or scattered) and where each
+of them lies in the data: as scalar expressions for kernels (`places`), as arrays for the reference
+(`numpy_places`).
 Negative indices count from the end; an index out of range is an error when the program runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from rlx.ir.graph import Node, require_at_least, require_equal
 from rlx.ir.scalar import Scalar, axes, const, convert, load, select, size
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.rules import is_integer, need_dtype
+
+Case: TypeAlias = tuple[str, Any, dict[str, Any]]
 
 
 class OutOfRangeError(KernelError, IndexError):
@@ -37,30 +40,37 @@ def checked(name: str, index: np.ndarray, extent: int) -> np.ndarray:
     index = index.astype(np.int64)
     bad = (index < -extent) | (index >= extent)
     if bad.any():
-        raise OutOfRangeError(f"{name}: index {int(index[bad][0])} is out of range for an axis of size {extent}")
+        first = int(index[bad][0])
+        raise OutOfRangeError(f"{name}: index {first} is out of range for an axis of size {extent}")
     return np.where(index < 0, index + extent, index)
 
 
-class Addressing(Protocol):
-    """The part in which gather and scatter of one family agree; attributes arrive as keywords."""
+class Addressing:
+    """The part in which gather and scatter of one family agree; attributes arrive as keywords.
 
-    attrs: Mapping[str, Attr]
+    space(name, data type, indices type) -> the points, or a refusal that names the op
+    places(data type, indices type) -> index expressions into data at a point; operand 1 holds the indices
+    numpy_places(name, data shape, indices) -> index arrays into data that broadcast to the space
+    samples() -> (data type, indices, attributes) for generated tests
+    """
 
-    def space(self, name: str, data: TensorType, indices: TensorType, **attrs: Any) -> Shape: ...
-    def places(self, data: TensorType, indices: TensorType, **attrs: Any) -> list[Scalar]: ...
-    def numpy_places(self, name: str, shape: Sequence[int], indices: np.ndarray, **attrs: Any) -> tuple[Any, ...]: ...
-    def samples(self) -> list[tuple[Any, Any, dict[str, Any]]]: ...
+    attrs: ClassVar[Mapping[str, Attr]]
+    space: Callable[..., Shape]
+    places: Callable[..., list[Scalar]]
+    numpy_places: Callable[..., tuple[np.ndarray, ...]]
+    samples: Callable[[], list[Case]]
 
 
 def grid(shape: Sequence[int], keep: Sequence[int], rank: int) -> list[np.ndarray]:
-    """Positions along axes of a space, as open arrays: shape[i] positions along axis keep[i] of `rank` axes."""
-    return [
-        np.arange(n).reshape([n if j == at else 1 for j in range(rank)]) for n, at in zip(shape, keep, strict=True)
-    ]
+    """Open arrays of positions: shape[i] of them along axis keep[i] of a space of `rank` axes."""
+    out = []
+    for n, at in zip(shape, keep, strict=True):
+        out.append(np.arange(n).reshape([n if j == at else 1 for j in range(rank)]))
+    return out
 
 
-class AlongAxis:
-    """Whole slices of data along one axis, as numpy.take; the first `batch_dims` axes are those of both tensors."""
+class AlongAxis(Addressing):
+    """Slices of data along one axis, as numpy.take; the first `batch_dims` axes belong to both tensors."""
 
     attrs = {"axis": Attr(integer), "batch_dims": Attr(integer, 0)}
 
@@ -69,7 +79,7 @@ class AlongAxis:
         if not 0 <= axis < data.rank:
             raise ShapeError(f"{name}: axis {axis} is out of range for {data}")
         if not 0 <= batch_dims <= min(axis, indices.rank):
-            raise ShapeError(f"{name}: batch_dims {batch_dims} does not fit {data}, {indices} and axis {axis}")
+            raise ShapeError(f"{name}: {batch_dims} batch axes do not fit {data}, {indices} and axis {axis}")
         _same_batch(name, data, indices, batch_dims)
         return (*data.shape[:axis], *indices.shape[batch_dims:], *data.shape[axis + 1 :])
 
@@ -81,7 +91,7 @@ class AlongAxis:
 
     def numpy_places(
         self, name: str, shape: Sequence[int], indices: np.ndarray, *, axis: int, batch_dims: int
-    ) -> tuple[Any, ...]:
+    ) -> tuple[np.ndarray, ...]:
         picked = indices.ndim - batch_dims
         rank = len(shape) - 1 + picked
         spread = [*indices.shape[:batch_dims], *(1,) * (axis - batch_dims), *indices.shape[batch_dims:]]
@@ -90,7 +100,7 @@ class AlongAxis:
         after = grid(shape[axis + 1 :], range(axis + picked, rank), rank)
         return (*before, index, *after)
 
-    def samples(self) -> list[tuple[Any, Any, dict[str, Any]]]:
+    def samples(self) -> list[Case]:
         return [
             ("f32[4,3]", np.array([[0, 3], [-1, 0]]), {"axis": 0}),
             ("f32[2,5,3]", np.array([4, -5, 1, 1], np.int32), {"axis": 1}),
@@ -104,7 +114,7 @@ class AlongAxis:
         ]
 
 
-class ByTuples:
+class ByTuples(Addressing):
     """ONNX GatherND: the last axis of indices holds one index for each of the axes after `batch_dims`."""
 
     attrs = {"batch_dims": Attr(integer, 0)}
@@ -113,9 +123,9 @@ class ByTuples:
         need_dtype(name, indices, is_integer)
         depth = indices.shape[-1] if indices.rank else None
         if not isinstance(depth, int):
-            raise ShapeError(f"{name}: the last axis of indices {indices} holds the tuples; its size must be a number")
+            raise ShapeError(f"{name}: the last axis of indices {indices} holds tuples; it must be a number")
         if not 0 <= batch_dims < indices.rank or batch_dims + depth > data.rank:
-            raise ShapeError(f"{name}: {depth} indices per place after {batch_dims} batch axes do not fit {data}")
+            raise ShapeError(f"{name}: tuples of {depth} after {batch_dims} batch axes do not fit {data}")
         _same_batch(name, data, indices, batch_dims)
         return (*indices.shape[:-1], *data.shape[batch_dims + depth :])
 
@@ -130,23 +140,22 @@ class ByTuples:
 
     def numpy_places(
         self, name: str, shape: Sequence[int], indices: np.ndarray, *, batch_dims: int
-    ) -> tuple[Any, ...]:
+    ) -> tuple[np.ndarray, ...]:
         depth, outer = indices.shape[-1], indices.ndim - 1
         tail = shape[batch_dims + depth :]
         rank = outer + len(tail)
-        picked = [
-            checked(name, indices[..., j], shape[batch_dims + j]).reshape((*indices.shape[:-1], *(1,) * len(tail)))
-            for j in range(depth)
-        ]
-        return (*grid(shape[:batch_dims], range(batch_dims), rank), *picked, *grid(tail, range(outer, rank), rank))
+        wide = (*indices.shape[:-1], *(1,) * len(tail))
+        picked = [checked(name, indices[..., j], shape[batch_dims + j]).reshape(wide) for j in range(depth)]
+        before = grid(shape[:batch_dims], range(batch_dims), rank)
+        return (*before, *picked, *grid(tail, range(outer, rank), rank))
 
-    def samples(self) -> list[tuple[Any, Any, dict[str, Any]]]:
+    def samples(self) -> list[Case]:
         return [
             ("f32[3,4]", np.array([[0, 1], [2, -1], [0, 0]]), {}),
             ("f32[3,4]", np.array([[2], [-3]], np.int32), {}),
             ("f32[2,3,4]", np.array([[[1], [0]], [[2], [1]]]), {"batch_dims": 1}),
             ("f32[2,3,4]", np.array([[0, 1], [1, -1]]), {"batch_dims": 1}),
-            ("f32[2,3]", np.array([1, 2]), {}),
+            ("f32[3,3]", np.array([1, 2]), {}),
             ("f32[5]", np.zeros((0, 1), np.int64), {}),
             ("f32[2,3]", np.zeros((2, 0), np.int64), {"batch_dims": 1}),
             ("f32[3]", np.zeros((2, 0), np.int64), {}),
@@ -154,8 +163,8 @@ class ByTuples:
         ]
 
 
-class ByElements:
-    """ONNX GatherElements: place i of indices is place i of data, except that its value is the index along `axis`."""
+class ByElements(Addressing):
+    """ONNX GatherElements: one place per index, which replaces the index's own position along `axis`."""
 
     attrs = {"axis": Attr(integer)}
 
@@ -174,12 +183,14 @@ class ByElements:
         at = axes(data.rank)
         return [*at[:axis], from_end(load(1, at, indices.dtype), data.shape[axis]), *at[axis + 1 :]]
 
-    def numpy_places(self, name: str, shape: Sequence[int], indices: np.ndarray, *, axis: int) -> tuple[Any, ...]:
+    def numpy_places(
+        self, name: str, shape: Sequence[int], indices: np.ndarray, *, axis: int
+    ) -> tuple[np.ndarray, ...]:
         at: list[np.ndarray] = grid(indices.shape, range(indices.ndim), indices.ndim)
         at[axis] = checked(name, indices, shape[axis])
         return tuple(at)
 
-    def samples(self) -> list[tuple[Any, Any, dict[str, Any]]]:
+    def samples(self) -> list[Case]:
         return [
             ("f32[3,4]", np.array([[0, 3, -1], [2, 1, 0]]), {"axis": 1}),
             ("f32[3,2]", np.array([[0, 2], [-1, 1], [2, 0], [1, 1]], np.int32), {"axis": 0}),
@@ -191,7 +202,7 @@ class ByElements:
 
 def _same_batch(name: str, data: TensorType, indices: TensorType, batch_dims: int) -> None:
     for a, b in zip(data.shape[:batch_dims], indices.shape[:batch_dims], strict=True):
-        require_equal(a, b, lambda: f"{name}: {data} and {indices} differ within their first {batch_dims} axes")
+        require_equal(a, b, f"{name}: {data} and {indices} differ within their first {batch_dims} axes")
 
 
 def as_indices(x: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ class _iota(Op):
 
     name = "iota"
     arity = 0
+    not_differentiable = "positions depend on no value"
     attrs = {"shape": Attr(dims), "axis": Attr(optional(integer), None), "dtype": Attr(dtype_kind, I64)}
 
     def infer(self, *, shape: Shape, axis: int | None, dtype: DType) -> TensorType:
@@ -40,9 +40,6 @@ class _iota(Op):
             return np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape).astype(dtype.np)
         along = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
         return np.broadcast_to(along, tuple(shape)).astype(dtype.np)
-
-    def vjp(self, g: Node, y: Node, *, shape: Shape, axis: int | None, dtype: DType) -> list[Node]:
-        return []
 
     def batch(self, flags: Sequence[bool], *, shape: Shape, axis: int | None, dtype: DType) -> Node:
         made: Node = _iota(shape=shape, axis=axis, dtype=dtype)

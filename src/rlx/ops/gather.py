@@ -20,7 +20,7 @@ from rlx.ops.shape import broadcast_to, transpose
 
 
 class Gathering(Op):
-    """Base of the gathers: data and indices in, one element of data per point of the addressing's space out."""
+    """Base of the gathers: one element of data for each point of the addressing's space."""
 
     arity = 2
     address: ClassVar[Addressing]
@@ -59,7 +59,7 @@ class Gathering(Op):
 class _gather(Gathering):
     """Slices of data along an axis, as numpy.take; the first `batch_dims` axes belong to both operands.
 
-    The result has data's axes before `axis`, then those of indices after the batch axes, then the rest of data's.
+    The result has data's axes before `axis`, those of indices after the batch axes, then the rest of data's.
     """
 
     name = "gather"
@@ -70,10 +70,12 @@ class _gather(Gathering):
     def batch(self, flags: Sequence[bool], data: Node, indices: Node, *, axis: int, batch_dims: int) -> Node:
         made: Node
         if not flags[1] and batch_dims == 0:  # the batch axis of data is one more axis that is kept whole
-            return _gather(data, indices, axis=axis + 1)  # type: ignore[no-any-return]
+            made = _gather(data, indices, axis=axis + 1)
+            return made
         if not flags[0] and batch_dims == 0:  # the batch axis of indices is one more axis of places
             made = _gather(data, indices, axis=axis)
-            return transpose(made, (axis, *(i for i in range(made.rank) if i != axis)))  # type: ignore[no-any-return]
+            made = transpose(made, (axis, *(i for i in range(made.rank) if i != axis)))
+            return made
         made = _gather(*lift_all(flags, (data, indices)), axis=axis + 1, batch_dims=batch_dims + 1)
         return made
 
@@ -113,14 +115,15 @@ class _gather_elements(Gathering):
 def gather(x: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
     """Slices of x at indices along an axis, as numpy.take; indices may have any shape.
 
-    Negative indices count from the end; an index out of range is an error. The first `batch_dims` axes of x and
-    indices go together: each batch is gathered with its own indices.
+    Negative indices count from the end; an index out of range is an error. The first `batch_dims` axes of x
+    and indices go together: each batch is gathered with its own indices.
 
     >>> gather(np.array([10, 20, 30]), [[0, -1], [1, 1]])
     array([[10, 30],
            [20, 20]])
     """
-    return _gather(x, as_indices(indices), axis=normal_axis("gather", axis, len(shape_of(x))), batch_dims=batch_dims)
+    axis = normal_axis("gather", axis, len(shape_of(x)))
+    return _gather(x, as_indices(indices), axis=axis, batch_dims=batch_dims)
 
 
 def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Any:
@@ -138,7 +141,8 @@ def gather_elements(x: Any, indices: Any, axis: int = 0) -> Any:
     >>> gather_elements(np.array([[1, 2], [3, 4]]), [[1, 0]], axis=0)
     array([[3, 2]])
     """
-    return _gather_elements(x, as_indices(indices), axis=normal_axis("gather_elements", axis, len(shape_of(x))))
+    axis = normal_axis("gather_elements", axis, len(shape_of(x)))
+    return _gather_elements(x, as_indices(indices), axis=axis)
 
 
 def take_along_axis(x: Any, indices: Any, axis: int) -> Any:

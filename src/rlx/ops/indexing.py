@@ -11,6 +11,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
 from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
+from rlx.ir.dtype import dtype
 from rlx.ir.graph import Node, source_location
 from rlx.ops.gather import gather
 from rlx.ops.rules import op_call
@@ -31,8 +32,8 @@ class _Part:
 def getitem(node: Node, index: Any) -> Node:
     """node[index] as NumPy means it.
 
-    Understood are integers, slices (any step), None, Ellipsis, integer nodes or arrays (one of rank 1 or more; any
-    number of rank 0). Boolean masks make shapes that depend on data: use `where`, or `compress` for such shapes.
+    Understood are integers, slices (any step), None, Ellipsis, and integer nodes or arrays (one of rank 1 or
+    more, any number of rank 0). Boolean masks make shapes that depend on data: use `where` or `compress`.
 
     >>> from rlx import Graph
     >>> x = Graph().input("x", (4, "n", 3), "f32")
@@ -43,7 +44,7 @@ def getitem(node: Node, index: Any) -> Node:
     parts = [_part(node, axis, item) for axis, item in enumerate(i for i in items if i is not None)]
     x = _cut(node, parts)
     for axis in reversed([i for i, p in enumerate(parts) if p.pick is not None]):
-        x = gather(x, parts[axis].pick, axis)  # from the last axis on, so that earlier ones keep their numbers
+        x = gather(x, parts[axis].pick, axis)  # the last axis first: earlier ones keep their numbers
     return _arrange(x, items, parts)
 
 
@@ -70,16 +71,15 @@ def _part(node: Node, axis: int, item: Any) -> _Part:
         return _slice_part(node, axis, item)
     if isinstance(item, (bool, np.bool_)) or _is_mask(item):
         raise DTypeError(
-            f"indexing {node.type}: a boolean mask makes a shape that depends on data; use rlx.ops.where to keep the "
-            "shape, or rlx.ops.compress"
+            f"indexing {node.type}: a boolean mask makes a shape that depends on data; "
+            "use rlx.ops.where to keep the shape, or rlx.ops.compress"
         )
     if _is_array(item):
         pick = item if isinstance(item, Node) else np.asarray(item)
         if isinstance(pick, np.ndarray) and pick.size == 0:
             pick = pick.astype(np.int64)
-        kind = pick.dtype
-        if not (kind.is_int if isinstance(pick, Node) else kind.kind in "iu"):
-            raise DTypeError(f"indexing {node.type}: an index array has dtype {kind}; it must hold integers")
+        if not dtype(pick.dtype).is_int:
+            raise DTypeError(f"indexing {node.type}: index arrays must hold integers, not {pick.dtype}")
         return _Part(0, extent, pick=pick)
     i = _bound(node, item)
     negative = known_le(i, -1) is True
@@ -106,8 +106,8 @@ def _bound(node: Node, value: Any) -> Dim:
         return operator.index(value)
     except TypeError:
         raise TypeError_(
-            f"indexing {node.type}: {type(value).__name__} is not an index; use integers, slices, None, '...' or an "
-            "integer node (rlx.ops.dynamic_slice cuts at computed places)"
+            f"indexing {node.type}: {type(value).__name__} is not an index; use integers, slices, None, "
+            "'...' or an integer node (rlx.ops.dynamic_slice cuts at computed places)"
         ) from None
 
 
@@ -116,7 +116,9 @@ def _slice_part(node: Node, axis: int, item: slice) -> _Part:
     extent = node.shape[axis]
     step = 1 if item.step is None else _bound(node, item.step)
     if not isinstance(step, int) or step == 0:
-        raise ShapeError(f"indexing {node.type}: the step of a slice must be a number that is not 0, got {step}")
+        raise ShapeError(
+            f"indexing {node.type}: the step of a slice must be a number that is not 0, got {step}"
+        )
     first: Dim = 0 if step > 0 else -1  # bounds of positions: a slice that goes down may stop before 0
     last = extent + first
     start = (first if step > 0 else last) if item.start is None else _bound(node, item.start)
@@ -174,11 +176,11 @@ def _arrange(x: Node, items: Sequence[Any], parts: Sequence[_Part]) -> Node:
             shape.append(extent)
         else:
             advanced.append(place)
-    out = x if tuple(shape) == x.shape else reshape(x, tuple(shape))
+    out: Node = x if tuple(shape) == x.shape else reshape(x, tuple(shape))
     apart = advanced and advanced[-1] - advanced[0] + 1 != len(advanced)
     if picked and apart:  # NumPy: advanced indices with something between them put their axes first
         out = transpose(out, (*picked, *(i for i in range(len(shape)) if i not in picked)))
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 __all__ = ["getitem"]

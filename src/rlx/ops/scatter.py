@@ -1,7 +1,7 @@
 """Writing at computed places: scatter (slices along an axis), scatter_nd (tuples), scatter_elements.
 
-Each is the opposite of the gather with the same addressing. Updates are applied in ascending order of their own
-indices, so of equal places the last one stays; `reduction` combines instead of replacing.
+Each is the opposite of the gather with the same addressing. Updates are applied in row-major order: of equal
+places the last one stays; `reduction` combines instead of replacing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from rlx.errors import DTypeError
 from rlx.ir.attr import Attr, one_of
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import I64
+from rlx.ir.dtype import F32, I64, DType, dtype
 from rlx.ir.form import Form, Scatter
 from rlx.ir.graph import Node, require_shape
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import axes, load
-from rlx.ir.types import TensorType
-from rlx.ops.addressing import Addressing, AlongAxis, ByElements, ByTuples, as_indices
+from rlx.ir.types import TensorType, parse_type
+from rlx.ops.addressing import Addressing, AlongAxis, ByElements, ByTuples, Case, as_indices
 from rlx.ops.elementwise import cast, equal, where
-from rlx.ops.rules import lift_all, normal_axis, op_call, same_dtype, shape_of, widen
-from rlx.ops.shape import broadcast_to, flat_index
+from rlx.ops.rules import is_half, lift_all, normal_axis, op_call, same_dtype, shape_of
+from rlx.ops.shape import broadcast_to
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 _REDUCTION = Attr(one_of(*REDUCTIONS), "none")
@@ -32,9 +32,9 @@ _UFUNC: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _full(like: Node, value: float, dtype: Any = None) -> Node:
+def _full(like: Node, value: float, of: DType | None = None) -> Node:
     """A node of one value in the shape of another."""
-    scalar = like.graph.constant(np.asarray(value).astype((dtype or like.dtype).np))
+    scalar = like.graph.constant(np.asarray(value).astype((of or like.dtype).np))
     made: Node = broadcast_to(scalar, like.shape)
     return made
 
@@ -54,24 +54,26 @@ class Scattering(Op):
     ) -> TensorType:
         same_dtype(self.name, (data, updates))
         if reduction != "none" and (data.dtype.is_bool or data.dtype.storage_only):
-            raise DTypeError(f"{self.name}: reduction {reduction!r} does not apply to {data}; use 'none' or cast it")
+            raise DTypeError(
+                f"{self.name}: {reduction!r} does not apply to {data}; use reduction 'none' or cast"
+            )
         if reduction in ("max", "min") and data.dtype.is_complex:
-            raise DTypeError(f"{self.name}: reduction {reduction!r} needs an order, which {data} does not have")
+            raise DTypeError(f"{self.name}: reduction {reduction!r} needs an order; {data} has none")
         want = self.address.space(self.name, data, indices, **attrs)
-        shown = TensorType(data.dtype, want)
-        require_shape(want, updates.shape, f"{self.name}: updates {updates} must be {shown} for {data} and {indices}")
+        need = f"{TensorType(data.dtype, want)} for {data} and {indices}"
+        require_shape(want, updates.shape, f"{self.name}: updates {updates} must be {need}")
         return data
 
     def ref(
         self, data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str, **attrs: Any
     ) -> np.ndarray:
         out = np.array(data)
-        places = self.address.numpy_places(self.name, data.shape, indices, **attrs)
-        *places, updates = (a.ravel() for a in np.broadcast_arrays(*places, updates))
+        index = self.address.numpy_places(self.name, data.shape, indices, **attrs)
+        *places, updates = (a.ravel() for a in np.broadcast_arrays(*index, updates))
         if reduction != "none":
             _UFUNC[reduction](out, tuple(places), updates)
             return out
-        for *place, value in zip(*places, updates, strict=True):  # in order: of equal places the last one stays
+        for *place, value in zip(*places, updates, strict=True):
             out[tuple(place)] = value
         return out
 
@@ -91,7 +93,9 @@ class Scattering(Op):
         if reduction == "none":
             zero = _full(updates, 0.0)
             place = op_call("iota", shape=updates.shape, axis=None, dtype=I64)
-            last = equal(read(write(_full(data, -1, I64), place, "none")), place)  # of equal places, the last one stays
+            last = equal(
+                read(write(_full(data, -1, I64), place, "none")), place
+            )  # the one of equals that stays
             return [write(g, zero, "none"), None, where(last, read(g), zero)]
         if reduction == "mul":
             return self._product_gradient(g, data, updates, read, write)
@@ -104,7 +108,7 @@ class Scattering(Op):
     def _product_gradient(
         g: Node, data: Node, updates: Node, read: Callable[..., Node], write: Callable[..., Node]
     ) -> list[Node | None]:
-        """The product of all the others, right for zeros: the product of the nonzero ones and the count of zeros."""
+        """From the product of the nonzero updates and the number of zeros: right where updates are 0, too."""
         zero, one = _full(updates, 0.0), _full(updates, 1.0)
         is_zero = equal(updates, zero)
         zeros = read(write(_full(data, 0.0), cast(is_zero, dtype=data.dtype), "add"))
@@ -127,25 +131,23 @@ class Scattering(Op):
         return updates.numel
 
     def samples(self) -> list[Sample]:
-        return [self._sample(k, *given) for k, given in enumerate([*self.address.samples(), *self.repeated()])]
+        given = [*self.address.samples(), *self.repeated()]
+        return [self._sample(k, *case) for k, case in enumerate(given)]
 
-    def repeated(self) -> list[tuple[Any, Any, dict[str, Any]]]:
+    def repeated(self) -> list[Case]:
         """A case with equal places, once for each reduction."""
         raise NotImplementedError
 
-    def _sample(self, k: int, data: str, indices: Any, attrs: dict[str, Any]) -> Sample:
-        from rlx.ir.types import parse_type
-
+    def _sample(self, number: int, data: str, indices: Any, attrs: dict[str, Any]) -> Sample:
         symbolic = isinstance(indices, str)
-        index = parse_type(indices) if symbolic else TensorType(I64, indices.shape)
-        full = {"batch_dims": 0, **attrs} if "batch_dims" in self.address.attrs else attrs
         kind = parse_type(data)
-        space = self.address.space(self.name, kind, index, **{n: v for n, v in full.items() if n != "reduction"})
-        shape = ",".join(map(str, space))
+        index = parse_type(indices) if symbolic else TensorType(I64, indices.shape)
+        place = {k: v for k, v in self.canonical_attrs(attrs).items() if k != "reduction"}
+        how = {"reduction": REDUCTIONS[number % len(REDUCTIONS)], **attrs}
+        updates = TensorType(kind.dtype, self.address.space(self.name, kind, index, **place))
         at = Arg(indices, -3, 2) if symbolic else indices
-        how = {"reduction": REDUCTIONS[k % len(REDUCTIONS)], **attrs}
         smooth = not symbolic and kind.dtype.is_float
-        return Sample((Arg(data, distinct=True), at, Arg(f"{kind.dtype}[{shape}]", distinct=True)), how, grad=smooth)
+        return Sample((Arg(data, distinct=True), at, Arg(str(updates), distinct=True)), how, grad=smooth)
 
 
 @declare
@@ -158,8 +160,9 @@ class _scatter(Scattering):
     opposite = "gather"
 
     def batch(
-        self, flags: Sequence[bool], data: Node, indices: Node, updates: Node, *, axis: int, batch_dims: int, reduction: str
+        self, flags: Sequence[bool], data: Node, indices: Node, updates: Node, *, reduction: str, **attrs: int
     ) -> Node:
+        axis, batch_dims = attrs["axis"], attrs["batch_dims"]
         made: Node
         if not flags[1] and batch_dims == 0:  # all batches write at the same places
             data, updates = lift_all((flags[0], flags[2]), (data, updates))
@@ -169,7 +172,7 @@ class _scatter(Scattering):
         made = _scatter(*lifted, axis=axis + 1, batch_dims=batch_dims + 1, reduction=reduction)
         return made
 
-    def repeated(self) -> list[tuple[Any, Any, dict[str, Any]]]:
+    def repeated(self) -> list[Case]:
         return [("f32[3,2]", np.array([1, 1, -2, 0]), {"axis": 0, "reduction": r}) for r in REDUCTIONS]
 
 
@@ -183,14 +186,21 @@ class _scatter_nd(Scattering):
     opposite = "gather_nd"
 
     def batch(
-        self, flags: Sequence[bool], data: Node, indices: Node, updates: Node, *, batch_dims: int, reduction: str
+        self,
+        flags: Sequence[bool],
+        data: Node,
+        indices: Node,
+        updates: Node,
+        *,
+        batch_dims: int,
+        reduction: str,
     ) -> Node:
         lifted = lift_all(flags, (data, indices, updates))
         made: Node = _scatter_nd(*lifted, batch_dims=batch_dims + 1, reduction=reduction)
         return made
 
-    def repeated(self) -> list[tuple[Any, Any, dict[str, Any]]]:
-        return [("f32[2,3]", np.array([[1, 1], [1, 1], [0, -1], [1, 1]]), {"reduction": r}) for r in REDUCTIONS]
+    def repeated(self) -> list[Case]:
+        return [("f32[2,3]", np.array([[1, 1], [1, 1], [0, -1]]), {"reduction": r}) for r in REDUCTIONS]
 
 
 @declare
@@ -209,30 +219,35 @@ class _scatter_elements(Scattering):
         made: Node = _scatter_elements(*lifted, axis=axis + 1, reduction=reduction)
         return made
 
-    def repeated(self) -> list[tuple[Any, Any, dict[str, Any]]]:
+    def repeated(self) -> list[Case]:
         return [("f32[2,3]", np.array([[2, 2, 0, -1]]), {"axis": 1, "reduction": r}) for r in REDUCTIONS]
 
 
-def _apply(op: Op, x: Any, indices: Any, updates: Any, reduction: str, **attrs: Any) -> Any:
-    """Sums and products of half precision go through f32 and are rounded once."""
-    if not isinstance(x, Node) and isinstance(updates, Node):
-        x = updates.graph.constant(np.asarray(x))
-    if reduction in ("add", "mul") and isinstance(x, Node) and widen(x) is not x:
-        if not isinstance(updates, Node):
-            updates = x.graph.constant(np.asarray(updates), x.dtype)
-        same_dtype(op.name, (x.tensor, updates.tensor))
-        return cast(op(widen(x), as_indices(indices), widen(updates), reduction=reduction, **attrs), dtype=x.dtype)
-    return op(x, as_indices(indices), updates, reduction=reduction, **attrs)
+def _apply(name: str, x: Any, indices: Any, updates: Any, reduction: str, **attrs: Any) -> Any:
+    """Call a scatter; sums and products of half precision go through f32 and are rounded once."""
+    x = x if isinstance(x, Node) else np.asarray(x)
+    own = dtype(x.dtype)
+    if not isinstance(updates, (Node, np.ndarray, np.generic)):
+        updates = np.asarray(updates, own.np)
+    half = is_half(own) and dtype(updates.dtype) is own and reduction in ("add", "mul")
+    if half:
+        x, updates = cast(x, dtype=F32), cast(updates, dtype=F32)
+    out = op_call(name, x, as_indices(indices), updates, reduction=reduction, **attrs)
+    return cast(out, dtype=own) if half else out
 
 
-def scatter(x: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none", batch_dims: int = 0) -> Any:
-    """x with slices along an axis replaced (or combined: add mul max min); updates are shaped as `gather` gives them.
+def scatter(
+    x: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none", batch_dims: int = 0
+) -> Any:
+    """x with slices along an axis replaced, or combined (reduction add, mul, max, min), by updates.
+
+    Updates have the shape that `gather` gives for the same x and indices; they apply in row-major order.
 
     >>> scatter(np.zeros(4), [1, 1, -1], np.array([1.0, 2.0, 5.0]), reduction="add")
     array([0., 3., 0., 5.])
     """
     axis = normal_axis("scatter", axis, len(shape_of(x)))
-    return _apply(_scatter, x, indices, updates, reduction, axis=axis, batch_dims=batch_dims)
+    return _apply("scatter", x, indices, updates, reduction, axis=axis, batch_dims=batch_dims)
 
 
 def scatter_nd(x: Any, indices: Any, updates: Any, reduction: str = "none", batch_dims: int = 0) -> Any:
@@ -242,7 +257,7 @@ def scatter_nd(x: Any, indices: Any, updates: Any, reduction: str = "none", batc
     array([[0., 1.],
            [2., 0.]])
     """
-    return _apply(_scatter_nd, x, indices, updates, reduction, batch_dims=batch_dims)
+    return _apply("scatter_nd", x, indices, updates, reduction, batch_dims=batch_dims)
 
 
 def scatter_elements(x: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none") -> Any:
@@ -252,7 +267,7 @@ def scatter_elements(x: Any, indices: Any, updates: Any, axis: int = 0, reductio
     array([[8., 0., 7.]])
     """
     axis = normal_axis("scatter_elements", axis, len(shape_of(x)))
-    return _apply(_scatter_elements, x, indices, updates, reduction, axis=axis)
+    return _apply("scatter_elements", x, indices, updates, reduction, axis=axis)
 
 
 __all__ = ["scatter", "scatter_elements", "scatter_nd"]
