@@ -29,6 +29,7 @@ def _llvm() -> ModuleType:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.load_library_permanently("")  # the symbols of this process: libc's `syscall`, for one
     return cast(ModuleType, llvm)
 
 
