@@ -35,7 +35,7 @@ MAGIC = b"RLXGRAPH"
 VERSION = 1
 ALIGNMENT = 64
 _PREFIX = struct.Struct("<8sIIQQ32s")
-_MOST = 2**40  # beyond any dim of an array, and within what NumPy takes
+_MOST = 2**40  # elements: more than any array has, fewer than NumPy refuses
 _KINDS = ("param", "state", "blob")
 
 
@@ -203,7 +203,8 @@ def _array(entry: dict[str, Any], body: Array) -> Array:
         raise FormatError(f"{what} has a description that is not understood") from e
     count = math.prod(shape)
     size = of.nbytes(count)
-    possible = all(0 <= d <= _MOST for d in shape) and offset >= 0 and offset % ALIGNMENT == 0
+    possible = min(shape, default=0) >= 0 and math.prod(max(d, 1) for d in shape) <= _MOST
+    possible = possible and offset >= 0 and offset % ALIGNMENT == 0
     if not possible or offset + size > body.size:
         raise FormatError(f"{what} of {of}[{','.join(map(str, shape))}] does not lie inside the file")
     raw = body[offset : offset + size]

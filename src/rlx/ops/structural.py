@@ -15,6 +15,8 @@ def tensor_type(value: Any) -> TensorType:
     """Attribute kind: a tensor type."""
     if not isinstance(value, TensorType):
         raise ValueError(f"needs a tensor type, got {value!r}")
+    if any(isinstance(d, int) and d < 0 for d in value.shape):
+        raise ValueError(f"needs sizes of at least 0, got {value}")
     return value
 
 
