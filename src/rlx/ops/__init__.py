@@ -9,7 +9,7 @@ array([1.        , 2.71828183])
 
 from __future__ import annotations
 
-from rlx.ops import create, region, structural
+from rlx.ops import packing, create, region, structural
 from rlx.ops.activation import (
     celu,
     clip,
@@ -39,6 +39,7 @@ from rlx.ops.activation import (
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.conv import conv, conv_transpose
+from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
 from rlx.ops.dynamic import dynamic_slice, dynamic_update_slice
 from rlx.ops.elementwise import (
     abs,
@@ -107,7 +108,7 @@ from rlx.ops.elementwise import (
 from rlx.ops.elementwise import cast as _cast
 from rlx.ops.loss import cross_entropy, nll_loss
 from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
-from rlx.ops.gather import gather, gather_elements, gather_nd, take_along_axis
+from rlx.ops.gather import gather, gather_elements, gather_nd, take, take_along_axis
 from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
 from rlx.ops.pool import (
     avg_pool,
@@ -122,6 +123,7 @@ from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
+from rlx.ops.sorting import argsort, searchsorted, sort, top_k
 from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
 from rlx.ir.op import all_ops
 

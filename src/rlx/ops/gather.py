@@ -16,7 +16,17 @@ from rlx.ir.scalar import load_checked
 from rlx.ir.types import TensorType
 from rlx.ops.addressing import Addressing, AlongAxis, ByElements, ByTuples, as_indices
 from rlx.ops.rules import lift_all, normal_axis, op_call, shape_of, widen
-from rlx.ops.shape import broadcast_to, transpose
+from rlx.ops.shape import broadcast_to, reshape, transpose
+
+
+def add_at(name: str, like: Node, indices: Node, g: Node, **attrs: Any) -> Node:
+    """Zeros like `like` with g added at places by the scatter `name`; half precision is summed in f32."""
+    wide = widen(g)
+    zeros = broadcast_to(g.graph.constant(np.zeros((), wide.dtype.np)), like.shape)
+    summed: Node = op_call(name, zeros, indices, wide, reduction="add", **attrs)
+    if wide is not g:
+        summed = op_call("cast", summed, dtype=g.dtype)
+    return summed
 
 
 class Gathering(Op):
@@ -35,10 +45,7 @@ class Gathering(Op):
         return np.broadcast_to(data[places], self.address.space(self.name, *types, **attrs))  # type: ignore[arg-type]
 
     def vjp(self, g: Node, y: Node, data: Node, indices: Node, **attrs: Any) -> list[Node | None]:
-        wide = widen(g)  # half precision is summed in f32 and rounded once
-        zeros = broadcast_to(g.graph.constant(np.zeros((), wide.dtype.np)), data.shape)
-        summed = op_call(self.opposite, zeros, indices, wide, reduction="add", **attrs)
-        return [summed if wide is g else op_call("cast", summed, dtype=data.dtype), None]
+        return [add_at(self.opposite, data, indices, g, **attrs), None]
 
     def lower(self, data: TensorType, indices: TensorType, **attrs: Any) -> Form:
         out = self.infer(data, indices, **attrs)
@@ -126,6 +133,15 @@ def gather(x: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
     return _gather(x, as_indices(indices), axis=axis, batch_dims=batch_dims)
 
 
+def take(x: Any, indices: Any, axis: int | None = None) -> Any:
+    """numpy.take: `gather` under its NumPy name; without an axis, of the flattened x.
+
+    >>> take(np.array([[1, 2], [3, 4]]), [3, 0])
+    array([4, 1])
+    """
+    return gather(reshape(x, (-1,)), indices) if axis is None else gather(x, indices, axis)
+
+
 def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Any:
     """Elements (or slices) of x at the index tuples along the last axis of indices, as ONNX GatherND.
 
@@ -164,4 +180,4 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
     return gather_elements(x, indices, axis)
 
 
-__all__ = ["gather", "gather_elements", "gather_nd", "take_along_axis"]
+__all__ = ["gather", "gather_elements", "gather_nd", "take", "take_along_axis"]
