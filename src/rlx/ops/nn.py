@@ -238,7 +238,8 @@ def refuse_negative(ids: Node, extent: Dim) -> Node:
     """Ids for a gather, which counts negative ones from the end: those are sent out of range instead."""
     if not ids.dtype.is_signed:
         return ids
-    ids = cast(ids, dtype=I64)
+    if ids.dtype is not I64:  # `extent` must be one of its values
+        ids = cast(ids, dtype=I64)
     made: Node = where(ids < 0, extent if isinstance(extent, int) else dim_value(extent), ids)
     return made
 

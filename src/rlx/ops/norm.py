@@ -16,7 +16,7 @@ from rlx.errors import AttributeError_, ShapeError, TypeError_
 from rlx.ir.attr import Attr, boolean, integer, real
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Level, Op, Sample, declare
-from rlx.ir.types import Shape, TensorType, TupleType
+from rlx.ir.types import TensorType, TupleType
 from rlx.ops.elementwise import pow, rsqrt
 from rlx.ops.nn import given, rank_of
 from rlx.ops.reduce import reduce_sum
@@ -205,11 +205,6 @@ class _ChannelNorm(Op):
         return x
 
 
-def _split_channels(shape: Shape, groups: int) -> Shape:
-    channels = shape[1]
-    return (shape[0], groups, channels // groups, *shape[2:])
-
-
 def _group_norm_ref(
     x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, groups: int, eps: float
 ) -> np.ndarray:
@@ -220,9 +215,11 @@ def _group_norm_ref(
 
 
 def _group_norm_expand(x: Node, scale: Node, bias: Node, *, groups: int, eps: float) -> Node:
-    split = reshape(x, _split_channels(x.shape, groups))
-    y = reshape(_centre_and_scale(split, range(2, split.rank), eps), x.shape)
-    made: Node = y * _per_channel(scale, x.rank) + _per_channel(bias, x.rank)
+    channels = x.shape[1]
+    split = reshape(x, (x.shape[0], groups, channels // groups, *x.shape[2:]))
+    affine = (groups, channels // groups, *(1,) * (x.rank - 2))
+    y = _centre_and_scale(split, range(2, split.rank), eps) * reshape(scale, affine) + reshape(bias, affine)
+    made: Node = reshape(y, x.shape)
     return made
 
 
