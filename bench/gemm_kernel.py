@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
-from rlx.backend.cpu.irtext import Function, Int, Module
+from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.jit import Code, compile_and_load
 from rlx.backend.cpu.microkernel import Kind, kind_of
 from rlx.backend.cpu.packing import pack_weights
@@ -39,11 +39,23 @@ WEIGHT_SHAPES = [(m, 384, 1536) for m in (*range(1, 18), 127, 128, 129)]
 WEIGHT_SHAPES += [(128, 384, 384), (128, 1536, 384), (512, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048)]
 WEIGHT_SHAPES += [(127, 383, 1001), (1, 4096, 4096), (3, 77, 13), (33, 100, 17), (5, 1000, 7), (1, 384, 384)]
 STRIDED_SHAPES = [  # batch, m, k, n, transposed operands
-    (12, 128, 32, 128, "b"), (12, 128, 128, 32, ""), (12, 127, 64, 127, "b"), (12, 127, 127, 64, ""),
-    (1, 8, 384, 384, ""), (1, 1, 512, 512, ""), (1, 128, 384, 1536, ""), (1, 127, 383, 1001, ""), (1, 3, 77, 13, ""),
-    (1, 384, 128, 1536, "a"), (1, 1024, 1024, 1024, ""), (1, 1024, 1024, 1024, "b"), (1, 1024, 1024, 1024, "a"),
-    (1, 2048, 2048, 2048, ""), (1, 2048, 2048, 2048, "a"), (1, 384, 8192, 384, "a"),
-]  # fmt: skip
+    (12, 128, 32, 128, "b"),
+    (12, 128, 128, 32, ""),
+    (12, 127, 64, 127, "b"),
+    (12, 127, 127, 64, ""),
+    (1, 8, 384, 384, ""),
+    (1, 1, 512, 512, ""),
+    (1, 128, 384, 1536, ""),
+    (1, 127, 383, 1001, ""),
+    (1, 3, 77, 13, ""),
+    (1, 384, 128, 1536, "a"),
+    (1, 1024, 1024, 1024, ""),
+    (1, 1024, 1024, 1024, "b"),
+    (1, 1024, 1024, 1024, "a"),
+    (1, 2048, 2048, 2048, ""),
+    (1, 2048, 2048, 2048, "a"),
+    (1, 384, 8192, 384, "a"),
+]
 
 
 def empty(shape: tuple[int, ...], dtype: str = "f32") -> Array:
@@ -54,7 +66,8 @@ def empty(shape: tuple[int, ...], dtype: str = "f32") -> Array:
     region.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(region, np.uint8)
     start = -raw.ctypes.data % page
-    return raw[start : start + nbytes].view(NUMPY[dtype])[:count].reshape(shape)
+    found: Array = raw[start : start + nbytes].view(NUMPY[dtype])[:count].reshape(shape)
+    return found
 
 
 def filled(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "f32") -> Array:
@@ -95,7 +108,11 @@ def emit_repeat(module: Module, kernel: str) -> None:
     """repeat(args, thread, threads, n): the kernel n times."""
     fn = module.function("repeat", [("ptr", "args"), ("i64", "thread"), ("i64", "threads"), ("i64", "n")])
     args, thread, threads, n = fn.args
-    fn.loop(0, n, 1, [], lambda _, __: fn.call(kernel, [args, thread, threads]) and None)
+
+    def once(_: Int, __: list[Value]) -> None:
+        fn.call(kernel, [args, thread, threads])
+
+    fn.loop(0, n, 1, [], once)
 
 
 def emit_peak(module: Module, kind: Kind, chains: int) -> None:
@@ -154,7 +171,9 @@ class Kernel:
 
 def symbols(*names: str) -> tuple[dict[str, Dim], Callable[[Function, Any], Int]]:
     """Symbolic sizes kept in the argument fields after A, B and C."""
-    return {name: sym(name) for name in names}, lambda fn, expr: fn.field(fn.args[0], 6 + names.index(str(expr)))
+    return {name: sym(name) for name in names}, lambda fn, expr: fn.field(
+        fn.args[0], 6 + names.index(str(expr))
+    )
 
 
 def weight_code(target: Target, k: int, n: int, dtype: str) -> Code:
@@ -201,14 +220,20 @@ def onnxruntime_timer(a: Array, b: Array, out: Array, weights: bool, threads: in
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
 
-    def session(op: str, inputs: dict[str, Array], constants: dict[str, Array], shape: tuple[int, ...], into: Array) -> Callable[[], object]:
+    def session(
+        op: str, inputs: dict[str, Array], constants: dict[str, Array], shape: tuple[int, ...], into: Array
+    ) -> Callable[[], object]:
         node = helper.make_node(op, [*inputs, *constants], ["y"])
         graph = helper.make_graph(
-            [node], "g",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * x.ndim) for name, x in inputs.items()],
+            [node],
+            "g",
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * x.ndim)
+                for name, x in inputs.items()
+            ],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))],
             [numpy_helper.from_array(x, name) for name, x in constants.items()],
-        )  # fmt: skip
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -246,9 +271,13 @@ def report(label: str, flops: float, peak: Peak, timers: dict[str, Timer], round
             spent[name].append(seconds)
             shares[name].append(flops / seconds / 1e9 / top)
     ours = statistics.median(spent["rlx"])
-    cells = [f"{label:34}{ours * 1e6:11.1f} us {flops / ours / 1e9:7.1f} GF {100 * statistics.median(shares['rlx']):6.1f} %"
-             f" (best {100 * max(shares['rlx']):5.1f})"]  # fmt: skip
-    cells += [f"{name} {statistics.median(times) / ours:5.2f}x" for name, times in spent.items() if name != "rlx"]
+    cells = [
+        f"{label:34}{ours * 1e6:11.1f} us {flops / ours / 1e9:7.1f} GF"
+        f" {100 * statistics.median(shares['rlx']):6.1f} % (best {100 * max(shares['rlx']):5.1f})"
+    ]
+    cells += [
+        f"{name} {statistics.median(times) / ours:5.2f}x" for name, times in spent.items() if name != "rlx"
+    ]
     print("  ".join(cells), flush=True)
 
 
@@ -313,7 +342,10 @@ def main() -> None:
     args = parser.parse_args()
     target, team = resolve(args.target), Team(args.threads)
     peak = Peak(target, team, args.dtype)
-    print(f"{target.name}, {args.threads} thread(s), peak {max(peak.measure() for _ in range(20)):.1f} GFLOP/s", flush=True)
+    print(
+        f"{target.name}, {args.threads} thread(s), peak {max(peak.measure() for _ in range(20)):.1f} GFLOP/s",
+        flush=True,
+    )
     if args.kind != "strided":
         bench_weights(args, target, team, peak)
     if args.kind != "weights":

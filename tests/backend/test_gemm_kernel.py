@@ -1,4 +1,4 @@
-"""The GEMM kernels against NumPy in f64: sizes, strides, targets, threads, epilogues; operands lie against guard pages."""
+"""The GEMM kernels against NumPy in f64, with operands against guard pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Guarded:
             if libc.mprotect(ctypes.c_void_p(place), page, 0):
                 raise OSError(ctypes.get_errno(), "mprotect failed")
         start = page + (inside - nbytes if at_end else 0)
-        return np.frombuffer(region, np.uint8, nbytes, start).view(dtype).reshape(shape)
+        inside_array: Array = np.frombuffer(region, np.uint8, nbytes, start).view(dtype).reshape(shape)
+        return inside_array
 
     def copy(self, source: Array, at_end: bool) -> Array:
         out = self.array(source.shape, source.dtype, at_end)
@@ -95,15 +96,24 @@ class Kernel:
 
 
 def build(
-    target: Target, spec: GemmSpec, names: tuple[str, ...] = (), operands: int = 3, epilogue: Epilogue | None = None,
+    target: Target,
+    spec: GemmSpec,
+    names: tuple[str, ...] = (),
+    operands: int = 3,
+    epilogue: Epilogue | None = None,
     heavy: bool = False,
-) -> Kernel:  # fmt: skip
+) -> Kernel:
     """Compile `spec`; `operands` counts the tensors, of which the last is C, and symbols follow them."""
     module = Module(target)
     info = emit_gemm(
-        module, "kernel", spec, operands=(3, 4, 2 + operands), epilogue=epilogue, heavy=heavy,
+        module,
+        "kernel",
+        spec,
+        operands=(3, 4, 2 + operands),
+        epilogue=epilogue,
+        heavy=heavy,
         dim_value=lambda fn, expr: fn.field(fn.args[0], 3 + operands + names.index(str(expr))),
-    )  # fmt: skip
+    )
     code = jit.compile_and_load(module.text(), target)
     return Kernel(code, names, info.scratch_bytes_per_thread)
 
@@ -126,7 +136,15 @@ def strided_kernel(target: Target, transposed: str, dtype: str = "f32", heavy: b
     b = (s["sb"], 1, s["ldb"]) if "b" in transposed else (s["sb"], s["ldb"], 2 if "g" in transposed else 1)
     c_dtype = "f64" if dtype == "f64" else "f32"
     spec = GemmSpec(
-        s["m"], s["n"], s["k"], a, b, (s["sc"], s["ldc"], 1), batch=(s["batch"],), dtype=dtype, c_dtype=c_dtype
+        s["m"],
+        s["n"],
+        s["k"],
+        a,
+        b,
+        (s["sc"], s["ldc"], 1),
+        batch=(s["batch"],),
+        dtype=dtype,
+        c_dtype=c_dtype,
     )
     return build(target, spec, STRIDED, heavy=heavy)
 
@@ -161,9 +179,18 @@ def run_weights(
 
 
 def run_strided(
-    target: Target, batch: int, m: int, n: int, k: int, transposed: str = "", threads: int = 1, dtype: str = "f32",
-    gap: int = 0, at_end: bool = True, heavy: bool = False,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    target: Target,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    transposed: str = "",
+    threads: int = 1,
+    dtype: str = "f32",
+    gap: int = 0,
+    at_end: bool = True,
+    heavy: bool = False,
+) -> tuple[Array, Array, Array]:
     """C, A, B of a batched product; rows are `gap` elements longer than needed."""
     guard = Guarded()
     a = random((batch, k, m + gap) if "a" in transposed else (batch, m, k + gap), dtype, 1)
@@ -173,13 +200,25 @@ def run_strided(
         b = random((batch, n, k + gap) if "b" in transposed else (batch, k, n + gap), dtype, 2)
     c = guard.array((batch, m, n + gap), np.float64 if dtype == "f64" else np.float32, at_end)
     c[...] = FILLER
-    sizes = {"batch": batch, "m": m, "n": n, "k": k, "sa": a[:1].size, "lda": a.shape[2], "sb": b[:1].size,
-             "ldb": b.shape[2], "sc": c[:1].size, "ldc": c.shape[2]}  # fmt: skip
+    sizes = {
+        "batch": batch,
+        "m": m,
+        "n": n,
+        "k": k,
+        "sa": a[:1].size,
+        "lda": a.shape[2],
+        "sb": b[:1].size,
+        "ldb": b.shape[2],
+        "sc": c[:1].size,
+        "ldc": c.shape[2],
+    }
     kernel = strided_kernel(target, transposed, dtype, heavy)
     kernel.run([guard.copy(a, at_end), guard.copy(b, at_end), c], sizes, threads)
     assert (c[:, :, n:] == FILLER).all()
     left = (a.transpose(0, 2, 1) if "a" in transposed else a)[:, :m, :k]
-    right = (b.transpose(0, 2, 1) if "b" in transposed else b[:, :, ::2] if "g" in transposed else b)[:, :k, :n]
+    right = (b.transpose(0, 2, 1) if "b" in transposed else b[:, :, ::2] if "g" in transposed else b)[
+        :, :k, :n
+    ]
     return c[:, :, :n].copy(), left, right
 
 
@@ -187,7 +226,9 @@ def run_strided(
 
 
 @every_target
-@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 1), (7, 5), (33, 50), (64, 48), (40, 16), (100, 1001), (384, 384)])
+@pytest.mark.parametrize(
+    ("k", "n"), [(0, 5), (1, 1), (7, 5), (33, 50), (64, 48), (40, 16), (100, 1001), (384, 384)]
+)
 def test_weights_of_every_row_count(target: Target, k: int, n: int) -> None:
     for m in (0, 1, 2, 3, 4, 7, 8, 9, 17, 129):
         c, a, w = run_weights(target, m, k, n)
@@ -197,8 +238,20 @@ def test_weights_of_every_row_count(target: Target, k: int, n: int) -> None:
 @every_target
 @pytest.mark.parametrize("transposed", ["", "b", "a", "ab", "g"])
 def test_strided_products(target: Target, transposed: str) -> None:
-    shapes = [(1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 48, 64), (2, 33, 101, 37), (1, 1, 333, 77), (1, 2, 333, 77),
-              (2, 0, 3, 3), (2, 3, 0, 3), (2, 3, 3, 0), (0, 3, 3, 3), (1, 8, 400, 5), (1, 170, 100, 40)]  # fmt: skip
+    shapes = [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (3, 17, 48, 64),
+        (2, 33, 101, 37),
+        (1, 1, 333, 77),
+        (1, 2, 333, 77),
+        (2, 0, 3, 3),
+        (2, 3, 0, 3),
+        (2, 3, 3, 0),
+        (0, 3, 3, 3),
+        (1, 8, 400, 5),
+        (1, 170, 100, 40),
+    ]
     for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
         c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap)
         assert_product(c, a, b)
@@ -213,14 +266,29 @@ def test_deep_products_in_blocks(target: Target, transposed: str) -> None:
 
 @settings(max_examples=60)
 @given(
-    batch=st.integers(0, 3), m=st.integers(0, 40), n=st.integers(0, 120), k=st.integers(0, 80), gap=st.integers(0, 5),
-    transposed=st.sampled_from(["", "b", "a", "ab", "g"]), threads=st.integers(1, 5), at_end=st.booleans(),
-    target=st.sampled_from(TARGETS), heavy=st.booleans(),
-)  # fmt: skip
+    batch=st.integers(0, 3),
+    m=st.integers(0, 40),
+    n=st.integers(0, 120),
+    k=st.integers(0, 80),
+    gap=st.integers(0, 5),
+    transposed=st.sampled_from(["", "b", "a", "ab", "g"]),
+    threads=st.integers(1, 5),
+    at_end=st.booleans(),
+    target=st.sampled_from(TARGETS),
+    heavy=st.booleans(),
+)
 def test_any_shape(
-    batch: int, m: int, n: int, k: int, gap: int, transposed: str, threads: int, at_end: bool, target: Target,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    gap: int,
+    transposed: str,
+    threads: int,
+    at_end: bool,
+    target: Target,
     heavy: bool,
-) -> None:  # fmt: skip
+) -> None:
     c, a, b = run_strided(
         target, batch, m, n, k, transposed, threads=threads, gap=gap, at_end=at_end, heavy=heavy
     )
@@ -229,7 +297,16 @@ def test_any_shape(
 
 @every_target
 def test_static_sizes(target: Target) -> None:
-    for m, n, k in ((1, 1, 1), (1, 200, 9), (2, 200, 9), (3, 77, 13), (8, 48, 5), (13, 33, 20), (40, 64, 7), (0, 4, 4)):
+    for m, n, k in (
+        (1, 1, 1),
+        (1, 200, 9),
+        (2, 200, 9),
+        (3, 77, 13),
+        (8, 48, 5),
+        (13, 33, 20),
+        (40, 64, 7),
+        (0, 4, 4),
+    ):
         guard = Guarded()
         a, b = random((m, k), seed=1), random((k, n), seed=2)
         c = guard.array((m, n), np.float32, at_end=True)
@@ -276,8 +353,18 @@ def test_bits_do_not_depend_on_layout() -> None:
     stored = {"": (a, w), "b": (a, w.T), "a": (a.T, w), "ab": (a.T, w.T)}
     for transposed, (x, y) in stored.items():
         x, y, c = np.ascontiguousarray(x), np.ascontiguousarray(y), np.empty((m, n), np.float32)
-        sizes = {"batch": 1, "m": m, "n": n, "k": k, "sa": 0, "lda": x.shape[1], "sb": 0, "ldb": y.shape[1], "sc": 0,
-                 "ldc": n}  # fmt: skip
+        sizes = {
+            "batch": 1,
+            "m": m,
+            "n": n,
+            "k": k,
+            "sa": 0,
+            "lda": x.shape[1],
+            "sb": 0,
+            "ldb": y.shape[1],
+            "sc": 0,
+            "ldc": n,
+        }
         for threads in (1, 3):
             strided_kernel(HOST, transposed).run([x, y, c], sizes, threads)
             assert (c == wanted).all(), (transposed, threads)
@@ -286,8 +373,10 @@ def test_bits_do_not_depend_on_layout() -> None:
 # ---- epilogues
 
 
-def affine_epilogue(fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]) -> Value:
-    """relu(sums + bias[column] + residual[batch, row, column] * (row + 1)); operands 5 and 6, n at field 8."""
+def affine_epilogue(
+    fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
+) -> Value:
+    """relu(sums + bias[column] + residual[batch, row, column] * (row + 1)); fields: 5, 6, n at 8, m at 9."""
     table = fn.args[0]
     m, n = fn.field(table, 9), fn.field(table, 8)
     index = fn.add(fn.mul(fn.add(fn.mul(batch[0], m), row), n), column)
@@ -334,7 +423,9 @@ def test_epilogue_may_read_what_it_overwrites() -> None:
     """C += A @ B in place, deep enough that k would be cut if C could hold sums."""
     m, n, k = 200, 100, 1500
 
-    def add_c(fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]) -> Value:
+    def add_c(
+        fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
+    ) -> Value:
         place = fn.gep(fn.field(fn.args[0], 5, "ptr"), fn.add(fn.mul(row, n), column), "float")
         before = fn.load(sums.type, place) if mask is None else fn.masked_load(sums.type, place, mask)
         return fn.fadd(before, sums)
@@ -386,7 +477,9 @@ def test_accumulators_stay_in_registers(target: Target, packed: bool) -> None:
     text = jit.assembly(module.text(), target)
     loops = [block for block in text.split("\n.LBB") if "vfmadd" in block or "mulps" in block]
     assert loops
-    assert not [line for block in loops for line in block.splitlines() if re.search(r"[xyz]mm.*\(%rsp\)", line)]
+    assert not [
+        line for block in loops for line in block.splitlines() if re.search(r"[xyz]mm.*\(%rsp\)", line)
+    ]
 
 
 def test_assembles_for_aarch64() -> None:
@@ -427,7 +520,15 @@ def test_bf16_weights(target: Target, k: int, n: int) -> None:
 @every_target
 @pytest.mark.parametrize("transposed", ["", "b", "a", "ab", "g"])
 def test_bf16_strided(target: Target, transposed: str) -> None:
-    shapes = [(1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 48, 64), (2, 33, 101, 37), (1, 2, 333, 77), (2, 3, 3, 0), (1, 170, 100, 40)]
+    shapes = [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (3, 17, 48, 64),
+        (2, 33, 101, 37),
+        (1, 2, 333, 77),
+        (2, 3, 3, 0),
+        (1, 170, 100, 40),
+    ]
     for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
         c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype="bf16")
         assert_product(c, a, b, "bf16")

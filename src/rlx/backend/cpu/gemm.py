@@ -1,10 +1,11 @@
-"""Matrix products: C[..., m, n] = epilogue(A[..., m, k] @ B[..., k, n]) for any sizes, strides and thread count.
+"""Matrix products: C[..., m, n] = epilogue(A[..., m, k] @ B[..., k, n]) for any sizes, strides and thread
+count.
 
-One kernel serves every value of its run-time sizes. It cuts C into column panels and balanced row tiles, and calls a
-family of tile functions (rows 1..MR by 1..NV vectors) through a table, so no row is computed in vain. B is read from
-weight panels packed at load, in place, or from panels that the kernel packs in scratch when that pays; an A stored
-by columns is packed by blocks of row tiles. Threads share the tiles, never a sum: bits do not depend on them.
-"""
+One kernel serves every value of its run-time sizes. It cuts C into column panels and balanced row tiles, and
+calls a family of tile functions (rows 1..MR by 1..NV vectors) through a table, so no row is computed in vain.
+B is read from weight panels packed at load, in place, or from panels that the kernel packs in scratch when
+that pays; an A stored by columns is packed by blocks of row tiles. Threads share the tiles, never a sum: bits
+do not depend on them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.backend.cpu.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, Tiles, both, choose, either, share
 from rlx.backend.cpu.gemm_tile import Epilogue, Frame, TileWriter
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
@@ -40,10 +42,10 @@ _PANELS_AT_ONCE = {1: 4, 2: 2}  # rows -> panels per call where one panel has to
 class GemmSpec:
     """One matrix product. Strides count elements per (batch axes ..., row, column).
 
-    With `b_packed`, B is what `packing.pack_weights` made from a [k, n] matrix of static size, and `b_strides` holds
-    the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C may hold unfinished sums
-    while the kernel runs: neither the epilogue nor another thread reads it; very deep products are then faster.
-    """
+    With `b_packed`, B is what `packing.pack_weights` made from a [k, n] matrix of static size, and
+    `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C
+    may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads it; very
+    deep products are then faster."""
 
     m: Size
     n: Size
@@ -67,9 +69,13 @@ class GemmSpec:
             if len(strides) != wanted:
                 raise ShapeError(f"operand {operand} of a product needs {wanted} strides, not {len(strides)}")
         if self.c_strides[-1] != 1:
-            raise UnsupportedError("a product whose columns are not contiguous in C: swap A and B, or copy C after")
+            raise UnsupportedError(
+                "a product whose columns are not contiguous in C: swap A and B, or copy C after"
+            )
         if self.b_packed and not (isinstance(self.k, int) and isinstance(self.n, int)):
-            raise ShapeError(f"packed weights need a static size, not {self.k} x {self.n}: pass them unpacked")
+            raise ShapeError(
+                f"packed weights need a static size, not {self.k} x {self.n}: pass them unpacked"
+            )
 
 
 @dataclass(frozen=True)
@@ -78,61 +84,6 @@ class KernelInfo:
 
     name: str
     scratch_bytes_per_thread: Size
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """A balanced cut of m rows into `count` tiles: the first `tall` of low + 1 rows, the others of low rows."""
-
-    count: Int
-    low: Int
-    tall: Int
-
-    @staticmethod
-    def of(fn: Function, m: Int, height: int) -> Tiles:
-        count = fn.ceildiv(m, height)
-        low = fn.udiv(m, fn.umax(count, 1))
-        return Tiles(count, low, fn.sub(m, fn.mul(low, count)))
-
-    def row(self, fn: Function, tile: Int) -> Int:
-        """First row of a tile."""
-        return fn.add(fn.mul(tile, self.low), fn.umin(tile, self.tall))
-
-    def heights(self, limit: int) -> list[int]:
-        """Every height that a tile may have."""
-        if isinstance(self.low, int) and isinstance(self.tall, int):
-            return [h for h in (self.low, self.low + 1) if h and (h == self.low or self.tall)]
-        return list(range(1, limit + 1))
-
-
-@dataclass(frozen=True)
-class PanelForm:
-    """What the code of a panel depends on: its vectors, whether the last is ragged, whether it ends the matrix."""
-
-    vectors: int
-    masked: bool
-    last: bool
-
-
-@dataclass(frozen=True)
-class Depth:
-    """A block of k."""
-
-    start: Int
-    size: Int
-    padded: Int  # in whole groups
-
-
-PanelOfB = Callable[[Int, PanelForm], Value]
-"""Address of a panel of B."""
-
-TileOfA = Callable[[Int, Int], Value]
-"""Address of A for (tile, its first row)."""
-
-
-def share(fn: Function, total: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
-    """The contiguous part of range(total) that belongs to one thread."""
-    return fn.udiv(fn.mul(total, thread), threads), fn.udiv(fn.mul(total, fn.add(thread, 1)), threads)
 
 
 def emit_gemm(
@@ -149,9 +100,9 @@ def emit_gemm(
     """Write the kernel `name` into the module. `operands` are the argument fields of A, B and C;
     `starts` the elements before the first one of A and B.
 
-    A `heavy` epilogue (more than a few instructions) is written once and runs over each finished tile while it is
-    still in L1; a light one is written into every tile function, where it works on registers. In every function that
-    the epilogue writes into, `fn.args[0]` is the kernel's argument table.
+    A `heavy` epilogue (more than a few instructions) is written once and runs over each finished tile while
+    it is still in L1; a light one is written into every tile function, where it works on registers. In every
+    function that the epilogue writes into, `fn.args[0]` is the kernel's argument table.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> spec = GemmSpec(4, 32, 8, a_strides=(8, 1), b_strides=(32, 1), c_strides=(32, 1))
@@ -175,11 +126,19 @@ class _Gemm:
         epilogue: Epilogue | None,
         heavy: bool,
     ) -> None:
-        self.module, self.name, self.spec, self.operands, self.dim_value = module, name, spec, operands, dim_value
+        self.module, self.name, self.spec, self.operands, self.dim_value = (
+            module,
+            name,
+            spec,
+            operands,
+            dim_value,
+        )
         self.starts = starts
         self.kind = kind_of(spec.dtype, module.target, grouped=spec.b_packed or spec.a_strides[-1] == 1)
         if self.kind.group > 1 and spec.a_strides[-1] != 1:
-            raise UnsupportedError(f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first")
+            raise UnsupportedError(
+                f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first"
+            )
         self.element, self.lanes = self.kind.element, self.kind.lanes
         self.rows, self.vectors = module.target.tile(spec.dtype)
         self.columns = self.vectors * self.lanes
@@ -188,7 +147,7 @@ class _Gemm:
         self.b_in_place = not spec.b_packed and spec.b_strides[-1] == 1 and self.kind.group == 1
         self.packs_a = spec.a_strides[-2] == 1 and spec.a_strides[-1] != 1
         self.group_panels = _WIDE_GROUP_PANELS if self.packs_a else _GROUP_PANELS
-        # Part of a register can be stored where the target has masks; elsewhere ragged columns go through a stage.
+        # Where the target has masks, part of a register can be stored; elsewhere ragged columns are staged.
         maskable = module.target.has_avx512 or (isinstance(spec.n, int) and spec.n % self.lanes == 0)
         sums_fit_c = self.c_element == self.kind.accumulator and (spec.c_holds_sums or epilogue is None)
         shallow = isinstance(spec.k, int) and spec.k <= _BLOCK_DEPTH
@@ -197,11 +156,20 @@ class _Gemm:
         self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
         self.frame = Frame(self.main, 10 + len(spec.batch))
         self.writer = TileWriter(
-            module, name, self.kind, self.vectors, self.c_element, self.frame, epilogue, len(spec.batch),
+            module,
+            name,
+            self.kind,
+            self.vectors,
+            self.c_element,
+            self.frame,
+            epilogue,
+            len(spec.batch),
             panel_stride=self.padded_k * self.columns if spec.b_packed else self.columns,
-            packed_weights=spec.b_packed, staged=heavy or not maskable, masked_b=self.b_in_place,
+            packed_weights=spec.b_packed,
+            staged=heavy or not maskable,
+            masked_b=self.b_in_place,
             resumes=self.blocks_k,
-        )  # fmt: skip
+        )
 
     # ---- sizes
 
@@ -237,10 +205,11 @@ class _Gemm:
 
     def emit(self) -> KernelInfo:
         fn, spec = self.main, self.spec
-        args, thread, threads = fn.args
+        _, thread, threads = fn.args
         self.m, self.n, self.k = (self.size(x) for x in (spec.m, spec.n, spec.k))
         self.a_row, self.a_k = (self.size(x) for x in spec.a_strides[-2:])
-        self.b_k, self.b_column = (0, 1) if spec.b_packed else (self.size(x) for x in spec.b_strides[-2:])
+        b_strides = (0, 1) if spec.b_packed else spec.b_strides[-2:]
+        self.b_k, self.b_column = (self.size(x) for x in b_strides)
         self.c_row = self.size(spec.c_strides[-2])
         batch = [self.size(x) for x in spec.batch]
         self.tiles = Tiles.of(fn, self.m, self.rows)
@@ -256,9 +225,9 @@ class _Gemm:
         start, end = share(fn, fn.mul(units, items), thread, threads)
 
         def item(index: Int, _: Sequence[Value] = ()) -> None:
-            places = self.batch_item(index, batch)
+            a, b, c = self.batch_item(index, batch)
             before = fn.mul(index, units)
-            self.product(*places, fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), units))
+            self.product(a, b, c, fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), units))
 
         if batch:
             per = fn.umax(units, 1)
@@ -277,13 +246,15 @@ class _Gemm:
         if self.packs_a or not self.spec.b_packed:
             offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
             self.b_scratch = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
-        fits_l2 = fn.cmp("ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // size_bytes(self.element))
+        fits_l2 = fn.cmp(
+            "ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // size_bytes(self.element)
+        )
         self.block_tiles = fn.select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
-        self.pack_b = fn.or_(not self.b_in_place, fn.cmp("uge", self.tiles.count, _PACK_TILES))
-        enough = fn.and_(fn.cmp("uge", panels, _PACK_PANELS), fn.cmp("uge", self.m, self.tile_width))
-        self.pack_a = fn.and_(self.packs_a, enough)
+        self.pack_b = either(fn, not self.b_in_place, fn.cmp("uge", self.tiles.count, _PACK_TILES))
+        enough = both(fn, fn.cmp("uge", panels, _PACK_PANELS), fn.cmp("uge", self.m, self.tile_width))
+        self.pack_a = both(fn, self.packs_a, enough)
         if self.packs_a:
-            self.frame.change("a_k", fn.select(self.pack_a, self.tile_width, self.a_k))
+            self.frame.change("a_k", choose(fn, self.pack_a, self.tile_width, self.a_k))
             self.a_starts = fn.alloca("i64", _BLOCK_TILES)
         else:
             self.frame.share("a_k", self.a_k)
@@ -292,10 +263,10 @@ class _Gemm:
         else:
             count = fn.umax(fn.ceildiv(self.k, _BLOCK_DEPTH), 1)
             balanced = fn.round_up(fn.ceildiv(self.k, count), self.kind.group)
-            self.depth = fn.select(fn.or_(self.pack_a, self.pack_b), balanced, self.k)
+            self.depth = choose(fn, either(fn, self.pack_a, self.pack_b), balanced, self.k)
 
     def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
-        """Pointers to A, B and C of one product of the batch; its indices go to the frame for the epilogue."""
+        """Pointers to A, B and C of one product; its place in the batch goes to the frame."""
         fn, spec = self.main, self.spec
         bases = [fn.field(fn.args[0], operand, "ptr") for operand in self.operands]
         offsets: list[Int] = [self.size(self.starts[0]), self.size(self.starts[1]), 0]
@@ -346,14 +317,18 @@ class _Gemm:
             fn.loop(first, stop, step, [], lambda j, _: group(j, fn.smin(fn.add(j, step), stop)))
             return None
 
-        def choose(rows: list[int]) -> None:
+        def by_rows(rows: list[int]) -> None:
             if not rows:
                 return general()
             skinny = lambda: self.skinny(rows[0], a, b, c, first, stop)  # noqa: E731
-            return fn.branch(fn.cmp("eq", self.m, rows[0]), skinny, lambda: choose(rows[1:]))
+            return fn.branch(fn.cmp("eq", self.m, rows[0]), skinny, lambda: by_rows(rows[1:]))
 
-        few = [rows for rows, panels in _PANELS_AT_ONCE.items() if not isinstance(self.full, int) or panels <= self.full]
-        choose(few if self.spec.b_packed or self.b_in_place else [])
+        few = [
+            rows
+            for rows, panels in _PANELS_AT_ONCE.items()
+            if not isinstance(self.full, int) or panels <= self.full
+        ]
+        by_rows(few if self.spec.b_packed or self.b_in_place else [])
 
     def each_depth(self, block: Callable[[Depth], None]) -> None:
         """block(depth) for the blocks of k; a kernel that does not cut k has one."""
@@ -376,7 +351,7 @@ class _Gemm:
         """panel(j, form) for panels first..stop; only the last panel of all can be narrow or ragged."""
         fn = self.main
         static = isinstance(self.n, int)
-        # With a run-time n the masked family of full width also serves the full panels: less code, same speed.
+        # With a run-time n the masked family also serves the full panels: less code, same speed.
         whole = PanelForm(self.vectors, not static, last=False)
         fn.loop(first, fn.smin(stop, self.full), 1, [], lambda j, _: panel(j, whole))
 
@@ -387,7 +362,9 @@ class _Gemm:
 
         fn.branch(fn.cmp("sgt", stop, self.full), lambda: narrow(self.vectors))
 
-    def panel(self, tile_of_a: TileOfA, b: Value, c: Value, j: Int, form: PanelForm, t0: Int, t1: Int) -> None:
+    def panel(
+        self, tile_of_a: TileOfA, b: Value, c: Value, j: Int, form: PanelForm, t0: Int, t1: Int
+    ) -> None:
         """Row tiles t0..t1 of panel j."""
         fn, tiles = self.main, self.tiles
         column = fn.mul(j, self.columns)
@@ -429,7 +406,9 @@ class _Gemm:
             fn.loop(first, cut, panels, [], several)
             panel_of_b = self.group_of_b(b, cut, stop, depth)
             whole_a: TileOfA = lambda tile, row: a  # noqa: E731
-            self.each_panel(cut, stop, lambda j, form: self.panel(whole_a, panel_of_b(j, form), c, j, form, 0, 1))
+            self.each_panel(
+                cut, stop, lambda j, form: self.panel(whole_a, panel_of_b(j, form), c, j, form, 0, 1)
+            )
 
         self.each_depth(depth_block)
 
@@ -486,17 +465,17 @@ class _Gemm:
             fn.call(packer, [source, self.b_k, self.b_column, to, depth.size, fn.sub(self.n, column), count])
 
         whole = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
-        some = fn.and_(self.pack_b, fn.cmp("ne", whole, 0))
+        some = both(fn, self.pack_b, fn.cmp("ne", whole, 0))
         fn.branch(some, lambda: pack(first, whole, self.vectors, self.b_scratch))
 
         def place(j: Int, form: PanelForm) -> Value:
             ragged = form.last and form.masked and not self.module.target.has_avx512
-            packed = fn.or_(self.pack_b, ragged)
+            packed = either(fn, self.pack_b, ragged)
             offset = fn.mul(fn.mul(fn.sub(j, first), self.columns), depth.padded)
             panel = fn.gep(self.b_scratch, offset, self.element)
             if form.last:
                 fn.branch(packed, lambda: pack(j, 1, form.vectors, panel))
-            self.frame.change("b_k", fn.select(packed, form.vectors * self.lanes, self.b_k))
+            self.frame.change("b_k", choose(fn, packed, form.vectors * self.lanes, self.b_k))
             found: Value = fn.select(packed, panel, self.place_in_b(b, fn.mul(j, self.columns), depth.start))
             return found
 

@@ -14,12 +14,14 @@ from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 
 Epilogue = Callable[[Function, Value, Int, Int, "Value | None", "tuple[Int, ...]"], Value]
-"""epilogue(fn, sums, row, column, mask, batch) -> what to store. `sums` are the finished products of one row and
-consecutive columns from `column` on; lanes off the mask (None: all are on) do not exist and must not be loaded."""
+"""epilogue(fn, sums, row, column, mask, batch) -> what to store. `sums` are the finished products of one row
+and consecutive columns from `column` on; lanes off the mask (None: all are on) do not exist and must not be
+loaded."""
 
 
 class Frame:
-    """Sizes that a kernel shares with its internal functions: known ints stay ints, the rest lies on its stack."""
+    """Sizes that a kernel shares with its internal functions: known ints stay ints, the rest lies on its
+    stack."""
 
     def __init__(self, fn: Function, capacity: int) -> None:
         self._fn, self._capacity = fn, capacity
@@ -55,8 +57,8 @@ class Frame:
 class TileWriter:
     """Writes the tile functions of one kernel.
 
-    The frame holds n, k, a_row, a_k, b_k, c_row, the batch indices, and as the flags ask `stage`, `fresh`, `done`.
-    """
+    The frame holds n, k, a_row, a_k, b_k, c_row, the batch indices, and as the flags ask `stage`, `fresh`,
+    `done`."""
 
     module: Module
     name: str
@@ -76,26 +78,41 @@ class TileWriter:
     def lanes(self) -> int:
         return self.kind.lanes
 
-    def call(self, main: Function, callee: Value, a: Value, b: Value, c: Value, row: Int, column: Int) -> None:
+    def call(
+        self, main: Function, callee: Value, a: Value, b: Value, c: Value, row: Int, column: Int
+    ) -> None:
         """Compute the tile of C whose first element is (row, column); the pointers point to its operands."""
         main.call(callee, [main.args[0], self.frame.pointer, a, b, c, row, column])
 
     def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
         """Name of the function for `rows` x (vectors * panels) accumulators."""
-        name = f"{self.name}.{rows}x{vectors}" + (f"x{panels}" if panels > 1 else "") + ("m" if masked else "")
+        name = (
+            f"{self.name}.{rows}x{vectors}" + (f"x{panels}" if panels > 1 else "") + ("m" if masked else "")
+        )
         if self.module.defines(name):
             return name
-        params = [("ptr", "args"), ("ptr", "frame"), ("ptr noalias", "a"), ("ptr noalias", "b"), ("ptr", "c"),
-                  ("i64", "row"), ("i64", "column")]  # fmt: skip
+        params = [
+            ("ptr", "args"),
+            ("ptr", "frame"),
+            ("ptr noalias", "a"),
+            ("ptr noalias", "b"),
+            ("ptr", "c"),
+            ("i64", "row"),
+            ("i64", "column"),
+        ]
         fn = self.module.function(name, params, internal=True, noinline=True)
         _, frame, a, b, c, row, column = fn.args
         kind, element, width = self.kind, self.kind.element, panels * vectors
         a_row, a_k, k, c_row = (self.frame.read(fn, frame, field) for field in ("a_row", "a_k", "k", "c_row"))
         b_k = vectors * self.lanes if self.packed_weights else self.frame.read(fn, frame, "b_k")
         a_places = Places.of(fn, a, [fn.mul(i, a_row) for i in range(rows)], fn.mul(a_k, kind.group), element)
-        columns = [p * self.panel_stride + j * self.lanes * kind.group for p in range(panels) for j in range(vectors)]
+        columns = [
+            p * self.panel_stride + j * self.lanes * kind.group for p in range(panels) for j in range(vectors)
+        ]
         b_places = Places.of(fn, b, columns, fn.mul(b_k, kind.group), element)
-        ragged = masked and self.module.target.has_avx512  # else B is packed and the stage takes whole vectors
+        ragged = (
+            masked and self.module.target.has_avx512
+        )  # else B is packed and the stage takes whole vectors
         mask = self._last_mask(fn, frame, column, width) if ragged else None
         places = [fn.gep(c, fn.mul(i, c_row), self.c_element) for i in range(rows)]
         tile = _Tile(fn, places, width, self.lanes, self.c_element, mask)
@@ -113,10 +130,14 @@ class TileWriter:
                     fn.store(total, fn.gep(stage, n * self.lanes, kind.accumulator))
                 fn.call(self._finisher(), [fn.args[0], frame, c, row, column, rows, width])
             else:
-                tile.store([
-                    self._finish(fn, frame, total, fn.add(row, i), fn.add(column, j * self.lanes), tile.mask_of(j))
-                    for (i, j), total in zip(tile.cells, sums, strict=True)
-                ])  # fmt: skip
+                tile.store(
+                    [
+                        self._finish(
+                            fn, frame, total, fn.add(row, i), fn.add(column, j * self.lanes), tile.mask_of(j)
+                        )
+                        for (i, j), total in zip(tile.cells, sums, strict=True)
+                    ]
+                )
 
         done = fn.cmp("ne", self.frame.read(fn, frame, "done"), 0) if self.resumes else True
         fn.branch(done, end, lambda: tile.store(sums))
@@ -127,7 +148,9 @@ class TileWriter:
         n = self.frame.read(fn, frame, "n")
         return fn.lanes(fn.sub(n, fn.add(column, (width - 1) * self.lanes)), self.lanes)
 
-    def _finish(self, fn: Function, frame: Value, sums: Value, row: Int, column: Int, mask: Value | None) -> Value:
+    def _finish(
+        self, fn: Function, frame: Value, sums: Value, row: Int, column: Int, mask: Value | None
+    ) -> Value:
         """One vector of sums as it is stored."""
         if self.epilogue is not None:
             batch = tuple(self.frame.read(fn, frame, f"batch{axis}") for axis in range(self.batch_axes))
@@ -142,8 +165,15 @@ class TileWriter:
         name = f"{self.name}.finish"
         if self.module.defines(name):
             return name
-        params = [("ptr", "args"), ("ptr", "frame"), ("ptr", "c"), ("i64", "row"), ("i64", "column"), ("i64", "rows"),
-                  ("i64", "vectors")]  # fmt: skip
+        params = [
+            ("ptr", "args"),
+            ("ptr", "frame"),
+            ("ptr", "c"),
+            ("i64", "row"),
+            ("i64", "column"),
+            ("i64", "rows"),
+            ("i64", "vectors"),
+        ]
         fn = self.module.function(name, params, internal=True, noinline=True)
         _, frame, c, row, column, rows, vectors = fn.args
         stage = self.frame.read_pointer(fn, frame, "stage")
@@ -204,7 +234,9 @@ class _Tile:
         fn, type_ = self.fn, vector(self.element, self.lanes)
         masks = {j: self.mask_of(j) for j in range(self.width)}
         return [
-            fn.load(type_, self.place(i, j)) if (mask := masks[j]) is None else fn.masked_load(type_, self.place(i, j), mask)
+            fn.load(type_, self.place(i, j))
+            if (mask := masks[j]) is None
+            else fn.masked_load(type_, self.place(i, j), mask)
             for i, j in self.cells
         ]
 

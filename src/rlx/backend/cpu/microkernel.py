@@ -1,9 +1,8 @@
 """The inner product of every contraction: a register tile of accumulators over one ascending loop in k.
 
-GEMM, convolution and recurrent input all call `accumulate`. It reads A one element at a time (broadcast) and B one
-vector at a time, so A may have any strides and B needs its columns side by side. Each output is one chain of
-multiply-adds in ascending k: tile height, panel width and thread count cannot show in the bits.
-"""
+GEMM, convolution and recurrent input all call `accumulate`. It reads A one element at a time (broadcast) and
+B one vector at a time, so A may have any strides and B needs its columns side by side. Each output is one
+chain of multiply-adds in ascending k: tile height, panel width and thread count cannot show in the bits."""
 
 from __future__ import annotations
 
@@ -21,9 +20,8 @@ LLVM_TYPES = {"f64": "double", "f32": "float", "bf16": "bfloat", "f16": "half"}
 class Kind:
     """How one operand dtype is read, multiplied and summed on one target.
 
-    `group` consecutive k are taken by one step: 1 for FMA, 2 for the bf16 dot product. A group of A must lie side by
-    side in memory; B is packed as [k / group][column][group].
-    """
+    `group` consecutive k are taken by one step: 1 for FMA, 2 for the bf16 dot product. A group of A must lie
+    side by side in memory; B is packed as [k / group][column][group]."""
 
     element: str
     accumulator: str
@@ -86,7 +84,8 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses that move together through k: each is a pointer plus a constant offset, `step` elements per k."""
+    """Addresses that move together through k: each is a pointer plus a constant offset, `step` elements per
+    k."""
 
     places: tuple[tuple[Value, int], ...]
     step: Int
@@ -109,7 +108,13 @@ class Places:
 
 
 def accumulate(
-    fn: Function, kind: Kind, rows: Places, columns: Places, depth: Int, start: Sequence[Value], mask: Value | None = None
+    fn: Function,
+    kind: Kind,
+    rows: Places,
+    columns: Places,
+    depth: Int,
+    start: Sequence[Value],
+    mask: Value | None = None,
 ) -> list[Value]:
     """start[i, j] + the sum over k < depth of rows[i] at k times columns[j] at k, as a list in row order.
 

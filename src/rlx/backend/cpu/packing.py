@@ -1,9 +1,9 @@
-"""Panels of the right operand of a contraction: made once from weights with NumPy, or on the fly by native code.
+"""Panels of the right operand of a contraction: made once from weights with NumPy, or on the fly by native
+code.
 
-A matrix [K, N] becomes panels of `nr` columns, one after the other. A panel is [K][nr] (or [K / group][nr][group]
-where an instruction takes several k at once), so the kernel reads it front to back. The last panel is narrower, in
-whole vectors, padded with zeros.
-"""
+A matrix [K, N] becomes panels of `nr` columns, one after the other. A panel is [K][nr] (or [K /
+group][nr][group] where an instruction takes several k at once), so the kernel reads it front to back. The
+last panel is narrower, in whole vectors, padded with zeros."""
 
 from __future__ import annotations
 
@@ -77,15 +77,20 @@ def pack_weights(w: NDArray[np.generic], target: Target, dtype: str = "f32") -> 
     array([0., 1., 2., 0., 3., 4., 5., 0.], dtype=float32)
     """
     if w.ndim != 2:
-        raise ShapeError(f"weights to pack must be a matrix [K, N], not of shape {w.shape}: reshape them first")
-    layout = PanelLayout.of(*w.shape, target, dtype)
+        raise ShapeError(
+            f"weights to pack must be a matrix [K, N], not of shape {w.shape}: reshape them first"
+        )
+    k, n = w.shape
+    layout = PanelLayout.of(k, n, target, dtype)
     padded = np.zeros((layout.depth, layout.full * layout.columns + layout.tail), _NUMPY[dtype])
     padded[: layout.k, : layout.n] = w
     cut = layout.full * layout.columns
-    return np.concatenate([
-        _interleave(padded[:, :cut], layout.columns, layout.group),
-        _interleave(padded[:, cut:], layout.tail, layout.group),
-    ])  # fmt: skip
+    return np.concatenate(
+        [
+            _interleave(padded[:, :cut], layout.columns, layout.group),
+            _interleave(padded[:, cut:], layout.tail, layout.group),
+        ]
+    )
 
 
 def _interleave(matrix: NDArray[np.generic], columns: int, group: int) -> NDArray[np.generic]:
@@ -97,7 +102,9 @@ def _interleave(matrix: NDArray[np.generic], columns: int, group: int) -> NDArra
     return split.transpose(2, 0, 3, 1).reshape(-1)
 
 
-def unpack_weights(packed: NDArray[np.generic], k: int, n: int, target: Target, dtype: str = "f32") -> NDArray[np.generic]:
+def unpack_weights(
+    packed: NDArray[np.generic], k: int, n: int, target: Target, dtype: str = "f32"
+) -> NDArray[np.generic]:
     """The [k, n] matrix that `pack_weights` turned into `packed`.
 
     >>> from rlx.backend.cpu.target import resolve
@@ -107,11 +114,15 @@ def unpack_weights(packed: NDArray[np.generic], k: int, n: int, target: Target, 
     """
     layout = PanelLayout.of(k, n, target, dtype)
     if packed.shape != (layout.elements,):
-        raise ShapeError(f"packed weights of a {k} x {n} matrix have {layout.elements} elements, not {packed.shape}")
+        raise ShapeError(
+            f"packed weights of a {k} x {n} matrix have {layout.elements} elements, not {packed.shape}"
+        )
     cut = layout.depth * layout.full * layout.columns
     parts = [(packed[:cut], layout.columns), (packed[cut:], layout.tail)]
     blocks = [
-        part.reshape(-1, layout.depth // layout.group, columns, layout.group).transpose(1, 3, 0, 2).reshape(layout.depth, -1)
+        part.reshape(-1, layout.depth // layout.group, columns, layout.group)
+        .transpose(1, 3, 0, 2)
+        .reshape(layout.depth, -1)
         for part, columns in parts
         if part.size
     ]
@@ -122,17 +133,24 @@ def unpack_weights(packed: NDArray[np.generic], k: int, n: int, target: Target, 
 
 _ROWS_AT_ONCE = 8  # k that all row tiles take together
 
-_PANEL_PARAMS = [("ptr noalias", "source"), ("i64", "k_stride"), ("i64", "column_stride"), ("ptr noalias", "panels"),
-                 ("i64", "depth"), ("i64", "left"), ("i64", "count")]  # fmt: skip
+_PANEL_PARAMS = [
+    ("ptr noalias", "source"),
+    ("i64", "k_stride"),
+    ("i64", "column_stride"),
+    ("ptr noalias", "panels"),
+    ("i64", "depth"),
+    ("i64", "left"),
+    ("i64", "count"),
+]
 
 
 def emit_panel_packer(module: Module, kind: Kind, vectors: int, k_stride: Int, column_stride: Int) -> str:
     """An internal function that packs neighbouring panels of B from a matrix in place; gives its name.
 
-    `void pack(source, k_stride, column_stride, panels, depth, left, count)` writes panels[p][k][column] (with k in
-    groups) for p < count and k < depth. A panel has `vectors` vectors of columns. `left` columns exist in all: those
-    after them are filled from inside the matrix and mean nothing. A stride known to be 1 chooses a faster copy.
-    """
+    `void pack(source, k_stride, column_stride, panels, depth, left, count)` writes panels[p][k][column] (with
+    k in groups) for p < count and k < depth. A panel has `vectors` vectors of columns. `left` columns exist
+    in all: those after them are filled from inside the matrix and mean nothing. A stride known to be 1
+    chooses a faster copy."""
     form = "rows" if column_stride == 1 else "columns" if k_stride == 1 else "elements"
     name = f"rlx.pack.{form}.{kind.element}.{kind.group}.{kind.lanes}x{vectors}"
     if not module.defines(name):
@@ -146,7 +164,9 @@ class _PanelPacker:
 
     def __init__(self, fn: Function, kind: Kind, vectors: int) -> None:
         self.fn, self.kind, self.columns = fn, kind, vectors * kind.lanes
-        self.source, self.k_stride, self.column_stride, self.panels, self.depth, self.left, self.count = fn.args
+        self.source, self.k_stride, self.column_stride, self.panels, self.depth, self.left, self.count = (
+            fn.args
+        )
         self.row_type = vector(kind.moved, kind.lanes)
         self.units = fn.udiv(self.depth, kind.group)  # full ones
         self.rest = fn.cmp("ne", fn.urem(self.depth, kind.group), 0) if kind.group > 1 else False
@@ -204,11 +224,14 @@ class _PanelPacker:
         def vectors(row: Value, mask: Value | None) -> list[Value]:
             whole = range(0, self.columns if mask is None else last, lanes)
             loaded = [fn.load(self.row_type, self.at(row, i)) for i in whole]
-            return loaded if mask is None else [*loaded, fn.masked_load(self.row_type, self.at(row, last), mask)]
+            return (
+                loaded if mask is None else [*loaded, fn.masked_load(self.row_type, self.at(row, last), mask)]
+            )
 
         def copy(unit: Int, count: int, mask: Value | None) -> None:
             firsts = [
-                self.at(self.source, fn.mul(fn.add(fn.mul(unit, group), i), self.k_stride)) for i in range(count)
+                self.at(self.source, fn.mul(fn.add(fn.mul(unit, group), i), self.k_stride))
+                for i in range(count)
             ]
 
             def panel(p: Int, _: list[Value]) -> None:
@@ -252,7 +275,8 @@ class _PanelPacker:
         self.store([lanes], panel, unit, 0)
 
     def transposed(self, places: list[Value], panel: Value) -> None:
-        """Each column is contiguous: squares of lanes x units, the last moved back to end where the matrix ends."""
+        """Each column is contiguous: squares of lanes x units, the last moved back to end where the matrix
+        ends."""
         fn, lanes, group = self.fn, self.kind.lanes, self.kind.group
         type_ = self.row_type if group == 1 else vector("i32", lanes)
 
@@ -274,14 +298,20 @@ def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
     """An internal function that packs row tiles of an A stored as [k][m]; gives its name.
 
     `void pack(source, k_stride, tiles, tile_stride, depth, starts, count)` writes tiles[t][k][i] =
-    source[k][starts[t] + i] for i < width. It goes through all tiles a few k at a time: pieces of source rows are read
-    while they are in L1, and each tile is written in whole cache lines.
-    """
+    source[k][starts[t] + i] for i < width. It goes through all tiles a few k at a time: pieces of source rows
+    are read while they are in L1, and each tile is written in whole cache lines."""
     name = f"rlx.pack.tiles.{kind.element}.{width}"
     if module.defines(name):
         return name
-    params = [("ptr noalias", "source"), ("i64", "k_stride"), ("ptr noalias", "tiles"), ("i64", "tile_stride"),
-              ("i64", "depth"), ("ptr", "starts"), ("i64", "count")]  # fmt: skip
+    params = [
+        ("ptr noalias", "source"),
+        ("i64", "k_stride"),
+        ("ptr noalias", "tiles"),
+        ("i64", "tile_stride"),
+        ("i64", "depth"),
+        ("ptr", "starts"),
+        ("i64", "count"),
+    ]
     fn = module.function(name, params, internal=True, noinline=True)
     source, k_stride, tiles, tile_stride, depth, starts, count = fn.args
 

@@ -1,0 +1,81 @@
+"""How a product is cut: balanced row tiles, column panels, blocks of k, and shares of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from rlx.backend.cpu.irtext import Bool, Function, Int, Value
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A balanced cut of m rows into `count` tiles: the first `tall` of low + 1 rows, the others of low
+    rows."""
+
+    count: Int
+    low: Int
+    tall: Int
+
+    @staticmethod
+    def of(fn: Function, m: Int, height: int) -> Tiles:
+        count = fn.ceildiv(m, height)
+        low = fn.udiv(m, fn.umax(count, 1))
+        return Tiles(count, low, fn.sub(m, fn.mul(low, count)))
+
+    def row(self, fn: Function, tile: Int) -> Int:
+        """First row of a tile."""
+        return fn.add(fn.mul(tile, self.low), fn.umin(tile, self.tall))
+
+    def heights(self, limit: int) -> list[int]:
+        """Every height that a tile may have."""
+        if isinstance(self.low, int) and isinstance(self.tall, int):
+            return [h for h in (self.low, self.low + 1) if h and (h == self.low or self.tall)]
+        return list(range(1, limit + 1))
+
+
+@dataclass(frozen=True)
+class PanelForm:
+    """What the code of a panel depends on: its vectors, whether the last is ragged, whether it ends the
+    matrix."""
+
+    vectors: int
+    masked: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Depth:
+    """A block of k."""
+
+    start: Int
+    size: Int
+    padded: Int  # in whole groups
+
+
+PanelOfB = Callable[[Int, PanelForm], Value]
+"""Address of a panel of B."""
+
+TileOfA = Callable[[Int, Int], Value]
+"""Address of A for (tile, its first row)."""
+
+
+def share(fn: Function, total: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
+    """The contiguous part of range(total) that belongs to one thread."""
+    return fn.udiv(fn.mul(total, thread), threads), fn.udiv(fn.mul(total, fn.add(thread, 1)), threads)
+
+
+def both(fn: Function, a: Bool, b: Bool) -> Bool:
+    """Whether both hold; Python bools decide while generating."""
+    return cast(Bool, fn.and_(a, b))
+
+
+def either(fn: Function, a: Bool, b: Bool) -> Bool:
+    """Whether one of the two holds; Python bools decide while generating."""
+    return cast(Bool, fn.or_(a, b))
+
+
+def choose(fn: Function, condition: Bool, a: Int, b: Int) -> Int:
+    """`a` where the condition holds, else `b`."""
+    return cast(Int, fn.select(condition, a, b))
