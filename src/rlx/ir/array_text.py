@@ -90,9 +90,12 @@ def _element_texts(flat: Array, of: DType) -> list[str]:
         return [str(int(v)) for v in flat]
     raw = np.ascontiguousarray(flat).view(np.uint8).reshape(len(flat), of.itemsize)
     out = [_complex_text(complex(v)) for v in flat] if of.is_complex else [_short(v) for v in flat]
-    for i in _inexact(out, raw, of):
-        out[i] = repr(float(flat[i])) if not of.is_complex else out[i]
-    for i in _inexact(out, raw, of):
+    wrong = _inexact(out, raw, of)
+    if wrong and not of.is_complex:
+        for i in wrong:
+            out[i] = repr(float(flat[i]))
+        wrong = _inexact(out, raw, of)
+    for i in wrong:
         out[i] = "0x" + raw[i, ::-1].tobytes().hex()
     return out
 
