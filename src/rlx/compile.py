@@ -28,18 +28,22 @@ def optimize(graph: Graph) -> Graph:
     return remove_dead(fold_constants(graph))
 
 
-def plan(graph: Graph, target: str, assume: Mapping[str, int] | None = None, **options: Any) -> LirModule:
+def plan(graph: Graph, target: str = "host", assume: Mapping[str, int] | None = None, **options: Any) -> LirModule:
     """Everything up to LIR: no native code is made."""
+    from rlx.backend.cpu.build import panel_tiles
+    from rlx.backend.cpu.target import resolve
     from rlx.ir.lir import LirModule
     from rlx.passes.basic import materialize_outputs, split_derived
     from rlx.passes.fuse import fuse
+    from rlx.passes.layout import pack_weights
     from rlx.plan.build import Planner
 
-    mir = optimize(lower(graph))
+    machine = resolve(target)
+    mir = pack_weights(optimize(lower(graph)), panel_tiles(machine))
     main, derived = split_derived(materialize_outputs(mir))
     kernels = fuse(main)
     planner = Planner(kernels, assume or {})
-    return LirModule(kernels, planner.plan(planner.binding), derived, target, options, planner=planner)
+    return LirModule(kernels, planner.plan(planner.binding), derived, machine.name, options, planner=planner)
 
 
 def compile(

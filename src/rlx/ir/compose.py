@@ -335,7 +335,17 @@ class _Composer:
         for operand in (lhs, rhs):
             if operand.prim != "load":
                 raise ComposeError("an operand of a contraction is computed, not read", root.where)
-        return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores))
+        layout = self._layout_of(root.operands[1])
+        for operand in (lhs,) if layout else (lhs, rhs):
+            if any(affine(i, len(space)) is None for i in operand.args):
+                raise ComposeError("an operand of a contraction lies in memory in no regular way", root.where)
+        return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), layout)
+
+    def _layout_of(self, node: Node) -> tuple[tuple[str, int], ...] | None:
+        """The panels that an operand lies in, if it is a packed weight."""
+        if node.op.reader_side and node.operands[0].id in self.inputs:
+            return tuple(node.attrs.items())
+        return None
 
 
 def _strip_rows(s: Scalar) -> Scalar:

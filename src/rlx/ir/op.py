@@ -9,12 +9,14 @@ Calling conventions (`T` a TensorType, `N` a Node, attributes always as keywords
     ref(*ndarray, **attrs) -> ndarray | tuple       the meaning; dims in attrs are already ints
     expand(*N, **attrs) -> N | tuple                HIR only: the same in other ops
     vjp(g, y, *N, **attrs) -> tuple[N | None, ...]  one gradient per operand; g, y are tuples for multi-output ops
+    saving(*N, **attrs) -> N | None                 optional: the op in a graph to be differentiated, its results
+                                                    followed by more that its vjp will read; None is as it is
     batch(flags, *N, **attrs) -> N | tuple          operands with flags[i] have a batch axis 0; so has the result
     lower(*T, **attrs) -> Form                      MIR only: the form a backend implements
     cost(*T, **attrs) -> Dim                        scalar operations
     view(layout, *T, **attrs) -> Layout | None      ops that can be a view: layout of the result in operand 0's storage
     samples() -> list[Sample]                       inputs that drive every generated test
-Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, batch, lower and cost, and
+Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, saving, batch, lower and cost, and
 `run=` (call body i on arrays) in ref.
 """
 
@@ -96,6 +98,7 @@ class Op:
     not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
+    reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
 
     infer: Callable[..., Any]
@@ -103,6 +106,7 @@ class Op:
     samples: Callable[[], Sequence[Sample]]
     expand: Callable[..., Any]
     vjp: Callable[..., Any]
+    saving: Callable[..., Any]
     batch: Callable[..., Any]
     lower: Callable[..., Any]
     cost: Callable[..., Any]

@@ -72,7 +72,7 @@ def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
         if node.op.role in (Role.PARAM, Role.CONSTANT):
             fixed.add(node.id)
         elif node.op.role is Role.COMPUTE and node.operands and all(o.id in fixed for o in node.operands):
-            if node.op.effects == "none" and not node.bodies and not uses_symbols(node):
+            if node.op.effects == "none" and not node.bodies and not uses_symbols(node) and not node.op.reader_side:
                 fixed.add(node.id)
     live = graph.live()
     wanted = [

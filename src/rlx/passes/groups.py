@@ -16,7 +16,7 @@ INLINE_CONSTANT = 1  # constants of one element are part of a body; larger ones 
 
 def is_view(node: Node) -> bool:
     """Ops that only rename elements."""
-    return node.op.role is Role.COMPUTE and node.op.has("view")
+    return node.op.role is Role.COMPUTE and (node.op.has("view") or node.op.reader_side)
 
 
 def is_scalar_constant(node: Node) -> bool:

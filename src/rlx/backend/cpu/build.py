@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlx.backend.cpu.contraction import emit_contraction
+from rlx.backend.cpu.contraction import GEMM_DTYPES, emit_contraction
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
+from rlx.backend.cpu.packing import PanelLayout
 from rlx.backend.cpu.primitives import supported
 from rlx.backend.cpu.target import Target
 from rlx.errors import UnsupportedError
@@ -17,6 +18,7 @@ from rlx.ir.form import Call
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.types import tensor_types
+from rlx.passes.layout import PanelTile
 from rlx.plan.build import View
 
 
@@ -36,6 +38,12 @@ class KernelSet:
     thunks: dict[int, HostThunk]
     text: str
     distinct: int
+
+
+def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
+    """Panels that this target's contraction kernels read, per dtype."""
+    layouts = {d: PanelLayout.of(1, 1, target, d) for d in GEMM_DTYPES}
+    return tuple(PanelTile(d, p.columns, p.lanes, p.group) for d, p in layouts.items())
 
 
 def slot_of(node: Node, views: dict[int, View]) -> Slot:

@@ -1,0 +1,197 @@
+"""Weight panels: the layout in which contraction kernels read a constant right operand.
+
+A matrix [k, n] becomes panels of `columns` columns, one after the other. A panel is [k / group][columns][group], read
+front to back by a kernel; the last one is narrower, in whole vectors of `lanes`, padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.ir.attr import Attr, integer
+from rlx.ir.dim import Dim
+from rlx.ir.form import Form, Map
+from rlx.ir.graph import Node, require_equal
+from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.scalar import Scalar, axes, const, in_range, load, load_or, select
+from rlx.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Where the elements of a packed [k, n] matrix lie.
+
+    >>> Panels(3, 50, 32, 16, 1).elements
+    192
+    """
+
+    k: int
+    n: int
+    columns: int
+    lanes: int
+    group: int
+
+    @property
+    def full(self) -> int:
+        """Panels with every column in use."""
+        return self.n // self.columns
+
+    @property
+    def tail(self) -> int:
+        """Padded columns of the last, narrower panel; 0 when there is none."""
+        return -(-(self.n % self.columns) // self.lanes) * self.lanes
+
+    @property
+    def depth(self) -> int:
+        """k padded to whole groups."""
+        return -(-self.k // self.group) * self.group
+
+    @property
+    def elements(self) -> int:
+        return self.depth * (self.full * self.columns + self.tail)
+
+    def pack(self, w: np.ndarray) -> np.ndarray:
+        """[..., k, n] -> [..., elements]."""
+        lead = w.shape[:-2]
+        padded = np.zeros((*lead, self.depth, self.full * self.columns + self.tail), w.dtype)
+        padded[..., : self.k, : self.n] = w
+        cut = self.full * self.columns
+        parts = [self._interleave(padded[..., :cut], self.columns), self._interleave(padded[..., cut:], self.tail)]
+        return np.concatenate(parts, axis=-1)
+
+    def _interleave(self, matrix: np.ndarray, width: int) -> np.ndarray:
+        lead, (depth, total) = matrix.shape[:-2], matrix.shape[-2:]
+        if not total or not depth:
+            return matrix.reshape(*lead, 0)
+        split = matrix.reshape(*lead, depth // self.group, self.group, total // width, width)
+        order = (*range(len(lead)), *(len(lead) + i for i in (2, 0, 3, 1)))
+        return split.transpose(order).reshape(*lead, -1)
+
+    def unpack(self, packed: np.ndarray) -> np.ndarray:
+        """[..., elements] -> [..., k, n]."""
+        lead = packed.shape[:-1]
+        cut = self.depth * self.full * self.columns
+        blocks = []
+        for part, width in ((packed[..., :cut], self.columns), (packed[..., cut:], self.tail)):
+            if part.shape[-1]:
+                split = part.reshape(*lead, -1, self.depth // self.group, width, self.group)
+                order = (*range(len(lead)), *(len(lead) + i for i in (1, 3, 0, 2)))
+                blocks.append(split.transpose(order).reshape(*lead, self.depth, -1))
+        if not blocks:
+            return np.zeros((*lead, self.k, self.n), packed.dtype)
+        return np.concatenate(blocks, axis=-1)[..., : self.k, : self.n]
+
+
+_LAYOUT = {name: Attr(integer) for name in ("k", "n", "columns", "lanes", "group")}
+
+
+class _Packing(Op):
+    arity = 1
+    attrs = _LAYOUT
+
+    def batch(self, flags: Sequence[bool], x: Node, **layout: int) -> Node:
+        made: Node = self(x, **layout)
+        return made
+
+    def cost(self, x: TensorType, **layout: int) -> Dim:
+        return 0
+
+    def _sample(self, shape: str, layout: Panels, smooth: bool = True) -> Sample:
+        return Sample((Arg(f"f32{shape}"),), vars(layout) | {}, grad=smooth)
+
+
+@declare
+class pack_panels(_Packing):
+    """A weight matrix [..., k, n] in panels, flat."""
+
+    name = "pack_panels"
+
+    def infer(self, x: TensorType, **layout: int) -> TensorType:
+        panels = Panels(**layout)
+        if x.rank < 2:
+            raise ShapeError(f"pack_panels: {x} is not a matrix")
+        require_equal(x.shape[-2], panels.k, f"pack_panels: {x} is not [{panels.k},{panels.n}]")
+        require_equal(x.shape[-1], panels.n, f"pack_panels: {x} is not [{panels.k},{panels.n}]")
+        return x.with_shape((*x.shape[:-2], panels.elements))
+
+    def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:
+        return Panels(**layout).pack(x)
+
+    def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
+        return [unpack_panels(g, **layout)]
+
+    def lower(self, x: TensorType, **layout: int) -> Form:
+        p = Panels(**layout)
+        *lead, at = axes(x.rank - 1)
+        cut = p.depth * p.full * p.columns
+
+        def place(offset: Scalar, width: int, first: int) -> Scalar:
+            size = max(p.depth * width, 1)
+            panel, inside = offset // size, offset % size
+            row = max(width * p.group, 1)
+            k = inside // row * p.group + inside % row % p.group
+            n = panel * width + inside % row // p.group + first
+            return load_or(0, [*lead, k, n], in_range(k, p.k) & in_range(n, p.n), const(0, x.dtype))
+
+        wide = place(at, p.columns, 0)
+        body = wide if not p.tail else place(at, p.tail, p.full * p.columns)
+        if p.tail and p.full:
+            body = select(at < cut, wide, place(at - cut, p.tail, p.full * p.columns))
+        return Map((*x.shape[:-2], p.elements), body)
+
+    def samples(self) -> list[Sample]:
+        return [
+            self._sample("[3,10]", Panels(3, 10, 4, 2, 1)),
+            self._sample("[2,5,8]", Panels(5, 8, 4, 4, 2)),
+            self._sample("[3,2]", Panels(3, 2, 4, 2, 1)),
+            self._sample("[0,4]", Panels(0, 4, 4, 2, 1), smooth=False),
+            self._sample("[n,3,5]", Panels(3, 5, 4, 1, 1), smooth=False),
+        ]
+
+
+@declare
+class unpack_panels(_Packing):
+    """The matrix [..., k, n] that lies in panels; a contraction reads the panels directly."""
+
+    name = "unpack_panels"
+    reader_side = True
+
+    def infer(self, x: TensorType, **layout: int) -> TensorType:
+        panels = Panels(**layout)
+        if x.rank < 1:
+            raise ShapeError(f"unpack_panels: {x} holds no panels")
+        require_equal(x.shape[-1], panels.elements, f"unpack_panels: {x} does not hold {panels.elements} elements")
+        return x.with_shape((*x.shape[:-1], panels.k, panels.n))
+
+    def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:
+        return Panels(**layout).unpack(x)
+
+    def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
+        return [pack_panels(g, **layout)]
+
+    def lower(self, x: TensorType, **layout: int) -> Form:
+        p = Panels(**layout)
+        *lead, k, n = axes(x.rank + 1)
+
+        def offset(column: Scalar, width: int) -> Scalar:
+            panel = column // width * (p.depth * width)
+            return panel + k // p.group * (width * p.group) + column % width * p.group + k % p.group
+
+        cut = p.full * p.columns
+        at = offset(n, p.columns) if p.full else const(0)
+        if p.tail:
+            narrow = offset(n - cut, p.tail) + p.depth * cut
+            at = select(n < cut, at, narrow) if p.full else narrow
+        return Map((*x.shape[:-1], p.k, p.n), load(0, [*lead, at], x.dtype))
+
+    def samples(self) -> list[Sample]:
+        return [
+            self._sample("[30]", Panels(3, 10, 4, 2, 1)),
+            self._sample("[2,48]", Panels(5, 8, 4, 4, 2)),
+            self._sample("[6]", Panels(3, 2, 4, 2, 1)),
+            self._sample("[n,15]", Panels(3, 5, 4, 1, 1), smooth=False),
+        ]

@@ -1,0 +1,63 @@
+"""Layout: constant right operands of contractions are packed once, at load, in the panels that kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.op import Role, get_op
+from rlx.ops.contract import dot_general
+from rlx.ops.packing import Panels
+from rlx.ops.shape import transpose
+
+
+@dataclass(frozen=True)
+class PanelTile:
+    """The panels that a target's contraction kernels want for one dtype."""
+
+    dtype: str
+    columns: int
+    lanes: int
+    group: int
+
+
+def weight_ids(graph: Graph) -> set[int]:
+    """Nodes that depend on params and constants only and have a static shape."""
+    fixed: set[int] = set()
+    for node in graph.nodes:
+        if node.op.role in (Role.PARAM, Role.CONSTANT):
+            fixed.add(node.id)
+        elif node.op.role is Role.COMPUTE and node.operands and all(o.id in fixed for o in node.operands):
+            fixed.add(node.id)
+    return fixed
+
+
+def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
+    """Contractions x @ w with a constant matrix w read w from panels."""
+    fixed = weight_ids(graph)
+    by_dtype = {t.dtype: t for t in tiles}
+    contraction = get_op("dot_general")
+    packed: dict[tuple[int, int], Node] = {}
+
+    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        if node.op is not contraction or node.operands[0].id in fixed:
+            return None
+        a, b = operands
+        tile = by_dtype.get(node.dtype.name)
+        if node.operands[1].id not in fixed or tile is None or b.rank != 2 or b.dtype is not node.dtype:
+            return None
+        if node.attrs["lhs_batch"] or len(node.attrs["rhs_contract"]) != 1 or not b.tensor.is_static:
+            return None
+        (axis,) = node.attrs["rhs_contract"]
+        k, n = b.shape[axis], b.shape[1 - axis]
+        if not isinstance(k, int) or not isinstance(n, int) or k * n == 0:
+            return None
+        key = (b.id, axis)
+        if key not in packed:
+            layout = vars(Panels(k, n, tile.columns, tile.lanes, tile.group))
+            matrix = b if axis == 0 else transpose(b, (1, 0))
+            packed[key] = get_op("unpack_panels")(get_op("pack_panels")(matrix, **layout), **layout)
+        made: Node = dot_general(a, packed[key], (node.attrs["lhs_contract"], (0,)), out_dtype=node.attrs["out_dtype"])
+        return made
+
+    return rewrite(graph, visit)
