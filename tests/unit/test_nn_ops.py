@@ -13,6 +13,7 @@ from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import ShapeError
 from rlx.ir.compose import Nest, compose
 from rlx.ir.graph import Graph
+from rlx.ir.scalar import LOADS, load_index
 from rlx.ops.addressing import OutOfRangeError
 from rlx.transform.expand import expand_graph
 from rlx.transform.grad import vjp_graph
@@ -127,6 +128,7 @@ ONE_KERNEL: list[tuple[str, Callable[..., Any], list[tuple[Any, ...]]]] = [
     ("logsumexp", lambda x: ops.logsumexp(x, axis=-1), [("n", "m")]),
     ("var", lambda x: ops.var(x, axis=-1), [("n", "m")]),
     ("rope", ops.rope, [("n", 12, "m", 64), ("m", 32), ("m", 32)]),
+    ("interleaved rope", lambda *a: ops.rope(*a, interleaved=True), [(2, 3, 4), (3, 2), (3, 2)]),
     ("swiglu", ops.swiglu, [("n", 64)]),
     ("lrn", lambda x: ops.lrn(x, 5), [("n", 8, "m", "k")]),
 ]
@@ -135,7 +137,11 @@ ONE_KERNEL: list[tuple[str, Callable[..., Any], list[tuple[Any, ...]]]] = [
 @pytest.mark.parametrize("case", ONE_KERNEL, ids=[c[0] for c in ONE_KERNEL])
 def test_expansion_fits_one_loop_nest(case: tuple[str, Callable[..., Any], list[tuple[Any, ...]]]) -> None:
     _, f, shapes = case
-    assert isinstance(compose(expand_graph(build(f, *shapes))), Nest)
+    kernel = compose(expand_graph(build(f, *shapes)))
+    assert isinstance(kernel, Nest)
+    for body in (*(s.body for s in kernel.stats), *(s.body for s in kernel.stores)):
+        for e in body.walk():
+            assert e.prim not in LOADS or len(load_index(e)) == len(shapes[e.data])
 
 
 def test_frozen_batch_norm_touches_x_twice() -> None:

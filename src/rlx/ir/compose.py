@@ -196,7 +196,7 @@ class _Composer:
             source = self.values[node.operands[e.data].id]
             if e.prim == "load":
                 return replace_axes(source, args)
-            if source.prim == "load" and source.args == axes(len(source.args)):
+            if source.prim == "load" and source.args == axes(node.operands[e.data].rank):
                 return Scalar(e.prim, args, e.dtype, source.data)
             if e.prim == "load_or":
                 guard, fill, *index = args
@@ -313,8 +313,8 @@ class _Composer:
             stores.append(Store(_strip_rows(value), True, dense_strides(root.shape)))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
-            for operand in (a, b):
-                if operand.prim != "load" or operand.args != axes(len(operand.args)):
+            for operand, shape in ((a, form.x), (b, form.w)):
+                if operand.prim != "load" or operand.args != axes(len(shape)):
                     raise ComposeError("a convolution reads its operands from memory", root.where)
             return ConvNest(form, a.data, b.data, tuple(stores))
         batch, contract = form.batch, form.contract
