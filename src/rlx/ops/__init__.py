@@ -9,8 +9,9 @@ array([1.        , 2.71828183])
 
 from __future__ import annotations
 
-from rlx.ops import packing, create, region, structural
+from rlx.ops import packing, region, structural
 from rlx.ops.activation import (
+    cbrt,
     celu,
     clip,
     elu,
@@ -39,7 +40,20 @@ from rlx.ops.activation import (
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.conv import conv, conv_transpose
+from rlx.ops.create import (
+    arange,
+    eye,
+    full,
+    full_like,
+    iota,
+    linspace,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
 from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
+from rlx.ops.masks import diag, diagonal, one_hot, tril, triu
 from rlx.ops.dynamic import dynamic_slice, dynamic_update_slice
 from rlx.ops.elementwise import (
     abs,
@@ -120,6 +134,7 @@ from rlx.ops.pool import (
     max_unpool,
 )
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
+from rlx.ops.resize import resize, upsample
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
@@ -138,4 +153,4 @@ def cast(x: object, dtype: object, saturate: bool | None = None) -> object:
     return _cast(x, dtype=dtype, saturate=saturate)
 
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "create", "region", "structural")]
+__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "region", "structural")]
