@@ -35,6 +35,7 @@ from rlx.ops.elementwise import (
     maximum,
     minimum,
     mul,
+    pow,
     sigmoid,
     sqrt,
     tanh,
@@ -190,6 +191,14 @@ def _logaddexp(a: Node, b: Node) -> Any:
     return maximum(a, b) + log1p(exp(-apart))
 
 
+def _cbrt(x: Node) -> Any:
+    size = abs(x)
+    root = pow(size, 1 / 3)
+    better = root - (root - size / (root * root)) * (1 / 3)  # one step of Newton: the exponent is not exact
+    root = where((size > 0.0) & (size < math.inf), better, root)
+    return where(x < 0.0, -root, root)
+
+
 def _shrink_ref(x: np.ndarray, *, lambd: float, bias: float) -> np.ndarray:
     return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0)).astype(x.dtype)
 
@@ -275,6 +284,8 @@ square = composite(
 reciprocal = composite(
     "reciprocal", 1, lambda x: (1 / x).astype(x.dtype), lambda x: div(1.0, x), "1 / x.",
     ranges=POSITIVE, one_rounding=True)
+cbrt = composite(
+    "cbrt", 1, np.cbrt, _cbrt, "Cube root.", grad=lambda g, y, x: [g / (y * y * 3.0)], ranges=POSITIVE)
 is_finite = composite(
     "is_finite", 1, np.isfinite, lambda x: less(abs(x), math.inf),
     "True where x is neither infinite nor NaN.",
@@ -355,7 +366,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 __all__ = [
-    "celu", "clip", "elu", "gelu", "hard_sigmoid", "hard_swish", "hard_tanh", "hypot", "is_finite",
+    "cbrt", "celu", "clip", "elu", "gelu", "hard_sigmoid", "hard_swish", "hard_tanh", "hypot", "is_finite",
     "leaky_relu", "log_sigmoid", "logaddexp", "mish", "prelu", "reciprocal", "relu", "selu", "shrink", "silu",
     "softplus", "softsign", "square", "swish", "thresholded_relu",
 ]  # fmt: skip

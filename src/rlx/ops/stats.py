@@ -22,10 +22,12 @@ from rlx.ir.types import TensorType
 from rlx.ops.elementwise import abs, exp, log, sqrt, where
 from rlx.ops.reduce import reduce_max, reduce_sum, reduced_shape, spread
 from rlx.ops.rules import (
+    Accepts,
     check_axes,
     expand_in_f32,
     in_f32,
     is_number,
+    is_real,
     is_real_float,
     need_dtype,
     normal_axes,
@@ -87,10 +89,11 @@ class Statistic(Op):
     level = Level.HIR
     arity = 1
     attrs = {"axes": Attr(ints), "keepdims": Attr(boolean, False)}
+    accepts: Accepts = staticmethod(is_real_float)
     low = -2.0  # of the values in samples
 
     def infer(self, x: TensorType, *, axes: Sequence[int], keepdims: bool, **attrs: Any) -> TensorType:
-        need_dtype(self.name, x, is_real_float)
+        need_dtype(self.name, x, type(self).accepts)
         check_axes(self.name, axes, x.rank)
         return TensorType(x.dtype, reduced_shape(x.shape, axes, keepdims))
 
@@ -103,7 +106,9 @@ class Statistic(Op):
                 grad=not more,
             )
 
+        whole = [one("i32[3,4]", (1,), symbolic=False)] if type(self).accepts is is_real else []
         return [
+            *whole,
             one("f32[2,3,4]", (0, 2)),
             one("f32[5]", (0,), True),
             one("f32[3,17]", (1,)),
@@ -122,7 +127,14 @@ Meaning = Callable[..., Any]
 
 
 def statistic(
-    name: str, ref: Meaning, expand: Meaning, doc: str, *, vjp: Meaning | None = None, low: float = -2.0
+    name: str,
+    ref: Meaning,
+    expand: Meaning,
+    doc: str,
+    *,
+    vjp: Meaning | None = None,
+    low: float = -2.0,
+    accepts: Accepts = is_real_float,
 ) -> Op:
     """Declare one statistic: `ref(x, axis=, keepdims=)` in NumPy and `expand(x, axes, keepdims)` in ops."""
 
@@ -133,6 +145,7 @@ def statistic(
         "__doc__": doc,
         "__module__": __name__,
         "name": name,
+        "accepts": staticmethod(accepts),
         "low": low,
         "ref": staticmethod(in_f32(meaning)),
         "expand": staticmethod(expand_in_f32(lambda x, *, axes, keepdims: expand(x, axes, keepdims))),
@@ -184,7 +197,8 @@ _logsumexp_op = statistic(
     "log of the sum of exp, without overflow; over nothing it is -inf.", vjp=_logsumexp_vjp)
 _norm_l1_op = statistic(
     "norm_l1", lambda x, **k: np.sum(np.abs(x), **k),
-    lambda x, axes, keep: reduce_sum(abs(x), axes=axes, keepdims=keep), "Sum of absolute values.", low=0.1)
+    lambda x, axes, keep: reduce_sum(abs(x), axes=axes, keepdims=keep), "Sum of absolute values.",
+    low=0.1, accepts=is_real)
 _norm_l2_op = statistic(
     "norm_l2", lambda x, **k: np.sqrt(np.sum(x * x, **k)),
     lambda x, axes, keep: sqrt(reduce_sum(x * x, axes=axes, keepdims=keep)),
@@ -194,7 +208,7 @@ _log_sum_op = statistic(
     lambda x, axes, keep: log(reduce_sum(x, axes=axes, keepdims=keep)), "Logarithm of the sum.", low=0.1)
 _sum_square_op = statistic(
     "sum_square", lambda x, **k: np.sum(x * x, **k),
-    lambda x, axes, keep: reduce_sum(x * x, axes=axes, keepdims=keep), "Sum of squares.")
+    lambda x, axes, keep: reduce_sum(x * x, axes=axes, keepdims=keep), "Sum of squares.", accepts=is_real)
 # fmt: on
 
 
@@ -249,7 +263,8 @@ def _as_float(x: Any) -> Any:
 
 
 def _over(op: Any, x: Any, axis: int | Sequence[int] | None, keepdims: bool, **attrs: Any) -> Any:
-    x = _as_float(x)
+    if op.accepts is is_real_float:
+        x = _as_float(x)
     rank = x.rank if isinstance(x, Node) else np.ndim(x)
     return op(x, axes=normal_axes(op.name, axis, rank), keepdims=keepdims, **attrs)
 
