@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from rlx import ops
+from rlx import errors, ops
 from rlx.compile import compile, lower, optimize
+from rlx.frontend.trace import grad, jit, jvp, value_and_grad, vmap
 from rlx.ir.graph import Graph
 
 __version__ = "0.1.0"
 
-__all__ = ["Graph", "compile", "lower", "ops", "optimize"]
+__all__ = [
+    "Graph",
+    "compile",
+    "errors",
+    "grad",
+    "jit",
+    "jvp",
+    "lower",
+    "ops",
+    "optimize",
+    "value_and_grad",
+    "vmap",
+]

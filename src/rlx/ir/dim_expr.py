@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, NoReturn, TypeAlias
 
 from rlx.errors import ShapeError
@@ -26,6 +27,9 @@ from rlx.ir.dim_atom import (
 )
 
 Terms: TypeAlias = dict[Monomial, int]
+
+READER: ContextVar[Callable[[Expr], int] | None] = ContextVar("rlx_dim_reader", default=None)
+"""While tracing: gives a symbolic size that is read as a number its value, and notes that it was read."""
 
 _MAX_TERMS = 10_000
 """No model has such sizes, but a hostile text can: (a+b)*(c+d)*... doubles with every factor."""
@@ -90,13 +94,21 @@ class Expr:
             self._bounds = polynomial_bounds(self.terms, self.const)
         return self._bounds
 
+    def _read(self) -> int:
+        """Reading a symbolic size as a number: a tracer may allow it (and specialise the size)."""
+        reader = READER.get()
+        if reader is None:
+            self._refuse()
+        return reader(self)
+
     def _refuse(self, *_: object) -> NoReturn:
         raise ShapeError(
             f"the size {self} is symbolic, so it has no value yet; bind its symbols first, "
             "or compare with known_eq, known_le or known_lt"
         )
 
-    __bool__ = __int__ = __index__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __int__ = __index__ = _read
+    __bool__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __neg__(self) -> Expr:
         return Expr(tuple((m, -c) for m, c in self.terms), -self.const)

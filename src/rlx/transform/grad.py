@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import GradientError
-from rlx.ir.graph import Graph, Node, inline, provenance
+from rlx.ir.graph import Graph, Node, inline, provenance, rewrite
 from rlx.ir.op import Level, Op, Role, get_op, run_rule
 from rlx.ir.types import TupleType
 
@@ -30,19 +30,18 @@ def ensure_mir(graph: Graph, keep_rules: str) -> Graph:
     return graph
 
 
-def backward(graph: Graph, seeds: Mapping[int, Node], wanted: Sequence[Node]) -> list[Node | None]:
+def backward(graph: Graph, seeds: Mapping[int, Node], wanted: Sequence[Node], first: int = 0) -> list[Node | None]:
     """Gradients of sum(seed * node) with respect to `wanted`, added to the same graph.
 
-    `seeds` maps node ids to their incoming gradients. Shared uses accumulate in a fixed order.
+    `seeds` maps node ids to their incoming gradients. Shared uses accumulate in a fixed order. Nodes before
+    `first` are taken as constants (unless wanted). HIR ops without a rule are differentiated through their expansion.
     """
-    reach = _influenced_by(graph, wanted)
-    grads: dict[int, Node] = {}
+    reach = _influenced_by(graph, wanted, first)
+    grads: dict[int, Node] = dict(seeds)
     parts: dict[int, dict[int, Node]] = {}  # multi-output nodes: result index -> gradient
-    for id, g in seeds.items():
-        grads[id] = g
     top = max(seeds, default=-1)
     with graph.building():
-        for node in reversed(graph.nodes[: top + 1]):
+        for node in reversed(graph.nodes[first : top + 1]):
             if node.id not in reach or not node.operands:
                 continue
             if node.op.role is Role.RESULT:
@@ -56,10 +55,9 @@ def backward(graph: Graph, seeds: Mapping[int, Node], wanted: Sequence[Node]) ->
             if node.op.not_differentiable is not None:
                 continue  # constant between jumps: the gradient is zero wherever it exists
             incoming: Any = _tuple_grads(node, parts[node.id]) if many else grads[node.id]
-            value: Any = tuple(graph.results(node)) if many else node
             with provenance(node.where):
-                out = run_rule(node.op, "vjp", incoming, value, *node.operands, node=node)
-            for operand, d in zip(node.operands, out, strict=True):
+                out = _node_gradients(graph, node, incoming, many)
+            for operand, d in out:
                 if d is None or operand.id not in reach or not is_differentiable_dtype(operand):
                     continue
                 old = grads.get(operand.id)
@@ -68,14 +66,36 @@ def backward(graph: Graph, seeds: Mapping[int, Node], wanted: Sequence[Node]) ->
     return [grads.get(n.id) for n in wanted]
 
 
+def _node_gradients(graph: Graph, node: Node, incoming: Any, many: bool) -> list[tuple[Node, Node | None]]:
+    """(operand, gradient) pairs of one node."""
+    if node.op.has("vjp"):
+        value: Any = tuple(graph.results(node)) if many else node
+        return list(zip(node.operands, run_rule(node.op, "vjp", incoming, value, *node.operands, node=node), strict=True))
+    start = len(graph.nodes)
+    made = run_rule(node.op, "expand", *node.operands, node=node)
+    results = made if isinstance(made, tuple) else (made,)
+    given = incoming if many else (incoming,)
+    operands = list(dict.fromkeys(node.operands))
+    direct = {r.id: g for r, g in zip(results, given, strict=True) if g is not None and r in operands}
+    seeds: dict[int, Node] = {}
+    for r, g in zip(results, given, strict=True):
+        if g is not None and r.id >= start:
+            seeds[r.id] = get_op("add")(seeds[r.id], g) if r.id in seeds else g
+    inner = backward(graph, seeds, operands, start) if seeds else [None] * len(operands)
+    for i, x in enumerate(operands):  # an expansion may return an operand itself
+        if x.id in direct:
+            inner[i] = direct[x.id] if inner[i] is None else get_op("add")(inner[i], direct[x.id])
+    return list(zip(operands, inner, strict=True))
+
+
 def _tuple_grads(node: Node, known: Mapping[int, Node]) -> tuple[Node | None, ...]:
     assert isinstance(node.type, TupleType)
     return tuple(known.get(i) for i in range(len(node.type.items)))
 
 
-def _influenced_by(graph: Graph, wanted: Sequence[Node]) -> set[int]:
+def _influenced_by(graph: Graph, wanted: Sequence[Node], first: int = 0) -> set[int]:
     seen = {n.id for n in wanted}
-    for node in graph.nodes:
+    for node in graph.nodes[first:]:
         if node.id not in seen and any(o.id in seen for o in node.operands):
             seen.add(node.id)
     return seen
@@ -95,16 +115,24 @@ def ones_like(node: Node) -> Node:
     return made
 
 
-def copy_graph(graph: Graph) -> Graph:
-    """A fresh copy to add nodes to."""
-    from rlx.ir.graph import rewrite
+def for_gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
+    """A fresh MIR copy to differentiate by named inputs or params; loops keep what their gradients will read."""
+    mir = ensure_mir(graph, "vjp")
+    named = [n for n in mir.nodes if n.op.role in (Role.INPUT, Role.PARAM) and n.attrs["name"] in wrt]
+    reach = _influenced_by(mir, named)
 
-    return rewrite(graph, lambda node, operands, out: None, keep_dead=True)
+    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        if node.id not in reach or not node.op.has("saving"):
+            return None
+        made: Node | None = run_rule(node.op, "saving", *operands, node=node)
+        return made
+
+    return rewrite(mir, visit, keep_dead=True)
 
 
 def gradient_graph(graph: Graph, output: str, wrt: Sequence[str], keep_value: bool = True) -> Graph:
     """A graph with outputs `value` (if kept) and `grad_<name>` of a scalar output for named inputs or params."""
-    mir = copy_graph(ensure_mir(graph, "vjp"))
+    mir = for_gradient(graph, wrt)
     named = {n.attrs["name"]: n for n in mir.inputs} | dict(mir.params)
     missing = [w for w in wrt if w not in named]
     if missing:
@@ -129,7 +157,7 @@ def gradient_graph(graph: Graph, output: str, wrt: Sequence[str], keep_value: bo
 
 def vjp_graph(graph: Graph, wrt: Sequence[str]) -> Graph:
     """Outputs `grad_<name>` = sum over outputs of cotangent * d output / d name; cotangents are inputs `ct_<output>`."""
-    mir = copy_graph(ensure_mir(graph, "vjp"))
+    mir = for_gradient(graph, wrt)
     named = {n.attrs["name"]: n for n in mir.inputs} | dict(mir.params)
     seeds: dict[int, Node] = {}
     for name, node in list(mir.outputs.items()):

@@ -1,0 +1,1 @@
+"""Ways into RLX: Python functions (trace) and ONNX files (onnx)."""
