@@ -288,6 +288,23 @@ class Graph:
             self._register(node)
         return node
 
+    def adopt(self, node: Node, operands: Sequence[Node]) -> Node | None:
+        """Append a copy of another graph's node without inferring its type again; None where that is not sound.
+
+        A type follows from op, attributes and operand types, so equal operand types are enough, as long as
+        this graph assumes what the other one does.
+        """
+        if node.op.role in _NAMED or not node.graph._log.known <= self._log.known:
+            return None
+        for old, new in zip(node.operands, operands, strict=True):
+            if new.graph is not self or (old.type is not new.type and old.type != new.type):
+                return None
+        made = Node(self, len(self.nodes), node.op, tuple(operands), node.attrs, node.bodies, node.type, node.where)
+        self.nodes.append(made)
+        if node.op.role is not Role.COMPUTE:
+            self._register(made)
+        return made
+
     def _register(self, node: Node) -> None:
         """Enter a node where its role has a list."""
         role, attrs = node.op.role, node.attrs
@@ -383,7 +400,10 @@ def copy_node(node: Node, operands: Sequence[Node], into: Graph) -> Node:
     if node.op.role is Role.RESULT and operands[0].op.role is Role.TUPLE:
         found: Node = operands[0].operands[node.attrs["index"]]
         return found
-    return into.add(node.op, operands, node.attrs, node.bodies, where=node.where)
+    made = into.adopt(node, operands)
+    if made is None:
+        made = into.add(node.op, operands, node.attrs, node.bodies, where=node.where)
+    return made
 
 
 def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
