@@ -53,6 +53,22 @@ from rlx.ops.create import (
     zeros_like,
 )
 from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
+from rlx.ops.grid_sample import affine_grid, grid_sample
+from rlx.ops.layout import (
+    depth_to_space,
+    expand_dims,
+    flatten,
+    meshgrid,
+    moveaxis,
+    repeat,
+    roll,
+    space_to_depth,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    tile,
+)
 from rlx.ops.masks import diag, diagonal, one_hot, tril, triu
 from rlx.ops.dynamic import dynamic_slice, dynamic_update_slice
 from rlx.ops.elementwise import (
@@ -133,6 +149,7 @@ from rlx.ops.pool import (
     max_pool,
     max_unpool,
 )
+from rlx.ops.padding import pad
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.resize import resize, upsample
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd

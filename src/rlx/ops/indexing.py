@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
-from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
+from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.dtype import dtype
-from rlx.ir.graph import Node, source_location
+from rlx.ir.graph import Node
 from rlx.ops.gather import gather
-from rlx.ops.rules import op_call
+from rlx.ops.rules import ensure, op_call
 from rlx.ops.shape import reshape, transpose
 
 
@@ -85,11 +85,8 @@ def _part(node: Node, axis: int, item: Any) -> _Part:
     negative = known_le(i, -1) is True
     place = extent + i if negative else i
     needed = -i if negative else i + 1
-    verdict = known_le(needed, extent)
-    if verdict is False:
-        raise ShapeError(f"indexing {node.type}: index {i} is out of range for axis {axis} of size {extent}")
-    if verdict is None:
-        node.graph.assume(Constraint("min", extent, needed, (source_location(),)))
+    what = f"indexing {node.type}: index {i} is out of range for axis {axis} of size {extent}"
+    ensure(node, "min", extent, needed, what)
     return _Part(place, 1, keep=False)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
-from rlx.ir.dim import Dim
+from rlx.ir.dim import Constraint, Dim
 from rlx.ir.dtype import F32, DType
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node, require_equal, source_location
 from rlx.ir.op import get_op
 from rlx.ir.scalar import Scalar, axis, const
 from rlx.ir.types import Shape, TensorType, TupleType
@@ -138,6 +138,16 @@ def op_call(name: str, *operands: Any, **attrs: Any) -> Any:
 def shape_of(x: Any) -> Shape:
     """The shape of a node, an array or anything that NumPy takes for one."""
     return x.shape if isinstance(x, Node) else np.shape(x)
+
+
+def ensure(x: Any, kind: str, lhs: Dim, rhs: Dim, what: str) -> None:
+    """Prove a fact about sizes, refuse with `what`, or assume it in the graph of x: a guard when the program runs."""
+    fact = Constraint(kind, lhs, rhs, (source_location(),))
+    verdict = fact.known()
+    if verdict is False:
+        raise ShapeError(what)
+    if verdict is None and isinstance(x, Node):
+        x.graph.assume(fact)
 
 
 def unbroadcast(g: Node, like: Node) -> Node:
