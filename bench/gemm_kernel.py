@@ -26,14 +26,16 @@ from numpy.typing import NDArray
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.jit import Code, compile_and_load
-from rlx.backend.cpu.microkernel import Kind, kind_of
+from rlx.backend.cpu.microkernel import Kind, kind_of, tile_of
 from rlx.backend.cpu.packing import pack_weights
 from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.dim import Dim, evaluate, sym
 
 Array = NDArray[Any]
 Timer = Callable[[], float]
-NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
+NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i8": np.int8, "u8": np.uint8, "i32": np.int32}
+SUMS = {"i8": "i32", "u8": "i32"}
+WEIGHTS = {"u8": "i8"}
 
 WEIGHT_SHAPES = [(m, 384, 1536) for m in (*range(1, 18), 127, 128, 129)]
 WEIGHT_SHAPES += [(128, 384, 384), (128, 1536, 384), (512, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048)]
@@ -72,7 +74,7 @@ def empty(shape: tuple[int, ...], dtype: str = "f32") -> Array:
 
 def filled(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "f32") -> Array:
     out = empty(shape, dtype)
-    out[...] = rng.standard_normal(shape, np.float32)
+    out[...] = rng.standard_normal(shape, np.float32) * (1 if dtype in ("f32", "bf16") else 20)
     return out
 
 
@@ -129,7 +131,7 @@ class Peak:
     """GFLOP/s of the machine right now."""
 
     def __init__(self, target: Target, team: Team, dtype: str) -> None:
-        rows, vectors = target.tile(dtype)
+        rows, vectors = tile_of(dtype, target)
         kind = kind_of(dtype, target)
         self.chains, self.team, self.flops = rows * vectors, team, 2 * kind.lanes * kind.group
         module = Module(target)
@@ -180,7 +182,9 @@ def weight_code(target: Target, k: int, n: int, dtype: str) -> Code:
     """One object for every m."""
     size, dim_value = symbols("m")
     module = Module(target)
-    spec = GemmSpec(size["m"], n, k, (k, 1), (), (n, 1), b_packed=True, dtype=dtype)
+    spec = GemmSpec(
+        size["m"], n, k, (k, 1), (), (n, 1), b_packed=True, dtype=dtype, c_dtype=SUMS.get(dtype, "f32")
+    )
     emit_gemm(module, "kernel", spec, dim_value=dim_value)
     emit_repeat(module, "kernel")
     return compile_and_load(module.text(), target)
@@ -192,7 +196,17 @@ def strided_code(target: Target, transposed: str, dtype: str) -> tuple[Code, Dim
     s, dim_value = symbols(*names)
     a = (s["sa"], 1, s["lda"]) if "a" in transposed else (s["sa"], s["lda"], 1)
     b = (s["sb"], 1, s["ldb"]) if "b" in transposed else (s["sb"], s["ldb"], 1)
-    spec = GemmSpec(s["m"], s["n"], s["k"], a, b, (s["sc"], s["ldc"], 1), batch=(s["b"],), dtype=dtype)
+    spec = GemmSpec(
+        s["m"],
+        s["n"],
+        s["k"],
+        a,
+        b,
+        (s["sc"], s["ldc"], 1),
+        batch=(s["b"],),
+        dtype=dtype,
+        c_dtype=SUMS.get(dtype, "f32"),
+    )
     module = Module(target)
     info = emit_gemm(module, "kernel", spec, dim_value=dim_value)
     emit_repeat(module, "kernel")
@@ -294,9 +308,9 @@ def bench_weights(args: argparse.Namespace, target: Target, team: Team, peak: Pe
         if args.only and args.only not in f"{m}x{k}x{n}":
             continue
         if (k, n) not in codes:
-            w = filled(rng, (k, n), args.dtype)
+            w = filled(rng, (k, n), WEIGHTS.get(args.dtype, args.dtype))
             flat = pack_weights(w, target, args.dtype)
-            packed = empty(flat.shape, args.dtype)
+            packed = empty(flat.shape, WEIGHTS.get(args.dtype, args.dtype))
             packed[...] = flat
             codes[k, n] = (weight_code(target, k, n, args.dtype), w, packed)
         code, w, packed = codes[k, n]
@@ -335,7 +349,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--target", default="host")
-    parser.add_argument("--dtype", choices=tuple(NUMPY), default="f32")
+    parser.add_argument("--dtype", choices=("f32", "bf16", "i8", "u8"), default="f32")
     parser.add_argument("--peers", action="store_true", help="time NumPy and ONNX Runtime beside the kernels")
     parser.add_argument("--only", default="", help="shapes whose label holds this text")
     parser.add_argument("--kind", choices=("all", "weights", "strided"), default="all")

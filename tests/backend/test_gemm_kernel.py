@@ -30,9 +30,11 @@ from rlx.ir.dim import evaluate, sym
 Array = NDArray[Any]
 HOST = resolve("host")
 TARGETS = [target for target in targets() if runs_here(target)]
-EPS = {"f32": 2.0**-23, "f64": 2.0**-52, "bf16": 2.0**-8}
-NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}
-FILLER = 7.25
+EPS = {"f32": 2.0**-23, "f64": 2.0**-52, "bf16": 2.0**-8, "f16": 2.0**-10}
+NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+SUMS = {"f64": np.float64, "i8": np.int32, "u8": np.int32}
+C_DTYPE = {"f64": "f64", "i8": "i32", "u8": "i32"}
+FILLER = 7
 
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
@@ -120,7 +122,7 @@ def build(
 
 @functools.cache
 def weight_kernel(target: Target, k: int, n: int, dtype: str = "f32", heavy: bool = False) -> Kernel:
-    c_dtype = "f64" if dtype == "f64" else "f32"
+    c_dtype = C_DTYPE.get(dtype, "f32")
     spec = GemmSpec(sym("m"), n, k, (k, 1), (), (n, 1), dtype=dtype, c_dtype=c_dtype, b_packed=True)
     return build(target, spec, ("m",), heavy=heavy)
 
@@ -134,7 +136,7 @@ def strided_kernel(target: Target, transposed: str, dtype: str = "f32", heavy: b
     s = {name: sym(name) for name in STRIDED}
     a = (s["sa"], 1, s["lda"]) if "a" in transposed else (s["sa"], s["lda"], 1)
     b = (s["sb"], 1, s["ldb"]) if "b" in transposed else (s["sb"], s["ldb"], 2 if "g" in transposed else 1)
-    c_dtype = "f64" if dtype == "f64" else "f32"
+    c_dtype = C_DTYPE.get(dtype, "f32")
     spec = GemmSpec(
         s["m"],
         s["n"],
@@ -163,16 +165,28 @@ def assert_product(c: Array, a: Array, b: Array, dtype: str = "f32") -> None:
 
 
 def random(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(NUMPY[dtype])
+    rng = np.random.default_rng(seed)
+    if dtype in ("i8", "u8"):  # all values, the extreme ones often
+        low, high = (0, 255) if dtype == "u8" else (-128, 127)
+        values = rng.integers(low, high, shape, endpoint=True)
+        return np.where(rng.random(shape) < 0.3, rng.choice([low, high], shape), values).astype(
+            np.uint8 if dtype == "u8" else np.int8
+        )
+    return rng.standard_normal(shape).astype(NUMPY[dtype])
+
+
+def weights(dtype: str) -> str:
+    """Dtype of B beside an A of `dtype`."""
+    return "i8" if dtype == "u8" else dtype
 
 
 def run_weights(
     target: Target, m: int, k: int, n: int, threads: int = 1, dtype: str = "f32", heavy: bool = False
 ) -> tuple[Array, Array, Array]:
     guard = Guarded()
-    a, w = random((m, k), dtype, 1), random((k, n), dtype, 2)
+    a, w = random((m, k), dtype, 1), random((k, n), weights(dtype), 2)
     packed = guard.copy(pack_weights(w, target, dtype), at_end=True)
-    c = guard.array((m, n), np.float64 if dtype == "f64" else np.float32, at_end=True)
+    c = guard.array((m, n), SUMS.get(dtype, np.float32), at_end=True)
     c[...] = FILLER
     weight_kernel(target, k, n, dtype, heavy).run([guard.copy(a, at_end=True), packed, c], {"m": m}, threads)
     return c.copy(), a, w
@@ -195,10 +209,10 @@ def run_strided(
     guard = Guarded()
     a = random((batch, k, m + gap) if "a" in transposed else (batch, m, k + gap), dtype, 1)
     if "g" in transposed:
-        b = random((batch, k, max(2 * n - 1, 0) + gap), dtype, 2)
+        b = random((batch, k, max(2 * n - 1, 0) + gap), weights(dtype), 2)
     else:
-        b = random((batch, n, k + gap) if "b" in transposed else (batch, k, n + gap), dtype, 2)
-    c = guard.array((batch, m, n + gap), np.float64 if dtype == "f64" else np.float32, at_end)
+        b = random((batch, n, k + gap) if "b" in transposed else (batch, k, n + gap), weights(dtype), 2)
+    c = guard.array((batch, m, n + gap), SUMS.get(dtype, np.float32), at_end)
     c[...] = FILLER
     sizes = {
         "batch": batch,
@@ -450,7 +464,7 @@ def test_output_is_rounded_to_the_dtype_of_c(target: Target) -> None:
 
 
 @every_target
-@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8"])
 @pytest.mark.parametrize(("k", "n"), [(0, 3), (3, 0), (1, 1), (5, 16), (7, 48), (9, 50), (4, 200)])
 def test_packed_weights_unpack(target: Target, dtype: str, k: int, n: int) -> None:
     w = random((k, n), dtype)
@@ -538,3 +552,40 @@ def test_bf16_sums_in_f32() -> None:
     """Products of bf16 numbers are exact in f32, so only the sum is rounded, as in f32."""
     c, a, w = run_weights(HOST, 9, 64, 50, dtype="bf16")
     assert_product(c, a, w, "f32")
+
+
+@every_target
+def test_f16_weights(target: Target) -> None:
+    for m in (1, 2, 9):
+        c, a, w = run_weights(target, m, 33, 50, dtype="f16")
+        assert_product(c, a, w, "f32")
+
+
+# ---- bytes
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 1), (6, 5), (7, 50), (64, 48), (101, 203)])
+def test_byte_weights(target: Target, dtype: str, k: int, n: int) -> None:
+    for m in (0, 1, 2, 3, 8, 9, 17):
+        c, a, w = run_weights(target, m, k, n, dtype=dtype)
+        assert (c == a.astype(np.int32) @ w.astype(np.int32)).all()
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("transposed", ["", "b", "a", "g"])
+def test_bytes_strided(target: Target, dtype: str, transposed: str) -> None:
+    shapes = [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (3, 17, 48, 64),
+        (2, 33, 101, 38),
+        (1, 2, 333, 77),
+        (2, 3, 3, 0),
+        (1, 170, 100, 1300),
+    ]
+    for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
+        c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype=dtype)
+        assert (c == a.astype(np.int32) @ b.astype(np.int32)).all()

@@ -5,7 +5,8 @@ One kernel serves every value of its run-time sizes. It cuts C into column panel
 calls a family of tile functions (rows 1..MR by 1..NV vectors) through a table, so no row is computed in vain.
 B is read from weight panels packed at load, in place, or from panels that the kernel packs in scratch when
 that pays; an A stored by columns is packed by blocks of row tiles. Threads share the tiles, never a sum: bits
-do not depend on them."""
+do not depend on them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from rlx.backend.cpu.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, Tiles,
 from rlx.backend.cpu.gemm_tile import Epilogue, Frame, TileWriter
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
-from rlx.backend.cpu.microkernel import LLVM_TYPES, kind_of
+from rlx.backend.cpu.microkernel import LLVM_TYPES, kind_of, tile_of
 from rlx.backend.cpu.packing import emit_panel_packer, emit_tile_packer
 from rlx.errors import ShapeError, UnsupportedError
 
@@ -45,7 +46,8 @@ class GemmSpec:
     With `b_packed`, B is what `packing.pack_weights` made from a [k, n] matrix of static size, and
     `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C
     may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads it; very
-    deep products are then faster."""
+    deep products are then faster.
+    """
 
     m: Size
     n: Size
@@ -140,7 +142,7 @@ class _Gemm:
                 f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first"
             )
         self.element, self.lanes = self.kind.element, self.kind.lanes
-        self.rows, self.vectors = module.target.tile(spec.dtype)
+        self.rows, self.vectors = tile_of(spec.dtype, module.target)
         self.columns = self.vectors * self.lanes
         self.tile_width = 1 << (self.rows - 1).bit_length()
         self.c_element = LLVM_TYPES[spec.c_dtype]

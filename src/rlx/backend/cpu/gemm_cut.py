@@ -12,7 +12,8 @@ from rlx.backend.cpu.irtext import Bool, Function, Int, Value
 @dataclass(frozen=True)
 class Tiles:
     """A balanced cut of m rows into `count` tiles: the first `tall` of low + 1 rows, the others of low
-    rows."""
+    rows.
+    """
 
     count: Int
     low: Int
@@ -38,7 +39,8 @@ class Tiles:
 @dataclass(frozen=True)
 class PanelForm:
     """What the code of a panel depends on: its vectors, whether the last is ragged, whether it ends the
-    matrix."""
+    matrix.
+    """
 
     vectors: int
     masked: bool

@@ -16,12 +16,14 @@ from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 Epilogue = Callable[[Function, Value, Int, Int, "Value | None", "tuple[Int, ...]"], Value]
 """epilogue(fn, sums, row, column, mask, batch) -> what to store. `sums` are the finished products of one row
 and consecutive columns from `column` on; lanes off the mask (None: all are on) do not exist and must not be
-loaded."""
+loaded.
+"""
 
 
 class Frame:
     """Sizes that a kernel shares with its internal functions: known ints stay ints, the rest lies on its
-    stack."""
+    stack.
+    """
 
     def __init__(self, fn: Function, capacity: int) -> None:
         self._fn, self._capacity = fn, capacity
@@ -58,7 +60,8 @@ class TileWriter:
     """Writes the tile functions of one kernel.
 
     The frame holds n, k, a_row, a_k, b_k, c_row, the batch indices, and as the flags ask `stage`, `fresh`,
-    `done`."""
+    `done`.
+    """
 
     module: Module
     name: str
@@ -157,6 +160,8 @@ class TileWriter:
             sums = self.epilogue(fn, sums, row, column, mask, batch)
         if sums.element == self.c_element:
             return sums
+        if sums.element == "i32":
+            sums = fn.sitofp(sums, "float")
         narrow = size_bytes(sums.type) > size_bytes(self.c_element)
         return (fn.fptrunc if narrow else fn.fpext)(sums, self.c_element)
 

@@ -216,3 +216,13 @@ class Lanes(Arithmetic):
     def dot_u8i8(self, total: Value, a: Value, b: Value) -> Value:
         """<16 x i32> total + quads of <64 x i8> products, `a` unsigned and `b` signed."""
         return self.intrinsic("llvm.x86.avx512.vpdpbusd.512", total.type, total, a, b, feature="avx512vnni")
+
+    def dot_i16(self, a: Value, b: Value) -> Value:
+        """Sums of neighbouring pairs of 16-bit products, as i32: one x86 register of each."""
+        names = {
+            8: ("sse2.pmadd.wd", "sse2"),
+            16: ("avx2.pmadd.wd", "avx2"),
+            32: ("avx512.pmaddw.d.512", "avx512bw"),
+        }
+        name, feature = names[a.width]
+        return self.intrinsic(f"llvm.x86.{name}", vector("i32", a.width // 2), a, b, feature=feature)

@@ -2,26 +2,37 @@
 
 GEMM, convolution and recurrent input all call `accumulate`. It reads A one element at a time (broadcast) and
 B one vector at a time, so A may have any strides and B needs its columns side by side. Each output is one
-chain of multiply-adds in ascending k: tile height, panel width and thread count cannot show in the bits."""
+chain of multiply-adds in ascending k: tile height, panel width and thread count cannot show in the bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlx.backend.cpu.irtext import Function, Int, Value, constant, vector
+from rlx.backend.cpu.irtext import Bool, Function, Int, Value, constant, vector
 from rlx.backend.cpu.target import Target
 from rlx.errors import DTypeError
 
-LLVM_TYPES = {"f64": "double", "f32": "float", "bf16": "bfloat", "f16": "half"}
+LLVM_TYPES = {
+    "f64": "double",
+    "f32": "float",
+    "bf16": "bfloat",
+    "f16": "half",
+    "i32": "i32",
+    "i8": "i8",
+    "u8": "i8",
+}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How one operand dtype is read, multiplied and summed on one target.
+    """How one operand dtype is read, multiplied and summed on one target; this one by fused multiply-add.
 
-    `group` consecutive k are taken by one step: 1 for FMA, 2 for the bf16 dot product. A group of A must lie
-    side by side in memory; B is packed as [k / group][column][group]."""
+    `group` consecutive k are taken by one step: a group of A must lie side by side in memory, and B is packed
+    as [k / group][column][group]. Operands that are narrower than the sums are widened as they are read.
+    """
 
     element: str
     accumulator: str
@@ -40,52 +51,155 @@ class Kind:
 
     def read_a(self, fn: Function, place: Value, count: int) -> Value:
         """`count` (at most `group`) elements of A, in every lane; the rest of the group is zero."""
-        if self.group == 1:
-            return fn.splat(self._widen(fn, fn.load(self.element, place)), self.lanes)
-        if count == self.group:
-            pair = fn.load("i32", place, 2)
-        else:
-            pair = fn.zext(fn.load("i16", place), "i32")
-        return fn.bitcast(fn.splat(pair, self.lanes), self._grouped)
+        return fn.splat(self._widen(fn, fn.load(self.element, place)), self.lanes)
 
     def read_b(self, fn: Function, place: Value, mask: Value | None) -> Value:
         """One vector of B; lanes off the mask are zero and not read."""
-        type_ = self._grouped if self.group > 1 else vector(self.element, self.lanes)
+        type_ = vector(self.element, self.lanes * self.group)
         loaded = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-        return loaded if self.group > 1 else self._widen(fn, loaded)
+        return self._widen(fn, loaded)
 
     def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        return fn.dot_bf16(total, a, b) if self.group == 2 else fn.fma(a, b, total)
+        return fn.fma(a, b, total)
 
     @property
-    def _grouped(self) -> str:
-        return vector(self.element, self.lanes * self.group)
+    def has_excess(self) -> bool:
+        """Whether `multiply_add` adds too much to every sum of a column, which `excess` counts."""
+        return False
+
+    def excess(self, fn: Function, b: Value, total: Value) -> Value:
+        """`total` plus what a step with `b` adds too much."""
+        return total
 
     def _widen(self, fn: Function, value: Value) -> Value:
         return value if self.element == self.accumulator else fn.fpext(value, self.accumulator)
 
 
-def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
-    """The best way `target` has to contract operands of `dtype`; 16-bit floats accumulate in f32.
+@dataclass(frozen=True)
+class Bf16Pairs(Kind):
+    """Two k at a time by the bf16 dot product."""
 
-    Without `grouped`, one that takes k one by one, for an A whose neighbours in k do not lie side by side.
+    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+        pair = fn.load("i32", place, 2) if count == 2 else fn.zext(fn.load("i16", place), "i32")
+        return fn.bitcast(fn.splat(pair, self.lanes), vector("bfloat", 2 * self.lanes))
+
+    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+        return fn.dot_bf16(total, a, b)
+
+    def _widen(self, fn: Function, value: Value) -> Value:
+        return value
+
+
+@dataclass(frozen=True)
+class ByteQuads(Kind):
+    """Four k at a time by the dot product of unsigned bytes (A) with signed ones (B).
+
+    A signed A is read with 128 added to each byte; what that adds to the sums of a column is summed beside
+    them and taken off in the end.
+    """
+
+    signed: bool
+
+    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+        word = fn.load("i32", place, 1) if count == 4 else self._part(fn, place, count)
+        lanes = fn.splat(word, self.lanes)
+        if self.signed:
+            lanes = fn.value(fn.xor(lanes, -0x7F7F7F80))
+        return fn.bitcast(lanes, vector("i8", 4 * self.lanes))
+
+    @staticmethod
+    def _part(fn: Function, place: Value, count: int) -> Value:
+        word: Int = 0
+        for i in range(count):
+            byte = fn.zext(fn.load("i8", fn.gep(place, i, "i8")), "i32")
+            word = byte if i == 0 else fn.or_(word, fn.shl(byte, 8 * i))
+        return fn.value(word)
+
+    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+        return fn.dot_u8i8(total, a, b)
+
+    @property
+    def has_excess(self) -> bool:
+        return self.signed
+
+    def excess(self, fn: Function, b: Value, total: Value) -> Value:
+        return fn.dot_u8i8(total, constant(b.type, -128), b)
+
+    def _widen(self, fn: Function, value: Value) -> Value:
+        return value
+
+
+@dataclass(frozen=True)
+class Bytes(Kind):
+    """One k at a time in 32-bit integers, for targets without a dot product of bytes."""
+
+    signed: bool
+
+    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+        byte = fn.load("i8", place)
+        return fn.splat(fn.sext(byte, "i32") if self.signed else fn.zext(byte, "i32"), self.lanes)
+
+    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+        return fn.value(fn.add(fn.value(fn.mul(a, b)), total))
+
+    def _widen(self, fn: Function, value: Value) -> Value:
+        return fn.sext(value, "i32")
+
+
+@dataclass(frozen=True)
+class BytePairs(Bytes):
+    """Two k at a time as 16-bit integers, whose products x86 adds in pairs."""
+
+    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+        widen = fn.sext if self.signed else fn.zext
+        word = fn.and_(fn.value(widen(fn.load("i8", place), "i32")), 0xFFFF)
+        if count == 2:
+            high = widen(fn.load("i8", fn.gep(place, 1, "i8")), "i32")
+            word = fn.or_(word, fn.shl(high, 16))
+        return fn.bitcast(fn.splat(fn.value(word), self.lanes), vector("i16", 2 * self.lanes))
+
+    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+        return fn.value(fn.add(fn.dot_i16(a, b), total))
+
+    def _widen(self, fn: Function, value: Value) -> Value:
+        return fn.sext(value, "i16")
+
+
+def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
+    """The best way `target` has to contract operands of `dtype`. 16-bit floats are summed in f32.
+
+    "i8" is A and B of signed bytes, "u8" A of unsigned ones; both are summed in i32. Without `grouped`, k is
+    taken one by one, for an A whose neighbours in k do not lie side by side.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
     (2, 1)
     """
-    if dtype not in LLVM_TYPES:
-        known = ", ".join(LLVM_TYPES)
-        raise DTypeError(f"no contraction kernel takes {dtype}: cast the operands to one of {known}")
+    if dtype in ("i8", "u8"):
+        lanes, signed = target.lanes("i32"), dtype == "i8"
+        if grouped and target.has_vnni:
+            return ByteQuads("i8", "i32", 4, lanes, signed)
+        if grouped and target.x86:
+            return BytePairs("i8", "i32", 2, lanes, signed)
+        return Bytes("i8", "i32", 1, lanes, signed)
+    if dtype not in ("f64", "f32", "bf16", "f16"):
+        raise DTypeError(f"no contraction kernel takes {dtype}: cast to f64, f32, bf16, f16, i8 or u8")
+    if dtype == "bf16" and target.has_bf16 and grouped:
+        return Bf16Pairs("bfloat", "float", 2, target.lanes("f32"))
     accumulator = "double" if dtype == "f64" else "float"
-    group = 2 if dtype == "bf16" and target.has_bf16 and grouped else 1
-    return Kind(LLVM_TYPES[dtype], accumulator, group, target.lanes("f64" if dtype == "f64" else "f32"))
+    return Kind(LLVM_TYPES[dtype], accumulator, 1, target.lanes("f64" if dtype == "f64" else "f32"))
+
+
+def tile_of(dtype: str, target: Target) -> tuple[int, int]:
+    """(rows, vectors) of the register tile."""
+    return target.tile("i8" if dtype == "u8" else dtype)
 
 
 @dataclass(frozen=True)
 class Places:
     """Addresses that move together through k: each is a pointer plus a constant offset, `step` elements per
-    k."""
+    k.
+    """
 
     places: tuple[tuple[Value, int], ...]
     step: Int
@@ -121,6 +235,8 @@ def accumulate(
     Steps of `rows` and `columns` count one group of k. The mask, if any, belongs to the last column vector.
     """
     width = len(columns.places)
+    tile = len(start)
+    beside = [kind.zero] * width if kind.has_excess else []
 
     def step(k: Int, totals: Sequence[Value], count: int) -> list[Value]:
         b = [
@@ -132,11 +248,19 @@ def accumulate(
             a = kind.read_a(fn, place, count)
             for j in range(width):
                 sums[i * width + j] = kind.multiply_add(fn, a, b[j], sums[i * width + j])
+        for j in range(len(beside)):
+            sums[tile + j] = kind.excess(fn, b[j], sums[tile + j])
         return sums
 
-    whole = fn.udiv(depth, kind.group)
-    sums = fn.loop(0, whole, 1, start, lambda k, totals: step(k, totals, kind.group))
-    if kind.group == 1:
+    whole, rest = fn.udiv(depth, kind.group), fn.urem(depth, kind.group)
+    sums = fn.loop(0, whole, 1, [*start, *beside], lambda k, totals: step(k, totals, kind.group))
+    for count in range(1, kind.group):
+        sums = _unless(fn, fn.cmp("ne", rest, count), sums, functools.partial(step, whole, sums, count))
+    if not beside:
         return sums
-    rest = fn.cmp("ne", fn.urem(depth, kind.group), 0)
-    return fn.if_value(rest, lambda: step(whole, sums, kind.group - 1), lambda: sums)
+    return [fn.value(fn.sub(total, sums[tile + n % width])) for n, total in enumerate(sums[:tile])]
+
+
+def _unless(fn: Function, skip: Bool, values: list[Value], change: Callable[[], list[Value]]) -> list[Value]:
+    """The values, changed where `skip` does not hold."""
+    return fn.if_value(skip, lambda: values, change)

@@ -3,11 +3,13 @@ code.
 
 A matrix [K, N] becomes panels of `nr` columns, one after the other. A panel is [K][nr] (or [K /
 group][nr][group] where an instruction takes several k at once), so the kernel reads it front to back. The
-last panel is narrower, in whole vectors, padded with zeros."""
+last panel is narrower, in whole vectors, padded with zeros.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -16,11 +18,18 @@ from numpy.typing import NDArray
 
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.irtypes import size_bytes
-from rlx.backend.cpu.microkernel import Kind, kind_of
+from rlx.backend.cpu.microkernel import Kind, kind_of, tile_of
 from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
 
-_NUMPY = {"f64": np.float64, "f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+_NUMPY = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "i8": np.int8,
+    "u8": np.int8,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class PanelLayout:
     @staticmethod
     def of(k: int, n: int, target: Target, dtype: str) -> PanelLayout:
         kind = kind_of(dtype, target)
-        return PanelLayout(k, n, target.tile(dtype)[1] * kind.lanes, kind.lanes, kind.group)
+        return PanelLayout(k, n, tile_of(dtype, target)[1] * kind.lanes, kind.lanes, kind.group)
 
     @property
     def full(self) -> int:
@@ -150,7 +159,8 @@ def emit_panel_packer(module: Module, kind: Kind, vectors: int, k_stride: Int, c
     `void pack(source, k_stride, column_stride, panels, depth, left, count)` writes panels[p][k][column] (with
     k in groups) for p < count and k < depth. A panel has `vectors` vectors of columns. `left` columns exist
     in all: those after them are filled from inside the matrix and mean nothing. A stride known to be 1
-    chooses a faster copy."""
+    chooses a faster copy.
+    """
     form = "rows" if column_stride == 1 else "columns" if k_stride == 1 else "elements"
     name = f"rlx.pack.{form}.{kind.element}.{kind.group}.{kind.lanes}x{vectors}"
     if not module.defines(name):
@@ -169,7 +179,7 @@ class _PanelPacker:
         )
         self.row_type = vector(kind.moved, kind.lanes)
         self.units = fn.udiv(self.depth, kind.group)  # full ones
-        self.rest = fn.cmp("ne", fn.urem(self.depth, kind.group), 0) if kind.group > 1 else False
+        self.rest = fn.urem(self.depth, kind.group)
 
     def emit(self, form: str) -> None:
         fn, lanes = self.fn, self.kind.lanes
@@ -184,12 +194,17 @@ class _PanelPacker:
                 places = self.lane_places(fn.add(first, column))
                 to = self.panel(p, column)
                 pack(places, to)
-                fn.branch(self.rest, lambda: self.element_unit(places, to, self.units, self.kind.group - 1))
+                self.last_unit(lambda count: self.element_unit(places, to, self.units, count))
 
             fn.loop(0, self.columns, lanes, [], strip)
 
         fn.loop(0, self.count, 1, [], panel)
         return None
+
+    def last_unit(self, pack: Callable[[int], None]) -> None:
+        """pack(count) where the last unit holds only `count` k."""
+        for count in range(1, self.kind.group):
+            self.fn.branch(self.fn.cmp("eq", self.rest, count), functools.partial(pack, count))
 
     # ---- places
 
@@ -244,18 +259,18 @@ class _PanelPacker:
 
         def every(mask: Value | None) -> None:
             fn.loop(0, self.units, 1, [], lambda unit, _: copy(unit, group, mask))
-            fn.branch(self.rest, lambda: copy(self.units, group - 1, mask))
+            self.last_unit(lambda count: copy(self.units, count, mask))
 
         # Columns run out in the last vector of the last panel only, and such a panel comes alone.
         rest = fn.sub(self.left, last)
         fn.branch(fn.cmp("uge", rest, lanes), lambda: every(None), lambda: every(fn.lanes(rest, lanes)))
 
     def interleave(self, rows: list[Value]) -> Value:
-        """The lanes of one k, or of two k alternating."""
+        """Lane 0 of every row, then lane 1 of every row ...; the number of rows is a power of two."""
         if len(rows) == 1:
             return rows[0]
-        lanes = self.kind.lanes
-        return self.fn.shuffle(rows[0], rows[1], [i // 2 + i % 2 * lanes for i in range(2 * lanes)])
+        even, odd = self.interleave(rows[::2]), self.interleave(rows[1::2])
+        return self.fn.shuffle(even, odd, [i // 2 + i % 2 * even.width for i in range(2 * even.width)])
 
     # ---- columns apart
 
@@ -276,9 +291,10 @@ class _PanelPacker:
 
     def transposed(self, places: list[Value], panel: Value) -> None:
         """Each column is contiguous: squares of lanes x units, the last moved back to end where the matrix
-        ends."""
+        ends.
+        """
         fn, lanes, group = self.fn, self.kind.lanes, self.kind.group
-        type_ = self.row_type if group == 1 else vector("i32", lanes)
+        type_ = self.row_type if group == 1 else vector(f"i{8 * group * size_bytes(self.kind.moved)}", lanes)
 
         def squares() -> None:
             end = fn.sub(self.units, lanes)
@@ -299,7 +315,8 @@ def emit_tile_packer(module: Module, kind: Kind, width: int) -> str:
 
     `void pack(source, k_stride, tiles, tile_stride, depth, starts, count)` writes tiles[t][k][i] =
     source[k][starts[t] + i] for i < width. It goes through all tiles a few k at a time: pieces of source rows
-    are read while they are in L1, and each tile is written in whole cache lines."""
+    are read while they are in L1, and each tile is written in whole cache lines.
+    """
     name = f"rlx.pack.tiles.{kind.element}.{width}"
     if module.defines(name):
         return name
