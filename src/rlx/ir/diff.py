@@ -6,13 +6,12 @@ Display names of graphs, source locations and values of params and states do not
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlx.ir.graph import Graph, Node
 from rlx.ir.text import Printer
 
-_CONTEXT = 3  # how far above a node its neighbourhood reaches, when nodes of two graphs are matched
+_MOST_EDITS = 400  # above that, finding the best match takes too long
 
 
 def structurally_equal(a: Graph, b: Graph) -> bool:
@@ -106,7 +105,7 @@ def graph_diff(a: Graph, b: Graph, locations: bool = False) -> str:
        output "y" = %2
      }
     """
-    printer = Printer(locations)
+    printer = Printer(locations, titles=False)
     own = {n.id: f"%{n.id}" for n in a.nodes}
     names: dict[int, str] = {}
     for j, i in match_nodes(a, b).items():
@@ -167,55 +166,63 @@ def _replaced(left: Sequence[str], right: Sequence[str]) -> Iterator[str]:
 def match_nodes(a: Graph, b: Graph) -> dict[int, int]:
     """Ids of `b` -> ids of `a` for nodes that stand for each other.
 
-    Nodes with equal neighbourhoods are matched first, so that in a model of many equal layers each keeps its
-    own; then what lies between them by itself alone (op, attributes and type); and where as many nodes are
-    left on both sides, they are changed versions of each other.
+    As many nodes as possible are matched with one of the same op, attributes and type, in order. Where as
+    many are left on both sides between two matches, they are changed versions of each other.
     """
-    printer = Printer(locations=False)
-    near_a, near_b = _neighbourhoods(a, printer), _neighbourhoods(b, printer)
+    printer = Printer(locations=False, titles=False)
+    left, right = ([_by_itself(n, printer) for n in g.nodes] for g in (a, b))
     found: dict[int, int] = {}
-    whole = (0, 0, len(a), len(b))
-    for gap in _match_equal(near_a[-1], near_b[-1], whole, found):
-        for i, j, i_end, j_end in _match_equal(near_a[0], near_b[0], gap, found):
-            if i_end - i == j_end - j:
-                found.update(zip(range(j, j_end), range(i, i_end), strict=True))
+    i = j = 0
+    for i_next, j_next in [*_common(left, right), (len(left), len(right))]:
+        if i_next - i == j_next - j:
+            found.update(zip(range(j, j_next), range(i, i_next), strict=True))
+        if j_next < len(right):
+            found[j_next] = i_next
+        i, j = i_next + 1, j_next + 1
     return found
 
 
-_Gap = tuple[int, int, int, int]
-"""A stretch of both graphs: start in a, start in b, end in a, end in b."""
+def _by_itself(node: Node, printer: Printer) -> str:
+    """What a node is, whatever it reads."""
+    names = {n.id: "_" for n in (node, *node.operands)}
+    return "\n".join(printer.node_lines(node, names))
 
 
-def _match_equal(left: Sequence[str], right: Sequence[str], gap: _Gap, found: dict[int, int]) -> list[_Gap]:
-    """Enter equal runs of a stretch in `found`; returns the stretches between them."""
-    i, j, i_end, j_end = gap
-    # Equal ends first: the search between them is quadratic where many nodes are alike.
-    while i < i_end and j < j_end and left[i] == right[j]:
-        found[j] = i
-        i, j = i + 1, j + 1
-    while i < i_end and j < j_end and left[i_end - 1] == right[j_end - 1]:
-        i_end, j_end = i_end - 1, j_end - 1
-        found[j_end] = i_end
-    matcher = difflib.SequenceMatcher(None, left[i:i_end], right[j:j_end], autojunk=False)
-    rest, i0, j0 = [], i, j
-    for block in matcher.get_matching_blocks():
-        a, b = i0 + block.a, j0 + block.b
-        rest.append((i, j, a, b))
-        found.update(zip(range(b, b + block.size), range(a, a + block.size), strict=True))
-        i, j = a + block.size, b + block.size
-    return rest
+def _common(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of a longest common subsequence, by the algorithm of Myers.
+
+    Layers of a model look alike, so nothing but the greatest number of pairs tells which belong together.
+    Texts that differ in very many places are left to difflib, which finds long runs faster.
+    """
+    n, m = len(left), len(right)
+    reached = {1: 0}  # diagonal -> how far along `left` the paths with so many edits get
+    trace: list[dict[int, int]] = []
+    for edits in range(min(n + m, _MOST_EDITS) + 1):
+        trace.append(dict(reached))
+        for k in range(-edits, edits + 1, 2):
+            down = k == -edits or (k != edits and reached[k - 1] < reached[k + 1])
+            i = reached[k + 1] if down else reached[k - 1] + 1
+            while i < n and i - k < m and left[i] == right[i - k]:
+                i += 1
+            reached[k] = i
+            if i >= n and i - k >= m:
+                return _path(trace, n, m)
+    blocks = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+    return [(block.a + s, block.b + s) for block in blocks for s in range(block.size)]
 
 
-def _neighbourhoods(graph: Graph, printer: Printer) -> list[list[str]]:
-    """For each depth, what a node is together with the nodes up to that far above it."""
-    nothing = dict.fromkeys(range(len(graph)), "_")
-    own = ["\n".join(printer.node_lines(n, nothing)) for n in graph.nodes]
-    levels = [own]
-    for _ in range(_CONTEXT):
-        above = levels[-1]
-        levels.append([_digest([own[n.id], *(above[o.id] for o in n.operands)]) for n in graph.nodes])
-    return levels
-
-
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+def _path(trace: Sequence[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    """Walk back along the furthest paths; diagonal steps are the pairs."""
+    pairs: list[tuple[int, int]] = []
+    for edits in range(len(trace) - 1, -1, -1):
+        before, k = trace[edits], i - j
+        down = k == -edits or (k != edits and before[k - 1] < before[k + 1])
+        came = k + 1 if down else k - 1
+        i_from = before[came] if edits else 0
+        j_from = i_from - came if edits else 0
+        i_turn = i_from if down or not edits else i_from + 1
+        while i > i_turn:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+        i, j = i_from, j_from
+    return pairs[::-1]

@@ -65,16 +65,22 @@ def dim_text(d: Dim) -> str:
 
 
 class Printer:
-    """Writes graphs line by line. `names` gives nodes other numbers than their ids (for diffs)."""
+    """Writes graphs line by line, with or without `titles`, the names of graphs.
 
-    def __init__(self, locations: bool = True, blobs: dict[str, np.ndarray] | None = None) -> None:
+    `names` gives nodes other names than their ids.
+    """
+
+    def __init__(
+        self, locations: bool = True, blobs: dict[str, np.ndarray] | None = None, titles: bool = True
+    ) -> None:
         self.locations = locations
         self.blobs = blobs
+        self.titles = titles
         self._defaults: dict[Op, dict[str, str]] = {}
 
     def graph_lines(self, graph: Graph, outermost: bool = True) -> Iterator[str]:
         """The lines of a graph, without a common indent."""
-        yield f"graph {string_text(graph.name)} {{"
+        yield f"graph {string_text(graph.name)} {{" if self.titles else "graph {"
         for line in self.inner_lines(graph, outermost):
             yield "  " + line
         yield "}"

@@ -102,6 +102,8 @@ class Verifier:
             return True
         if isinstance(a, Blob):
             return a == b
+        if type(a) is not type(b):
+            return False
         # Texts tell 1 from 1.0, and find NaN equal.
         return self.printer.value_text(a) == self.printer.value_text(b)
 
