@@ -39,6 +39,7 @@ from rlx.ops.activation import (
 )
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.contract import dot_general, einsum, matmul
+from rlx.ops.control import cond, scan
 from rlx.ops.conv import conv, conv_transpose
 from rlx.ops.create import (
     arange,
@@ -136,6 +137,7 @@ from rlx.ops.elementwise import (
     where,
 )
 from rlx.ops.elementwise import cast as _cast
+from rlx.ops.loop import loop, while_loop
 from rlx.ops.loss import cross_entropy, nll_loss
 from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
 from rlx.ops.gather import gather, gather_elements, gather_nd, take, take_along_axis
@@ -152,8 +154,10 @@ from rlx.ops.pool import (
 from rlx.ops.padding import pad
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.resize import resize, upsample
+from rlx.ops.roi_align import roi_align
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.window import fold_windows, window_reduce, windows
+from rlx.ops.selection import argwhere, compress, nonzero, unique
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
 from rlx.ops.sorting import argsort, searchsorted, sort, top_k
 from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var

@@ -35,7 +35,7 @@ class _roi_align(Op):
     """Regions [R, 4] (x1, y1, x2, y2) of images [N, C, H, W], each cut into bins [R, C, bins].
 
     A bin holds `sampling_ratio` samples along each axis, each blended from four elements. With 0 it is one
-    for each element that the bin covers, and at most as many as a bin of a region as large as the image needs.
+    for each element that the bin covers, at most as many as a bin of a region as large as the image needs.
     """
 
     name = "roi_align"
