@@ -11,6 +11,7 @@ from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.packing import PanelLayout
 from rlx.backend.cpu.primitives import supported
+from rlx.backend.cpu.special import EMITTERS as SPECIAL
 from rlx.backend.cpu.target import Target
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import ComposeError, ContractNest, Kernel, Nest, Opaque, body_of, compose
@@ -65,6 +66,8 @@ def emit_kernel(
         return emit_contraction(module, name, kernel, inputs, outputs)
     if isinstance(kernel, Opaque) and isinstance(kernel.form, Call):
         raise UnsupportedError(kernel.form.why)
+    if isinstance(kernel, Opaque) and type(kernel.form) in SPECIAL:
+        return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
     what = type(kernel.form).__name__ if isinstance(kernel, Opaque) else "Conv"
     raise UnsupportedError(f"form {what} has no native kernel")
 

@@ -184,8 +184,11 @@ def _division(kind: str) -> Emit:
             return _float_mod(fn, x, y)
         if kind == "trunc_div":
             return fn.trunc_float(fn.fdiv(x, y))
-        rest = _float_mod(fn, x, y)  # floor of the exact quotient, not of the rounded one
+        rest = _fmod(fn, x, y)  # floor of the exact quotient, not of the rounded one
         quotient = fn.fdiv(fn.fsub(x, rest), y)
+        differs = fn.value(fn.xor(fn.fcmp("olt", rest, 0.0), fn.fcmp("olt", y, 0.0)))
+        below = fn.value(fn.and_(fn.fcmp("une", rest, 0.0), differs))
+        quotient = fn.select(below, fn.fsub(quotient, 1.0), quotient)
         plain = fn.fdiv(x, y)
         whole_part = fn.floor(quotient)
         near = fn.select(fn.fcmp("ogt", fn.fsub(quotient, whole_part), 0.5), fn.fadd(whole_part, 1.0), whole_part)
