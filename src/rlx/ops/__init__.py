@@ -39,7 +39,7 @@ from rlx.ops.activation import (
 )
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.contract import dot_general, einsum, matmul
-from rlx.ops.control import cond, scan
+from rlx.ops.control import cond
 from rlx.ops.conv import conv, conv_transpose
 from rlx.ops.create import (
     arange,
@@ -155,6 +155,7 @@ from rlx.ops.padding import pad
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.resize import resize, upsample
 from rlx.ops.roi_align import roi_align
+from rlx.ops.scan import scan
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.selection import argwhere, compress, nonzero, unique

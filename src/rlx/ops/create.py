@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError
 from rlx.ir.attr import Attr, dims, dtype_kind, integer, optional
+from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max
 from rlx.ir.dtype import F32, F64, I64, DType
 from rlx.ir.dtype import dtype as as_dtype
@@ -131,7 +132,8 @@ def full_like(x: Any, value: Any, dtype: Any = None) -> Any:
     x = x if isinstance(x, Node) else np.asarray(x)
     kind = as_dtype(x.dtype if dtype is None else dtype)
     scalar = np.asarray(value).astype(kind.np)
-    return broadcast_to(x.graph.constant(scalar) if isinstance(x, Node) else scalar, x.shape)
+    graph = graph_of((x,))
+    return broadcast_to(scalar if graph is None else graph.constant(scalar), x.shape)
 
 
 def zeros_like(x: Any, dtype: Any = None) -> Any:
