@@ -157,3 +157,17 @@ def blob(value: Any) -> Blob:
     array = np.asarray(value)
     dtype(array.dtype)
     return Blob(array)
+
+
+def attr_key(value: Any) -> Any:
+    """An attribute value as a dictionary key that tells 0.0 from -0.0, 1 from True, and finds NaN again.
+
+    >>> attr_key(0.0) == attr_key(-0.0), attr_key(1) == attr_key(True)
+    (False, False)
+    """
+    kind = type(value)
+    if kind is int or kind is str:
+        return value
+    if kind is tuple:
+        return tuple([attr_key(v) for v in value])
+    return (kind, repr(value)) if kind is float or kind is bool else value

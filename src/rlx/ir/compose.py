@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlx.errors import RlxError
+from rlx.ir.attr import attr_key
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import DType
 from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce, dense_strides
@@ -106,10 +108,23 @@ class Opaque:
 Kernel = Nest | ContractNest | ConvNest | Opaque
 
 
+_FORMS: dict[Any, Form] = {}
+_MOST_FORMS = 10_000
+
+
 def lower_node(node: Node) -> Form:
-    """The form of a MIR node."""
-    form: Form = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
-    return form
+    """The form of a MIR node. Models repeat their layers, so forms are kept by op, attributes and types."""
+    if node.bodies:
+        form: Form = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
+        return form
+    attrs = tuple([attr_key(v) for v in node.attrs.values()])
+    key = (node.op, attrs, tuple([o.type for o in node.operands]))
+    known = _FORMS.get(key)
+    if known is None:
+        if len(_FORMS) >= _MOST_FORMS:
+            _FORMS.clear()
+        known = _FORMS[key] = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
+    return known
 
 
 def pieces_body(form: Pieces) -> Scalar:
