@@ -19,6 +19,7 @@ PACKAGE = ROOT / "src" / "rlx"
 ALLOWED_UPWARD: dict[tuple[str, str], str] = {
     ("ir/node.py", "ops"): "operators on nodes, like x + y, are calls of ops",
     ("ir/build.py", "backend"): "an op called on plain arrays is computed by the reference interpreter",
+    ("ops/bodies.py", "transform"): "control flow is differentiated and batched through its bodies",
     ("driver/host.py", "runtime"): "host arenas take their pages where programs take theirs",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeError_
+from rlx.ir.body import Body
 from rlx.ir.dtype import convert, dtype, weak_scalar
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import Op
@@ -28,10 +29,11 @@ def apply(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Seq
 
 def graph_of(operands: Sequence[Any]) -> Graph | None:
     """The graph that the operands live in, else the one being built."""
+    current = current_graph()
     for o in operands:
-        if isinstance(o, Node):
-            return o.graph
-    return current_graph()
+        if isinstance(o, Node):  # a function being traced may use values from around it
+            return current if isinstance(current, Body) and current.is_inside(o.graph) else o.graph
+    return current
 
 
 def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:

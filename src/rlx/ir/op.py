@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -208,7 +208,17 @@ def run_rule(op: Op, rule: str, *args: Any, node: Node, **extra: Any) -> Any:
     return getattr(op, rule)(*args, **node.attrs, **extra)
 
 
-BodyRunner = Callable[[int, Sequence[np.ndarray]], list[np.ndarray]]
+class BodyRunner(Protocol):
+    """The bodies of a node as its `ref` sees them."""
+
+    def __call__(self, number: int, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Results of a body applied to arrays."""
+        ...
+
+    def empty(self, number: int) -> list[np.ndarray]:
+        """An uninitialised array of the type of each result of a body."""
+        ...
+
 
 __all__ = [
     "Arg",

@@ -59,7 +59,7 @@ class Interpreter:
             return args[0][node.attrs["index"]]
         attrs = {k: substitute_dims(v, self.binding) for k, v in node.attrs.items()}
         if node.bodies:
-            attrs["run"] = lambda i, values: self.run_body(node.bodies[i], values)
+            attrs["run"] = _Bodies(node, self.binding)
         with np.errstate(all="ignore"):
             out = op.ref(*args, **attrs)
         many = isinstance(out, tuple)
@@ -67,12 +67,6 @@ class Interpreter:
         for want, got in zip(tensor_types(node.type), arrays, strict=True):
             self._check_result(node, want, got)
         return arrays if many else arrays[0]
-
-    def run_body(self, body: Graph, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Outputs of a body applied to arrays in input order."""
-        inner = Interpreter(body, self.binding)
-        names = [n.attrs["name"] for n in body.inputs]
-        return list(inner.run(dict(zip(names, values, strict=True))).values())
 
     def _check_result(self, node: Node, want: TensorType, got: np.ndarray) -> None:
         if dtype(got.dtype) is not want.dtype:
@@ -93,6 +87,22 @@ class Interpreter:
             array = np.asarray(given[name])
             check_array(node.tensor, array, self.binding, f"{kind} {name!r}")
             self.values[node.id] = array
+
+
+class _Bodies:
+    """Runs the bodies of one node for its `ref`."""
+
+    def __init__(self, node: Node, binding: Mapping[str, int]) -> None:
+        self.node, self.binding = node, binding
+
+    def __call__(self, number: int, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        body = self.node.bodies[number]
+        names = [n.attrs["name"] for n in body.inputs]
+        return list(Interpreter(body, self.binding).run(dict(zip(names, values, strict=True))).values())
+
+    def empty(self, number: int) -> list[np.ndarray]:
+        outputs = self.node.bodies[number].outputs.values()
+        return [np.empty(n.tensor.bind(dict(self.binding)), n.dtype.np) for n in outputs]
 
 
 def evaluate(
