@@ -38,6 +38,10 @@ def is_real_float(d: DType) -> bool:
     return d.is_float and not d.storage_only
 
 
+def is_complex(d: DType) -> bool:
+    return d.is_complex
+
+
 def is_integer(d: DType) -> bool:
     return d.is_int and not d.storage_only
 
@@ -52,6 +56,7 @@ _NEEDS = {
     is_computable: "a dtype that computes (cast storage-only dtypes to f32 first)",
     is_floating: "a floating-point dtype",
     is_real_float: "a real floating-point dtype",
+    is_complex: "a complex dtype",
     is_integer: "an integer dtype",
     is_boolean: "bool",
 }
@@ -141,7 +146,7 @@ def shape_of(x: Any) -> Shape:
 
 
 def ensure(x: Any, kind: str, lhs: Dim, rhs: Dim, what: str) -> None:
-    """Prove a fact about sizes, refuse with `what`, or assume it in the graph of x: a guard when the program runs."""
+    """Prove a fact about sizes, refuse with `what`, or assume it in the graph of x (a run-time guard)."""
     fact = Constraint(kind, lhs, rhs, (source_location(),))
     verdict = fact.known()
     if verdict is False:
