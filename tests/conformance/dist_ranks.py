@@ -1,4 +1,4 @@
-"""Ranks as forked processes, for tests: they start in milliseconds, because everything is loaded and compiled."""
+"""Ranks as forked processes, for tests: they start in milliseconds, with everything loaded and compiled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fork_ranks(
     limit: float = 60.0,
     join: Callable[[int], bool] = lambda rank: True,
 ) -> list[Outcome]:
-    """Run `work(transport)` on every rank in a process of its own. Who is not done after `limit` seconds is killed."""
+    """Run `work(transport)` in a process per rank. Who is not done after `limit` seconds is killed."""
     sync()
     heap = SymmetricHeap.shared(num_ranks, heap_size)
     pids, pipes = [], []

@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("start", [threads, processes])
 
 
 def count_epochs(transport: MappedTransport, epochs: int) -> None:
-    """Everybody counts in its own word; after a barrier nobody is behind, and nobody is more than one ahead."""
+    """Everybody counts in its own word; after a barrier nobody is behind, or more than one ahead."""
     rng = random.Random(transport.this_rank)
     buf = transport.alloc(8)
     words = [transport.view(rank, buf).view(np.int64) for rank in range(transport.num_ranks)]

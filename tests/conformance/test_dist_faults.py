@@ -1,4 +1,4 @@
-"""Ranks that die, stop, raise or never come: survivors raise in time, agree on who it was, and nothing is left."""
+"""Ranks that die, stop, raise or never come: survivors raise in time and agree, and nothing is left."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ def check_survivors(fault: Fault, outcomes: list[Outcome]) -> None:
 
 
 def run_fault(fault: Fault) -> None:
-    # The harness kills a victim that is stopped once the survivors are done: they need no more than the limit.
+    # The harness kills a victim that is stopped once the survivors are done: they need no more than the
+    # limit.
     outcomes = fork_ranks(
         RANKS,
         lambda t: scenario(t, fault),

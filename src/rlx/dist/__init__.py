@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from rlx.dist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
+from rlx.dist.environment import init
 from rlx.dist.errors import (
     CollectiveError,
     LengthMismatch,
@@ -18,7 +19,6 @@ from rlx.dist.errors import (
     TransportError,
     UnknownRank,
 )
-from rlx.dist.environment import init
 from rlx.dist.heap import SymmetricHeap
 from rlx.dist.local import LocalTransport, run_threads
 from rlx.dist.shm import SharedMemoryTransport

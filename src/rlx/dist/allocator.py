@@ -43,8 +43,8 @@ class SymmetricAllocator:
                 return offset
         free = self.heap_size - sum(self._used.values())
         raise TransportError(
-            f"the symmetric heap has no room for {nbytes} bytes: {free} of {self.heap_size} bytes are free, not "
-            "all in one piece; free buffers or create the transport with a larger heap_size"
+            f"the symmetric heap has no room for {nbytes} bytes: {free} of {self.heap_size} bytes are free, "
+            "not all in one piece; free buffers or create the transport with a larger heap_size"
         )
 
     def free(self, offset: int) -> None:

@@ -1,23 +1,25 @@
 """The collectives, the same for every transport.
 
-Each one cuts arrays into regions and lets `transport.exchange` move them; reductions are our own kernels, applied
-in the order of the ranks, so results are bitwise equal on all ranks, runs and transports.
+Each one cuts arrays into regions and lets `transport.exchange` move them; reductions are our own kernels,
+applied in the order of the ranks, so results are bitwise equal on all ranks, runs and transports.
 
-`buf` is a region of this rank's heap from `transport.alloc`; pass None for arrays that live elsewhere. Arrays that
-lie in the heap on every rank (`transport.view(transport.this_rank, buf)`) are used where they are, without copies;
-others go through the transport's staging areas.
+`buf` is a region of this rank's heap from `transport.alloc`; pass None for arrays that live elsewhere.
+Arrays that lie in the heap on every rank (`transport.view(transport.this_rank, buf)`) are used where they
+are, without copies; others go through the transport's staging areas.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from typing import Any
 
 import numpy as np
 
 from rlx.dist.errors import LengthMismatch, TransportError
-from rlx.dist.reduce import Kernel, kernel
-from rlx.dist.transport import Array, Call, Outgoing, SymmetricTransport, address_of, check_rank, copy_bytes
+from rlx.dist.reduce import Kernel, copy_bytes, kernel
+from rlx.dist.transport import Array, Call, Outgoing, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError
 
@@ -32,18 +34,18 @@ def all_reduce(
     """Reduce `array` over all ranks, in place, and return it.
 
     >>> import rlx.dist as dist
-    >>> dist.run_threads(2, lambda t: all_reduce(t, None, np.array([t.this_rank, 5]), ReduceKind.MAX).tolist())
-    [[1, 5], [1, 5]]
+    >>> dist.run_threads(2, lambda t: all_reduce(t, None, np.array([t.this_rank, 5])).tolist())
+    [[1, 10], [1, 10]]
     """
     work = _checked(transport, buf, array, in_place=True)
-    call, reduce = _reduction("all_reduce", array, kind)
-    n, itemsize = transport.num_ranks, array.itemsize
-    if transport.costs.one_shot_pays(work.nbytes, n):
+    n, nbytes, itemsize = transport.num_ranks, array.nbytes, array.itemsize
+    one_shot = transport.costs.one_shot_pays(nbytes, n)
+    call, reduce, regions = _reduce_layout("all_reduce", array.dtype, kind, nbytes, 1 if one_shot else n)
+    if one_shot:
         own = address_of(work)
-        for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)], overwritten=True), timeout):
-            reduce(step.sources, [own + step.start], step.sizes[0] // itemsize)
+        for step in transport.exchange(call, Outgoing(work, regions, overwritten=True), timeout):
+            reduce(step.sources, (own + step.start,), step.sizes[0] // itemsize)
     else:
-        regions = _slices(work.nbytes, n, -(-64 // itemsize) * itemsize)
         for step in transport.exchange(call, Outgoing(work, regions, share=True), timeout):
             reduce(step.sources, step.destinations, step.sizes[0] // itemsize)
     if work is not array:
@@ -66,12 +68,12 @@ def reduce_scatter(
     [[0, 2, 4], [6, 8]]
     """
     work = _checked(transport, buf, array)
-    call, reduce = _reduction("reduce_scatter", array, kind)
-    rows = _row_chunks(array, transport.num_ranks)
-    result = _result(out, (rows[transport.this_rank], *array.shape[1:]), array.dtype)
+    call, reduce, _ = _reduce_layout("reduce_scatter", array.dtype, kind)
+    shape, regions = _chunks(array.shape, array.itemsize, transport.num_ranks, transport.this_rank)
+    result = _result(out, shape, array.dtype)
     own = address_of(result)
-    for step in transport.exchange(call, Outgoing(work, _regions(array, rows)), timeout):
-        reduce(step.sources, [own + step.start], step.sizes[0] // array.itemsize)
+    for step in transport.exchange(call, Outgoing(work, regions), timeout):
+        reduce(step.sources, (own + step.start,), step.sizes[0] // array.itemsize)
     return result
 
 
@@ -89,20 +91,17 @@ def all_gather(
     [[0, 1, 1], [0, 1, 1]]
     """
     work = _checked(transport, buf, array)
-    row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) if array.ndim else 0
+    row_bytes = array.itemsize * math.prod(array.shape[1:]) if array.ndim else 0
     call = _call("all_gather", array.dtype, row_bytes=row_bytes)
     result, starts, own = None, [0], 0
-    ring = [(transport.this_rank + k) % transport.num_ranks for k in range(transport.num_ranks)]
-    for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)]), timeout):
+    for step in transport.exchange(call, Outgoing(work, ((0, work.nbytes),)), timeout):
         if result is None:
             starts = [sum(step.totals[:rank]) for rank in range(transport.num_ranks + 1)]
             rows = starts[-1] // row_bytes if row_bytes else transport.num_ranks * (array.shape or (1,))[0]
             result = _fits(out, (rows, *array.shape[1:]), array.dtype)
             own = address_of(result)
-        for rank in (
-            ring
-        ):  # everybody starts with its own and goes on with its neighbour: no rank is read by all at once
-            copy_bytes(own + starts[rank] + step.start, step.sources[rank], step.sizes[rank])
+        for rank in _ring(transport.this_rank, transport.num_ranks):
+            copy_bytes(own + starts[rank] + step.start, step.sources[rank], step.sizes[rank], result.nbytes)
     assert result is not None
     if out is not None and result is not out:
         raise LengthMismatch(result.nbytes, out.nbytes, "the array `out` of all_gather")
@@ -126,9 +125,9 @@ def broadcast(
     work = _checked(transport, buf, array, in_place=transport.this_rank != root)
     call = _call("broadcast", array.dtype, root=root)
     own = address_of(work)
-    for step in transport.exchange(call, Outgoing(work, [(0, work.nbytes)], sender=root), timeout):
+    for step in transport.exchange(call, Outgoing(work, ((0, work.nbytes),), sender=root), timeout):
         if transport.this_rank != root:
-            copy_bytes(own + step.start, step.sources[0], step.sizes[0])
+            copy_bytes(own + step.start, step.sources[0], step.sizes[0], work.nbytes)
     if work is not array and transport.this_rank != root:
         array[...] = work
     return array
@@ -141,21 +140,22 @@ def all_to_all(
     timeout: float | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Send chunk r of the first axis (as `np.array_split` cuts it) to rank r; the result holds what came, by rank.
+    """Send chunk r of the first axis (as `np.array_split` cuts it) to rank r; the result holds what came,
+    by rank.
 
     >>> import rlx.dist as dist
     >>> dist.run_threads(2, lambda t: all_to_all(t, None, np.arange(4) + 10 * t.this_rank).tolist())
     [[0, 1, 10, 11], [2, 3, 12, 13]]
     """
     work = _checked(transport, buf, array)
-    rows = _row_chunks(array, transport.num_ranks)
-    mine, n = rows[transport.this_rank], transport.num_ranks
-    result = _result(out, (mine * n, *array.shape[1:]), array.dtype)
+    n, rank = transport.num_ranks, transport.this_rank
+    (rows, *rest), regions = _chunks(array.shape, array.itemsize, n, rank)
+    result = _result(out, (rows * n, *rest), array.dtype)
     call, own, chunk = _call("all_to_all", array.dtype), address_of(result), result.nbytes // n
-    for step in transport.exchange(call, Outgoing(work, _regions(array, rows)), timeout):
-        for k in range(n):
-            rank = (transport.this_rank + k) % n
-            copy_bytes(own + rank * chunk + step.start, step.sources[rank], step.sizes[rank])
+    for step in transport.exchange(call, Outgoing(work, regions), timeout):
+        for sender in _ring(rank, n):
+            place = own + sender * chunk + step.start
+            copy_bytes(place, step.sources[sender], step.sizes[sender], result.nbytes)
     return result
 
 
@@ -183,28 +183,41 @@ def _checked(
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _row_chunks(array: Array, parts: int) -> list[int]:
-    """Rows of every chunk of the first axis: the first ones are longer by one where it does not divide."""
-    if not array.ndim:
+Regions = tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _chunks(shape: tuple[int, ...], itemsize: int, parts: int, mine: int) -> tuple[tuple[int, ...], Regions]:
+    """Shape of this rank's chunk of the first axis, and the bytes of all chunks.
+
+    Chunks are equal, or the first ones are longer by one row where the axis does not divide.
+
+    >>> _chunks((5, 2), 4, 2, 1)
+    ((2, 2), ((0, 24), (24, 16)))
+    """
+    if not shape:
         raise TransportError("a 0-d array has no first axis to cut into chunks; reshape it to 1-d")
-    length = array.shape[0]
-    return [length // parts + (part < length % parts) for part in range(parts)]
+    row_bytes = itemsize * math.prod(shape[1:])
+    rows = [shape[0] // parts + (part < shape[0] % parts) for part in range(parts)]
+    regions = tuple((sum(rows[:part]) * row_bytes, count * row_bytes) for part, count in enumerate(rows))
+    return (rows[mine], *shape[1:]), regions
 
 
-def _regions(array: Array, rows: list[int]) -> list[tuple[int, int]]:
-    row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    return [(sum(rows[:part]) * row_bytes, count * row_bytes) for part, count in enumerate(rows)]
+@functools.cache
+def _ring(rank: int, n: int) -> tuple[int, ...]:
+    """In which order a rank reads: itself, its neighbour and so on round, so that nobody is crowded."""
+    return tuple((rank + step) % n for step in range(n))
 
 
-def _slices(nbytes: int, parts: int, unit: int) -> list[tuple[int, int]]:
+def _slices(nbytes: int, parts: int, unit: int) -> Regions:
     """Nearly equal parts of `nbytes` that start at multiples of `unit`, so that vectors and lines are whole.
 
     >>> _slices(200, 3, 64)
-    [(0, 128), (128, 64), (192, 8)]
+    ((0, 128), (128, 64), (192, 8))
     """
     units = -(-nbytes // unit)
     edges = [min(nbytes, (units * part + parts - 1) // parts * unit) for part in range(parts + 1)]
-    return [(low, high - low) for low, high in zip(edges, edges[1:], strict=False)]
+    return tuple((low, high - low) for low, high in itertools.pairwise(edges))
 
 
 def _fits(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -232,13 +245,12 @@ def _call(op: str, dtype: np.dtype[Any], kind: str = "", root: int = 0, row_byte
     return Call(op, find(dtype).name, kind, root, row_bytes)
 
 
-@functools.cache
-def _reduction_of(op: str, dtype: np.dtype[Any], kind: ReduceKind) -> tuple[Call, Kernel]:
+@functools.lru_cache(maxsize=1024)
+def _reduce_layout(
+    op: str, dtype: np.dtype[Any], kind: ReduceKind, nbytes: int = 0, parts: int = 1
+) -> tuple[Call, Kernel, Regions]:
+    """The call, its kernel, and where a flat array is cut: between cache lines."""
     if not isinstance(kind, ReduceKind):
         raise DTypeError(f"{kind!r} is not a ReduceKind; use ReduceKind.SUM, MEAN, MAX, MIN or PROD")
     call = _call(op, dtype, kind.value)
-    return call, kernel(call.dtype, kind)
-
-
-def _reduction(op: str, array: Array, kind: ReduceKind) -> tuple[Call, Kernel]:
-    return _reduction_of(op, array.dtype, kind)
+    return call, kernel(call.dtype, kind), _slices(nbytes, parts, math.lcm(64, dtype.itemsize))

@@ -43,7 +43,8 @@ def mpi_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | N
 
 
 def init(heap_size: int | None = None, timeout: float | None = None) -> SymmetricTransport:
-    """The transport of this process: one rank of the job that `rlx launch` or mpiexec started, else a job of one.
+    """The transport of this process: one rank of the job that `rlx launch` or mpiexec started, else a job
+    of one.
 
     Calling it again returns the same transport.
 
@@ -74,7 +75,7 @@ def _make(heap_size: int | None, timeout: float | None) -> SymmetricTransport:
 
 
 def end_mpi_job(code: int) -> None:
-    """Under MPI a rank that fails must end the job, because the others could not leave it; they may speak first."""
+    """A rank that fails ends an MPI job, which the others could not leave; they may speak first."""
     if mpi_rank() is not None and "mpi4py.MPI" in sys.modules:
         time.sleep(MPI_GRACE_SECONDS)
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)

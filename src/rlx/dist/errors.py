@@ -35,8 +35,8 @@ class OutOfBounds(_WithFacts, IndexError):
     def __init__(self, rank: int, offset: int, len: int, heap_size: int) -> None:
         self.rank, self.offset, self.len, self.heap_size = int(rank), offset, len, heap_size
         message = (
-            f"bytes {offset} to {offset + len} of rank {self.rank} do not lie in its heap of {heap_size} bytes; "
-            "use a buffer from alloc() or a larger heap_size"
+            f"bytes {offset} to {offset + len} of rank {self.rank} lie outside its {heap_size}-byte heap; "
+            "take a buffer from alloc() or a larger heap_size"
         )
         super().__init__(message, rank, offset, len, heap_size)
 

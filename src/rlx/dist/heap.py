@@ -72,9 +72,9 @@ class _Layout:
 class SymmetricHeap:
     """Memory of `num_ranks` equal heaps in one mapping.
 
-    `SymmetricHeap(n, size)` is private to the process, for ranks that are threads. `SymmetricHeap.shared(n, size)`
-    lies in anonymous shared memory: `fileno()` is handed to the processes of the other ranks, which `attach`.
-    It has no name, so nothing can be left behind.
+    `SymmetricHeap(n, size)` is private to the process, for ranks that are threads. `SymmetricHeap.shared(n,
+    size)` lies in anonymous shared memory: `fileno()` is handed to the processes of the other ranks, which
+    `attach`. It has no name, so nothing can be left behind.
 
     >>> heap = SymmetricHeap(2, 1000)
     >>> heap.num_ranks, heap.heap_size, heap.rank_view(1).nbytes

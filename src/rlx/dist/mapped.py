@@ -1,13 +1,12 @@
-"""Transports whose ranks see each other's memory: everything that threads and processes of one machine share."""
+"""Transports whose ranks see each other's memory: what threads and processes of one machine share."""
 
 from __future__ import annotations
 
 import ctypes
 import json
-import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from rlx.dist import sync
 from rlx.dist.allocator import SymmetricAllocator
 from rlx.dist.errors import LengthMismatch, RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, STAGE_BYTES, SymmetricHeap
+from rlx.dist.reduce import copy_bytes
 from rlx.dist.transport import (
     Array,
     Call,
@@ -26,17 +26,16 @@ from rlx.dist.transport import (
     as_bytes,
     check_length,
     check_rank,
-    copy_bytes,
     group_of,
 )
 from rlx.dist.types import Rank, SymmetricBuffer
 
 # A waiter looks after deaths and deadlines this often.
 SLICE_NANOSECONDS = 10_000_000
-# About 40 us of spinning where every rank has a core; where they share cores, spinning only delays the others.
-SPINS_WITH_CORES, SPINS_WITHOUT = 2000, 20
+# About 100 us of looking and giving the core away before a waiter sleeps: waking up would cost as much.
+SPINS = 400
 # Arrays in the heap up to this size are staged like any other: copying them is cheaper than a second barrier.
-IN_PLACE_BYTES = 32 << 10
+IN_PLACE_BYTES = 16 << 10
 
 _BARRIER = Call("barrier").tag
 _READY = 2
@@ -63,7 +62,7 @@ class MappedTransport(ABC):
     """One rank of a group whose heaps are all mapped here."""
 
     # Measured between two processes: a meeting from Python, and copies that stay in the caches.
-    costs = Costs(meeting=3000, copy_byte=0.06, reduce_byte=0.06)
+    costs = Costs(meeting=3000, copy_byte=0.05, reduce_byte=0.2)
 
     def __init__(self, state: RankState, group: int, members: tuple[int, ...]) -> None:
         self._state, self._heap, self._group, self._members = state, state.heap, group, members
@@ -71,21 +70,23 @@ class MappedTransport(ABC):
         self.heap_size = self._heap.heap_size
         self._failure: RanksMissing | None = None
         self._parity = 0
+        self._stages = [[self._heap.stage(group, rank, parity) for rank in members] for parity in (0, 1)]
+        self._heaps = [self._heap.heap_address(rank) for rank in members]
+        self._own_heap = self._heap.heap_address(state.rank)
         self._native = sync.sync()
         self._lines = (ctypes.c_int64 * self.num_ranks)(*(self._heap.line(group, r) for r in members))
         self._table = (ctypes.c_int64 * (sync.RECEIVED + 2 * self.num_ranks))()
         self._table_address = ctypes.addressof(self._table)
         self._table[sync.LINES] = ctypes.addressof(self._lines)
         self._table[sync.MEMBERS], self._table[sync.ME] = self.num_ranks, self.this_rank
-        crowded = self._heap.num_ranks > len(os.sched_getaffinity(0))
-        self._table[sync.SPINS] = SPINS_WITHOUT if crowded else SPINS_WITH_CORES
+        self._table[sync.SPINS] = SPINS
         self._table[sync.NANOSECONDS] = SLICE_NANOSECONDS
 
     # ---- what threads and processes do differently
 
     @abstractmethod
     def _cause_of_death(self, rank: int) -> str | None:
-        """Why a rank of the job that has joined is gone, as far as the operating system knows; None if it lives."""
+        """Why a rank of the job that had joined is gone, as far as the system knows; None if it lives."""
 
     @abstractmethod
     def _about(self, rank: int) -> str:
@@ -210,8 +211,8 @@ class MappedTransport(ABC):
         if self._state.closed:
             raise TransportError(f"the transport of rank {self.this_rank} is closed; create a new one")
 
-    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> bool:
-        """The barrier under everything: exchange posts with all members; says whether all lengths are equal."""
+    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> int:
+        """The barrier under everything: exchange posts with all members; says how they differ."""
         if self._failure is not None or self._state.closed:
             self._check_usable()
         table = self._table
@@ -220,9 +221,9 @@ class MappedTransport(ABC):
         while verdict < 0:
             self._look_around(deadline)
             verdict = self._native.wait(self._table_address)
-        if verdict == sync.TAGS_DIFFER:
+        if verdict & sync.TAGS_DIFFER:
             raise TransportError(f"the ranks did not make the same call: {self._calls()}; every rank must")
-        return verdict == sync.AGREED
+        return verdict
 
     def _received(self, which: int) -> list[int]:
         """Lengths (0) or places (1) that the members posted at the last meeting."""
@@ -304,53 +305,46 @@ class MappedTransport(ABC):
 
     # ---- moving arrays
 
-    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterator[Step]:
+    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece.
 
-        Arrays that lie in the heap of every rank are read where they are, between two barriers. Others go through
-        two staging areas per rank that are used in turn: a rank fills one, meets the others, and reads theirs. The
-        meeting of the next piece proves that everybody has read this one, so each piece costs one barrier.
+        Arrays that lie in the heap of every rank are read where they are, between two barriers. Others go
+        through two staging areas per rank that are used in turn: a rank fills one, meets the others, and
+        reads theirs. The meeting of the next piece proves that everybody has read this one, so each piece
+        costs one barrier.
         """
         deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes
-        address = address_of(out.array)
         sends = out.sender is None or out.sender == self.this_rank
-        place = self._place_in_heap(address, nbytes) if sends and not out.overwritten else 0
-        if not place and sends:
-            self._fill(out, address, 0)
-        same = self._meet(tag, deadline, nbytes, place)
-        lengths = self._received(0)
-        if not same and call.op != "all_gather":
-            self._refuse_lengths(call, lengths)
-        places = self._received(1) if out.sender is None else [self._received(1)[out.sender]]
-        if all(places):
-            yield from self._in_place(tag, deadline, out, places, lengths)
-            return
-        if any(self._received(1)):  # some thought that they need not be staged
-            if place and sends:
-                self._fill(out, address, 0)
+        place = self._place_in_heap(out) if sends else 0
+        if sends and not place:
+            self._fill(out, 0)
+        verdict = self._meet(tag, deadline, nbytes, place)
+        lengths = [nbytes] * self.num_ranks
+        if verdict & sync.LENGTHS_DIFFER:
+            lengths = self._received(0)
+            if call.op != "all_gather":
+                other = next(rank for rank, length in enumerate(lengths) if length != lengths[0])
+                raise LengthMismatch(lengths[0], lengths[other], f"the array of rank {other} in {call}")
+        if verdict & sync.SOME_PLACES:
+            places = self._received(1)
+            if all(places if out.sender is None else [places[out.sender]]):
+                return self._in_place(tag, deadline, out, places, lengths)
+            if place:  # others have their arrays elsewhere: be staged like them
+                self._fill(out, 0)
             self._meet(tag, deadline, nbytes)
-        yield from self._staged(tag, deadline, out, address, lengths)
+        if not out.share and max(lengths) <= self._piece_bytes(out):
+            step = self._step(out, lengths, 0)
+            self._parity ^= 1
+            return (step,)
+        return self._staged(tag, deadline, out, lengths)
 
-    def _place_in_heap(self, address: int, nbytes: int) -> int:
-        """1 + offset of an array in this rank's heap, 0 if it is elsewhere or too small to care."""
-        if nbytes <= IN_PLACE_BYTES:
+    def _place_in_heap(self, out: Outgoing) -> int:
+        """1 + offset of an array in this rank's heap; 0 if it is elsewhere, small, or overwritten."""
+        nbytes = out.array.nbytes
+        if nbytes <= IN_PLACE_BYTES or out.overwritten:
             return 0
-        offset = address - self._heap.heap_address(self._state.rank)
+        offset = address_of(out.array) - self._own_heap
         return offset + 1 if 0 <= offset <= self.heap_size - nbytes else 0
-
-    def _refuse_lengths(self, call: Call, lengths: list[int]) -> None:
-        other = next(rank for rank, length in enumerate(lengths) if length != lengths[0])
-        raise LengthMismatch(lengths[0], lengths[other], f"the array of rank {other} in {call}")
-
-    def _in_place(
-        self, tag: int, deadline: float, out: Outgoing, places: list[int], lengths: list[int]
-    ) -> Iterator[Step]:
-        ranks = range(self.num_ranks) if out.sender is None else [out.sender]
-        start, sizes = self._mine(out, lengths)
-        heaps = [self._heap.heap_address(self._members[rank]) for rank in ranks]
-        sources = [heap + place - 1 + start for heap, place in zip(heaps, places, strict=True)]
-        yield Step(0, sizes, sizes, sources, sources if out.share else ())
-        self._meet(tag, deadline)  # nobody may change its array before all have read it
 
     def _mine(self, out: Outgoing, lengths: list[int]) -> tuple[int, list[int]]:
         """Start of the region that this rank receives, and how many bytes of it every sender has."""
@@ -359,54 +353,68 @@ class MappedTransport(ABC):
             return start, [size] * self.num_ranks
         return 0, lengths if out.sender is None else [lengths[out.sender]]
 
-    def _stage(self, member: int) -> int:
-        return self._heap.stage(self._group, self._members[member], self._parity)
+    def _in_place(
+        self, tag: int, deadline: float, out: Outgoing, places: list[int], lengths: list[int]
+    ) -> Iterator[Step]:
+        ranks = range(self.num_ranks) if out.sender is None else [out.sender]
+        start, sizes = self._mine(out, lengths)
+        sources = [self._heaps[rank] + places[rank] - 1 + start for rank in ranks]
+        yield Step(0, sizes, sizes, sources, sources if out.share else ())
+        self._meet(tag, deadline)  # nobody may change its array before all have read it
 
     def _piece_bytes(self, out: Outgoing) -> int:
         """Bytes of every region that fit a staging area at once: whole cache lines."""
         return STAGE_BYTES // len(out.regions) // 64 * 64
 
-    def _fill(self, out: Outgoing, address: int, start: int) -> None:
+    def _fill(self, out: Outgoing, done: int) -> None:
         """Copy the next piece of every region that others read into the staging area."""
         if self.num_ranks == 1:
             return
-        piece, stage = self._piece_bytes(out), self._stage(self.this_rank)
-        only = len(out.regions) == 1
+        piece, stage, address = (
+            self._piece_bytes(out),
+            self._stages[self._parity][self.this_rank],
+            address_of(out.array),
+        )
+        alone = len(out.regions) == 1
         for receiver, (offset, length) in enumerate(out.regions):
-            size = min(length - start, piece)
-            if size > 0 and (only or receiver != self.this_rank):
-                copy_bytes(stage + receiver * piece, address + offset + start, size)
+            size = min(length - done, piece)
+            if size > 0 and (alone or receiver != self.this_rank):
+                copy_bytes(stage + receiver * piece, address + offset + done, size)
 
-    def _staged(
-        self, tag: int, deadline: float, out: Outgoing, address: int, lengths: list[int]
-    ) -> Iterator[Step]:
+    def _step(self, out: Outgoing, lengths: list[int], done: int) -> Step:
+        """What stands in the staging areas for this rank."""
         piece = self._piece_bytes(out)
         start, sizes = self._mine(out, lengths)
-        slot = 0 if len(out.regions) == 1 else self.this_rank * piece
-        ranks = range(self.num_ranks) if out.sender is None else [out.sender]
-        longest = max(max(length for _, length in out.regions), max(lengths) if len(out.regions) == 1 else 0)
+        stages = self._stages[self._parity]
+        if out.sender is not None:
+            sources = [stages[out.sender]]
+        else:
+            slot = 0 if len(out.regions) == 1 else self.this_rank * piece
+            sources = [stage + slot for stage in stages]
+            sources[self.this_rank] = address_of(out.array) + start + done  # one's own data need no detour
+        here = [max(0, min(size - done, piece)) for size in sizes] if done or max(sizes) > piece else sizes
+        return Step(done, sizes, here, sources, sources if out.share else ())
+
+    def _staged(self, tag: int, deadline: float, out: Outgoing, lengths: list[int]) -> Iterator[Step]:
+        piece = self._piece_bytes(out)
+        longest = max(lengths) if len(out.regions) == 1 else max(length for _, length in out.regions)
         sends = out.sender is None or out.sender == self.this_rank
         for done in range(0, max(longest, 1), piece):
-            sources = [self._stage(rank) + slot for rank in ranks]
-            if sends and out.sender is None:
-                sources[self.this_rank] = address + start + done  # one's own data need no detour
-            here = [max(0, min(size - done, piece)) for size in sizes]
-            yield Step(done, sizes, here, sources, sources if out.share else ())
-            more = done + piece < longest
-            filled = self._parity
+            yield self._step(out, lengths, done)
+            filled = self._stages[self._parity][self.this_rank]
             self._parity ^= 1
+            more = done + piece < longest
             if more and sends:
-                self._fill(out, address, done + piece)
+                self._fill(out, done + piece)
             if more or out.share:
                 self._meet(tag, deadline)
             if out.share:
-                self._collect(out, address, done, filled)
+                self._collect(out, done, filled)
 
-    def _collect(self, out: Outgoing, address: int, done: int, parity: int) -> None:
+    def _collect(self, out: Outgoing, done: int, stage: int) -> None:
         """Copy the shared results of one piece from the staging area, where their owners put them."""
-        piece = self._piece_bytes(out)
-        stage = self._heap.stage(self._group, self._state.rank, parity)
+        piece, address = self._piece_bytes(out), address_of(out.array)
         for owner, (offset, length) in enumerate(out.regions):
             size = min(length - done, piece)
             if size > 0 and owner != self.this_rank:
-                copy_bytes(address + offset + done, stage + owner * piece, size)
+                copy_bytes(address + offset + done, stage + owner * piece, size, out.array.nbytes)

@@ -1,9 +1,11 @@
 """Ranks on many machines, over MPI (mpi4py).
 
-MPI moves bytes, nothing else: reductions are our kernels in rank order. All communication is non-blocking and
-between two ranks, polled under a deadline, so a rank that does not answer is known by name. Differences to ranks
-that share memory: a `put` to another host is complete after the next barrier, a `get` from another host waits until
-that rank is inside some call of this module, and `view` reaches the ranks of one's own host only.
+MPI moves bytes, nothing else: reductions are our kernels in rank order. All communication is non-blocking
+and between two ranks, polled under a deadline, so a rank that does not answer is known by name. MPI's own
+one-sided calls are not used: over TCP they wait for the target as well, without a deadline, and no fault
+tolerance covers them. Differences to ranks that share memory: a `put` to another host is complete after the
+next barrier, a `get` from another host waits until that rank waits in some call of this module, and `view`
+reaches the ranks of one's own host only.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ from rlx.dist.transport import (
 from rlx.dist.types import Rank, SymmetricBuffer
 
 # Channels: a message tag is group * CHANNELS + channel.
-POSTS, DATA, PUTS, SIGNALS, FAILURES, CHANNELS = 0, 1, 2, 3, 4, 8
+POSTS, DATA, PUTS, SIGNALS, FAILURES, GETS, REPLIES, CHANNELS = 0, 1, 2, 3, 4, 5, 6, 8
 GROUPS = 4000
 PIECE_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 30
 # Gathers of larger pieces go round a ring, where every link carries each byte once.
 RING_BYTES = 64 << 10
+KEPT_MESSAGES = 64
 BUSY_POLLS, NAP_SECONDS, LOOK_SECONDS = 200, 50e-6, 0.02
 
 _POST = struct.Struct("<qqqq")
@@ -89,7 +92,7 @@ class _Pending:
 
 
 class _Job:
-    """What all groups of one rank have in common: the communicator, the heaps of its host, a window on its own."""
+    """What all groups of one rank have in common: the communicator, and the heaps of its host."""
 
     def __init__(self, comm: Any, heap_size: int, timeout: float, share: bool) -> None:
         self.MPI = _mpi()
@@ -100,14 +103,13 @@ class _Job:
         self.allocator = SymmetricAllocator(heap_size)
         self.heap_size = heap_size
         self._share_heap(share)
-        self.window: Any = None
         self.signals: dict[int, int] = {}
         self.outgoing = _Pending()
         self.next_group = 1
         self.closed = False
 
     def _share_heap(self, wanted: bool) -> None:
-        """One heap for all ranks of this host, or a private one where processes may not open each other's files."""
+        """One heap for all ranks of this host, or a private one where they cannot share it."""
         host = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED, key=self.rank)
         self.host: list[int] = host.allgather(self.rank)
         heap = SymmetricHeap.shared(len(self.host), self.heap_size) if host.Get_rank() == 0 else None
@@ -126,6 +128,38 @@ class _Job:
         assert heap is not None
         self.heap, self.index = heap, self.host.index(self.rank)
         host.Free()
+
+    def send(self, rank: int, tag: int, number: int, offset: int, data: Array) -> Any:
+        """Send without waiting: the message is copied, so the caller may go on and change `data`."""
+        message = np.concatenate([np.frombuffer(_HEADER.pack(number, offset, data.nbytes), np.uint8), data])
+        request = self.comm.Isend([message, self.MPI.BYTE], rank, tag)
+        self.outgoing.add(request, rank, message)
+
+    def receive(self, rank: int, tag: int) -> tuple[int, int, int, Array] | None:
+        """(sender, number, offset, data) of a waiting message, if there is one."""
+        status = self.MPI.Status()
+        found = self.comm.Improbe(rank, tag, status)
+        if found is None:
+            return None
+        message = np.empty(status.Get_count(self.MPI.BYTE), np.uint8)
+        found.Recv([message, self.MPI.BYTE])
+        number, offset, _ = _HEADER.unpack_from(message.data)
+        return status.Get_source(), number, offset, message[_HEADER.size :]
+
+    def serve(self) -> None:
+        """Answer those who want to read from this rank's heap."""
+        while (wish := self.receive(self.MPI.ANY_SOURCE, GETS)) is not None:
+            sender, nbytes, offset, _ = wish
+            own = self.heap.rank_view(self.index)[offset : offset + nbytes].copy()
+            self.outgoing.add(self.comm.Isend([own, self.MPI.BYTE], sender, REPLIES), sender, own)
+
+    def prune(self) -> None:
+        """Forget messages that have gone out."""
+        pending = self.outgoing
+        if len(pending.requests) > KEPT_MESSAGES:
+            kept = [i for i, request in enumerate(pending.requests) if not request.Test()]
+            for items in (pending.requests, pending.peers, pending.buffers):
+                items[:] = [items[i] for i in kept]
 
     def memory(self, rank: int) -> Array | None:
         """The heap of a rank, if it is mapped here."""
@@ -147,8 +181,6 @@ class MpiTransport:
         self._puts = [0] * self.num_ranks
         self._failure: RanksMissing | None = None
         if group == 0:
-            job.window = job.MPI.Win.Create(job.heap.rank_view(job.index), 1, comm=job.comm)
-            job.window.Lock_all(job.MPI.MODE_NOCHECK)
             job.heap.write_entry(job.index, JOINED, os.getpid(), process_started(os.getpid()))
 
     @property
@@ -174,12 +206,11 @@ class MpiTransport:
         if memory is not None:
             data[:] = memory[buf.offset : buf.offset + buf.len]
             return
-        pending = _Pending()
+        job, peer, pending = self._job, self._members[buf.rank], _Pending()
         for start in range(0, buf.len, MESSAGE_BYTES):
             part = data[start : start + MESSAGE_BYTES]
-            target = (buf.offset + start, part.nbytes, self._job.MPI.BYTE)
-            request = self._job.window.Rget([part, self._job.MPI.BYTE], self._members[buf.rank], target)
-            pending.add(request, buf.rank, part)
+            pending.add(job.comm.Irecv([part, job.MPI.BYTE], peer, REPLIES), buf.rank, part)
+            job.send(peer, GETS, part.nbytes, buf.offset + start, part[:0])
         self._finish(pending, self._deadline(None), "a get")
 
     def view(self, rank: int, buf: SymmetricBuffer) -> Array:
@@ -209,7 +240,7 @@ class MpiTransport:
         deadline, signals = self._deadline(timeout), self._job.signals
 
         def here() -> bool:
-            while (message := self._receive_any(SIGNALS)) is not None:
+            while (message := self._receive(SIGNALS)) is not None:
                 self._deliver(*message[1:])
             return signals.get(signal, 0) >= count
 
@@ -270,9 +301,8 @@ class MpiTransport:
             return
         if self._failure is None:
             self.barrier()
-            self._finish(job.outgoing, self._deadline(None), "messages that were sent")
-            job.window.Unlock_all()
-            job.window.Free()
+            sent = _Pending(job.outgoing.requests, [], job.outgoing.buffers)
+            self._finish(sent, self._deadline(None), "the last messages")
             job.heap.write_entry(job.index, LEFT)
         job.closed = True
         job.heap.close()
@@ -300,24 +330,11 @@ class MpiTransport:
         return self._group * CHANNELS + channel
 
     def _send(self, member: int, channel: int, number: int, offset: int, data: Array) -> None:
-        """Send without waiting: the message is copied, so the caller may go on and change `data`."""
-        message = np.concatenate([np.frombuffer(_HEADER.pack(number, offset, data.nbytes), np.uint8), data])
-        peer = self._members[member]
-        request = self._job.comm.Isend([message, self._job.MPI.BYTE], peer, self._tag(channel))
-        self._job.outgoing.add(request, member, message)
+        self._job.send(self._members[member], self._tag(channel), number, offset, data)
 
-    def _receive_any(self, channel: int, member: int | None = None) -> tuple[int, int, int, Array] | None:
-        """(sender, number, offset, data) of a waiting message, if there is one."""
-        MPI = self._job.MPI
-        source = MPI.ANY_SOURCE if member is None else self._members[member]
-        status = MPI.Status()
-        found = self._job.comm.Improbe(source, self._tag(channel), status)
-        if found is None:
-            return None
-        message = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        found.Recv([message, MPI.BYTE])
-        number, offset, _ = _HEADER.unpack_from(message)
-        return self._members.index(status.Get_source()), number, offset, message[_HEADER.size :]
+    def _receive(self, channel: int, member: int | None = None) -> tuple[int, int, int, Array] | None:
+        source = self._job.MPI.ANY_SOURCE if member is None else self._members[member]
+        return self._job.receive(source, self._tag(channel))
 
     def _poll(self, done: Callable[[], bool], deadline: float, awaited: Sequence[int]) -> bool:
         """Ask `done` until it holds (True) or the time is over (False); raise when the group has failed."""
@@ -326,19 +343,22 @@ class MpiTransport:
             try:
                 if done():
                     return True
-                polls += 1
-                if polls < BUSY_POLLS:
-                    continue
-                time.sleep(NAP_SECONDS)
-                now = time.monotonic()
-                if now < look and now < deadline:
-                    continue
+                self._job.serve()
+            except MPI.Exception as error:
+                failed = error
+                break
+            polls += 1
+            if polls < BUSY_POLLS:
+                continue
+            time.sleep(NAP_SECONDS)
+            now = time.monotonic()
+            if now >= min(look, deadline):
                 look = now + LOOK_SECONDS
                 self._look_around(awaited)
-                if now >= deadline:
-                    return False
-            except MPI.Exception as error:
-                self._raise_mpi(error, awaited)
+            if now >= deadline:
+                return False
+        self._raise_mpi(failed, awaited)
+        return False
 
     def _finish(self, pending: _Pending, deadline: float, what: str) -> None:
         """Wait until all requests are complete."""
@@ -356,7 +376,7 @@ class MpiTransport:
     # ---- failures
 
     def _look_around(self, awaited: Sequence[int]) -> None:
-        told = self._receive_any(FAILURES)
+        told = self._receive(FAILURES)
         if told is not None:
             facts = json.loads(bytes(told[3]))
             kind = Timeout if facts["kind"] == "Timeout" else RankFailed
@@ -386,7 +406,7 @@ class MpiTransport:
         self._announce(RankFailed(sorted(set(awaited)), f"MPI cannot reach the ranks awaited: {error}"))
 
     def _announce(self, failure: RanksMissing) -> None:
-        """Tell all others what failed, so that they raise the same, and raise it (or keep it, when aborting)."""
+        """Tell all others what failed, so that they raise the same, and raise it, unless it is this rank."""
         facts = {"kind": type(failure).__name__, "ranks": failure.ranks, "reason": failure.reason}
         text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         self._failure = failure
@@ -419,7 +439,7 @@ class MpiTransport:
         if any(post[3] for post in read):
             self._take_in([post[2] for post in read], deadline)
             self._meet(call, deadline, length)  # nobody may look before all puts have arrived everywhere
-        self._prune()
+        self._job.prune()
         if any(post[0] != call.tag for post in read):
             calls = ", ".join(
                 f"rank {rank} called {Call.from_tag(post[0])}" for rank, post in enumerate(read)
@@ -433,8 +453,8 @@ class MpiTransport:
         assert own is not None
 
         def here() -> bool:
-            for member, count in enumerate(counts):
-                while counts[member] and (message := self._receive_any(PUTS, member)) is not None:
+            for member in range(self.num_ranks):
+                while counts[member] and (message := self._receive(PUTS, member)) is not None:
                     own[message[2] : message[2] + message[3].nbytes] = message[3]
                     counts[member] -= 1
             return not any(counts)
@@ -443,16 +463,6 @@ class MpiTransport:
         if not self._poll(here, deadline, late):
             missing = [member for member, count in enumerate(counts) if count]
             self._announce(Timeout(missing, f"puts of ranks {missing} did not arrive before the deadline"))
-        self._job.window.Sync()
-
-    def _prune(self) -> None:
-        """Forget messages that have gone out."""
-        pending = self._job.outgoing
-        if len(pending.requests) > 64:
-            kept = [i for i, request in enumerate(pending.requests) if not request.Test()]
-            pending.requests = [pending.requests[i] for i in kept]
-            pending.peers = [pending.peers[i] for i in kept]
-            pending.buffers = [pending.buffers[i] for i in kept]
 
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterator[Step]:
         """Move an array between all ranks, piece by piece, through buffers of this rank."""

@@ -1,15 +1,16 @@
 """Reduction kernels: n arrays -> one result, written to m places, always combined in the order of the ranks.
 
-One kernel per dtype and kind serves any number of ranks, because the pointers stand in a table. Each block of
-elements is held in registers while the ranks' values are folded in, so memory is read once and written once. The
-order of the additions for one element is r0, r1, r2 ... whatever the block, which makes results bitwise equal
-wherever and in whatever pieces they are computed.
+One kernel per dtype and kind serves any number of ranks, because the pointers stand in a table. Each block
+of elements is held in registers while the ranks' values are folded in, so memory is read once and written
+once. The order of the additions for one element is r0, r1, r2 ... whatever the block, which makes results
+bitwise equal wherever and in whatever pieces they are computed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.dist.sync import load_cached
 from rlx.dist.types import ReduceKind
 from rlx.errors import DTypeError
 
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from rlx.backend.cpu.target import Target
 
 UNROLL = 4
-# From this many bytes of results on, stores go past the caches: the lines would be evicted before they are read.
+# From this many bytes of results on, stores go past the caches: the lines would be evicted before they are
+# read.
 STREAM_BYTES = 16 << 20
+STREAM_COPY_BYTES = 8 << 20
 VECTOR_ALIGN = 64
 
 _STORAGE = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "bool": "i8"}
@@ -35,7 +39,7 @@ _STORAGE = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "b
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one dtype is reduced in registers: its type in memory, the type it is computed in, the kind of step."""
+    """How one dtype is reduced: its type in memory, the type it is computed in, the kind of step."""
 
     stored: str
     computed: str
@@ -67,7 +71,8 @@ class _Emitter:
     def __init__(self, f: Function, plan: _Plan, ranks: Value) -> None:
         self.f, self.plan, self.ranks = f, plan, ranks
         self.is_float = plan.computed in ("float", "double")
-        # 64-bit integers have nothing wider: quotients and remainders are summed apart, which cannot overflow.
+        # 64-bit integers have nothing wider: quotients and remainders are summed apart, which cannot
+        # overflow.
         self.split_mean = plan.kind is ReduceKind.MEAN and not self.is_float
 
     def widen(self, x: Value) -> Value:
@@ -103,8 +108,17 @@ class _Emitter:
             return f.value(f.add(total[0], extra))
         if self.plan.kind is not ReduceKind.MEAN:
             return total[0]
-        mean = f.fdiv(total[0], self._count(total[0]))
+        mean = self._divided(total[0])
         return f.floor(mean) if self.plan.stored.startswith("i") else mean
+
+    def _divided(self, total: Value) -> Value:
+        """The total over the number of ranks; for powers of two a product, as exact and much faster."""
+        f = self.f
+        bits = f.and_(self.ranks, f.sub(self.ranks, 1))
+        count = self._count(total)
+        inverse = f.splat(f.fdiv(f.value(1.0, self.plan.computed), f.extract(count, 0)), total.width)
+        exact, other = lambda: [f.fmul(total, inverse)], lambda: [f.fdiv(total, count)]
+        return f.if_value(f.cmp("eq", bits, 0), exact, other)[0]
 
     def _count(self, like: Value) -> Value:
         f = self.f
@@ -133,14 +147,15 @@ class _Emitter:
         return f.value((largest if kind is ReduceKind.MAX else smallest)(total, x))
 
     def _extreme(self, total: Value, x: Value) -> Value:
-        """NumPy's maximum: the earlier value stays when it is NaN or equal, so signed zeros keep rank order."""
+        """NumPy's maximum: the earlier value stays when it is NaN or equal (think of signed zeros)."""
         f = self.f
         keeps = f.fcmp("oge" if self.plan.kind is ReduceKind.MAX else "ole", total, x)
         return f.select(f.value(f.or_(keeps, f.is_nan(total))), total, x)
 
 
 def emit(target: Target, dtype: str, kind: ReduceKind, stream: bool) -> str:
-    """LLVM IR of `void rlx_reduce(ptr sources, i64 n, ptr destinations, i64 m, i64 count)`.
+    """LLVM IR of `void rlx_reduce(ptr table, i64 n, i64 m, i64 count)`; the table lists n sources, m
+    destinations.
 
     With `stream` the stores go past the caches; destinations must then be aligned to whole vectors.
     """
@@ -154,15 +169,10 @@ def emit(target: Target, dtype: str, kind: ReduceKind, stream: bool) -> str:
 def _emit_kernel(module: Any, name: str, plan: _Plan, nontemporal: bool) -> None:
     from rlx.backend.cpu.irtypes import vector
 
-    params = [
-        ("ptr", "sources"),
-        ("i64", "ranks"),
-        ("ptr", "destinations"),
-        ("i64", "places"),
-        ("i64", "count"),
-    ]
+    params = [("ptr", "sources"), ("i64", "ranks"), ("i64", "places"), ("i64", "count")]
     f = module.function(name, params)
-    sources, ranks, destinations, places, count = f.args
+    sources, ranks, places, count = f.args
+    destinations = f.gep(sources, ranks, "i64")
     emitter = _Emitter(f, plan, ranks)
     lanes = module.target.vector_bytes // plan.lanes_bytes
 
@@ -242,12 +252,13 @@ class _Native:
     """One compiled kernel; the code lives as long as what calls it."""
 
     code: Any
-    call: Callable[[int, int, int, int, int], None]
+    call: Callable[[bytes, int, int, int], None]
 
 
 _compiling = threading.Lock()
 
 
+@functools.cache
 def _native(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
     with _compiling:  # ranks that are threads come here together; one of them compiles
         return _compiled(dtype, kind, stream)
@@ -255,27 +266,39 @@ def _native(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
 
 @functools.cache
 def _compiled(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
-    from rlx.backend.cpu.jit import compile_and_load
-    from rlx.backend.cpu.target import resolve
-
-    host = resolve("host")
-    code = compile_and_load(emit(host, dtype, kind, stream), host)
-    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
-    prototype = ctypes.CFUNCTYPE(None, pointer, i64, pointer, i64, i64)
+    code = load_cached(lambda host: emit(host, dtype, kind, stream))
+    i64 = ctypes.c_int64
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p, i64, i64, i64)
     return _Native(code, prototype(code.address("rlx_reduce")))
 
 
 def _reduce_native(dtype: str, kind: ReduceKind, itemsize: int, plain: _Native) -> Kernel:
     def reduce(sources: Sequence[int], destinations: Sequence[int], count: int) -> None:
         n, m = len(sources), len(destinations)
-        table = (ctypes.c_int64 * (n + m))(*sources, *destinations)
-        place = ctypes.addressof(table)
+        table = struct.pack(f"{n + m}q", *sources, *destinations)
         chosen = plain
         if count * itemsize * m >= STREAM_BYTES and not any(d % VECTOR_ALIGN for d in destinations):
             chosen = _native(dtype, kind, True)
-        chosen.call(place, n, place + 8 * n, m, count)
+        chosen.call(table, n, m, count)
 
     return reduce
+
+
+def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> None:
+    """Copy memory; past the caches if it is part of a large copy of `total` bytes. Releases the GIL.
+
+    >>> a, b = np.arange(3), np.zeros(3, np.int64)
+    >>> copy_bytes(b.ctypes.data, a.ctypes.data, a.nbytes); b.tolist()
+    [0, 1, 2]
+    """
+    if max(nbytes, total) >= STREAM_COPY_BYTES and nbytes >= 2 * VECTOR_ALIGN:
+        head = -destination % VECTOR_ALIGN
+        ctypes.memmove(destination, source, head)
+        table = struct.pack("2q", source + head, destination + head)
+        # The reduction of one array is a copy, and its streaming stores beat those of libc.
+        _native("u8", ReduceKind.MAX, True).call(table, 1, 1, nbytes - head)
+    elif nbytes:
+        ctypes.memmove(destination, source, nbytes)
 
 
 def _reduce_stored(

@@ -15,8 +15,9 @@ from rlx.dist.mapped import MappedTransport, RankState
 class SharedMemoryTransport(MappedTransport):
     """One rank of a job whose ranks are processes on this machine.
 
-    `rlx launch` starts the processes and hands them the heap; `rlx.dist.init()` then makes this transport. Without
-    the launcher: create `SymmetricHeap.shared(n, size)`, pass its descriptor to the children, and `attach` there.
+    `rlx launch` starts the processes and hands them the heap; `rlx.dist.init()` then makes this transport.
+    Without the launcher: create `SymmetricHeap.shared(n, size)`, pass its descriptor to the children, and
+    `attach` there.
 
     >>> heap = SymmetricHeap.shared(1, 4096)
     >>> with SharedMemoryTransport(heap, 0) as transport:
@@ -72,7 +73,7 @@ class SharedMemoryTransport(MappedTransport):
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the command's name, which may hold anything; empty if there is none."""
+    """Fields of /proc/<pid>/stat after the command's name, which may hold anything; [] if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

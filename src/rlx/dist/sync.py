@@ -1,15 +1,17 @@
 """Native rendezvous: epoch words that ranks share, written as LLVM IR with acquire and release order.
 
-Every rank owns one *line* per group, which it alone writes: its epoch (how many barriers it has entered, 32 bits
-that may wrap) and, for each parity of the epoch, a post: a tag that says what it came for, the length of its data
-and, if they lie in its heap, their place. A waiter reads the others' lines, so a missing rank is visible without any further bookkeeping. Waiting spins briefly, then
-sleeps in a futex for one short slice; Python looks after deadlines and deaths between slices.
+Every rank owns one *line* per group, which it alone writes: its epoch (how many barriers it has entered, 32
+bits that may wrap) and, for each parity of the epoch, a post: a tag that says what it came for, the length
+of its data and, if they lie in its heap, their place. A waiter reads the others' lines, so a missing rank
+is visible without any further bookkeeping. Waiting spins briefly, then sleeps in a futex for one short
+slice; Python looks after deadlines and deaths between slices.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,18 +20,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlx.backend.cpu.irtext import Function, Int, Module
     from rlx.backend.cpu.irtypes import Value
+    from rlx.backend.cpu.jit import Code
     from rlx.backend.cpu.target import Target
 
-# A line, in bytes: epoch i32, sleepers i32, then a post of three i64 for even and for odd epochs. The 64 bytes in use
-# are one cache line; the rest keeps the neighbour's line out of the prefetcher's way.
+# A line, in bytes: epoch i32, sleepers i32, then a post of three i64 for even and for odd epochs. The 64
+# bytes in use are one cache line; the rest keeps the neighbour's line out of the prefetcher's way.
 LINE_BYTES = 128
 EPOCH, SLEEPERS, POSTS, POST_BYTES = 0, 4, 16, 24
 
 # The waiter's private table, in 8-byte fields; (length, place) of every member follow from RECEIVED on.
 LINES, MEMBERS, ME, MY_EPOCH, SPINS, SECONDS, NANOSECONDS, TAG, LENGTH, PLACE, RECEIVED = range(11)
 
-# What `barrier` and `wait` return; -1 - i says that member i has not arrived yet.
-AGREED, LENGTHS_DIFFER, TAGS_DIFFER = 0, 1, 2
+# What `barrier` and `wait` return: bits that say what was posted, or -1 - i when member i has not arrived
+# yet.
+LENGTHS_DIFFER, TAGS_DIFFER, SOME_PLACES = 1, 2, 4
+
+# The first rounds of spinning only pause, the rest give the core away.
+PAUSES = 64
 
 _FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "arm64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, 2**31 - 1
@@ -49,10 +56,11 @@ def _futex(f: Function, word: Value, operation: int, value: Value, timeout: Valu
 
 
 def _wake(f: Function, word: Value) -> None:
-    """After a change of `word`: wake everybody who sleeps on it. The sleepers' count stands beside the word."""
+    """After a change of `word`: wake those who sleep on it. The sleepers' count stands beside the word."""
     from rlx.backend.cpu.irtypes import constant
 
-    # Sequentially consistent with the sleeper's "count myself, then look again": one of the two sees the other.
+    # Sequentially consistent with the sleeper's "count myself, then look again": one of the two sees the
+    # other.
     sleepers = f.atomic_load("i32", _at(f, word, SLEEPERS), "seq_cst")
     everybody, nothing = constant("i64", _EVERYBODY), constant("ptr", 0)
     f.branch(f.cmp("ne", sleepers, 0), lambda: _futex(f, word, _FUTEX_WAKE, everybody, nothing))
@@ -67,7 +75,7 @@ def _emit_reached(module: Module) -> None:
 
 
 def _emit_wait_word(module: Module) -> None:
-    """i64 wait_word(word, goal, spins, timespec): spin, then sleep at most one slice; 1 when the goal is reached."""
+    """i64 wait_word(word, goal, spins, timespec): spin, then sleep one slice; 1 if the goal is reached."""
     params = [("ptr", "word"), ("i32", "goal"), ("i64", "spins"), ("ptr", "slice")]
     f = module.function("rlx_wait_word", params, returns="i64")
     word, goal, spins, time_slice = f.args
@@ -79,7 +87,8 @@ def _emit_wait_word(module: Module) -> None:
         return f.value(f.and_(f.not_(reached()), f.cmp("slt", carried[0], spins)))
 
     def spin(carried: list[Value]) -> list[Value]:
-        f.pause()
+        # At first the other is only late by a moment; later it may be waiting for this very core.
+        f.branch(f.cmp("slt", carried[0], PAUSES), f.pause, lambda: f.call("sched_yield", [], "i32"))
         return [f.value(f.add(carried[0], 1))]
 
     def sleep() -> None:
@@ -92,7 +101,7 @@ def _emit_wait_word(module: Module) -> None:
         f.atomic_rmw("sub", sleepers, one, "seq_cst")
 
     f.while_loop([0], spin_on, spin)
-    f.branch(f.not_(reached()), sleep)
+    f.branch(f.value(f.not_(reached())), sleep)
     f.return_(f.zext(reached(), "i64"))
 
 
@@ -137,16 +146,22 @@ def _emit_wait(module: Module) -> None:
 
     def compare(member: Int, carried: list[Value]) -> list[Value]:
         post = _post(f, f.field(lines, member, "ptr"), epoch)
-        its_tag, its_length = f.field(post, 0), f.field(post, 1)
+        its_tag, its_length, its_place = (f.field(post, index) for index in range(3))
         received = f.gep(f.gep(table, RECEIVED, "i64"), f.mul(member, 2), "i64")
         f.store(its_length, received, 8)
-        f.store(f.field(post, 2), f.gep(received, 1, "i64"), 8)
-        same_length = f.value(f.cmp("eq", its_length, length))
-        lengths = f.select(same_length, f.value(AGREED), LENGTHS_DIFFER)
-        verdict = f.select(f.cmp("eq", its_tag, tag), lengths, TAGS_DIFFER)
-        return [f.value(f.smax(carried[0], verdict))]
+        f.store(its_place, f.gep(received, 1, "i64"), 8)
+        facts = (
+            (its_length, length, LENGTHS_DIFFER),
+            (its_tag, tag, TAGS_DIFFER),
+            (its_place, 0, SOME_PLACES),
+        )
+        verdict = carried[0]
+        for mine, other, bit in facts:
+            found = f.select(f.cmp("ne", mine, other), f.value(bit), 0)
+            verdict = f.value(f.or_(verdict, f.value(found)))
+        return [verdict]
 
-    f.return_(f.loop(0, members, 1, [AGREED], compare)[0])
+    f.return_(f.loop(0, members, 1, [0], compare)[0])
 
 
 def _emit_small(module: Module) -> None:
@@ -176,6 +191,18 @@ def emit(target: Target) -> str:
     return module.text()
 
 
+def load_cached(emit: Callable[[Target], str]) -> Code:
+    """Code of a module for this machine, compiled once per user."""
+    from rlx.backend.cpu.jit import compile_object, load
+    from rlx.backend.cpu.target import resolve
+    from rlx.runtime.cache import default_cache
+
+    host = resolve("host")
+    text = emit(host)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    return load(default_cache().get_or_make(key, host, lambda: compile_object(text, host)), host)
+
+
 @dataclass(frozen=True)
 class Sync:
     """The native functions; each releases the GIL while it runs. Arguments are addresses and numbers."""
@@ -192,12 +219,7 @@ class Sync:
 @functools.cache
 def sync() -> Sync:
     """Compile and load the functions, once per process."""
-    from rlx.backend.cpu.jit import compile_object, load
-    from rlx.backend.cpu.target import resolve
-
-    host = resolve("host")
-    # The IR passes inline the spin loop and keep its addresses in registers.
-    code = load(compile_object(emit(host), host, passes=2), host)
+    code = load_cached(emit)
     pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
     def function(name: str, returns: object, *arguments: object) -> Callable[..., int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from rlx.dist.errors import LengthMismatch, TransportError, UnknownRank
-from rlx.dist.types import ReduceKind, SymmetricBuffer
+from rlx.dist.types import Rank, ReduceKind, SymmetricBuffer
 
 Array = np.ndarray[Any, Any]
 Partition = Sequence[Sequence[int]]
@@ -69,12 +69,11 @@ def _dtype_names() -> tuple[str, ...]:
     return ("", *(dtype.name for dtype in ALL_DTYPES))
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One piece of an exchange: at sources[i] stand sizes[i] bytes of what the i-th sender has for this rank.
 
-    They are its bytes from `start` on, out of totals[i]. The addresses hold until the exchange is advanced. In a
-    shared exchange results go to `destinations`.
+    They are its bytes from `start` on, out of totals[i]. The addresses hold until the exchange is advanced.
+    In a shared exchange results go to `destinations`.
     """
 
     start: int
@@ -84,13 +83,12 @@ class Step:
     destinations: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """What a rank brings to an exchange: an array cut into regions of bytes, one for each receiver.
 
-    With a single region every rank receives all of it. `sender` is set when only one rank sends. With `share` the
-    receiver's results go back to all ranks, into the same place of their arrays. `overwritten` says that results
-    go into the array at once, so that others must not read it where it lies.
+    With a single region every rank receives all of it. `sender` is set when only one rank sends. With
+    `share` the receiver's results go back to all ranks, into the same place of their arrays. `overwritten`
+    says that results go into the array at once, so that others must not read it where it lies.
     """
 
     array: Array
@@ -115,7 +113,8 @@ class Costs:
     def one_shot_pays(self, nbytes: int, ranks: int) -> bool:
         """Whether one-shot is expected to be faster.
 
-        >>> Costs(1000, 0.05, 0.05).one_shot_pays(8 << 10, 4), Costs(1000, 0.05, 0.05).one_shot_pays(1 << 20, 4)
+        >>> costs = Costs(meeting=1000, copy_byte=0.05, reduce_byte=0.05)
+        >>> costs.one_shot_pays(8 << 10, 4), costs.one_shot_pays(1 << 20, 4)
         (True, False)
         """
         one = self.meeting + nbytes * (self.copy_byte + self.reduce_byte * ranks)
@@ -130,11 +129,30 @@ class SymmetricTransport(Protocol):
     `timeout=None` means the transport's own default (30 s unless configured), never forever.
     """
 
-    num_ranks: int
-    this_rank: int
-    heap_size: int
-    timeout: float
-    costs: Costs
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        raise NotImplementedError
+
+    @property
+    def this_rank(self) -> Rank:
+        """Which one this is."""
+        raise NotImplementedError
+
+    @property
+    def heap_size(self) -> int:
+        """Bytes of every rank's heap."""
+        raise NotImplementedError
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait takes at most when it is not told."""
+        raise NotImplementedError
+
+    @property
+    def costs(self) -> Costs:
+        """What the choice of algorithms depends on."""
+        raise NotImplementedError
 
     def put(self, buf: SymmetricBuffer, src: Any) -> None:
         """Copy `src` into the region of `buf.rank`. Over MPI it is complete after the next barrier."""
@@ -169,7 +187,7 @@ class SymmetricTransport(Protocol):
         """The group of this rank as a transport of its own; all ranks pass the same partition."""
         raise NotImplementedError
 
-    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterator[Step]:
+    def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece: the engine under the collectives."""
         raise NotImplementedError
 
@@ -177,9 +195,19 @@ class SymmetricTransport(Protocol):
         """Leave. Ranks that still wait for this one raise `RankFailed`."""
 
 
+# Where NumPy's array object holds the address of its data: the first field of its ABI. Asking in Python
+# takes 1 us.
+_DATA_FIELD = object.__basicsize__
+
+
 def address_of(array: Array) -> int:
-    """Address of an array's first element; much faster than `array.ctypes.data`."""
-    return int(array.__array_interface__["data"][0])
+    """Address of an array's first element.
+
+    >>> array = np.zeros(3)
+    >>> address_of(array) == array.ctypes.data
+    True
+    """
+    return ctypes.c_void_p.from_address(id(array) + _DATA_FIELD).value or 0
 
 
 def as_bytes(data: Any, writable: bool = False) -> Array:
@@ -215,7 +243,3 @@ def group_of(rank: int, groups: Partition, num_ranks: int) -> tuple[int, ...]:
             f"the groups {[list(g) for g in groups]} do not name each of {num_ranks} ranks once"
         )
     return next(tuple(int(member) for member in group) for group in groups if rank in group)
-
-
-copy_bytes = ctypes.memmove
-"""copy_bytes(destination, source, nbytes): a native copy that releases the GIL."""

@@ -1,0 +1,67 @@
+"""The conformance suite and faults under mpiexec, with the MPI of this environment (openmpi or mpich)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlx.dist as dist
+from conformance import dist_cases as cases
+
+MAIN = Path(__file__).with_name("dist_mpi_main.py")
+LAUNCH = """
+import sys
+from rlx.dist.launch import launch
+sys.exit(launch(int(sys.argv[1]), sys.argv[2], sys.argv[3:], mpi=True))
+"""
+DEADLINE = 3.0
+START_SECONDS = 20  # for mpiexec and the imports, on a busy machine
+MODES = pytest.mark.parametrize("mode", ["alone", "shared"])
+
+
+def start(n: int, folder: Path, *arguments: str, limit: float = 120) -> tuple[int, str, list[Any]]:
+    """Exit code of the launcher, its output, and what every rank wrote."""
+    source = Path(dist.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(n), str(MAIN), *arguments],
+        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{MAIN.parents[1]}"},
+        capture_output=True,
+        timeout=limit,
+        check=False,
+    )
+    files = [folder / f"{rank}.json" for rank in range(n)]
+    output = (done.stdout + done.stderr).decode(errors="replace")
+    return done.returncode, output, [json.loads(f.read_text()) if f.exists() else None for f in files]
+
+
+@MODES
+def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
+    require("mpi")
+    expected = dist.run_threads(4, lambda t: cases.everything(t, cases.FEW), 8 << 20, timeout=60)[0]
+    code, output, ranks = start(4, tmp_path, "suite", mode, str(tmp_path), "60")
+    assert code == 0, output
+    assert ranks == [expected] * 4
+
+
+@MODES
+@pytest.mark.parametrize("what", ["raise", "kill", "stop"])
+def test_survivors_name_the_victim(require: Any, tmp_path: Path, mode: str, what: str) -> None:
+    require("mpi")
+    begin = time.monotonic()
+    code, output, ranks = start(3, tmp_path, what, mode, str(tmp_path), str(DEADLINE))
+    assert code != 0
+    survivors = [ranks[0], ranks[2]]
+    # A survivor may be ended by the MPI before it can speak, never hang and never blame another.
+    spoken = [facts for facts in survivors if facts is not None]
+    assert spoken, output
+    for facts in spoken:
+        assert facts["ranks"] == [1], output
+        assert facts["after"] < DEADLINE + 1, output
+    assert time.monotonic() - begin < DEADLINE + START_SECONDS

@@ -1,0 +1,130 @@
+"""The launcher: environment, exit codes, who is named when a rank fails, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rlx.dist
+from rlx.dist.errors import TransportError
+from rlx.dist.launch import launch
+
+HEAD = """
+import os, sys, signal, time
+import numpy as np
+import rlx.dist as dist
+transport = dist.init()
+rank = int(transport.this_rank)
+"""
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rlx.dist.__file__).parents[2])}
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """run(body, n, *args) -> (exit code, what the launcher said)."""
+
+    def start(body: str, n: int = 2, *args: str, timeout: float = 2.0, head: str = HEAD) -> tuple[int, str]:
+        script = tmp_path / "script.py"
+        script.write_text(head + body)
+        said = io.StringIO()
+        before = len(os.listdir("/proc/self/fd"))
+        code = launch(n, script, args, timeout=timeout, heap_size=1 << 20, stderr=said, env=ENVIRONMENT)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        return code, said.getvalue()
+
+    return start
+
+
+def test_ranks_work_together_and_know_who_they_are(run: Run, tmp_path: Path) -> None:
+    body = f"""
+assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), "3")
+assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == (str(rank), "3")
+assert os.environ["MASTER_ADDR"] and os.environ["MASTER_PORT"] and os.environ["RLX_THREADS"]
+assert sys.argv[1:] == ["--lr", "0.1"] and __name__ == "__main__"
+total = dist.all_reduce(transport, None, np.array([rank + 1]))
+open({str(tmp_path)!r} + f"/{{rank}}", "w").write(str(total[0]))
+"""
+    assert run(body, 3, "--lr", "0.1") == (0, "")
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["6"] * 3
+
+
+def test_the_rank_that_raises_is_named_with_its_traceback(run: Run) -> None:
+    code, said = run("if rank == 1: raise ValueError('boom')\ntransport.barrier()", 3)
+    assert code == 1
+    assert "rank 1" in said and "ValueError: boom" in said and 'script.py", line 7' in said
+    assert "RankFailed" not in said and "runpy" not in said
+    assert "the other ranks (0, 2) were ended" in said
+
+
+def test_a_killed_rank_is_named(run: Run) -> None:
+    code, said = run("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntransport.barrier()")
+    assert code == 137 and "rank 0" in said and "killed by SIGKILL" in said
+
+
+def test_a_stopped_rank_is_named_and_ended(run: Run) -> None:
+    begin = time.monotonic()
+    code, said = run("if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ntransport.barrier()", timeout=1.0)
+    assert code == 1 and "rank 1" in said and "did not come" in said and "Timeout" in said
+    assert time.monotonic() - begin < 15
+
+
+def test_a_rank_that_never_joins_is_named_at_once(run: Run) -> None:
+    begin = time.monotonic()
+    leave = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(0)\n"
+    code, said = run("transport.barrier()", timeout=60, head=leave + HEAD)
+    assert code == 1 and "rank 1" in said and "before it joined" in said
+    assert time.monotonic() - begin < 30
+
+
+def test_a_rank_that_does_not_listen_is_ended(run: Run) -> None:
+    begin = time.monotonic()
+    code, said = run(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: sys.exit(3)\ntime.sleep(600)",
+        timeout=60,
+    )
+    assert code == 3 and "exit code 3" in said
+    assert time.monotonic() - begin < 30
+
+
+def test_ranks_die_with_the_launcher(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        HEAD + f"open({str(tmp_path)!r} + f'/pid{{rank}}', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    )
+    starter = f"from rlx.dist.launch import launch; launch(2, {str(script)!r})"
+    launcher = subprocess.Popen([sys.executable, "-c", starter], env=ENVIRONMENT)
+    files = [tmp_path / f"pid{rank}" for rank in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline and launcher.poll() is None
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    for file in files:
+        pid = int(file.read_text())
+        while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_wrong_calls_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "x.py"
+    script.write_text("")
+    with pytest.raises(TransportError, match="no script"):
+        launch(2, tmp_path / "nothing.py")
+    with pytest.raises(TransportError, match="0 ranks"):
+        launch(0, script)
+    with pytest.raises(TransportError, match="hostfile needs MPI"):
+        launch(2, script, hostfile="hosts")
