@@ -17,6 +17,7 @@ from rlx.ir.op import Arg, Op, Role, Sample, all_ops
 from rlx.ir.types import TensorType, TupleType, parse_type
 
 SIZES = {"n": 3, "m": 5, "k": 2}
+WIDER = {"f32": "f64", "c64": "c128"}
 
 
 @dataclass
@@ -42,8 +43,7 @@ class Case:
         g = Graph(self.op.name)
         inputs = []
         for i, t in enumerate(self.types):
-            wide = float64 and t.dtype.name == "f32"
-            inputs.append(g.input(f"x{i}", t.shape, "f64" if wide else t.dtype))
+            inputs.append(g.input(f"x{i}", t.shape, WIDER.get(t.dtype.name, t.dtype) if float64 else t.dtype))
         with g.building():
             node = g.add(self.op, inputs, self.sample.attrs, self.sample.bodies)
             g.set_outputs(g.results(node))
@@ -51,7 +51,8 @@ class Case:
 
     def feed(self, float64: bool = False) -> dict[str, np.ndarray]:
         return {
-            f"x{i}": a.astype(np.float64) if float64 and a.dtype == np.float32 else a for i, a in enumerate(self.arrays)
+            f"x{i}": a.astype(dtype(WIDER.get(t.dtype.name, t.dtype)).np) if float64 else a
+            for i, (t, a) in enumerate(zip(self.types, self.arrays, strict=True))
         }
 
     def binding(self) -> dict[str, int]:

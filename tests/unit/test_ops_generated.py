@@ -71,6 +71,12 @@ def finite_difference(g: Graph, feed: dict[str, np.ndarray], name: str, directio
     return [(up[k] - down[k]) / (2 * step) for k in up]
 
 
+def random_like(a: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random direction of the same kind; complex ones have both parts."""
+    imaginary = 1j * rng.standard_normal(a.shape) if a.dtype.kind == "c" else 0
+    return np.asarray(rng.standard_normal(a.shape) + imaginary).astype(a.dtype)
+
+
 SMOOTH = [c for c in ALL_CASES if c.sample.grad and c.op.not_differentiable is None]
 
 
@@ -87,9 +93,9 @@ def test_gradient_and_jvp_are_finite_differences(case: Case) -> None:
         pytest.skip("no floating-point operand")
     rng = np.random.default_rng(1)
     outs = {k: v for k, v in evaluate(g, feed).items() if is_differentiable_dtype(g.outputs[k])}
-    cotangents = {f"ct_{k}": rng.standard_normal(v.shape).astype(v.dtype) for k, v in outs.items()}
+    cotangents = {f"ct_{k}": random_like(v, rng) for k, v in outs.items()}
     grads = evaluate(vjp_graph(g, names), {**feed, **cotangents})
-    tangents = {n: rng.standard_normal(feed[n].shape).astype(feed[n].dtype) for n in names}
+    tangents = {n: random_like(feed[n], rng) for n in names}
     forward = evaluate(jvp_graph(g, names), {**feed, **{f"t_{n}": t for n, t in tangents.items()}})
     total = {k: np.zeros_like(v) for k, v in outs.items()}
     for name in names:

@@ -38,6 +38,7 @@ from rlx.ops.activation import (
     thresholded_relu,
 )
 from rlx.ops.attention import attention, rope, rope_tables
+from rlx.ops.complex import conj, imag, make_complex, real
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond
 from rlx.ops.conv import conv, conv_transpose
@@ -54,6 +55,7 @@ from rlx.ops.create import (
     zeros_like,
 )
 from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
+from rlx.ops.fft import dft, fft, ifft, irfft, rfft
 from rlx.ops.grid_sample import affine_grid, grid_sample
 from rlx.ops.layout import (
     depth_to_space,
