@@ -65,14 +65,12 @@ def compile(
     >>> rlx.compile(g)(np.array([1, 2, 3], np.float32))
     array([2., 4., 6.], dtype=float32)
     """
-    from rlx.backend.cpu.build import build_kernels
-    from rlx.backend.cpu.jit import compile_and_load
     from rlx.backend.cpu.target import resolve
+    from rlx.runtime.native_code import native_code
     from rlx.runtime.pool import CPUS
     from rlx.runtime.program import CompiledProgram
 
     machine = resolve(target)
     lir = plan(graph, machine.name, assume)
-    kernels = build_kernels(lir, machine, lir.planner.views)
-    code = compile_and_load(kernels.text, machine) if kernels.text else None
+    kernels, code = native_code(lir, machine, cache)
     return CompiledProgram(lir, kernels, code, threads or len(CPUS), debug)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from rlx.backend.cpu.special import EMITTERS as SPECIAL
 from rlx.backend.cpu.target import Target
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import ComposeError, ContractNest, Kernel, Nest, Opaque, body_of, compose
+from rlx.ir.dim import parse_dim
 from rlx.ir.form import Call
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
@@ -39,6 +41,25 @@ class KernelSet:
     thunks: dict[int, HostThunk]
     text: str
     distinct: int
+
+    def describe(self) -> str:
+        """Everything but the code, as JSON text; `recall` is its inverse."""
+        kernels = {
+            str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial]
+            for id, k in self.kernels.items()
+        }
+        thunks = {str(id): t.why for id, t in self.thunks.items()}
+        return json.dumps({"kernels": kernels, "thunks": thunks, "distinct": self.distinct})
+
+    @staticmethod
+    def recall(text: str) -> KernelSet:
+        data = json.loads(text)
+        kernels = {
+            int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial)
+            for id, (name, dims, scratch, serial) in data["kernels"].items()
+        }
+        thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
+        return KernelSet(kernels, thunks, "", data["distinct"])
 
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
@@ -103,9 +124,8 @@ def _emit(
         return node.op.host_only
     try:
         kernel = compose(body)
-        trial = Module(module.target)  # a refusal half-way must leave nothing behind
-        emit_kernel(trial, f"k{number}", kernel, inputs, outputs)
-        return emit_kernel(module, f"k{number}", kernel, inputs, outputs)
+        with module.all_or_nothing():
+            return emit_kernel(module, f"k{number}", kernel, inputs, outputs)
     except (UnsupportedError, ComposeError) as e:
         return e.message
 

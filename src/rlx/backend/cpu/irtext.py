@@ -15,7 +15,8 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rlx.backend.cpu.irlanes import Lanes
 from rlx.backend.cpu.irops import Bool, Int, Number
@@ -64,6 +65,16 @@ class Module:
         made = Function(self, name, params, internal, noinline, returns)
         self._functions[name] = made
         return made
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """What is written inside stays only if no exception leaves the block."""
+        kept = [dict(d) for d in (self._functions, self._declared, self._tables, self._table_names)]
+        try:
+            yield
+        except Exception:
+            self._functions, self._declared, self._tables, self._table_names = kept
+            raise
 
     def defines(self, name: str) -> bool:
         """Whether a function of that name was started: shared helpers are written once."""

@@ -1,0 +1,33 @@
+"""Native code of a program: taken from the cache when its key is known there, else generated and compiled."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from rlx.backend.cpu.build import KernelSet, build_kernels
+from rlx.backend.cpu.target import Target
+from rlx.ir.lir import LirModule
+
+_LENGTH = struct.Struct("<Q")
+
+
+def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
+    """The kernels of a program and the loaded code that holds them (None if every node is a host thunk).
+
+    What is cached is one blob: the description of the kernels, then the object file.
+    """
+    from rlx.backend.cpu.jit import compile_object, load
+    from rlx.runtime.cache import default_cache
+
+    def make() -> bytes:
+        made = build_kernels(lir, target, lir.planner.views)
+        description = made.describe().encode()
+        code = compile_object(made.text, target) if made.text else b""
+        return _LENGTH.pack(len(description)) + description + code
+
+    blob = default_cache().get_or_make(lir.code_key, target, make) if cache else make()
+    (length,) = _LENGTH.unpack_from(blob)
+    kernels = KernelSet.recall(blob[_LENGTH.size : _LENGTH.size + length].decode())
+    code = blob[_LENGTH.size + length :]
+    return kernels, load(code, target) if code else None
