@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
-from rlx.backend.cpu.gemm_tile import Epilogue
+from rlx.backend.cpu.gemm_end import Epilogue
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant
 from rlx.backend.cpu.packing import pack_weights, packed_shape, unpack_weights
 from rlx.backend.cpu.target import Target, resolve, runs_here, targets

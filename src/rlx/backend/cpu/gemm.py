@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.backend.cpu.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, Tiles, both, choose, either, share
-from rlx.backend.cpu.gemm_tile import Epilogue, Frame, TileWriter
+from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
+from rlx.backend.cpu.gemm_tile import TileWriter
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import LLVM_TYPES, kind_of, tile_of
@@ -157,15 +158,22 @@ class _Gemm:
         self.blocks_k = packs and sums_fit_c and maskable and not shallow
         self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
         self.frame = Frame(self.main, 10 + len(spec.batch))
+        end = TileEnd(
+            module,
+            name,
+            self.kind.accumulator,
+            self.lanes,
+            self.c_element,
+            self.frame,
+            epilogue,
+            len(spec.batch),
+        )
         self.writer = TileWriter(
             module,
             name,
             self.kind,
             self.vectors,
-            self.c_element,
-            self.frame,
-            epilogue,
-            len(spec.batch),
+            end,
             panel_stride=self.padded_k * self.columns if spec.b_packed else self.columns,
             packed_weights=spec.b_packed,
             staged=heavy or not maskable,
