@@ -131,7 +131,7 @@ def emit_cumulate(
             value = at.vector(form.body)
             combined = primitive(fn, form.body.dtype, [carried[0], value])
             if form.combine in ("max", "min"):
-                combined = fn.select(fn.value(fn.cmp("eq", i, 0)), value, combined)
+                combined = fn.select(fn.cmp("eq", i, 0), value, combined)
             shown = to_memory(fn, carried[0] if form.exclusive else combined, dtype)
             target = k.place(out, k.offset(axes, dense), dtype)
             if mask is None:
