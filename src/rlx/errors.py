@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_PACKAGE = __name__.partition(".")[0]
+_WHERE: ContextVar[tuple[str, ...] | None] = ContextVar("rlx_where", default=None)
+
+
+def source_location() -> str:
+    """file:line of the first stack frame outside this package: the line of the user that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
+            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return _PACKAGE
+
+
+@contextmanager
+def provenance(where: tuple[str, ...]) -> Iterator[None]:
+    """What is made or refused inside comes from these source locations."""
+    token = _WHERE.set(where)
+    try:
+        yield
+    finally:
+        _WHERE.reset(token)
+
+
+def current_where() -> tuple[str, ...]:
+    """Where what is done now comes from: what `provenance` says, else the line of the user."""
+    where = _WHERE.get()
+    return (source_location(),) if where is None else where
 
 
 class RlxError(Exception):
@@ -21,7 +56,13 @@ class RlxError(Exception):
 
 
 class TypeError_(RlxError, TypeError):
-    """An op was given operands or attributes that its type rule refuses."""
+    """An op was given operands or attributes that its type rule refuses.
+
+    It says by itself where: such errors arise while a graph is built, in many places.
+    """
+
+    def __init__(self, message: str, where: Sequence[str] = ()) -> None:
+        super().__init__(message, where or current_where())
 
 
 class ShapeError(TypeError_):

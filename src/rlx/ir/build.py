@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import DTypeError, TypeError_
 from rlx.ir.body import Body
-from rlx.ir.dtype import convert, dtype, weak_scalar
+from rlx.ir.dtype import DType, convert, dtype, weak_scalar
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import Op
 from rlx.ir.types import TupleType
@@ -47,12 +47,20 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
         if isinstance(o, Node):
             out.append(o)
         elif isinstance(o, (bool, int, float, complex)) and beside is not None:
-            out.append(graph.constant(convert(np.asarray(o), weak_scalar(o, beside))))
+            out.append(graph.constant(convert(np.asarray(o), _weak_dtype(op, o, beside))))
         elif isinstance(o, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
             out.append(graph.constant(o))
         else:
-            raise TypeError_(f"{op.name}: operand of type {type(o).__name__} is neither a node, an array nor a number")
+            kind = type(o).__name__
+            raise TypeError_(f"{op.name}: an operand of type {kind} is neither a node, an array nor a number")
     return out
+
+
+def _weak_dtype(op: Op, value: Any, beside: DType) -> DType:
+    try:
+        return weak_scalar(value, beside)
+    except DTypeError as e:
+        raise DTypeError(f"{op.name}: {e.message}") from None
 
 
 def _evaluate(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Any:

@@ -13,11 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError
+from rlx.errors import (
+    InputError,
+    RlxError,
+    ShapeError,
+    TypeError_,
+    VerifyError,
+    current_where,
+    provenance,
+    source_location,
+)
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, symbols
 from rlx.ir.dtype import dtype
-from rlx.ir.node import Node, source_location
+from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 
@@ -46,10 +55,18 @@ class ConstraintLog:
             self.known.add(key)
             self.items.append(constraint)
 
+    def take(self) -> list[Constraint]:
+        """What was assumed since the last time."""
+        items, self.items = self.items, []
+        return items
+
+    def forget(self) -> None:
+        """Drop what was assumed since the last time: the rule that needed it has refused."""
+        self.known -= {(c.kind, c.lhs, c.rhs) for c in self.take()}
+
 
 _LOG: ContextVar[ConstraintLog | None] = ContextVar("rlx_constraints", default=None)
 _CURRENT: ContextVar[Graph | None] = ContextVar("rlx_current_graph", default=None)
-_WHERE: ContextVar[tuple[str, ...] | None] = ContextVar("rlx_where", default=None)
 
 
 def require_equal(a: Dim, b: Dim, what: Callable[[], str] | str) -> Dim:
@@ -63,7 +80,7 @@ def require_equal(a: Dim, b: Dim, what: Callable[[], str] | str) -> Dim:
         log = _LOG.get()
         if log is not None:
             first, second = sorted((a, b), key=str)
-            log.assume(Constraint("eq", first, second, _WHERE.get() or ()))
+            log.assume(Constraint("eq", first, second, current_where()))
     return a if isinstance(a, int) else b if isinstance(b, int) else a
 
 
@@ -74,7 +91,7 @@ def require_at_least(a: Dim, b: Dim, what: str) -> None:
         raise ShapeError(what)
     log = _LOG.get()
     if verdict is None and log is not None:
-        log.assume(Constraint("min", a, b, _WHERE.get() or ()))
+        log.assume(Constraint("min", a, b, current_where()))
 
 
 def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, ...]:
@@ -107,25 +124,14 @@ def current_graph() -> Graph | None:
 
 
 @contextmanager
-def provenance(where: tuple[str, ...]) -> Iterator[None]:
-    """Nodes made inside come from these source locations."""
-    token = _WHERE.set(where)
-    try:
-        yield
-    finally:
-        _WHERE.reset(token)
-
-
-@contextmanager
 def inferring(log: ConstraintLog, where: tuple[str, ...]) -> Iterator[None]:
     """Type rules that run inside enter what they assume in `log`, as coming from `where`."""
     token = _LOG.set(log)
-    at = _WHERE.set(where)
     try:
-        yield
+        with provenance(where):
+            yield
     finally:
         _LOG.reset(token)
-        _WHERE.reset(at)
 
 
 class Graph:
@@ -178,13 +184,13 @@ class Graph:
 
     def input(self, name: str, shape: Sequence[Any], dtype: Any = "f32", once: bool = False) -> Node:
         """A named input. Text dims are symbols; `once` inputs are read in the prologue of a stream."""
-        return self.add(get_op("input"), (), {"name": name, "type": _type(shape, dtype), "once": once})
+        return self.add(get_op("input"), (), {"name": name, "type": _type(name, shape, dtype), "once": once})
 
     def param(
         self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None
     ) -> Node:
         """A named parameter; its value may be set now or by `set_param` of the compiled program."""
-        node = self.add(get_op("param"), (), {"name": name, "type": _type(shape, dtype)})
+        node = self.add(get_op("param"), (), {"name": name, "type": _type(name, shape, dtype)})
         if value is not None:
             self.set_param(name, value)
         return node
@@ -197,7 +203,8 @@ class Graph:
         want = self.params[name].tensor
         value = np.asarray(value)
         if not want.is_static or value.shape != want.shape or dtype(value.dtype) is not want.dtype:
-            raise InputError(f"param {name!r} is {want}, got {dtype(value.dtype)}{list(value.shape)}")
+            got = TensorType(dtype(value.dtype), value.shape)
+            raise InputError(f"param {name!r} is {want}, got {got}")
         self.param_values[name] = value
 
     def constant(self, value: Any, dtype: Any = None) -> Node:
@@ -216,7 +223,7 @@ class Graph:
         self, name: str, shape: Sequence[Any], dtype: Any = "f32", init: np.ndarray | None = None
     ) -> Node:
         """A value that survives runs; `set_state` says what replaces it. Starts as `init` or zeros."""
-        node = self.add(get_op("state"), (), {"name": name, "type": _type(shape, dtype)})
+        node = self.add(get_op("state"), (), {"name": name, "type": _type(name, shape, dtype)})
         if init is not None:
             self.state_values[name] = np.asarray(init)
         return node
@@ -265,23 +272,22 @@ class Graph:
         where: tuple[str, ...] | None = None,
     ) -> Node:
         """Append a node; its op's type rule decides its type or refuses."""
-        given = _WHERE.get() if where is None else where
-        where = (source_location(),) if given is None else given
+        where = current_where() if where is None else where
         try:
-            check_arity(op, len(operands))
-            canonical = op.canonical_attrs(attrs or {})
-            if op.role in _NAMED and canonical["name"] in self._names:
-                name = canonical["name"]
-                raise VerifyError(f"graph {self.name!r} already has an input, param or state called {name!r}")
             with inferring(self._log, where):
+                check_arity(op, len(operands))
+                canonical = op.canonical_attrs(attrs or {})
+                if op.role in _NAMED and canonical["name"] in self._names:
+                    named = f"an input, param or state called {canonical['name']!r}"
+                    raise VerifyError(f"graph {self.name!r} already has {named}")
                 inferred = infer_type(op, [self._own(o) for o in operands], canonical, tuple(bodies))
         except RlxError as e:
+            self._log.forget()
             if e.where:
                 raise
             raise type(e)(e.message, where) from None
         if self._log.items:
-            self.constraints += self._log.items
-            self._log.items = []
+            self.constraints += self._log.take()
         node = Node(self, len(self.nodes), op, tuple(operands), canonical, tuple(bodies), inferred, where)
         self.nodes.append(node)
         if op.role is not Role.COMPUTE:
@@ -289,7 +295,7 @@ class Graph:
         return node
 
     def adopt(self, node: Node, operands: Sequence[Node]) -> Node | None:
-        """Append a copy of another graph's node without inferring its type again; None where that is not sound.
+        """Append a copy of another graph's node without inferring its type again; None where that is unsound.
 
         A type follows from op, attributes and operand types, so equal operand types are enough, as long as
         this graph assumes what the other one does.
@@ -299,7 +305,8 @@ class Graph:
         for old, new in zip(node.operands, operands, strict=True):
             if new.graph is not self or (old.type is not new.type and old.type != new.type):
                 return None
-        made = Node(self, len(self.nodes), node.op, tuple(operands), node.attrs, node.bodies, node.type, node.where)
+        id, given = len(self.nodes), tuple(operands)
+        made = Node(self, id, node.op, given, node.attrs, node.bodies, node.type, node.where)
         self.nodes.append(made)
         if node.op.role is not Role.COMPUTE:
             self._register(made)
@@ -322,8 +329,7 @@ class Graph:
     def assume(self, constraint: Constraint) -> None:
         """Add a constraint that a front end or pass relies on; unproved ones become run-time guards."""
         self._log.assume(constraint)
-        self.constraints += self._log.items
-        self._log.items = []
+        self.constraints += self._log.take()
 
     def results(self, node: Node) -> list[Node]:
         """One `result` node per output of a multi-output node (made once)."""
@@ -385,11 +391,11 @@ class Graph:
         return seen
 
 
-def _type(shape: Sequence[Any], of: Any) -> TensorType:
+def _type(name: str, shape: Sequence[Any], of: Any) -> TensorType:
     try:
         return TensorType(dtype(of), dims(tuple(shape)))
     except ValueError as e:
-        raise ShapeError(f"a shape {e}") from None
+        raise ShapeError(f"the shape of {name!r} {e}") from None
 
 
 Visit = Callable[[Node, tuple[Node, ...], "Graph"], "Node | None"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import RlxError
+from rlx.errors import TypeError_
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, get_op
@@ -15,21 +14,6 @@ from rlx.ir.types import TensorType, TupleType, Type
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
-
-_PACKAGE = __name__.partition(".")[0]
-
-
-def source_location() -> str:
-    """file:line of the first stack frame outside this package: where the user made the node."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
-            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return "rlx"
 
 
 class Node:
@@ -57,7 +41,9 @@ class Node:
     def tensor(self) -> TensorType:
         """The type, for a node that is one tensor."""
         if isinstance(self.type, TupleType):
-            raise RlxError(f"%{self.id} ({self.op.name}) has {len(self.type.items)} results; pick one first")
+            raise TypeError_(
+                f"%{self.id} ({self.op.name}) has {len(self.type.items)} results; pick one first"
+            )
         return self.type
 
     @property
@@ -79,10 +65,10 @@ class Node:
     def __iter__(self) -> Iterator[Node]:
         if isinstance(self.type, TupleType):
             return iter(self.graph.results(self))
-        raise RlxError(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
+        raise TypeError_(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
 
     def __bool__(self) -> bool:
-        raise RlxError(
+        raise TypeError_(
             f"%{self.id} ({self.op.name}) has no value while the graph is built; "
             "use rlx.ops.where or rlx.ops.cond"
         )

@@ -8,13 +8,14 @@ Calling conventions (`T` a TensorType, `N` a Node, attributes always as keywords
     infer(*T, **attrs) -> T | TupleType             shape rule and verifier in one
     ref(*ndarray, **attrs) -> ndarray | tuple       the meaning; dims in attrs are already ints
     expand(*N, **attrs) -> N | tuple                HIR only: the same in other ops
-    vjp(g, y, *N, **attrs) -> tuple[N | None, ...]  one gradient per operand; g, y are tuples for multi-output ops
-    saving(*N, **attrs) -> N | None                 optional: the op in a graph to be differentiated, its results
-                                                    followed by more that its vjp will read; None is as it is
-    batch(flags, *N, **attrs) -> N | tuple          operands with flags[i] have a batch axis 0; so has the result
+    vjp(g, y, *N, **attrs) -> tuple[N | None, ...]  one gradient per operand; g, y may be tuples
+    saving(*N, **attrs) -> N | None                 optional: the op in a graph to be differentiated, its
+                                                    results followed by more that its vjp will read;
+                                                    None is as it is
+    batch(flags, *N, **attrs) -> N | tuple          operands with flags[i] and the result have a batch axis 0
     lower(*T, **attrs) -> Form                      MIR only: the form a backend implements
     cost(*T, **attrs) -> Dim                        scalar operations
-    view(layout, *T, **attrs) -> Layout | None      ops that can be a view: layout of the result in operand 0's storage
+    view(layout, *T, **attrs) -> Layout | None      ops that can be a view: the result's layout in operand 0
     samples() -> list[Sample]                       inputs that drive every generated test
 Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, saving, batch, lower and cost, and
 `run=` (call body i on arrays) in ref.
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from rlx.errors import AttributeError_, TypeError_, UnknownOpError
+from rlx.errors import AttributeError_, RlxError, TypeError_, UnknownOpError
 from rlx.ir.attr import REQUIRED, Attr
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ class Op:
                 raise AttributeError_(f"{self.name}: attribute {key!r} is missing")
             try:
                 out[key] = spec.kind(value)
+            except RlxError as e:
+                raise AttributeError_(f"{self.name}: attribute {key!r}: {e.message}") from None
             except (ValueError, TypeError) as e:
                 raise AttributeError_(f"{self.name}: attribute {key!r} {e}") from None
         return out

@@ -1,4 +1,4 @@
-"""Rules that many ops share: axis checks, broadcasting, batching by a leading axis, sums that undo broadcasting."""
+"""Rules that many ops share: axis checks, broadcasting and its inverse, batching by a leading axis."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_boolean(d: DType) -> bool:
 _NEEDS = {
     is_number: "a number dtype",
     is_real: "a real number dtype",
-    is_computable: "a dtype that computes (cast storage-only dtypes to f32 first)",
+    is_computable: "a dtype that computes",
     is_floating: "a floating-point dtype",
     is_real_float: "a real floating-point dtype",
     is_complex: "a complex dtype",
@@ -67,7 +67,9 @@ def need_dtype(name: str, t: TensorType, accepts: Accepts) -> None:
     if isinstance(t, TupleType):
         raise TypeError_(f"{name}: an operand has several results; pick one first")
     if not accepts(t.dtype):
-        raise DTypeError(f"{name}: operand {t} is not of {_NEEDS.get(accepts, 'a supported dtype')}")
+        wanted = _NEEDS.get(accepts, "a supported dtype")
+        hint = "; it only stores values, cast it to f32 first" if t.dtype.storage_only else ""
+        raise DTypeError(f"{name}: operand {t} is not of {wanted}{hint}")
 
 
 def same_dtype(name: str, types: Sequence[TensorType]) -> DType:
@@ -76,9 +78,8 @@ def same_dtype(name: str, types: Sequence[TensorType]) -> DType:
     for t in types[1:]:
         if t.dtype is not first:
             listed = ", ".join(map(str, types))
-            raise DTypeError(
-                f"{name}: operands {listed} have different dtypes; cast one, for example rlx.ops.cast(x, {first.name!r})"
-            )
+            cast = f"rlx.ops.cast(x, {first.name!r})"
+            raise DTypeError(f"{name}: operands {listed} have different dtypes; cast one, for example {cast}")
     return first
 
 
