@@ -154,6 +154,7 @@ from rlx.ops.pool import (
     max_unpool,
 )
 from rlx.ops.padding import pad
+from rlx.ops.recurrent import gru, lstm, rnn
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.resize import resize, upsample
 from rlx.ops.roi_align import roi_align
@@ -162,6 +163,8 @@ from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
 from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.selection import argwhere, compress, nonzero, unique
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
+from rlx.ops.signal import istft, stft, stft_pairs
+from rlx.ops.signal_window import blackman_window, get_window, hamming_window, hann_window, kaiser_window
 from rlx.ops.sorting import argsort, searchsorted, sort, top_k
 from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
 from rlx.ir.op import all_ops
