@@ -108,6 +108,7 @@ class TileEnd:
         _, frame, c, row, column, rows, vectors = fn.args
         stage = self.frame.read_pointer(fn, frame, "stage")
         n, c_row = (self.frame.read(fn, frame, field) for field in ("n", "c_row"))
+        existing = fn.umin(vectors, fn.ceildiv(fn.sub(n, column), self.lanes))
         sums_type = vector(self.accumulator, self.lanes)
 
         def line(i: Int, _: list[Value]) -> None:
@@ -119,7 +120,7 @@ class TileEnd:
                 total = fn.load(sums_type, fn.gep(sums, first, self.accumulator))
                 place = fn.gep(places, first, self.c_element)
                 at = fn.add(column, first)
-                left = fn.smax(fn.sub(n, at), 0)
+                left = fn.sub(n, at)
 
                 def end(mask: Value | None) -> None:
                     result = self.result(fn, frame, total, fn.add(row, i), at, mask)
@@ -133,7 +134,7 @@ class TileEnd:
                     whole = fn.cmp("uge", left, self.lanes)
                     fn.branch(whole, lambda: end(None), lambda: end(fn.lanes(left, self.lanes)))
 
-            fn.loop(0, vectors, 1, [], one)
+            fn.loop(0, existing, 1, [], one)
 
         fn.loop(0, rows, 1, [], line)
         return name

@@ -1,0 +1,143 @@
+"""Products with 4-bit and 8-bit weights against the same weights in f64."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlx.backend.cpu import jit
+from rlx.backend.cpu.irtext import Function, Int, Module, Value
+from rlx.backend.cpu.quant_gemm import emit_quant_gemm
+from rlx.backend.cpu.quant_pack import QuantLayout, pack_quantised
+from rlx.backend.cpu.target import Target, resolve, runs_here, targets
+from rlx.errors import ShapeError
+from rlx.ir.dim import sym
+
+Array = NDArray[Any]
+TARGETS = [target for target in targets() if runs_here(target)]
+every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+EPS = 2.0**-23
+
+
+class Product:
+    """Random weights in a layout, and the kernel that multiplies by them."""
+
+    def __init__(self, target: Target, layout: QuantLayout, epilogue: Any = None) -> None:
+        rng = np.random.default_rng(layout.k)
+        low = -(1 << (layout.bits - 1))
+        self.layout = layout
+        q = rng.integers(low, -low, (layout.k, layout.n))
+        scales = rng.uniform(0.01, 0.1, (layout.groups, layout.n)).astype(np.float16)
+        zeros = rng.integers(-4, 4, scales.shape).astype(np.float32) if layout.zeros else None
+        spread = np.repeat(scales.astype(np.float64), layout.group, axis=0)[: layout.k]
+        centers = 0 if zeros is None else np.repeat(zeros, layout.group, axis=0)[: layout.k]
+        self.weights = (q - centers) * spread
+        # Cancelling between codes and zeros costs precision that belongs to the zeros.
+        self.bound = (np.abs(q) + np.abs(centers)) * spread
+        self.packed = pack_quantised(q, scales, layout, zeros)
+        assert self.packed.nbytes == layout.nbytes
+        module = Module(target)
+        info = emit_quant_gemm(
+            module,
+            "kernel",
+            sym("m"),
+            layout,
+            dim_value=lambda fn, _: fn.field(fn.args[0], 6),
+            epilogue=epilogue,
+        )
+        self.scratch = info.scratch_bytes_per_thread
+        self.code = jit.compile_and_load(module.text(), target)
+        types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self.call = ctypes.CFUNCTYPE(None, *types)(self.code.address("kernel"))
+
+    def run(self, a: Array, threads: int = 1) -> Array:
+        rows = len(a)
+        c = np.full((rows + 1, self.layout.n), 7, np.float32)
+        scratch = np.zeros(threads * self.scratch, np.uint8)
+        pointers = [x.ctypes.data for x in (a, self.packed, c)]
+        table = np.array([0, scratch.ctypes.data, self.scratch, *pointers, rows], np.int64)
+        for thread in range(threads):
+            self.call(table.ctypes.data, thread, threads)
+        assert (c[rows] == 7).all()
+        return c[:rows]
+
+    def check(self, a: Array, c: Array) -> None:
+        # bf16 parts of A keep 16 bits, which 2 K eps covers from K = 64 on.
+        slack = 2 * max(self.layout.k, 64) * EPS * (np.abs(a).astype(np.float64) @ self.bound)
+        assert (np.abs(c - a @ self.weights) <= slack).all()
+
+
+def rows_of(count: int, k: int) -> Array:
+    return np.random.default_rng(count).standard_normal((count, k)).astype(np.float32)
+
+
+@every_target
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("k", "n", "group"), [(64, 32, 32), (96, 200, 32), (40, 5, 8), (100, 33, 16), (1, 1, 32)]
+)
+def test_products(target: Target, bits: int, zeros: bool, k: int, n: int, group: int) -> None:
+    scale = "f16" if zeros else "f32"
+    product = Product(target, QuantLayout.of(k, n, target, bits, group, scale, zeros))
+    for rows in (0, 1, 2, 3, 4, 5, 9, 33, 70):
+        a = rows_of(rows, k)
+        product.check(a, product.run(a))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
+    host = resolve("host")
+    product = Product(host, QuantLayout.of(128, 300, host, bits))
+    a = rows_of(40, 128)
+    wanted = product.run(a)
+    for threads in (2, 3, 20):
+        assert (product.run(a, threads) == wanted).all()
+    for first, stop in ((0, 1), (5, 7), (10, 13), (3, 12)):
+        assert (product.run(np.ascontiguousarray(a[first:stop])) == wanted[first:stop]).all()
+
+
+@every_target
+def test_epilogue(target: Target) -> None:
+    def doubled(
+        fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
+    ) -> Value:
+        return fn.fadd(sums, fn.splat(fn.sitofp(fn.value(row), "float"), sums.width))
+
+    layout = QuantLayout.of(64, 50, target)
+    plain, shifted = Product(target, layout), Product(target, layout, doubled)
+    a = rows_of(7, 64)
+    assert np.allclose(shifted.run(a), plain.run(a) + np.arange(7)[:, None], rtol=1e-6)
+
+
+def test_infinite_and_missing_numbers_pass() -> None:
+    host = resolve("host")
+    product = Product(host, QuantLayout.of(64, 20, host))
+    a = rows_of(3, 64)
+    a[1, 5], a[2, 7] = np.inf, np.nan
+    c = product.run(a)
+    assert np.isfinite(c[0]).all()
+    assert np.isnan(c[2]).all()
+    used = product.weights[5] != 0
+    assert (c[1, used] == np.sign(product.weights[5, used]) * np.inf).all()
+
+
+def test_refusals() -> None:
+    host = resolve("host")
+    with pytest.raises(ShapeError, match="4 or 8 bits, not 3"):
+        QuantLayout.of(8, 8, host, bits=3)
+    with pytest.raises(ShapeError, match="multiple of 8 along k, not 12"):
+        QuantLayout.of(8, 8, host, group=12)
+    layout = QuantLayout.of(8, 2, host, group=8)
+    with pytest.raises(ShapeError, match="must have shapes"):
+        pack_quantised(np.zeros((8, 3), np.int8), np.ones((1, 2), np.float32), layout)
+    with pytest.raises(ShapeError, match=r"codes of 4 bits lie in -8\.\.7"):
+        pack_quantised(np.full((8, 2), 9), np.ones((1, 2), np.float32), layout)
+    with pytest.raises(ShapeError, match="zeros are given exactly when"):
+        pack_quantised(
+            np.zeros((8, 2), np.int8), np.ones((1, 2), np.float32), layout, np.ones((1, 2), np.float32)
+        )
