@@ -1,128 +1,155 @@
-"""A compiled program: native code, weights, and one set of buffers per concurrent run."""
+"""A compiled program: call it, bind it to buffers, ask what it will cost, look inside."""
 
 from __future__ import annotations
 
-import ctypes
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rlx.backend.cpu.build import HostThunk, KernelSet
-from rlx.backend.cpu.frame import EmittedKernel
-from rlx.backend.reference.interpreter import Interpreter, evaluate
+from rlx.backend.cpu.build import KernelSet
+from rlx.backend.reference.interpreter import Interpreter
 from rlx.errors import InputError, KernelError
 from rlx.ir.bind import check_array
-from rlx.ir.dim import compile_dims
+from rlx.ir.dim import Expr, compile_dims, symbols
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
-from rlx.ir.types import tensor_types
-from rlx.runtime.driver import NativeProgram, Record, RecordError
-from rlx.runtime.memory import Region, allocate
+from rlx.ir.types import type_symbols
+from rlx.runtime.context import Context, Step
+from rlx.runtime.driver import RecordError
+from rlx.runtime.weights import Weights
 
 MESSAGES = {1: "an index from data is out of range"}
+KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
 
 
-@dataclass
-class Step:
-    """One native segment or one host thunk."""
+class InputEntry:
+    """Takes one input: checks it, binds its symbols, gives contiguous memory. Quick where all is as declared."""
 
-    program: NativeProgram | None
-    thunk: HostThunk | None
+    __slots__ = ("_dims", "_dtype", "_node", "_rank", "_static")
 
+    def __init__(self, node: Node) -> None:
+        self._node, self._dtype, self._rank = node, node.dtype.np, node.rank
+        self._static = node.tensor.is_static
+        names = [symbols(d)[0] if isinstance(d, Expr) and str(d) in symbols(d) else None for d in node.shape]
+        self._dims = list(zip(node.shape, names, strict=True))
 
-@dataclass
-class Context:
-    """Buffers and argument tables for one run at a time, for one binding."""
+    def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.dtype is not self._dtype and array.dtype != self._dtype or not self._matches(array.shape, binding):
+            check_array(self._node.tensor, array, binding, f"input {self._node.attrs['name']!r}")
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
-    plan: LirBufferPlan
-    arena: Region
-    scratch: Region
-    steps: list[Step]
-    input_places: list[list[tuple[np.ndarray, int, int]]]  # per input: (table, index, byte offset of a view)
-    output_places: list[list[tuple[np.ndarray, int, int]]]
-    arrays: dict[int, np.ndarray] = field(default_factory=dict)  # roots with fixed memory, as uint8
-    bound: dict[int, np.ndarray] = field(default_factory=dict)  # inputs and outputs of this run
+    def _matches(self, shape: tuple[int, ...], binding: dict[str, int]) -> bool:
+        if self._static or len(shape) != self._rank:
+            return shape == self._node.shape
+        for n, (d, name) in zip(shape, self._dims, strict=True):
+            if name is not None:
+                if binding.setdefault(name, n) != n:
+                    return False
+            elif d != n:
+                return False
+        return True
 
 
 class CompiledProgram:
-    """What `rlx.compile` returns: call it, bind it, look into it, save it."""
+    """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
     def __init__(self, lir: LirModule, kernels: KernelSet, code: Any, threads: int, debug: str | None = None) -> None:
         self.lir, self.kernels, self._code, self.threads, self.debug = lir, kernels, code, threads, debug
-        self.graph = lir.mir
-        self.inputs: list[Node] = self.graph.inputs
-        self.outputs: list[Node] = list(self.graph.outputs.values())
-        self.output_names = list(self.graph.outputs)
-        self._symbols = self.graph.symbols()
+        graph = self.graph = lir.mir
+        self.inputs: list[Node] = graph.inputs
+        self.outputs: list[Node] = list(graph.outputs.values())
+        self.input_names = [n.attrs["name"] for n in self.inputs]
+        self.output_names = list(graph.outputs)
+        self._entries = [InputEntry(n) for n in self.inputs]
+        self._symbols = graph.symbols()
+        given = {s for n in (*self.inputs, *graph.state_inputs.values()) for s in type_symbols(n.type)}
+        self._found_later = [s for s in self._symbols if s not in given]
         self._free: dict[tuple[int, ...], list[Context]] = {}
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self._lock = threading.Lock()
-        self.param_values: dict[str, np.ndarray] = {}
-        self._weights: dict[int, np.ndarray] = {}
-        self._load_weights(dict((lir.derived or self.graph).param_values))
+        self._weights = Weights(lir)
         dims = [d for k in kernels.kernels.values() for d in (*k.dims, k.scratch_per_thread)]
         self._dims = compile_dims(dims, self._symbols)
-        self.stats: dict[str, Any] = {
-            "kernels": len(kernels.kernels),
-            "distinct_kernels": kernels.distinct,
-            "host_thunks": [
-                {"node": t.node, "op": self.graph.nodes[t.node].op.name, "why": t.why} for t in kernels.thunks.values()
-            ],
+
+    # -- facts
+
+    @property
+    def decisions(self) -> Any:
+        """Every fusion decision: what was joined or refused, and why."""
+        return self.lir.decisions
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Sizes and counts; host thunks by name with the reason."""
+        thunks = [
+            {"node": t.node, "op": self.graph.nodes[t.node].op.name, "why": t.why} for t in self.kernels.thunks.values()
+        ]
+        return {
+            "kernels": len(self.kernels.kernels),
+            "distinct_kernels": self.kernels.distinct,
+            "host_thunks": thunks,
+            "threads": self.threads,
+            "target": self.lir.target,
+            "weights": sum(len(m) for m in self._weights.memory.values()),
         }
 
-    # -- weights
+    def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Bytes per space for a binding, before running."""
+        plan = self.plan_for(binding or {})
+        sizes = plan.sizes()
+        values = self._dims([plan.binding[s] for s in self._symbols])
+        at, most = 0, 0
+        for k in self.kernels.kernels.values():
+            at += len(k.dims) + 1
+            most = max(most, values[at - 1])
+        sizes["scratch"] = -(-most // 64) * 64 * self.threads
+        return sizes
 
-    def _load_weights(self, values: dict[str, np.ndarray]) -> None:
-        """Params, derived weights and constants into one region of huge pages."""
-        self.param_values = values
-        derived = self.lir.derived
-        arrays: dict[int, np.ndarray] = {}
-        computed = evaluate(derived, {}, values) if derived is not None else {}
-        for node in self.graph.nodes:
-            if node.op.role is Role.CONSTANT:
-                arrays[node.id] = node.attrs["value"].array
-            elif node.op.role is Role.PARAM:
-                name = node.attrs["name"]
-                found = computed.get(name, values.get(name))
-                if found is not None:
-                    arrays[node.id] = found
-        total = sum(-(-a.nbytes // 64) * 64 for a in arrays.values())
-        region = allocate(max(total, 64))
-        at = 0
-        for id, array in arrays.items():
-            dense = np.ascontiguousarray(array)
-            place = region.array[at : at + dense.nbytes]
-            place[:] = dense.reshape(-1).view(np.uint8)
-            self._weights[id] = place
-            at += -(-dense.nbytes // 64) * 64
-        self._weight_region = region
+    def plan_for(self, binding: Mapping[str, int]) -> LirBufferPlan:
+        """The plan for a binding; known ones are remembered."""
+        missing = [s for s in self._symbols if s not in binding]
+        if missing:
+            raise InputError(f"symbol {missing[0]!r} needs a size, for example {{{missing[0]!r}: 128}}")
+        key = tuple(binding[s] for s in self._symbols)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self.lir.planner.plan(dict(binding))
+        return plan
+
+    def explain(self) -> str:
+        """What the program does, why it was fused so, and where its memory goes."""
+        from rlx.plan.explain import explain
+
+        return explain(self)
+
+    def describe(self, node: Node) -> str:
+        """A kernel's ops, for messages."""
+        ops = [n.op.name for n in node.bodies[0].nodes if n.op.role is Role.COMPUTE] if node.bodies else [node.op.name]
+        return f"%{node.id} ({' + '.join(ops)})"
 
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; derived weights follow."""
-        source = self.lir.derived or self.graph
-        source.set_param(name, value)
         with self._lock:
+            self._weights.set(name, value)
             self._free.clear()
-            self._load_weights(dict(source.param_values))
 
     # -- running
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a dict of inputs."""
-        names = [n.attrs["name"] for n in self.inputs]
-        for key in inputs:
-            if key not in names:
-                raise InputError(f"unknown input {key!r}; program {self.graph.name!r} has: {', '.join(names) or 'none'}")
-        missing = [n for n in names if n not in inputs]
-        if missing:
-            raise InputError(f"input {missing[0]!r} of program {self.graph.name!r} is missing")
-        values = self._run([inputs[n] for n in names])
-        return dict(zip(self.output_names, values, strict=True))
+        try:
+            given = [inputs[name] for name in self.input_names]
+        except KeyError as e:
+            raise InputError(f"input {e.args[0]!r} of program {self.graph.name!r} is missing") from None
+        if len(inputs) != len(given):
+            extra = next(k for k in inputs if k not in self.input_names)
+            known = ", ".join(self.input_names) or "none"
+            raise InputError(f"unknown input {extra!r}; program {self.graph.name!r} has: {known}")
+        return dict(zip(self.output_names, self._run(given), strict=True))
 
     def __call__(self, *inputs: Any) -> Any:
         """Outputs for inputs in order: one array, or a tuple."""
@@ -131,101 +158,151 @@ class CompiledProgram:
         out = self._run(inputs)
         return out[0] if len(out) == 1 else tuple(out)
 
-    def _run(self, given: Sequence[Any]) -> list[np.ndarray]:
+    def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """A function that runs the program on fixed buffers, with a few microseconds of overhead.
+
+        Arrays must be contiguous and stay alive; every call reads the inputs' and writes the outputs' present memory.
+        """
+        if self.kernels.thunks or self.graph.states or self._found_later:
+            raise InputError(f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run")
         binding: dict[str, int] = {}
-        arrays = []
-        for node, value in zip(self.inputs, given, strict=True):
-            array = np.asarray(value)
-            check_array(node.tensor, array, binding, f"input {node.attrs['name']!r}")
-            arrays.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-        outputs = [np.empty(n.tensor.bind(binding), n.dtype.np) for n in self.outputs]
+        for names, given, nodes, kind in (
+            (self.input_names, inputs, self.inputs, "input"),
+            (self.output_names, outputs, self.outputs, "output"),
+        ):
+            for name, node in zip(names, nodes, strict=True):
+                if name not in given:
+                    raise InputError(f"{kind} {name!r} of program {self.graph.name!r} is missing")
+                check_array(node.tensor, given[name], binding, f"{kind} {name!r}")
+                if not given[name].flags.c_contiguous:
+                    raise InputError(f"{kind} {name!r} is not contiguous; bind np.ascontiguousarray(array)")
+        context = self._make_context(self.plan_for(binding))
+        for names, given, nodes in ((self.input_names, inputs, self.inputs), (self.output_names, outputs, self.outputs)):
+            for name, node in zip(names, nodes, strict=True):
+                context.connect(node.id, given[name])
+        keep = (dict(inputs), dict(outputs), self)
+        native = [step.program for step in context.steps if step.program is not None]
+
+        def run() -> None:
+            try:
+                for program in native:
+                    program.run()
+            except RecordError as e:
+                raise keep[2]._kernel_error(e) from None
+
+        return run
+
+    def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
+        binding: dict[str, int] = {}
+        arrays = [entry(value, binding) for entry, value in zip(self._entries, given, strict=True)]
+        for s in self._found_later:
+            binding[s] = 0
+        states = self.initial_states(binding) if states is None else states
         context = self._acquire(binding)
         try:
-            self._execute(context, arrays, outputs)
+            return self._execute(context, arrays, states, binding)
         finally:
             self._release(context)
+
+    def initial_states(self, binding: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """What states hold before the first run."""
+        graph, out = self.graph, {}
+        for name, node in graph.state_inputs.items():
+            shape = node.tensor.bind(dict(binding))
+            value = graph.state_values.get(name)
+            out[name] = np.zeros(shape, node.dtype.np) if value is None else np.array(value, node.dtype.np).reshape(shape)
+        return out
+
+    def _execute(
+        self, context: Context, inputs: Sequence[np.ndarray], states: dict[str, np.ndarray], binding: dict[str, int]
+    ) -> list[np.ndarray]:
+        outputs = [np.empty(shape, d) for shape, d in self._output_shapes(context)]
+        self._connect(context, inputs, outputs, states)
+        number = 0
+        while number < len(context.steps):
+            step = context.steps[number]
+            found, value = self._run_step(context, step)
+            number += 1
+            if found:  # sizes that depend on data are known now: plan the rest for them
+                binding |= found
+                later = self._make_context(self.plan_for(binding))
+                outputs = [
+                    old if old.shape == n.tensor.bind(binding) else np.empty(n.tensor.bind(binding), n.dtype.np)
+                    for n, old in zip(self.outputs, outputs, strict=True)
+                ]
+                self._connect(later, inputs, outputs, states)
+                later.take_over(context, number)
+                self._store_thunk(later, step, value)
+                context = later
+        for state in self.graph.states:
+            states[state.name][...] = context.array(state.output)
         return outputs
 
-    def _execute(self, context: Context, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        for places, array in zip(context.input_places, inputs, strict=True):
-            address = array.ctypes.data
-            for table, index, offset in places:
-                table[index] = address + offset
-        for places, array in zip(context.output_places, outputs, strict=True):
-            address = array.ctypes.data
-            for table, index, offset in places:
-                table[index] = address + offset
-        if self.kernels.thunks:
-            for node, array in zip([*self.inputs, *self.outputs], [*inputs, *outputs], strict=True):
-                context.bound[node.id] = array.reshape(-1).view(np.uint8)
-        for step in context.steps:
-            if step.program is not None:
-                try:
-                    step.program.run()
-                except RecordError as e:
-                    node = self.graph.nodes[int(e.name)]
-                    raise KernelError(
-                        f"kernel {self.describe(node)}: {MESSAGES.get(e.code, f'error code {e.code}')}", node.where
-                    ) from None
-            else:
-                assert step.thunk is not None
-                self._run_thunk(context, step.thunk)
+    def _output_shapes(self, context: Context) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of every output; worked out once per context."""
+        if context.output_shapes is None:
+            binding = context.plan.binding
+            context.output_shapes = [(n.tensor.bind(binding), n.dtype.np) for n in self.outputs]
+        return context.output_shapes
 
-    def describe(self, node: Node) -> str:
-        """A kernel's ops, for messages."""
-        ops = [n.op.name for n in node.bodies[0].nodes if n.op.role is Role.COMPUTE] if node.bodies else [node.op.name]
-        return f"%{node.id} ({' + '.join(ops)})"
+    def _connect(
+        self, context: Context, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], states: Mapping[str, np.ndarray]
+    ) -> None:
+        for node, array in zip(self.inputs, inputs, strict=True):
+            context.connect(node.id, array)
+        for node, array in zip(self.outputs, outputs, strict=True):
+            context.connect(node.id, array)
+        for name, node in self.graph.state_inputs.items():
+            context.connect(node.id, states[name])
 
-    def _run_thunk(self, context: Context, thunk: HostThunk) -> None:
-        node = self.graph.nodes[thunk.node]
-        interpreter = Interpreter(self.graph, context.plan.binding)
+    def _run_step(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
+        """Run one step; returns the sizes that it revealed and, with them, the value that did."""
+        if step.program is not None:
+            try:
+                step.program.run()
+            except RecordError as e:
+                raise self._kernel_error(e) from None
+            if self.debug == "nan":
+                self._check_finite(context, step)
+            return {}, None
+        assert step.thunk is not None
+        node = self.graph.nodes[step.thunk.node]
+        interpreter = Interpreter(self.graph, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)})
         for o in node.operands:
-            interpreter.values[o.id] = self._array(context, o)
+            interpreter.values[o.id] = context.array(o)
         out = interpreter.compute(node)
-        results = self.graph.results(node)
-        for target, value in zip(results, out if isinstance(out, tuple) else (out,), strict=True):
-            self._memory(context, target.id)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        found = {k: v for k, v in interpreter.binding.items() if context.plan.binding.get(k) != v}
+        if not found:
+            self._store_thunk(context, step, out)
+        return found, out
 
-    def _memory(self, context: Context, root: int) -> np.ndarray:
-        found = context.bound.get(root)
-        return context.arrays[root] if found is None else found
+    def _unknown(self, node: Node) -> set[str]:
+        """Data-dependent symbols that this node itself brings in."""
+        known = {s for o in node.operands for s in type_symbols(o.type)}
+        return {s for s in type_symbols(node.type) if s in self._found_later and s not in known}
 
-    def _array(self, context: Context, node: Node) -> np.ndarray:
-        """A value as NumPy sees it."""
-        plan, shape, itemsize = context.plan, node.tensor.bind(context.plan.binding), node.dtype.itemsize
-        alias = plan.view_aliases.get(node.id)
-        raw = self._memory(context, alias.root if alias else node.id)
-        if alias is None or alias.strides is None:
-            start = alias.byte_offset if alias else 0
-            count = int(np.prod(shape, dtype=np.int64)) * itemsize
-            return raw[start : start + count].view(node.dtype.np).reshape(shape)
-        flat = raw.view(node.dtype.np)[alias.byte_offset // itemsize :]
-        return np.lib.stride_tricks.as_strided(flat, shape, [s * itemsize for s in alias.strides])
+    def _store_thunk(self, context: Context, step: Step, out: Any) -> None:
+        node = self.graph.nodes[step.nodes[0]]
+        for target, value in zip(self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True):
+            if target.id in context.memory or target.id in context.bound:
+                context.raw(target.id)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
-    # -- contexts
+    def _check_finite(self, context: Context, step: Step) -> None:
+        for id in step.nodes:
+            node = self.graph.nodes[id]
+            for result in self.graph.results(node):
+                root = context.plan.view_aliases.get(result.id)
+                if root is None and result.dtype.is_float and result.id in context.memory:
+                    values = context.array(result)
+                    if not np.isfinite(values.astype(np.float32)).all():
+                        raise KernelError(f"kernel {self.describe(node)} made a NaN or infinity", node.where)
 
-    def plan_for(self, binding: Mapping[str, int]) -> LirBufferPlan:
-        """The plan for a binding; cached."""
-        key = tuple(binding[s] for s in self._symbols)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self.lir.planner.plan(binding)
-        return plan
+    def _kernel_error(self, e: RecordError) -> KernelError:
+        node = self.graph.nodes[int(e.name)]
+        what = MESSAGES.get(e.code, f"error code {e.code}")
+        return KernelError(f"kernel {self.describe(node)}: {what}", node.where)
 
-    def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Bytes per space for a binding, before running."""
-        plan = self.plan_for(binding or {})
-        sizes = plan.sizes()
-        values = self._dims([plan.binding[s] for s in self._symbols])
-        sizes["scratch"] = self._scratch_bytes(values) * self.threads
-        return sizes
-
-    def _scratch_bytes(self, values: Sequence[int]) -> int:
-        at, most = 0, 0
-        for k in self.kernels.kernels.values():
-            at += len(k.dims) + 1
-            most = max(most, values[at - 1])
-        return -(-most // 64) * 64
+    # -- contexts: one per concurrent run and binding, from a pool
 
     def _acquire(self, binding: Mapping[str, int]) -> Context:
         key = tuple(binding[s] for s in self._symbols)
@@ -239,83 +316,38 @@ class CompiledProgram:
         key = tuple(context.plan.binding[s] for s in self._symbols)
         with self._lock:
             self._free.setdefault(key, []).append(context)
+            while len(self._free) > KEPT_CONTEXTS:
+                self._free.pop(next(k for k in self._free if k != key))
 
-    def _make_context(self, plan: LirBufferPlan) -> Context:
+    def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Context:
         values = self._dims([plan.binding[s] for s in self._symbols])
-        per_thread = self._scratch_bytes(values)
-        arena = allocate(max(plan.arena_size, 64))
-        scratch = allocate(max(per_thread * self.threads, 64))
-        arrays: dict[int, np.ndarray] = dict(self._weights)
-        for id, slot in plan.assignments.items():
-            if slot.space == "activation":
-                arrays[id] = arena.array[slot.offset : slot.offset + slot.size]
-        context = Context(plan, arena, scratch, [], [[] for _ in self.inputs], [[] for _ in self.outputs], arrays)
-        number = {n.id: i for i, n in enumerate(self.inputs)}
-        out_number = {n.id: i for i, n in enumerate(self.outputs)}
-        dims_at, at = {}, 0
-        for id, k in self.kernels.kernels.items():
-            dims_at[id] = at
-            at += len(k.dims) + 1
-        batch: list[int] = []
+        return Context(
+            self.graph,
+            self.kernels,
+            self._code,
+            plan,
+            values,
+            self._weights.memory,
+            self.threads,
+            one_by_one=self.debug == "nan",
+            profile=profile,
+        )
 
-        def flush() -> None:
-            if batch:
-                context.steps.append(Step(self._segment(context, batch, values, dims_at, per_thread, number, out_number), None))
-                batch.clear()
-
-        for id in plan.schedule:
-            if id in self.kernels.thunks:
-                flush()
-                context.steps.append(Step(None, self.kernels.thunks[id]))
-            else:
-                batch.append(id)
-        flush()
-        return context
-
-    def _segment(
-        self,
-        context: Context,
-        nodes: Sequence[int],
-        values: Sequence[int],
-        dims_at: Mapping[int, int],
-        per_thread: int,
-        inputs: Mapping[int, int],
-        outputs: Mapping[int, int],
-    ) -> NativeProgram:
-        """Argument tables of a run of kernels."""
-        plan, records = context.plan, []
-        for id in nodes:
-            kernel: EmittedKernel = self.kernels.kernels[id]
-            node = self.graph.nodes[id]
-            fields = 3 + len(node.operands) + len(tensor_types(node.type)) + len(kernel.dims)
-            records.append(Record(self._code.address(kernel.name), fields, str(id), serial=kernel.serial))
-        program = NativeProgram(records, threads=self.threads, keep=self._code)
-        table = program.table
-        for i, id in enumerate(nodes):
-            kernel, node, start = self.kernels.kernels[id], self.graph.nodes[id], program.start(i)
-            table[start + 1] = context.scratch.address
-            table[start + 2] = per_thread
-            at = start + 3
-            for value in (*node.operands, *self.graph.results(node)):
-                alias = plan.view_aliases.get(value.id)
-                root, offset = (alias.root, alias.byte_offset) if alias else (value.id, 0)
-                if root in inputs:
-                    context.input_places[inputs[root]].append((table, at, offset))
-                elif root in outputs:
-                    context.output_places[outputs[root]].append((table, at, offset))
-                else:
-                    if root not in context.arrays:
-                        raise InputError(f"{self.graph.nodes[root]!r} has no value; give params theirs with set_param")
-                    table[at] = context.arrays[root].ctypes.data + offset
-                at += 1
-            first = dims_at[id]
-            table[at : at + len(kernel.dims)] = values[first : first + len(kernel.dims)]
-        return program
-
-    def explain(self) -> str:
-        """What the program does and where its memory goes."""
-        from rlx.plan.explain import explain
-
-        return explain(self)
+    def profile(self, inputs: Mapping[str, Any], rounds: int = 10) -> list[tuple[Node, float]]:
+        """(kernel, microseconds on thread 0) in schedule order: the best of several rounds."""
+        given = [np.ascontiguousarray(inputs[name]) for name in self.input_names]
+        binding: dict[str, int] = dict.fromkeys(self._found_later, 0)
+        for node, array in zip(self.inputs, given, strict=True):
+            check_array(node.tensor, array, binding, f"input {node.attrs['name']!r}")
+        context = self._make_context(self.plan_for(binding), profile=True)
+        best: dict[int, float] = {}
+        for _ in range(rounds):
+            self._execute(context, given, self.initial_states(binding), binding)
+            for step in context.steps:
+                if step.program is not None and step.program.profile is not None:
+                    spans = step.program.profile[0]
+                    for id, (start, end) in zip(step.nodes, spans, strict=True):
+                        best[id] = min(best.get(id, np.inf), (end - start) / 1e3)
+        return [(self.graph.nodes[id], t) for id, t in best.items()]
 
 

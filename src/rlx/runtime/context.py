@@ -1,0 +1,162 @@
+"""Buffers and argument tables for one run at a time, for one binding of the symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlx.backend.cpu.build import HostThunk, KernelSet
+from rlx.errors import InputError
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import LirBufferPlan
+from rlx.ir.op import Role
+from rlx.ir.types import tensor_types
+from rlx.runtime.driver import NativeProgram, Record
+from rlx.runtime.memory import allocate
+
+Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
+
+
+@dataclass
+class Step:
+    """One native segment or one host thunk; `nodes` are the kernels in it."""
+
+    nodes: tuple[int, ...]
+    program: NativeProgram | None
+    thunk: HostThunk | None
+
+
+class Context:
+    """What one run needs beside its inputs and outputs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        kernels: KernelSet,
+        code: object,
+        plan: LirBufferPlan,
+        dims: Sequence[int],
+        weights: Mapping[int, np.ndarray],
+        threads: int,
+        one_by_one: bool = False,
+        profile: bool = False,
+    ) -> None:
+        self.graph, self.kernels, self.code, self.plan = graph, kernels, code, plan
+        self.threads, self.profile = threads, profile
+        self.arena = allocate(max(plan.arena_size, 64))
+        self.dims, self._dims_at, per_thread = dims, {}, 0
+        at = 0
+        for id, kernel in kernels.kernels.items():
+            self._dims_at[id] = at
+            at += len(kernel.dims) + 1
+            per_thread = max(per_thread, dims[at - 1])
+        self.scratch_per_thread = -(-per_thread // 64) * 64
+        self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
+        self.memory: dict[int, np.ndarray] = dict(weights)
+        for id, slot in plan.assignments.items():
+            if slot.space == "activation":
+                self.memory[id] = self.arena.array[slot.offset : slot.offset + slot.size]
+        self.outside = {
+            n.id for n in graph.nodes if n.op.role in (Role.INPUT, Role.STATE)
+        } | {n.id for n in graph.outputs.values()}
+        self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
+        self.bound: dict[int, np.ndarray] = {}
+        self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
+        self.steps = self._steps(one_by_one)
+
+    def _steps(self, one_by_one: bool) -> list[Step]:
+        out: list[Step] = []
+        batch: list[int] = []
+
+        def flush() -> None:
+            if batch:
+                out.append(Step(tuple(batch), self._segment(batch), None))
+                batch.clear()
+
+        for id in self.plan.schedule:
+            if id in self.kernels.thunks:
+                flush()
+                out.append(Step((id,), None, self.kernels.thunks[id]))
+            else:
+                batch.append(id)
+                if one_by_one:
+                    flush()
+        flush()
+        return out
+
+    def _segment(self, nodes: Sequence[int]) -> NativeProgram:
+        """Argument tables of a run of kernels."""
+        records = []
+        for id in nodes:
+            kernel, node = self.kernels.kernels[id], self.graph.nodes[id]
+            fields = 3 + len(node.operands) + len(tensor_types(node.type)) + len(kernel.dims)
+            address = self.code.address(kernel.name)  # type: ignore[attr-defined]
+            records.append(Record(address, fields, str(id), serial=kernel.serial))
+        program = NativeProgram(records, threads=self.threads, keep=self.code, profile=self.profile)
+        table = program.table
+        for i, id in enumerate(nodes):
+            kernel, node, start = self.kernels.kernels[id], self.graph.nodes[id], program.start(i)
+            table[start + 1] = self.scratch.address
+            table[start + 2] = self.scratch_per_thread
+            at = start + 3
+            for value in (*node.operands, *self.graph.results(node)):
+                root, offset = self._root(value.id)
+                if root in self.outside:
+                    self.places[root].append((table, at, offset))
+                else:
+                    table[at] = self._address(root) + offset
+                at += 1
+            first = self._dims_at[id]
+            table[at : at + len(kernel.dims)] = self.dims[first : first + len(kernel.dims)]
+        return program
+
+    def _root(self, node: int) -> tuple[int, int]:
+        alias = self.plan.view_aliases.get(node)
+        return (alias.root, alias.byte_offset) if alias else (node, 0)
+
+    def _address(self, root: int) -> int:
+        if root not in self.memory:
+            node = self.graph.nodes[root]
+            what = f"param {node.attrs['name']!r}" if node.op.role is Role.PARAM else repr(node)
+            raise InputError(f"{what} has no value; give it one with set_param")
+        return int(self.memory[root].ctypes.data)
+
+    def connect(self, node: int, array: np.ndarray) -> None:
+        """Use an array's memory for an input, state or output of this run."""
+        address = array.__array_interface__["data"][0]
+        for table, index, offset in self.places[node]:
+            table[index] = address + offset
+        if self.kernels.thunks:
+            self.bound[node] = array.reshape(-1).view(np.uint8)
+
+    # -- values as NumPy sees them (host thunks, debugging)
+
+    def raw(self, root: int) -> np.ndarray:
+        """Bytes of a stored value."""
+        found = self.bound.get(root)
+        return self.memory[root] if found is None else found
+
+    def array(self, node: Node) -> np.ndarray:
+        """A value as an array over its memory."""
+        shape, itemsize = node.tensor.bind(self.plan.binding), node.dtype.itemsize
+        alias = self.plan.view_aliases.get(node.id)
+        raw = self.raw(alias.root if alias else node.id)
+        if alias is None or alias.strides is None:
+            start = alias.byte_offset if alias else 0
+            count = int(np.prod(shape, dtype=np.int64)) * itemsize
+            return raw[start : start + count].view(node.dtype.np).reshape(shape)
+        flat = raw.view(node.dtype.np)[alias.byte_offset // itemsize :]
+        return np.lib.stride_tricks.as_strided(flat, shape, [s * itemsize for s in alias.strides])
+
+    def take_over(self, old: Context, done: int) -> None:
+        """Copy what steps before `done` computed and later ones read from a context for other sizes."""
+        made = {r.id for s in old.steps[:done] for id in s.nodes for r in self.graph.results(self.graph.nodes[id])}
+        for step in self.steps[done:]:
+            for id in step.nodes:
+                for operand in self.graph.nodes[id].operands:
+                    root, _ = self._root(operand.id)
+                    if root in made and root in self.memory and root in old.memory:
+                        size = min(len(self.memory[root]), len(old.memory[root]))
+                        self.memory[root][:size] = old.memory[root][:size]
