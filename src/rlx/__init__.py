@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx import errors, ops
 from rlx.compile import compile, lower, optimize
-from rlx.frontend.trace import grad, jit, jvp, value_and_grad, vmap
+from rlx.functions import grad, jit, jvp, value_and_grad, vmap
 from rlx.ir.graph import Graph
 
 __version__ = "0.1.0"

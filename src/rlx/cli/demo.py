@@ -29,8 +29,8 @@ class Encoder:
     """Tokenizer and compiled program: sentences in, unit vectors out."""
 
     def __init__(self, say: Any) -> None:
-        import rlx
         from rlx import zoo
+        from rlx.compile import compile
         from rlx.zoo.minilm import load_graph
 
         say("fetching the model (once)")
@@ -47,7 +47,7 @@ class Encoder:
         self.times["build graph"] = time.perf_counter() - start
         say("compiling")
         start = time.perf_counter()
-        self.program = rlx.compile(self.graph)
+        self.program = compile(self.graph)
         self.times["compile"] = time.perf_counter() - start
 
     def feed(self, sentences: list[str]) -> dict[str, np.ndarray]:
@@ -75,7 +75,7 @@ def search(encoder: Encoder, sentences: list[str], query: str) -> tuple[list[tup
 
 def summary(encoder: Encoder, sentences: list[str]) -> dict[str, Any]:
     """What was compiled: ops before and after fusion, memory, times."""
-    import rlx
+    from rlx.compile import lower, optimize
 
     program = encoder.program
     feed = encoder.feed(sentences)
@@ -89,7 +89,7 @@ def summary(encoder: Encoder, sentences: list[str]) -> dict[str, Any]:
     memory = program.memory(binding)
     return {
         "hir_ops": len(encoder.graph),
-        "mir_ops": len(rlx.optimize(rlx.lower(encoder.graph))),
+        "mir_ops": len(optimize(lower(encoder.graph))),
         "kernels": program.stats["kernels"],
         "distinct_kernels": program.stats["distinct_kernels"],
         "host_thunks": len(program.stats["host_thunks"]),
