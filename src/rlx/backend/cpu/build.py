@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlx.backend.cpu.contraction import GEMM_DTYPES, emit_contraction
+from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
@@ -15,7 +16,7 @@ from rlx.backend.cpu.primitives import supported
 from rlx.backend.cpu.special import EMITTERS as SPECIAL
 from rlx.backend.cpu.target import Target
 from rlx.errors import UnsupportedError
-from rlx.ir.compose import ComposeError, ContractNest, Kernel, Nest, Opaque, body_of, compose
+from rlx.ir.compose import ComposeError, ContractNest, ConvNest, Kernel, Nest, Opaque, body_of, compose
 from rlx.ir.dim import parse_dim
 from rlx.ir.form import Call
 from rlx.ir.graph import Graph, Node
@@ -85,12 +86,13 @@ def emit_kernel(
         return emit_nest(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ContractNest):
         return emit_contraction(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, ConvNest):
+        return emit_conv(module, name, kernel, inputs, outputs)
     if isinstance(kernel, Opaque) and isinstance(kernel.form, Call):
         raise UnsupportedError(kernel.form.why)
     if isinstance(kernel, Opaque) and type(kernel.form) in SPECIAL:
         return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
-    what = type(kernel.form).__name__ if isinstance(kernel, Opaque) else "Conv"
-    raise UnsupportedError(f"form {what} has no native kernel")
+    raise UnsupportedError(f"form {type(kernel.form).__name__} has no native kernel")
 
 
 def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> KernelSet:
