@@ -26,10 +26,12 @@ EPS = 2.0**-23
 class Product:
     """Random weights in a layout, and the kernel that multiplies by them."""
 
-    def __init__(self, target: Target, layout: QuantLayout, epilogue: Any = None) -> None:
+    def __init__(
+        self, target: Target, layout: QuantLayout, epilogue: Any = None, precision: str = "f32"
+    ) -> None:
         rng = np.random.default_rng(layout.k)
         low = -(1 << (layout.bits - 1))
-        self.layout = layout
+        self.layout, self.precision = layout, precision
         q = rng.integers(low, -low, (layout.k, layout.n))
         scales = rng.uniform(0.01, 0.1, (layout.groups, layout.n)).astype(np.float16)
         zeros = rng.integers(-4, 4, scales.shape).astype(np.float32) if layout.zeros else None
@@ -46,6 +48,7 @@ class Product:
             "kernel",
             sym("m"),
             layout,
+            precision=precision,
             dim_value=lambda fn, _: fn.field(fn.args[0], 6),
             epilogue=epilogue,
         )
@@ -67,7 +70,8 @@ class Product:
 
     def check(self, a: Array, c: Array) -> None:
         # bf16 parts of A keep 16 bits, which 2 K eps covers from K = 64 on.
-        slack = 2 * max(self.layout.k, 64) * EPS * (np.abs(a).astype(np.float64) @ self.bound)
+        eps = EPS if self.precision == "f32" else 2.0**-8
+        slack = 2 * max(self.layout.k, 64) * eps * (np.abs(a).astype(np.float64) @ self.bound)
         assert (np.abs(c - a @ self.weights) <= slack).all()
 
 
@@ -90,6 +94,15 @@ def test_products(target: Target, bits: int, zeros: bool, k: int, n: int, group:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_bf16_precision(bits: int) -> None:
+    host = resolve("host")
+    product = Product(host, QuantLayout.of(96, 100, host, bits), precision="bf16")
+    for rows in (1, 2, 3, 6, 7, 40):
+        a = rows_of(rows, 96)
+        product.check(a, product.run(a))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
     host = resolve("host")
     product = Product(host, QuantLayout.of(128, 300, host, bits))
@@ -103,13 +116,13 @@ def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
 
 @every_target
 def test_epilogue(target: Target) -> None:
-    def doubled(
+    def add_row(
         fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
     ) -> Value:
         return fn.fadd(sums, fn.splat(fn.sitofp(fn.value(row), "float"), sums.width))
 
     layout = QuantLayout.of(64, 50, target)
-    plain, shifted = Product(target, layout), Product(target, layout, doubled)
+    plain, shifted = Product(target, layout), Product(target, layout, add_row)
     a = rows_of(7, 64)
     assert np.allclose(shifted.run(a), plain.run(a) + np.arange(7)[:, None], rtol=1e-6)
 

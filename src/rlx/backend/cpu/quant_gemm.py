@@ -22,7 +22,7 @@ from rlx.backend.cpu.quant_pack import PANEL_VECTORS, QuantLayout
 from rlx.errors import ShapeError
 
 _BLOCK_ROWS = 32  # rows of A prepared at a time
-_PANELS_AT_ONCE = {1: 4, 2: 2}  # rows -> panels per call: enough independent sums to hide latency
+_PANELS_AT_ONCE = 4  # most panels per call: few rows need several for enough independent sums
 
 
 def emit_quant_gemm(
@@ -34,29 +34,31 @@ def emit_quant_gemm(
     a_row: Size | None = None,
     c_row: Size | None = None,
     c_dtype: str = "f32",
+    precision: str = "f32",
     operands: tuple[int, int, int] = (3, 4, 5),
     dim_value: DimValue | None = None,
     epilogue: Epilogue | None = None,
 ) -> KernelInfo:
     """Write the kernel of A [m, k] (f32, rows `a_row` elements apart) times packed weights into the module.
 
-    `operands` are the argument fields of A, the weights and C; the epilogue is that of `gemm.emit_gemm`.
+    `operands` are the argument fields of A, the weights and C; the epilogue is that of `gemm.emit_gemm`. With
+    precision "bf16", A may be rounded to bf16 where that is faster.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> target = resolve("x86-64-v3")
     >>> emit_quant_gemm(Module(target), "product", 4, QuantLayout.of(64, 48, target)).scratch_bytes_per_thread
     1024
     """
-    return _QuantGemm(module, name, m, layout, a_row, c_row, c_dtype, operands, dim_value, epilogue).emit()
+    shape = (m, layout.k if a_row is None else a_row, layout.n if c_row is None else c_row)
+    return _QuantGemm(module, name, shape, layout, c_dtype, precision, operands, dim_value, epilogue).emit()
 
 
 class _Decoder:
     """Multiplies prepared rows of A with the codes of a group; this one converts codes to f32."""
 
-    sums = 1  # accumulators per output
-
     def __init__(self, fn: Function, layout: QuantLayout) -> None:
         self.fn, self.layout = fn, layout
+        self.sums = 1  # accumulators per output
         self.words = vector("i32", layout.lanes)
         self.floats = vector("float", layout.lanes)
 
@@ -102,9 +104,11 @@ class _Decoder:
 
 
 class _PairDecoder(_Decoder):
-    """4-bit codes looked up as bf16 pairs; A is a high and a low bf16 part, summed apart."""
+    """4-bit codes looked up as bf16 pairs; A is a high and (if there are two parts) a low bf16 part."""
 
-    sums = 2
+    def __init__(self, fn: Function, layout: QuantLayout, parts: int) -> None:
+        super().__init__(fn, layout)
+        self.sums = parts
 
     def multiply(self, rows: Sequence[Value], places: Sequence[Value], sums: list[Value]) -> list[Value]:
         fn, lanes = self.fn, self.layout.lanes
@@ -118,13 +122,15 @@ class _PairDecoder(_Decoder):
                 look_up = "llvm.x86.avx512.permvar.hi.512"
                 code = fn.bitcast(fn.intrinsic(look_up, halves, table, index, feature="avx512bw"), pairs)
                 for i, row in enumerate(rows):
-                    for part in range(2):
-                        n = 2 * (i * len(places) + j) + part
+                    for part in range(self.sums):
+                        n = self.sums * (i * len(places) + j) + part
                         a = fn.splat(fn.load("i32", fn.gep(row, 2 * pair + part, "i32")), lanes)
                         sums[n] = fn.dot_bf16(sums[n], fn.bitcast(a, pairs), code)
         return sums
 
     def total(self, sums: list[Value], n: int) -> Value:
+        if self.sums == 1:
+            return sums[n]
         return self.fn.fadd(sums[2 * n], sums[2 * n + 1])
 
     def prepare(self, x: Value, place: Value) -> None:
@@ -149,11 +155,10 @@ class _QuantGemm:
         self,
         module: Module,
         name: str,
-        m: Size,
+        shape: tuple[Size, Size, Size],
         layout: QuantLayout,
-        a_row: Size | None,
-        c_row: Size | None,
         c_dtype: str,
+        precision: str,
         operands: tuple[int, int, int],
         dim_value: DimValue | None,
         epilogue: Epilogue | None,
@@ -165,16 +170,17 @@ class _QuantGemm:
             operands,
             dim_value,
         )
-        self.spec_m, self.spec_a_row = m, layout.k if a_row is None else a_row
-        self.spec_c_row = layout.n if c_row is None else c_row
-        self.pairs = layout.bits == 4 and module.target.has_bf16
-        self.rows = 4 if module.target.registers >= 32 else 2
+        self.shape = shape  # m, row stride of A, row stride of C
+        self.parts = (1 if precision == "bf16" else 2) if layout.bits == 4 and module.target.has_bf16 else 0
+        # Accumulators: per output its total and the sums of a group; beside them codes, a table and A.
+        per_panel = PANEL_VECTORS * (1 + max(self.parts, 1))
+        self.rows = (module.target.registers - 6) // per_panel
         self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
         self.frame = Frame(self.main, 4)
         self.end = TileEnd(module, name, "float", layout.lanes, LLVM_TYPES[c_dtype], self.frame, epilogue, 0)
 
     def decoder(self, fn: Function) -> _Decoder:
-        return (_PairDecoder if self.pairs else _Decoder)(fn, self.layout)
+        return _PairDecoder(fn, self.layout, self.parts) if self.parts else _Decoder(fn, self.layout)
 
     def size(self, x: Size) -> Int:
         if isinstance(x, int):
@@ -182,6 +188,10 @@ class _QuantGemm:
         if self.dim_value is None:
             raise ShapeError(f"kernel {self.name!r} has the symbolic size {x} but no dim_value to read it by")
         return self.dim_value(self.main, x)
+
+    def panels_at_once(self, rows: int) -> int:
+        """Panels that one call takes: as many as the registers of the tallest tile hold."""
+        return min(self.rows // rows, _PANELS_AT_ONCE)
 
     @property
     def row_bytes(self) -> int:
@@ -196,12 +206,10 @@ class _QuantGemm:
     def emit(self) -> KernelInfo:
         fn, layout = self.main, self.layout
         args, thread, threads = fn.args
-        m, a_row, c_row = (self.size(x) for x in (self.spec_m, self.spec_a_row, self.spec_c_row))
+        m, a_row, c_row = (self.size(x) for x in self.shape)
         self.frame.share("n", layout.n)
         self.frame.share("c_row", c_row)
-        self.frame.change(
-            "stage", fn.alloca("float", self.rows * max(_PANELS_AT_ONCE.values()) * layout.columns)
-        )
+        self.frame.change("stage", fn.alloca("float", self.rows * layout.columns))
         a, b, c = (fn.field(args, operand, "ptr") for operand in self.operands)
         scratch = fn.gep(fn.field(args, 1, "ptr"), fn.mul(thread, fn.field(args, 2)), "i8")
         first, stop = share(fn, layout.panels, thread, threads)
@@ -254,7 +262,7 @@ class _QuantGemm:
             if not choices:
                 fn.loop(begin, stop, 1, [], panel)
                 return
-            height, panels = choices[0], _PANELS_AT_ONCE[choices[0]]
+            height, panels = choices[0], self.panels_at_once(choices[0])
 
             def several() -> None:
                 cut = fn.add(begin, fn.mul(fn.udiv(fn.sub(stop, begin), panels), panels))
@@ -263,7 +271,7 @@ class _QuantGemm:
 
             fn.branch(fn.cmp("eq", rows, height), several, lambda: few(choices[1:], begin))
 
-        few([height for height in _PANELS_AT_ONCE if height <= self.rows], first)
+        few([height for height in range(1, self.rows) if self.panels_at_once(height) > 1], first)
 
     def preparer(self) -> str:
         """Name of the function that copies rows of A into scratch, padded to whole groups."""
