@@ -9,7 +9,7 @@ array([1.        , 2.71828183])
 
 from __future__ import annotations
 
-from rlx.ops import packing, region, structural
+from rlx.ops import conv_packing, packing, region, structural
 from rlx.ops.activation import (
     cbrt,
     celu,
@@ -154,6 +154,7 @@ from rlx.ops.pool import (
     max_unpool,
 )
 from rlx.ops.padding import pad
+from rlx.ops.quant import dequantize, dynamic_quantize, fake_quantize, quantize
 from rlx.ops.recurrent import gru, lstm, rnn
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.resize import resize, upsample
@@ -164,6 +165,8 @@ from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.selection import argwhere, compress, nonzero, unique
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
 from rlx.ops.signal import istft, stft, stft_pairs
+from rlx.ops.signal_mel import log_mel, log_mel_backward, mel_filter_bank, mel_weight_matrix
+from rlx.ops.signal_welch import spectral_peaks, welch, welch_peaks
 from rlx.ops.signal_window import blackman_window, get_window, hamming_window, hann_window, kaiser_window
 from rlx.ops.sorting import argsort, searchsorted, sort, top_k
 from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
