@@ -173,7 +173,8 @@ def report(args: argparse.Namespace, bench: Bench, m: int) -> None:
     label = f"int{bench.bits} {m}x{bench.k}x{bench.n}"
     bandwidth, flops = bench.layout.nbytes / ours / 1e9, 2 * m * bench.k * bench.n / ours / 1e9
     print(
-        f"{label:20}{ours * 1e6:10.1f} us {bandwidth:6.1f} GB/s {100 * statistics.median(shares):5.1f} % of reading"
+        f"{label:20}{ours * 1e6:10.1f} us {bandwidth:6.1f} GB/s"
+        f" {100 * statistics.median(shares):5.1f} % of reading"
         f" {flops:6.1f} GF  {ratios}  {notes}",
         flush=True,
     )
