@@ -23,6 +23,7 @@ Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, saving, batch,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -100,6 +101,7 @@ class Op:
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead
+    writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
 
     infer: Callable[..., Any]
@@ -199,9 +201,26 @@ def withdraw(name: str) -> None:
     del _REGISTRY[name]
 
 
+def operand_range(op: Op) -> tuple[int, int | None]:
+    """Least and greatest number of operands (None: no limit); of an op without fixed arity, from its type rule."""
+    if op.arity is not None:
+        return op.arity, op.arity
+    rule = getattr(op.infer, "__func__", op.infer)
+    most = rule.__code__.co_argcount - (rule is not op.infer)  # a method's first argument is the op
+    least = most - len(rule.__defaults__ or ())
+    return least, None if rule.__code__.co_flags & inspect.CO_VARARGS else most
+
+
 def check_arity(op: Op, count: int) -> None:
-    if op.arity is not None and op.arity != count:
-        raise TypeError_(f"{op.name}: takes {op.arity} operand{'s' * (op.arity != 1)}, got {count}")
+    """Refuse a number of operands that the op does not take."""
+    if op.arity == count:
+        return
+    least, most = operand_range(op)
+    if count < least or (most is not None and count > most):
+        range_ = (
+            f"{least}" if least == most else f"at least {least}" if most is None else f"{least} to {most}"
+        )
+        raise TypeError_(f"{op.name}: takes {range_} operand{'s' * (range_ != '1')}, got {count}")
 
 
 def run_rule(op: Op, rule: str, *args: Any, node: Node, **extra: Any) -> Any:
