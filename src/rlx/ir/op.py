@@ -159,7 +159,7 @@ _NEEDED = {
 
 def declare(cls: type[Op]) -> Op:
     """Class decorator: check that the declaration is whole, register it, return the op itself."""
-    op = cls()
+    op: Op = cls()
     if not cls.__dict__.get("name"):
         raise TypeError(f"{cls.__name__}: an op declaration needs a name")
     if op.name in _REGISTRY:
@@ -202,7 +202,7 @@ def withdraw(name: str) -> None:
 
 
 def operand_range(op: Op) -> tuple[int, int | None]:
-    """Least and greatest number of operands (None: no limit); of an op without fixed arity, from its type rule."""
+    """Least and greatest number of operands (None: no limit), from the type rule where no arity is given."""
     if op.arity is not None:
         return op.arity, op.arity
     rule = getattr(op.infer, "__func__", op.infer)
