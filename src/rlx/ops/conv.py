@@ -424,11 +424,13 @@ def conv_transpose(
     output_padding: Any = 0,
     dilations: Any = 1,
     groups: int = 1,
+    size: Sequence[Dim] | None = None,
 ) -> Any:
     """Transposed convolution of x [N, C, axes] with w [C, O/groups, window].
 
     The result has (size - 1) * stride + reach - low - high + output_padding elements along an axis; with
-    padding "same" or "same_lower" it has size * stride.
+    padding "same" or "same_lower" it has size * stride. `size` asks for sizes of the result instead of padding;
+    an odd element is cut from the low side (with padding "same": from the high side).
 
     >>> conv_transpose(np.ones((1, 1, 2)), np.ones((1, 1, 3)), strides=2)
     array([[[1., 1., 2., 1., 1.]]])
@@ -437,15 +439,19 @@ def conv_transpose(
     name = "conv_transpose"
     steps, spacing = per_axis(name, "strides", strides, n), per_axis(name, "dilations", dilations, n)
     extra = per_axis(name, "output_padding", output_padding, n, 0)
+    spatial = tuple(x.shape[2:])
     pads: Padding
-    if padding in ("same", "same_lower"):  # size * stride elements come out
-        total = [
-            dim_max(extent(k, d) + e - s, 0)
-            for k, d, e, s in zip(w.shape[2:], spacing, extra, steps, strict=True)
+    if size is not None or padding in ("same", "same_lower"):
+        wanted = [d * s for d, s in zip(spatial, steps, strict=True)] if size is None else size
+        free = ((0, 0),) * n
+        full = [
+            transposed_size(*row)
+            for row in zip(spatial, w.shape[2:], steps, free, spacing, extra, strict=True)
         ]
-        pads = [(t // 2, t - t // 2) if padding == "same" else (t - t // 2, t // 2) for t in total]
+        cut = [f - m if size is not None else dim_max(f - m, 0) for f, m in zip(full, wanted, strict=True)]
+        pads = [(c // 2, c - c // 2) if padding == "same" else (c - c // 2, c // 2) for c in cut]
     else:
-        pads = resolve_padding(name, padding, tuple(x.shape[2:]), tuple(w.shape[2:]), steps, spacing)
+        pads = resolve_padding(name, padding, spatial, tuple(w.shape[2:]), steps, spacing)
     y = _conv_transpose(
         x, w, strides=steps, padding=tuple(pads), dilations=spacing, output_padding=extra, groups=groups
     )

@@ -165,7 +165,7 @@ def _constants(x: Node, how: Any) -> tuple[Node, Node]:
 
 @declare
 class _log_mel(Op):
-    """Logarithm of the mel-filtered spectrum of [.., time], not of less than `floor`: [.., n_mels, frames]."""
+    """Logarithm of the mel-filtered spectrum of [.., time], at least log(floor): [.., n_mels, frames]."""
 
     name = "log_mel"
     level = Level.HIR
