@@ -1,4 +1,4 @@
-"""Recurrent layers against ONNX Runtime: directions, lengths, initial states, peepholes, clips, activations."""
+"""Recurrent layers against ONNX Runtime: directions, lengths, initial states, peepholes, activations."""
 
 from __future__ import annotations
 

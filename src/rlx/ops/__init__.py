@@ -154,6 +154,8 @@ from rlx.ops.pool import (
     max_unpool,
 )
 from rlx.ops.padding import pad
+from rlx.ops.qlinear import matmul_integer, qlinear_matmul
+from rlx.ops.qlinear_conv import conv_integer, qlinear_conv
 from rlx.ops.quant import dequantize, dynamic_quantize, fake_quantize, quantize
 from rlx.ops.recurrent import gru, lstm, rnn
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum

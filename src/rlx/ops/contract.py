@@ -184,6 +184,23 @@ def dot_general(
     )
 
 
+def matrix_product(a: Node, b: Node, out_dtype: Any = None) -> Node:
+    """matmul as a contraction; `out_dtype` as for dot_general."""
+    made: Node
+    if b.rank <= 2:  # leading axes of a are just more rows
+        made = dot_general(a, b, ((a.rank - 1,), (max(b.rank - 2, 0),)), out_dtype=out_dtype)
+        return made
+    if a.rank == 1:
+        made = dot_general(b, a, ((b.rank - 2,), (0,)), out_dtype=out_dtype)
+        return made
+    lead = broadcast_shapes("matmul", [a.shape[:-2], b.shape[:-2]])
+    a = a if a.shape[:-2] == lead else broadcast_to(a, (*lead, *a.shape[-2:]))
+    b = b if b.shape[:-2] == lead else broadcast_to(b, (*lead, *b.shape[-2:]))
+    n = len(lead)
+    made = dot_general(a, b, ((n + 1,), (n,)), (tuple(range(n)), tuple(range(n))), out_dtype)
+    return made
+
+
 @declare
 class matmul(Op):
     """Matrix product with NumPy's rules: the last two axes multiply, leading axes broadcast, vectors are promoted.
@@ -215,15 +232,7 @@ class matmul(Op):
         return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(a.dtype)
 
     def expand(self, a: Node, b: Node) -> Node:
-        if b.rank <= 2:  # leading axes of a are just more rows
-            return dot_general(a, b, ((a.rank - 1,), (max(b.rank - 2, 0),)))
-        if a.rank == 1:
-            return dot_general(b, a, ((b.rank - 2,), (0,)))
-        lead = broadcast_shapes(self.name, [a.shape[:-2], b.shape[:-2]])
-        a = a if a.shape[:-2] == lead else broadcast_to(a, (*lead, *a.shape[-2:]))
-        b = b if b.shape[:-2] == lead else broadcast_to(b, (*lead, *b.shape[-2:]))
-        n = len(lead)
-        return dot_general(a, b, ((n + 1,), (n,)), (tuple(range(n)), tuple(range(n))))
+        return matrix_product(a, b)
 
     def samples(self) -> list[Sample]:
         return [

@@ -189,7 +189,8 @@ def rnn(
     """ONNX's RNN: all h [steps, directions, batch, hidden] and the last ones [directions, batch, hidden].
 
     x [steps, batch, inputs], w [directions, hidden, inputs], r [directions, hidden, hidden], bias
-    [directions, 2 * hidden], lens [batch] (steps after a sequence's end give 0). `batch_first` is ONNX's layout=1.
+    [directions, 2 * hidden], lens [batch] (steps after the end of a sequence give 0). `batch_first` is
+    ONNX's layout=1.
 
     >>> y, last = rnn(np.ones((2, 1, 3)), np.zeros((1, 4, 3)), np.zeros((1, 4, 4)))
     >>> y.shape, last.shape

@@ -1,0 +1,257 @@
+"""Products of quantised tensors: 8-bit factors, sums in i32, one rescaling at the end.
+
+Zero points do not touch the factors: sum (a - za)(b - zb) is the product of the raw bytes with sums over rows
+and columns taken off, and those of a weight are known when the program is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.ir.attr import Attr, strings
+from rlx.ir.dtype import F32, I32, DType, dtype
+from rlx.ir.graph import Node
+from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.types import TensorType
+from rlx.ops.contract import matrix_product
+from rlx.ops.elementwise import round
+from rlx.ops.nn import given
+from rlx.ops.quant import to
+from rlx.ops.reduce import reduce_sum
+from rlx.ops.rules import broadcast_shapes, need_dtype
+from rlx.ops.shape import reshape
+from rlx.ops.stats import dim_value
+
+SIDES = ("left", "right")  # operands that have a zero point
+
+
+def is_byte(d: DType) -> bool:
+    return d.is_int and d.bits == 8
+
+
+def check_bytes(name: str, *types: TensorType) -> None:
+    """Factors are i8 or u8."""
+    for t in types:
+        if not is_byte(t.dtype):
+            raise DTypeError(f"{name}: operand {t} is not of i8 or u8; quantise it first")
+
+
+def check_zero(name: str, what: str, zero: TensorType, of: TensorType) -> None:
+    if zero.dtype is not of.dtype:
+        raise DTypeError(f"{name}: {what} zero point {zero} is not of the dtype of its operand {of}")
+
+
+def check_scale(name: str, what: str, scale: TensorType) -> None:
+    if scale.dtype is not F32:
+        raise DTypeError(f"{name}: {what} scale {scale} must be f32")
+
+
+def as_rows(p: Any) -> Any:
+    """A parameter of the left factor: one number for each row."""
+    return reshape(p, (p.shape[0], 1)) if len(p.shape) == 1 else p
+
+
+# -- the i32 sums, on nodes
+
+
+def product(a: Node, b: Node, zeros: Mapping[str, Node]) -> Node:
+    """(a - za) @ (b - zb) in i32."""
+    out = matrix_product(a, b, I32)
+    left, right = zeros.get("left"), zeros.get("right")
+    if left is not None:
+        za = as_rows(to(left, I32))
+        columns = reduce_sum(to(b, I32), axes=(b.rank - 2,), keepdims=True)
+        out = out - za * columns
+    if right is not None:
+        zb = to(right, I32)
+        rows = reduce_sum(to(a, I32), axes=(a.rank - 1,), keepdims=True)
+        if left is not None:
+            rows = rows - za * dim_value(a.shape[-1], "i32")
+        out = out - rows * zb
+    return out
+
+
+def requantize(total: Node, scale: Node, zero: Node) -> Node:
+    """Round total * scale to the dtype of the zero point."""
+    return to(round(to(total, F32) * scale) + to(zero, F32), zero.dtype)
+
+
+# -- the same on arrays
+
+
+def shifted(x: np.ndarray, zero: Any) -> np.ndarray:
+    """x less its zero point, exact."""
+    return x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64))
+
+
+def rows_of(p: np.ndarray) -> np.ndarray:
+    return p.reshape(-1, 1) if p.ndim == 1 else p
+
+
+def product_ref(a: np.ndarray, b: np.ndarray, zeros: Mapping[str, np.ndarray]) -> np.ndarray:
+    za = zeros.get("left")
+    out = np.matmul(shifted(a, None if za is None else rows_of(za)), shifted(b, zeros.get("right")))
+    return np.asarray(out, np.int32)
+
+
+def requantize_ref(total: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
+    level = np.rint(total.astype(np.float32) * scale) + zero.astype(np.float32)
+    limits = dtype(zero.dtype)
+    return np.asarray(np.clip(level, limits.min_value, limits.max_value), zero.dtype)
+
+
+# -- matrix products
+
+
+def _product_type(name: str, a: TensorType, b: TensorType) -> TensorType:
+    check_bytes(name, a, b)
+    if a.rank < 2 or b.rank < 2:
+        raise ShapeError(f"{name}: {a} @ {b}: both need two axes or more; reshape a vector to a matrix")
+    out: TensorType = get_op("matmul").infer(a.with_dtype(I32), b.with_dtype(I32))
+    return out
+
+
+def check_zeros(
+    name: str, zeros: Sequence[str], types: Sequence[TensorType], factors: Sequence[TensorType]
+) -> None:
+    if list(zeros) != [s for s in SIDES if s in zeros] or len(zeros) != len(types):
+        raise TypeError_(f"{name}: zero points {tuple(zeros)} must be some of {SIDES}, in this order")
+    for side, t in zip(zeros, types, strict=True):
+        check_zero(name, f"the {side}", t, factors[SIDES.index(side)])
+
+
+def check_fits(name: str, side: str, t: TensorType, out: TensorType) -> None:
+    """A parameter of a factor broadcasts to the result; a vector lies along rows or along columns."""
+    shape = (t.shape[0], 1) if side == "left" and t.rank == 1 else t.shape
+    if broadcast_shapes(name, [out.shape, shape]) != out.shape:
+        raise ShapeError(f"{name}: {t} of the {side} factor does not fit the result {out}")
+
+
+@declare
+class _matmul_integer(Op):
+    """(a - za) @ (b - zb) of bytes, summed in i32; za is a number or one per row, zb one per column."""
+
+    name = "matmul_integer"
+    level = Level.HIR
+    heavy = True
+    attrs = {"zeros": Attr(strings, ())}
+
+    def infer(self, a: TensorType, b: TensorType, *types: TensorType, zeros: Sequence[str]) -> TensorType:
+        out = _product_type(self.name, a, b)
+        check_zeros(self.name, zeros, types, (a, b))
+        for side, t in zip(zeros, types, strict=True):
+            check_fits(self.name, side, t, out)
+        return out
+
+    def ref(self, a: np.ndarray, b: np.ndarray, *points: np.ndarray, zeros: Sequence[str]) -> np.ndarray:
+        return product_ref(a, b, dict(zip(zeros, points, strict=True)))
+
+    def expand(self, a: Node, b: Node, *points: Node, zeros: Sequence[str]) -> Node:
+        return product(a, b, dict(zip(zeros, points, strict=True)))
+
+    def samples(self) -> list[Sample]:
+        def one(a: str, b: str, **zeros: str) -> Sample:
+            args = [Arg(t, -100, 200 if t.startswith("u") else 100) for t in (a, b, *zeros.values())]
+            return Sample(tuple(args), {"zeros": tuple(zeros)}, grad=False)
+
+        return [
+            one("u8[2,5]", "i8[5,3]"),
+            one("i8[2,5]", "i8[5,3]", left="i8[]"),
+            one("u8[2,5]", "u8[5,3]", left="u8[]", right="u8[]"),
+            one("u8[2,5]", "i8[5,3]", left="u8[2]", right="i8[3]"),
+            one("i8[4,2,17]", "u8[17,3]", right="u8[3]"),
+            one("u8[2,1,3,4]", "i8[5,4,2]", left="u8[2,1,3,1]", right="i8[5,1,2]"),
+            one("u8[0,3]", "i8[3,2]", left="u8[]"),
+            one("u8[1,0]", "i8[0,2]", left="u8[]", right="i8[]"),
+            one("u8[n,m]", "i8[m,2]", left="u8[]", right="i8[]"),
+        ]
+
+
+def matmul_integer(a: Any, b: Any, a_zero_point: Any = None, b_zero_point: Any = None) -> Any:
+    """(a - a_zero_point) @ (b - b_zero_point) of i8 or u8 tensors, in i32 (ONNX MatMulInteger).
+
+    >>> matmul_integer(np.array([[130, 129]], np.uint8), np.array([[1], [-1]], np.int8), np.uint8(128))
+    array([[1]], dtype=int32)
+    """
+    points = {"left": a_zero_point, "right": b_zero_point}
+    zeros = tuple(side for side, p in points.items() if p is not None)
+    return _matmul_integer(a, b, *given(*points.values()), zeros=zeros)
+
+
+@declare
+class _qlinear_matmul(Op):
+    """Quantised a @ b: each operand has a scale and a zero point, and so has the result."""
+
+    name = "qlinear_matmul"
+    level = Level.HIR
+    arity = 8
+    heavy = True
+
+    def infer(self, *types: TensorType) -> TensorType:
+        a, sa, za, b, sb, zb, sy, zy = types
+        out = _product_type(self.name, a, b)
+        for what, t in (("the left", sa), ("the right", sb), ("the result's", sy)):
+            check_scale(self.name, what, t)
+        for side, t in (("left", sa), ("left", za), ("right", sb), ("right", zb)):
+            check_fits(self.name, side, t, out)
+        check_zeros(self.name, SIDES, (za, zb), (a, b))
+        need_dtype(self.name, zy, is_byte)
+        if sy.rank or zy.rank:
+            raise ShapeError(f"{self.name}: the result's scale {sy} and zero point {zy} must be numbers")
+        return out.with_dtype(zy.dtype)
+
+    def ref(self, *arrays: np.ndarray) -> np.ndarray:
+        a, sa, za, b, sb, zb, sy, zy = arrays
+        return requantize_ref(product_ref(a, b, {"left": za, "right": zb}), rows_of(sa) * sb / sy, zy)
+
+    def expand(self, *operands: Node) -> Node:
+        a, sa, za, b, sb, zb, sy, zy = operands
+        return requantize(product(a, b, {"left": za, "right": zb}), as_rows(sa) * sb / sy, zy)
+
+    def samples(self) -> list[Sample]:
+        def one(a: str, b: str, rows: str = "[]", columns: str = "[]", out: str = "i8") -> Sample:
+            left, right = a.split("[")[0], b.split("[")[0]
+            return Sample(
+                (
+                    Arg(a, -100, 100), Arg("f32" + rows, 0.01, 0.05), Arg(left + rows, -9, 9),
+                    Arg(b, -100, 100), Arg("f32" + columns, 0.01, 0.05), Arg(right + columns, -9, 9),
+                    Arg("f32[]", 0.2, 0.5), Arg(f"{out}[]", -9, 9),
+                ),
+                grad=False,
+            )  # fmt: skip
+
+        return [
+            one("u8[2,5]", "i8[5,3]"),
+            one("u8[2,5]", "u8[5,3]", out="u8"),
+            one("i8[2,5]", "i8[5,3]", "[2]", "[3]"),
+            one("i8[2,4,17]", "i8[17,3]", "[]", "[3]", "u8"),
+            one("u8[0,3]", "i8[3,2]"),
+            one("u8[n,3]", "i8[3,2]"),
+        ]
+
+
+def qlinear_matmul(
+    a: Any,
+    a_scale: Any,
+    a_zero_point: Any,
+    b: Any,
+    b_scale: Any,
+    b_zero_point: Any,
+    y_scale: Any,
+    y_zero_point: Any,
+) -> Any:
+    """a @ b of quantised tensors, quantised (ONNX QLinearMatMul); the result has the dtype of y_zero_point.
+
+    >>> one, zero = np.float32(1.0), np.int8(0)
+    >>> ab = np.array([[2]], np.int8), np.array([[3]], np.int8)
+    >>> qlinear_matmul(ab[0], one, zero, ab[1], one, zero, np.float32(2.0), zero)
+    array([[3]], dtype=int8)
+    """
+    return _qlinear_matmul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point)
+
+
+__all__ = ["matmul_integer", "qlinear_matmul"]
