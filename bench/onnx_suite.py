@@ -1,0 +1,164 @@
+"""Runs ONNX's own backend suite against rlx.onnx_backend and prints a table by family.
+
+    python bench/onnx_suite.py [--workers 2] [--only REGEX] [--json FILE] [--failures]
+
+Score: passes out of all tests of the suite; nothing is excluded. The second column counts passes whose
+program had no host thunk: every op ran as native code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+import unittest
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """What one test did."""
+
+    name: str
+    op: str
+    passed: bool
+    native: bool
+    seconds: float
+    reason: str
+
+
+def main_op(model: Any, name: str) -> str:
+    """The op that a test is about: of the model's ops the first whose name begins the test's name."""
+    kinds = [node.op_type for node in model.graph.node] if model is not None else []
+    plain = name.removeprefix("test_").replace("_", "").lower()
+    fitting = [k for k in kinds if plain.startswith(k.lower())]
+    return max(fitting, key=len) if fitting else kinds[0] if len(set(kinds)) == 1 else "models"
+
+
+class Suite:
+    """The suite's CPU tests, run one by one."""
+
+    def __init__(self) -> None:
+        warnings.filterwarnings("ignore")
+        os.environ.setdefault("ONNX_HOME", tempfile.mkdtemp(prefix="rlx-onnx-"))
+        from onnx.backend.test.runner import Runner
+
+        from rlx.onnx_backend import RlxBackend
+
+        reps: list[Any] = []
+        self.reps = reps
+
+        class Recorded(RlxBackend):
+            @classmethod
+            def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> Any:
+                reps.append(super().prepare(model, device, **kwargs))
+                return reps[-1]
+
+        self.cases: dict[str, Any] = {}
+        for case in Runner(Recorded, __name__).test_cases.values():
+            for name in sorted(dir(case)):
+                if name.startswith("test_") and name.endswith("_cpu"):
+                    self.cases[name.removesuffix("_cpu")] = getattr(case, name)
+
+    def run(self, name: str) -> Outcome:
+        """One test; every way of not passing is a failure, skipping included."""
+        self.reps.clear()
+        start = time.perf_counter()
+        reason = ""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.cases[name](unittest.TestCase())
+        except unittest.SkipTest as e:
+            reason = f"skipped: {e}"
+        except Exception as e:  # every failure is counted and shown
+            reason = f"{type(e).__name__}: {e}"
+        if not reason and not self.reps:
+            reason = "nothing was run"
+        thunks = [t for rep in self.reps for t in rep.host_thunks]
+        if not reason and thunks:
+            note = "host: " + "; ".join(sorted({f"{t['op']} ({t['why']})" for t in thunks}))
+        else:
+            note = reason
+        model = self.reps[0].model.model if self.reps else None
+        return Outcome(
+            name, main_op(model, name), not reason, not reason and not thunks, time.perf_counter() - start, note
+        )
+
+
+_suite: Suite | None = None
+
+
+def run_one(name: str) -> Outcome:
+    """A test in a worker, which loads the suite once."""
+    global _suite
+    if _suite is None:
+        _suite = Suite()
+    return _suite.run(name)
+
+
+def run_suite(only: str = "", workers: int = 2) -> list[Outcome]:
+    """Outcomes of all tests whose names match, in order of name."""
+    names = sorted(n for n in Suite().cases if re.search(only, n))
+    if workers <= 1:
+        return [run_one(name) for name in names]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        return list(pool.map(run_one, names, chunksize=16))
+
+
+def family_of(op: str) -> str:
+    """The family of the table that an op is in."""
+    from rlx.frontend.onnx.registry import entries
+
+    return {e.op: e.family for e in entries()}.get(op, "models" if op == "models" else "other")
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Passes by family, in all and natively."""
+    counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+    for o in outcomes:
+        row = counts[family_of(o.op)]
+        row[0] += o.passed
+        row[1] += o.native
+        row[2] += 1
+    lines = [f"{'family':12} {'passed':>7} {'native':>7} {'tests':>6}"]
+    lines += [f"{f:12} {p:7} {n:7} {t:6}" for f, (p, n, t) in sorted(counts.items())]
+    total = [sum(c[i] for c in counts.values()) for i in range(3)]
+    lines.append(f"{'all':12} {total[0]:7} {total[1]:7} {total[2]:6}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="run the tests whose names match this regular expression")
+    parser.add_argument("--json", help="write every outcome to this file")
+    parser.add_argument("--failures", action="store_true", help="list failures with their reasons")
+    parser.add_argument("--host", action="store_true", help="list passes that needed the host, with reasons")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    outcomes = run_suite(args.only, args.workers)
+    for o in outcomes:
+        shown = args.failures and not o.passed or args.host and o.passed and not o.native
+        if shown:
+            print(f"{'FAIL' if not o.passed else 'host'} {o.name}: {' '.join(o.reason.split())[:300]}")
+    print(table(outcomes))
+    print(f"{time.perf_counter() - start:.1f} s with {args.workers} workers")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as f:
+            json.dump([asdict(o) for o in outcomes], f, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

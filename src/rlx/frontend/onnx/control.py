@@ -1,0 +1,221 @@
+"""If, Loop and Scan.
+
+What is known at import is decided at import: a condition that is known takes one branch, a loop whose number
+of trips is known and small is unrolled. The rest becomes `cond`, `loop` and `scan` of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import ImportError_, RlxError
+from rlx.frontend.onnx.call import Call, NeedsValue
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Value
+from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
+
+MOST_UNROLLED = 2048
+"""Nodes that an unrolled loop may have."""
+
+
+def results(values: Sequence[Value]) -> Any:
+    return tuple(values)
+
+
+@onnx_op("If")
+def if_(n: Call) -> Any:
+    condition = n[0]
+    yes, no = n.subgraph("then_branch"), n.subgraph("else_branch")
+    known = n.known(0)
+    if known is not None:
+        return results(n.run_subgraph(yes if known.reshape(-1)[0] else no, []))
+    try:
+        made = ops.cond(
+            ops.reshape(condition, ()),
+            lambda: [as_tensor(v) for v in n.run_subgraph(yes, [])],
+            lambda: [as_tensor(v) for v in n.run_subgraph(no, [])],
+        )
+        return results(made)
+    except RlxError as e:
+        # branches of different types (or with sequences): only a known condition can choose
+        try:
+            n.demand(condition, "its condition")
+        except NeedsValue as needed:
+            raise NeedsValue(f"{needed.message} ({e.message})", needed.inputs) from None
+        raise
+
+
+def as_tensor(value: Value) -> Node:
+    if not isinstance(value, Node):
+        raise ImportError_("a branch gives a sequence, an optional or text")
+    return value
+
+
+def count_nodes(graph: Any) -> int:
+    """Nodes of a sub-graph and of those inside it."""
+    total = 0
+    for node in graph.node:
+        inner = [a.g for a in node.attribute if a.type == 5] + [g for a in node.attribute for g in a.graphs]
+        total += 1 + sum(map(count_nodes, inner))
+    return total
+
+
+@onnx_op("Loop")
+def loop(n: Call) -> Any:
+    body = n.subgraph("body")
+    carried = list(n.operands[2:]) + [None] * max(0, len(body.input) - 2 - len(n.operands[2:]))
+    trips = n.get(0)
+    limit = None if trips is None else n.known(0)
+    start = n.get(1)
+    go = np.asarray(True) if start is None else n.known(1)
+    if limit is not None and go is not None:
+        steps = int(limit.reshape(-1)[0]) if go.reshape(-1)[0] else 0
+        if steps * count_nodes(body) <= MOST_UNROLLED:
+            made = unrolled(n, body, steps, carried)
+            if made is not None:
+                return made
+    try:
+        return native_loop(n, body, carried)
+    except RlxError as e:
+        for operand, what in ((trips, "its number of trips"), (start, "its condition")):
+            if operand is not None and n.partial(operand) is None:
+                try:
+                    n.demand(operand, what)
+                except NeedsValue as needed:
+                    raise NeedsValue(f"{needed.message} ({e.message})", needed.inputs) from None
+        raise
+
+
+def unrolled(n: Call, body: Any, steps: int, carried: list[Value]) -> Any:
+    """The loop written out, as long as each step's condition is known; None if one is not."""
+    rows: list[list[Node]] = []
+    go = n.constant(True)
+    before = len(n.graph.nodes)
+    for step in range(steps):
+        out = n.run_subgraph(body, [n.constant(np.int64(step)), go, *carried])
+        carried, row = list(out[1 : 1 + len(carried)]), out[1 + len(carried) :]
+        rows.append([as_tensor(v) for v in row])
+        condition = n.partial(as_tensor(out[0]))
+        if condition is None or condition.dtype == object:
+            del before
+            return None
+        if not condition.reshape(-1)[0]:
+            break
+    count = len(body.output) - 1 - len(carried)
+    if count and not rows:
+        stacked = [empty_scan(n, body, 1 + len(carried) + i) for i in range(count)]
+    else:
+        stacked = [ops.stack([row[i] for row in rows]) for i in range(count)]
+    return results([*carried, *stacked])
+
+
+def empty_scan(n: Call, body: Any, index: int) -> Node:
+    """What a loop of no steps has stacked: nothing, of the declared type."""
+    from rlx.frontend.onnx.proto import element_dtype
+
+    declared = body.output[index].type.tensor_type
+    dims = [d.dim_value for d in declared.shape.dim]
+    return n.constant(np.zeros((0, *dims), element_dtype(declared.elem_type, "a loop output").np))
+
+
+def native_loop(n: Call, body: Any, carried: Sequence[Value]) -> Any:
+    """The loop as a loop of the program."""
+    start = [as_tensor(v) for v in carried]
+
+    def step(i: Node, carry: Sequence[Node]) -> Any:
+        out = [as_tensor(v) for v in n.run_subgraph(body, [i, n.constant(True), *carry])]
+        return ops.reshape(out[0], ()), out[1 : 1 + len(start)], out[1 + len(start) :]
+
+    trips, go = n.get(0), n.get(1)
+    final, stacked = ops.loop(
+        step,
+        start,
+        trips=None if trips is None else ops.reshape(trips, ()),
+        go=True if go is None else ops.reshape(go, ()),
+    )
+    return results([*final, *stacked])
+
+
+@onnx_op("Scan")
+def scan_with_batch(n: Call) -> Any:
+    """Opset 8: a batch axis in front of everything, lengths as input 0."""
+    if n.value(0) is not None:
+        raise ImportError_("sequence_lens is not supported")
+    body = n.subgraph("body")
+    count = int(n.attr("num_scan_inputs"))
+    directions = n.attr("directions", [0] * count)
+    operands = n.nodes(1)
+    states = len(operands) - count
+    batch = operands[0].shape[0]
+    if not isinstance(batch, int):
+        raise ImportError_("the batch size of Scan-8 must be a number")
+    parts = []
+    for b in range(batch):
+        one = [ops.squeeze(ops.slice_axis(x, 0, b, 1), 0) for x in operands]
+        parts.append(
+            scanned(n, body, one[:states], one[states:], directions, [0] * count, None, None)
+        )
+    return tuple(ops.stack([p[i] for p in parts]) for i in range(len(parts[0])))
+
+
+@onnx_op("Scan", since=9)
+def scan(n: Call) -> Any:
+    body = n.subgraph("body")
+    count = int(n.attr("num_scan_inputs"))
+    states = len(n) - count
+    outputs = len(body.output) - states
+    return scanned(
+        n,
+        body,
+        n.nodes()[:states],
+        n.nodes()[states:],
+        n.attr("scan_input_directions", [0] * count),
+        n.attr("scan_input_axes", [0] * count),
+        n.attr("scan_output_directions", [0] * outputs),
+        n.attr("scan_output_axes", [0] * outputs),
+    )
+
+
+def scanned(
+    n: Call,
+    body: Any,
+    states: Sequence[Any],
+    xs: Sequence[Any],
+    directions: Sequence[int],
+    axes: Sequence[int],
+    out_directions: Sequence[int] | None,
+    out_axes: Sequence[int] | None,
+) -> Any:
+    """Run a body along axes of tensors: unrolled where that is short, else a scan of the program."""
+    moved = []
+    for x, backward, axis in zip(xs, directions, axes, strict=True):
+        x = ops.moveaxis(x, normal_axis("Scan", axis, x.rank), 0)
+        moved.append(ops.flip(x, 0) if backward else x)
+    length = moved[0].shape[0]
+
+    def step(carry: Any, rows: Any) -> tuple[Any, Any]:
+        out = [as_tensor(v) for v in n.run_subgraph(body, [*carry, *rows])]
+        return out[: len(states)], out[len(states) :]
+
+    final: Any = list(states)
+    stacked: Any
+    if isinstance(length, int) and 0 < length * count_nodes(body) <= MOST_UNROLLED:
+        rows: list[Any] = []
+        for i in range(length):
+            final, row = step(final, [ops.squeeze(ops.slice_axis(x, 0, i, 1), 0) for x in moved])
+            rows.append(row)
+        stacked = [ops.stack([row[j] for row in rows]) for j in range(len(rows[0]))]
+    else:
+        final, stacked = ops.scan(step, final, moved)
+    out = []
+    for i, y in enumerate(stacked):
+        if out_directions is not None and out_directions[i]:
+            y = ops.flip(y, 0)
+        axis = 0 if out_axes is None else out_axes[i]
+        out.append(ops.moveaxis(y, 0, normal_axis("Scan", axis, y.rank)))
+    return results([*final, *out])

@@ -1,0 +1,69 @@
+"""Tensors made from attributes, shapes or ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import ImportError_
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Strings
+from rlx.ir.dim import Dim, ceildiv, dim_max
+
+
+@onnx_op("Constant")
+def constant(n: Call) -> Any:
+    name = n.outputs[0]
+    if n.has("value_string") or n.has("value_strings"):
+        text = n.attr("value_strings") if n.has("value_strings") else n.attr("value_string")
+        return Strings(np.array(text, dtype=object))
+    for attribute, kind in (
+        ("value", None),
+        ("sparse_value", None),
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+    ):
+        if n.has(attribute):
+            value = n.attr(attribute)
+            return n.importer.constant(value if kind is None else np.asarray(value, kind), name)
+    raise ImportError_("it has no value")
+
+
+@onnx_op("ConstantOfShape")
+def constant_of_shape(n: Call) -> Any:
+    value = n.attr("value", np.zeros(1, np.float32))
+    if value.size != 1:
+        raise ImportError_(f"its value holds {value.size} elements; it must hold one")
+    return ops.broadcast_to(n.constant(value.reshape(())), n.dims(0))
+
+
+@onnx_op("Range")
+def range_(n: Call) -> Any:
+    dtype = n[0].dtype
+    if dtype.is_int:
+        start, limit, step = (n.size(i) for i in range(3))
+        if isinstance(step, int) and step != 0:
+            span = limit - start if step > 0 else start - limit
+            count: Dim = dim_max(ceildiv(span, abs(step)), 0)
+        else:
+            raise ImportError_(f"its step {step} must be a number other than 0")
+    else:
+        first, last, by = (float(n.array(i).reshape(-1)[0]) for i in range(3))
+        count = max(int(np.ceil((last - first) / by)), 0)
+    wide = dtype if dtype.name not in ("f16", "bf16") else "f32"
+    steps = ops.iota((count,), 0, wide)
+    values = ops.cast(n[0], wide) + steps * ops.cast(n[2], wide)  # type: ignore[operator]
+    return ops.cast(values, dtype)
+
+
+@onnx_op("EyeLike")
+def eye_like(n: Call) -> Any:
+    x = n[0]
+    if x.rank != 2:
+        raise ImportError_(f"its input must be a matrix, not {x.tensor}")
+    return ops.eye(x.shape[0], x.shape[1], int(n.attr("k", 0)), n.dtype("dtype", x.dtype))

@@ -1,0 +1,403 @@
+"""ModelProto -> Graph: names to values, node by node; every problem of a model is listed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ImportError_, RlxError
+from rlx.frontend.onnx.call import Call, NeedsValue
+from rlx.frontend.onnx.load import load_model, opset_versions
+from rlx.frontend.onnx.partial import PartialEvaluator
+from rlx.frontend.onnx.proto import STRING, element_dtype, sparse_array, tensor_array
+from rlx.frontend.onnx.registry import find
+from rlx.frontend.onnx.value import BROKEN, Broken, Strings, Value
+from rlx.ir.dim import Dim, sym
+from rlx.ir.dtype import dtype
+from rlx.ir.graph import Graph, Node, provenance, rewrite
+
+PARAM_BYTES = 1024
+"""Constants of this size or more are params with values: weights, not part of the program text."""
+MOST_PROBLEMS = 50
+"""How many problems one message lists."""
+
+# what a conversion of a malformed node may stumble over; anything else is a fault of RLX
+_STUMBLES = (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, AttributeError, RecursionError)
+
+
+@dataclass
+class Scope:
+    """Names of one graph or function: values here, then in the graphs around it."""
+
+    opsets: Mapping[str, int]
+    parent: Scope | None = None
+    values: dict[str, Value] = field(default_factory=dict)
+    attributes: Mapping[str, Any] | None = None
+    """Inside a function: the attributes it was called with."""
+
+    def lookup(self, name: str) -> Value:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.parent
+        raise ImportError_(f"it reads {name!r}, which no input, initializer or earlier node defines")
+
+    def attributes_of(self, proto: Any) -> Iterator[Any]:
+        """Attributes of a node, with references to attributes of the function around it resolved."""
+        for a in proto.attribute:
+            if not a.ref_attr_name:
+                yield a
+            elif self.attributes is not None and a.ref_attr_name in self.attributes:
+                copy = type(a)()
+                copy.CopyFrom(self.attributes[a.ref_attr_name])
+                copy.name = a.name
+                yield copy
+
+
+@dataclass
+class Imported:
+    """A model as a graph, and how its inputs and outputs are spread over those of the graph."""
+
+    graph: Graph
+    inputs: dict[str, Any]
+    """Name -> name of a graph input, a list of them for a sequence, None for what is fixed at import."""
+    outputs: dict[str, Any]
+    """Name -> name of a graph output, a list for a sequence, an array of text, None for an empty optional."""
+    host_ops: list[dict[str, str]]
+    """Nodes whose values were computed on the host at import: text, and shapes that depend on data."""
+
+
+class Importer:
+    """One conversion of a model. `values` are inputs fixed by value; `shapes` replace declared input shapes."""
+
+    def __init__(
+        self,
+        model: Any,
+        folder: Path | None = None,
+        values: Mapping[str, Any] | None = None,
+        shapes: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self.model, self.folder = model, folder
+        self.values, self.shapes = dict(values or {}), dict(shapes or {})
+        self.graph = Graph(model.graph.name or "model")
+        self.known = PartialEvaluator()
+        self.problems: list[str] = []
+        self.needs: list[str] = []
+        self.host_ops: list[dict[str, str]] = []
+        self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self.calling: list[tuple[str, str, str]] = []
+        self._names: set[str] = set()
+
+    # -- the whole model
+
+    def run(self) -> Imported:
+        """Convert; refuse with every problem found."""
+        top = Scope(opset_versions(self.model, self.problems))
+        proto = self.model.graph
+        inputs: dict[str, Any] = {}
+        with self.graph.building():
+            self._initializers(proto, top)
+            for info in proto.input:
+                if info.name not in top.values:
+                    inputs[info.name] = self._input(info, top)
+            self.nodes(proto.node, top)
+            outputs = self._outputs(proto, top)
+        if self.problems:
+            self._refuse()
+        for name, node in outputs.pop("").items():
+            self.graph.output(name, node)
+        return Imported(_without_dead(self.graph), inputs, outputs, self.host_ops)
+
+    def _refuse(self) -> None:
+        shown = self.problems[:MOST_PROBLEMS]
+        more = len(self.problems) - len(shown)
+        lines = "\n".join(f"  - {p}" for p in shown) + (f"\n  - and {more} more" if more else "")
+        message = f"model {self.graph.name!r} cannot be imported:\n{lines}"
+        if self.needs and len(self.needs) >= len(self.problems):
+            raise NeedsValue(message, list(dict.fromkeys(self.needs)))
+        raise ImportError_(message)
+
+    def problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
+
+    # -- inputs and outputs
+
+    def _input(self, info: Any, scope: Scope) -> Any:
+        """Declare a graph input; returns its place among the inputs of the graph."""
+        try:
+            scope.values[info.name], place = self._typed_input(info.name, info.type, self.values.get(info.name, ...))
+            return place
+        except RlxError as e:
+            if isinstance(e, NeedsValue):
+                self.needs += e.inputs
+            self.problem(f"input {info.name!r}: {e.message}")
+            scope.values[info.name] = BROKEN
+            return None
+
+    def _typed_input(self, name: str, type_: Any, value: Any) -> tuple[Value, Any]:
+        kind = type_.WhichOneof("value")
+        if kind == "optional_type":
+            if value is None:
+                return None, None
+            if value is ...:
+                raise NeedsValue("it is optional; say by its value whether it is there", [name])
+            return self._typed_input(name, type_.optional_type.elem_type, value)
+        if kind == "sequence_type":
+            if value is ...:
+                raise NeedsValue("it is a sequence; its length must be known", [name])
+            pairs = [
+                self._typed_input(f"{name}.{i}", type_.sequence_type.elem_type, v) for i, v in enumerate(value)
+            ]
+            return [v for v, _ in pairs], [p for _, p in pairs]
+        if kind not in ("tensor_type", "sparse_tensor_type"):
+            raise ImportError_(f"its type {kind or 'unknown'} is not supported; RLX takes tensors, sequences, optionals")
+        return self._tensor_input(name, getattr(type_, kind), value)
+
+    def _tensor_input(self, name: str, tensor: Any, value: Any) -> tuple[Value, Any]:
+        if tensor.elem_type == STRING:
+            if value is ...:
+                raise NeedsValue("it holds text, which is read while importing", [name])
+            return Strings(np.asarray(value, dtype=object)), None
+        if tensor.elem_type == 0 and value is not ...:  # a sequence may leave its element type open
+            kind = dtype(np.asarray(value).dtype)
+        else:
+            kind = element_dtype(tensor.elem_type, "it")
+        if name in self.shapes or "." in name and value is not ...:
+            shape = tuple(self.shapes.get(name, np.shape(value)))
+        elif not tensor.HasField("shape"):
+            raise NeedsValue("it has no shape; give one with shapes={...}", [name])
+        else:
+            shape = tuple(_dim(d, f"{name}.{i}") for i, d in enumerate(tensor.shape.dim))
+        node = self.graph.input(name, shape, kind)
+        if value is not ... and not isinstance(value, list):
+            self.known.given[node] = np.asarray(value)
+        return node, name
+
+    def _outputs(self, proto: Any, scope: Scope) -> dict[str, Any]:
+        """How outputs are spread over graph outputs; under "" the nodes of these."""
+        nodes: dict[str, Node] = {}
+
+        def place(name: str, value: Value) -> Any:
+            if isinstance(value, Node):
+                nodes[name] = value
+                return name
+            if isinstance(value, Strings):
+                return value.array
+            if isinstance(value, list):
+                return [place(f"{name}.{i}", v) for i, v in enumerate(value)]
+            return None
+
+        out: dict[str, Any] = {}
+        for info in proto.output:
+            try:
+                value = scope.lookup(info.name)
+            except ImportError_:
+                self.problem(f"output {info.name!r} is defined by no node")
+                continue
+            if not isinstance(value, Broken):
+                out[info.name] = place(info.name, value)
+        out[""] = nodes
+        return out
+
+    def _initializers(self, proto: Any, scope: Scope) -> None:
+        for tensor in proto.initializer:
+            self._initializer(tensor.name, lambda t=tensor: tensor_array(t, self.folder), scope)
+        for sparse in proto.sparse_initializer:
+            self._initializer(sparse.values.name, lambda s=sparse: sparse_array(s, self.folder), scope)
+
+    def _initializer(self, name: str, read: Any, scope: Scope) -> None:
+        try:
+            scope.values[name] = self.constant(read(), name)
+        except (RlxError, *_STUMBLES) as e:
+            self.problem(f"initializer {name!r}: {_text(e)}")
+            scope.values[name] = BROKEN
+
+    def constant(self, array: np.ndarray, name: str) -> Value:
+        """An array of the model as a value: text, a constant, or (1 KiB and more) a param with its value."""
+        if array.dtype == object:
+            return Strings(array)
+        if array.nbytes < PARAM_BYTES:
+            return self.graph.constant(array)
+        unique, number = name, 1
+        while unique in self._names or unique in self.graph.params:
+            unique, number = f"{name}_{number}", number + 1
+        self._names.add(unique)
+        return self.graph.param(unique, array.shape, array.dtype, array)
+
+    # -- nodes
+
+    def nodes(self, protos: Sequence[Any], scope: Scope) -> None:
+        """Convert nodes in order; a refused one makes its outputs `Broken`."""
+        for proto in protos:
+            values = self._node(proto, scope)
+            for name, value in zip(proto.output, values, strict=False):
+                if name:
+                    scope.values[name] = value
+
+    def _node(self, proto: Any, scope: Scope) -> Sequence[Value]:
+        broken: Sequence[Value] = [BROKEN] * len(proto.output)
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        version = scope.opsets.get(domain, 1 if domain else scope.opsets.get("", 1))
+        label = f"node {proto.name or next((o for o in proto.output if o), '')!r} ({proto.op_type}, opset {version})"
+        try:
+            with provenance((f"{proto.name or proto.op_type}",)):
+                out = self._convert(proto, scope, domain, version)
+        except NeedsValue as e:
+            self.needs += e.inputs
+            self.problem(f"{label}: {e.message}")
+            return broken
+        except (RlxError, *_STUMBLES) as e:
+            self.problem(f"{label}: {_text(e)}")
+            return broken
+        if out is BROKEN:
+            return broken
+        values = list(out) if isinstance(out, tuple) else [out]
+        if sum(map(bool, proto.output[len(values) :])):
+            self.problem(f"{label}: RLX gives only {len(values)} of its {len(proto.output)} outputs")
+            return broken
+        return values
+
+    def _convert(self, proto: Any, scope: Scope, domain: str, version: int) -> Any:
+        key = (proto.domain, proto.op_type, getattr(proto, "overload", ""))
+        function = self.functions.get(key)
+        entry = None if function is not None else find(domain, proto.op_type, version)
+        if entry is None and function is None:
+            from rlx.frontend.onnx.function import schema_function
+
+            function = schema_function(proto, scope, domain, version, self)
+            if function is None:
+                raise ImportError_("RLX has no conversion for this op")
+        if any(name and isinstance(scope.lookup(name), Broken) for name in proto.input):
+            return BROKEN
+        if function is not None:
+            return self._call_function(function, proto, scope, key)
+        assert entry is not None
+        call = Call(self, scope, proto, version)
+        out = entry.convert(call)
+        unread = call.unread(entry.ignored)
+        if unread:
+            raise ImportError_(f"its attribute {unread[0]!r} is not supported")
+        return out
+
+    def _call_function(self, function: Any, proto: Any, scope: Scope, key: tuple[str, str, str]) -> Any:
+        """Convert the nodes of a function in a scope of their own."""
+        if key in self.calling:
+            raise ImportError_(f"function {function.name!r} calls itself")
+        attributes = {a.name: a for a in function.attribute_proto}
+        attributes |= {a.name: a for a in scope.attributes_of(proto)}
+        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+        inner = Scope({**scope.opsets, **opsets}, None, {}, attributes)
+        given = [scope.lookup(name) if name else None for name in proto.input]
+        for i, name in enumerate(function.input):
+            inner.values[name] = given[i] if i < len(given) else None
+        before = len(self.problems)
+        self.calling.append(key)
+        try:
+            self.nodes(function.node, inner)
+        finally:
+            self.calling.pop()
+        if len(self.problems) > before:
+            return BROKEN
+        return tuple(inner.lookup(name) for name in function.output)
+
+    def run_graph(self, proto: Any, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+        """Convert a sub-graph into the graph being built; returns its outputs."""
+        inner = Scope(scope.opsets, scope, {}, scope.attributes)
+        if len(inputs) != len(proto.input):
+            raise ImportError_(f"its sub-graph takes {len(proto.input)} inputs, got {len(inputs)}")
+        for info, value in zip(proto.input, inputs, strict=True):
+            inner.values[info.name] = value
+        self._initializers(proto, inner)
+        before = len(self.problems)
+        needs = len(self.needs)
+        self.nodes(proto.node, inner)
+        if len(self.problems) > before:
+            inside, self.problems = self.problems[before:], self.problems[:before]
+            wanted, self.needs = self.needs[needs:], self.needs[:needs]
+            text = "inside its sub-graph: " + "; ".join(inside)
+            raise NeedsValue(text, wanted) if len(wanted) >= len(inside) else ImportError_(text)
+        return [inner.lookup(info.name) for info in proto.output]
+
+
+def _dim(proto: Any, name: str) -> Dim:
+    which = proto.WhichOneof("value")
+    if which == "dim_value":
+        if proto.dim_value < 0:
+            return sym(name)  # some exporters write -1 for a size that is open
+        return int(proto.dim_value)
+    return sym(proto.dim_param) if which == "dim_param" and proto.dim_param else sym(name)
+
+
+def _text(e: BaseException) -> str:
+    if isinstance(e, RlxError):
+        return e.message
+    return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
+
+
+def _without_dead(graph: Graph) -> Graph:
+    """Shape arithmetic that nothing reads any more is dropped, and params with it."""
+    out = rewrite(graph, lambda node, operands, into: None)
+    live = out.live()
+    unused = [name for name, node in out.params.items() if node.id not in live]
+    if unused:
+        out = _drop_params(out, set(unused))
+    return out
+
+
+def _drop_params(graph: Graph, unused: set[str]) -> Graph:
+    from rlx.ir.graph import copy_node, finish_rewrite
+
+    out = Graph(graph.name)
+    for c in graph.constraints:
+        out.assume(c)
+    mapping: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.op.name == "param" and node.attrs["name"] in unused:
+            continue
+        mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], out)
+    finish_rewrite(graph, out, mapping)
+    out.param_values = {k: v for k, v in graph.param_values.items() if k not in unused}
+    return out
+
+
+def import_model(
+    model: Any,
+    values: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+) -> Imported:
+    """Import a path, bytes or ModelProto, with inputs fixed by value where shapes depend on them."""
+    proto, folder = load_model(model)
+    return Importer(proto, folder, values, shapes).run()
+
+
+def from_onnx(
+    model: Any,
+    values: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+) -> Graph:
+    """The graph of an ONNX model (a path or a ModelProto); dynamic dims become symbols.
+
+    `shapes` replaces the declared shape of inputs, `values` fixes inputs whose values decide shapes (they
+    stay inputs; the program is right for these values only).
+
+    >>> import onnx.parser, rlx
+    >>> g = rlx.from_onnx(onnx.parser.parse_model('''
+    ...     <ir_version: 8, opset_import: ["": 17]>
+    ...     small (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }'''))
+    >>> str(g.outputs["y"].type)
+    'f32[N,3]'
+    """
+    imported = import_model(model, values, shapes)
+    for name, place in imported.outputs.items():
+        if not isinstance(place, str):
+            raise ImportError_(
+                f"output {name!r} is a sequence, an optional or text, which a graph does not hold; "
+                "run the model with rlx.onnx_backend instead"
+            )
+    return imported.graph

@@ -1,0 +1,72 @@
+"""Reading ONNX files: every way in which a file can be no model gives one clear sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import ImportError_, UnsupportedError
+
+
+def onnx_package() -> Any:
+    """The onnx package, which is an optional extra."""
+    try:
+        import onnx
+    except ImportError:
+        raise UnsupportedError("reading ONNX models needs the onnx package; install rlx[onnx]") from None
+    return onnx
+
+
+def load_model(source: Any) -> tuple[Any, Path | None]:
+    """A ModelProto, and the folder its external data lies in, from a path, bytes or a ModelProto."""
+    onnx = onnx_package()
+    if isinstance(source, onnx.ModelProto):
+        return _checked(source, "the model"), None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _parsed(bytes(source), "the model"), None
+    if not isinstance(source, (str, os.PathLike)):
+        raise ImportError_(
+            f"from_onnx takes a path, bytes or a ModelProto, not {type(source).__name__}"
+        )
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
+    return _parsed(data, f"the file {str(path)!r}"), path.parent
+
+
+def _parsed(data: bytes, what: str) -> Any:
+    onnx = onnx_package()
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, RuntimeError, ValueError) as e:
+        raise ImportError_(f"{what} is not an ONNX model or is truncated: {e}") from None
+    return _checked(model, what)
+
+
+def _checked(model: Any, what: str) -> Any:
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ImportError_(f"{what} holds no ONNX graph; it is damaged, or another kind of file")
+    return model
+
+
+def opset_versions(model: Any, problems: list[str]) -> dict[str, int]:
+    """Domain -> version; a version that the onnx package does not know is a problem."""
+    onnx = onnx_package()
+    out: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        out[domain] = max(int(entry.version), out.get(domain, 0))
+    newest = onnx.defs.onnx_opset_version()
+    if out.get("", 1) > newest:
+        problems.append(
+            f"opset {out['']} is newer than the installed onnx package knows ({newest}); update onnx"
+        )
+    if not out:
+        out[""] = 1  # models from before opsets were written down
+    return out

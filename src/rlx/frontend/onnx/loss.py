@@ -1,0 +1,28 @@
+"""Losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx import ops
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.registry import onnx_op
+
+
+def loss_options(n: Call) -> dict[str, Any]:
+    ignored = n.attr("ignore_index", None)
+    return {
+        "ignore_index": None if ignored is None else int(ignored),
+        "reduction": n.choice("reduction", "mean", ("mean", "sum", "none")),
+    }
+
+
+@onnx_op("NegativeLogLikelihoodLoss")
+def nll_loss(n: Call) -> Any:
+    return ops.nll_loss(n[0], n[1], n.get(2), **loss_options(n))
+
+
+@onnx_op("SoftmaxCrossEntropyLoss")
+def cross_entropy(n: Call) -> Any:
+    loss = ops.cross_entropy(n[0], n[1], n.get(2), **loss_options(n))
+    return (loss, ops.log_softmax(n[0], axis=1)) if n.wants(1) else loss

@@ -1,0 +1,410 @@
+"""Values that are known while a model is imported: a partial evaluator over nodes of small tensors.
+
+A known value is an array of numbers, or an object array whose elements are numbers, sizes (`Dim`, so a symbol
+stays a symbol), exact quotients of sizes, or UNKNOWN. Shape arithmetic of models (Shape, Gather, Concat, Mul,
+Where, ...) is imported as ordinary nodes; whoever needs a shape asks here, and the nodes themselves die when
+nothing else reads them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import RlxError
+from rlx.ir.body import Body
+from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, divides, floordiv, known_eq, known_le, known_lt, mod
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role
+from rlx.ir.types import TensorType, TupleType
+
+MOST_ELEMENTS = 4096
+"""Larger tensors are data, not shapes."""
+MOST_DENOMINATOR = 1024
+"""A float beside a size is taken to be exact only if it is a simple fraction, like 0.5 or 1.25."""
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "?"
+
+
+UNKNOWN = _Unknown()
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """A size divided by a number: what a model computes in floating point before it rounds to a size again."""
+
+    size: Dim
+    by: int
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, np.generic))
+
+
+def _parts(x: Any) -> tuple[Dim, int] | None:
+    """x as an exact quotient (size, by)."""
+    if isinstance(x, Quotient):
+        return x.size, x.by
+    if isinstance(x, Expr):
+        return x, 1
+    if isinstance(x, (bool, np.bool_)) or not _number(x):
+        return None
+    if isinstance(x, (int, np.integer)):
+        return int(x), 1
+    if not np.isfinite(x):
+        return None
+    exact = Fraction(float(x))
+    return (exact.numerator, exact.denominator) if exact.denominator <= MOST_DENOMINATOR else None
+
+
+def _quotient(size: Dim, by: int) -> Any:
+    if by < 0:
+        size, by = -size, -by
+    if by == 1:
+        return size
+    return floordiv(size, by) if divides(by, size) is True else Quotient(size, by)
+
+
+Rule = Callable[..., Any]
+
+
+def _exact(f: Callable[[Dim, int, Dim, int], Any]) -> Rule:
+    """A rule of two exact quotients."""
+
+    def rule(a: Any, b: Any) -> Any:
+        left, right = _parts(a), _parts(b)
+        return UNKNOWN if left is None or right is None else f(*left, *right)
+
+    return rule
+
+
+def _divide(a: Dim, p: int, b: Dim, q: int) -> Any:
+    """(a / p) / (b / q), for a divisor that is a number or divides exactly."""
+    if isinstance(b, int):
+        return UNKNOWN if b == 0 else _quotient(a * q, p * b)
+    return _quotient(floordiv(a, b) * q, p) if divides(b, a) is True else UNKNOWN
+
+
+def _floor_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
+    if p != 1 or q != 1 or known_le(1, b) is not True:
+        return UNKNOWN
+    return floordiv(a, b)
+
+
+def _trunc_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
+    return _floor_divide(a, p, b, q) if known_le(0, a) is True else UNKNOWN
+
+
+def _mod(a: Dim, p: int, b: Dim, q: int) -> Any:
+    return mod(a, b) if p == q == 1 and known_le(1, b) is True else UNKNOWN
+
+
+def _fmod(a: Dim, p: int, b: Dim, q: int) -> Any:
+    return _mod(a, p, b, q) if known_le(0, a) is True else UNKNOWN
+
+
+def _extreme(f: Callable[..., Dim]) -> Rule:
+    return _exact(lambda a, p, b, q: _quotient(f(a * q, b * p), p * q))
+
+
+def _compare(f: Callable[[Dim, Dim], bool | None]) -> Rule:
+    def rule(a: Dim, p: int, b: Dim, q: int) -> Any:
+        found = f(a * q, b * p)
+        return UNKNOWN if found is None else found
+
+    return _exact(rule)
+
+
+def _negated(f: Callable[[Dim, Dim], bool | None]) -> Callable[[Dim, Dim], bool | None]:
+    def rule(a: Dim, b: Dim) -> bool | None:
+        found = f(a, b)
+        return None if found is None else not found
+
+    return rule
+
+
+def _equal(a: Any, b: Any) -> Any:
+    if isinstance(a, (bool, np.bool_)) and isinstance(b, (bool, np.bool_)):
+        return bool(a) == bool(b)
+    return _compare(known_eq)(a, b)
+
+
+def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rule:
+    def rule(a: Any, b: Any) -> Any:
+        for x in (a, b):
+            if decisive is not None and x is not UNKNOWN and bool(x) is decisive:
+                return decisive
+        return UNKNOWN if a is UNKNOWN or b is UNKNOWN else f(bool(a), bool(b))
+
+    return rule
+
+
+def _not(a: Any) -> Any:
+    return UNKNOWN if a is UNKNOWN else not a
+
+
+def _choose(condition: Any, a: Any, b: Any) -> Any:
+    if condition is UNKNOWN:
+        same = _equal(a, b) if a is not UNKNOWN and b is not UNKNOWN else UNKNOWN
+        return a if same is True else UNKNOWN
+    return a if condition else b
+
+
+def _rounded(f: Callable[[Dim, int], Dim], number: Callable[[float], float]) -> Rule:
+    def rule(a: Any) -> Any:
+        if _number(a):
+            return number(float(a))
+        parts = _parts(a)
+        return UNKNOWN if parts is None else f(*parts)
+
+    return rule
+
+
+def _absolute(a: Any) -> Any:
+    parts = _parts(a)
+    if parts is None:
+        return UNKNOWN
+    size, by = parts
+    return a if known_le(0, size) is True else _quotient(-size, by) if known_le(size, 0) is True else UNKNOWN
+
+
+def _sign(a: Any) -> Any:
+    parts = _parts(a)
+    if parts is None:
+        return UNKNOWN
+    size = parts[0]
+    if known_eq(size, 0) is True:
+        return 0
+    return 1 if known_lt(0, size) is True else -1 if known_lt(size, 0) is True else UNKNOWN
+
+
+def _power(a: Any, b: Any) -> Any:
+    whole = _number(b) and float(b) == int(b) and 0 <= int(b) <= 8
+    return a ** int(b) if isinstance(a, Expr) and whole else UNKNOWN
+
+
+def _cast(a: Any, to: DType) -> Any:
+    if a is UNKNOWN:
+        return UNKNOWN
+    if to.is_bool:
+        return _not(_equal(a, 0)) if not isinstance(a, (bool, np.bool_)) else bool(a)
+    if to.is_float or isinstance(a, Expr):
+        return a  # sizes fit every integer dtype they are cast to
+    if isinstance(a, Quotient):
+        return floordiv(a.size, a.by) if known_le(0, a.size) is True else UNKNOWN
+    return int(a)
+
+
+# element by element; all but the last group know what to do with UNKNOWN themselves
+ELEMENT: Mapping[str, Rule] = {
+    "add": _exact(lambda a, p, b, q: _quotient(a * q + b * p, p * q)),
+    "sub": _exact(lambda a, p, b, q: _quotient(a * q - b * p, p * q)),
+    "mul": _exact(lambda a, p, b, q: _quotient(a * b, p * q)),
+    "div": _exact(_divide),
+    "floor_div": _exact(_floor_divide),
+    "trunc_div": _exact(_trunc_divide),
+    "mod": _exact(_mod),
+    "fmod": _exact(_fmod),
+    "minimum": _extreme(dim_min),
+    "maximum": _extreme(dim_max),
+    "relu": lambda a: _extreme(dim_max)(a, 0),
+    "less": _compare(known_lt),
+    "less_equal": _compare(known_le),
+    "greater": _compare(lambda a, b: known_lt(b, a)),
+    "greater_equal": _compare(lambda a, b: known_le(b, a)),
+    "equal": _equal,
+    "not_equal": lambda a, b: _not(_equal(a, b)),
+    "logical_and": _logic(operator.and_, decisive=False),
+    "logical_or": _logic(operator.or_, decisive=True),
+    "logical_xor": _logic(operator.xor),
+    "logical_not": _not,
+    "where": _choose,
+    "floor": _rounded(floordiv, np.floor),
+    "ceil": _rounded(ceildiv, np.ceil),
+    "trunc": _rounded(lambda a, p: floordiv(a, p) if known_le(0, a) is True else UNKNOWN, np.trunc),
+    "abs": _absolute,
+    "neg": lambda a: _exact(lambda x, p, y, q: _quotient(-x, p))(a, 1),
+    "sign": _sign,
+    "pow": _power,
+}
+
+# rearrangements: NumPy does these to objects as to numbers
+MOVES = ("reshape", "transpose", "broadcast_to", "slice", "concat", "gather", "gather_elements", "gather_nd", "copy")
+
+REDUCTIONS = {
+    "reduce_sum": ("add", 0),
+    "reduce_prod": ("mul", 1),
+    "reduce_max": ("maximum", None),
+    "reduce_min": ("minimum", None),
+    "reduce_all": ("logical_and", True),
+    "reduce_any": ("logical_or", False),
+}
+
+
+class PartialEvaluator:
+    """Answers what is known about the value of a node."""
+
+    def __init__(self) -> None:
+        self.given: dict[Node, np.ndarray] = {}
+        """Inputs whose values the caller vouches for."""
+        self._memo: dict[Node, np.ndarray | None] = {}
+
+    def __call__(self, node: Node) -> np.ndarray | None:
+        """The value, as far as it is known; None if nothing is."""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            if top in self._memo:
+                stack.pop()
+                continue
+            waiting = [o for o in self._sources(top) if o not in self._memo]
+            if waiting:
+                stack += waiting
+            else:
+                self._memo[top] = self._value(top)
+        return self._memo[node]
+
+    def unknown_inputs(self, node: Node) -> list[Node]:
+        """Inputs (of any graph) whose values would have to be known for the value of a node."""
+        seen: dict[Node, None] = {}
+        stack, found = [node], []
+        while stack:
+            top = stack.pop()
+            if top in seen:
+                continue
+            seen[top] = None
+            outer = _outer(top)
+            if outer is not None:
+                stack.append(outer)
+            elif top.op.role is Role.INPUT and top not in self.given:
+                found.append(top)
+            stack += top.operands
+        return found
+
+    def _sources(self, node: Node) -> Iterable[Node]:
+        outer = _outer(node)
+        if outer is not None:
+            return (outer,)
+        return node.operands if node.op.role is Role.COMPUTE and _is_small(node) else ()
+
+    def _value(self, node: Node) -> np.ndarray | None:
+        role = node.op.role
+        if node in self.given:
+            return self.given[node]
+        outer = _outer(node)
+        if outer is not None:
+            return self._memo[outer]
+        if role is Role.CONSTANT:
+            array: np.ndarray = node.attrs["value"].array
+            return array
+        if role is Role.PARAM:
+            return node.graph.param_values.get(node.attrs["name"])
+        if role is not Role.COMPUTE or not _is_small(node) or node.bodies or node.op.effects != "none":
+            return None
+        operands = [self._memo[o] for o in node.operands]
+        if any(o is None for o in operands):
+            return None
+        return evaluate(node, operands)  # type: ignore[arg-type]
+
+
+def evaluate(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
+    """The value of one node from known values of its operands."""
+    symbolic = any(o.dtype == object for o in operands) or any(_has_symbol(v) for v in node.attrs.values())
+    try:
+        with np.errstate(all="ignore"):
+            if not symbolic:
+                return np.asarray(node.op.ref(*operands, **node.attrs))
+            return _plain(_symbolic(node, operands), node.tensor)
+    except (RlxError, TypeError, ValueError, ArithmeticError, IndexError):
+        return None  # not a fault here: the op says what is wrong when it runs
+
+
+def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
+    name, attrs = node.op.name, node.attrs
+    if name == "dim_value":
+        return _object(attrs["dim"])
+    if name == "cast":
+        return _each(lambda a: _cast(a, attrs["dtype"]), operands[0])
+    if name in ELEMENT:
+        return _each(ELEMENT[name], *operands)
+    if any(_has_symbol(v) for v in attrs.values()):
+        return None
+    if name in MOVES:
+        return node.op.ref(*operands, **attrs)
+    if name in REDUCTIONS:
+        rule, start = REDUCTIONS[name]
+        axes, keep = attrs["axes"], attrs["keepdims"]
+        x = operands[0]
+        for axis in sorted(axes, reverse=True):
+            rows = [np.take(x, i, axis) for i in range(x.shape[axis])]
+            if start is not None:
+                rows.insert(0, np.full(np.delete(x.shape, axis), start, object))
+            x = reduce(lambda a, b: _each(ELEMENT[rule], a, b), rows)
+            if keep:
+                x = np.expand_dims(x, axis)
+        return x
+    if name == "cumsum" and not attrs.get("exclusive") and not attrs.get("reverse"):
+        x = operands[0]
+        rows = [np.take(x, i, attrs["axis"]) for i in range(x.shape[attrs["axis"]])]
+        for i in range(1, len(rows)):
+            rows[i] = _each(ELEMENT["add"], rows[i - 1], rows[i])
+        return np.stack(rows, attrs["axis"])
+    return None
+
+
+def _each(rule: Rule, *arrays: np.ndarray) -> np.ndarray:
+    out = np.frompyfunc(rule, len(arrays), 1)(*(_objects(a) for a in arrays))
+    return out if isinstance(out, np.ndarray) else _object(out)
+
+
+def _object(x: Any) -> np.ndarray:
+    out = np.empty((), object)
+    out[()] = x
+    return out
+
+
+def _objects(array: np.ndarray) -> np.ndarray:
+    """The same elements as Python objects."""
+    return array if array.dtype == object else array.astype(object)
+
+
+def _plain(value: np.ndarray | None, t: TensorType) -> np.ndarray | None:
+    """Numbers in the dtype of the tensor, where nothing symbolic is left."""
+    if value is None or value.dtype != object:
+        return value
+    if all(_number(x) for x in value.flat):
+        return value.astype(t.dtype.np)
+    return None if all(x is UNKNOWN for x in value.flat) else value
+
+
+def _is_small(node: Node) -> bool:
+    if isinstance(node.type, TupleType):
+        return False
+    count = node.type.numel
+    return isinstance(count, int) and count <= MOST_ELEMENTS
+
+
+def _has_symbol(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_symbol, value))
+    return isinstance(value, Expr)
+
+
+def _outer(node: Node) -> Node | None:
+    """For an input of a body that stands for a value around it: that value."""
+    graph: Graph = node.graph
+    if node.op.role is Role.INPUT and isinstance(graph, Body):
+        for outer, inner in graph.captured.items():
+            if inner is node:
+                return outer
+    return None

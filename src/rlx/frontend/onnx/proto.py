@@ -1,0 +1,162 @@
+"""From ONNX's protobuf messages to NumPy arrays, dtypes and Python values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ImportError_
+from rlx.ir.dtype import DType, dtype, unpack
+
+# numbers of TensorProto.DataType
+DTYPES: dict[int, DType] = {
+    number: dtype(name)
+    for number, name in {
+        1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64",
+        12: "u32", 13: "u64", 14: "c64", 15: "c128", 16: "bf16", 17: "f8e4m3fn", 18: "f8e4m3fnuz",
+        19: "f8e5m2", 20: "f8e5m2fnuz", 21: "u4", 22: "i4", 23: "f4e2m1", 24: "f8e8m0", 25: "u2", 26: "i2",
+    }.items()
+}  # fmt: skip
+NUMBERS = {d: n for n, d in DTYPES.items()}
+STRING = 8
+
+_INT32_FIELD = {"u8", "i8", "u16", "i16", "i32", "bool", "f16", "bf16"}  # as bit patterns, for floats
+
+
+def element_dtype(number: int, what: str) -> DType:
+    """The dtype of an ONNX element type."""
+    if number not in DTYPES:
+        raise DTypeError(f"{what} has ONNX element type {number}, which RLX does not have")
+    return DTYPES[number]
+
+
+def tensor_array(tensor: Any, folder: Path | None = None) -> np.ndarray:
+    """The array of a TensorProto; strings as an object array of str. External data lies in `folder`."""
+    name = tensor.name or "a tensor"
+    shape = tuple(int(d) for d in tensor.dims)
+    if any(d < 0 for d in shape):
+        raise ImportError_(f"tensor {name!r} has a negative size in its shape {list(shape)}")
+    count = 1
+    for d in shape:
+        count *= d
+    if tensor.data_type == STRING:
+        return _checked(_strings(tensor.string_data), count, shape, name)
+    kind = element_dtype(tensor.data_type, f"tensor {name!r}")
+    if tensor.data_location == 1:
+        raw: Any = _external(tensor, kind.nbytes(count), folder)
+    elif tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+    else:
+        return _checked(_typed_field(tensor, kind, count), count, shape, name)
+    if len(raw) != kind.nbytes(count):
+        raise ImportError_(
+            f"tensor {name!r} is {kind}{list(shape)}, {kind.nbytes(count)} bytes, but holds {len(raw)}; "
+            "the file is damaged"
+        )
+    return unpack(raw, kind, count).reshape(shape)
+
+
+def _strings(items: Any) -> np.ndarray:
+    return np.array([s.decode("utf-8", "replace") for s in items] or [], dtype=object)
+
+
+def _checked(array: np.ndarray, count: int, shape: tuple[int, ...], name: str) -> np.ndarray:
+    if array.size != count:
+        raise ImportError_(
+            f"tensor {name!r} has shape {list(shape)}, {count} elements, but holds {array.size}; "
+            "the file is damaged"
+        )
+    return array.reshape(shape)
+
+
+def _typed_field(tensor: Any, kind: DType, count: int) -> np.ndarray:
+    """Elements from the field of the tensor's own type."""
+    if kind.name in ("f32", "c64"):
+        flat = np.array(tensor.float_data, np.float32)
+        return flat.view(np.complex64) if kind.is_complex else flat
+    if kind.name in ("f64", "c128"):
+        flat = np.array(tensor.double_data, np.float64)
+        return flat.view(np.complex128) if kind.is_complex else flat
+    if kind.name == "i64":
+        return np.array(tensor.int64_data, np.int64)
+    if kind.name in ("u32", "u64"):
+        return np.array(tensor.uint64_data, np.uint64).astype(kind.np)
+    items = np.array(tensor.int32_data, np.int32)
+    if kind.bits < 8:  # packed pairs, one byte in each int32
+        return unpack(items.astype(np.uint8), kind, count) if items.size == kind.nbytes(count) else items
+    if kind.is_float:
+        return items.astype(np.uint16 if kind.bits == 16 else np.uint8).view(kind.np)
+    return items.astype(kind.np)
+
+
+def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
+    """Bytes of a tensor that lie in a file beside the model, mapped rather than read."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ImportError_(
+            f"tensor {tensor.name!r} keeps its data in the file {location!r}; give from_onnx the path of the "
+            "model, so that RLX knows where to look"
+        )
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ImportError_(f"tensor {tensor.name!r} points outside the folder of the model: {location!r}")
+    offset = int(entries.get("offset", 0) or 0)
+    length = int(entries.get("length", nbytes) or nbytes)
+    if not path.is_file():
+        raise ImportError_(f"tensor {tensor.name!r} needs the file {str(path)!r}, which is not there")
+    if length != nbytes or offset < 0 or path.stat().st_size < offset + nbytes:
+        raise ImportError_(
+            f"tensor {tensor.name!r} takes {nbytes} bytes at {offset} of {str(path)!r}, which has "
+            f"{path.stat().st_size} bytes and an entry of {length}; the files do not belong together"
+        )
+    return np.memmap(path, np.uint8, "r", offset, (nbytes,)) if nbytes else b""
+
+
+def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
+    """A SparseTensorProto as a dense array."""
+    values, indices = tensor_array(sparse.values, folder), tensor_array(sparse.indices, folder)
+    shape = tuple(int(d) for d in sparse.dims)
+    if values.size and not shape:
+        raise ImportError_(f"sparse tensor {sparse.values.name!r} has no shape")
+    out = np.zeros(shape, values.dtype)
+    try:
+        if indices.ndim == 1:
+            out.reshape(-1)[indices] = values
+        else:
+            out[tuple(indices.T)] = values
+    except (IndexError, ValueError) as e:
+        raise ImportError_(f"sparse tensor {sparse.values.name!r} has indices outside {list(shape)}") from e
+    return out
+
+
+def attribute_value(attribute: Any, folder: Path | None = None) -> Any:
+    """An AttributeProto as a Python value: numbers, text, arrays, lists of them; graphs stay protos."""
+    kind = attribute.type
+    if kind == 1:
+        return float(attribute.f)
+    if kind == 2:
+        return int(attribute.i)
+    if kind == 3:
+        return attribute.s.decode("utf-8", "replace")
+    if kind == 4:
+        return tensor_array(attribute.t, folder)
+    if kind == 5:
+        return attribute.g
+    if kind == 6:
+        return [float(f) for f in attribute.floats]
+    if kind == 7:
+        return [int(i) for i in attribute.ints]
+    if kind == 8:
+        return [s.decode("utf-8", "replace") for s in attribute.strings]
+    if kind == 9:
+        return [tensor_array(t, folder) for t in attribute.tensors]
+    if kind == 10:
+        return list(attribute.graphs)
+    if kind == 11:
+        return sparse_array(attribute.sparse_tensor, folder)
+    if kind == 13:
+        return attribute.tp
+    raise ImportError_(f"attribute {attribute.name!r} has kind {kind}, which RLX does not read")

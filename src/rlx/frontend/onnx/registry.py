@@ -1,0 +1,95 @@
+"""The table of ONNX ops: which function converts an op, from which version of its domain on.
+
+ONNX versions an op by the opset that changed it last: a model of opset 13 means the newest entry with
+`since` <= 13. An entry is one function from a `Call` to the values of the node's outputs.
+
+>>> find("", "Relu", 13).since, find("", "NoSuchOp", 13)
+(1, None)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx.frontend.onnx.call import Call
+
+Convert = Callable[["Call"], Any]
+
+FAMILIES = (
+    "math",
+    "logic",
+    "activation",
+    "reduce",
+    "shape",
+    "gather",
+    "create",
+    "matmul",
+    "conv",
+    "pool",
+    "norm",
+    "image",
+    "loss",
+    "control",
+    "sequence",
+)
+"""Modules with entries, each about one family of ops."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one op is converted, from one version on."""
+
+    domain: str
+    op: str
+    since: int
+    convert: Convert
+    family: str
+    ignored: frozenset[str]
+    """Attributes that do not change results (hints), which the function need not read."""
+
+
+_TABLE: dict[tuple[str, str], list[Entry]] = {}
+_loaded = False
+
+
+def onnx_op(
+    *names: str, since: int = 1, domain: str = "", ignored: tuple[str, ...] = ()
+) -> Callable[[Convert], Convert]:
+    """Decorator: the function converts these ops from opset `since` of their domain on."""
+
+    def register(convert: Convert) -> Convert:
+        family = convert.__module__.rpartition(".")[2]
+        for name in names:
+            entries = _TABLE.setdefault((domain, name), [])
+            if any(e.since == since for e in entries):
+                raise TypeError(f"ONNX op {name} since {since} is declared twice")
+            entries.append(Entry(domain, name, since, convert, family, frozenset(ignored)))
+            entries.sort(key=lambda e: e.since)
+        return convert
+
+    return register
+
+
+def find(domain: str, op: str, version: int) -> Entry | None:
+    """The entry in force for an op in a version of its domain."""
+    global _loaded
+    if not _loaded:
+        for family in FAMILIES:
+            importlib.import_module(f"rlx.frontend.onnx.{family}")
+        _loaded = True
+    domain = "" if domain == "ai.onnx" else domain
+    found = None
+    for entry in _TABLE.get((domain, op), ()):
+        if entry.since <= version:
+            found = entry
+    return found
+
+
+def entries() -> list[Entry]:
+    """Every entry, for documentation and tests."""
+    find("", "", 1)
+    return [e for key in sorted(_TABLE) for e in _TABLE[key]]

@@ -1,0 +1,371 @@
+"""Ops that rename, move, cut or join elements, and casts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import ImportError_, ShapeError
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.partial import UNKNOWN
+from rlx.frontend.onnx.proto import element_dtype
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Strings
+from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Node
+from rlx.ir.op import get_op
+from rlx.ops.rules import normal_axes, normal_axis
+
+FAR = 2**31 - 1
+"""Exporters write ends of this size or more for «to the end»."""
+
+
+def size_tensor(n: Call, shape: Sequence[Dim], dtype: Any = "i64") -> Any:
+    """Sizes as a 1-D tensor: a constant where they are numbers."""
+    if all(isinstance(d, int) for d in shape):
+        return n.constant(np.array(shape, np.int64), dtype)
+    return ops.concat([ops.reshape(ops.dim_value(d, dtype), (1,)) for d in shape])
+
+
+@onnx_op("Identity")
+def identity(n: Call) -> Any:
+    return n.value(0)
+
+
+@onnx_op("Shape")
+def shape(n: Call) -> Any:
+    value = n.value(0)
+    whole = value.shape if isinstance(value, Strings) else n[0].shape
+    start, end = n.attr("start", 0), n.attr("end", None)
+    return size_tensor(n, whole[start:end])
+
+
+@onnx_op("Size")
+def size(n: Call) -> Any:
+    value = n.value(0)
+    if isinstance(value, Strings):
+        return n.constant(np.array(value.array.size, np.int64))
+    count = n[0].tensor.numel
+    return n.constant(np.array(count, np.int64)) if isinstance(count, int) else ops.dim_value(count)
+
+
+# -- other shapes for the same elements
+
+
+def reshaped(x: Node, target: Sequence[Dim], allow_zero: bool) -> Any:
+    """ONNX's rules: 0 keeps the size of an axis, -1 is what is left."""
+    out: list[Dim] = []
+    for i, d in enumerate(target):
+        if isinstance(d, int) and d == 0 and not allow_zero:
+            if i >= x.rank:
+                raise ShapeError(f"a 0 at place {i} of the shape copies an axis that {x.tensor} does not have")
+            out.append(x.shape[i])
+        elif isinstance(d, int) and d < -1:
+            raise ShapeError(f"its shape holds {d}; sizes are -1, 0 or more")
+        else:
+            out.append(d)
+    if sum(1 for d in out if isinstance(d, int) and d == -1) > 1:
+        raise ShapeError(f"its shape {tuple(out)} holds more than one -1")
+    return ops.reshape(x, out)
+
+
+@onnx_op("Reshape", ignored=("consumed_inputs",))
+def reshape_by_attribute(n: Call) -> Any:
+    return reshaped(n[0], n.attr("shape"), False)
+
+
+@onnx_op("Reshape", since=5)
+def reshape(n: Call) -> Any:
+    allow_zero = n.flag("allowzero")
+    if isinstance(n.value(0), Strings):
+        n.on_host("text exists on the host only")
+        return Strings(n.strings(0).reshape(n.ints(1)))
+    return reshaped(n[0], n.dims(1), allow_zero)
+
+
+@onnx_op("Flatten")
+def flatten(n: Call) -> Any:
+    x = n[0]
+    axis = int(n.attr("axis", 1))
+    return ops.flatten(x, axis + x.rank if axis < 0 else axis)
+
+
+def axes_of(n: Call, input_since: int) -> tuple[int, ...] | None:
+    """Axes as an attribute or, in later versions, an input; None if not given."""
+    if n.version < input_since:
+        axes = n.attr("axes", None)
+        return None if axes is None else tuple(axes)
+    return None if n.value(1) is None else n.ints(1)
+
+
+@onnx_op("Squeeze")
+def squeeze(n: Call) -> Any:
+    return ops.squeeze(n[0], axes_of(n, 13))
+
+
+@onnx_op("Unsqueeze")
+def unsqueeze(n: Call) -> Any:
+    axes = axes_of(n, 13)
+    if axes is None:
+        raise ImportError_("its axes are missing")
+    return ops.expand_dims(n[0], axes)
+
+
+@onnx_op("Transpose")
+def transpose(n: Call) -> Any:
+    return ops.transpose(n[0], n.attr("perm", None))
+
+
+@onnx_op("Expand")
+def expand(n: Call) -> Any:
+    x, target = n[0], list(n.dims(1))
+    rank = max(x.rank, len(target))
+    have: list[Dim] = [1] * (rank - x.rank) + list(x.shape)
+    want = [1] * (rank - len(target)) + target
+    return ops.broadcast_to(x, [h if isinstance(w, int) and w == 1 else w for h, w in zip(have, want, strict=True)])
+
+
+@onnx_op("Tile")
+def tile_axis(n: Call) -> Any:
+    reps = [1] * n[0].rank
+    reps[n.integer(2)] = n.integer(1)
+    return ops.tile(n[0], reps)
+
+
+@onnx_op("Tile", since=6)
+def tile(n: Call) -> Any:
+    return ops.tile(n[0], n.dims(1))
+
+
+# -- joining and cutting
+
+
+@onnx_op("Concat")
+def concat(n: Call) -> Any:
+    axis = int(n.attr("axis", 1 if n.version < 4 else 0))
+    if isinstance(n.value(0), Strings):
+        n.on_host("text exists on the host only")
+        return Strings(np.concatenate([n.strings(i) for i in range(len(n))], axis))
+    return ops.concat(n.nodes(), axis)
+
+
+@onnx_op("Split")
+def split(n: Call) -> Any:
+    x = n[0]
+    axis = normal_axis("Split", int(n.attr("axis", 0)), x.rank)
+    count = int(n.attr("num_outputs", len(n.outputs)))
+    sizes: Any = n.attr("split", None)
+    if n.value(1) is not None:
+        sizes = n.dims(1)
+    if sizes is None:
+        each = ceildiv(x.shape[axis], count)
+        sizes = [each] * (count - 1)
+        sizes.append(x.shape[axis] - each * (count - 1))
+    return ops.split(x, axis=axis, sizes=tuple(sizes))
+
+
+def slice_range(start: Dim, end: Dim, step: int, d: Dim) -> tuple[Dim, Dim]:
+    """(first, count) of Python's slice rule for an axis of size d."""
+    if step > 0:
+        first = _bounded(start, d, 0, d)
+        last = d if isinstance(end, int) and end >= FAR else _bounded(end, d, 0, d)
+        span = last - first
+    else:
+        first = d - 1 if isinstance(start, int) and start >= FAR else _bounded(start, d, -1, d - 1)
+        last = -1 if isinstance(end, int) and end <= -FAR else _bounded(end, d, -1, d - 1)
+        span = first - last
+    return first, dim_max(ceildiv(span, abs(step)), 0)
+
+
+def _bounded(at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
+    """A place counted from the end if negative, kept within bounds."""
+    if known_le(0, at) is not True:
+        if known_le(at, -1) is not True:
+            raise ShapeError(f"a slice at {at} may count from either end; its sign is not known")
+        at = at + d
+        return dim_max(at, low)
+    return dim_min(at, high)
+
+
+def sliced(x: Node, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]) -> Any:
+    """ONNX Slice of some axes."""
+    first: list[Dim] = [0] * x.rank
+    sizes: list[Dim] = list(x.shape)
+    step_by = [1] * x.rank
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        at = normal_axis("Slice", axis, x.rank)
+        if step == 0:
+            raise ShapeError("a step of 0 is not allowed")
+        first[at], sizes[at] = slice_range(start, end, step, x.shape[at])
+        step_by[at] = step
+    return get_op("slice")(x, starts=tuple(first), sizes=tuple(sizes), steps=tuple(step_by))
+
+
+@onnx_op("Slice")
+def slice_by_attributes(n: Call) -> Any:
+    starts, ends = n.attr("starts"), n.attr("ends")
+    axes = n.attr("axes", None)
+    return sliced(n[0], starts, ends, range(len(starts)) if axes is None else axes, [1] * len(starts))
+
+
+@onnx_op("Slice", since=10)
+def slice_(n: Call) -> Any:
+    starts = _places(n, 1)
+    ends = _places(n, 2)
+    axes = n.ints(3) if n.value(3) is not None else tuple(range(len(starts)))
+    steps = n.ints(4) if n.value(4) is not None else (1,) * len(starts)
+    return sliced(n[0], starts, ends, axes, steps)
+
+
+def _places(n: Call, i: int) -> tuple[Dim, ...]:
+    """Places of a slice; huge numbers mean the end and need not be exact."""
+    found = n.partial(n[i])
+    if found is not None and found.dtype == object and not any(x is UNKNOWN for x in found.flat):
+        return tuple(x if isinstance(x, Expr) else int(x) for x in found.reshape(-1))
+    return n.dims(i)
+
+
+@onnx_op("Pad")
+def pad_by_attributes(n: Call) -> Any:
+    amounts = n.attr("pads", None) or n.attr("paddings")
+    return padded(n, n[0], amounts, tuple(range(n[0].rank)), float(n.attr("value", 0.0)))
+
+
+@onnx_op("Pad", since=11)
+def pad(n: Call) -> Any:
+    x = n[0]
+    axes = normal_ordered(n.ints(3), x.rank) if n.value(3) is not None else tuple(range(x.rank))
+    fill: Any = 0
+    if n.value(2) is not None:
+        known = n.known(2)
+        fill = n[2] if known is None else known.reshape(-1)[0].item() if known.size else 0
+    return padded(n, x, n.dims(1), axes, fill)
+
+
+def normal_ordered(axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Non-negative axes in the order given."""
+    normal_axes("axes", axes, rank)
+    return tuple(a % rank for a in axes)
+
+
+def padded(n: Call, x: Node, amounts: Sequence[Dim], axes: Sequence[int], fill: Any) -> Any:
+    """ONNX Pad; `amounts` are the low sides of all axes, then the high ones."""
+    mode = n.choice("mode", "constant", ("constant", "reflect", "edge", "wrap"))
+    if len(amounts) != 2 * len(axes):
+        raise ShapeError(f"{len(amounts)} pads for {len(axes)} axes; there must be two for each")
+    pairs: list[tuple[Dim, Dim]] = [(0, 0)] * x.rank
+    for i, axis in enumerate(axes):
+        pairs[axis] = (amounts[i], amounts[len(axes) + i])
+    if mode != "constant":
+        return ops.pad(x, pairs, mode)
+    if isinstance(fill, Node):  # a fill that only the run knows: blend it in
+        inside = ops.pad(ops.full(x.shape, True, "bool"), pairs, value=False)
+        return ops.where(inside, ops.pad(x, pairs), ops.reshape(fill, ()))
+    return ops.pad(x, pairs, value=bool(fill) if x.dtype.is_bool else int(fill) if x.dtype.is_int else fill)
+
+
+@onnx_op("CenterCropPad", since=18)
+def center_crop_pad(n: Call) -> Any:
+    x = n[0]
+    axes = normal_ordered(n.attr("axes", range(x.rank)), x.rank)
+    for axis, want in zip(axes, n.dims(1), strict=True):
+        have = x.shape[axis]
+        if known_le(want, have) is True:
+            x = ops.slice_axis(x, axis, (have - want) // 2, want)
+        elif known_le(have, want) is True:
+            low = (want - have) // 2
+            pairs: list[tuple[Dim, Dim]] = [(0, 0)] * x.rank
+            pairs[axis] = (low, want - have - low)
+            x = ops.pad(x, pairs)
+        else:
+            raise ShapeError(f"whether {have} is cropped or padded to {want} depends on sizes that are open")
+    return x
+
+
+# -- casts
+
+
+def cast_to(n: Call, value: Any, to: DType) -> Any:
+    """Convert a tensor, or text to numbers."""
+    saturate = None if not to.name.startswith("f8") else n.flag("saturate", 1)
+    if to.name == "f8e8m0":
+        n.attr("saturate", 1)
+        mode = n.choice("round_mode", "up", ("up", "down", "nearest"))
+        if mode != "nearest":
+            raise ImportError_(f"round_mode {mode!r} is not supported")
+    if isinstance(value, Strings):
+        n.on_host("text exists on the host only")
+        numbers = np.array([float(s) for s in value.array.flat], np.float64).reshape(value.shape)
+        return n.constant(numbers, to)
+    return ops.cast(n[0], to, saturate=saturate)
+
+
+@onnx_op("Cast")
+def cast_by_name(n: Call) -> Any:
+    """Before opset 6 the dtype was a word."""
+    from rlx.frontend.onnx.load import onnx_package
+
+    return ops.cast(n[0], element_dtype(onnx_package().TensorProto.DataType.Value(str(n.attr("to"))), "its attribute to"))
+
+
+@onnx_op("Cast", since=6, ignored=("saturate", "round_mode"))
+def cast(n: Call) -> Any:
+    if n.attr("to") == 8:
+        return as_text(n)
+    return cast_to(n, n.value(0), n.dtype("to"))
+
+
+@onnx_op("CastLike", since=15, ignored=("saturate", "round_mode"))
+def cast_like(n: Call) -> Any:
+    if isinstance(n.value(1), Strings):
+        return as_text(n)
+    return cast_to(n, n.value(0), n[1].dtype)
+
+
+def as_text(n: Call) -> Any:
+    """Numbers as text."""
+    if isinstance(n.value(0), Strings):
+        return n.value(0)
+    n.on_host("text exists on the host only")
+    array = n.array(0)
+    texts = [str(x) if array.dtype.kind != "f" else np.format_float_positional(x, trim="-") for x in array.flat]
+    return Strings(np.array(texts, dtype=object).reshape(array.shape))
+
+
+# -- blocks
+
+
+@onnx_op("DepthToSpace")
+def depth_to_space(n: Call) -> Any:
+    return ops.depth_to_space(n[0], int(n.attr("blocksize")), n.choice("mode", "DCR", ("DCR", "CRD")))
+
+
+@onnx_op("SpaceToDepth")
+def space_to_depth(n: Call) -> Any:
+    if n.choice("mode", "DCR", ("DCR", "CRD")) == "CRD":
+        raise ImportError_("mode 'CRD' is not supported")
+    return ops.space_to_depth(n[0], int(n.attr("blocksize")))
+
+
+@onnx_op("Trilu")
+def trilu(n: Call) -> Any:
+    k = n.integer(1) if n.value(1) is not None else 0
+    return ops.triu(n[0], k) if n.flag("upper", 1) else ops.tril(n[0], k)
+
+
+@onnx_op("ReverseSequence")
+def reverse_sequence(n: Call) -> Any:
+    """Along the time axis, the first `length` elements of each batch in reverse."""
+    x, lengths = n[0], n[1]
+    time, batch = int(n.attr("time_axis", 0)), int(n.attr("batch_axis", 1))
+    if {time, batch} != {0, 1}:
+        raise ImportError_(f"time_axis {time} and batch_axis {batch} are not 0 and 1")
+    steps = ops.reshape(ops.iota((x.shape[time],)), (-1, 1) if time == 0 else (1, -1))
+    many = ops.reshape(lengths, (1, -1) if time == 0 else (-1, 1))
+    at = ops.where(ops.less(steps, many), many - 1 - steps, steps)
+    at = ops.reshape(at, (*at.shape, *(1,) * (x.rank - 2)))
+    return ops.gather_elements(x, ops.broadcast_to(at, x.shape), axis=time)
