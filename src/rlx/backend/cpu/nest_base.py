@@ -1,0 +1,88 @@
+"""What all loop nests share: points, hoisting, stores, rows split among threads, vectors with a masked rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlx.backend.cpu.collapse import bodies
+from rlx.backend.cpu.expression import Expression, Lane
+from rlx.backend.cpu.frame import KernelFrame, unflatten
+from rlx.backend.cpu.irtext import Int
+from rlx.backend.cpu.irtypes import Value, size_bytes
+from rlx.backend.cpu.primitives import memory_type, register_type, to_memory
+from rlx.ir.compose import Nest, Store
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
+from rlx.ir.scalar import Scalar
+
+
+class NestEmitter:
+    """What all kinds of nest share."""
+
+    def __init__(self, frame: KernelFrame, nest: Nest) -> None:
+        self.frame, self.nest, self.fn = frame, nest, frame.fn
+        self.operands = frame.operands(frame.fn)
+        widest = max((size_bytes(register_type(e.dtype)) for b in bodies(nest) for e in b.walk() if e.dtype.is_float), default=4)
+        self.lanes = frame.module.target.vector_bytes // (8 if widest == 8 else 4)
+        self.sizes = [frame.dim(self.fn, d) for d in nest.space]
+
+    def point(self, axes: Sequence[Int], lane: Lane | None, known: Expression | None = None) -> Expression:
+        made = Expression(self.fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error)
+        if known is not None:
+            made.memo = dict(known.memo)
+            made.accs = known.accs
+        return made
+
+    def prepare(self, at: Expression, expressions: Sequence[Scalar], fixed: set[int], accs: int = 0) -> None:
+        """Compute what depends on fixed axes (and finished reductions) only, before a loop repeats it."""
+        for body in expressions:
+            free: dict[Scalar, bool] = {}
+            for e in body.walk():
+                own = (e.prim == "axis" and e.data not in fixed) or (e.prim == "acc" and (e.data or 0) >= accs)
+                free[e] = own or any(free[a] for a in e.args)
+                if not free[e] and e.prim not in ("const", "axis"):
+                    at(e)
+
+    def place(self, store: Store, number: int, axes: Sequence[Int]) -> Value:
+        """Address of an output element."""
+        fn = self.fn
+        offset: Int = 0
+        for a, stride in zip(axes, store.strides, strict=True):
+            offset = fn.add(offset, fn.mul(a, self.frame.dim(fn, stride)))
+        return fn.gep(self.frame.output(number).pointer, offset, memory_type(self.dtype(number)))
+
+    def dtype(self, number: int) -> DType:
+        return self.frame.outputs[number].dtype
+
+    def write(self, at: Expression, store: Store, number: int, axes: Sequence[Int], step: Dim = 1) -> None:
+        """Store an expression in the lanes that exist; `step` is the output's stride along the lane axis."""
+        fn = self.fn
+        value = to_memory(fn, at.vector(store.body), self.dtype(number))
+        place = self.place(store, number, axes)
+        mask = None if at.lane is None else at.lane.mask
+        if at.lane is not None and not (isinstance(step, int) and step == 1):
+            index = fn.mul(fn.iota(at.width), fn.splat(self.frame.dim(fn, step), at.width, "i64"))
+            fn.scatter(value, place, fn.value(index), mask)
+        elif mask is not None:
+            fn.masked_store(value, place, mask)
+        else:
+            fn.store(value, place)
+
+    def along(self, extent: Int, width: int, body: Callable[[Int, Value | None], None], start: Int = 0) -> None:
+        """Full vectors, then one masked vector for the rest."""
+        fn = self.fn
+        whole = fn.sub(extent, fn.urem(fn.sub(extent, start), width)) if not isinstance(extent, int) or not isinstance(
+            start, int
+        ) else extent - (extent - start) % width
+        fn.loop(start, whole, width, [], lambda i, _: body(i, None))
+        left = fn.sub(extent, whole)
+        fn.branch(fn.cmp("sgt", left, 0), lambda: body(whole, fn.lanes(left, width)))
+
+    def rows(self, sizes: Sequence[Int], body: Callable[[list[Int]], None]) -> None:
+        """This thread's part of a row space."""
+        fn = self.fn
+        total: Int = 1
+        for n in sizes:
+            total = fn.mul(total, n)
+        low, high = self.frame.share(total)
+        fn.loop(low, high, 1, [], lambda r, _: body(unflatten(fn, r, sizes)))
