@@ -188,9 +188,15 @@ def _roi_align(attrs: Any, x: Any, rois: Any, images: Any) -> Any:
     return ops.roi_align(x, rois, images, size, ratio, scale, half, attrs.get("mode", "avg"))
 
 
+def _deform_conv(attrs: Any, x: Any, w: Any, offset: Any, bias: Any = None, mask: Any = None) -> Any:
+    more = {"groups": attrs.get("group", 1), "offset_groups": attrs.get("offset_group", 1)}
+    return ops.deform_conv(x, w, offset, mask, bias, **_window(attrs, x.ndim - 2), **more)
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "DeformConv": _deform_conv,
     "MaxPool": _max_pool,
     "AveragePool": _avg_pool,
     "LpPool": _lp_pool,

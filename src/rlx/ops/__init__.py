@@ -42,6 +42,7 @@ from rlx.ops.complex import conj, imag, make_complex, real
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond
 from rlx.ops.conv import conv, conv_transpose
+from rlx.ops.deform_conv import deform_conv
 from rlx.ops.create import (
     arange,
     eye,
