@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +135,8 @@ class Blob:
     def digest(self) -> str:
         """SHA-256 over dtype, shape and bytes."""
         if self._digest is None:
+            import hashlib  # takes longer to import than all kinds of attributes
+
             head = f"{dtype(self.array.dtype)}{self.array.shape}".encode()
             self._digest = hashlib.sha256(head + self.array.tobytes()).hexdigest()
         return self._digest

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.errors import DTypeError, FormatError
 
-Array = NDArray[Any]
+if TYPE_CHECKING:  # numpy.typing is slow to import
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -394,8 +393,8 @@ def _scaled(d: Dim, scale: float) -> Dim:
     """floor(d * scale), exactly, for symbolic sizes too."""
     if isinstance(d, int):
         return math.floor(d * scale)
-    exact = Fraction(scale)
-    return (d * exact.numerator) // exact.denominator
+    numerator, denominator = float(scale).as_integer_ratio()
+    return (d * numerator) // denominator
 
 
 def _kept_aspect(
