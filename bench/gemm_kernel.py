@@ -256,7 +256,13 @@ def onnxruntime_timer(a: Array, b: Array, out: Array, weights: bool, threads: in
         for name, x in inputs.items():
             binding.bind_input(name, "cpu", 0, np.float32, x.shape, x.ctypes.data)
         binding.bind_output("y", "cpu", 0, np.float32, shape, into.ctypes.data)
-        return lambda: made.run_with_iobinding(binding)
+        kept = (inputs, into)  # the binding holds addresses only
+
+        def run() -> object:
+            assert kept
+            return made.run_with_iobinding(binding)
+
+        return run
 
     assert onnx.__version__
     constants = {"b": np.ascontiguousarray(b)} if weights else {}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
 from rlx.backend.cpu.gemm_end import Epilogue
-from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant
+from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of
 from rlx.backend.cpu.packing import pack_weights, packed_shape, unpack_weights
 from rlx.backend.cpu.target import Target, resolve, runs_here, targets
 from rlx.errors import DTypeError, ShapeError, UnsupportedError
@@ -327,6 +327,45 @@ def test_static_sizes(target: Target) -> None:
         spec = GemmSpec(m, n, k, a_strides=(k, 1), b_strides=(n, 1), c_strides=(n, 1))
         build(target, spec).run([guard.copy(a, True), guard.copy(b, True), c], {}, threads=2)
         assert_product(c, a, b)
+
+
+@every_target
+@pytest.mark.parametrize(("m", "n"), [("m", 1), ("m", 2), ("m", 8), (1, "n"), (3, "n"), (2, 5)])
+def test_few_columns_or_rows_along_k(target: Target, m: Any, n: Any) -> None:
+    """Both operands contiguous along k: rows of A, columns of B."""
+    rows, columns = (sym(x) if isinstance(x, str) else x for x in (m, n))
+    names = tuple(x for x in (m, n, "k") if isinstance(x, str))
+    k = sym("k")
+    spec = GemmSpec(
+        rows, columns, k, (sym("sa"), k, 1), (sym("sb"), 1, k), (sym("sc"), sym("ldc"), 1), batch=(2,)
+    )
+    names = (*names, "sa", "sb", "sc", "ldc")
+    kernel = build(target, spec, names, epilogue=add_column)
+    for size, depth, threads in itertools.product((0, 1, 4, 9, 21), (0, 1, 16, 37), (1, 3)):
+        guard = Guarded()
+        here, there = size if isinstance(m, str) else m, size if isinstance(n, str) else n
+        a, b = random((2, here, depth), seed=1), random((2, there, depth), seed=2)
+        c = guard.array((2, here, there), np.float32, at_end=True)
+        sizes = {
+            "m": here,
+            "n": there,
+            "k": depth,
+            "sa": here * depth,
+            "sb": there * depth,
+            "sc": here * there,
+            "ldc": there,
+        }
+        kernel.run([guard.copy(a, True), guard.copy(b, True), c], sizes, threads)
+        wanted = np.arange(there) + a.astype(np.float64) @ b.transpose(0, 2, 1)
+        slack = tolerance(a, b.transpose(0, 2, 1), "f32") + 2 * EPS["f32"] * np.arange(there) + 1e-6
+        assert (np.abs(c - wanted) <= slack).all()
+
+
+def add_column(
+    fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
+) -> Value:
+    first = fn.splat(fn.sitofp(fn.value(column), "float"), sums.width)
+    return fn.fadd(sums, fn.fadd(first, lanes_of(sums.type, [float(i) for i in range(sums.width)])))
 
 
 @every_target

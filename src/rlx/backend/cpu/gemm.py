@@ -10,24 +10,20 @@ do not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-from rlx.backend.cpu.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, Tiles, both, choose, either, share
-from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
+from rlx.backend.cpu.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, both, choose, either
+from rlx.backend.cpu.gemm_dot import DotGemm, suits_dot
+from rlx.backend.cpu.gemm_driver import DimValue, GemmCall, GemmSpec, KernelInfo, ProductDriver, Size
+from rlx.backend.cpu.gemm_end import Epilogue
 from rlx.backend.cpu.gemm_tile import TileWriter
-from rlx.backend.cpu.irtext import Function, Int, Module, Value
+from rlx.backend.cpu.irtext import Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
-from rlx.backend.cpu.microkernel import LLVM_TYPES, kind_of, tile_of
+from rlx.backend.cpu.microkernel import kind_of, tile_of
 from rlx.backend.cpu.packing import emit_panel_packer, emit_tile_packer
-from rlx.errors import ShapeError, UnsupportedError
+from rlx.errors import UnsupportedError
 
-Size = Any
-"""An int, or a symbolic size that the caller's `dim_value` turns into a Value."""
-
-DimValue = Callable[[Function, Any], Int]
-"""Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
+__all__ = ["DimValue", "Epilogue", "GemmSpec", "KernelInfo", "Size", "emit_gemm"]
 
 _BLOCK_TILES = 16  # row tiles that go through a group of panels before the next rows: A stays in L2
 _FEW_BLOCK_TILES = 2  # the same where all of B fits L2: rows of C and what the epilogue reads then stream
@@ -38,55 +34,6 @@ _PACK_TILES = 20  # row tiles from which packing panels of B costs less than rea
 _PACK_PANELS = 4  # panels from which packing rows of A that lie apart costs less than reading them in place
 _TILE_PAD = 16  # elements between packed row tiles, so that they do not share cache sets
 _PANELS_AT_ONCE = {1: 4, 2: 2}  # rows -> panels per call where one panel has too few independent chains
-
-
-@dataclass(frozen=True)
-class GemmSpec:
-    """One matrix product. Strides count elements per (batch axes ..., row, column).
-
-    With `b_packed`, B is what `packing.pack_weights` made from a [k, n] matrix of static size, and
-    `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C
-    may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads it; very
-    deep products are then faster.
-    """
-
-    m: Size
-    n: Size
-    k: Size
-    a_strides: tuple[Size, ...]
-    b_strides: tuple[Size, ...]
-    c_strides: tuple[Size, ...]
-    batch: tuple[Size, ...] = ()
-    dtype: str = "f32"
-    c_dtype: str = "f32"
-    b_packed: bool = False
-    c_holds_sums: bool = False
-
-    def __post_init__(self) -> None:
-        rank = len(self.batch) + 2
-        for operand, strides, wanted in (
-            ("A", self.a_strides, rank),
-            ("B", self.b_strides, rank - 2 if self.b_packed else rank),
-            ("C", self.c_strides, rank),
-        ):
-            if len(strides) != wanted:
-                raise ShapeError(f"operand {operand} of a product needs {wanted} strides, not {len(strides)}")
-        if self.c_strides[-1] != 1:
-            raise UnsupportedError(
-                "a product whose columns are not contiguous in C: swap A and B, or copy C after"
-            )
-        if self.b_packed and not (isinstance(self.k, int) and isinstance(self.n, int)):
-            raise ShapeError(
-                f"packed weights need a static size, not {self.k} x {self.n}: pass them unpacked"
-            )
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """What a caller must know to run an emitted kernel."""
-
-    name: str
-    scratch_bytes_per_thread: Size
 
 
 def emit_gemm(
@@ -112,41 +59,25 @@ def emit_gemm(
     >>> emit_gemm(Module(resolve("x86-64-v3")), "product", spec).scratch_bytes_per_thread
     1024
     """
-    return _Gemm(module, name, spec, operands, starts, dim_value, epilogue, heavy).emit()
+    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy)
+    emitter = DotGemm if suits_dot(spec, module.target) else _Gemm
+    return emitter(module, name, call).emit()
 
 
-class _Gemm:
+class _Gemm(ProductDriver):
     """The emitter of one kernel: sizes, the nest of loops, and where A and B are found."""
 
-    def __init__(
-        self,
-        module: Module,
-        name: str,
-        spec: GemmSpec,
-        operands: tuple[int, int, int],
-        starts: tuple[Size, Size],
-        dim_value: DimValue | None,
-        epilogue: Epilogue | None,
-        heavy: bool,
-    ) -> None:
-        self.module, self.name, self.spec, self.operands, self.dim_value = (
-            module,
-            name,
-            spec,
-            operands,
-            dim_value,
-        )
-        self.starts = starts
-        self.kind = kind_of(spec.dtype, module.target, grouped=spec.b_packed or spec.a_strides[-1] == 1)
-        if self.kind.group > 1 and spec.a_strides[-1] != 1:
+    def __init__(self, module: Module, name: str, call: GemmCall) -> None:
+        spec = call.spec
+        kind = kind_of(spec.dtype, module.target, grouped=spec.b_packed or spec.a_strides[-1] == 1)
+        rows, vectors = tile_of(spec.dtype, module.target)
+        if kind.group > 1 and spec.a_strides[-1] != 1:
             raise UnsupportedError(
                 f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first"
             )
-        self.element, self.lanes = self.kind.element, self.kind.lanes
-        self.rows, self.vectors = tile_of(spec.dtype, module.target)
-        self.columns = self.vectors * self.lanes
+        super().__init__(module, name, call, kind, rows, vectors * kind.lanes)
+        self.vectors, epilogue = vectors, call.epilogue
         self.tile_width = 1 << (self.rows - 1).bit_length()
-        self.c_element = LLVM_TYPES[spec.c_dtype]
         self.b_in_place = not spec.b_packed and spec.b_strides[-1] == 1 and self.kind.group == 1
         self.packs_a = spec.a_strides[-2] == 1 and spec.a_strides[-1] != 1
         self.group_panels = _WIDE_GROUP_PANELS if self.packs_a else _GROUP_PANELS
@@ -156,40 +87,20 @@ class _Gemm:
         shallow = isinstance(spec.k, int) and spec.k <= _BLOCK_DEPTH
         packs = self.packs_a or not spec.b_packed
         self.blocks_k = packs and sums_fit_c and maskable and not shallow
-        self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
-        self.frame = Frame(self.main, 10 + len(spec.batch))
-        end = TileEnd(
-            module,
-            name,
-            self.kind.accumulator,
-            self.lanes,
-            self.c_element,
-            self.frame,
-            epilogue,
-            len(spec.batch),
-        )
         self.writer = TileWriter(
             module,
             name,
             self.kind,
             self.vectors,
-            end,
+            self.end,
             panel_stride=self.padded_k * self.columns if spec.b_packed else self.columns,
             packed_weights=spec.b_packed,
-            staged=heavy or not maskable,
+            staged=call.heavy or not maskable,
             masked_b=self.b_in_place,
             resumes=self.blocks_k,
         )
 
     # ---- sizes
-
-    def size(self, x: Size) -> Int:
-        """A size of the spec as an int or a Value of the driver."""
-        if isinstance(x, int):
-            return x
-        if self.dim_value is None:
-            raise ShapeError(f"kernel {self.name!r} has the symbolic size {x} but no dim_value to read it by")
-        return self.dim_value(self.main, x)
 
     @property
     def padded_k(self) -> int:
@@ -212,39 +123,6 @@ class _Gemm:
         return depth * (self.group_columns * size) + tiles
 
     # ---- the nest of loops
-
-    def emit(self) -> KernelInfo:
-        fn, spec = self.main, self.spec
-        _, thread, threads = fn.args
-        self.m, self.n, self.k = (self.size(x) for x in (spec.m, spec.n, spec.k))
-        self.a_row, self.a_k = (self.size(x) for x in spec.a_strides[-2:])
-        b_strides = (0, 1) if spec.b_packed else spec.b_strides[-2:]
-        self.b_k, self.b_column = (self.size(x) for x in b_strides)
-        self.c_row = self.size(spec.c_strides[-2])
-        batch = [self.size(x) for x in spec.batch]
-        self.tiles = Tiles.of(fn, self.m, self.rows)
-        self.full = fn.udiv(self.n, self.columns)
-        self.tail = fn.sub(self.n, fn.mul(self.full, self.columns))
-        panels = fn.add(self.full, fn.select(fn.cmp("ne", self.tail, 0), 1, 0))
-        self.plan(panels)
-
-        units = fn.mul(panels, self.tiles.count)
-        items: Int = 1
-        for extent in batch:
-            items = fn.mul(items, extent)
-        start, end = share(fn, fn.mul(units, items), thread, threads)
-
-        def item(index: Int, _: Sequence[Value] = ()) -> None:
-            a, b, c = self.batch_item(index, batch)
-            before = fn.mul(index, units)
-            self.product(a, b, c, fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), units))
-
-        if batch:
-            per = fn.umax(units, 1)
-            fn.loop(fn.udiv(start, per), fn.ceildiv(end, per), 1, [], item)
-        else:
-            item(0)
-        return KernelInfo(self.name, self.scratch_bytes)
 
     def plan(self, panels: Int) -> None:
         """Decide what to pack, by run-time sizes where need be, and fill the frame."""
@@ -274,22 +152,6 @@ class _Gemm:
             count = fn.umax(fn.ceildiv(self.k, _BLOCK_DEPTH), 1)
             balanced = fn.round_up(fn.ceildiv(self.k, count), self.kind.group)
             self.depth = choose(fn, either(fn, self.pack_a, self.pack_b), balanced, self.k)
-
-    def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
-        """Pointers to A, B and C of one product; its place in the batch goes to the frame."""
-        fn, spec = self.main, self.spec
-        bases = [fn.field(fn.args[0], operand, "ptr") for operand in self.operands]
-        offsets: list[Int] = [self.size(self.starts[0]), self.size(self.starts[1]), 0]
-        rest = index
-        for axis in reversed(range(len(batch))):
-            outer = fn.udiv(rest, batch[axis]) if axis else 0
-            place = fn.sub(rest, fn.mul(outer, batch[axis])) if axis else rest
-            self.frame.change(f"batch{axis}", place)
-            for n, strides in enumerate((spec.a_strides, spec.b_strides, spec.c_strides)):
-                offsets[n] = fn.add(offsets[n], fn.mul(place, self.size(strides[axis])))
-            rest = outer
-        elements = (self.element, self.element, self.c_element)
-        return [fn.gep(b, o, e) for b, o, e in zip(bases, offsets, elements, strict=True)]
 
     def product(self, a: Value, b: Value, c: Value, start: Int, end: Int) -> None:
         """Tiles start..end of one product, counted down the rows of one panel, then of the next."""

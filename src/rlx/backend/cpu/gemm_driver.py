@@ -1,0 +1,165 @@
+"""What a product is, and what all its kernels do alike: read sizes, share tiles, walk the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.backend.cpu.gemm_cut import Tiles, share
+from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
+from rlx.backend.cpu.irtext import Function, Int, Module, Value
+from rlx.backend.cpu.microkernel import LLVM_TYPES, Kind
+from rlx.errors import ShapeError, UnsupportedError
+
+Size = Any
+"""An int, or a symbolic size that the caller's `dim_value` turns into a Value."""
+
+DimValue = Callable[[Function, Any], Int]
+"""Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """One matrix product. Strides count elements per (batch axes ..., row, column).
+
+    With `b_packed`, B is what `packing.pack_weights` made from a [k, n] matrix of static size, and
+    `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C
+    may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads it; very
+    deep products are then faster.
+    """
+
+    m: Size
+    n: Size
+    k: Size
+    a_strides: tuple[Size, ...]
+    b_strides: tuple[Size, ...]
+    c_strides: tuple[Size, ...]
+    batch: tuple[Size, ...] = ()
+    dtype: str = "f32"
+    c_dtype: str = "f32"
+    b_packed: bool = False
+    c_holds_sums: bool = False
+
+    def __post_init__(self) -> None:
+        rank = len(self.batch) + 2
+        for operand, strides, wanted in (
+            ("A", self.a_strides, rank),
+            ("B", self.b_strides, rank - 2 if self.b_packed else rank),
+            ("C", self.c_strides, rank),
+        ):
+            if len(strides) != wanted:
+                raise ShapeError(f"operand {operand} of a product needs {wanted} strides, not {len(strides)}")
+        if self.c_strides[-1] != 1:
+            raise UnsupportedError(
+                "a product whose columns are not contiguous in C: swap A and B, or copy C after"
+            )
+        if self.b_packed and not (isinstance(self.k, int) and isinstance(self.n, int)):
+            raise ShapeError(
+                f"packed weights need a static size, not {self.k} x {self.n}: pass them unpacked"
+            )
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What a caller must know to run an emitted kernel."""
+
+    name: str
+    scratch_bytes_per_thread: Size
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """A product and how its kernel is to be written; see `gemm.emit_gemm`."""
+
+    spec: GemmSpec
+    operands: tuple[int, int, int]
+    starts: tuple[Size, Size]
+    dim_value: DimValue | None
+    epilogue: Epilogue | None
+    heavy: bool
+
+
+class ProductDriver:
+    """The outermost loops of a kernel. C is cut into tiles of at most `rows` x `columns`."""
+
+    scratch_bytes: Size
+
+    def __init__(
+        self, module: Module, name: str, call: GemmCall, kind: Kind, rows: int, columns: int
+    ) -> None:
+        self.module, self.name, self.call, self.spec, self.kind = module, name, call, call.spec, kind
+        self.element, self.lanes, self.rows, self.columns = kind.element, kind.lanes, rows, columns
+        self.c_element = LLVM_TYPES[call.spec.c_dtype]
+        self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+        batch_axes = len(call.spec.batch)
+        self.frame = Frame(self.main, 10 + batch_axes)
+        self.end = TileEnd(
+            module, name, kind.accumulator, self.lanes, self.c_element, self.frame, call.epilogue, batch_axes
+        )
+
+    def plan(self, panels: Int) -> None:
+        """Decide what depends on sizes, and fill the frame."""
+        raise NotImplementedError
+
+    def product(self, a: Value, b: Value, c: Value, start: Int, end: Int) -> None:
+        """Tiles start..end of one product, counted down the rows of one panel, then of the next."""
+        raise NotImplementedError
+
+    def size(self, x: Size) -> Int:
+        """A size of the spec as an int or a Value of the driver."""
+        if isinstance(x, int):
+            return x
+        if self.call.dim_value is None:
+            raise ShapeError(f"kernel {self.name!r} has the symbolic size {x} but no dim_value to read it by")
+        return self.call.dim_value(self.main, x)
+
+    def emit(self) -> KernelInfo:
+        """Write the kernel."""
+        fn, spec = self.main, self.call.spec
+        _, thread, threads = fn.args
+        self.m, self.n, self.k = (self.size(x) for x in (spec.m, spec.n, spec.k))
+        self.a_row, self.a_k = (self.size(x) for x in spec.a_strides[-2:])
+        b_strides = (0, 1) if spec.b_packed else spec.b_strides[-2:]
+        self.b_k, self.b_column = (self.size(x) for x in b_strides)
+        self.c_row = self.size(spec.c_strides[-2])
+        batch = [self.size(x) for x in spec.batch]
+        self.tiles = Tiles.of(fn, self.m, self.rows)
+        self.full = fn.udiv(self.n, self.columns)
+        self.tail = fn.sub(self.n, fn.mul(self.full, self.columns))
+        panels = fn.add(self.full, fn.select(fn.cmp("ne", self.tail, 0), 1, 0))
+        self.plan(panels)
+
+        units = fn.mul(panels, self.tiles.count)
+        items: Int = 1
+        for extent in batch:
+            items = fn.mul(items, extent)
+        start, end = share(fn, fn.mul(units, items), thread, threads)
+
+        def item(index: Int, _: Sequence[Value] = ()) -> None:
+            a, b, c = self.batch_item(index, batch)
+            before = fn.mul(index, units)
+            self.product(a, b, c, fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), units))
+
+        if batch:
+            per = fn.umax(units, 1)
+            fn.loop(fn.udiv(start, per), fn.ceildiv(end, per), 1, [], item)
+        else:
+            item(0)
+        return KernelInfo(self.name, self.scratch_bytes)
+
+    def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
+        """Pointers to A, B and C of one product; its place in the batch goes to the frame."""
+        fn, spec = self.main, self.call.spec
+        bases = [fn.field(fn.args[0], operand, "ptr") for operand in self.call.operands]
+        offsets: list[Int] = [self.size(self.call.starts[0]), self.size(self.call.starts[1]), 0]
+        rest = index
+        for axis in reversed(range(len(batch))):
+            outer = fn.udiv(rest, batch[axis]) if axis else 0
+            place = fn.sub(rest, fn.mul(outer, batch[axis])) if axis else rest
+            self.frame.change(f"batch{axis}", place)
+            for n, strides in enumerate((spec.a_strides, spec.b_strides, spec.c_strides)):
+                offsets[n] = fn.add(offsets[n], fn.mul(place, self.size(strides[axis])))
+            rest = outer
+        elements = (self.element, self.element, self.c_element)
+        return [fn.gep(b, o, e) for b, o, e in zip(bases, offsets, elements, strict=True)]
