@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from rlx.backend.cpu.gemm_driver import GemmCall, GemmSpec, ProductDriver
-from rlx.backend.cpu.irtext import Int, Module, Value, constant, vector
+from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.target import Target
 
@@ -113,22 +113,40 @@ class DotGemm(ProductDriver):
         last = functools.partial(step, whole, sums)
         if self.module.target.has_avx512:
             sums = fn.if_value(fn.cmp("ne", left, 0), lambda: last(fn.lanes(left, self.lanes)), lambda: sums)
-        totals = [fn.reduce_add(total) for total in sums]
+        outputs = [sum_each(fn, sums[i * width : (i + 1) * width]) for i in range(rows)]
         if not self.module.target.has_avx512:
 
-            def one(at: Int, scalars: list[Value]) -> list[Value]:
-                x, y = (
-                    [fn.load(self.element, fn.gep(place, at, self.element)) for place in places]
-                    for places in (a_rows, b_columns)
-                )
-                return [fn.fma(x[n // width], y[n % width], total) for n, total in enumerate(scalars)]
+            def one(at: Int, totals: list[Value]) -> list[Value]:
+                y = constant(outputs[0].type, 0.0)
+                for j, place in enumerate(b_columns):
+                    y = fn.insert(y, fn.load(self.element, fn.gep(place, at, self.element)), j)
+                x = [fn.broadcast(fn.gep(place, at, self.element), self.element, y.width) for place in a_rows]
+                return [fn.fma(x[i], y, total) for i, total in enumerate(totals)]
 
-            totals = fn.loop(whole, k, 1, totals, one)
-        mask = fn.lanes(width, self.lanes)
-        for i in range(rows):
-            outputs = constant(type_, 0.0)
-            for j in range(width):
-                outputs = fn.insert(outputs, totals[i * width + j], j)
-            result = self.end.result(fn, frame, outputs, fn.add(row, i), column, mask)
+            outputs = fn.loop(whole, k, 1, outputs, one)
+        mask = fn.lanes(width, outputs[0].width)
+        for i, total in enumerate(outputs):
+            result = self.end.result(fn, frame, total, fn.add(row, i), column, mask)
             fn.masked_store(result, fn.gep(c, fn.mul(i, c_row), self.c_element), mask)
         return name
+
+
+def sum_each(fn: Function, vectors: list[Value]) -> Value:
+    """The sum over the lanes of each vector, in the lanes of one vector (as many as the next power of two).
+
+    Lane i is added to lane i + half, then halves again; two vectors share the work from the first step on.
+    """
+    size = vectors[0].width
+    parts = [
+        *vectors,
+        *[constant(vectors[0].type, 0.0)] * ((1 << (len(vectors) - 1).bit_length()) - len(vectors)),
+    ]
+    length = size  # lanes that still belong to one sum
+    while length > 1:
+        pairs = list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) > 1 else [(parts[0], None)]
+        lanes = 2 * size if len(parts) > 1 else parts[0].width
+        low = [i for i in range(lanes) if i % length < length // 2]
+        high = [i + length // 2 for i in low]
+        parts = [fn.fadd(fn.shuffle(x, y, low), fn.shuffle(x, y, high)) for x, y in pairs]
+        length //= 2
+    return parts[0]
