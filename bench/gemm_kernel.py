@@ -168,9 +168,10 @@ class Kernel:
         return self.team.run(lambda i: self.call(address, i, threads, times)) / times
 
     def timer(self) -> Timer:
-        """One sample of about 3 ms."""
-        times = max(1, int(3e-3 / self.seconds(1)))
-        times = max(1, int(3e-3 / self.seconds(times)))
+        """One sample of a few milliseconds, so that threads which start apart do not matter."""
+        times = 1
+        while times * self.seconds(times) < 3e-3:
+            times *= 4
         return lambda: self.seconds(times)
 
 
