@@ -38,10 +38,12 @@ from rlx.ops.activation import (
     thresholded_relu,
 )
 from rlx.ops.attention import attention, rope, rope_tables
+from rlx.ops.choice import sample_tokens
 from rlx.ops.complex import conj, imag, make_complex, real
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond
-from rlx.ops.conv import conv, conv_transpose
+from rlx.ops.conv import conv
+from rlx.ops.conv_transpose import conv_transpose
 from rlx.ops.deform_conv import deform_conv
 from rlx.ops.create import (
     arange,
@@ -158,6 +160,17 @@ from rlx.ops.padding import pad
 from rlx.ops.qlinear import matmul_integer, qlinear_matmul
 from rlx.ops.qlinear_conv import conv_integer, qlinear_conv
 from rlx.ops.quant import dequantize, dynamic_quantize, fake_quantize, quantize
+from rlx.ops.random import (
+    bernoulli,
+    dropout_mask,
+    normal,
+    randint,
+    random_bits,
+    random_fold,
+    random_key,
+    random_split,
+    uniform,
+)
 from rlx.ops.recurrent import gru, lstm, rnn
 from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
 from rlx.ops.resize import resize, upsample

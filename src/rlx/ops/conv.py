@@ -1,4 +1,4 @@
-"""Convolution and transposed convolution over any number of axes, in NC... layout."""
+"""Convolution over any number of axes, in NC... layout."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.attr import Attr, dtype_kind, integer, ints, optional
-from rlx.ir.dim import Dim, dim_max, known_le
+from rlx.ir.attr import Attr, dtype_kind, integer, optional
+from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.form import Conv, Form
 from rlx.ir.graph import Node, require_equal
-from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.contract import accumulate_dtype, dot_general
+from rlx.ops.conv_adjoint import transposed
 from rlx.ops.elementwise import cast
 from rlx.ops.rules import is_number, need_dtype, op_call, same_dtype
-from rlx.ops.shape import flip, reshape, transpose
+from rlx.ops.shape import reshape, transpose
 from rlx.ops.window import (
     GEOMETRY,
-    Padding,
-    check_geometry,
-    extent,
     per_axis,
     resolve_padding,
     window_counts,
@@ -32,7 +30,8 @@ from rlx.ops.window import (
 )
 
 
-def _check_channels(name: str, x: TensorType, w: TensorType, groups: int) -> None:
+def check_channels(name: str, x: TensorType, w: TensorType, groups: int) -> None:
+    """Operands have batch, channels and as many further axes; there is at least one group."""
     if x.rank < 3 or w.rank != x.rank:
         raise ShapeError(
             f"{name}: x {x} and w {w} must both have rank 3 or more: x is [batch, channels, axes], w is alike"
@@ -41,7 +40,8 @@ def _check_channels(name: str, x: TensorType, w: TensorType, groups: int) -> Non
         raise ShapeError(f"{name}: groups is {groups}; it must be 1 or more")
 
 
-def _divide(name: str, what: str, size: Dim, groups: int) -> Dim:
+def divided(name: str, what: str, size: Dim, groups: int) -> Dim:
+    """Channels of each group."""
     part = size // groups
     require_equal(part * groups, size, lambda: f"{name}: {what} {size} do not divide into {groups} groups")
     return part
@@ -65,7 +65,7 @@ class _conv(Op):
         need_dtype(self.name, x, is_number)
         need_dtype(self.name, w, is_number)
         d = same_dtype(self.name, (x, w)) if out_dtype is None else out_dtype
-        _check_channels(self.name, x, w, groups)
+        check_channels(self.name, x, w, groups)
         require_equal(
             x.shape[1],
             w.shape[1] * groups,
@@ -73,7 +73,7 @@ class _conv(Op):
                 f"conv: x {x} has {x.shape[1]} channels, w {w} reads {w.shape[1]} in each of {groups} groups"
             ),
         )
-        _divide(self.name, "output channels", w.shape[0], groups)
+        divided(self.name, "output channels", w.shape[0], groups)
         counts = window_counts(self.name, x.shape[2:], w.shape[2:], **geometry)
         return TensorType(d, (x.shape[0], w.shape[0], *counts))
 
@@ -108,14 +108,8 @@ class _conv(Op):
     ) -> list[Node]:
         g = g if g.dtype is x.dtype else cast(g, dtype=x.dtype)
         rows = list(zip(x.shape[2:], w.shape[2:], g.shape[2:], strides, padding, dilations, strict=True))
-        # dx: the gradient with gaps of stride - 1 between its elements, convolved with the flipped kernel
-        gaps = (0, 0, *(s - 1 for s in strides))
-        spread = op_call("pad", g, padding=((0, 0),) * g.rank, interior=gaps) if any(gaps) else g
-        around = tuple(
-            (extent(k, dil) - 1 - low, d + low - (count - 1) * s - 1)
-            for d, k, count, s, (low, _), dil in rows
-        )
-        dx = conv(spread, _adjoint_kernel(w, groups), padding=around, dilations=dilations, groups=groups)
+        low = tuple(p[0] for p in padding)
+        dx = transposed(g, w, x.shape[2:], strides, low, dilations, groups)
         # dw: x convolved with the gradient, batch and channels changing places
         n = x.shape[0]
         per_in = w.shape[1]
@@ -189,6 +183,7 @@ class _conv(Op):
             one("f32[2,1,4]", "f32[1,1,1]", (3,), ((0, 0),), (1,)),
             one("f32[1,2,4]", "f32[2,2,1]", (1,), ((2, 3),), (1,)),
             one("f32[1,1,6]", "f32[1,1,2]", (1,), ((-1, -2),), (1,)),
+            one("f32[1,2,11]", "f32[2,2,3]", (4,), ((1, 0),), (3,)),
             one("f32[1,17,5]", "f32[33,17,1]", (1,), ((0, 0),), (1,), grad=False),
             one("f32[0,2,5]", "f32[3,2,3]", (1,), ((1, 1),), (1,), grad=False),
             one("f32[n,2,m]", "f32[3,2,3]", (2,), ((1, 1),), (1,), grad=False),
@@ -210,18 +205,6 @@ def _reshaped(x: Node, shape: Shape) -> Node:
 def _swap(x: Node, order: Sequence[int]) -> Node:
     """Permute the leading axes."""
     made: Node = transpose(x, (*order, *range(len(order), x.rank)))
-    return made
-
-
-def _adjoint_kernel(w: Node, groups: int) -> Node:
-    """The kernel that carries outputs back to inputs: in and out channels change places, windows are flipped.
-
-    w [O, I/groups, window] becomes [I, O/groups, window] (of a transposed kernel: the other way round).
-    """
-    each = w.shape[0] // groups
-    split = reshape(w, (groups, each, *w.shape[1:]))
-    turned = reshape(_swap(split, (0, 2, 1)), (groups * w.shape[1], each, *w.shape[2:]))
-    made: Node = flip(turned, tuple(range(2, turned.rank)))
     return made
 
 
@@ -275,184 +258,4 @@ def conv(
         )
     pads = resolve_padding("conv", padding, tuple(x.shape[2:]), tuple(w.shape[2:]), steps, spacing)
     y = _conv(x, w, strides=steps, padding=pads, dilations=spacing, groups=groups, out_dtype=out_dtype)
-    return add_bias(y, bias)
-
-
-def transposed_size(d: Dim, k: Dim, stride: int, pads: tuple[Dim, Dim], dilation: int, extra: int) -> Dim:
-    """Size of an axis after a transposed convolution."""
-    return (d - 1) * stride + extent(k, dilation) + extra - pads[0] - pads[1]
-
-
-@declare
-class _conv_transpose(Op):
-    """Transposed convolution: x [N, C, axes], w [C, O/groups, window]; each element of x adds a kernel."""
-
-    name = "conv_transpose"
-    level = Level.HIR
-    arity = 2
-    heavy = True
-    attrs = {**GEOMETRY, "output_padding": Attr(ints), "groups": Attr(integer, 1)}
-
-    def infer(
-        self,
-        x: TensorType,
-        w: TensorType,
-        *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
-        output_padding: Any,
-        groups: int,
-    ) -> TensorType:
-        need_dtype(self.name, x, is_number)
-        need_dtype(self.name, w, is_number)
-        d = same_dtype(self.name, (x, w))
-        _check_channels(self.name, x, w, groups)
-        check_geometry(self.name, x.rank - 2, strides, padding, dilations)
-        if len(output_padding) != x.rank - 2 or any(e < 0 for e in output_padding):
-            raise ShapeError(
-                f"conv_transpose: output_padding {output_padding} must be {x.rank - 2} numbers >= 0"
-            )
-        require_equal(
-            x.shape[1],
-            w.shape[0],
-            lambda: f"conv_transpose: x {x} has {x.shape[1]} channels, w {w} reads {w.shape[0]}",
-        )
-        _divide(self.name, "input channels", w.shape[0], groups)
-        rows = zip(x.shape[2:], w.shape[2:], strides, padding, dilations, output_padding, strict=True)
-        sizes = tuple(transposed_size(*row) for row in rows)
-        for s in sizes:
-            if known_le(s, -1) is True:
-                raise ShapeError(
-                    f"conv_transpose: padding {tuple(padding)} crops more than x {x} and w {w} give"
-                )
-        return TensorType(d, (x.shape[0], w.shape[1] * groups, *sizes))
-
-    def ref(
-        self,
-        x: np.ndarray,
-        w: np.ndarray,
-        *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
-        output_padding: Any,
-        groups: int,
-    ) -> np.ndarray:
-        wide = accumulate_dtype(dtype(x.dtype)).np
-        per_in, per_out = w.shape[0] // groups, w.shape[1]
-        rows = list(zip(x.shape[2:], w.shape[2:], strides, dilations, output_padding, strict=True))
-        full = [max((d - 1) * s + (k - 1) * dil + 1 + e, 0) for d, k, s, dil, e in rows]
-        out = np.zeros((x.shape[0], per_out * groups, *full), wide)
-        for tap in np.ndindex(*w.shape[2:]):
-            box = tuple(
-                slice(t * dil, t * dil + (d - 1) * s + 1, s) if d else slice(0, 0)
-                for t, (d, _, s, dil, _) in zip(tap, rows, strict=True)
-            )
-            for g in range(groups):
-                part = x[:, g * per_in : (g + 1) * per_in].astype(wide)
-                kernel = w[(slice(g * per_in, (g + 1) * per_in), slice(None), *tap)].astype(wide)
-                added = np.moveaxis(np.tensordot(part, kernel, ([1], [0])), -1, 1)
-                out[(slice(None), slice(g * per_out, (g + 1) * per_out), *box)] += added
-        # negative padding adds zeros
-        grown = [(0, 0), (0, 0), *((max(-lo, 0), max(-hi, 0)) for lo, hi in padding)]
-        out = np.pad(out, grown)
-        keep = tuple(
-            slice(max(lo, 0), d - max(hi, 0)) for d, (lo, hi) in zip(out.shape[2:], padding, strict=True)
-        )
-        return out[(slice(None), slice(None), *keep)].astype(x.dtype)
-
-    def expand(
-        self,
-        x: Node,
-        w: Node,
-        *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
-        output_padding: Any,
-        groups: int,
-    ) -> Node:
-        gaps = (0, 0, *(s - 1 for s in strides))
-        spread = op_call("pad", x, padding=((0, 0),) * x.rank, interior=gaps) if any(gaps) else x
-        around = tuple(
-            (extent(k, dil) - 1 - low, extent(k, dil) - 1 - high + e)
-            for k, (low, high), dil, e in zip(w.shape[2:], padding, dilations, output_padding, strict=True)
-        )
-        made: Node = conv(
-            spread, _adjoint_kernel(w, groups), padding=around, dilations=dilations, groups=groups
-        )
-        return made
-
-    def samples(self) -> list[Sample]:
-        def one(
-            x: str,
-            w: str,
-            strides: Any,
-            padding: Any,
-            dilations: Any,
-            extra: Any,
-            groups: int = 1,
-            **more: Any,
-        ) -> Sample:
-            attrs = {"strides": strides, "padding": padding, "dilations": dilations, "output_padding": extra}
-            attrs["groups"] = groups
-            return Sample((Arg(x), Arg(w)), attrs, **more)
-
-        return [
-            one("f32[2,3,5]", "f32[3,2,3]", (1,), ((0, 0),), (1,), (0,)),
-            one("f32[1,4,4]", "f32[4,3,3]", (2,), ((1, 0),), (2,), (1,), 2),
-            one("f32[2,2,3,4]", "f32[2,3,3,2]", (2, 3), ((1, 1), (0, 1)), (1, 1), (1, 2)),
-            one("f32[1,3,4,2]", "f32[3,1,2,2]", (2, 2), ((0, 0), (0, 0)), (1, 1), (0, 0), 3),
-            one(
-                "f32[1,2,2,3,2]", "f32[2,1,2,1,2]", (1, 2, 1), ((0, 1), (0, 0), (0, 0)), (1, 1, 2), (0, 0, 0)
-            ),
-            one("f32[1,1,1]", "f32[1,1,1]", (1,), ((0, 0),), (1,), (0,)),
-            one("f32[1,1,3]", "f32[1,1,2]", (1,), ((-1, -2),), (1,), (0,)),
-            one("f32[0,2,5]", "f32[2,3,3]", (2,), ((1, 1),), (1,), (0,), grad=False),
-            one("f32[n,2,m]", "f32[2,3,3]", (2,), ((1, 1),), (1,), (1,), grad=False),
-            one("bf16[1,8,5]", "bf16[8,2,3]", (1,), ((1, 1),), (1,), (0,), grad=False),
-        ]
-
-
-def conv_transpose(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    strides: Any = 1,
-    padding: Any = None,
-    output_padding: Any = 0,
-    dilations: Any = 1,
-    groups: int = 1,
-    size: Sequence[Dim] | None = None,
-) -> Any:
-    """Transposed convolution of x [N, C, axes] with w [C, O/groups, window].
-
-    The result has (size - 1) * stride + reach - low - high + output_padding elements along an axis; with
-    padding "same" or "same_lower" it has size * stride. `size` asks for sizes of the result in place of
-    padding; an odd element is cut from the low side (with padding "same": from the high side).
-
-    >>> conv_transpose(np.ones((1, 1, 2)), np.ones((1, 1, 3)), strides=2)
-    array([[[1., 1., 2., 1., 1.]]])
-    """
-    n = max(len(w.shape) - 2, 0)
-    name = "conv_transpose"
-    steps, spacing = per_axis(name, "strides", strides, n), per_axis(name, "dilations", dilations, n)
-    extra = per_axis(name, "output_padding", output_padding, n, 0)
-    spatial = tuple(x.shape[2:])
-    pads: Padding
-    if size is not None or padding in ("same", "same_lower"):
-        wanted = [d * s for d, s in zip(spatial, steps, strict=True)] if size is None else size
-        free = ((0, 0),) * n
-        full = [
-            transposed_size(*row)
-            for row in zip(spatial, w.shape[2:], steps, free, spacing, extra, strict=True)
-        ]
-        cut = [f - m if size is not None else dim_max(f - m, 0) for f, m in zip(full, wanted, strict=True)]
-        pads = [(c // 2, c - c // 2) if padding == "same" else (c - c // 2, c // 2) for c in cut]
-    else:
-        pads = resolve_padding(name, padding, spatial, tuple(w.shape[2:]), steps, spacing)
-    y = _conv_transpose(
-        x, w, strides=steps, padding=tuple(pads), dilations=spacing, output_padding=extra, groups=groups
-    )
     return add_bias(y, bias)
