@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import rlx.dist as dist
+from rlx.dist.environment import mpi_rank
 from rlx.dist.launch import launch
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -49,44 +51,38 @@ def candidates(transport: dist.SymmetricTransport, size: int) -> list[Candidate]
     private = np.full(size // 4, 0.5, np.float32)
     target, gathered = np.zeros_like(private), np.zeros(n * size // 4, np.float32)
     exchanged, chunk = np.zeros_like(private), np.zeros(size // 4 // n, np.float32)
-    made = []
-    if rank_sees_memory(transport):
-        buf, shared = heap_array(transport, size)
-        shared[:] = private
+    buf, shared = heap_array(transport, size)
+    shared[:] = private
 
     def memcpy() -> None:
         transport.barrier()
         np.copyto(target, private)
         transport.barrier()
 
-    made.append(Candidate("memcpy", memcpy))
-    for place, array, region in (("heap", shared, buf), ("private", private, None)):
+    made = [Candidate("memcpy", memcpy)]
+    for place, a, b in (("heap", shared, buf), ("private", private, None)):
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(dist.all_reduce, transport, b, a),
+            "all_gather": partial(dist.all_gather, transport, b, a, out=gathered),
+            "reduce_scatter": partial(dist.reduce_scatter, transport, b, a, out=chunk),
+            "broadcast": partial(dist.broadcast, transport, b, a, 0),
+            "all_to_all": partial(dist.all_to_all, transport, b, a, out=exchanged),
+        }
         made += [
-            Candidate(f"all_reduce {place}", lambda a=array, b=region: dist.all_reduce(transport, b, a)),
-            Candidate(
-                f"all_gather {place}",
-                lambda a=array, b=region: dist.all_gather(transport, b, a, out=gathered),
-                n,
-            ),
-            Candidate(
-                f"reduce_scatter {place}",
-                lambda a=array, b=region: dist.reduce_scatter(transport, b, a, out=chunk),
-            ),
-            Candidate(f"broadcast {place}", lambda a=array, b=region: dist.broadcast(transport, b, a, 0)),
-            Candidate(
-                f"all_to_all {place}",
-                lambda a=array, b=region: dist.all_to_all(transport, b, a, out=exchanged),
-            ),
+            Candidate(f"{name} {place}", call, n if name == "all_gather" else 1)
+            for name, call in calls.items()
+        ]
+    if mpi_rank() is not None:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        made += [
+            Candidate("MPI Allreduce", partial(world.Allreduce, MPI.IN_PLACE, private)),
+            Candidate("MPI Allgather", partial(world.Allgather, private, gathered), n),
+            Candidate("MPI Bcast", partial(world.Bcast, private, 0)),
+            Candidate("MPI Alltoall", partial(world.Alltoall, private, exchanged)),
         ]
     return made
-
-
-def rank_sees_memory(transport: dist.SymmetricTransport) -> bool:
-    try:
-        transport.view((transport.this_rank + 1) % transport.num_ranks, dist.SymmetricBuffer(0, 0, 0))
-    except dist.CollectiveError:
-        return False
-    return True
 
 
 def measure(transport: dist.SymmetricTransport, made: list[Candidate], size: int, seconds: float) -> None:
@@ -114,10 +110,8 @@ def report(made: list[Candidate], size: int) -> None:
         middle = statistics.median(candidate.seconds)
         speed = candidate.moved * size / middle / 1e9
         best = min(base.seconds) * candidate.moved / min(candidate.seconds)
-        print(
-            f"  {candidate.name:24} {middle * 1e6:10.1f} us  {speed:6.2f} GB/s  {100 * statistics.median(ratios):4.0f} % "
-            f"of memcpy per byte (best laps {100 * best:.0f} %)"
-        )
+        share = f"{100 * statistics.median(ratios):4.0f} % of memcpy per byte (best laps {100 * best:.0f} %)"
+        print(f"  {candidate.name:24} {middle * 1e6:10.1f} us  {speed:6.2f} GB/s  {share}")
 
 
 def barrier_time(transport: dist.SymmetricTransport) -> float:

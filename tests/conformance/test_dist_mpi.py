@@ -14,6 +14,7 @@ import pytest
 
 import rlx.dist as dist
 from conformance import dist_cases as cases
+from rlx.dist.launch import find_mpiexec
 
 MAIN = Path(__file__).with_name("dist_mpi_main.py")
 LAUNCH = """
@@ -41,6 +42,10 @@ def start(n: int, folder: Path, *arguments: str, limit: float = 120) -> tuple[in
     return done.returncode, output, [json.loads(f.read_text()) if f.exists() else None for f in files]
 
 
+def mpi_version() -> str:
+    return subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
+
+
 @MODES
 def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
     require("mpi")
@@ -58,9 +63,10 @@ def test_survivors_name_the_victim(require: Any, tmp_path: Path, mode: str, what
     code, output, ranks = start(3, tmp_path, what, mode, str(tmp_path), str(DEADLINE))
     assert code != 0
     survivors = [ranks[0], ranks[2]]
-    # A survivor may be ended by the MPI before it can speak, never hang and never blame another.
+    # A survivor may be ended by the MPI before it can speak, but never hangs and never blames another.
+    # MPICH ends the whole job when a rank is killed.
     spoken = [facts for facts in survivors if facts is not None]
-    assert spoken, output
+    assert spoken or (what == "kill" and "Open MPI" not in mpi_version()), output
     for facts in spoken:
         assert facts["ranks"] == [1], output
         assert facts["after"] < DEADLINE + 1, output

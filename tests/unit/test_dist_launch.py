@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rlx.dist
+from rlx.dist import launch as launcher
 from rlx.dist.errors import TransportError
 from rlx.dist.launch import launch
 
@@ -117,6 +118,16 @@ def test_ranks_die_with_the_launcher(tmp_path: Path) -> None:
         while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_an_mpiexec_that_lingers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MPIEXEC_ALONE_SECONDS", 0.3)
+    body = "import subprocess, time; subprocess.run(['sleep', '0.5']); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", body])
+    begin = time.monotonic()
+    assert launcher._wait_for_mpiexec(process) is None
+    launcher._end_mpiexec(process)
+    assert process.poll() is not None and time.monotonic() - begin < 20
 
 
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance import dist_cases as cases
-from rlx.backend.cpu.jit import compile_object
+from rlx.backend.cpu.jit import assembly, compile_object
 from rlx.backend.cpu.target import resolve
-from rlx.dist import ReduceKind
+from rlx.dist import ReduceKind, sync
 from rlx.dist import reduce as module
 from rlx.dist.reduce import copy_bytes, emit, kernel
 from rlx.dist.transport import address_of
@@ -61,6 +61,11 @@ def test_kernels_compile_for_every_target(target: str) -> None:
         assert compile_object(emit(resolve(target), name, kind, stream=True), resolve(target))
 
 
+def test_the_barrier_compiles_for_arm_with_acquire_and_release() -> None:
+    text = assembly(sync.emit(resolve("aarch64")), resolve("aarch64"))
+    assert "ldar" in text and "stlr" in text
+
+
 def test_nan_and_signed_zero() -> None:
     a, b = np.array([np.nan, 1, -0.0, 0.0]), np.array([1, np.nan, 0.0, -0.0])
     for kind in (ReduceKind.MAX, ReduceKind.MIN):
@@ -78,10 +83,10 @@ def test_the_mean_of_integers_is_exact() -> None:
     assert out.tolist() == [top - 1, -1, 0]
 
 
-@given(st.integers(0, 400), st.integers(0, 70), st.integers(0, 70))
-def test_streaming_copies(count: int, source: int, destination: int) -> None:
-    a = np.arange(600, dtype=np.uint8)
-    b = np.zeros(600, np.uint8)
-    copy_bytes(address_of(b) + destination, address_of(a) + source, count, total=1 << 30)
+@given(st.integers(0, 9000), st.integers(0, 70), st.integers(0, 70), st.sampled_from([0, 1 << 30]))
+def test_copies(count: int, source: int, destination: int, total: int) -> None:
+    a = np.arange(9200).astype(np.uint8)
+    b = np.zeros(9200, np.uint8)
+    copy_bytes(address_of(b) + destination, address_of(a) + source, count, total)
     assert (b[destination : destination + count] == a[source : source + count]).all()
     assert not b[:destination].any() and not b[destination + count :].any()

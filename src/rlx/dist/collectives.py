@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.dist.errors import LengthMismatch, TransportError
+from rlx.dist.errors import LengthMismatch, OutOfBounds, TransportError
 from rlx.dist.reduce import Kernel, copy_bytes, kernel
 from rlx.dist.transport import Array, Call, Outgoing, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
@@ -177,7 +177,8 @@ def _checked(
             raise TransportError(
                 f"the buffer is of rank {buf.rank}; pass the region of this rank {transport.this_rank}"
             )
-        transport.view(transport.this_rank, buf)
+        if buf.offset < 0 or buf.offset + buf.len > transport.heap_size:
+            raise OutOfBounds(buf.rank, buf.offset, buf.len, transport.heap_size)
         if buf.len < array.nbytes:
             raise LengthMismatch(array.nbytes, buf.len, f"the buffer at offset {buf.offset}")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from rlx.dist.transport import DEFAULT_HEAP_BYTES
 
 # After a failure the other ranks may end by themselves for so long, then after SIGTERM, then they are killed.
 GRACE_SECONDS, TERM_SECONDS = 2.0, 1.0
+MPIEXEC_LOOK_SECONDS, MPIEXEC_ALONE_SECONDS = 0.2, 3.0
 
 
 @dataclass
@@ -86,7 +88,8 @@ def launch(
     seconds = DIST_TIMEOUT.get() if timeout is None else timeout
     variables = {**(os.environ if env is None else env), DIST_TIMEOUT.name: str(seconds)}
     if mpi:
-        return _launch_mpi(n, command, hostfile, {**variables, environment.HEAP_BYTES: str(heap_size)})
+        variables[environment.HEAP_BYTES] = str(heap_size)
+        return _launch_mpi(n, command, hostfile, variables, stderr or sys.stderr)
     if hostfile is not None:
         raise TransportError("a hostfile needs MPI: add --mpi (mpi=True), or leave it out for this machine")
     return _Launcher(n, command, heap_size, variables, stderr or sys.stderr).run()
@@ -285,22 +288,65 @@ def mpi_command(
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         allowed.update({"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
     else:
-        # MPICH would kill everybody when a rank dies; we raise and name it, and end within the deadline.
-        options = ["-disable-auto-cleanup", *(["-genvlist", ",".join(exported)] if exported else [])]
+        options = ["-genvlist", ",".join(exported)] if exported else []
         options += ["-f", os.fspath(hostfile)] if hostfile else []
         allowed = {}
     return [mpiexec, "-n", str(n), *options, *command], {**variables, **allowed}
 
 
 def _launch_mpi(
-    n: int, command: list[str], hostfile: str | os.PathLike[str] | None, variables: dict[str, str]
+    n: int,
+    command: list[str],
+    hostfile: str | os.PathLike[str] | None,
+    variables: dict[str, str],
+    stderr: TextIO,
 ) -> int:
     line, env = mpi_command(n, command, hostfile, variables)
-    with subprocess.Popen(line, env=env) as process:
-        try:
-            with _stop_signals():
-                code = process.wait()
-        except BaseException:
-            process.terminate()
-            raise
+    process = subprocess.Popen(line, env=env)
+    try:
+        with _stop_signals():
+            code = _wait_for_mpiexec(process)
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        _end_mpiexec(process)
+    if code is None:
+        print("rlx launch: mpiexec did not end after its ranks had failed; it was killed", file=stderr)
+        return 1
+    if code:
+        print(
+            f"rlx launch: mpiexec ended with exit code {code}; the ranks' messages stand above", file=stderr
+        )
     return 128 - code if code < 0 else code
+
+
+def _wait_for_mpiexec(process: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code; None if it lingers without children (Open MPI's can, when ranks were killed)."""
+    had_children, alone_since = False, time.monotonic()
+    while True:
+        try:
+            return process.wait(timeout=MPIEXEC_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        if _has_children(process.pid):
+            had_children, alone_since = True, time.monotonic()
+        elif had_children and time.monotonic() - alone_since > MPIEXEC_ALONE_SECONDS:
+            return None
+
+
+def _has_children(pid: int) -> bool:
+    try:
+        return any(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:  # a thread has just ended; the process itself is still there
+        return True
+
+
+def _end_mpiexec(process: subprocess.Popen[bytes]) -> None:
+    """Make sure that mpiexec is over. When it must be killed, its session folder goes too."""
+    try:
+        process.wait(timeout=TERM_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)

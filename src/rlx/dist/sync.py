@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,7 +37,7 @@ LENGTHS_DIFFER, TAGS_DIFFER, SOME_PLACES = 1, 2, 4
 # The first rounds of spinning only pause, the rest give the core away.
 PAUSES = 64
 
-_FUTEX = {"x86_64": 202, "AMD64": 202, "aarch64": 98, "arm64": 98}
+_FUTEX_ON_X86, _FUTEX_ON_ARM = 202, 98
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, 2**31 - 1
 
 
@@ -50,7 +49,7 @@ def _futex(f: Function, word: Value, operation: int, value: Value, timeout: Valu
     from rlx.backend.cpu.irtypes import constant
 
     zero = constant("i64", 0)
-    number = constant("i64", _FUTEX[platform.machine()])
+    number = constant("i64", _FUTEX_ON_X86 if f.module.target.x86 else _FUTEX_ON_ARM)
     args = [number, word, constant("i64", operation), value, timeout, zero, zero]
     f.call("syscall", args, "i64", fixed=1)
 

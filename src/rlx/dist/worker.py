@@ -31,15 +31,12 @@ def _die_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _prepare_for_mpi() -> None:
-    """Under mpiexec: the variables that scripts know, and no death by the message that another rank died."""
+def _set_torchrun_variables() -> None:
+    """Under mpiexec: the names that scripts know, from those that MPI sets."""
     found = environment.mpi_rank()
-    if found is None:
-        return
-    os.environ.setdefault("RANK", str(found[0]))
-    os.environ.setdefault("WORLD_SIZE", str(found[1]))
-    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:  # this is how MPICH's launcher tells the survivors
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if found is not None:
+        os.environ.setdefault("RANK", str(found[0]))
+        os.environ.setdefault("WORLD_SIZE", str(found[1]))
 
 
 def _run(arguments: list[str]) -> None:
@@ -81,7 +78,7 @@ def _report(error: BaseException) -> None:
 def main(arguments: list[str]) -> int:
     """Run the script and return the exit code of this process."""
     _die_with_launcher()
-    _prepare_for_mpi()
+    _set_torchrun_variables()
     try:
         _run(arguments)
     except SystemExit as exit_:
