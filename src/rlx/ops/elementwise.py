@@ -198,7 +198,8 @@ def _shift(direction: Callable[..., Any], overflow: Callable[[np.ndarray], Any])
     def ref(x: np.ndarray, y: np.ndarray) -> Any:
         bits = x.dtype.itemsize * 8
         inside = (y >= 0) & (y < bits)
-        return np.where(inside, direction(x, np.where(inside, y, 0)), overflow(x)).astype(x.dtype)
+        shifted = direction(x, np.where(inside, y, 0).astype(x.dtype))
+        return np.where(inside, shifted, overflow(x).astype(x.dtype))
 
     return ref
 
