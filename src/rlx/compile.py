@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rlx.ir.graph import Graph
 
 if TYPE_CHECKING:
+    from rlx.cost.gate import IoFusionGate
     from rlx.ir.lir import LirModule
+    from rlx.passes.pipeline import PathLike
+    from rlx.passes.rules import Firing
 
 # Passes, planner and backend are imported where they are used: `import rlx` stays light.
 
@@ -21,29 +24,78 @@ def lower(graph: Graph) -> Graph:
     return remove_dead(expand_graph(graph))
 
 
-def optimize(graph: Graph) -> Graph:
-    """MIR -> MIR: folded and cleaned."""
-    from rlx.passes.basic import fold_constants, remove_dead
+def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
+    """MIR -> MIR: constants folded, algebra, moves and casts simplified, equal nodes merged, dead ones gone."""
+    from rlx.passes.basic import remove_dead
+    from rlx.passes.rules import apply_rules
+    from rlx.passes.simplify import simplify_rules
 
-    return remove_dead(fold_constants(graph))
+    return remove_dead(apply_rules(graph, simplify_rules(), log))
 
 
-def plan(graph: Graph, target: str = "host", assume: Mapping[str, int] | None = None, **options: Any) -> LirModule:
-    """Everything up to LIR: no native code is made."""
-    from rlx.backend.cpu.build import panel_tiles
+def plan(
+    graph: Graph,
+    target: str = "host",
+    assume: Mapping[str, int] | None = None,
+    gate: IoFusionGate | None = None,
+    pins: Mapping[tuple[int, int], bool] | None = None,
+    checks: bool = False,
+    dump: PathLike | None = None,
+    override: Mapping[str, PathLike] | None = None,
+) -> LirModule:
+    """Everything up to LIR: no native code is made.
+
+    The stages are named below, in order. `checks` verifies the graph after each; `dump` is a folder that gets
+    the text of each; `override` maps a stage to a file whose graph replaces what the stage gives. `pins` says
+    of pairs of nodes (by their ids in `decisions`) whether they shall be one kernel; `gate` decides the rest.
+    """
+    from rlx.backend.cpu.build import panel_tiles, supports
     from rlx.backend.cpu.target import resolve
+    from rlx.cost.gate import default_gate
     from rlx.ir.lir import LirModule
+    from rlx.ir.op import Level
     from rlx.passes.basic import materialize_outputs, split_derived
-    from rlx.passes.fuse import fuse
+    from rlx.passes.bodies import prepare_bodies
+    from rlx.passes.fuse import Options, fuse
     from rlx.passes.layout import pack_weights
+    from rlx.passes.pipeline import Stage, Trace, run_stages
     from rlx.plan.build import Planner
 
     machine = resolve(target)
-    mir = pack_weights(optimize(lower(graph)), panel_tiles(machine))
-    main, derived = split_derived(materialize_outputs(mir))
-    kernels = fuse(main)
-    planner = Planner(kernels, assume or {})
-    return LirModule(kernels, planner.plan(planner.binding), derived, machine.name, options, planner=planner)
+    chosen = gate or default_gate("cpu")
+    trace = Trace(checks, dump, override or {})
+    beside: dict[str, Any] = {}  # what stages give besides a graph
+
+    def derive(mir: Graph) -> Graph:
+        main, beside["derived"] = split_derived(mir)
+        return main
+
+    options = Options(chosen, "cpu", assume, pins, supports)
+
+    def join(mir: Graph) -> Graph:
+        mir = prepare_bodies(mir, lambda body: fuse(body, options)[0])
+        fused, beside["decisions"] = fuse(mir, options)
+        beside["unfused"] = mir
+        return fused
+
+    mir = run_stages(
+        graph,
+        (
+            Stage("input", lambda g: g, Level.HIR),
+            Stage("expand", lower),
+            Stage("simplify", lambda g: optimize(g, trace.firings)),
+            Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
+            Stage("outputs", materialize_outputs),
+            Stage("derive weights", derive),
+            Stage("fuse", join),
+        ),
+        trace,
+    )
+    planner = Planner(mir, assume or {})
+    used = chosen.constants()
+    return LirModule(
+        mir, planner.plan(), target=machine.name, gate=used, planner=planner, trace=trace, **beside
+    )
 
 
 def compile(

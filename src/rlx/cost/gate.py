@@ -57,6 +57,11 @@ class IoFusionGate:
         """`score_ps` in nanoseconds."""
         return self.score_ps(benefit) / 1000
 
+    @property
+    def least_gain_ps(self) -> int:
+        """`min_gain_ns` in picoseconds."""
+        return self._min_gain_ps
+
     def accepts(self, score_ps: int, compute_ps_added: int = 0) -> bool:
         """The verdict on a score: IO saved minus compute added must reach `min_gain_ns`."""
         return score_ps - compute_ps_added >= self._min_gain_ps

@@ -12,7 +12,7 @@ passes through epilogue expressions (acc(0) is the sum of products) before it is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,9 @@ from rlx.errors import RlxError
 from rlx.ir.attr import attr_key
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import DType
-from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce, dense_strides
+from rlx.ir.form import Contract, Conv, Form, Layout, Map, Pieces, Reduce, dense, dense_strides
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role, run_rule
+from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.scalar import (
     LOADS,
     Scalar,
@@ -38,6 +38,7 @@ from rlx.ir.scalar import (
     size,
 )
 from rlx.ir.types import Shape, TensorType
+from rlx.ir.views import keeps_order
 
 
 class ComposeError(RlxError):
@@ -89,12 +90,18 @@ class ContractNest:
 
 @dataclass(frozen=True)
 class ConvNest:
-    """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w."""
+    """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w.
+
+    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel may lie in panels.
+    """
 
     form: Conv
     x: int
     w: int
     stores: tuple[Store, ...]
+    x_blocked: bool = False
+    out_blocked: bool = False
+    w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, and its attributes
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,8 @@ class _Composer:
                 continue
             if node.op.role is not Role.COMPUTE:
                 raise ComposeError(f"{node.op.name} has no kernel form", node.where)
+            if self._in_layout(node):
+                continue
             form = lower_node(node)
             if isinstance(form, (Map, Pieces)):
                 body = form.body if isinstance(form, Map) else pieces_body(form)
@@ -195,6 +204,14 @@ class _Composer:
             else:
                 raise ComposeError(f"{node.op.name} is a kernel of its own", node.where)
         return self._finish()
+
+    def _in_layout(self, node: Node) -> bool:
+        """A convolution stores its result in blocked channels by itself: that value has no index to be read by."""
+        if self.contract is None or not isinstance(self.contract[0], Conv):
+            return False
+        if any(o.op.writer_side and o.id not in self.inputs for o in node.operands):
+            raise ComposeError(f"{node.op.name} reads what a kernel stores in a layout of its own", node.where)
+        return node.op.writer_side
 
     def _constant(self, node: Node) -> Scalar:
         array = node.attrs["value"].array
@@ -230,7 +247,7 @@ class _Composer:
         rows = (form.space, form.axes)
         if self.rows is None:
             self.rows = rows
-        elif not _same_space(self.rows[0], form.space) or self.rows[1] != form.axes:
+        elif not same_space(self.rows[0], form.space) or self.rows[1] != form.axes:
             raise ComposeError("reductions over different spaces do not share a loop nest", node.where)
         kept = [i for i in range(len(form.space)) if i not in form.axes]
         self._check_rows(body, axes(len(form.space)), kept, node)
@@ -251,13 +268,17 @@ class _Composer:
 
     def _check_rows(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int], node: Node) -> None:
         """Statistics may be read only at their own row."""
+        if not self._reads_own_row(body, at, kept):
+            raise ComposeError("a reduced value is read at another row", node.where)
+
+    def _reads_own_row(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int]) -> bool:
         assert self.rows is not None
-        for e in body.walk():
-            if e.prim != "acc":
-                continue
-            for arg, i in zip(e.args, kept, strict=True):
-                if arg != at[i] and not (self.rows[0][i] == 1 and arg == const(0)):
-                    raise ComposeError("a reduced value is read at another row", node.where)
+        return all(
+            arg == at[i] or (self.rows[0][i] == 1 and arg == const(0))
+            for e in body.walk()
+            if e.prim == "acc"
+            for arg, i in zip(e.args, kept, strict=True)
+        )
 
     def _root(self, node: Node, form: Contract | Conv) -> None:
         if self.contract is not None or self.rows is not None:
@@ -274,7 +295,7 @@ class _Composer:
         if self.rows is None:
             space = outputs[0].shape
             for node in outputs:
-                if not _same_space(node.shape, space):
+                if not same_space(node.shape, space):
                     raise ComposeError("outputs of one map have different shapes", node.where)
             steps = dense_strides(space)
             return Nest(space, len(space), (), tuple(Store(self.values[n.id], True, steps) for n in outputs))
@@ -289,20 +310,33 @@ class _Composer:
         stats = tuple(Stat(s.combine, canonical(s.body), s.dtype, s.last) for s in self.stats)
         stores = []
         outer = tuple(full[i] for i in kept)
+        wide = any(full[i] != 1 for i in reduced)
         for node in outputs:
-            value = self.values[node.id]
-            if _same_space(node.shape, full) and len(reduced) > 0 and any(full[i] != 1 for i in reduced):
-                self._check_rows(value, axes(len(full)), kept, node)
-                steps = dense_strides(full)
-                stores.append(Store(canonical(value), True, tuple(steps[i] for i in order)))
+            source, steps = self._stored_as(node, full, lambda v: self._reads_own_row(v, axes(len(full)), kept))
+            if wide and same_space(source.shape, full):
+                self._check_rows(self.values[source.id], axes(len(full)), kept, node)
+                body = canonical(self.values[source.id])
+                stores.append(Store(body, True, tuple(steps[i] for i in order)))
                 continue
-            stores.append(Store(self._row_store(value, node, full, kept, outer), False, dense_strides(outer)))
+            value = self._row_store(self.values[node.id], node, full, kept, outer)
+            stores.append(Store(value, False, dense_strides(outer)))
         return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores))
 
+    def _stored_as(self, node: Node, space: Shape, fits: Callable[[Scalar], bool]) -> tuple[Node, Shape]:
+        """The value that a store writes, and its strides: an output that only reorders a value is that value,
+        stored in another order."""
+        at = node
+        while not (same_space(at.shape, space) and fits(self.values[at.id])):
+            if at.op.role is not Role.COMPUTE or len(at.operands) != 1:
+                return node, dense_strides(node.shape)
+            at = at.operands[0]
+        strides = stored_through(node, at)
+        return (node, dense_strides(node.shape)) if strides is None else (at, strides)
+
     def _row_store(self, value: Scalar, node: Node, full: Shape, kept: Sequence[int], outer: Shape) -> Scalar:
-        if _same_space(node.shape, outer):
+        if same_space(node.shape, outer):
             point: list[Scalar] = list(axes(len(outer)))
-        elif node.rank == len(full) and _same_space(tuple(node.shape[i] for i in kept), outer):
+        elif node.rank == len(full) and same_space(tuple(node.shape[i] for i in kept), outer):
             point = [axis(list(kept).index(i)) if i in kept else const(0) for i in range(len(full))]
         else:
             raise ComposeError(f"{node.op.name} gives {node.type}, which is neither a row value nor a full one", node.where)
@@ -317,21 +351,29 @@ class _Composer:
     def _finish_contract(self, outputs: Sequence[Node]) -> Kernel:
         assert self.contract is not None
         form, root = self.contract
+        at = axes(root.rank)
+
+        def at_own_place(value: Scalar) -> bool:
+            return all(e.args == at for e in value.walk() if e.prim == "acc")
+
         stores = []
-        for node in outputs:
-            if not _same_space(node.shape, root.shape):
+        out_blocked = isinstance(form, Conv) and all(node.op.writer_side for node in outputs)
+        for node in [node.operands[0] for node in outputs] if out_blocked else outputs:
+            if node.id not in self.values:
+                raise ComposeError("a kernel stores its results in one layout", node.where)
+            source, steps = self._stored_as(node, root.shape, at_own_place)
+            if not same_space(source.shape, root.shape):
                 raise ComposeError(f"{node.op.name} changes the shape of a contraction's result", node.where)
-            value = self.values[node.id]
-            for e in value.walk():
-                if e.prim == "acc" and e.args != axes(root.rank):
-                    raise ComposeError("an epilogue reads the result at another place", node.where)
-            stores.append(Store(_strip_rows(value), True, dense_strides(root.shape)))
+            value = self.values[source.id]
+            if not at_own_place(value):
+                raise ComposeError("an epilogue reads the result at another place", node.where)
+            stores.append(Store(_strip_rows(value), True, steps))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
-            for operand, shape in ((a, form.x), (b, form.w)):
-                if operand.prim != "load" or operand.args != axes(len(shape)):
-                    raise ComposeError("a convolution reads its operands from memory", root.where)
-            return ConvNest(form, a.data, b.data, tuple(stores))
+            x, w = (self._in_memory(o) for o in root.operands[:2])
+            x_layout, w_layout = (self._layout_of(o) for o in root.operands[:2])
+            packed = None if w_layout is None else (root.operands[1].op.name, w_layout)
+            return ConvNest(form, x, w, tuple(stores), x_layout is not None, out_blocked, packed)
         batch, contract = form.batch, form.contract
         left = [i for i in range(len(form.lhs)) if i not in [p for p, _ in (*batch, *contract)]]
         right = [j for j in range(len(form.rhs)) if j not in [q for _, q in (*batch, *contract)]]
@@ -356,6 +398,16 @@ class _Composer:
                 raise ComposeError("an operand of a contraction lies in memory in no regular way", root.where)
         return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), layout)
 
+    def _in_memory(self, node: Node) -> int:
+        """The body input that holds an operand, as it is or in a layout that its reader knows."""
+        value = self.values[node.id]
+        if self._layout_of(node) is not None:
+            return self.inputs[node.operands[0].id]
+        if value.prim != "load" or value.args != axes(node.rank):
+            raise ComposeError("a convolution reads its operands from memory", node.where)
+        number: int = value.data
+        return number
+
     def _layout_of(self, node: Node) -> tuple[tuple[str, int], ...] | None:
         """The panels that an operand lies in, if it is a packed weight."""
         if node.op.reader_side and node.operands[0].id in self.inputs:
@@ -368,8 +420,31 @@ def _strip_rows(s: Scalar) -> Scalar:
     return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
 
 
-def _same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+def same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(x == y or known_eq(x, y) is True for x, y in zip(a, b, strict=True))
+
+
+def stored_through(node: Node, source: Node) -> Shape | None:
+    """Strides of `source` in the storage of `node`, which holds its elements in another order; None if it does
+    not hold exactly them."""
+    layout = dense(node.shape)
+    while node is not source:
+        if len(node.operands) != 1 or node.op.role is not Role.COMPUTE or node.op.host_only is not None:
+            return None
+        form = lower_node(node)
+        if not isinstance(form, Map) or form.body.prim != "load":
+            return None
+        before = node.operands[0]
+        if keeps_order(node):
+            seen: Layout | None = get_op("reshape").view(layout, node.tensor, shape=before.shape)
+        else:
+            place = [i.data for i in form.body.args if i.prim == "axis"]
+            whole = sorted(place) == list(range(node.rank)) and len(place) == before.rank
+            seen = Layout(0, tuple(layout.strides[i] for i in place)) if whole else None
+        if seen is None:
+            return None
+        layout, node = seen, before
+    return layout.strides
 
 
 def compose(body: Graph) -> Kernel:
@@ -464,5 +539,5 @@ def result_types(node: Node) -> tuple[TensorType, ...]:
 
 __all__ = [
     "ComposeError", "ContractNest", "ConvNest", "Kernel", "Nest", "Opaque", "Stat", "Store",
-    "affine", "body_of", "compose", "load_index", "lower_node", "result_types", "to_dim",
+    "affine", "body_of", "compose", "load_index", "lower_node", "result_types", "same_space", "stored_through", "to_dim",
 ]  # fmt: skip

@@ -406,6 +406,10 @@ def copy_node(node: Node, operands: Sequence[Node], into: Graph) -> Node:
     if node.op.role is Role.RESULT and operands[0].op.role is Role.TUPLE:
         found: Node = operands[0].operands[node.attrs["index"]]
         return found
+    if node.op.role is Role.RESULT:
+        existing = into._results.get(operands[0].id, {}).get(node.attrs["index"])
+        if existing is not None:
+            return existing
     made = into.adopt(node, operands)
     if made is None:
         made = into.add(node.op, operands, node.attrs, node.bodies, where=node.where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlx.errors import PlanError
@@ -136,6 +136,8 @@ class LirModule:
     gate: dict[str, Any] = field(default_factory=dict)
     decisions: Any = ()
     planner: Any = None
+    unfused: Graph | None = None  # MIR before fusion: what ids in `decisions` mean
+    trace: Any = None  # stages and firings of rules
 
     @property
     def name(self) -> str:
@@ -170,16 +172,7 @@ class LirModule:
         """The same program placed for other sizes; kernels, order and code key stay as they are."""
         if self.planner is None:
             raise PlanError(f"program {self.name!r} was loaded without its planner and cannot be placed again")
-        return LirModule(
-            self.mir,
-            self.planner.plan(dict(binding)),
-            self.derived,
-            self.target,
-            self.options,
-            self.gate,
-            self.decisions,
-            self.planner,
-        )
+        return replace(self, buffers=self.planner.plan(dict(binding)))
 
     @property
     def code_key(self) -> str:

@@ -1,64 +1,78 @@
-"""Nested containers of values: flattened to a list of leaves, and put together again from other leaves."""
+"""Nested tuples, lists and dicts of arrays, flattened and put together again.
+
+>>> leaves, tree = flatten({"w": 1, "b": (2, None)})
+>>> leaves, unflatten(tree, [10, 20]), str(tree)
+([2, 1], {'b': (10, None), 'w': 20}, "{'b': (*, None), 'w': *}")
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
-
-from rlx.errors import TypeError_
-
-Rebuild: TypeAlias = Callable[[Sequence[Any]], Any]
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
-def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
-    """Leaves of nested tuples, lists, named tuples and dicts (keys in sorted order), and their way back.
+@dataclass(frozen=True)
+class Tree:
+    """The shape of a nest: a kind (leaf, none, tuple, list, dict), its children, and the keys of a dict."""
 
-    None is an empty container. Everything else is a leaf.
+    kind: str
+    children: tuple[Tree, ...] = ()
+    keys: tuple[str, ...] = ()
 
-    >>> leaves, rebuild = flatten({"b": (1, None), "a": [2]})
-    >>> leaves, rebuild(["x", "y"])
-    ([2, 1], {'a': ['x'], 'b': ('y', None)})
-    """
+    @property
+    def leaves(self) -> int:
+        return 1 if self.kind == "leaf" else sum(c.leaves for c in self.children)
+
+    def __str__(self) -> str:
+        inner = [str(c) for c in self.children]
+        if self.kind == "dict":
+            return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, inner, strict=True)) + "}"
+        if self.kind in ("tuple", "list"):
+            text = ", ".join(inner)
+            return f"[{text}]" if self.kind == "list" else f"({text}{',' if len(inner) == 1 else ''})"
+        return "None" if self.kind == "none" else "*"
+
+
+def flatten(value: Any) -> tuple[list[Any], Tree]:
+    """Leaves in a fixed order (dicts by key) and the tree that holds them."""
     leaves: list[Any] = []
-    assemble = _collect(tree, leaves)
-
-    def rebuild(values: Sequence[Any]) -> Any:
-        if len(values) != len(leaves):
-            raise TypeError_(f"{structure(tree)} holds {len(leaves)} values, got {len(values)}")
-        return assemble(iter(values))
-
-    return leaves, rebuild
+    return leaves, _flatten(value, leaves)
 
 
-def _collect(tree: Any, leaves: list[Any]) -> Callable[[Any], Any]:
-    if tree is None:
-        return lambda values: None
-    if isinstance(tree, dict):
-        inner = {key: _collect(tree[key], leaves) for key in sorted(tree)}
-        return lambda values: {key: make(values) for key, make in inner.items()}
-    if isinstance(tree, (tuple, list)):
-        kind = type(tree)
-        parts = [_collect(item, leaves) for item in tree]
-        if hasattr(kind, "_fields"):
-            return lambda values: kind(*(make(values) for make in parts))
-        return lambda values: kind(make(values) for make in parts)
-    leaves.append(tree)
-    return next
+def _flatten(value: Any, leaves: list[Any]) -> Tree:
+    if value is None:
+        return Tree("none")
+    if isinstance(value, dict):
+        keys = tuple(sorted(value))
+        return Tree("dict", tuple(_flatten(value[k], leaves) for k in keys), keys)
+    if isinstance(value, (tuple, list)):
+        return Tree("tuple" if isinstance(value, tuple) else "list", tuple(_flatten(v, leaves) for v in value))
+    leaves.append(value)
+    return Tree("leaf")
 
 
-def structure(tree: Any) -> str:
-    """The shape of a tree as text, for messages and for comparing two trees.
+def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
+    """The nest with these leaves."""
+    return _unflatten(tree, iter(leaves))
 
-    >>> structure({"b": (1, None), "a": [2]})
-    "{'a': [*], 'b': (*, None)}"
+
+def _unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
+    if tree.kind == "leaf":
+        return next(leaves)
+    if tree.kind == "none":
+        return None
+    children = [_unflatten(c, leaves) for c in tree.children]
+    if tree.kind == "dict":
+        return dict(zip(tree.keys, children, strict=True))
+    return tuple(children) if tree.kind == "tuple" else children
+
+
+def tree_map(f: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to every leaf.
+
+    >>> tree_map(lambda x: -x, {"a": [1, 2]})
+    {'a': [-1, -2]}
     """
-    if tree is None:
-        return "None"
-    if isinstance(tree, dict):
-        return "{" + ", ".join(f"{key!r}: {structure(tree[key])}" for key in sorted(tree)) + "}"
-    if isinstance(tree, (tuple, list)):
-        inner = ", ".join(structure(item) for item in tree)
-        if hasattr(tree, "_fields"):
-            return f"{type(tree).__name__}({inner})"
-        return f"[{inner}]" if isinstance(tree, list) else f"({inner}{',' if len(tree) == 1 else ''})"
-    return "*"
+    leaves, tree = flatten(value)
+    return unflatten(tree, [f(x) for x in leaves])

@@ -1,15 +1,11 @@
-"""Small passes that every program needs: outputs with storage, derived weights, dead code, folding."""
+"""Small passes that every program needs: dead code, outputs with storage, derived weights."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from rlx.backend.reference.interpreter import Interpreter
+from rlx.ir.dim import Expr
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, rewrite
 from rlx.ir.op import Role, get_op
-from rlx.ir.dim import Expr
 from rlx.ir.types import TensorType, TupleType, type_symbols
-from rlx.passes.groups import is_view
 
 
 def remove_dead(graph: Graph) -> Graph:
@@ -19,39 +15,24 @@ def remove_dead(graph: Graph) -> Graph:
 
 def materialize_outputs(graph: Graph) -> Graph:
     """Every output gets storage of its own: a view, an input or a value named twice is copied."""
-    out = rewrite(graph, lambda node, operands, into: None)
     seen: set[int] = set()
-    outputs = {}
-    for name, node in out.outputs.items():
-        if node.op.role is not Role.COMPUTE and node.op.role is not Role.RESULT or is_view(node) or node.id in seen:
-            node = out.add(get_op("copy"), (node,), where=node.where)
+    copied = set()
+    for name, node in graph.outputs.items():
+        computed = node.op.role in (Role.COMPUTE, Role.RESULT, Role.REGION)
+        if not computed or node.op.has("view") or node.op.reader_side or node.id in seen:
+            copied.add(name)
         seen.add(node.id)
-        outputs[name] = node
-    out.set_outputs(outputs)
+    if not copied:
+        return graph
+    out = remove_dead(graph)
+    copy = get_op("copy")
+    out.set_outputs(
+        {
+            name: out.add(copy, (node,), where=node.where) if name in copied else node
+            for name, node in out.outputs.items()
+        }
+    )
     return out
-
-
-FOLD_LIMIT = 1 << 16  # elements up to which an operation on constants is done at compile time
-
-
-def fold_constants(graph: Graph) -> Graph:
-    """Compute what depends on constants only, where the result is small."""
-
-    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
-        if node.op.role is not Role.COMPUTE or node.bodies or isinstance(node.type, TupleType) or node.op.effects != "none":
-            return None
-        if not operands or not all(o.op.role is Role.CONSTANT for o in operands):
-            return None
-        size = node.tensor.numel
-        if not isinstance(size, int) or size > FOLD_LIMIT:
-            return None
-        run = Interpreter(out)
-        for o in operands:
-            run.values[o.id] = o.attrs["value"].array
-        copy = copy_node(node, operands, out)
-        return out.constant(np.asarray(run.compute(copy)))
-
-    return rewrite(graph, visit)
 
 
 def uses_symbols(node: Node) -> bool:
@@ -65,14 +46,25 @@ def _has_symbols(value: object) -> bool:
     return isinstance(value, Expr) or (isinstance(value, TensorType) and bool(type_symbols(value)))
 
 
+def is_derivable(node: Node) -> bool:
+    """Whether a value made from weights is better kept than made at every run. Views that repeat elements are
+    not: they cost nothing, their copies would."""
+    if node.op.effects != "none" or node.bodies or node.op.reader_side or uses_symbols(node):
+        return False
+    if isinstance(node.type, TupleType):
+        return False
+    return not node.op.has("view") or node.tensor.numel == node.operands[0].tensor.numel
+
+
 def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
-    """Move what depends only on params and constants to a graph that runs at load; its results become params."""
+    """Move what depends on params and constants only to a graph that runs at load; its results become params."""
+    rooted = {n.id for n in graph.roots()}
     fixed: set[int] = set()
     for node in graph.nodes:
         if node.op.role in (Role.PARAM, Role.CONSTANT):
             fixed.add(node.id)
         elif node.op.role is Role.COMPUTE and node.operands and all(o.id in fixed for o in node.operands):
-            if node.op.effects == "none" and not node.bodies and not uses_symbols(node) and not node.op.reader_side:
+            if node.id not in rooted and is_derivable(node):
                 fixed.add(node.id)
     live = graph.live()
     wanted = [
@@ -102,7 +94,7 @@ def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
         if node.id in names:
             mapping[node.id] = main.param(names[node.id], node.shape, node.dtype)
         elif node.id in fixed:
-            if node.id in needed or node.id in {n.id for n in graph.roots()}:
+            if node.id in needed or node.id in rooted:
                 mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], main)
         elif node.id in live or node.op.role in (Role.INPUT, Role.STATE):
             mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], main)

@@ -1,161 +1,379 @@
-"""Fusion: grow groups around contractions and reductions, then join what is left of elementwise chains."""
+"""Fusion under the gate: which ops become one kernel, and why.
+
+Kernels grow from seeds: contractions and convolutions first (elementwise ops after them become epilogues), then
+reductions (with what feeds and follows them), then what is left of elementwise chains. A group grows op by op,
+also past points where it would store more values than it may, and the best point on the way is kept: best by
+the IO that is saved, as the gate prices it, minus the compute that is added. At last, cheap values that several
+kernels read may be computed again by each reader instead of stored. Every yes and no is a `Decision`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from rlx.ir.compose import ComposeError
-from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
-from rlx.ir.op import Role, get_op
-from rlx.ir.types import TupleType
-from rlx.passes.groups import GroupGraph, is_scalar_constant, is_view, kind_of
+from rlx.cost.compute import elementwise_ps
+from rlx.cost.decision import Decision, DecisionLog, decide
+from rlx.cost.gate import IoFusionGate, default_gate
+from rlx.cost.io import IoModel
+from rlx.cost.profile import GraphIoProfile, fusion_benefit
+from rlx.ir.compose import ComposeError, Kernel
+from rlx.ir.graph import Graph, Node
+from rlx.ir.types import TensorType
+from rlx.passes.facts import Facts
+from rlx.passes.fit import Fit, Misfit
+from rlx.passes.reach import Reach
+from rlx.passes.regions import Group, Region, RegionMaker, emit_graph
+from rlx.passes.work import evaluated_work, separate_work
+
+MOST_NODES = 64  # ops in one kernel
+MOST_AHEAD = 12  # ops to look past the best group so far
+MOST_TRIAL_OUTPUTS = 6  # values that a group may need to store while it grows
+MOST_RECOMPUTED = 8  # ops that are computed again by each reader
+MOST_READERS = 24
+
+Pins = Mapping[tuple[int, int], bool]
+Supports = Callable[[Kernel, Sequence[TensorType]], str | None]
 
 
-MOST_OUTPUTS = 3  # values that one kernel may store for others
+@dataclass(frozen=True)
+class Options:
+    """What decides about fusion besides the graph."""
+
+    gate: IoFusionGate
+    device: str = "cpu"
+    assume: Mapping[str, int] | None = None
+    pins: Pins | None = None
+    supports: Supports = lambda kernel, types: None
 
 
-class _Fuser:
-    def __init__(self, graph: Graph) -> None:
-        self.info = GroupGraph(graph)
-        self.graph = graph
-        self.group_of: dict[int, int] = {}
-        self.members: dict[int, set[int]] = {}
+@dataclass(frozen=True)
+class Trial:
+    """A group on its way: what it would save and cost against its ops as kernels of their own."""
 
-    def run(self) -> dict[int, set[int]]:
-        nodes = [n for n in self.info.compute if not is_view(n)]
-        for node in nodes:
-            if self.info.form(node) in ("contract", "conv"):
-                self.start(node)
-        for root in list(self.members):
-            self.grow_epilogue(root)
-        for node in nodes:
-            if node.id not in self.group_of and self.info.form(node) == "reduce":
-                self.start(node)
-                self.grow(node.id, forward=True, backward=True, kinds=("map", "reduce"))
-        for node in reversed(nodes):
+    fit: Fit
+    outputs: tuple[int, ...]
+    before: GraphIoProfile
+    after: GraphIoProfile
+    work_added: int
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(sorted(self.fit.status))
+
+
+class Fuser:
+    """Groups of one graph, and the decisions that made them."""
+
+    def __init__(self, graph: Graph, options: Options) -> None:
+        self.graph, self.options, self.gate = graph, options, options.gate
+        self.facts = Facts(graph, IoModel(graph, options.assume))
+        self.reach = Reach(self.facts)
+        self.maker = RegionMaker(self.facts)
+        self.log = DecisionLog()
+        self.group_of: dict[int, int] = {}  # node -> number of the group that owns it
+        self.groups: dict[int, Group] = {}
+        self.fits: dict[int, Fit] = {}
+        self.homes: dict[int, set[int]] = {}  # node -> groups that evaluate it
+        self._single: dict[int, GraphIoProfile] = {}
+        self._pinned: dict[int, list[tuple[int, bool]]] = {}
+        for (a, b), together in sorted((options.pins or {}).items()):
+            graph.node(a), graph.node(b)
+            self._pinned.setdefault(a, []).append((b, together))
+            self._pinned.setdefault(b, []).append((a, together))
+
+    def run(self) -> list[Group]:
+        """All groups; ops that are left alone are groups of one."""
+        kernels = self.facts.kernels
+        for node in kernels:
+            if self.facts.kind(node) in ("contract", "conv"):
+                self.grow(node, "epilogue", backward=False, kinds=("map",))
+        for node in kernels:
+            if self.facts.kind(node) == "reduce" and node.id not in self.group_of:
+                self.grow(node, "reduction", backward=True, kinds=("map", "reduce"))
+        for node in reversed(kernels):
             if node.id not in self.group_of:
-                self.start(node)
-                if self.info.form(node) == "map":
-                    self.grow(node.id, forward=False, backward=True, kinds=("map",))
-        return self.members
+                self.grow(node, "elementwise", backward=True, kinds=("map",))
+        self.recompute()
+        return list(self.groups.values())
 
-    def start(self, node: Node) -> None:
-        self.group_of[node.id] = node.id
-        self.members[node.id] = {node.id}
+    # -- growing one group
 
-    def grow(self, root: int, forward: bool, backward: bool, kinds: tuple[str, ...]) -> None:
-        changed = True
-        trial = best = self.members[root]
-        while changed:
-            changed = False
-            for candidate in self.neighbours(trial, forward, backward):
-                if candidate.id in self.group_of or self.info.form(candidate) not in kinds:
-                    continue
-                if self.fits(trial | {candidate.id}):
-                    trial = trial | {candidate.id}
-                    changed = True
-                    if len(self.info.outputs(trial)) <= len(self.info.outputs(best)):
-                        best = trial
-        self.members[root] = best
-        for i in best:
-            self.group_of[i] = root
+    def grow(self, seed: Node, rule: str, backward: bool, kinds: Sequence[str]) -> None:
+        """Grow a group from a seed, keep the best point on the way, and record what was decided."""
+        start = self.trial(Fit.of(self.facts, [seed.id]))
+        if self.facts.kind(seed) == "own":
+            self.commit(start)
+            return
+        best = now = start
+        best_gain = self.gain(start)
+        refused: dict[int, str] = {}
+        while len(now.members) < MOST_NODES and len(now.members) - len(best.members) <= MOST_AHEAD:
+            wider = self.step(now, backward, kinds, refused)
+            if wider is None:
+                break
+            now = wider
+            if now.fit.refuse_outputs(now.outputs) is None and self.kernel_refused(now) is None:
+                gain = self.gain(now)
+                if gain >= self.least_better(best, now, best_gain):
+                    best, best_gain = now, gain
+        self.commit(best)
+        if len(best.members) > 1:
+            self.record(best, rule)
+        self.record_refusals(best, rule, refused)
 
-    def grow_epilogue(self, root: int) -> None:
-        """Elementwise ops after a contraction; a value may be used twice on the way, not at the end."""
-        best = set(self.members[root])
-        trial = set(best)
-        grew = True
-        while grew:
-            grew = False
-            for i in sorted(trial):
-                for user in self.info.users[i]:
-                    free = user.id not in trial and user.id not in self.group_of and user.id in self.info.live
-                    if not free or is_view(user) or self.info.form(user) != "map":
-                        continue
-                    wider = trial | {user.id}
-                    if len(self.info.outputs(wider)) <= MOST_OUTPUTS and self.composes(wider):
-                        trial, grew = wider, True
-                        if len(self.info.outputs(trial)) == 1:
-                            best = set(trial)
-        self.members[root] = best
-        for i in best:
-            self.group_of[i] = root
+    def least_better(self, best: Trial, now: Trial, best_gain: int) -> int:
+        """The gain from which a larger group is preferred; pinned pairs are joined at any price."""
+        if self._pinned and self.wishes(now.members) > self.wishes(best.members):
+            return self.gain(now)
+        return best_gain + self.gate.least_gain_ps
 
-    def composes(self, group: set[int]) -> bool:
-        if not self.info.is_convex(group):
-            return False
+    def step(self, now: Trial, backward: bool, kinds: Sequence[str], refused: dict[int, str]) -> Trial | None:
+        """The group with one more neighbour; the first that fits."""
+        for node in self.neighbours(now.members, backward):
+            if node.id in refused or node.id in self.group_of or self.facts.kind(node) not in kinds:
+                continue
+            if self.apart(node.id, now.members):
+                refused[node.id] = "pinned apart by the user"
+                continue
+            if not self.reach.stays_acyclic((*now.members, node.id)):
+                continue  # what lies between may join later, and then this too
+            try:
+                wider = self.trial(now.fit.add(node))
+            except Misfit as why:
+                refused[node.id] = str(why)
+                continue
+            if len(wider.outputs) <= MOST_TRIAL_OUTPUTS:
+                return wider
+        return None
+
+    def neighbours(self, members: Sequence[int], backward: bool) -> Iterator[Node]:
+        """Readers of a group's values, then producers of what it reads."""
+        nodes, inside = self.graph.nodes, set(members)
+        seen: set[int] = set()
+        for i in members:
+            for r in self.facts.readers.get(i, ()):
+                if r not in inside and r not in seen:
+                    seen.add(r)
+                    yield nodes[r]
+        if not backward:
+            return
+        for i in reversed(members):
+            for access in self.facts.accesses(nodes[i]):
+                if access.root not in inside and access.root not in seen:
+                    seen.add(access.root)
+                    if access.root in self.reach:
+                        yield nodes[access.root]
+
+    def trial(self, fit: Fit) -> Trial:
+        """The price of a group."""
+        members = sorted(fit.status)
+        inside = set(members)
+        outputs = tuple(self.facts.outputs(members, inside))
+        before = GraphIoProfile()
+        for i in members:
+            before += self.single(i)
+        after = self.profile(members, outputs)
+        added = evaluated_work(self.facts, fit, outputs) - separate_work(self.facts, members)
+        return Trial(fit, outputs, before, after, added)
+
+    def single(self, i: int) -> GraphIoProfile:
+        """IO of an op as a kernel of its own."""
+        known = self._single.get(i)
+        if known is None:
+            known = self._single[i] = self.facts.io.profile(self.graph.nodes[i])
+        return known
+
+    def profile(self, members: Iterable[int], outputs: Sequence[int]) -> GraphIoProfile:
+        """IO of one kernel over these ops that stores these values."""
+        io, nodes = self.facts.io, self.graph.nodes
+        inside = set(members)
+        reads: dict[int, int] = {}
+        waits = 0
+        for i in inside:
+            waits += io.waits(nodes[i])
+            for root, count in io.reads(nodes[i]).items():
+                if root not in inside:
+                    reads[root] = reads.get(root, 0) + count
+        traffic = sum(io.bytes(nodes[i]) for i in outputs)
+        for root, count in reads.items():
+            stored = nodes[root].tensor
+            traffic += min(count, io.elements(stored)) * stored.dtype.itemsize
+        return GraphIoProfile(1, min(waits, 1), 0, traffic)
+
+    def gain(self, t: Trial) -> int:
+        """Picoseconds that a group saves."""
+        score = self.gate.score_ps(fusion_benefit(t.before, t.after))
+        return score - elementwise_ps(self.options.device, t.work_added)
+
+    def kernel_refused(self, t: Trial) -> str | None:
+        """Why the composer or the backend does not take a group that fits by its reads."""
+        if len(t.members) == 1:
+            return None
         try:
-            self.info.kernel(group)
-        except ComposeError:
-            return False
-        return True
+            region, _ = self.maker.region(Group(t.members), t.outputs)
+        except ComposeError as why:
+            return why.message
+        return self.unsupported(region)
 
-    def neighbours(self, group: set[int], forward: bool, backward: bool) -> list[Node]:
-        out: dict[int, Node] = {}
-        if forward:
-            for i in sorted(group):
-                for user in self.info.users[i]:
-                    if user.id in self.info.live and user.id not in group and not is_view(user):
-                        out[user.id] = user
-        if backward:
-            for i in sorted(group, reverse=True):
-                for o in self.sources(self.graph.nodes[i]):
-                    if o.id not in group and o.op.role is Role.COMPUTE:
-                        out[o.id] = o
-        return list(out.values())
+    def unsupported(self, region: Region) -> str | None:
+        """Why the backend has no native kernel for a region; None if it has."""
+        ends = (*region.body.inputs, *region.body.outputs.values())
+        return self.options.supports(region.kernel, [n.tensor for n in ends])
 
-    def sources(self, node: Node) -> Iterable[Node]:
-        """Operands behind views."""
-        for o in node.operands:
-            while is_view(o):
-                o = o.operands[0]
-            yield o
+    def commit(self, t: Trial) -> None:
+        number = len(self.groups)
+        self.groups[number] = Group(t.members)
+        self.fits[number] = t.fit
+        for i in t.members:
+            self.group_of[i] = number
+            self.homes[i] = {number}
+        self.reach.join(t.members, single_output=len(t.outputs) == 1)
 
-    def fits(self, group: set[int]) -> bool:
-        """Whether a group is one kernel that stores few values."""
-        outputs = self.info.outputs(group)
-        return len(outputs) <= MOST_OUTPUTS and self.composes(group)
+    # -- pins
+
+    def apart(self, i: int, members: Sequence[int]) -> bool:
+        return any(b in members and not together for b, together in self._pinned.get(i, ()))
+
+    def wishes(self, members: Sequence[int]) -> int:
+        """Pinned pairs that lie together in a group."""
+        inside = set(members)
+        return sum(together and b in inside for i in members for b, together in self._pinned.get(i, ()))
+
+    # -- records
+
+    def record(self, t: Trial, rule: str) -> None:
+        pin = True if self._pinned and self.wishes(t.members) else None
+        compute = elementwise_ps(self.options.device, t.work_added)
+        where = self.where(t.members)
+        self.log.add(decide(self.gate, t.members, t.before, t.after, compute, rule=rule, where=where, pin=pin))
+
+    def where(self, members: Iterable[int]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(w for i in members for w in self.graph.nodes[i].where))
+
+    def record_refusals(self, t: Trial, rule: str, refused: Mapping[int, str]) -> None:
+        """Neighbours that stayed outside, each with the price it would have had and the reason."""
+        own = self.profile(t.members, t.outputs)
+        for node in self.neighbours(t.members, backward=False):
+            if self.facts.kind(node) == "own":
+                continue
+            members = sorted((*t.members, node.id))
+            outputs = self.facts.outputs(members, set(members))
+            before, after = own + self.single(node.id), self.profile(members, outputs)
+            reason = refused.get(node.id)
+            compute = 0
+            if reason is None:
+                reason, compute = self.why_refused(t, node)
+            score = self.gate.score_ps(fusion_benefit(before, after))
+            region, where = tuple(members), self.where((t.members[0], node.id))
+            pinned = reason == "pinned apart by the user"
+            self.log.add(
+                Decision(region, before, after, score, compute, False, reason, where, pinned, rule)
+            )
+
+    def why_refused(self, t: Trial, node: Node) -> tuple[str, int]:
+        """The reason, and the compute in picoseconds that joining would have added."""
+        if not self.reach.stays_acyclic((*t.members, node.id)):
+            return "another kernel between them needs one and feeds the other", 0
+        if node.id in self.group_of:
+            other = self.groups[self.group_of[node.id]]
+            return f"%{node.id} is part of the kernel of %{other.nodes[0]} already", 0
+        try:
+            wider = self.trial(t.fit.add(node))
+        except Misfit as why:
+            return str(why), 0
+        why_not = wider.fit.refuse_outputs(wider.outputs) or self.kernel_refused(wider)
+        compute = elementwise_ps(self.options.device, wider.work_added - t.work_added)
+        return why_not or "the gate finds that it does not pay", compute
+
+    # -- recomputing
+
+    def recompute(self) -> None:
+        """Dissolve cheap elementwise groups into all of their readers where that pays."""
+        order = sorted(self.groups, key=lambda g: -max(self.groups[g].nodes))
+        for number in order:
+            group, fit = self.groups[number], self.fits[number]
+            if fit.kind != "map" or len(group.evaluated) > MOST_RECOMPUTED:
+                continue
+            readers = self.reader_groups(number)
+            if readers and len(readers) <= MOST_READERS:
+                self.dissolve(number, readers)
+
+    def outputs_of(self, number: int) -> tuple[int, ...]:
+        """Values that a group stores: needed by a kernel that does not compute them itself."""
+        group = self.groups[number]
+        return tuple(
+            i
+            for i in group.nodes
+            if i in self.facts.kept
+            or any(home not in self.homes[i] for r in self.facts.readers.get(i, ()) for home in self.homes[r])
+        )
+
+    def reader_groups(self, number: int) -> list[int]:
+        """Groups that read a group's values; none if a value must be stored in any case."""
+        found: dict[int, None] = {}
+        for i in self.outputs_of(number):
+            if i in self.facts.kept:
+                return []
+            for r in self.facts.readers.get(i, ()):
+                for home in sorted(self.homes[r]):
+                    if home != number:
+                        found[home] = None
+        return list(found)
+
+    def dissolve(self, number: int, readers: Sequence[int]) -> None:
+        nodes = [self.graph.nodes[i] for i in self.groups[number].evaluated]
+        if any(self.apart(n.id, self.groups[r].evaluated) for n in nodes for r in readers):
+            return
+        fits: dict[int, Fit] = {}
+        for r in readers:
+            try:
+                fits[r] = self.fits[r].add_all([n for n in nodes if n.id not in self.fits[r].status])
+            except Misfit:
+                return
+            if len(fits[r].status) > MOST_NODES:
+                return
+        involved = [number, *readers]
+        before, work_before = GraphIoProfile(), 0
+        for g in involved:
+            before += self.profile(self.groups[g].evaluated, self.outputs_of(g))
+            work_before += evaluated_work(self.facts, self.fits[g], self.outputs_of(g))
+        after, work_after = GraphIoProfile(), 0
+        grown: dict[int, Group] = {}
+        for r in readers:
+            outputs = self.outputs_of(r)
+            copies = sorted({*self.groups[r].copies, *(n.id for n in nodes if n.id not in self.groups[r].nodes)})
+            grown[r] = Group(self.groups[r].nodes, tuple(copies))
+            after += self.profile(grown[r].evaluated, outputs)
+            work_after += evaluated_work(self.facts, fits[r], outputs)
+            try:
+                region, _ = self.maker.region(grown[r], outputs)
+            except ComposeError:
+                return
+            if self.unsupported(region) is not None:
+                return
+        compute = elementwise_ps(self.options.device, work_after - work_before)
+        members = sorted({i for g in involved for i in self.groups[g].evaluated})
+        made = decide(
+            self.gate, members, before, after, compute, rule="recompute", where=self.where(n.id for n in nodes)
+        )
+        self.log.add(made)
+        if not made.verdict:
+            return
+        for n in nodes:
+            self.homes[n.id] = (self.homes[n.id] - {number}) | set(readers)
+        for r in readers:
+            self.groups[r], self.fits[r] = grown[r], fits[r]
+        del self.groups[number]
+        for n in nodes:
+            if self.group_of.get(n.id) == number:
+                del self.group_of[n.id]
 
 
-def fuse(graph: Graph) -> Graph:
-    """Replace groups of ops by region nodes."""
-    fuser = _Fuser(graph)
-    groups = fuser.run()
-    last = {max(members): members for members in groups.values()}
-    out = Graph(graph.name)
-    for c in graph.constraints:
-        out.assume(c)
-    mapping: dict[int, Node] = {}
-    grouped = set(fuser.group_of)
-    live = graph.live()
-
-    def value(node: Node) -> Node:
-        """A node of the new graph; views and constants are copied when something reads them."""
-        if node.id not in mapping:
-            mapping[node.id] = copy_node(node, [value(o) for o in node.operands], out)
-        return mapping[node.id]
-
-    for node in graph.nodes:
-        if node.op.role in (Role.INPUT, Role.PARAM, Role.STATE):
-            value(node)
-        elif node.id in last:
-            _emit_region(fuser.info, last[node.id], value, mapping, out)
-        elif node.id in live and node.id not in grouped and not is_view(node) and not is_scalar_constant(node):
-            if node.op.role is not Role.CONSTANT:
-                value(node)
-    for node in graph.roots():
-        value(node)
-    finish_rewrite(graph, out, mapping)
-    return out
-
-
-def _emit_region(info: GroupGraph, members: set[int], value, mapping: dict[int, Node], out: Graph) -> None:  # type: ignore[no-untyped-def]
-    first = info.graph.nodes[min(members)]
-    if len(members) == 1 and (isinstance(first.type, TupleType) or info.form(first) == "other"):
-        value(first)
-        return
-    kernel, body, operands = info.kernel(members)
-    where = tuple(dict.fromkeys(w for i in sorted(members) for w in info.graph.nodes[i].where))
-    made = out.add(get_op("region"), [value(o) for o in operands], {"kind": kind_of(kernel)}, (body,), where=where)
-    for node, result in zip(info.outputs(members), out.results(made), strict=True):
-        mapping[node.id] = result
+def fuse(graph: Graph, options: Options | None = None) -> tuple[Graph, DecisionLog]:
+    """Replace groups of ops by region nodes; also gives the record of every decision."""
+    fuser = Fuser(graph, options or Options(default_gate("cpu")))
+    fuser.run()
+    groups = list(fuser.groups.values())
+    outputs = {group: fuser.outputs_of(number) for number, group in fuser.groups.items()}
+    return emit_graph(fuser.facts, groups, outputs, fuser.maker), fuser.log

@@ -16,11 +16,12 @@ from rlx.ir.attr import attr_key
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, dtype
-from rlx.ir.form import Reduce, dense, dense_strides
+from rlx.ir.form import Reduce
 from rlx.ir.graph import Node
-from rlx.ir.op import Role, get_op, run_rule
+from rlx.ir.op import Role, get_op
 from rlx.ir.scalar import Scalar, axes, const, replace_axes
-from rlx.ir.types import Shape, TupleType
+from rlx.ir.types import Shape
+from rlx.ir.views import keeps_order
 from rlx.passes.rules import Rule, Rules, Subject, rule
 
 FOLD_LIMIT = 1 << 16  # elements up to which an operation on constants is done at compile time
@@ -86,20 +87,6 @@ def is_identity(index: Sequence[Scalar], shape: Shape) -> bool:
     return len(index) == len(shape) and all(
         e == a or (d == 1 and e == const(0)) for e, a, d in zip(index, axes(len(shape)), shape, strict=True)
     )
-
-
-def keeps_order(node: Node) -> bool:
-    """Whether a view has all elements of its operand in the same row-major order, as a reshape has."""
-    if node.op.role is not Role.COMPUTE or not node.op.has("view") or isinstance(node.type, TupleType):
-        return False
-    source = node.operands[0]
-    if source.tensor.numel != node.tensor.numel or source.dtype is not node.dtype:
-        return False
-    layout = run_rule(node.op, "view", dense(source.shape), *(o.type for o in node.operands), node=node)
-    if layout is None or layout.offset != 0:
-        return False
-    want = dense_strides(node.shape)
-    return all(d == 1 or s == w for d, s, w in zip(node.shape, layout.strides, want, strict=True))
 
 
 @rule("reshape of reshape", MOVES)

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from rlx.cost.io import assumed_binding
 from rlx.errors import GuardError, PlanError
 from rlx.ir.bind import check_constraints
 from rlx.ir.dim import Dim, compile_dims
-from rlx.ir.form import Layout, dense, is_dense
+from rlx.ir.form import is_dense
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirIoManifest, LirViewAlias
-from rlx.ir.op import Role, run_rule
+from rlx.ir.op import Role
 from rlx.ir.phase import derive_phases
 from rlx.ir.types import TupleType
+from rlx.ir.views import View, view_layouts
 from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.schedule import Dag, lifetimes, schedule
 
 LEAF_SPACE = {Role.INPUT: "input", Role.PARAM: "weight", Role.CONSTANT: "weight", Role.STATE: "state"}
+__all__ = ["Planner", "View", "view_layouts"]
+
 GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not searched again
-
-
-@dataclass(frozen=True)
-class View:
-    """A value that lies inside another one's storage."""
-
-    root: int
-    layout: Layout
-
-
-def view_layouts(graph: Graph) -> dict[int, View]:
-    """Views that need no kernel: node -> root and layout."""
-    out: dict[int, View] = {}
-    for node in graph.nodes:
-        if node.op.role is not Role.COMPUTE or not node.op.has("view") or isinstance(node.type, TupleType):
-            continue
-        source = node.operands[0]
-        base = out.get(source.id) or View(source.id, dense(source.shape))
-        layout = run_rule(node.op, "view", base.layout, *(o.type for o in node.operands), node=node)
-        if layout is not None:
-            out[node.id] = View(base.root, layout)
-    return out
 
 
 class Planner:
@@ -62,7 +43,7 @@ class Planner:
         self._evaluate = compile_dims([*sizes, *offsets, *strides], self.symbols)
         self.phases = derive_phases(graph)
         self.io = LirIoManifest.collect(graph)
-        self.binding = {s: assume.get(s, 128) for s in self.symbols}
+        self.binding = assumed_binding(graph, assume)
         self.order, self.life = self._schedule()
         self._placed: tuple[int, ...] | None = None
 
@@ -72,7 +53,8 @@ class Planner:
     def _has_slot(self, node: Node, live: set[int]) -> bool:
         if isinstance(node.type, TupleType):
             return False
-        return node.id in live or node.op.role in LEAF_SPACE
+        written = node.op.role is Role.RESULT and node.operands[0].id in live  # read or not
+        return node.id in live or written or node.op.role in LEAF_SPACE
 
     def _output_nodes(self) -> dict[int, str]:
         out: dict[int, str] = {}
@@ -125,12 +107,16 @@ class Planner:
             step += i in kernel_set
         return [i for i in best.order if i in kernel_set], {i: (steps[a], steps[b]) for i, (a, b) in life.items()}
 
-    def plan(self, binding: Mapping[str, int]) -> LirBufferPlan:
-        """Slots for a binding. Guards are checked here."""
-        missing = [s for s in self.symbols if s not in binding]
-        if missing:
-            raise GuardError(f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding")
-        check_constraints(self.graph.constraints, binding)
+    def plan(self, binding: Mapping[str, int] | None = None) -> LirBufferPlan:
+        """Slots for a binding, whose guards are checked here; without one, for the assumed sizes."""
+        if binding is None:
+            binding = self.binding
+        else:
+            missing = [s for s in self.symbols if s not in binding]
+            if missing:
+                told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
+                raise GuardError(told)
+            check_constraints(self.graph.constraints, binding)
         values = self._evaluate([binding[s] for s in self.symbols])
         count = len(self.stored)
         sizes = {n.id: v for n, v in zip(self.stored, values, strict=False)}

@@ -9,11 +9,12 @@ import numpy as np
 
 from rlx.backend.cpu.build import HostThunk, KernelSet
 from rlx.errors import InputError
+from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan
 from rlx.ir.op import Role
-from rlx.ir.types import tensor_types
 from rlx.runtime.driver import NativeProgram, Record
+from rlx.runtime.loops import Call, Pointer, scan_calls
 from rlx.runtime.memory import allocate
 
 Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
@@ -52,6 +53,9 @@ class Context:
             self._dims_at[id] = at
             at += len(kernel.dims) + 1
             per_thread = max(per_thread, dims[at - 1])
+        for loop in kernels.loops.values():
+            for kernel in loop.values():
+                per_thread = max(per_thread, evaluate(kernel.scratch_per_thread, plan.binding))
         self.scratch_per_thread = -(-per_thread // 64) * 64
         self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
         self.memory: dict[int, np.ndarray] = dict(weights)
@@ -63,8 +67,10 @@ class Context:
         } | {n.id for n in graph.outputs.values()}
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
+        self._keep: list[object] = []
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
         self.steps = self._steps(one_by_one)
+        self.has_thunks = any(step.thunk is not None for step in self.steps)
 
     def _steps(self, one_by_one: bool) -> list[Step]:
         out: list[Step] = []
@@ -76,9 +82,10 @@ class Context:
                 batch.clear()
 
         for id in self.plan.schedule:
-            if id in self.kernels.thunks:
+            if id in self.kernels.thunks or self._is_empty_loop(id):
                 flush()
-                out.append(Step((id,), None, self.kernels.thunks[id]))
+                why = "a loop of no steps hands its values on"
+                out.append(Step((id,), None, self.kernels.thunks.get(id) or HostThunk(id, why)))
             else:
                 batch.append(id)
                 if one_by_one:
@@ -86,31 +93,54 @@ class Context:
         flush()
         return out
 
+    def _is_empty_loop(self, id: int) -> bool:
+        if id not in self.kernels.loops:
+            return False
+        length = self.graph.nodes[id].attrs["length"]
+        return (length if isinstance(length, int) else evaluate(length, self.plan.binding)) == 0
+
+    def _calls(self, id: int) -> list[Call]:
+        """The kernel calls of a node: one, or all steps of a loop."""
+        node = self.graph.nodes[id]
+        if id in self.kernels.loops:
+            return scan_calls(self, node, self.kernels.loops[id], self._keep) or []
+        kernel, first = self.kernels.kernels[id], self._dims_at[id]
+        values = [*node.operands, *self.graph.results(node)]
+        dims = list(self.dims[first : first + len(kernel.dims)])
+        return [Call(kernel, str(id), [self.pointer(v.id) for v in values], dims)]
+
     def _segment(self, nodes: Sequence[int]) -> NativeProgram:
         """Argument tables of a run of kernels."""
-        records = []
-        for id in nodes:
-            kernel, node = self.kernels.kernels[id], self.graph.nodes[id]
-            fields = 3 + len(node.operands) + len(tensor_types(node.type)) + len(kernel.dims)
-            address = self.code.address(kernel.name)  # type: ignore[attr-defined]
-            records.append(Record(address, fields, str(id), serial=kernel.serial))
-        program = NativeProgram(records, threads=self.threads, keep=self.code, profile=self.profile)
+        calls = [call for id in nodes for call in self._calls(id)]
+        records = [
+            Record(
+                self.code.address(c.kernel.name),  # type: ignore[attr-defined]
+                3 + len(c.pointers) + len(c.dims),
+                c.label,
+                serial=c.kernel.serial,
+            )
+            for c in calls
+        ]
+        program = NativeProgram(records, threads=self.threads, keep=(self.code, self._keep), profile=self.profile)
         table = program.table
-        for i, id in enumerate(nodes):
-            kernel, node, start = self.kernels.kernels[id], self.graph.nodes[id], program.start(i)
-            table[start + 1] = self.scratch.address
-            table[start + 2] = self.scratch_per_thread
-            at = start + 3
-            for value in (*node.operands, *self.graph.results(node)):
-                root, offset = self._root(value.id)
-                if root in self.outside:
-                    self.places[root].append((table, at, offset))
+        for i, call in enumerate(calls):
+            at = program.start(i)
+            table[at + 1] = self.scratch.address
+            table[at + 2] = self.scratch_per_thread
+            at += 3
+            for p in call.pointers:
+                if p.root is None:
+                    table[at] = p.offset
                 else:
-                    table[at] = self._address(root) + offset
+                    self.places[p.root].append((table, at, p.offset))
                 at += 1
-            first = self._dims_at[id]
-            table[at : at + len(kernel.dims)] = self.dims[first : first + len(kernel.dims)]
+            table[at : at + len(call.dims)] = call.dims
         return program
+
+    def pointer(self, node: int) -> Pointer:
+        """Where a value of the program lies."""
+        root, offset = self._root(node)
+        return Pointer(root, offset) if root in self.outside else Pointer(None, self._address(root) + offset)
 
     def _root(self, node: int) -> tuple[int, int]:
         alias = self.plan.view_aliases.get(node)
@@ -128,7 +158,7 @@ class Context:
         address = array.__array_interface__["data"][0]
         for table, index, offset in self.places[node]:
             table[index] = address + offset
-        if self.kernels.thunks:
+        if self.has_thunks:
             self.bound[node] = array.reshape(-1).view(np.uint8)
 
     # -- values as NumPy sees them (host thunks, debugging)

@@ -10,6 +10,7 @@ from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
 
 _LENGTH = struct.Struct("<Q")
+FORMAT = 2  # of the cached blob
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
@@ -26,7 +27,7 @@ def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet,
         code = compile_object(made.text, target) if made.text else b""
         return _LENGTH.pack(len(description)) + description + code
 
-    blob = default_cache().get_or_make(lir.code_key, target, make) if cache else make()
+    blob = default_cache().get_or_make(f"{FORMAT}-{lir.code_key}", target, make) if cache else make()
     (length,) = _LENGTH.unpack_from(blob)
     kernels = KernelSet.recall(blob[_LENGTH.size : _LENGTH.size + length].decode())
     code = blob[_LENGTH.size + length :]

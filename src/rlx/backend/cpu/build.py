@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlx.backend.cpu.contraction import GEMM_DTYPES, emit_contraction
 from rlx.backend.cpu.conv import emit_conv
@@ -21,9 +22,10 @@ from rlx.ir.dim import parse_dim
 from rlx.ir.form import Call
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
-from rlx.ir.types import tensor_types
+from rlx.ir.types import TensorType, tensor_types
+from rlx.passes.bodies import is_native_loop
 from rlx.passes.layout import PanelTile
-from rlx.plan.build import View
+from rlx.plan.build import Planner, View
 
 
 @dataclass(frozen=True)
@@ -42,25 +44,34 @@ class KernelSet:
     thunks: dict[int, HostThunk]
     text: str
     distinct: int
+    loops: dict[int, dict[int, EmittedKernel]] = field(default_factory=dict)  # loop node -> kernels of its body
 
     def describe(self) -> str:
         """Everything but the code, as JSON text; `recall` is its inverse."""
-        kernels = {
-            str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial]
-            for id, k in self.kernels.items()
-        }
         thunks = {str(id): t.why for id, t in self.thunks.items()}
-        return json.dumps({"kernels": kernels, "thunks": thunks, "distinct": self.distinct})
+        loops = {str(id): _describe(kernels) for id, kernels in self.loops.items()}
+        data = {"kernels": _describe(self.kernels), "thunks": thunks, "distinct": self.distinct, "loops": loops}
+        return json.dumps(data)
 
     @staticmethod
     def recall(text: str) -> KernelSet:
         data = json.loads(text)
-        kernels = {
-            int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial)
-            for id, (name, dims, scratch, serial) in data["kernels"].items()
-        }
         thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
-        return KernelSet(kernels, thunks, "", data["distinct"])
+        loops = {int(id): _recall(kernels) for id, kernels in data["loops"].items()}
+        return KernelSet(_recall(data["kernels"]), thunks, "", data["distinct"], loops)
+
+
+def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
+    return {
+        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial] for id, k in kernels.items()
+    }
+
+
+def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
+    return {
+        int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial)
+        for id, (name, dims, scratch, serial) in data.items()
+    }
 
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
@@ -75,47 +86,90 @@ def slot_of(node: Node, views: dict[int, View]) -> Slot:
     return Slot(node.dtype, node.shape, None if view is None else view.layout.strides)
 
 
+def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
+    """Why this backend has no native code for a kernel over operands and results of these types; None if it has."""
+    for t in types:
+        if not supported(t.dtype):
+            return f"dtype {t.dtype} has no native kernels"
+    if not isinstance(kernel, Opaque):
+        return None
+    if isinstance(kernel.form, Call):
+        return kernel.form.why
+    return None if type(kernel.form) in SPECIAL else f"form {type(kernel.form).__name__} has no native kernel"
+
+
 def emit_kernel(
     module: Module, name: str, kernel: Kernel, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write one kernel; UnsupportedError where this backend has no code for it."""
-    for slot in (*inputs, *outputs):
-        if not supported(slot.dtype):
-            raise UnsupportedError(f"dtype {slot.dtype} has no native kernels")
+    why = supports(kernel, [TensorType(slot.dtype, slot.shape) for slot in (*inputs, *outputs)])
+    if why is not None:
+        raise UnsupportedError(why)
     if isinstance(kernel, Nest):
         return emit_nest(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ContractNest):
         return emit_contraction(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ConvNest):
         return emit_conv(module, name, kernel, inputs, outputs)
-    if isinstance(kernel, Opaque) and isinstance(kernel.form, Call):
-        raise UnsupportedError(kernel.form.why)
-    if isinstance(kernel, Opaque) and type(kernel.form) in SPECIAL:
-        return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
-    raise UnsupportedError(f"form {type(kernel.form).__name__} has no native kernel")
+    return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
 
 
 def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> KernelSet:
     """Emit every kernel of a program; equal kernels are written once."""
-    out = Module(target)
-    known: dict[str, EmittedKernel | str] = {}
+    writer = _Writer(target)
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
+    loops: dict[int, dict[int, EmittedKernel]] = {}
     for id in module.plan.schedule:
         node = module.mir.nodes[id]
+        made = writer.loop(node) if is_native_loop(node) else writer.kernel(node, views)
+        if isinstance(made, str):
+            thunks[id] = HostThunk(id, made)
+        elif isinstance(made, dict):
+            loops[id] = made
+        else:
+            kernels[id] = made
+    return KernelSet(kernels, thunks, writer.text(), writer.distinct, loops)
+
+
+class _Writer:
+    """Writes kernels into one module and remembers them by what they compute."""
+
+    def __init__(self, target: Target) -> None:
+        self.module = Module(target)
+        self.known: dict[str, EmittedKernel | str] = {}
+
+    @property
+    def distinct(self) -> int:
+        return sum(isinstance(k, EmittedKernel) for k in self.known.values())
+
+    def text(self) -> str:
+        return self.module.text() if self.distinct else ""
+
+    def kernel(self, node: Node, views: dict[int, View]) -> EmittedKernel | str:
+        """The kernel of a node, or the reason why there is none."""
         inputs = [slot_of(o, views) for o in node.operands]
         outputs = [Slot(t.dtype, t.shape) for t in tensor_types(node.type)]
         body = body_of(node)
         key = _key(body, inputs)
-        if key not in known:
-            known[key] = _emit(out, len(known), node, body, inputs, outputs)
-        made = known[key]
-        if isinstance(made, str):
-            thunks[id] = HostThunk(id, made)
-        else:
-            kernels[id] = made
-    distinct = sum(isinstance(k, EmittedKernel) for k in known.values())
-    return KernelSet(kernels, thunks, out.text() if distinct else "", distinct)
+        if key not in self.known:
+            self.known[key] = _emit(self.module, len(self.known), node, body, inputs, outputs)
+        return self.known[key]
+
+    def loop(self, node: Node) -> dict[int, EmittedKernel] | str:
+        """Kernels of a loop's body by node id, or the reason why the loop runs on the host."""
+        body = node.bodies[0]
+        planner = Planner(body, {})
+        out: dict[int, EmittedKernel] = {}
+        for id in planner.order:
+            inner = body.nodes[id]
+            if is_native_loop(inner):
+                return "a loop inside a loop runs on the host"
+            made = self.kernel(inner, planner.views)
+            if isinstance(made, str):
+                return f"{inner.op.name} in its body: {made}"
+            out[id] = made
+        return out
 
 
 def _emit(

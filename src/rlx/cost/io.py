@@ -1,0 +1,260 @@
+"""What a graph moves, predicted: launches, host waits and bytes of one forward pass.
+
+Every live node that is no leaf and no view is one launch; it reads its operands and writes its result. An
+operand is billed once per element that can be read: at most its own size, at most one element per load and
+point of the iteration space, so a gather pays for the rows it reads. Loop bodies count once per trip.
+Symbolic sizes are taken at an assumed binding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from rlx.cost.profile import GraphIoProfile
+from rlx.cost.sync import host_sync_op_kinds
+from rlx.ir.compose import lower_node
+from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
+from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Level, Role
+from rlx.ir.scalar import LOADS, Scalar
+from rlx.ir.types import TensorType, tensor_types
+from rlx.ir.views import view_layouts
+
+ASSUMED_SIZE = 128
+ASSUMED_BATCH = 1
+TRIPS = ("length", "rows", "max_trips")  # what a loop's form calls the number of its steps
+LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE, Role.RESULT, Role.TUPLE)
+
+
+def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> dict[str, int]:
+    """A size for every symbol: the one given, else 1 for batch-like ones, else 128.
+
+    Batch-like is a symbol that is the leading dim of inputs with more axes, and no other dim of any input.
+
+    >>> g = Graph()
+    >>> x = g.input("x", ("batch", "seq", 8), "f32")
+    >>> assumed_binding(g, {"seq": 64})
+    {'batch': 1, 'seq': 64}
+    """
+    leading: set[str] = set()
+    elsewhere: set[str] = set()
+    for node in graph.inputs:
+        for axis, d in enumerate(node.shape):
+            if isinstance(d, Expr):
+                first = axis == 0 and node.rank > 1 and len(symbols(d)) == 1
+                (leading if first else elsewhere).update(symbols(d))
+    given = assume or {}
+    batch = leading - elsewhere
+    fixed = _fixed_by(graph.constraints)
+    return {
+        s: given.get(s, fixed.get(s, ASSUMED_BATCH if s in batch else ASSUMED_SIZE)) for s in graph.symbols()
+    }
+
+
+def _fixed_by(constraints: Iterable[Constraint]) -> dict[str, int]:
+    """Symbols that the graph itself assumes to have one size."""
+    found: dict[str, int] = {}
+    for c in constraints:
+        for one, other in ((c.lhs, c.rhs), (c.rhs, c.lhs)):
+            if c.kind == "eq" and isinstance(one, Expr) and isinstance(other, int):
+                names = symbols(one)
+                if len(names) == 1 and str(one) == names[0]:
+                    found[names[0]] = other
+    return found
+
+
+class IoModel:
+    """Sizes and reads of one graph at one binding; every answer is worked out once."""
+
+    def __init__(
+        self, graph: Graph, assume: Mapping[str, int] | None = None, host_ops: frozenset[str] = frozenset()
+    ) -> None:
+        self.graph, self.host_ops = graph, host_ops
+        self.binding = assumed_binding(graph, assume)
+        self.views = view_layouts(graph)
+        self._dims: dict[Dim, int] = {}
+        self._types: dict[TensorType, int] = {}
+        self._reads: dict[int, dict[int, int]] = {}
+
+    def size(self, d: Dim) -> int:
+        """A dim at the assumed binding; symbols that only bodies have are assumed too."""
+        if isinstance(d, int):
+            return d
+        known = self._dims.get(d)
+        if known is None:
+            known = self._dims[d] = evaluate(d, {s: self.binding.get(s, ASSUMED_SIZE) for s in symbols(d)})
+        return known
+
+    def points(self, space: Iterable[Dim]) -> int:
+        """Number of points of an iteration space."""
+        total = 1
+        for d in space:
+            total *= self.size(d)
+        return total
+
+    def elements(self, type_: TensorType) -> int:
+        known = self._types.get(type_)
+        if known is None:
+            known = self._types[type_] = self.points(type_.shape)
+        return known
+
+    def bytes(self, node: Node) -> int:
+        """Bytes of a value (of all results, for a node with several)."""
+        return sum(self.elements(t) * t.dtype.itemsize for t in tensor_types(node.type))
+
+    def is_view(self, node: Node) -> bool:
+        """Whether a value needs no kernel because its reader can take it from where it lies."""
+        return node.id in self.views or node.op.reader_side
+
+    def root(self, node: Node) -> Node:
+        """The value whose storage a view lies in."""
+        while self.is_view(node):
+            node = node.operands[0]
+        return node
+
+    def stored(self, node: Node) -> int:
+        """Elements of memory behind a value: a broadcast view has fewer than its shape says."""
+        least = self.elements(node.tensor)
+        while self.is_view(node):
+            node = node.operands[0]
+            least = min(least, self.elements(node.tensor))
+        return least
+
+    def reads(self, node: Node) -> Mapping[int, int]:
+        """What a kernel reads: id of a stored value -> elements."""
+        known = self._reads.get(node.id)
+        if known is None:
+            known = self._reads[node.id] = {}
+            counts = self._loads(node)
+            for number, operand in enumerate(node.operands):
+                stored = self.stored(operand)
+                count = stored if counts is None else min(stored, counts.get(number, 0))
+                root = self.root(operand)
+                most = self.elements(root.tensor)
+                known[root.id] = min(most, known.get(root.id, 0) + count)
+        return MappingProxyType(known)
+
+    def _loads(self, node: Node) -> dict[int, int] | None:
+        """Elements loaded per operand; None says all of each."""
+        if node.op.role is Role.REGION:
+            return self._region_loads(node.bodies[0])
+        if node.op.role is not Role.COMPUTE or node.op.host_only is not None or node.bodies:
+            return None
+        if node.op.level is Level.HIR:
+            return self._region_loads(_expansion(node))
+        return self._form_loads(lower_node(node))
+
+    def _form_loads(self, form: Form) -> dict[int, int] | None:
+        counts: dict[int, int] = {}
+        if isinstance(form, Pieces):
+            for piece in form.pieces:
+                _count(piece.body, self.points(piece.extent), counts)
+            return counts
+        if isinstance(form, (Map, Reduce)):
+            _count(form.body, self.points(form.space), counts)
+            return counts
+        return None
+
+    def _region_loads(self, body: Graph) -> dict[int, int]:
+        """Reads of a body's inputs, added up over the nodes that read them."""
+        inner = IoModel(body, self.binding)
+        inner.binding = self.binding
+        number = {n.id: i for i, n in enumerate(body.inputs)}
+        counts: dict[int, int] = {}
+        live = body.live()
+        for node in body.nodes:
+            if node.id in live and node.op.role not in LEAVES and not inner.is_view(node):
+                for root, count in inner.reads(node).items():
+                    if root in number:
+                        counts[number[root]] = counts.get(number[root], 0) + count
+        return counts
+
+    def profile(self, node: Node) -> GraphIoProfile:
+        """The IO of one live node."""
+        if node.op.role in LEAVES or self.is_view(node):
+            return GraphIoProfile()
+        if node.bodies and node.op.role is not Role.REGION:
+            return self._control(node)
+        traffic = self.bytes(node)
+        for root, count in self.reads(node).items():
+            traffic += count * self.graph.nodes[root].dtype.itemsize
+        return GraphIoProfile(1, int(self.waits(node)), 0, traffic)
+
+    def waits(self, node: Node) -> bool:
+        """Whether the host must step in to compute a node."""
+        if node.op.host_only is not None or node.op.name in self.host_ops:
+            return True
+        if node.op.role is not Role.COMPUTE or node.op.level is Level.HIR or node.bodies:
+            return False
+        return isinstance(lower_node(node), Call)
+
+    def _control(self, node: Node) -> GraphIoProfile:
+        """Bodies times trips; of bodies that exclude each other, the dearer one."""
+        form = lower_node(node)
+        config = dict(form.config) if isinstance(form, Loop) else {}
+        trips = next((self.size(config[k]) for k in TRIPS if config.get(k) is not None), 1)
+        inside = []
+        for body in node.bodies:
+            model = IoModel(body, self.binding, self.host_ops)
+            inside.append(_total(model, body.roots()))
+        return max(inside, key=lambda p: p.as_tuple()[::-1]) * trips
+
+
+def _expansion(node: Node) -> Graph:
+    from rlx.transform.expand import expand_graph
+
+    alone = Graph(node.op.name)
+    inputs = [alone.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(node.operands)]
+    with alone.building():
+        made = alone.add(node.op, inputs, node.attrs, node.bodies, where=node.where)
+        alone.set_outputs(alone.results(made))
+    return expand_graph(alone)
+
+
+def _count(body: Scalar, points: int, counts: dict[int, int]) -> None:
+    for e in body.walk():
+        if e.prim in LOADS:
+            counts[e.data] = counts.get(e.data, 0) + points
+
+
+def _total(model: IoModel, roots: Iterable[Node]) -> GraphIoProfile:
+    total, seen, stack = GraphIoProfile(), set[int](), list(roots)
+    while stack:
+        node = stack.pop()
+        if node.id not in seen:
+            seen.add(node.id)
+            total += model.profile(node)
+            stack.extend(node.operands)
+    return total
+
+
+def profile_graph_io(
+    graph: Graph, assume: Mapping[str, int] | None = None, backend: str = "cpu"
+) -> GraphIoProfile:
+    """IO of one forward pass of a graph; all its outputs are read back.
+
+    >>> g = Graph()
+    >>> x = g.input("x", (64, 128), "f32")
+    >>> y = abs(x)
+    >>> g.output("y", y.T)
+    >>> profile_graph_io(g)
+    GraphIoProfile(kernel_launches=1, sync_points=0, host_output_bytes=32768, device_traffic_bytes=65536)
+    """
+    model = IoModel(graph, assume, host_sync_op_kinds(backend))
+    readback = sum(model.bytes(n) for n in graph.outputs.values())
+    return _total(model, graph.roots()) + GraphIoProfile(host_output_bytes=readback)
+
+
+def profile_graph_io_outputs(
+    graph: Graph,
+    output_ids: Iterable[int],
+    assume: Mapping[str, int] | None = None,
+    backend: str = "cpu",
+) -> GraphIoProfile:
+    """IO of computing, and reading back, the given nodes only."""
+    model = IoModel(graph, assume, host_sync_op_kinds(backend))
+    nodes = [graph.node(i) for i in output_ids]
+    readback = sum(model.bytes(n) for n in nodes)
+    return _total(model, nodes) + GraphIoProfile(host_output_bytes=readback)

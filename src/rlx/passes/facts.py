@@ -1,0 +1,138 @@
+"""What fusion asks about a graph, answered once per node: kinds of kernels, who reads what, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlx.cost.io import IoModel
+from rlx.ir.compose import lower_node, pieces_body
+from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role
+from rlx.ir.scalar import LOADS, Scalar, body_cost, load_index, replace_axes
+from rlx.ir.types import TupleType
+
+INLINE_CONSTANT = 1  # constants of one element are part of a body; larger ones are operands
+
+
+def is_scalar_constant(node: Node) -> bool:
+    return node.op.role is Role.CONSTANT and node.attrs["value"].array.size == INLINE_CONSTANT
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One way in which a kernel reads a stored value.
+
+    how: "plain" at an index always in range, "guarded" only where a condition holds, "checked" at an index that
+    comes from data, "memory" as a whole (operands of contractions and of ops that are kernels of their own).
+    `index` is relative to `operand`, which may be a view of the value.
+    """
+
+    root: int
+    how: str
+    operand: Node
+    index: tuple[Scalar, ...]
+
+
+HOW = {"load": "plain", "load_or": "guarded", "load_checked": "checked"}
+
+
+class Facts:
+    """A MIR graph with everything that fusion wants to know about its nodes."""
+
+    def __init__(self, graph: Graph, io: IoModel) -> None:
+        self.graph, self.io = graph, io
+        self.live = graph.live()
+        self.kernels = [
+            n
+            for n in graph.nodes
+            if n.id in self.live and n.op.role is Role.COMPUTE and not io.is_view(n)
+        ]
+        self.readers: dict[int, list[int]] = {}  # stored value -> kernels that read it, through views or not
+        for node in self.kernels:
+            for root in dict.fromkeys(io.root(o).id for o in node.operands):
+                self.readers.setdefault(root, []).append(node.id)
+        self.kept = {io.root(n).id for n in graph.roots()}  # values that must be stored whoever reads them
+        self._forms: dict[int, Form | None] = {}
+        self._accesses: dict[int, tuple[Access, ...]] = {}
+        self._roots: dict[tuple[int, Access], tuple[Scalar, ...]] = {}
+        self._work: dict[int, int] = {}
+
+    def form(self, node: Node) -> Form | None:
+        """The form of a node that is one kernel with one result; None for all others."""
+        if node.id not in self._forms:
+            plain = node.op.role is Role.COMPUTE and node.op.host_only is None and not node.bodies
+            single = not isinstance(node.type, TupleType)
+            self._forms[node.id] = lower_node(node) if plain and single else None
+        return self._forms[node.id]
+
+    def kind(self, node: Node) -> str:
+        """map, reduce, contract, conv, or own: a kernel that joins no other."""
+        form = self.form(node)
+        if isinstance(form, (Map, Pieces)):
+            return "map"
+        if isinstance(form, Reduce):
+            return "reduce"
+        if isinstance(form, Contract):
+            return "contract"
+        return "conv" if isinstance(form, Conv) else "own"
+
+    def body(self, node: Node) -> Scalar | None:
+        """The expression that a map or reduction evaluates at every point."""
+        form = self.form(node)
+        if isinstance(form, Pieces):
+            return pieces_body(form)
+        return form.body if isinstance(form, (Map, Reduce)) else None
+
+    def accesses(self, node: Node) -> tuple[Access, ...]:
+        """Every distinct way in which a node reads stored values."""
+        known = self._accesses.get(node.id)
+        if known is None:
+            known = self._accesses[node.id] = tuple(self._find_accesses(node))
+        return known
+
+    def _find_accesses(self, node: Node) -> list[Access]:
+        body = self.body(node)
+        if body is None:
+            return [Access(self.io.root(o).id, "memory", o, ()) for o in node.operands]
+        out = []
+        for e in body.walk():
+            if e.prim in LOADS:
+                operand = node.operands[e.data]
+                out.append(Access(self.io.root(operand).id, HOW[e.prim], operand, load_index(e)))
+        return out
+
+    def root_index(self, access: Access) -> tuple[Scalar, ...]:
+        """The index of an access in the axes of the stored value itself, seen through views."""
+        index, at = access.index, access.operand
+        while at.id != access.root:
+            view = lower_node(at)
+            assert isinstance(view, Map)
+            index = tuple(replace_axes(i, index) for i in view.body.args)
+            at = at.operands[0]
+        return index
+
+    def work(self, node: Node) -> int:
+        """Scalar operations per point of a map or reduction."""
+        known = self._work.get(node.id)
+        if known is None:
+            body = self.body(node)
+            extra = self.kind(node) == "reduce"
+            known = self._work[node.id] = 0 if body is None else body_cost(body) + extra
+        return known
+
+    def points(self, node: Node) -> int:
+        """Points at which a node evaluates its expression when it is a kernel of its own."""
+        form = self.form(node)
+        if isinstance(form, (Map, Pieces, Reduce)):
+            return self.io.points(form.space)
+        return self.io.elements(node.tensor) if not isinstance(node.type, TupleType) else 0
+
+    def outputs(self, owned: Sequence[int], evaluated: set[int]) -> list[int]:
+        """Values of a group that are needed outside of it, in order."""
+        out = []
+        for i in owned:
+            if i in self.kept or any(r not in evaluated for r in self.readers.get(i, ())):
+                out.append(i)
+        return out

@@ -1,0 +1,65 @@
+"""Scalar operations that a kernel makes, compared with those of its ops as kernels of their own.
+
+A value inside a kernel is evaluated wherever it is read: once per point of a larger space it is broadcast to,
+once per different index, and again in every pass over a row. That is what fusion pays for not storing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rlx.ir.compose import same_space
+from rlx.ir.scalar import axes
+from rlx.passes.facts import Facts
+from rlx.passes.fit import Fit, Status, is_point
+
+SAVED = 8  # operations from which backends keep a value for the next pass instead of computing it again
+RELOAD = 2  # what keeping and loading it then costs
+
+
+def separate_work(facts: Facts, members: Iterable[int]) -> int:
+    """Operations of ops as kernels of their own."""
+    return sum(facts.work(n) * facts.points(n) for n in (facts.graph.nodes[i] for i in members))
+
+
+def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
+    """Operations of one kernel over all members of a fit."""
+    nodes, io = facts.graph.nodes, facts.io
+    members = sorted(fit.status, reverse=True)
+    rows = 1
+    if fit.space is not None:
+        rows = io.points(d for i, d in enumerate(fit.space) if i not in fit.axes)
+    needed: dict[int, dict[int, int]] = {i: {} for i in members}  # member -> pass -> evaluations
+    for i in outputs:
+        node = nodes[i]
+        by_row = fit.status[i] is Status.ROW
+        needed[i][-1] = rows if by_row else io.elements(node.tensor)
+    total = 0
+    for i in members:
+        node, passes = nodes[i], needed[i]
+        reduction = facts.kind(node) == "reduce"
+        if reduction and passes:
+            passes = {i: facts.points(node)}
+        total += _cost(facts.work(node), passes)
+        for access in facts.accesses(node):
+            inner = needed.get(access.root)
+            if inner is None:
+                continue
+            if fit.status[access.root] is Status.ROW:
+                inner[-2] = max(inner.get(-2, 0), rows)
+                continue
+            operand = nodes[access.root]
+            same = same_space(operand.shape, node.shape if not reduction else operand.shape)
+            here = same and is_point(access.index, axes(operand.rank), operand.shape)
+            for number, count in passes.items():
+                inner[number] = max(inner.get(number, 0), count) if here else inner.get(number, 0) + count
+    return total
+
+
+def _cost(work: int, passes: dict[int, int]) -> int:
+    if not passes:
+        return 0
+    if work < SAVED or len(passes) == 1:
+        return work * sum(passes.values())
+    first, *rest = sorted(passes.values(), reverse=True)
+    return work * first + RELOAD * sum(rest)
