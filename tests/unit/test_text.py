@@ -11,6 +11,7 @@ import pytest
 from op_cases import ALL_CASES, IDS, Case
 from sample_graphs import GRAPHS, assumed, hello, large, nested, stateful
 
+import rlx
 from rlx.errors import ParseError, TypeError_
 from rlx.ir import attr
 from rlx.ir.array_text import array_text, read_elements
@@ -66,6 +67,16 @@ def test_every_op_reads_back(case: Case) -> None:
     round_trip(g)
     expanded = expand_graph(g)
     round_trip(expanded)
+
+
+ONE_EACH = list({case.op.name: case for case in ALL_CASES}.values())
+
+
+@pytest.mark.parametrize("case", ONE_EACH, ids=[case.op.name for case in ONE_EACH])
+def test_optimised_graphs_read_back(case: Case) -> None:
+    """Fused regions, packed weights and whatever else passes make."""
+    g, _ = case.graph()
+    round_trip(rlx.optimize(rlx.lower(g)))
 
 
 @pytest.mark.parametrize("name", GRAPHS)
