@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import GradientError, TransformError
-from rlx.frontend.pytree import flatten, unflatten
 from rlx.frontend.trace import Trace, as_array, fits, trace_arrays, trace_types
 from rlx.ir.graph import Graph, Node, current_graph, inline
 from rlx.ir.op import get_op
+from rlx.ir.tree import flatten, unflatten
 from rlx.transform.grad import backward, is_differentiable_dtype, jvp_graph, ones_like, zeros_like
 from rlx.transform.vmap import batch_graph
 

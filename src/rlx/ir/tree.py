@@ -47,7 +47,9 @@ def _flatten(value: Any, leaves: list[Any]) -> Tree:
         keys = tuple(sorted(value))
         return Tree("dict", tuple(_flatten(value[k], leaves) for k in keys), keys)
     if isinstance(value, (tuple, list)):
-        return Tree("tuple" if isinstance(value, tuple) else "list", tuple(_flatten(v, leaves) for v in value))
+        return Tree(
+            "tuple" if isinstance(value, tuple) else "list", tuple(_flatten(v, leaves) for v in value)
+        )
     leaves.append(value)
     return Tree("leaf")
 

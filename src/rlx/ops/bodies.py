@@ -13,7 +13,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Graph, Node, inline, require_shape
 from rlx.ir.op import Role, run_rule
-from rlx.ir.tree import Rebuild, flatten, structure
+from rlx.ir.tree import Tree, flatten
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
 from rlx.ops.rules import lift, op_call
 
@@ -221,14 +221,24 @@ def known_type(x: Any) -> TensorType | None:
     return type_of(x) if isinstance(x, (Node, np.ndarray, np.generic)) else None
 
 
-def values_of(tree: Any) -> tuple[list[Any], Rebuild]:
-    """Leaves of a nested container as nodes and arrays, and the way back."""
-    leaves, rebuild = flatten(tree)
-    return [as_value(x) for x in leaves], rebuild
+def values_of(nest: Any) -> tuple[list[Any], Tree]:
+    """Leaves of a nested container as nodes and arrays, and its shape."""
+    leaves, tree = flatten(nest)
+    return [as_value(x) for x in leaves], tree
+
+
+def same_carry(name: str, carry: Any, tree: Tree) -> list[Any]:
+    """Leaves of the carry that a traced function returned; it must be nested as it came in."""
+    leaves, found = flatten(carry)
+    if found != tree:
+        raise TypeError_(
+            f"{name}: the carry enters as {tree} and leaves as {found}; it must keep its structure"
+        )
+    return leaves
 
 
 def pair_of(name: str, value: Any, parts: str, count: int = 2) -> tuple[Any, ...]:
     """What a traced function returned, as a tuple of so many parts."""
     if not isinstance(value, tuple) or len(value) != count:
-        raise TypeError_(f"{name}: its function must return the tuple ({parts}), got {structure(value)}")
+        raise TypeError_(f"{name}: its function must return the tuple ({parts}), got {flatten(value)[1]}")
     return value

@@ -15,7 +15,7 @@ from rlx.ir.dtype import BOOL
 from rlx.ir.form import Form, Loop
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
-from rlx.ir.tree import flatten, structure
+from rlx.ir.tree import flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.ops.bodies import (
     add_op,
@@ -122,22 +122,23 @@ def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any]
     >>> cond(np.array(True), lambda x: x + 1.0, lambda x: x * 2.0, np.array([3.0]))
     array([4.])
     """
-    leaves, rebuild = values_of(operands)
+    leaves, tree = values_of(operands)
     graph = graph_of([condition, *leaves])
     traced = []
     for name, function in (("then", then), ("else", otherwise)):
-        body, out = trace(name, lambda *xs, f=function: f(*rebuild(xs)), [type_of(x) for x in leaves], graph)
+        body, out = trace(
+            name, lambda *xs, f=function: f(*unflatten(tree, xs)), [type_of(x) for x in leaves], graph
+        )
         traced.append((body, out))
     (yes, left), (no, right) = traced
-    if structure(left) != structure(right):
-        raise TypeError_(
-            f"cond: its functions return {structure(left)} and {structure(right)}; make them the same"
-        )
-    (a, assemble), (b, _) = flatten(left), flatten(right)
+    (a, shape), (b, other) = flatten(left), flatten(right)
+    if shape != other:
+        raise TypeError_(f"cond: its functions return {shape} and {other}; make them the same")
     yes.set_outputs(as_nodes(yes, a, [known_type(x) for x in b], "the function of cond"))
     no.set_outputs(as_nodes(no, b, [known_type(x) for x in a], "the function of cond"))
     bodies, outer = close([yes, no])
-    return assemble(as_tuple(add_op(_cond, [as_value(condition), *leaves, *outer], {}, bodies)))
+    made = add_op(_cond, [as_value(condition), *leaves, *outer], {}, bodies)
+    return unflatten(shape, as_tuple(made))
 
 
 __all__ = ["cond"]

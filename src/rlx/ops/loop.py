@@ -16,12 +16,11 @@ from rlx.ir.dtype import BOOL, I64
 from rlx.ir.form import Form, Loop
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare, get_op
-from rlx.ir.tree import flatten, structure
+from rlx.ir.tree import flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.ops.bodies import (
     add_op,
     as_tuple,
-    as_value,
     batch_carries,
     check_carries,
     check_inputs,
@@ -34,10 +33,12 @@ from rlx.ops.bodies import (
     pullback,
     ready_for_gradient,
     results_of,
+    same_carry,
     sample_body,
     scatter_grads,
     splice,
     type_of,
+    values_of,
     work,
 )
 from rlx.ops.control import _cond
@@ -301,8 +302,8 @@ def while_loop(
     >>> while_loop(lambda x: x < 100, lambda x: x * 3, np.array(5))
     array(135)
     """
-    leaves, rebuild = flatten(init)
-    start = rebuild([as_value(x) for x in leaves])
+    leaves, tree = values_of(init)
+    start = unflatten(tree, leaves)
 
     def step(i: Any, carry: Any) -> Any:
         new = body(carry)
@@ -330,17 +331,14 @@ def loop(
     >>> loop(lambda i, c: (c < 10, c + i, c), np.array(1), trips=100)
     (array(16), array([ 1,  1,  2,  4,  7, 11]))
     """
-    leaves, rebuild = flatten(init)
-    carries = [as_value(x) for x in leaves]
+    carries, tree = values_of(init)
     types = [type_of(x) for x in carries]
     graph = graph_of([trips, go, *carries])
-    traced, out = trace("body", lambda *xs: body(xs[-1], rebuild(xs[:-1])), [*types, STEP], graph)
+    traced, out = trace("body", lambda *xs: body(xs[-1], unflatten(tree, xs[:-1])), [*types, STEP], graph)
     on, carry, y = pair_of("loop", out, "go, carry, y", 3)
-    if structure(carry) != structure(init):
-        raise TypeError_(f"loop: the carry enters as {structure(init)} and leaves as {structure(carry)}")
-    ys, rebuild_y = flatten(y)
+    ys, y_tree = flatten(y)
     what = "the function of loop"
-    handed = as_nodes(traced, flatten(carry)[0], types, what)
+    handed = as_nodes(traced, same_carry("loop", carry, tree), types, what)
     stacked = as_nodes(traced, ys, [None] * len(ys), what)
     known = _known_trips(trips) if go is True and on is True else None
     if known is not None:
@@ -348,7 +346,7 @@ def loop(
         bodies, outer = close([traced])
         attrs = {"carries": len(carries), "scanned": 1, "length": known}
         made = as_tuple(add_op(_scan, [*carries, _steps(known, graph), *outer], attrs, bodies))
-        return rebuild(made[: len(carries)]), rebuild_y(made[len(carries) :])
+        return unflatten(tree, made[: len(carries)]), unflatten(y_tree, made[len(carries) :])
     traced.set_outputs([*handed, *as_nodes(traced, [on], [FLAG], what), *stacked])
     bodies, outer = close([traced])
     if isinstance(trips, (int, np.integer)):
@@ -363,7 +361,7 @@ def loop(
         "max_trips": max_trips,
     }
     made = as_tuple(add_op(_loop, [most, begin, *carries, *outer], named, bodies))
-    return rebuild(made[: len(carries)]), rebuild_y(made[len(carries) :])
+    return unflatten(tree, made[: len(carries)]), unflatten(y_tree, made[len(carries) :])
 
 
 def _known_trips(trips: Any) -> Dim | None:

@@ -15,7 +15,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Loop
 from rlx.ir.graph import Graph, Node, require_equal
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
-from rlx.ir.tree import flatten, structure
+from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.ops.bodies import (
     add_op,
@@ -31,6 +31,7 @@ from rlx.ops.bodies import (
     pair_of,
     pullback,
     results_of,
+    same_carry,
     sample_body,
     scatter_grads,
     splice,
@@ -268,8 +269,8 @@ def scan(
     >>> scan(lambda total, x: (total + x, total), 0.0, np.array([1, 2, 3], np.float32))
     (array(6., dtype=float32), array([0., 1., 3.], dtype=float32))
     """
-    carries, rebuild_carry = values_of(init)
-    rows, rebuild_row = values_of(xs)
+    carries, tree = values_of(init)
+    rows, row_tree = values_of(xs)
     for i, x in enumerate(rows):
         if type_of(x).rank == 0:
             raise ShapeError(f"scan: scanned operand {i} is {type_of(x)}; it has no axis to go along")
@@ -277,39 +278,36 @@ def scan(
         raise TypeError_("scan: without xs the number of steps is not known; give length")
     steps: Dim = type_of(rows[0]).shape[0] if length is None else dim(length)
     if unroll and isinstance(steps, int) and steps > 0:
-        return _unrolled(f, init, rows, rebuild_row, steps, reverse)
+        return _unrolled(f, init, rows, row_tree, steps, reverse)
     types = [type_of(x) for x in carries]
     inner = [t.with_shape(t.shape[1:]) for t in map(type_of, rows)]
 
     def call(*values: Node) -> Any:
-        return f(rebuild_carry(values[: len(carries)]), rebuild_row(values[len(carries) :]))
+        return f(unflatten(tree, values[: len(carries)]), unflatten(row_tree, values[len(carries) :]))
 
     body, out = trace("body", call, [*types, *inner], graph_of([*carries, *rows]))
     carry, y = pair_of("scan", out, "carry, y")
-    if structure(carry) != structure(init):
-        raise TypeError_(f"scan: the carry enters as {structure(init)} and leaves as {structure(carry)}")
-    ys, rebuild_y = flatten(y)
-    handed = as_nodes(body, flatten(carry)[0], types, "the function of scan")
+    ys, y_tree = flatten(y)
+    handed = as_nodes(body, same_carry("scan", carry, tree), types, "the function of scan")
     body.set_outputs([*handed, *as_nodes(body, ys, [None] * len(ys), "the function of scan")])
     bodies, outer = close([body])
     attrs = {"carries": len(carries), "scanned": len(rows), "length": steps, "reverse": reverse}
     made = as_tuple(add_op(_scan, [*carries, *rows, *outer], attrs, bodies))
-    return rebuild_carry(made[: len(carries)]), rebuild_y(made[len(carries) :])
+    return unflatten(tree, made[: len(carries)]), unflatten(y_tree, made[len(carries) :])
 
 
 def _unrolled(
-    f: Any, carry: Any, rows: list[Any], rebuild_row: Any, steps: int, reverse: bool
+    f: Any, carry: Any, rows: list[Any], row_tree: Tree, steps: int, reverse: bool
 ) -> tuple[Any, Any]:
     ys = []
     for t in reversed(range(steps)) if reverse else range(steps):
-        carry, y = pair_of("scan", f(carry, rebuild_row([x[t] for x in rows])), "carry, y")
+        carry, y = pair_of("scan", f(carry, unflatten(row_tree, [x[t] for x in rows])), "carry, y")
         ys.append(y)
     if reverse:
         ys.reverse()
-    rebuild = flatten(ys[0])[1]
     columns = zip(*(flatten(y)[0] for y in ys), strict=True)
     stacked = [concat([reshape(v, (1, *v.shape)) for v in map(as_value, column)]) for column in columns]
-    return carry, rebuild(stacked)
+    return carry, unflatten(flatten(ys[0])[1], stacked)
 
 
 __all__ = ["scan"]
