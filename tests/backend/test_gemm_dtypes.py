@@ -1,0 +1,103 @@
+"""The GEMM kernels in other dtypes than f32: f64, 16-bit floats and bytes; their packed weights."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gemm_harness import HOST, assert_product, every_target, random, run_strided, run_weights
+from rlx.backend.cpu.packing import pack_weights, packed_shape, unpack_weights
+from rlx.backend.cpu.target import Target
+
+
+@every_target
+def test_f64(target: Target) -> None:
+    for m in (1, 5, 12):
+        c, a, w = run_weights(target, m, 30, 45, dtype="f64")
+        assert_product(c, a, w, "f64")
+    for transposed in ("", "a", "b"):
+        c, a, b = run_strided(target, 2, 11, 37, 19, transposed, dtype="f64")
+        assert_product(c, a, b, "f64")
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8"])
+@pytest.mark.parametrize(("k", "n"), [(0, 3), (3, 0), (1, 1), (5, 16), (7, 48), (9, 50), (4, 200)])
+def test_packed_weights_unpack(target: Target, dtype: str, k: int, n: int) -> None:
+    w = random((k, n), dtype)
+    packed = pack_weights(w, target, dtype)
+    assert packed.shape == packed_shape(k, n, target, dtype)
+    assert (unpack_weights(packed, k, n, target, dtype) == w).all()
+
+
+# ---- bf16
+
+
+@every_target
+@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 1), (7, 5), (33, 50), (64, 48), (101, 203)])
+def test_bf16_weights(target: Target, k: int, n: int) -> None:
+    for m in (0, 1, 2, 3, 8, 9, 17):
+        c, a, w = run_weights(target, m, k, n, dtype="bf16")
+        assert_product(c, a, w, "bf16")
+
+
+@every_target
+@pytest.mark.parametrize("transposed", ["", "b", "a", "ab", "g"])
+def test_bf16_strided(target: Target, transposed: str) -> None:
+    shapes = [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (3, 17, 48, 64),
+        (2, 33, 101, 37),
+        (1, 2, 333, 77),
+        (2, 3, 3, 0),
+        (1, 170, 100, 40),
+    ]
+    for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
+        c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype="bf16")
+        assert_product(c, a, b, "bf16")
+
+
+def test_bf16_sums_in_f32() -> None:
+    """Products of bf16 numbers are exact in f32, so only the sum is rounded, as in f32."""
+    c, a, w = run_weights(HOST, 9, 64, 50, dtype="bf16")
+    assert_product(c, a, w, "f32")
+
+
+@every_target
+def test_f16_weights(target: Target) -> None:
+    for m in (1, 2, 9):
+        c, a, w = run_weights(target, m, 33, 50, dtype="f16")
+        assert_product(c, a, w, "f32")
+
+
+# ---- bytes
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize(("k", "n"), [(0, 5), (1, 1), (6, 5), (7, 50), (64, 48), (101, 203)])
+def test_byte_weights(target: Target, dtype: str, k: int, n: int) -> None:
+    for m in (0, 1, 2, 3, 8, 9, 17):
+        c, a, w = run_weights(target, m, k, n, dtype=dtype)
+        assert (c == a.astype(np.int32) @ w.astype(np.int32)).all()
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("transposed", ["", "b", "a", "g"])
+def test_bytes_strided(target: Target, dtype: str, transposed: str) -> None:
+    shapes = [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (3, 17, 48, 64),
+        (2, 33, 101, 38),
+        (1, 2, 333, 77),
+        (2, 3, 3, 0),
+        (1, 170, 100, 1300),
+    ]
+    for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
+        c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype=dtype)
+        assert (c == a.astype(np.int32) @ b.astype(np.int32)).all()
