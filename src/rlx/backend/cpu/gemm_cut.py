@@ -11,9 +11,7 @@ from rlx.backend.cpu.irtext import Bool, Function, Int, Value
 
 @dataclass(frozen=True)
 class Tiles:
-    """A balanced cut of m rows into `count` tiles: the first `tall` of low + 1 rows, the others of low
-    rows.
-    """
+    """A balanced cut of m rows into `count` tiles: the first `tall` of low + 1 rows, then of low rows."""
 
     count: Int
     low: Int
@@ -38,9 +36,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class PanelForm:
-    """What the code of a panel depends on: its vectors, whether the last is ragged, whether it ends the
-    matrix.
-    """
+    """What the code of a panel depends on: its vectors, a ragged last one, being the last of all."""
 
     vectors: int
     masked: bool

@@ -197,9 +197,7 @@ def tile_of(dtype: str, target: Target) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses that move together through k: each is a pointer plus a constant offset, `step` elements per
-    k.
-    """
+    """Addresses that move together, `step` elements per k: each a pointer plus a constant offset."""
 
     places: tuple[tuple[Value, int], ...]
     step: Int

@@ -290,9 +290,7 @@ class _PanelPacker:
         self.store([lanes], panel, unit, 0)
 
     def transposed(self, places: list[Value], panel: Value) -> None:
-        """Each column is contiguous: squares of lanes x units, the last moved back to end where the matrix
-        ends.
-        """
+        """Each column is contiguous: squares of lanes x units; the last one ends with the matrix."""
         fn, lanes, group = self.fn, self.kind.lanes, self.kind.group
         type_ = self.row_type if group == 1 else vector(f"i{8 * group * size_bytes(self.kind.moved)}", lanes)
 
