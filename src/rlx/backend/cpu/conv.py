@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backend.cpu.contraction import emit_contraction, plan_gemm
+from rlx.backend.cpu.conv_direct import emit_direct
+from rlx.backend.cpu.conv_shape import VECTORS
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
+from rlx.backend.cpu.target import Target
 from rlx.ir.compose import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.ir.form import Contract
 from rlx.ir.scalar import (
@@ -25,12 +28,23 @@ from rlx.ir.scalar import (
     replace_axes,
     size,
 )
+from rlx.ops.conv_packing import KernelLayout
+from rlx.passes.conv_layout import ConvTarget
+
+
+def conv_target(target: Target) -> ConvTarget:
+    """The units that this target's convolution kernels work in."""
+    lanes = target.lanes("f32")
+    return ConvTarget(lanes, lanes * VECTORS)
 
 
 def emit_conv(
     module: Module, name: str, nest: ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel of a convolution into the module."""
+    if nest.w_layout is not None:
+        _, attrs = nest.w_layout
+        return emit_direct(module, name, nest, KernelLayout(**dict(attrs)), inputs, outputs)
     product = as_product(nest)
     if product is not None and plan_gemm(product, inputs) is not None:
         return emit_contraction(module, name, product, inputs, outputs)

@@ -1,0 +1,283 @@
+"""Direct convolution: output channels in lanes, weights in panels, any window, stride, dilation and padding.
+
+Lines of the output are taken in bands whose part of x fits L2. Where windows may reach past an edge, or x is planar,
+the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band meets one panel
+of weights after the other, a panel all tiles of the band. Threads share bands or, where weights outweigh the image,
+panels: every output is one chain of products in a fixed order, so bits do not depend on threads, bands or tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
+from rlx.backend.cpu.conv_lines import emit_line_packer
+from rlx.backend.cpu.conv_shape import Geometry, Image, tile_pixels
+from rlx.backend.cpu.conv_tile import ConvTile
+from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
+from rlx.backend.cpu.gemm_cut import Tiles
+from rlx.backend.cpu.gemm_end import Frame
+from rlx.backend.cpu.irtext import Int, Module, Value
+from rlx.backend.cpu.microkernel import kind_of
+from rlx.ir.compose import ConvNest
+from rlx.ir.dim import Dim, dim_max
+from rlx.ops.conv_packing import KernelLayout
+
+ELEMENT = "float"
+
+
+def emit_direct(
+    module: Module,
+    name: str,
+    nest: ConvNest,
+    layout: KernelLayout,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+) -> EmittedKernel:
+    """Write the kernel of a convolution whose weights lie in panels."""
+    return _Direct(module, name, nest, layout, inputs, outputs).emit()
+
+
+@dataclass(frozen=True)
+class Band:
+    """Lines of the output that go through all panels together."""
+
+    image: Int
+    group: Int
+    d: Int
+    first: Int
+    last: Int
+
+
+class _Direct:
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        nest: ConvNest,
+        layout: KernelLayout,
+        inputs: Sequence[Slot],
+        outputs: Sequence[Slot],
+    ) -> None:
+        self.module, self.name, self.nest, self.layout = module, name, nest, layout
+        self.table = KernelFrame(module, name, inputs, outputs)
+        self.fn = self.table.fn
+        self.shape = shape = Geometry.of(nest)
+        self.lanes = module.target.lanes("f32")
+        store, out = nest.stores[0], nest.form.out
+        x = inputs[nest.x]
+        self.x = Image.blocked(x) if nest.x_blocked else Image.planar(x.steps, x.shape)
+        self.y = Image.blocked(outputs[0]) if nest.out_blocked else Image.planar(store.strides, out)
+        self.packs = shape.padded or self.x.lanes == 1
+        if nest.out_blocked:
+            epilogue = Epilogue.blocked(self.table, store, out, shape.out, self.lanes)
+        else:
+            epilogue = Epilogue.planar(self.table, store, out, shape.out)
+        in_line = not self.packs and shape.moves_by_one and self.x.dense and self.y.dense
+        self.flat = in_line and (nest.out_blocked or epilogue.sees_one_axis)
+        self.frame = Frame(self.fn, 8)
+        end = (BlockedEnd if nest.out_blocked else PlanarEnd)(
+            module,
+            name,
+            self.table,
+            self.frame,
+            epilogue,
+            self.y,
+            int(out[1]),  # type: ignore[call-overload]
+            self.lanes,
+            self.flat,
+        )
+        pixel = shape.strides[2] * self.x.lanes
+        self.kind = kind_of("f32", module.target)
+        self.tile = ConvTile(module, name, self.kind, shape, self.x.lanes, pixel, self.frame, end)
+        self.blocks = -(-shape.per_in // self.x.lanes)
+
+    # ---- sizes
+
+    def size(self, d: Dim) -> Int:
+        return self.table.dim(self.fn, d)
+
+    @property
+    def padded_width(self) -> Dim:
+        """Pixels of a line with everything that the windows of a line of output read."""
+        return (self.shape.out[2] - 1) * self.shape.strides[2] + self.shape.reach[2]
+
+    @property
+    def line_bytes(self) -> Dim:
+        """Bytes of x that one line holds, of all channels and planes of a window."""
+        if self.flat:
+            return tile_pixels(self.module.target) * self.shape.per_in * 4
+        return self.padded_width * (self.blocks * self.shape.window[0] * self.x.lanes * 4)
+
+    @property
+    def budget(self) -> int:
+        return self.module.target.l2_bytes // 2
+
+    @property
+    def scratch_bytes(self) -> Dim:
+        """Room for the lines of a band: as many as the budget allows, at least those of one line of output."""
+        return dim_max(self.line_bytes * self.shape.reach[1], self.budget) if self.packs else 0
+
+    # ---- the nest of loops
+
+    def emit(self) -> EmittedKernel:
+        fn, shape = self.fn, self.shape
+        self.threads = self.table.threads
+        pixels = self.size(shape.out[2])
+        if self.flat:
+            pixels = fn.mul(fn.mul(self.size(shape.out[0]), self.size(shape.out[1])), pixels)
+        self.tiles = Tiles.of(fn, pixels, tile_pixels(self.module.target))
+        # a flat image has one tile to a line
+        self.lines = self.tiles.count if self.flat else self.size(shape.out[1])
+        self.planes: Int = 1 if self.flat else self.size(shape.out[0])
+        panels = self.layout.panels
+        self.panels = panels.full + (1 if panels.tail else 0)
+        images = fn.mul(fn.mul(self.size(shape.images), shape.groups), self.planes)
+        chunks = self.chunks()
+        self.plan_bands(images, chunks)
+        self.share_steps()
+
+        outer = fn.mul(images, self.bands)
+        low, high = self.table.share(fn.mul(outer, chunks))
+
+        def unit(u: Int, _: list[Value]) -> None:
+            band_number, chunk = fn.udiv(u, chunks), fn.urem(u, chunks)
+            band = self.locate(band_number)
+            first = fn.udiv(fn.mul(chunk, self.panels), chunks)
+            last = fn.udiv(fn.mul(fn.add(chunk, 1), self.panels), chunks)
+            self.run_band(band, first, last)
+
+        fn.loop(low, high, 1, [], unit)
+        return self.table.finish(self.scratch_bytes)
+
+    def chunks(self) -> Int:
+        """Parts that panels are cut in: one per thread where the weights outweigh the image, else one."""
+        fn, shape = self.fn, self.shape
+        weights = shape.depth * shape.per_out * shape.groups
+        image: Int = fn.mul(self.size(shape.images), shape.groups * shape.per_in)
+        for extent in shape.size:
+            image = fn.mul(image, self.size(extent))
+        heavy = fn.cmp("sgt", weights, image)
+        return fn.select(heavy, fn.umin(self.threads, self.panels), 1)  # type: ignore[return-value]
+
+    def plan_bands(self, images: Int, chunks: Int) -> None:
+        """Cut the lines of an image into bands of equal height that fit the budget and busy all threads."""
+        fn, shape = self.fn, self.shape
+        bytes_ = fn.umax(self.size(self.line_bytes), 1)
+        fit = fn.udiv(self.budget, bytes_)
+        reach = 1 if self.flat else shape.reach[1]
+        stride = 1 if self.flat else shape.strides[1]
+        tallest = fn.add(fn.udiv(fn.smax(fn.sub(fit, reach), 0), stride), 1)
+        bands = fn.ceildiv(self.lines, fn.umax(tallest, 1))
+        few = fn.cmp("ult", images, self.threads)
+        alone = fn.and_(few, fn.cmp("eq", chunks, 1))
+        bands = fn.select(alone, fn.round_up(bands, self.threads), bands)  # type: ignore[arg-type, assignment]
+        self.height = fn.umax(fn.ceildiv(self.lines, fn.umax(bands, 1)), 1)
+        self.bands = fn.ceildiv(self.lines, self.height)
+        self.band_lines = fn.add(fn.mul(fn.sub(self.height, 1), stride), reach)
+
+    def share_steps(self) -> None:
+        """Steps through x, in the frame."""
+        fn, frame = self.fn, self.frame
+        if self.packs:
+            line = fn.mul(self.size(self.padded_width), self.x.lanes)
+            plane = fn.mul(line, self.band_lines)
+            self.x_line = line
+            frame.share("x_block", fn.mul(plane, self.shape.window[0]))
+            frame.share("x_d", plane)  # only planes of a window are copied
+            frame.share("x_h", fn.mul(line, self.shape.dilations[1]))
+            self.packer = emit_line_packer(self.module, self.name, self.table, self.shape, self.x)
+        else:
+            frame.share("x_block", self.size(self.x.block))
+            frame.share("x_d", fn.mul(self.size(self.x.axes[0]), self.shape.dilations[0]))
+            frame.share("x_h", fn.mul(self.size(self.x.axes[1]), self.shape.dilations[1]))
+
+    def locate(self, number: Int) -> Band:
+        fn = self.fn
+        at, band = fn.udiv(number, fn.umax(self.bands, 1)), fn.urem(number, fn.umax(self.bands, 1))
+        planes = fn.umax(self.planes, 1)
+        at, d = fn.udiv(at, planes), fn.urem(at, planes)
+        image, group = fn.udiv(at, self.shape.groups), fn.urem(at, self.shape.groups)
+        first = fn.mul(band, self.height)
+        self.frame.change("image", image)
+        if not self.flat:
+            self.frame.change("d", d)
+        channel_end = fn.mul(fn.add(group, 1), self.shape.per_out)
+        if not self.nest.out_blocked:
+            self.frame.change("channel_end", channel_end)
+        return Band(image, group, d, first, fn.smin(fn.add(first, self.height), self.lines))
+
+    def run_band(self, band: Band, first: Int, last: Int) -> None:
+        fn, shape = self.fn, self.shape
+        blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
+        start = fn.add(
+            fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block))
+        )
+        x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
+        if self.packs:
+            scratch = self.table.scratch()
+            args = [fn.args[0], scratch, x, band.d, band.first, self.band_lines, self.size(self.padded_width)]
+            fn.call(self.packer, args)
+            line_of: Callable[[Int], Value] = lambda h: fn.gep(  # noqa: E731
+                scratch, fn.mul(fn.mul(fn.sub(h, band.first), shape.strides[1]), self.x_line), ELEMENT
+            )
+        else:
+            plane = fn.mul(fn.mul(band.d, shape.strides[0]), self.size(self.x.axes[0]))
+
+            def line_of(h: Int) -> Value:
+                if self.flat:
+                    return x
+                offset = fn.add(plane, fn.mul(fn.mul(h, shape.strides[1]), self.size(self.x.axes[1])))
+                return fn.gep(x, offset, ELEMENT)
+
+        weights = self.table.operand(fn, self.nest.w).pointer
+        group_start = fn.mul(band.group, self.layout.panels.elements)
+        panels = self.layout.panels
+
+        def panel(j: Int, vectors: int, masked: bool) -> None:
+            column = fn.mul(j, panels.columns)
+            w = fn.gep(weights, fn.add(group_start, fn.mul(column, panels.depth)), ELEMENT)
+            channel = fn.add(fn.mul(band.group, shape.per_out), column)
+            self.run_panel(band, line_of, w, channel, vectors, masked)
+
+        full = panels.columns // self.lanes
+        fn.loop(first, fn.smin(last, panels.full), 1, [], lambda j, _: panel(j, full, False))
+        if panels.tail:
+            masked = shape.per_out % self.lanes != 0
+            fn.branch(
+                fn.cmp("sgt", last, panels.full),
+                lambda: panel(panels.full, panels.tail // self.lanes, masked),
+            )
+
+    def run_panel(
+        self, band: Band, line_of: Callable[[Int], Value], w: Value, channel: Int, vectors: int, masked: bool
+    ) -> None:
+        """All tiles of a band with one panel."""
+        fn, tiles = self.fn, self.tiles
+        heights = tiles.heights(tile_pixels(self.module.target))
+        names = [self.tile.function(height, vectors, masked) for height in heights]
+
+        def function(pixels: Int) -> Value:
+            if len(names) == 1:
+                return Value("ptr", f"@{names[0]}")
+            table = self.module.table(f"{names[0]}.table", "ptr", names)
+            return fn.load("ptr", fn.gep(table, fn.umin(fn.sub(pixels, heights[0]), len(names) - 1), "ptr"))
+
+        low, high = function(tiles.low), function(fn.add(tiles.low, 1))
+
+        def run(x: Value, t: Int) -> None:
+            pixel = tiles.row(fn, t)
+            callee = fn.select(fn.cmp("ult", t, tiles.tall), high, low)
+            place = fn.gep(x, fn.mul(pixel, self.tile.pixel_step), ELEMENT)
+            fn.call(callee, [fn.args[0], self.frame.pointer, place, w, channel, pixel])  # type: ignore[arg-type]
+
+        def line(h: Int, _: list[Value]) -> None:
+            x = line_of(h)
+            if self.flat:
+                run(x, h)
+                return
+            self.frame.change("h", h)
+            fn.loop(0, tiles.count, 1, [], lambda t, _: run(x, t))
+
+        fn.loop(band.first, band.last, 1, [], line)

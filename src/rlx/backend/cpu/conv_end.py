@@ -1,0 +1,228 @@
+"""The end of a convolution tile: epilogue and store, into a blocked image (lanes are channels, straight from
+registers) or a planar one (turned through the stack, lanes are pixels)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rlx.backend.cpu.collapse import accesses, flatten_loads
+from rlx.backend.cpu.conv_shape import Image
+from rlx.backend.cpu.expression import Expression, Lane
+from rlx.backend.cpu.frame import ArgumentTable, unflatten
+from rlx.backend.cpu.gemm_end import Frame
+from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
+from rlx.backend.cpu.primitives import memory_type, to_memory
+from rlx.ir.compose import Nest, Store
+from rlx.ir.dim import Dim, known_eq
+from rlx.ir.scalar import Scalar, axis, const, rebuild, replace_axes
+from rlx.ir.types import Shape
+
+ELEMENT = "float"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The expression that a kernel stores, over (image, channel..., three axes); see `blocked` and `planar`."""
+
+    table: ArgumentTable
+    body: Scalar
+    space: Shape
+    first_axis: int  # of the three
+
+    @staticmethod
+    def planar(table: ArgumentTable, store: Store, out: Shape, axes3: Shape) -> Epilogue:
+        """Over (image, channel, axes)."""
+        rank = len(out) - 2
+        point = [axis(0), axis(1), *(axis(5 - rank + i) for i in range(rank))]
+        return Epilogue._flat(table, replace_axes(store.body, point), (*out[:2], *axes3), 2)
+
+    @staticmethod
+    def blocked(table: ArgumentTable, store: Store, out: Shape, axes3: Shape, lanes: int) -> Epilogue:
+        """Over (image, block of channels, lane, axes)."""
+        rank = len(out) - 2
+        whole = axis(1) * lanes + axis(2)
+        point = [axis(0), whole, *(axis(6 - rank + i) for i in range(rank))]
+
+        def split(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+            """Blocks and lanes of what was (block * lanes + lane) before."""
+            if e.prim in ("floor_div", "mod") and args[0] == whole and args[1] == const(lanes):
+                return axis(1) if e.prim == "floor_div" else axis(2)
+            return None
+
+        body = rebuild(replace_axes(store.body, point), split)
+        blocks = -(-int(out[1]) // lanes)  # type: ignore[call-overload]
+        return Epilogue._flat(table, body, (out[0], blocks, lanes, *axes3), 3)
+
+    @staticmethod
+    def _flat(table: ArgumentTable, body: Scalar, space: Shape, first_axis: int) -> Epilogue:
+        nest = Nest(space, len(space), (), (Store(body, True, (0,) * len(space)),))
+        flat = flatten_loads(nest, [slot.steps for slot in table.inputs])
+        return Epilogue(table, flat.stores[0].body, space, first_axis)
+
+    @cached_property
+    def sees_one_axis(self) -> bool:
+        """Whether all loads take the three axes as one run of pixels."""
+        found = accesses(Nest(self.space, len(self.space), (), (Store(self.body, True, ()),)))
+        inner = self.first_axis + 2
+        if any(i in found.other for i in range(self.first_axis, inner + 1)):
+            return False
+        product: Dim = self.space[inner]
+        for i in (inner - 1, self.first_axis):
+            for steps in found.steps:
+                if steps and self.space[i] != 1 and known_eq(steps[i], steps[inner] * product) is not True:
+                    return False
+            product = product * self.space[i]
+        return True
+
+    @cached_property
+    def fixed(self) -> list[Scalar]:
+        """Sub-expressions that are the same for all pixels of a tile."""
+        free: dict[Scalar, bool] = {}
+        out = []
+        for e in self.body.walk():
+            own = e.prim == "acc" or (e.prim == "axis" and e.data >= self.first_axis)
+            free[e] = own or any(free[a] for a in e.args)
+            if not free[e] and e.prim not in ("const", "axis"):
+                out.append(e)
+        return out
+
+    def at(self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None) -> Expression:
+        made = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane)
+        if sums is not None:
+            made.accs = [sums]
+        if known is not None:
+            made.memo = dict(known.memo)
+        return made
+
+    def value(self, at: Expression) -> Value:
+        return to_memory(at.fn, at.vector(self.body), self.table.outputs[0].dtype)
+
+
+@dataclass(frozen=True)
+class ConvEnd:
+    """What both ends share. The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`: then
+    the pixels of all lines are one run.
+    """
+
+    module: Module
+    name: str
+    table: ArgumentTable
+    frame: Frame
+    epilogue: Epilogue
+    out: Image
+    channels: int
+    lanes: int
+    flat: bool
+    element: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "element", memory_type(self.table.outputs[0].dtype))
+
+    def line(self, fn: Function, frame: Value) -> tuple[Int, Int]:
+        return (0, 0) if self.flat else (self.frame.read(fn, frame, "d"), self.frame.read(fn, frame, "h"))
+
+    def pixel_step(self, fn: Function) -> Int:
+        return self.table.dim(fn, self.out.axes[2])
+
+    def place(self, fn: Function, frame: Value, block: Int, pixel: Int) -> Value:
+        """Address of a pixel of a block of channels."""
+        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        offset: Int = 0
+        for index, step in zip((image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False):
+            offset = fn.add(offset, fn.mul(index, self.table.dim(fn, step)))
+        offset = fn.add(offset, fn.mul(pixel, self.pixel_step(fn)))
+        pointer = self.table.operand(fn, len(self.table.inputs)).pointer
+        return fn.gep(pointer, offset, self.element)
+
+
+class BlockedEnd(ConvEnd):
+    """Lanes are channels."""
+
+    def finish(
+        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+    ) -> None:
+        vectors = len(sums) // pixels
+        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        first = fn.udiv(channel, self.lanes)
+        results: list[tuple[Value, Value]] = []
+        for j in range(vectors):
+            block = fn.add(first, j)
+            mask = None
+            if masked and j == vectors - 1:
+                mask = fn.lanes(fn.sub(self.channels, fn.mul(block, self.lanes)), self.lanes)
+            lane = Lane(2, 0, self.lanes, mask)
+            common = self.epilogue.at(fn, [image, block, 0, d, h, pixel], lane, None, None)
+            for e in self.epilogue.fixed:
+                common(e)
+            start = self.place(fn, frame, block, pixel)
+            for p in range(pixels):
+                place = [d, h, fn.add(pixel, p)]
+                if self.flat and not self.epilogue.sees_one_axis:
+                    place = unflatten(fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]])
+                at = self.epilogue.at(fn, [image, block, 0, *place], lane, sums[p * vectors + j], common)
+                value = self.epilogue.value(at)
+                if mask is not None:
+                    value = fn.select(mask, value, constant(value.type, 0))
+                results.append((value, fn.gep(start, p * self.lanes, self.element)))
+        for value, there in results:
+            fn.store(value, there)
+
+
+class PlanarEnd(ConvEnd):
+    """Lanes are pixels: the sums go to the stack, from where one function turns and ends them."""
+
+    def finish(
+        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+    ) -> None:
+        vectors, lanes = len(sums) // pixels, self.lanes
+        width, blocks = vectors * lanes, -(-pixels // lanes)
+        stage = fn.alloca(ELEMENT, width * blocks * lanes)  # rows past the pixels are never used, but read
+        for n, total in enumerate(sums):
+            fn.store(total, fn.gep(stage, n * lanes, ELEMENT))
+        fn.call(self._finisher(vectors), [fn.args[0], frame, stage, channel, pixel, pixels])
+
+    def _finisher(self, vectors: int) -> str:
+        """Name of the function that ends a tile of `vectors` times lanes channels."""
+        name = f"{self.name}.finish{vectors}"
+        if self.module.defines(name):
+            return name
+        params = [
+            ("ptr", "args"),
+            ("ptr", "frame"),
+            ("ptr", "stage"),
+            ("i64", "channel"),
+            ("i64", "pixel"),
+            ("i64", "pixels"),
+        ]
+        fn = self.module.function(name, params, internal=True, noinline=True)
+        _, frame, stage, channel, pixel, pixels = fn.args
+        lanes, width, type_ = self.lanes, vectors * self.lanes, vector(ELEMENT, self.lanes)
+        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        turned = fn.alloca(ELEMENT, width * lanes)
+        count = fn.smin(fn.sub(self.frame.read(fn, frame, "channel_end"), channel), width)
+
+        def block(first: Int, _: list[Value]) -> None:
+            base = fn.add(pixel, first)
+            mask = fn.lanes(fn.sub(pixels, first), lanes)
+            for j in range(vectors):
+                rows = fn.gep(stage, fn.add(fn.mul(first, width), j * lanes), ELEMENT)
+                loaded = [fn.load(type_, fn.gep(rows, p * width, ELEMENT)) for p in range(lanes)]
+                for c, one in enumerate(fn.transpose(loaded)):
+                    fn.store(one, fn.gep(turned, (j * lanes + c) * lanes, ELEMENT))
+
+            def line(c: Int, _: list[Value]) -> None:
+                at_channel = fn.add(channel, c)
+                sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), ELEMENT))
+                at = self.epilogue.at(fn, [image, at_channel, d, h, base], Lane(4, base, lanes, mask), sums, None)
+                value, place, step = self.epilogue.value(at), self.place(fn, frame, at_channel, base), self.pixel_step(fn)
+                if isinstance(step, int) and step == 1:
+                    fn.masked_store(value, place, mask)
+                else:
+                    index = fn.mul(fn.iota(lanes), fn.splat(step, lanes, "i64"))
+                    fn.scatter(value, place, fn.value(index), mask)
+
+            fn.loop(0, count, 1, [], line)
+
+        fn.loop(0, pixels, lanes, [], block)
+        return name

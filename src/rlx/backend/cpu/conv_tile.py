@@ -1,0 +1,113 @@
+"""The register tile of a convolution: pixels in rows, output channels in lanes, summed over blocks of input
+channels and the window by the micro-kernel of all contractions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlx.backend.cpu.conv_shape import Geometry
+from rlx.backend.cpu.gemm_end import Frame
+from rlx.backend.cpu.irtext import Function, Int, Module, Value
+from rlx.backend.cpu.microkernel import Kind, Places, accumulate
+
+ELEMENT = "float"
+
+
+class TileEnd(Protocol):
+    """What becomes of the finished sums of a tile (pixels x vectors, in that order)."""
+
+    def finish(
+        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class ConvTile:
+    """Writes the functions tile(args, frame, x, w, channel, pixel) of one kernel.
+
+    `x` is the element that the first pixel's window starts with, `w` the panel. The frame holds x_block, x_d and
+    x_h: elements of x from one block, plane or line of a window to the next.
+    """
+
+    module: Module
+    name: str
+    kind: Kind
+    shape: Geometry
+    block: int  # channels in a block of x, which lie side by side
+    pixel_step: int  # elements from the window of one pixel to that of the next
+    frame: Frame
+    end: TileEnd
+
+    def function(self, pixels: int, vectors: int, masked: bool) -> str:
+        """Name of the function of a tile; with `masked`, its last vector holds channels that do not exist."""
+        name = f"{self.name}.{pixels}x{vectors}" + ("m" if masked else "")
+        if self.module.defines(name):
+            return name
+        params = [
+            ("ptr", "args"),
+            ("ptr", "frame"),
+            ("ptr noalias", "x"),
+            ("ptr noalias", "w"),
+            ("i64", "channel"),
+            ("i64", "pixel"),
+        ]
+        fn = self.module.function(name, params, internal=True, noinline=True)
+        _, frame, x, w, channel, pixel = fn.args
+        start = [self.kind.zero] * (pixels * vectors)
+        sums = self._sums(fn, frame, x, w, start, pixels, vectors)
+        self.end.finish(fn, frame, sums, channel, pixel, pixels, masked)
+        return name
+
+    def _sums(
+        self, fn: Function, frame: Value, x: Value, w: Value, start: list[Value], pixels: int, vectors: int
+    ) -> list[Value]:
+        shape = self.shape
+        taps_d, taps_h, taps_w = shape.window
+        x_block, x_d, x_h = (self.frame.read(fn, frame, f) for f in ("x_block", "x_d", "x_h"))
+        width = vectors * self.kind.lanes
+        whole, tail = divmod(shape.per_in, self.block)
+
+        def line(x: Value, w: Value, sums: list[Value], channels: int) -> list[Value]:
+            """All products of one line of the window."""
+
+            def part(x: Value, w: Value, sums: list[Value], depth: int) -> list[Value]:
+                rows = Places.of(fn, x, [p * self.pixel_step for p in range(pixels)], 1, ELEMENT)
+                columns = Places.of(fn, w, [j * self.kind.lanes for j in range(vectors)], width, ELEMENT)
+                return accumulate(fn, self.kind, rows, columns, depth, sums)
+
+            if taps_w == 1 or (channels == self.block and shape.dilations[2] == 1):
+                return part(x, w, sums, taps_w * channels)
+
+            def tap(k: Int, sums: list[Value]) -> list[Value]:
+                there = fn.gep(x, fn.mul(k, shape.dilations[2] * self.block), ELEMENT)
+                return part(there, fn.gep(w, fn.mul(k, channels * width), ELEMENT), sums, channels)
+
+            return fn.loop(0, taps_w, 1, sums, tap)
+
+        def window(x: Value, w: Value, sums: list[Value], channels: int) -> list[Value]:
+            per_line = taps_w * channels * width
+
+            def plane(d: Int, sums: list[Value]) -> list[Value]:
+                x_plane = fn.gep(x, fn.mul(d, x_d), ELEMENT)
+                w_plane = fn.gep(w, fn.mul(d, taps_h * per_line), ELEMENT)
+
+                def lines(h: Int, sums: list[Value]) -> list[Value]:
+                    x_line = fn.gep(x_plane, fn.mul(h, x_h), ELEMENT)
+                    return line(x_line, fn.gep(w_plane, fn.mul(h, per_line), ELEMENT), sums, channels)
+
+                return fn.loop(0, taps_h, 1, sums, lines)
+
+            return fn.loop(0, taps_d, 1, sums, plane)
+
+        per_block = taps_d * taps_h * taps_w * self.block * width
+
+        def block(b: Int, sums: list[Value]) -> list[Value]:
+            there = fn.gep(x, fn.mul(b, x_block), ELEMENT)
+            return window(there, fn.gep(w, fn.mul(b, per_block), ELEMENT), sums, self.block)
+
+        sums = fn.loop(0, whole, 1, start, block)
+        if tail:
+            there = fn.gep(x, fn.mul(whole, x_block), ELEMENT)
+            sums = window(there, fn.gep(w, whole * per_block, ELEMENT), sums, tail)
+        return sums
