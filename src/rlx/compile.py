@@ -50,12 +50,14 @@ def plan(
     of pairs of nodes (by their ids in `decisions`) whether they shall be one kernel; `gate` decides the rest.
     """
     from rlx.backend.cpu.build import panel_tiles, supports
+    from rlx.backend.cpu.conv import conv_target
     from rlx.backend.cpu.target import resolve
     from rlx.cost.gate import default_gate
     from rlx.ir.lir import LirModule
     from rlx.ir.op import Level
     from rlx.passes.basic import materialize_outputs, split_derived
     from rlx.passes.bodies import prepare_bodies
+    from rlx.passes.conv_layout import lay_out_convolutions
     from rlx.passes.fuse import Options, fuse
     from rlx.passes.layout import pack_weights
     from rlx.passes.pipeline import Stage, Trace, run_stages
@@ -84,6 +86,7 @@ def plan(
             Stage("input", lambda g: g, Level.HIR),
             Stage("expand", lower),
             Stage("simplify", lambda g: optimize(g, trace.firings)),
+            Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),
             Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
             Stage("outputs", materialize_outputs),
             Stage("derive weights", derive),
