@@ -19,7 +19,7 @@ from rlx.backend.cpu.target import Target
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import ComposeError, ContractNest, ConvNest, Kernel, Nest, Opaque, body_of, compose
 from rlx.ir.dim import parse_dim
-from rlx.ir.form import Call
+from rlx.ir.form import Call, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.types import TensorType, tensor_types
@@ -91,6 +91,8 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
     for t in types:
         if not supported(t.dtype):
             return f"dtype {t.dtype} has no native kernels"
+    if isinstance(kernel, ConvNest) and any(s.strides != dense_strides(kernel.form.out) for s in kernel.stores):
+        return "a convolution stores its result in its own order"
     if not isinstance(kernel, Opaque):
         return None
     if isinstance(kernel.form, Call):
