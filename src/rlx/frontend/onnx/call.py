@@ -207,6 +207,11 @@ class Call:
         """Convert the nodes of a sub-graph here, with values for its inputs; returns its outputs."""
         return self.importer.run_graph(graph, inputs, self.scope)
 
+    def expand(self) -> Any:
+        """This node by ONNX's own definition of its op."""
+        self._read |= self._attributes.keys()
+        return self.importer.expand(self)
+
     def on_host(self, why: str) -> None:
         """Record that the value of this node is computed on the host while importing, not by the program."""
         self.importer.host_ops.append({"node": self.label, "op": self.proto.op_type, "why": why})

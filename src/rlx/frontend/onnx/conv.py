@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_, ShapeError
+from rlx.errors import ShapeError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.dim import Dim
@@ -79,71 +79,25 @@ def conv_transpose(n: Call) -> Any:
 
 @onnx_op("DeformConv")
 def deform_conv(n: Call) -> Any:
-    """Each tap of the window is sampled at an offset of its own, bilinearly; then it is a product."""
-    x, w, offset = n[0], n[1], n[2]
-    bias, mask = n.get(3), n.get(4)
-    if x.rank != 4:
-        raise ImportError_(f"only two spatial axes are supported, not {x.tensor}")
-    check_window(n, w)
-    strides = n.attr("strides", [1, 1])
-    dilations = n.attr("dilations", [1, 1])
-    pads = n.attr("pads", [0, 0, 0, 0])
-    groups, parts = int(n.attr("group", 1)), int(n.attr("offset_group", 1))
-    batch, channels, height, width = x.shape
-    out_channels, per_group, kh, kw = w.shape
-    oh, ow = offset.shape[2], offset.shape[3]
-    kind = x.dtype
-    taps = ops.reshape(offset, (batch, parts, kh, kw, 2, oh, ow))
-
-    def coordinate(axis: int, out: Dim, window: Dim) -> Any:
-        shape_out = (1, 1, 1, 1, oh, 1) if axis == 0 else (1, 1, 1, 1, 1, ow)
-        shape_tap = (1, 1, kh, 1, 1, 1) if axis == 0 else (1, 1, 1, kw, 1, 1)
-        base = ops.reshape(ops.iota((out,), 0, kind) * float(strides[axis]) - float(pads[axis]), shape_out)
-        tap = ops.reshape(ops.iota((window,), 0, kind) * float(dilations[axis]), shape_tap)
-        return base + tap + ops.squeeze(ops.slice_axis(taps, 4, axis, 1), 4)
-
-    ys, xs = coordinate(0, oh, kh), coordinate(1, ow, kw)
-    # to the range -1 .. 1 of grid_sample, where -1 and 1 are the outer edges of the image
-    gy = (ys * 2.0 + 1.0) / ops.dim_value(height, kind) - 1.0
-    gx = (xs * 2.0 + 1.0) / ops.dim_value(width, kind) - 1.0
-    grid = ops.stack([gx, gy], axis=6)  # [batch, parts, kh, kw, oh, ow, 2]
-    images = ops.reshape(x, (batch * parts, channels // parts, height, width))
-    flat = ops.reshape(grid, (batch * parts, kh * kw * oh, ow, 2))
-    found = ops.grid_sample(images, flat, "linear", "zeros", False)
-    found = ops.reshape(found, (batch, parts, channels // parts, kh * kw, oh, ow))
-    if mask is not None:
-        found = found * ops.reshape(mask, (batch, parts, 1, kh * kw, oh, ow))
-    columns = ops.reshape(found, (batch, groups, per_group * kh * kw, oh * ow))
-    kernel = ops.reshape(w, (groups, out_channels // groups, per_group * kh * kw))
-    y = ops.reshape(ops.matmul(kernel, columns), (batch, out_channels, oh, ow))
-    return y if bias is None else y + ops.reshape(bias, (1, out_channels, 1, 1))
+    options = conv_options(n, n[1])
+    parts = int(n.attr("offset_group", 1))
+    return ops.deform_conv(n[0], n[1], n[2], n.get(4), n.get(3), offset_groups=parts, **options)
 
 
 @onnx_op("Col2Im")
 def col2im(n: Call) -> Any:
-    from rlx.ops.window import fold_windows
-
-    x = n[0]
-    image, block = n.dims(1), n.dims(2)
+    """Columns [N, C * block, positions] added up into an image [N, C, image]."""
+    x, image, block = n[0], n.dims(1), n.dims(2)
     rank = len(image)
     strides, dilations = n.attr("strides", [1] * rank), n.attr("dilations", [1] * rank)
-    pairs = pairs_of(n.attr("pads", None), rank) or ((0, 0),) * rank
-    return fold(n, x, image, block, strides, pairs, dilations, fold_windows)
-
-
-def fold(
-    n: Call, x: Node, image: Any, block: Any, strides: Any, pairs: Any, dilations: Any, fold_windows: Any
-) -> Any:
-    """Columns [N, C * block, positions] added up into an image [N, C, image]."""
+    pads = pairs_of(n.attr("pads", None), rank) or ((0, 0),) * rank
     total: Dim = 1
     for b in block:
         total = total * b
     counts = [
-        (d + lo + hi - (b - 1) * k - 1) // s + 1
-        for d, b, (lo, hi), k, s in zip(image, block, pairs, dilations, strides, strict=True)
+        (d + low + high - (b - 1) * k - 1) // s + 1
+        for d, b, (low, high), k, s in zip(image, block, pads, dilations, strides, strict=True)
     ]
-    channels = x.shape[1] // total
-    apart = ops.reshape(x, (x.shape[0], channels, *block, *counts))
-    rank = len(image)
+    apart = ops.reshape(x, (x.shape[0], x.shape[1] // total, *block, *counts))
     apart = ops.transpose(apart, (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
-    return fold_windows(apart, image, strides=strides, padding=pairs, dilations=dilations)
+    return ops.fold_windows(apart, image, strides=strides, padding=pads, dilations=dilations)

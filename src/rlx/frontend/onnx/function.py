@@ -10,10 +10,10 @@ from rlx.frontend.onnx.value import Strings, Value
 from rlx.ir.graph import Node
 
 if TYPE_CHECKING:
-    from rlx.frontend.onnx.importer import Importer, Scope
+    from rlx.frontend.onnx.importer import Scope
 
 
-def schema_function(proto: Any, scope: Scope, domain: str, version: int, importer: Importer) -> Any:
+def schema_function(proto: Any, scope: Scope, domain: str, version: int) -> Any:
     """The FunctionProto that ONNX gives as the meaning of a node, or None."""
     onnx = onnx_package()
     try:
@@ -21,7 +21,11 @@ def schema_function(proto: Any, scope: Scope, domain: str, version: int, importe
     except onnx.defs.SchemaError:
         return None
     if schema.has_function:
-        return schema.function_body
+        function = onnx.FunctionProto()
+        function.CopyFrom(schema.function_body)
+        given = [a.default_value for a in schema.attributes.values() if a.default_value.type]
+        function.attribute_proto.extend(given)
+        return function
     if not schema.has_context_dependent_function:
         return None
     node = type(proto)()

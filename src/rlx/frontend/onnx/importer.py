@@ -11,6 +11,7 @@ import numpy as np
 
 from rlx.errors import ImportError_, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
+from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
 from rlx.frontend.onnx.partial import PartialEvaluator
 from rlx.frontend.onnx.proto import STRING, element_dtype, sparse_array, tensor_array
@@ -268,9 +269,7 @@ class Importer:
         function = self.functions.get(key)
         entry = None if function is not None else find(domain, proto.op_type, version)
         if entry is None and function is None:
-            from rlx.frontend.onnx.function import schema_function
-
-            function = schema_function(proto, scope, domain, version, self)
+            function = schema_function(proto, scope, domain, version)
             if function is None:
                 raise ImportError_("RLX has no conversion for this op")
         if any(name and isinstance(scope.lookup(name), Broken) for name in proto.input):
@@ -284,6 +283,14 @@ class Importer:
         if unread:
             raise ImportError_(f"its attribute {unread[0]!r} is not supported")
         return out
+
+    def expand(self, call: Call) -> Any:
+        """Convert a node by ONNX's own definition of its op, for cases that an entry leaves to it."""
+        proto = call.proto
+        function = schema_function(proto, call.scope, proto.domain, call.version)
+        if function is None:
+            raise ImportError_("this combination of inputs and attributes is not supported")
+        return self._call_function(function, proto, call.scope, (proto.domain, proto.op_type, ""))
 
     def _call_function(self, function: Any, proto: Any, scope: Scope, key: tuple[str, str, str]) -> Any:
         """Convert the nodes of a function in a scope of their own."""
@@ -304,7 +311,10 @@ class Importer:
             self.calling.pop()
         if len(self.problems) > before:
             return BROKEN
-        return tuple(inner.lookup(name) for name in function.output)
+        wanted = [*proto.output, *[""] * (len(function.output) - len(proto.output))]
+        return tuple(
+            inner.lookup(name) if asked else None for name, asked in zip(function.output, wanted, strict=False)
+        )
 
     def run_graph(self, proto: Any, inputs: Sequence[Value], scope: Scope) -> list[Value]:
         """Convert a sub-graph into the graph being built; returns its outputs."""

@@ -31,10 +31,20 @@ FAMILIES = (
     "conv",
     "pool",
     "norm",
+    "attention",
     "image",
+    "signal",
+    "recurrent",
+    "quant",
+    "random",
     "loss",
     "control",
     "sequence",
+    "dynamic",
+    "text",
+    "ml",
+    "training",
+    "contrib",
 )
 """Modules with entries, each about one family of ops."""
 

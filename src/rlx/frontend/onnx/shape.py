@@ -301,7 +301,10 @@ def cast_to(n: Call, value: Any, to: DType) -> Any:
         n.on_host("text exists on the host only")
         numbers = np.array([float(s) for s in value.array.flat], np.float64).reshape(value.shape)
         return n.constant(numbers, to)
-    return ops.cast(n[0], to, saturate=saturate)
+    x = n[0]
+    if to.is_int and to.bits < 8 and x.dtype.is_float:
+        x = ops.cast(x, "i32")  # few bits keep the low ones of the whole part, as wider integers do
+    return ops.cast(x, to, saturate=saturate)
 
 
 @onnx_op("Cast")
@@ -346,9 +349,13 @@ def depth_to_space(n: Call) -> Any:
 
 @onnx_op("SpaceToDepth")
 def space_to_depth(n: Call) -> Any:
-    if n.choice("mode", "DCR", ("DCR", "CRD")) == "CRD":
-        raise ImportError_("mode 'CRD' is not supported")
-    return ops.space_to_depth(n[0], int(n.attr("blocksize")))
+    x, block = n[0], int(n.attr("blocksize"))
+    if n.choice("mode", "DCR", ("DCR", "CRD")) == "DCR":
+        return ops.space_to_depth(x, block)
+    batch, channels, height, width = x.shape
+    cells = ops.reshape(x, (batch, channels, height // block, block, width // block, block))
+    moved = ops.transpose(cells, (0, 1, 3, 5, 2, 4))
+    return ops.reshape(moved, (batch, channels * block * block, height // block, width // block))
 
 
 @onnx_op("Trilu")

@@ -1,0 +1,341 @@
+"""Common ops of ONNX Runtime's own domain (com.microsoft)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import ImportError_
+from rlx.frontend.onnx.attention import join_heads, split_heads, wide_mask
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.quant import as_number, dequantize, quantize
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.ir.graph import Node
+
+MS = "com.microsoft"
+
+onnx_op("QuantizeLinear", domain=MS)(quantize)
+onnx_op("DequantizeLinear", domain=MS)(dequantize)
+
+
+@onnx_op("Gelu", domain=MS)
+def gelu(n: Call) -> Any:
+    return ops.gelu(n[0])
+
+
+@onnx_op("BiasGelu", domain=MS)
+def bias_gelu(n: Call) -> Any:
+    return ops.gelu(n[0] + n[1])
+
+
+@onnx_op("FastGelu", domain=MS)
+def fast_gelu(n: Call) -> Any:
+    return ops.gelu(n[0] if n.get(1) is None else n[0] + n[1], approximate="tanh")
+
+
+@onnx_op("QuickGelu", domain=MS)
+def quick_gelu(n: Call) -> Any:
+    return ops.swish(n[0], alpha=n.attr("alpha", 1.702))
+
+
+# -- normalisations
+
+
+@onnx_op("SimplifiedLayerNormalization", ignored=("stash_type",))
+@onnx_op("SimplifiedLayerNormalization", domain=MS, ignored=("stash_type",))
+def simplified_layer_norm(n: Call) -> Any:
+    return ops.rms_norm(n[0], n[1], int(n.attr("axis", -1)), n.attr("epsilon", 1e-5))
+
+
+@onnx_op("LayerNormalization", domain=MS, ignored=("stash_type",))
+def layer_norm(n: Call) -> Any:
+    return ops.layer_norm(n[0], n[1], n.get(2), int(n.attr("axis", -1)), n.attr("epsilon", 1e-5))
+
+
+@onnx_op("SkipLayerNormalization", domain=MS)
+def skip_layer_norm(n: Call) -> Any:
+    total = n[0] + n[1] if n.get(4) is None else n[0] + n[1] + n[4]
+    return ops.layer_norm(total, n[2], n.get(3), -1, n.attr("epsilon", 1e-12)), None, None, total
+
+
+@onnx_op("SkipSimplifiedLayerNormalization", domain=MS)
+def skip_simplified_layer_norm(n: Call) -> Any:
+    total = n[0] + n[1] if n.get(3) is None else n[0] + n[1] + n[3]
+    return ops.rms_norm(total, n[2], -1, n.attr("epsilon", 1e-12)), None, None, total
+
+
+@onnx_op("EmbedLayerNormalization", domain=MS, ignored=("mask_index_type",))
+def embed_layer_norm(n: Call) -> Any:
+    ids, segments = n[0], n.get(1)
+    positions = ops.gather(n[3], n[8] if n.get(8) is not None else ops.iota((ids.shape[1],)))
+    total = ops.gather(n[2], ids) + positions
+    if segments is not None and n.get(4) is not None:
+        total = total + ops.gather(n[4], segments)
+    normal = ops.layer_norm(total, n[5], n[6], -1, n.attr("epsilon", 1e-12))
+    mask = ops.zeros((ids.shape[0],), "i32") if n.get(7) is None else ops.sum(ops.cast(n[7], "i32"), axis=1)
+    return normal, mask, total
+
+
+# -- products
+
+
+def flipped(x: Node, batch: bool, matrix: bool) -> Any:
+    """The transposes that FusedMatMul reads its operands through."""
+    order = list(range(x.rank))
+    if batch:
+        order = [*order[1:-1], order[0], order[-1]]
+    if matrix:
+        order[-1], order[-2] = order[-2], order[-1]
+    return ops.transpose(x, order) if batch or matrix else x
+
+
+@onnx_op("FusedMatMul", "TransposeMatMul", domain=MS)
+def fused_matmul(n: Call) -> Any:
+    a = flipped(n[0], n.flag("transBatchA"), n.flag("transA"))
+    b = flipped(n[1], n.flag("transBatchB"), n.flag("transB"))
+    alpha = n.attr("alpha", 1.0)
+    y = ops.matmul(a, b)
+    return y if alpha == 1.0 else y * alpha
+
+
+@onnx_op("MatMulNBits", domain=MS, ignored=("accuracy_level",))
+def matmul_nbits(n: Call) -> Any:
+    """Weights in 2, 4 or 8 bits, in blocks along k, each block with a scale and perhaps a zero point."""
+    x, packed, scales = n[0], n[1], n[2]
+    k, columns = int(n.attr("K")), int(n.attr("N"))
+    bits, block = int(n.attr("bits", 4)), int(n.attr("block_size"))
+    if n.get(4) is not None:
+        raise ImportError_("g_idx is not supported")
+    blocks = -(-k // block)
+    raw = n.known(1)
+    if raw is None:
+        raise ImportError_("its weights must be constant")
+    weight = unpacked(raw.reshape(columns, blocks, -1), bits)[..., :block].reshape(columns, blocks * block)
+    zero = None
+    if n.get(3) is not None:
+        points = n.known(3)
+        if points is None:
+            raise ImportError_("its zero points must be constant")
+        if points.dtype == np.uint8:
+            zero = unpacked(points.reshape(columns, -1), bits)[:, :blocks]
+        else:
+            zero = points.reshape(columns, blocks)
+    zero = np.full((columns, blocks), 1 << (bits - 1), np.uint8) if zero is None else zero
+    levels = weight.reshape(columns, blocks, block).astype(np.float32) - zero[..., None].astype(np.float32)
+    centred = n.importer.constant(levels.astype(np.int8), f"{n.label}.levels")
+    spread = ops.cast(centred, scales.dtype) * ops.reshape(scales, (columns, blocks, 1))  # type: ignore[operator]
+    matrix = ops.slice_axis(ops.reshape(spread, (columns, blocks * block)), 1, 0, k)
+    y = ops.matmul(x, ops.transpose(ops.cast(matrix, x.dtype)))
+    return y if n.get(5) is None else y + n[5]
+
+
+def unpacked(data: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of a few bits from bytes, low bits first."""
+    if bits == 8:
+        return data
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((data[..., None] >> shifts) & ((1 << bits) - 1)).reshape(*data.shape[:-1], -1)
+
+
+@onnx_op("FusedConv", domain=MS)
+def fused_conv(n: Call) -> Any:
+    from rlx.frontend.onnx.conv import conv_options
+
+    y = ops.conv(n[0], n[1], n.get(2), **conv_options(n, n[1]))
+    if n.get(3) is not None:
+        y = y + n[3]
+    return activated(n, y)
+
+
+@onnx_op("FusedGemm", domain=MS)
+def fused_gemm(n: Call) -> Any:
+    from rlx.frontend.onnx.matmul import general_product
+
+    return activated(n, general_product(n, n[0], n[1], n.get(2)))
+
+
+def activated(n: Call, y: Any) -> Any:
+    """The activation that a fused op ends with."""
+    numbers = n.attr("activation_params", [])
+    name = n.attr("activation", "")
+    known: dict[str, Any] = {
+        "": lambda v: v,
+        "Relu": ops.relu,
+        "Sigmoid": ops.sigmoid,
+        "Tanh": ops.tanh,
+        "LeakyRelu": lambda v: ops.leaky_relu(v, alpha=numbers[0] if numbers else 0.01),
+        "Clip": lambda v: ops.clip(v, numbers[0], numbers[1]),
+        "HardSigmoid": lambda v: ops.hard_sigmoid(v, alpha=numbers[0], beta=numbers[1]),
+    }
+    if name not in known:
+        raise ImportError_(f"its activation {name!r} is not supported")
+    return known[name](y)
+
+
+# -- attention
+
+
+def head_mask(n: Call, mask: Node | None, like: Node) -> Any:
+    """A mask of 1 (seen) and 0 over [batch, keys] or more axes, as the boolean mask of our op."""
+    if mask is None:
+        return None
+    if mask.rank == 1:
+        raise ImportError_("a mask given by lengths is not supported")
+    seen = ops.not_equal(mask, n.constant(0, mask.dtype))
+    if mask.rank == 2:
+        return ops.reshape(seen, (mask.shape[0], 1, 1, mask.shape[1]))
+    return wide_mask(ops.expand_dims(seen, 1) if mask.rank == 3 else seen)
+
+
+def combined(n: Call, mask: Any, bias: Node | None, like: Node) -> Any:
+    """A boolean mask and an additive bias as one additive mask."""
+    if bias is None:
+        return mask
+    if mask is None:
+        return bias
+    return ops.where(mask, bias, n.constant(-np.inf, like.dtype))
+
+
+@onnx_op("Attention", domain=MS, ignored=("mask_filter_value", "past_present_share_buffer"))
+def attention(n: Call) -> Any:
+    x, w, bias = n[0], n[1], n.get(2)
+    heads = int(n.attr("num_heads"))
+    if n.get(4) is not None or n.flag("do_rotary") or n.wants(1):
+        raise ImportError_("a past state or rotary positions are not supported")
+    sizes = n.attr("qkv_hidden_sizes", None) or [w.shape[1] // 3] * 3
+    projected = ops.matmul(x, w)
+    if bias is not None:
+        projected = projected + bias
+    q, k, v = (split_heads(part, heads) for part in ops.split(projected, axis=2, sizes=tuple(sizes)))
+    mask = combined(n, head_mask(n, n.get(3), q), n.get(5), q)
+    scale = n.attr("scale", 0.0)
+    return join_heads(ops.attention(q, k, v, mask, causal=n.flag("unidirectional"), scale=scale or None))
+
+
+@onnx_op("MultiHeadAttention", domain=MS, ignored=("mask_filter_value",))
+def multi_head_attention(n: Call) -> Any:
+    heads = int(n.attr("num_heads"))
+    q, k, v = n[0], n.get(1), n.get(2)
+    if k is None or v is None or k.rank != 3:
+        raise ImportError_("packed keys and values are not supported; separate them")
+    if n.get(3) is not None:
+        parts = ops.split(n[3], axis=0, sizes=(q.shape[-1], k.shape[-1], v.shape[-1]))
+        q, k, v = (a + b for a, b in zip((q, k, v), parts, strict=True))
+    q, k, v = (split_heads(t, heads) for t in (q, k, v))
+    if n.get(6) is not None and n.get(7) is not None:
+        k, v = ops.concat([n[6], k], axis=2), ops.concat([n[7], v], axis=2)
+    mask = combined(n, head_mask(n, n.get(4), q), n.get(5), q)
+    scale = n.attr("scale", 0.0)
+    causal = n.flag("unidirectional")
+    offset = k.shape[2] - q.shape[2] if causal else 0
+    y = ops.attention(q, k, v, mask, causal=causal, scale=scale or None, offset=offset)
+    return join_heads(y), k, v
+
+
+@onnx_op("RotaryEmbedding", domain=MS, ignored=("is_packed_batching", "scale"))
+def rotary_embedding(n: Call) -> Any:
+    x, ids, cos, sin = n[0], n[1], n[2], n[3]
+    heads, size = int(n.attr("num_heads", 0)), int(n.attr("rotary_embedding_dim", 0))
+    flat = x.rank == 3
+    if flat:
+        half = cos.shape[-1]
+        x = split_heads(x, heads or x.shape[-1] // (size or 2 * half))
+    if ids.rank == 1:
+        ids = ops.reshape(ids + ops.iota((x.shape[2],)), (1, -1))
+    cos, sin = (ops.expand_dims(ops.gather(t, ids), 1) for t in (cos, sin))
+    y = ops.rope(x, cos, sin, interleaved=n.flag("interleaved"))
+    return join_heads(y) if flat else y
+
+
+# -- quantised arithmetic
+
+
+def real(n: Call, i: int) -> Any:
+    """Operands i, i + 1, i + 2 (levels, scale, zero point) as f32."""
+    zero = n.get(i + 2)
+    return ops.dequantize(n[i], as_number(n[i + 1]), None if zero is None else as_number(zero))
+
+
+def levels(n: Call, y: Any, i: int, kind: Any) -> Any:
+    """y quantised by operands i (scale) and i + 1 (zero point)."""
+    zero = n.get(i + 1)
+    return ops.quantize(y, as_number(n[i]), None if zero is None else as_number(zero), kind)
+
+
+@onnx_op("QLinearAdd", "QLinearMul", domain=MS)
+def qlinear_binary(n: Call) -> Any:
+    function = ops.add if n.proto.op_type == "QLinearAdd" else ops.mul
+    return levels(n, function(real(n, 0), real(n, 3)), 6, n[0].dtype)
+
+
+@onnx_op("QLinearSigmoid", "QLinearLeakyRelu", domain=MS)
+def qlinear_unary(n: Call) -> Any:
+    x = real(n, 0)
+    y = ops.sigmoid(x) if n.proto.op_type == "QLinearSigmoid" else ops.leaky_relu(x, alpha=n.attr("alpha", 0.01))
+    return levels(n, y, 3, n[0].dtype)
+
+
+@onnx_op("QLinearSoftmax", domain=MS)
+def qlinear_softmax(n: Call) -> Any:
+    opset = int(n.attr("opset", 13))
+    x, axis = real(n, 0), int(n.attr("axis", -1))
+    if opset < 13:
+        flat = ops.flatten(x, axis % x.rank)
+        y = ops.reshape(ops.softmax(flat, 1), x.shape)
+    else:
+        y = ops.softmax(x, axis)
+    return levels(n, y, 3, n[0].dtype)
+
+
+@onnx_op("QLinearGlobalAveragePool", domain=MS)
+def qlinear_global_average_pool(n: Call) -> Any:
+    last = n.flag("channels_last")
+    x = real(n, 0)
+    axes = tuple(range(1, x.rank - 1)) if last else tuple(range(2, x.rank))
+    return levels(n, ops.mean(x, axes, keepdims=True), 3, n[0].dtype)
+
+
+@onnx_op("QLinearAveragePool", domain=MS)
+def qlinear_average_pool(n: Call) -> Any:
+    from rlx.frontend.onnx.pool import pool_options
+
+    if n.flag("channels_last"):
+        raise ImportError_("channels_last is not supported")
+    y = ops.avg_pool(real(n, 0), **pool_options(n), count_include_pad=n.flag("count_include_pad"))
+    return levels(n, y, 3, n[0].dtype)
+
+
+@onnx_op("QLinearConcat", domain=MS)
+def qlinear_concat(n: Call) -> Any:
+    parts = [real(n, i) for i in range(2, len(n), 3)]
+    return levels(n, ops.concat(parts, int(n.attr("axis"))), 0, n[2].dtype)
+
+
+@onnx_op("QGemm", domain=MS)
+def qgemm(n: Call) -> Any:
+    a, b = real(n, 0), ops.dequantize(n[3], as_number(n[4]), as_number(n[5]), axis=1 if n[4].rank else None)
+    a = ops.transpose(a) if n.flag("transA") else a
+    b = ops.transpose(b) if n.flag("transB") else b
+    y = ops.matmul(a, b) * n.attr("alpha", 1.0)
+    if n.get(6) is not None:
+        y = y + ops.cast(n[6], "f32") * (as_number(n[1]) * as_number(n[4]))
+    return y if n.get(7) is None else levels(n, y, 7, n[0].dtype)
+
+
+@onnx_op("DynamicQuantizeMatMul", domain=MS)
+def dynamic_quantize_matmul(n: Call) -> Any:
+    levels_, scale, zero = ops.dynamic_quantize(n[0])
+    weight_zero = n.get(3)
+    total = ops.matmul_integer(levels_, n[1], zero, None if weight_zero is None else as_number(weight_zero))
+    y = ops.cast(total, "f32") * (scale * as_number(n[2]))  # type: ignore[operator]
+    return y if n.get(4) is None else y + n[4]
+
+
+@onnx_op("MatMulIntegerToFloat", domain=MS)
+def matmul_integer_to_float(n: Call) -> Any:
+    zeros = [None if z is None else as_number(z) for z in (n.get(4), n.get(5))]
+    total = ops.matmul_integer(n[0], n[1], *zeros)
+    y = ops.cast(total, "f32") * (as_number(n[2]) * as_number(n[3]))  # type: ignore[operator]
+    return y if n.get(6) is None else y + n[6]

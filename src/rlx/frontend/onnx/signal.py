@@ -1,0 +1,52 @@
+"""Fourier transforms, windows and mel filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.registry import onnx_op
+
+
+@onnx_op("DFT", since=17)
+def dft_by_attribute(n: Call) -> Any:
+    return transformed(n, int(n.attr("axis", 1)))
+
+
+@onnx_op("DFT", since=20)
+def dft(n: Call) -> Any:
+    return transformed(n, n.integer(2) if n.value(2) is not None else -2)
+
+
+def transformed(n: Call, axis: int) -> Any:
+    x = n[0]
+    size = n.size(1) if n.value(1) is not None else None
+    return ops.dft(x, axis % x.rank, size, n.flag("inverse"), n.flag("onesided"))
+
+
+@onnx_op("STFT", since=17)
+def stft(n: Call) -> Any:
+    length = n.integer(3) if n.value(3) is not None else None
+    return ops.stft_pairs(n[0], n.integer(1), n.get(2), length, n.flag("onesided", 1))
+
+
+@onnx_op("HannWindow", "HammingWindow", "BlackmanWindow", since=17)
+def window(n: Call) -> Any:
+    size, periodic = n.size(0), n.flag("periodic", 1)
+    kind = n.dtype("output_datatype", 1)
+    if n.proto.op_type == "HammingWindow":
+        return ops.hamming_window(size, periodic, kind, alpha=25 / 46)
+    make = ops.hann_window if n.proto.op_type == "HannWindow" else ops.blackman_window
+    made = make(size, periodic, kind)
+    return n.constant(made) if isinstance(made, np.ndarray) else made
+
+
+@onnx_op("MelWeightMatrix", since=17)
+def mel_weight_matrix(n: Call) -> Any:
+    bins, length, rate = (n.integer(i) for i in range(3))
+    low, high = (float(n.array(i).reshape(-1)[0]) for i in (3, 4))
+    kind = n.dtype("output_datatype", 1)
+    return n.importer.constant(np.asarray(ops.mel_weight_matrix(bins, length, rate, low, high, kind.np)), n.label)
