@@ -6,6 +6,7 @@ from rlx import errors, ops
 from rlx.compile import compile, lower, optimize
 from rlx.functions import grad, jit, jvp, value_and_grad, vmap
 from rlx.ir.graph import Graph
+from rlx.ops.custom import register_op
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ __all__ = [
     "lower",
     "ops",
     "optimize",
+    "register_op",
     "value_and_grad",
     "vmap",
 ]

@@ -57,6 +57,7 @@ from rlx.ops.create import (
     zeros,
     zeros_like,
 )
+from rlx.ops.custom import custom, register_op, unregister_op
 from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
 from rlx.ops.fft import dft, fft, ifft, irfft, rfft
 from rlx.ops.grid_sample import affine_grid, grid_sample
