@@ -440,6 +440,7 @@ def stored_through(node: Node, source: Node) -> Shape | None:
         else:
             place = [i.data for i in form.body.args if i.prim == "axis"]
             whole = sorted(place) == list(range(node.rank)) and len(place) == before.rank
+            whole = whole and same_space([node.shape[i] for i in place], before.shape)  # a slice has fewer
             seen = Layout(0, tuple(layout.strides[i] for i in place)) if whole else None
         if seen is None:
             return None
