@@ -12,6 +12,7 @@ from rlx import config
 # Name of the command: (file in rlx/cli, which defines a click command of that file's name), one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Semantic search with a trained encoder, compiled here and now."),
+    "bench": ("bench", "RLX beside other engines, measured in one interleaved run."),
     "zoo": ("zoo", "List and fetch the trained models that RLX is tested with."),
 }
 

@@ -180,7 +180,7 @@ class CompiledProgram:
         for names, given, nodes in ((self.input_names, inputs, self.inputs), (self.output_names, outputs, self.outputs)):
             for name, node in zip(names, nodes, strict=True):
                 context.connect(node.id, given[name])
-        keep = (dict(inputs), dict(outputs), self)
+        keep = (dict(inputs), dict(outputs), self, context)  # all that the tables point to
         native = [step.program for step in context.steps if step.program is not None]
 
         def run() -> None:

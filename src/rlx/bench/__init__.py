@@ -1,0 +1,1 @@
+"""Benchmarks against other engines: one subprocess per engine, rounds interleaved, outputs compared."""
