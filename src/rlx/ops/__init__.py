@@ -9,7 +9,10 @@ array([1.        , 2.71828183])
 
 from __future__ import annotations
 
-from rlx.ops import conv_packing, packing, region, structural
+from typing import Any
+
+# Ops that passes make, not users: imported so that they are declared.
+from rlx.ops import conv_packing, packing, region, structural  # noqa: F401
 from rlx.ops.activation import (
     cbrt,
     celu,
@@ -44,7 +47,6 @@ from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond
 from rlx.ops.conv import conv
 from rlx.ops.conv_transpose import conv_transpose
-from rlx.ops.deform_conv import deform_conv
 from rlx.ops.create import (
     arange,
     eye,
@@ -57,26 +59,9 @@ from rlx.ops.create import (
     zeros,
     zeros_like,
 )
-from rlx.ops.custom import custom, register_op, unregister_op
 from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
-from rlx.ops.fft import dft, fft, ifft, irfft, rfft
-from rlx.ops.grid_sample import affine_grid, grid_sample
-from rlx.ops.layout import (
-    depth_to_space,
-    expand_dims,
-    flatten,
-    meshgrid,
-    moveaxis,
-    repeat,
-    roll,
-    space_to_depth,
-    split,
-    squeeze,
-    stack,
-    swapaxes,
-    tile,
-)
-from rlx.ops.masks import diag, diagonal, one_hot, tril, triu
+from rlx.ops.custom import custom, register_op, unregister_op
+from rlx.ops.deform_conv import deform_conv
 from rlx.ops.dynamic import dynamic_slice, dynamic_update_slice
 from rlx.ops.elementwise import (
     abs,
@@ -143,11 +128,30 @@ from rlx.ops.elementwise import (
     where,
 )
 from rlx.ops.elementwise import cast as _cast
+from rlx.ops.fft import dft, fft, ifft, irfft, rfft
+from rlx.ops.gather import gather, gather_elements, gather_nd, take, take_along_axis
+from rlx.ops.grid_sample import affine_grid, grid_sample
+from rlx.ops.layout import (
+    depth_to_space,
+    expand_dims,
+    flatten,
+    meshgrid,
+    moveaxis,
+    repeat,
+    roll,
+    space_to_depth,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    tile,
+)
 from rlx.ops.loop import loop, while_loop
 from rlx.ops.loss import cross_entropy, nll_loss
+from rlx.ops.masks import diag, diagonal, one_hot, tril, triu
 from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
-from rlx.ops.gather import gather, gather_elements, gather_nd, take, take_along_axis
 from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
+from rlx.ops.padding import pad
 from rlx.ops.pool import (
     avg_pool,
     global_avg_pool,
@@ -157,7 +161,6 @@ from rlx.ops.pool import (
     max_pool,
     max_unpool,
 )
-from rlx.ops.padding import pad
 from rlx.ops.qlinear import matmul_integer, qlinear_matmul
 from rlx.ops.qlinear_conv import conv_integer, qlinear_conv
 from rlx.ops.quant import dequantize, dynamic_quantize, fake_quantize, quantize
@@ -178,7 +181,6 @@ from rlx.ops.resize import resize, upsample
 from rlx.ops.roi_align import roi_align
 from rlx.ops.scan import scan
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
-from rlx.ops.window import fold_windows, window_reduce, windows
 from rlx.ops.selection import argwhere, compress, nonzero, unique
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
 from rlx.ops.signal import istft, stft, stft_pairs
@@ -187,10 +189,10 @@ from rlx.ops.signal_welch import spectral_peaks, welch, welch_peaks
 from rlx.ops.signal_window import blackman_window, get_window, hamming_window, hann_window, kaiser_window
 from rlx.ops.sorting import argsort, searchsorted, sort, top_k
 from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
-from rlx.ir.op import all_ops
+from rlx.ops.window import fold_windows, window_reduce, windows
 
 
-def cast(x: object, dtype: object, saturate: bool | None = None) -> object:
+def cast(x: Any, dtype: Any, saturate: bool | None = None) -> Any:
     """Convert to another dtype; see the `cast` op for the rounding and saturation rules.
 
     >>> import numpy as np
@@ -200,4 +202,257 @@ def cast(x: object, dtype: object, saturate: bool | None = None) -> object:
     return _cast(x, dtype=dtype, saturate=saturate)
 
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("annotations", "region", "structural")]
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "affine_grid",
+    "all",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "argsort",
+    "argwhere",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "attention",
+    "avg_pool",
+    "batch_norm",
+    "bernoulli",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "blackman_window",
+    "broadcast_to",
+    "cast",
+    "cbrt",
+    "ceil",
+    "celu",
+    "clip",
+    "compress",
+    "concat",
+    "cond",
+    "conj",
+    "conv",
+    "conv_integer",
+    "conv_transpose",
+    "cos",
+    "cosh",
+    "cross_entropy",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "custom",
+    "deform_conv",
+    "depth_to_space",
+    "dequantize",
+    "dft",
+    "diag",
+    "diagonal",
+    "dim_value",
+    "div",
+    "dot_general",
+    "dropout",
+    "dropout_mask",
+    "dynamic_quantize",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "einsum",
+    "elu",
+    "embedding",
+    "equal",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expand_dims",
+    "expm1",
+    "eye",
+    "fake_quantize",
+    "fft",
+    "flatten",
+    "flip",
+    "floor",
+    "floor_div",
+    "fmod",
+    "fold_windows",
+    "full",
+    "full_like",
+    "gather",
+    "gather_elements",
+    "gather_nd",
+    "gelu",
+    "get_window",
+    "global_avg_pool",
+    "global_lp_pool",
+    "global_max_pool",
+    "greater",
+    "greater_equal",
+    "grid_sample",
+    "group_norm",
+    "gru",
+    "hamming_window",
+    "hann_window",
+    "hard_sigmoid",
+    "hard_swish",
+    "hard_tanh",
+    "hypot",
+    "ifft",
+    "imag",
+    "instance_norm",
+    "iota",
+    "irfft",
+    "is_finite",
+    "is_inf",
+    "is_nan",
+    "istft",
+    "kaiser_window",
+    "layer_norm",
+    "leaky_relu",
+    "less",
+    "less_equal",
+    "linear",
+    "linspace",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_mel",
+    "log_mel_backward",
+    "log_sigmoid",
+    "log_softmax",
+    "log_sum",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logsumexp",
+    "loop",
+    "lp_pool",
+    "lrn",
+    "lstm",
+    "make_complex",
+    "matmul",
+    "matmul_integer",
+    "max",
+    "max_pool",
+    "max_unpool",
+    "maximum",
+    "mean",
+    "mel_filter_bank",
+    "mel_weight_matrix",
+    "meshgrid",
+    "min",
+    "minimum",
+    "mish",
+    "mod",
+    "moveaxis",
+    "mul",
+    "neg",
+    "nll_loss",
+    "nonzero",
+    "norm_l1",
+    "norm_l2",
+    "normal",
+    "not_equal",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "pad",
+    "pow",
+    "prelu",
+    "prod",
+    "qlinear_conv",
+    "qlinear_matmul",
+    "quantize",
+    "randint",
+    "random_bits",
+    "random_fold",
+    "random_key",
+    "random_split",
+    "real",
+    "reciprocal",
+    "register_op",
+    "relu",
+    "repeat",
+    "reshape",
+    "resize",
+    "rfft",
+    "rms_norm",
+    "rnn",
+    "roi_align",
+    "roll",
+    "rope",
+    "rope_tables",
+    "round",
+    "rsqrt",
+    "sample_tokens",
+    "scan",
+    "scatter",
+    "scatter_elements",
+    "scatter_nd",
+    "searchsorted",
+    "selu",
+    "shift_left",
+    "shift_right",
+    "shrink",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "sinh",
+    "slice_axis",
+    "softmax",
+    "softplus",
+    "softsign",
+    "sort",
+    "space_to_depth",
+    "spectral_peaks",
+    "split",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "std",
+    "stft",
+    "stft_pairs",
+    "sub",
+    "sum",
+    "sum_square",
+    "swapaxes",
+    "swiglu",
+    "swish",
+    "take",
+    "take_along_axis",
+    "tan",
+    "tanh",
+    "thresholded_relu",
+    "tile",
+    "top_k",
+    "transpose",
+    "tril",
+    "triu",
+    "trunc",
+    "trunc_div",
+    "uniform",
+    "unique",
+    "unregister_op",
+    "upsample",
+    "var",
+    "welch",
+    "welch_peaks",
+    "where",
+    "while_loop",
+    "window_reduce",
+    "windows",
+    "zeros",
+    "zeros_like",
+]
