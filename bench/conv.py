@@ -1,6 +1,6 @@
 """Single convolutions against ONNX Runtime, interleaved in one process: medians, ratio, share of the FMA peak.
 
-    python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
+python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
 """
 
 from __future__ import annotations
@@ -65,7 +65,13 @@ def ours(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> Callable[[np
     graph.set_param("w", w)
     graph.set_param("b", b)
     y = conv(
-        x, weights, bias, strides=case.strides, padding=case.padding, dilations=case.dilations, groups=case.groups
+        x,
+        weights,
+        bias,
+        strides=case.strides,
+        padding=case.padding,
+        dilations=case.dilations,
+        groups=case.groups,
     )
     graph.output("y", relu(y))
     program = rlx.compile(graph, threads=threads)
@@ -86,7 +92,10 @@ def runtime_of_onnx(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> C
         "dilations": [case.dilations] * n,
         "group": case.groups,
     }
-    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs), helper.make_node("Relu", ["c"], ["y"])]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
     inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, case.x)]
     outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
     weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]

@@ -91,7 +91,12 @@ class Suite:
             note = reason
         model = self.reps[0].model.model if self.reps else None
         return Outcome(
-            name, main_op(model, name), not reason, not reason and not thunks, time.perf_counter() - start, note
+            name,
+            main_op(model, name),
+            not reason,
+            not reason and not thunks,
+            time.perf_counter() - start,
+            note,
         )
 
 
@@ -139,7 +144,9 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="run the tests whose names match this regular expression")
     parser.add_argument("--json", help="write every outcome to this file")
@@ -149,7 +156,7 @@ def main() -> int:
     start = time.perf_counter()
     outcomes = run_suite(args.only, args.workers)
     for o in outcomes:
-        shown = args.failures and not o.passed or args.host and o.passed and not o.native
+        shown = (args.failures and not o.passed) or (args.host and o.passed and not o.native)
         if shown:
             print(f"{'FAIL' if not o.passed else 'host'} {o.name}: {' '.join(o.reason.split())[:300]}")
     print(table(outcomes))

@@ -24,7 +24,9 @@ from rlx.transform.vmap import batch_graph
 class Jit:
     """A function that is traced and compiled on first use, and again for other dtypes, ranks or statics."""
 
-    def __init__(self, function: Callable[..., Any], static: Sequence[int | str] = (), **options: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], static: Sequence[int | str] = (), **options: Any
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.static, self.options = function, tuple(static), options
         self._programs: dict[Any, list[tuple[Trace, Any]]] = {}
@@ -39,7 +41,11 @@ class Jit:
         if any(isinstance(leaf, Node) for leaf in leaves):
             return self.function(*args, **kwargs)  # inside another trace
         arrays = [as_array(leaf) for leaf in leaves]
-        key = (tree, tuple((a.dtype.str, a.dtype.name, a.ndim) for a in arrays), _hashable(fixed_args, fixed_kwargs))
+        key = (
+            tree,
+            tuple((a.dtype.str, a.dtype.name, a.ndim) for a in arrays),
+            _hashable(fixed_args, fixed_kwargs),
+        )
         for trace, program in self._programs.get(key, ()):
             if fits(trace, arrays):
                 return self._run(trace, program, arrays)
@@ -68,11 +74,15 @@ def _hashable(args: dict[int, Any], kwargs: dict[str, Any]) -> Any:
     try:
         hash(key)
     except TypeError:
-        raise TransformError("static arguments of jit must be hashable; pass arrays as ordinary arguments") from None
+        raise TransformError(
+            "static arguments of jit must be hashable; pass arrays as ordinary arguments"
+        ) from None
     return key
 
 
-def jit(function: Callable[..., Any] | None = None, *, static: Sequence[int | str] = (), **options: Any) -> Any:
+def jit(
+    function: Callable[..., Any] | None = None, *, static: Sequence[int | str] = (), **options: Any
+) -> Any:
     """Compile a Python function on arrays; options are those of rlx.compile.
 
     >>> import numpy as np, rlx
@@ -107,7 +117,9 @@ def _in_graph(value: Any, graph: Graph) -> Node:
     return made
 
 
-def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(
+    function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
     """A function that returns (value, gradient) of a scalar-valued function; gradients have the arguments' pytrees.
 
     >>> import numpy as np, rlx
@@ -130,11 +142,15 @@ def value_and_grad(function: Callable[..., Any], argnums: int | Sequence[int] = 
         loss, aux = out if has_aux else (out, None)
         if not isinstance(loss, Node) or loss.shape != ():
             what = loss.type if isinstance(loss, Node) else type(loss).__name__
-            raise GradientError(f"grad needs a function that returns a scalar, this one returns {what}; sum it first")
+            raise GradientError(
+                f"grad needs a function that returns a scalar, this one returns {what}; sum it first"
+            )
         for nodes in wanted:
             for node in nodes:
                 if not is_differentiable_dtype(node):
-                    raise GradientError(f"an argument is {node.type}; gradients exist only for floating point")
+                    raise GradientError(
+                        f"an argument is {node.type}; gradients exist only for floating point"
+                    )
         every = [n for nodes in wanted for n in nodes]
         grads = backward(graph, {loss.id: ones_like(loss)}, every, start)
         made = iter(zeros_like(n) if g is None else g for n, g in zip(every, grads, strict=True))
@@ -165,7 +181,9 @@ def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Call
     return wrapped
 
 
-def vmap(function: Callable[..., Any], in_axes: int | Sequence[int | None] = 0, out_axes: int = 0) -> Callable[..., Any]:
+def vmap(
+    function: Callable[..., Any], in_axes: int | Sequence[int | None] = 0, out_axes: int = 0
+) -> Callable[..., Any]:
     """Apply a function to every slice of its arguments at once.
 
     >>> import numpy as np, rlx
@@ -229,7 +247,11 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         named = {f"arg{i}": n for i, n in enumerate(nodes)} | {f"t_arg{i}": along[i] for i in smooth}
         values = inline(trace.graph, nodes, graph)
         tangent_of = dict(
-            zip(derivative.outputs, inline(derivative, [named[n.attrs["name"]] for n in derivative.inputs], graph), strict=True)
+            zip(
+                derivative.outputs,
+                inline(derivative, [named[n.attrs["name"]] for n in derivative.inputs], graph),
+                strict=True,
+            )
         )
         out = [tangent_of.get(f"tan_out{i}") for i in range(len(values))]
         slopes = [zeros_like(v) if t is None else t for v, t in zip(values, out, strict=True)]

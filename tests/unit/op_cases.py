@@ -70,7 +70,9 @@ def make_array(arg: Any, rng: np.random.Generator) -> tuple[TensorType, np.ndarr
         arg = Arg(arg)
     t = parse_type(arg.type)
     for d in t.shape:
-        assert isinstance(d, int) or all(s in SIZES for s in symbols(d)), f"samples use the symbols {sorted(SIZES)}"
+        assert isinstance(d, int) or all(s in SIZES for s in symbols(d)), (
+            f"samples use the symbols {sorted(SIZES)}"
+        )
     shape = t.bind(SIZES)
     count = int(np.prod(shape, dtype=np.int64))
     if t.dtype.is_bool:
@@ -79,7 +81,9 @@ def make_array(arg: Any, rng: np.random.Generator) -> tuple[TensorType, np.ndarr
         low = max(arg.low, float(t.dtype.min_value))
         return t, rng.integers(int(low), int(arg.high) + 1, shape).astype(t.dtype.np)
     if t.dtype.is_complex:
-        return t, (rng.uniform(arg.low, arg.high, shape) + 1j * rng.uniform(arg.low, arg.high, shape)).astype(t.dtype.np)
+        return t, (rng.uniform(arg.low, arg.high, shape) + 1j * rng.uniform(arg.low, arg.high, shape)).astype(
+            t.dtype.np
+        )
     if arg.distinct:
         steps = (rng.permutation(count) + 0.5) / max(count, 1)
         values = (arg.low + (arg.high - arg.low) * steps).reshape(shape)

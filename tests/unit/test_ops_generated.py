@@ -20,7 +20,9 @@ BATCH = 3
 
 
 def close(got: np.ndarray, want: np.ndarray, tolerance: float = 1e-5) -> None:
-    assert got.shape == want.shape and got.dtype == want.dtype, f"{got.dtype}{got.shape} != {want.dtype}{want.shape}"
+    assert got.shape == want.shape and got.dtype == want.dtype, (
+        f"{got.dtype}{got.shape} != {want.dtype}{want.shape}"
+    )
     if want.dtype.kind in "iub":
         np.testing.assert_array_equal(got, want)
     else:
@@ -64,7 +66,9 @@ def test_expansion_or_lowering_is_the_reference(case: Case) -> None:
     assert len(tensor_types(node.type)) == len(want)
 
 
-def finite_difference(g: Graph, feed: dict[str, np.ndarray], name: str, direction: np.ndarray) -> list[np.ndarray]:
+def finite_difference(
+    g: Graph, feed: dict[str, np.ndarray], name: str, direction: np.ndarray
+) -> list[np.ndarray]:
     step = 1e-6
     up = evaluate(g, {**feed, name: feed[name] + step * direction})
     down = evaluate(g, {**feed, name: feed[name] - step * direction})
@@ -109,7 +113,9 @@ def test_gradient_and_jvp_are_finite_differences(case: Case) -> None:
         scale = 1 + abs(want) + float(np.abs(grads[f"grad_{name}"]).sum())
         assert abs(got - want) <= 1e-5 * scale, f"gradient of {name}: {got} but finite differences say {want}"
     for k in outs:
-        np.testing.assert_allclose(forward[f"tan_{k}"], total[k], rtol=1e-4, atol=1e-5 * (1 + np.abs(total[k]).max(initial=0)))
+        np.testing.assert_allclose(
+            forward[f"tan_{k}"], total[k], rtol=1e-4, atol=1e-5 * (1 + np.abs(total[k]).max(initial=0))
+        )
 
 
 BATCHED = [c for c in ALL_CASES if not c.symbolic and c.arrays]
@@ -127,7 +133,9 @@ def test_batching_is_a_loop(case: Case) -> None:
             for b in range(BATCH)
         ]
         want = [list(evaluate(g, f).values()) for f in feeds]
-        axes = {n: (case.arrays[i].ndim if i % 2 else 0) for i, n in enumerate(names) if n in chosen}  # first and last place
+        axes = {
+            n: (case.arrays[i].ndim if i % 2 else 0) for i, n in enumerate(names) if n in chosen
+        }  # first and last place
         batched = batch_graph(g, {n: axes.get(n) for n in names}, BATCH)
         stacked = {n: np.stack([f[n] for f in feeds], axes[n]) if n in axes else feeds[0][n] for n in names}
         got = evaluate(batched, stacked)

@@ -82,13 +82,19 @@ def trace_arrays(function: Callable[..., Any], arrays: Sequence[np.ndarray], tre
     raise TransformError(f"tracing {getattr(function, '__name__', 'a function')} does not settle on shapes")
 
 
-def _solve(constraints: Sequence[Constraint], actual: dict[str, int], reasons: dict[str, str]) -> dict[str, Dim]:
+def _solve(
+    constraints: Sequence[Constraint], actual: dict[str, int], reasons: dict[str, str]
+) -> dict[str, Dim]:
     """Symbols to replace so that assumed equalities hold: by each other, or by 1 where one side is 1."""
     out: dict[str, Dim] = {}
     for c in constraints:
         if c.kind != "eq":
             continue
-        sides = [s for s in (c.lhs, c.rhs) if isinstance(s, Expr) and len(symbols(s)) == 1 and str(s) == symbols(s)[0]]
+        sides = [
+            s
+            for s in (c.lhs, c.rhs)
+            if isinstance(s, Expr) and len(symbols(s)) == 1 and str(s) == symbols(s)[0]
+        ]
         names = [symbols(s)[0] for s in sides]
         if any(n in out for n in names):
             continue

@@ -21,7 +21,9 @@ def match_shape(declared: Sequence[Dim], actual: Sequence[int], binding: dict[st
     for want, got in zip(declared, actual, strict=True):
         if isinstance(want, int):
             if want != got:
-                raise InputError(f"{what} has shape {_shape(declared)}, got {_shape(actual)}: {got} is not {want}")
+                raise InputError(
+                    f"{what} has shape {_shape(declared)}, got {_shape(actual)}: {got} is not {want}"
+                )
             continue
         names = symbols(want)
         name = names[0] if len(names) == 1 else ""

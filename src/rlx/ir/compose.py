@@ -85,7 +85,9 @@ class ContractNest:
     space: Shape
     kept: int
     stores: tuple[Store, ...]
-    rhs_layout: tuple[tuple[str, int], ...] | None = None  # how a packed rhs lies in memory; None: by its index
+    rhs_layout: tuple[tuple[str, int], ...] | None = (
+        None  # how a packed rhs lies in memory; None: by its index
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class ConvNest:
     stores: tuple[Store, ...]
     x_blocked: bool = False
     out_blocked: bool = False
-    w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, and its attributes
+    w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = (
+        None  # the op that unpacks it, and its attributes
+    )
 
 
 @dataclass(frozen=True)
@@ -210,13 +214,17 @@ class _Composer:
         if self.contract is None or not isinstance(self.contract[0], Conv):
             return False
         if any(o.op.writer_side and o.id not in self.inputs for o in node.operands):
-            raise ComposeError(f"{node.op.name} reads what a kernel stores in a layout of its own", node.where)
+            raise ComposeError(
+                f"{node.op.name} reads what a kernel stores in a layout of its own", node.where
+            )
         return node.op.writer_side
 
     def _constant(self, node: Node) -> Scalar:
         array = node.attrs["value"].array
         if array.size != 1:
-            raise ComposeError("a constant of more than one element is an operand, not part of a body", node.where)
+            raise ComposeError(
+                "a constant of more than one element is an operand, not part of a body", node.where
+            )
         return const(array.reshape(()).item(), node.dtype)
 
     def _substitute(self, body: Scalar, node: Node) -> Scalar:
@@ -253,7 +261,9 @@ class _Composer:
         self._check_rows(body, axes(len(form.space)), kept, node)
         number = len(self.stats)
         out = node.tensor
-        self.stats.append(Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last))
+        self.stats.append(
+            Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last)
+        )
         at = axes(out.rank)
         if out.rank == len(form.space):  # keepdims
             index = tuple(at[i] for i in kept)
@@ -263,7 +273,9 @@ class _Composer:
         if form.finish is not None:
             point = tuple(at[i] for i in kept) if out.rank == len(form.space) else at
             done = replace_axes(form.finish, point)
-            value = rebuild(done, lambda e, _: Scalar("acc", index, e.dtype, number) if e.prim == "acc" else None)
+            value = rebuild(
+                done, lambda e, _: Scalar("acc", index, e.dtype, number) if e.prim == "acc" else None
+            )
         self.values[node.id] = value
 
     def _check_rows(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int], node: Node) -> None:
@@ -312,7 +324,9 @@ class _Composer:
         outer = tuple(full[i] for i in kept)
         wide = any(full[i] != 1 for i in reduced)
         for node in outputs:
-            source, steps = self._stored_as(node, full, lambda v: self._reads_own_row(v, axes(len(full)), kept))
+            source, steps = self._stored_as(
+                node, full, lambda v: self._reads_own_row(v, axes(len(full)), kept)
+            )
             if wide and same_space(source.shape, full):
                 self._check_rows(self.values[source.id], axes(len(full)), kept, node)
                 body = canonical(self.values[source.id])
@@ -339,7 +353,9 @@ class _Composer:
         elif node.rank == len(full) and same_space(tuple(node.shape[i] for i in kept), outer):
             point = [axis(list(kept).index(i)) if i in kept else const(0) for i in range(len(full))]
         else:
-            raise ComposeError(f"{node.op.name} gives {node.type}, which is neither a row value nor a full one", node.where)
+            raise ComposeError(
+                f"{node.op.name} gives {node.type}, which is neither a row value nor a full one", node.where
+            )
         at = replace_axes(value, point)
         for e in at.walk():
             if e.prim == "acc" and any(
@@ -466,8 +482,12 @@ def affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar] | None
         left, right = affine(index.args[0], rank), affine(index.args[1], rank)
         if left is None or right is None:
             return None
-        combine = (lambda x, y: _plus(x, y)) if index.prim == "add" else (lambda x, y: _plus(x, _times(y, -1)))
-        return [combine(x, y) for x, y in zip(left[0], right[0], strict=True)], _scalar(combine(left[1], right[1]))
+        combine = (
+            (lambda x, y: _plus(x, y)) if index.prim == "add" else (lambda x, y: _plus(x, _times(y, -1)))
+        )
+        return [combine(x, y) for x, y in zip(left[0], right[0], strict=True)], _scalar(
+            combine(left[1], right[1])
+        )
     if index.prim == "mul":
         for varying, factor in (index.args, index.args[::-1]):
             if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in factor.walk()):

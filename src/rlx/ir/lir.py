@@ -171,7 +171,9 @@ class LirModule:
     def specialize(self, binding: Mapping[str, int]) -> LirModule:
         """The same program placed for other sizes; kernels, order and code key stay as they are."""
         if self.planner is None:
-            raise PlanError(f"program {self.name!r} was loaded without its planner and cannot be placed again")
+            raise PlanError(
+                f"program {self.name!r} was loaded without its planner and cannot be placed again"
+            )
         return replace(self, buffers=self.planner.plan(dict(binding)))
 
     @property

@@ -43,24 +43,45 @@ class _dot_general(Op):
     }
 
     def infer(
-        self, a: TensorType, b: TensorType, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+        self,
+        a: TensorType,
+        b: TensorType,
+        *,
+        lhs_contract: Any,
+        rhs_contract: Any,
+        lhs_batch: Any,
+        rhs_batch: Any,
+        out_dtype: Any,
     ) -> TensorType:
         need_dtype(self.name, a, is_number)
         need_dtype(self.name, b, is_number)
         d = same_dtype(self.name, (a, b)) if out_dtype is None else out_dtype
-        for side, t, used in (("lhs", a, (*lhs_contract, *lhs_batch)), ("rhs", b, (*rhs_contract, *rhs_batch))):
+        for side, t, used in (
+            ("lhs", a, (*lhs_contract, *lhs_batch)),
+            ("rhs", b, (*rhs_contract, *rhs_batch)),
+        ):
             if len(set(used)) != len(used) or not all(0 <= i < t.rank for i in used):
                 raise ShapeError(f"dot_general: {side} axes {used} are not distinct axes of {t}")
         if len(lhs_contract) != len(rhs_contract) or len(lhs_batch) != len(rhs_batch):
             raise ShapeError("dot_general: lhs and rhs name different numbers of axes")
         for i, j in (*zip(lhs_contract, rhs_contract, strict=True), *zip(lhs_batch, rhs_batch, strict=True)):
-            require_equal(a.shape[i], b.shape[j], lambda i=i, j=j: f"matmul: axis {i} of {a} and axis {j} of {b} differ")
+            require_equal(
+                a.shape[i], b.shape[j], lambda i=i, j=j: f"matmul: axis {i} of {a} and axis {j} of {b} differ"
+            )
         batch = [a.shape[i] for i in lhs_batch]
         left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
         return TensorType(d, (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right)))
 
     def ref(
-        self, a: np.ndarray, b: np.ndarray, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        *,
+        lhs_contract: Any,
+        rhs_contract: Any,
+        lhs_batch: Any,
+        rhs_batch: Any,
+        out_dtype: Any,
     ) -> np.ndarray:
         own = dtype(a.dtype)
         out = own if out_dtype is None else out_dtype
@@ -76,7 +97,17 @@ class _dot_general(Op):
         return np.matmul(x, y).reshape(shape).astype(out.np)
 
     def vjp(
-        self, g: Node, y: Node, a: Node, b: Node, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+        self,
+        g: Node,
+        y: Node,
+        a: Node,
+        b: Node,
+        *,
+        lhs_contract: Any,
+        rhs_contract: Any,
+        lhs_batch: Any,
+        rhs_batch: Any,
+        out_dtype: Any,
     ) -> list[Node]:
         kinds = a.dtype, b.dtype
         if g.dtype is not a.dtype:  # out_dtype: the products below are those of the wider dtype
@@ -85,11 +116,15 @@ class _dot_general(Op):
         nb = len(lhs_batch)
         g_left, g_right = range(nb, nb + len(left)), range(nb + len(left), g.rank)
         both = tuple(range(nb))
-        da = dot_general(g, b, (tuple(g_right), right), (both, rhs_batch))  # [batch, left, contracted in rhs order]
+        da = dot_general(
+            g, b, (tuple(g_right), right), (both, rhs_batch)
+        )  # [batch, left, contracted in rhs order]
         by_rhs = sorted(range(len(rhs_contract)), key=lambda i: rhs_contract[i])
         order = (*lhs_batch, *left, *(lhs_contract[i] for i in by_rhs))
         da = transpose(da, inverse_permutation(order))
-        db = dot_general(g, a, (tuple(g_left), left), (both, lhs_batch))  # [batch, right, contracted in lhs order]
+        db = dot_general(
+            g, a, (tuple(g_left), left), (both, lhs_batch)
+        )  # [batch, right, contracted in lhs order]
         by_lhs = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
         order = (*rhs_batch, *right, *(rhs_contract[i] for i in by_lhs))
         db = transpose(db, inverse_permutation(order))
@@ -97,12 +132,25 @@ class _dot_general(Op):
         return [d if d.dtype is kind else op_call("cast", d, dtype=kind) for d, kind in grads]
 
     def batch(
-        self, flags: Sequence[bool], a: Node, b: Node, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+        self,
+        flags: Sequence[bool],
+        a: Node,
+        b: Node,
+        *,
+        lhs_contract: Any,
+        rhs_contract: Any,
+        lhs_batch: Any,
+        rhs_batch: Any,
+        out_dtype: Any,
     ) -> Node:
         made: Node
         if all(flags):
             return dot_general(
-                a, b, (shift(lhs_contract), shift(rhs_contract)), ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))), out_dtype
+                a,
+                b,
+                (shift(lhs_contract), shift(rhs_contract)),
+                ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))),
+                out_dtype,
             )
         if flags[0] and not lhs_batch:  # the batch axis is one more free axis of lhs
             return dot_general(a, b, (shift(lhs_contract), rhs_contract), ((), ()), out_dtype)
@@ -112,11 +160,23 @@ class _dot_general(Op):
             return transpose(made, (at, *(i for i in range(made.rank) if i != at)))
         a, b = lift_all(flags, (a, b))
         return dot_general(
-            a, b, (shift(lhs_contract), shift(rhs_contract)), ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))), out_dtype
+            a,
+            b,
+            (shift(lhs_contract), shift(rhs_contract)),
+            ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))),
+            out_dtype,
         )
 
     def lower(
-        self, a: TensorType, b: TensorType, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+        self,
+        a: TensorType,
+        b: TensorType,
+        *,
+        lhs_contract: Any,
+        rhs_contract: Any,
+        lhs_batch: Any,
+        rhs_batch: Any,
+        out_dtype: Any,
     ) -> Form:
         out = a.dtype if out_dtype is None else out_dtype
         return Contract(
@@ -129,7 +189,15 @@ class _dot_general(Op):
         )
 
     def cost(
-        self, a: TensorType, b: TensorType, *, lhs_contract: Any, rhs_contract: Any, lhs_batch: Any, rhs_batch: Any, out_dtype: Any
+        self,
+        a: TensorType,
+        b: TensorType,
+        *,
+        lhs_contract: Any,
+        rhs_contract: Any,
+        lhs_batch: Any,
+        rhs_batch: Any,
+        out_dtype: Any,
     ) -> Dim:
         total: Dim = 2 * a.numel
         for j in free_axes(b.rank, rhs_contract, rhs_batch):
@@ -221,7 +289,9 @@ class matmul(Op):
         if a.rank == 0 or b.rank == 0:
             raise ShapeError(f"matmul: {a} @ {b}: a scalar operand; use * instead")
         inner = b.shape[-2] if b.rank > 1 else b.shape[0]
-        require_equal(a.shape[-1], inner, lambda: f"matmul: {a} @ {b}: inner dims {a.shape[-1]} and {inner} differ")
+        require_equal(
+            a.shape[-1], inner, lambda: f"matmul: {a} @ {b}: inner dims {a.shape[-1]} and {inner} differ"
+        )
         lead = broadcast_shapes(self.name, [a.shape[:-2], b.shape[:-2]])
         rows = a.shape[-2:-1]
         columns = b.shape[-1:] if b.rank > 1 else ()
@@ -265,7 +335,9 @@ class _einsum(Op):
                 if sizes.get(label, 1) == 1:
                     sizes[label] = d
                 elif d != 1:
-                    require_equal(sizes[label], d, lambda: f"einsum: {equation!r}: label {label!r} has two sizes")  # noqa: B023
+                    require_equal(
+                        sizes[label], d, lambda: f"einsum: {equation!r}: label {label!r} has two sizes"
+                    )  # noqa: B023
         return TensorType(same_dtype(self.name, types), tuple(sizes[c] for c in output))
 
     def ref(self, *arrays: np.ndarray, equation: str) -> np.ndarray:
@@ -330,7 +402,9 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]
         n = rank - len(labels) + 3 if "..." in labels else 0
         full = labels.replace("...", dots[widest - n :] if n else "")
         if len(full) != rank:
-            raise ShapeError(f"einsum: {equation!r}: {labels!r} names {len(full)} axes of an operand of rank {rank}")
+            raise ShapeError(
+                f"einsum: {equation!r}: {labels!r} names {len(full)} axes of an operand of rank {rank}"
+            )
         filled.append(full)
     if arrow:
         output = output.replace("...", dots)
@@ -339,7 +413,9 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]
         output = dots + "".join(sorted(c for c in set(every) - set(dots) if every.count(c) == 1))
     unknown = set(output) - set("".join(filled))
     if unknown or len(set(output)) != len(output):
-        raise ShapeError(f"einsum: {equation!r}: the result {output!r} repeats a label or has one of no operand")
+        raise ShapeError(
+            f"einsum: {equation!r}: the result {output!r} repeats a label or has one of no operand"
+        )
     return filled, output
 
 
@@ -355,7 +431,11 @@ def _diagonal(x: Node, labels: str) -> tuple[Node, str]:
         flat = reshape(x, (*x.shape[:-2], n * n))
         lead = flat.rank - 1
         x = op_call(
-            "slice", flat, starts=(0,) * flat.rank, sizes=(*flat.shape[:-1], n), steps=(*(1,) * lead, _int(n) + 1)
+            "slice",
+            flat,
+            starts=(0,) * flat.rank,
+            sizes=(*flat.shape[:-1], n),
+            steps=(*(1,) * lead, _int(n) + 1),
         )
         labels = "".join(labels[k] for k in order[:-2]) + c
     return x, labels
@@ -380,9 +460,15 @@ def _pair(a: Node, la: str, b: Node, lb: str, later: str) -> tuple[Node, str]:
         da, db = a.shape[la.index(c)], b.shape[lb.index(c)]
         if da != db and 1 in (da, db):
             if da == 1:
-                a, la = reshape(a, tuple(d for d, k in zip(a.shape, la, strict=True) if k != c)), la.replace(c, "")
+                a, la = (
+                    reshape(a, tuple(d for d, k in zip(a.shape, la, strict=True) if k != c)),
+                    la.replace(c, ""),
+                )
             else:
-                b, lb = reshape(b, tuple(d for d, k in zip(b.shape, lb, strict=True) if k != c)), lb.replace(c, "")
+                b, lb = (
+                    reshape(b, tuple(d for d, k in zip(b.shape, lb, strict=True) if k != c)),
+                    lb.replace(c, ""),
+                )
     shared = [c for c in la if c in lb]
     batch, summed = [c for c in shared if c in later], [c for c in shared if c not in later]
     out = dot_general(
@@ -391,4 +477,6 @@ def _pair(a: Node, la: str, b: Node, lb: str, later: str) -> tuple[Node, str]:
         (tuple(la.index(c) for c in summed), tuple(lb.index(c) for c in summed)),
         (tuple(la.index(c) for c in batch), tuple(lb.index(c) for c in batch)),
     )
-    return out, "".join(batch) + "".join(c for c in la if c not in shared) + "".join(c for c in lb if c not in shared)
+    return out, "".join(batch) + "".join(c for c in la if c not in shared) + "".join(
+        c for c in lb if c not in shared
+    )

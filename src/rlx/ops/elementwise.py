@@ -91,7 +91,9 @@ def _sample_dtype(accepts: Accepts) -> str:
     return {is_integer: "i32", is_boolean: "bool"}.get(accepts, "f32")
 
 
-def make_samples(arity: int, accepts: Accepts, ranges: Sequence[tuple[float, float]], smooth: bool) -> list[Sample]:
+def make_samples(
+    arity: int, accepts: Accepts, ranges: Sequence[tuple[float, float]], smooth: bool
+) -> list[Sample]:
     """Samples of a broadcasting op whose operands lie in `ranges`."""
     kind = _sample_dtype(accepts)
     shapes = {
@@ -100,7 +102,10 @@ def make_samples(arity: int, accepts: Accepts, ranges: Sequence[tuple[float, flo
         3: [("[5]", "[5]", "[5]"), ("[2,1]", "[3]", "[]"), ("[0]", "[0]", "[1]")],
     }[arity]
     out = [
-        Sample(tuple(Arg(kind + s, lo, hi, distinct=True) for s, (lo, hi) in zip(row, ranges, strict=True)), grad=smooth)
+        Sample(
+            tuple(Arg(kind + s, lo, hi, distinct=True) for s, (lo, hi) in zip(row, ranges, strict=True)),
+            grad=smooth,
+        )
         for row in shapes
     ]
     if kind == "f32":
@@ -135,7 +140,10 @@ def table(
 
     def vjp(self: Op, g: Node, y: Node, *operands: Node) -> list[Any]:
         assert not isinstance(grad, str)
-        return [None if d is None else unbroadcast(d, x) for d, x in zip(grad(g, y, *operands), operands, strict=True)]
+        return [
+            None if d is None else unbroadcast(d, x)
+            for d, x in zip(grad(g, y, *operands), operands, strict=True)
+        ]
 
     members: dict[str, Any] = {
         "__doc__": doc,
@@ -417,7 +425,7 @@ class cast(Op):
             Sample((Arg("f32[40]", -600, 600, special=True),), {"dtype": "f8e4m3fn"}, grad=False),
             Sample((Arg("f32[40]", -600, 600, special=True),), {"dtype": "f8e5m2"}, grad=False),
             Sample((Arg("f32[]"),), {"dtype": "f32"}, grad=False),
-            Sample((Arg("f32[9]", -1e5, 1e5, special=True),), {"dtype": "f8e5m2", "saturate": True}, grad=False),
+            Sample(
+                (Arg("f32[9]", -1e5, 1e5, special=True),), {"dtype": "f8e5m2", "saturate": True}, grad=False
+            ),
         ]
-
-

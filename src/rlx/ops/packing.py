@@ -60,7 +60,10 @@ class Panels:
         padded = np.zeros((*lead, self.depth, self.full * self.columns + self.tail), w.dtype)
         padded[..., : self.k, : self.n] = w
         cut = self.full * self.columns
-        parts = [self._interleave(padded[..., :cut], self.columns), self._interleave(padded[..., cut:], self.tail)]
+        parts = [
+            self._interleave(padded[..., :cut], self.columns),
+            self._interleave(padded[..., cut:], self.tail),
+        ]
         return np.concatenate(parts, axis=-1)
 
     def _interleave(self, matrix: np.ndarray, width: int) -> np.ndarray:
@@ -164,7 +167,9 @@ class unpack_panels(_Packing):
         panels = Panels(**layout)
         if x.rank < 1:
             raise ShapeError(f"unpack_panels: {x} holds no panels")
-        require_equal(x.shape[-1], panels.elements, f"unpack_panels: {x} does not hold {panels.elements} elements")
+        require_equal(
+            x.shape[-1], panels.elements, f"unpack_panels: {x} does not hold {panels.elements} elements"
+        )
         return x.with_shape((*x.shape[:-1], panels.k, panels.n))
 
     def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:

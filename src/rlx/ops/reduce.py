@@ -17,7 +17,18 @@ from rlx.ir.scalar import axes as space_axes
 from rlx.ir.scalar import load
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.elementwise import cast, equal
-from rlx.ops.rules import Accepts, check_axes, in_f32, is_boolean, is_number, is_real, need_dtype, normal_axes, op_call, shift
+from rlx.ops.rules import (
+    Accepts,
+    check_axes,
+    in_f32,
+    is_boolean,
+    is_number,
+    is_real,
+    need_dtype,
+    normal_axes,
+    op_call,
+    shift,
+)
 from rlx.ops.shape import broadcast_to, reshape
 
 
@@ -273,9 +284,15 @@ def _reducer(op: Op, name: str, what: str, example: str) -> Callable[..., Any]:
 
 
 sum = _reducer(reduce_sum, "sum", "Sum", ">>> sum(np.array([[1, 2], [3, 4]]), axis=0)\n    array([4, 6])")
-prod = _reducer(reduce_prod, "prod", "Product", ">>> prod(np.array([[1, 2], [3, 4]]), axis=0)\n    array([3, 8])")
-max = _reducer(reduce_max, "max", "Largest element", ">>> max(np.array([[1, 2], [3, 0]]), axis=0)\n    array([3, 2])")
-min = _reducer(reduce_min, "min", "Smallest element", ">>> min(np.array([[1, 2], [3, 0]]), axis=0)\n    array([1, 0])")
+prod = _reducer(
+    reduce_prod, "prod", "Product", ">>> prod(np.array([[1, 2], [3, 4]]), axis=0)\n    array([3, 8])"
+)
+max = _reducer(
+    reduce_max, "max", "Largest element", ">>> max(np.array([[1, 2], [3, 0]]), axis=0)\n    array([3, 2])"
+)
+min = _reducer(
+    reduce_min, "min", "Smallest element", ">>> min(np.array([[1, 2], [3, 0]]), axis=0)\n    array([1, 0])"
+)
 any = _reducer(reduce_any, "any", "Whether any is true", ">>> bool(any(np.array([False, True])))\n    True")
 all = _reducer(reduce_all, "all", "Whether all are true", ">>> bool(all(np.array([False, True])))\n    False")
 

@@ -30,7 +30,9 @@ class region(Op):
         for t, node in zip(types, body.inputs, strict=True):
             if t.dtype is not node.dtype:
                 raise TypeError_(f"region {body.name!r}: operand {t} where its body reads {node.type}")
-            require_shape(t.shape, node.shape, f"region {body.name!r}: operand {t} where its body reads {node.type}")
+            require_shape(
+                t.shape, node.shape, f"region {body.name!r}: operand {t} where its body reads {node.type}"
+            )
         items = tuple(n.tensor for n in body.outputs.values())
         return items[0] if len(items) == 1 else TupleType(items)
 

@@ -87,7 +87,9 @@ class _reshape(Op):
 
     def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
         out = TensorType(x.dtype, shape)
-        require_equal(x.numel, out.numel, lambda: f"reshape: {x} has {x.numel} elements, {_text(shape)} has {out.numel}")
+        require_equal(
+            x.numel, out.numel, lambda: f"reshape: {x} has {x.numel} elements, {_text(shape)} has {out.numel}"
+        )
         return out
 
     def ref(self, x: np.ndarray, *, shape: Sequence[int]) -> np.ndarray:
@@ -190,7 +192,9 @@ class _transpose(Op):
     def lower(self, x: TensorType, *, perm: Sequence[int]) -> Form:
         at = axes(x.rank)
         where_is = inverse_permutation(perm)
-        return Map(tuple(x.shape[p] for p in perm), load(0, [at[where_is[i]] for i in range(x.rank)], x.dtype))
+        return Map(
+            tuple(x.shape[p] for p in perm), load(0, [at[where_is[i]] for i in range(x.rank)], x.dtype)
+        )
 
     def cost(self, x: TensorType, *, perm: Sequence[int]) -> Dim:
         return 0
@@ -245,7 +249,9 @@ class _broadcast_to(Op):
             raise ShapeError(f"broadcast_to: {x} has more axes than {_text(shape)}")
         for i, d in enumerate(x.shape):
             if d != 1:
-                require_equal(d, shape[skip + i], lambda: f"broadcast_to: {x} does not broadcast to {_text(shape)}")
+                require_equal(
+                    d, shape[skip + i], lambda: f"broadcast_to: {x} does not broadcast to {_text(shape)}"
+                )
         return x.with_shape(shape)
 
     def ref(self, x: np.ndarray, *, shape: Sequence[int]) -> np.ndarray:
@@ -266,7 +272,10 @@ class _broadcast_to(Op):
 
     def view(self, layout: Layout, x: TensorType, *, shape: Shape) -> Layout:
         skip = len(shape) - x.rank
-        kept = [0 if d == 1 and shape[skip + i] != 1 else s for i, (d, s) in enumerate(zip(x.shape, layout.strides, strict=True))]
+        kept = [
+            0 if d == 1 and shape[skip + i] != 1 else s
+            for i, (d, s) in enumerate(zip(x.shape, layout.strides, strict=True))
+        ]
         return Layout(layout.offset, (*(0,) * skip, *kept))
 
     def samples(self) -> list[Sample]:
@@ -306,15 +315,21 @@ class _slice(Op):
             low, high = (start, last) if step > 0 else (last, start)
             outside = known_le(d, high) is True or known_le(low, -1) is True or known_le(n, -1) is True
             if outside and known_le(n, 0) is not True:
-                raise ShapeError(f"slice: start {start}, size {n}, step {step} leaves an axis of size {d} of {x}")
+                raise ShapeError(
+                    f"slice: start {start}, size {n}, step {step} leaves an axis of size {d} of {x}"
+                )
         return x.with_shape(sizes)
 
-    def ref(self, x: np.ndarray, *, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    def ref(
+        self, x: np.ndarray, *, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
+    ) -> np.ndarray:
         for i, (start, n, step) in enumerate(zip(starts, sizes, steps, strict=True)):
             x = np.take(x, start + np.arange(n) * step, axis=i)
         return x
 
-    def vjp(self, g: Node, y: Node, x: Node, *, starts: Shape, sizes: Shape, steps: Sequence[int]) -> list[Node]:
+    def vjp(
+        self, g: Node, y: Node, x: Node, *, starts: Shape, sizes: Shape, steps: Sequence[int]
+    ) -> list[Node]:
         backward = tuple(i for i, s in enumerate(steps) if s < 0)
         if backward:
             g = flip(g, backward)
@@ -327,7 +342,9 @@ class _slice(Op):
         low, high, interior = zip(*pads, strict=True) if pads else ((), (), ())
         return [op_call("pad", g, padding=tuple(zip(low, high, strict=True)), interior=interior, value=0)]
 
-    def batch(self, flags: Sequence[bool], x: Node, *, starts: Shape, sizes: Shape, steps: Sequence[int]) -> Node:
+    def batch(
+        self, flags: Sequence[bool], x: Node, *, starts: Shape, sizes: Shape, steps: Sequence[int]
+    ) -> Node:
         made: Node = _slice(x, starts=(0, *starts), sizes=(x.shape[0], *sizes), steps=(1, *steps))
         return made
 
@@ -338,7 +355,9 @@ class _slice(Op):
     def cost(self, x: TensorType, *, starts: Shape, sizes: Shape, steps: Sequence[int]) -> Dim:
         return 0
 
-    def view(self, layout: Layout, x: TensorType, *, starts: Shape, sizes: Shape, steps: Sequence[int]) -> Layout:
+    def view(
+        self, layout: Layout, x: TensorType, *, starts: Shape, sizes: Shape, steps: Sequence[int]
+    ) -> Layout:
         offset = layout.offset
         for start, stride in zip(starts, layout.strides, strict=True):
             offset = offset + start * stride
@@ -476,7 +495,13 @@ class _pad(Op):
         for d, (low, high), gap in zip(x.shape, padding, gaps, strict=True):
             if gap < 0:
                 raise ShapeError(f"pad: interior padding {gap} of {x} is negative")
-            spread = d if gap == 0 else d + (d - 1) * gap if known_le(1, d) is True else ceildiv(d * (gap + 1) - gap, 1)
+            spread = (
+                d
+                if gap == 0
+                else d + (d - 1) * gap
+                if known_le(1, d) is True
+                else ceildiv(d * (gap + 1) - gap, 1)
+            )
             n = low + high + (0 if isinstance(d, int) and d == 0 else spread)
             if known_le(n, -1) is True:
                 raise ShapeError(f"pad: {tuple(padding)} crops more than {x} has")
@@ -487,7 +512,9 @@ class _pad(Op):
         self, x: np.ndarray, *, padding: Sequence[tuple[int, int]], interior: Sequence[int], value: float
     ) -> np.ndarray:
         gaps = self._interior(interior, x.ndim)
-        shape = [lo + hi + (n + max(n - 1, 0) * g) for n, (lo, hi), g in zip(x.shape, padding, gaps, strict=True)]
+        shape = [
+            lo + hi + (n + max(n - 1, 0) * g) for n, (lo, hi), g in zip(x.shape, padding, gaps, strict=True)
+        ]
         out = np.full(shape, value, x.dtype)
         source, target = [], []
         for n, (lo, _), g, total in zip(x.shape, padding, gaps, shape, strict=True):
@@ -499,10 +526,20 @@ class _pad(Op):
         return out
 
     def vjp(
-        self, g: Node, y: Node, x: Node, *, padding: Sequence[tuple[Dim, Dim]], interior: Sequence[int], value: float
+        self,
+        g: Node,
+        y: Node,
+        x: Node,
+        *,
+        padding: Sequence[tuple[Dim, Dim]],
+        interior: Sequence[int],
+        value: float,
     ) -> list[Node]:
         gaps = self._interior(interior, x.rank)
-        cropped = [(-lo if known_le(0, -lo) is True else 0, -hi if known_le(0, -hi) is True else 0) for lo, hi in padding]
+        cropped = [
+            (-lo if known_le(0, -lo) is True else 0, -hi if known_le(0, -hi) is True else 0)
+            for lo, hi in padding
+        ]
         if any(c != (0, 0) for c in cropped):  # what was cropped away gets a zero gradient
             g = op_call("pad", g, padding=tuple(cropped))
         starts = tuple(lo + c[0] for (lo, _), c in zip(padding, cropped, strict=True))
@@ -510,7 +547,13 @@ class _pad(Op):
         return [made]
 
     def batch(
-        self, flags: Sequence[bool], x: Node, *, padding: Sequence[tuple[Dim, Dim]], interior: Sequence[int], value: float
+        self,
+        flags: Sequence[bool],
+        x: Node,
+        *,
+        padding: Sequence[tuple[Dim, Dim]],
+        interior: Sequence[int],
+        value: float,
     ) -> Node:
         gaps = self._interior(interior, x.rank - 1)
         made: Node = _pad(x, padding=((0, 0), *padding), interior=(0, *gaps), value=value)
@@ -523,7 +566,9 @@ class _pad(Op):
 
         out = self.infer(x, padding=padding, interior=interior, value=value)
         index, guard = [], TRUE
-        for i, d, (low, _), gap in zip(axes(x.rank), x.shape, padding, self._interior(interior, x.rank), strict=True):
+        for i, d, (low, _), gap in zip(
+            axes(x.rank), x.shape, padding, self._interior(interior, x.rank), strict=True
+        ):
             at = i - size(low)
             if gap:
                 guard = guard & (at % (gap + 1) <= 0) & (at >= 0)

@@ -44,6 +44,8 @@ def kernel_layout(node: Node, target: ConvTarget) -> KernelLayout | None:
     groups = node.attrs["groups"]
     if 0 in shape or shape[0] // groups < (target.lanes // 4 if groups == 1 else target.lanes // 2):
         return None
-    if all(d == 1 for d in (*shape[2:], *node.attrs["strides"])) and not any(any(p) for p in node.attrs["padding"]):
+    if all(d == 1 for d in (*shape[2:], *node.attrs["strides"])) and not any(
+        any(p) for p in node.attrs["padding"]
+    ):
         return None  # a planar 1x1 window is a product of matrices
     return KernelLayout(shape, groups, target.columns, target.lanes, 1)

@@ -45,9 +45,7 @@ class Facts:
         self.graph, self.io = graph, io
         self.live = graph.live()
         self.kernels = [
-            n
-            for n in graph.nodes
-            if n.id in self.live and n.op.role is Role.COMPUTE and not io.is_view(n)
+            n for n in graph.nodes if n.id in self.live and n.op.role is Role.COMPUTE and not io.is_view(n)
         ]
         self.readers: dict[int, list[int]] = {}  # stored value -> kernels that read it, through views or not
         for node in self.kernels:

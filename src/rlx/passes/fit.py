@@ -119,7 +119,9 @@ class Fit:
         form = self.facts.form(node)
         assert isinstance(form, Reduce)
         if self.kind not in ("map", "reduce"):
-            raise Misfit(f"a reduction after a {'contraction' if self.kind == 'contract' else self.kind} is another kernel")
+            raise Misfit(
+                f"a reduction after a {'contraction' if self.kind == 'contract' else self.kind} is another kernel"
+            )
         if self.space is None:
             return Fit(self.facts, self.status, "reduce", form.space, form.axes, self.checks)
         if form.axes != self.axes or not same_space(form.space, self.space):
@@ -192,7 +194,9 @@ class Fit:
         """Why a kernel cannot store these values; None if it can."""
         most = MOST_OUTPUTS[self.kind]
         if len(outputs) > most:
-            return f"{len(outputs)} of its values are needed elsewhere, and such a kernel stores at most {most}"
+            return (
+                f"{len(outputs)} of its values are needed elsewhere, and such a kernel stores at most {most}"
+            )
         shapes = [self.facts.graph.nodes[i].shape for i in outputs]
         if self.kind == "map":
             if any(not same_space(s, shapes[0]) for s in shapes[1:]):

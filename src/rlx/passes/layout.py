@@ -57,7 +57,9 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
             layout = vars(Panels(k, n, tile.columns, tile.lanes, tile.group))
             matrix = b if axis == 0 else transpose(b, (1, 0))
             packed[key] = get_op("unpack_panels")(get_op("pack_panels")(matrix, **layout), **layout)
-        made: Node = dot_general(a, packed[key], (node.attrs["lhs_contract"], (0,)), out_dtype=node.attrs["out_dtype"])
+        made: Node = dot_general(
+            a, packed[key], (node.attrs["lhs_contract"], (0,)), out_dtype=node.attrs["out_dtype"]
+        )
         return made
 
     return rewrite(graph, visit)

@@ -83,7 +83,9 @@ def write_stage(folder: Path, name: str, graph: Graph) -> None:
         (folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
         for digest, array in blobs.items():
             (folder / "blobs").mkdir(exist_ok=True)
-            np.save(folder / "blobs" / f"{digest}.npy", array.view(np.uint8) if array.dtype.kind == "V" else array)
+            np.save(
+                folder / "blobs" / f"{digest}.npy", array.view(np.uint8) if array.dtype.kind == "V" else array
+            )
     except OSError as e:
         raise ConfigError(f"cannot dump stages to {folder}: {e.strerror or e}") from e
 

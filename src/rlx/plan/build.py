@@ -60,7 +60,9 @@ class Planner:
         out: dict[int, str] = {}
         for name, node in self.graph.outputs.items():
             if node.id in self.views or node.id in out or node.op.role in LEAF_SPACE:
-                raise PlanError(f"output {name!r} has no storage of its own; a copy must be inserted before planning")
+                raise PlanError(
+                    f"output {name!r} has no storage of its own; a copy must be inserted before planning"
+                )
             out[node.id] = name
         return out
 
@@ -105,7 +107,9 @@ class Planner:
         for i in best.order:
             steps.append(step - (i in owner))
             step += i in kernel_set
-        return [i for i in best.order if i in kernel_set], {i: (steps[a], steps[b]) for i, (a, b) in life.items()}
+        return [i for i in best.order if i in kernel_set], {
+            i: (steps[a], steps[b]) for i, (a, b) in life.items()
+        }
 
     def plan(self, binding: Mapping[str, int] | None = None) -> LirBufferPlan:
         """Slots for a binding, whose guards are checked here; without one, for the assumed sizes."""

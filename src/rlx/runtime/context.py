@@ -62,9 +62,9 @@ class Context:
         for id, slot in plan.assignments.items():
             if slot.space == "activation":
                 self.memory[id] = self.arena.array[slot.offset : slot.offset + slot.size]
-        self.outside = {
-            n.id for n in graph.nodes if n.op.role in (Role.INPUT, Role.STATE)
-        } | {n.id for n in graph.outputs.values()}
+        self.outside = {n.id for n in graph.nodes if n.op.role in (Role.INPUT, Role.STATE)} | {
+            n.id for n in graph.outputs.values()
+        }
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
         self._keep: list[object] = []
@@ -121,7 +121,9 @@ class Context:
             )
             for c in calls
         ]
-        program = NativeProgram(records, threads=self.threads, keep=(self.code, self._keep), profile=self.profile)
+        program = NativeProgram(
+            records, threads=self.threads, keep=(self.code, self._keep), profile=self.profile
+        )
         table = program.table
         for i, call in enumerate(calls):
             at = program.start(i)
@@ -182,7 +184,9 @@ class Context:
 
     def take_over(self, old: Context, done: int) -> None:
         """Copy what steps before `done` computed and later ones read from a context for other sizes."""
-        made = {r.id for s in old.steps[:done] for id in s.nodes for r in self.graph.results(self.graph.nodes[id])}
+        made = {
+            r.id for s in old.steps[:done] for id in s.nodes for r in self.graph.results(self.graph.nodes[id])
+        }
         for step in self.steps[done:]:
             for id in step.nodes:
                 for operand in self.graph.nodes[id].operands:

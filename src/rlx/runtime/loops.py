@@ -57,7 +57,11 @@ def scan_calls(
 ) -> list[Call] | None:
     """The calls of a scan, step by step; None for a loop of no steps, which hands its initial values on."""
     body, binding = node.bodies[0], context.plan.binding
-    length = node.attrs["length"] if isinstance(node.attrs["length"], int) else evaluate(node.attrs["length"], binding)
+    length = (
+        node.attrs["length"]
+        if isinstance(node.attrs["length"], int)
+        else evaluate(node.attrs["length"], binding)
+    )
     if length == 0:
         return None
     carries, scanned = node.attrs["carries"], node.attrs["scanned"]

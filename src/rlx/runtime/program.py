@@ -38,7 +38,11 @@ class InputEntry:
 
     def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
         array = value if type(value) is np.ndarray else np.asarray(value)
-        if array.dtype is not self._dtype and array.dtype != self._dtype or not self._matches(array.shape, binding):
+        if (
+            (array.dtype is not self._dtype
+            and array.dtype != self._dtype)
+            or not self._matches(array.shape, binding)
+        ):
             check_array(self._node.tensor, array, binding, f"input {self._node.attrs['name']!r}")
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
@@ -57,7 +61,9 @@ class InputEntry:
 class CompiledProgram:
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
-    def __init__(self, lir: LirModule, kernels: KernelSet, code: Any, threads: int, debug: str | None = None) -> None:
+    def __init__(
+        self, lir: LirModule, kernels: KernelSet, code: Any, threads: int, debug: str | None = None
+    ) -> None:
         self.lir, self.kernels, self._code, self.threads, self.debug = lir, kernels, code, threads, debug
         graph = self.graph = lir.mir
         self.inputs: list[Node] = graph.inputs
@@ -86,7 +92,8 @@ class CompiledProgram:
     def stats(self) -> dict[str, Any]:
         """Sizes and counts; host thunks by name with the reason."""
         thunks = [
-            {"node": t.node, "op": self.graph.nodes[t.node].op.name, "why": t.why} for t in self.kernels.thunks.values()
+            {"node": t.node, "op": self.graph.nodes[t.node].op.name, "why": t.why}
+            for t in self.kernels.thunks.values()
         ]
         return {
             "kernels": len(self.kernels.kernels),
@@ -128,7 +135,11 @@ class CompiledProgram:
 
     def describe(self, node: Node) -> str:
         """A kernel's ops, for messages."""
-        ops = [n.op.name for n in node.bodies[0].nodes if n.op.role is Role.COMPUTE] if node.bodies else [node.op.name]
+        ops = (
+            [n.op.name for n in node.bodies[0].nodes if n.op.role is Role.COMPUTE]
+            if node.bodies
+            else [node.op.name]
+        )
         return f"%{node.id} ({' + '.join(ops)})"
 
     def set_param(self, name: str, value: np.ndarray) -> None:
@@ -154,7 +165,9 @@ class CompiledProgram:
     def __call__(self, *inputs: Any) -> Any:
         """Outputs for inputs in order: one array, or a tuple."""
         if len(inputs) != len(self.inputs):
-            raise InputError(f"program {self.graph.name!r} takes {len(self.inputs)} inputs, got {len(inputs)}")
+            raise InputError(
+                f"program {self.graph.name!r} takes {len(self.inputs)} inputs, got {len(inputs)}"
+            )
         out = self._run(inputs)
         return out[0] if len(out) == 1 else tuple(out)
 
@@ -164,7 +177,9 @@ class CompiledProgram:
         Arrays must be contiguous and stay alive; every call reads the inputs' and writes the outputs' present memory.
         """
         if self.kernels.thunks or self.graph.states or self._found_later:
-            raise InputError(f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run")
+            raise InputError(
+                f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run"
+            )
         binding: dict[str, int] = {}
         for names, given, nodes, kind in (
             (self.input_names, inputs, self.inputs, "input"),
@@ -177,7 +192,10 @@ class CompiledProgram:
                 if not given[name].flags.c_contiguous:
                     raise InputError(f"{kind} {name!r} is not contiguous; bind np.ascontiguousarray(array)")
         context = self._make_context(self.plan_for(binding))
-        for names, given, nodes in ((self.input_names, inputs, self.inputs), (self.output_names, outputs, self.outputs)):
+        for names, given, nodes in (
+            (self.input_names, inputs, self.inputs),
+            (self.output_names, outputs, self.outputs),
+        ):
             for name, node in zip(names, nodes, strict=True):
                 context.connect(node.id, given[name])
         keep = (dict(inputs), dict(outputs), self, context)  # all that the tables point to
@@ -210,11 +228,19 @@ class CompiledProgram:
         for name, node in graph.state_inputs.items():
             shape = node.tensor.bind(dict(binding))
             value = graph.state_values.get(name)
-            out[name] = np.zeros(shape, node.dtype.np) if value is None else np.array(value, node.dtype.np).reshape(shape)
+            out[name] = (
+                np.zeros(shape, node.dtype.np)
+                if value is None
+                else np.array(value, node.dtype.np).reshape(shape)
+            )
         return out
 
     def _execute(
-        self, context: Context, inputs: Sequence[np.ndarray], states: dict[str, np.ndarray], binding: dict[str, int]
+        self,
+        context: Context,
+        inputs: Sequence[np.ndarray],
+        states: dict[str, np.ndarray],
+        binding: dict[str, int],
     ) -> list[np.ndarray]:
         outputs = [np.empty(shape, d) for shape, d in self._output_shapes(context)]
         self._connect(context, inputs, outputs, states)
@@ -227,7 +253,9 @@ class CompiledProgram:
                 binding |= found
                 later = self._make_context(self.plan_for(binding))
                 outputs = [
-                    old if old.shape == n.tensor.bind(binding) else np.empty(n.tensor.bind(binding), n.dtype.np)
+                    old
+                    if old.shape == n.tensor.bind(binding)
+                    else np.empty(n.tensor.bind(binding), n.dtype.np)
                     for n, old in zip(self.outputs, outputs, strict=True)
                 ]
                 self._connect(later, inputs, outputs, states)
@@ -246,7 +274,11 @@ class CompiledProgram:
         return context.output_shapes
 
     def _connect(
-        self, context: Context, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], states: Mapping[str, np.ndarray]
+        self,
+        context: Context,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        states: Mapping[str, np.ndarray],
     ) -> None:
         for node, array in zip(self.inputs, inputs, strict=True):
             context.connect(node.id, array)
@@ -267,7 +299,9 @@ class CompiledProgram:
             return {}, None
         assert step.thunk is not None
         node = self.graph.nodes[step.thunk.node]
-        interpreter = Interpreter(self.graph, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)})
+        interpreter = Interpreter(
+            self.graph, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
+        )
         for o in node.operands:
             interpreter.values[o.id] = context.array(o)
         out = interpreter.compute(node)
@@ -283,7 +317,9 @@ class CompiledProgram:
 
     def _store_thunk(self, context: Context, step: Step, out: Any) -> None:
         node = self.graph.nodes[step.nodes[0]]
-        for target, value in zip(self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True):
+        for target, value in zip(
+            self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True
+        ):
             if target.id in context.memory or target.id in context.bound:
                 context.raw(target.id)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
@@ -349,5 +385,3 @@ class CompiledProgram:
                     for id, (start, end) in zip(step.nodes, spans, strict=True):
                         best[id] = min(best.get(id, np.inf), (end - start) / 1e3)
         return [(self.graph.nodes[id], t) for id, t in best.items()]
-
-

@@ -30,7 +30,9 @@ def ensure_mir(graph: Graph, keep_rules: str) -> Graph:
     return graph
 
 
-def backward(graph: Graph, seeds: Mapping[int, Node], wanted: Sequence[Node], first: int = 0) -> list[Node | None]:
+def backward(
+    graph: Graph, seeds: Mapping[int, Node], wanted: Sequence[Node], first: int = 0
+) -> list[Node | None]:
     """Gradients of sum(seed * node) with respect to `wanted`, added to the same graph.
 
     `seeds` maps node ids to their incoming gradients. Shared uses accumulate in a fixed order. Nodes before
@@ -70,7 +72,13 @@ def _node_gradients(graph: Graph, node: Node, incoming: Any, many: bool) -> list
     """(operand, gradient) pairs of one node."""
     if node.op.has("vjp"):
         value: Any = tuple(graph.results(node)) if many else node
-        return list(zip(node.operands, run_rule(node.op, "vjp", incoming, value, *node.operands, node=node), strict=True))
+        return list(
+            zip(
+                node.operands,
+                run_rule(node.op, "vjp", incoming, value, *node.operands, node=node),
+                strict=True,
+            )
+        )
     start = len(graph.nodes)
     made = run_rule(node.op, "expand", *node.operands, node=node)
     results = made if isinstance(made, tuple) else (made,)
@@ -141,7 +149,9 @@ def gradient_graph(graph: Graph, output: str, wrt: Sequence[str], keep_value: bo
     if root.shape != ():
         raise GradientError(f"the output {output!r} is {root.type}; grad needs a scalar (sum it, or use vjp)")
     if not is_differentiable_dtype(root):
-        raise GradientError(f"the output {output!r} is {root.type}; only floating-point values have gradients")
+        raise GradientError(
+            f"the output {output!r} is {root.type}; only floating-point values have gradients"
+        )
     targets = [named[w] for w in wrt]
     for name, node in zip(wrt, targets, strict=True):
         if not is_differentiable_dtype(node):
@@ -168,7 +178,10 @@ def vjp_graph(graph: Graph, wrt: Sequence[str]) -> Graph:
     grads = backward(mir, seeds, targets)
     with mir.building():
         mir.set_outputs(
-            {f"grad_{w}": zeros_like(t) if g is None else g for w, t, g in zip(wrt, targets, grads, strict=True)}
+            {
+                f"grad_{w}": zeros_like(t) if g is None else g
+                for w, t, g in zip(wrt, targets, grads, strict=True)
+            }
         )
     return mir
 

@@ -29,7 +29,9 @@ def batch_graph(graph: Graph, axes: Mapping[str, int | None], size: Dim, out_axi
             rank = node.rank + 1
             at = at + rank if at < 0 else at
             if not 0 <= at < rank:
-                raise TransformError(f"vmap: axis {axes[name]} is out of range for input {name!r} of rank {rank}")
+                raise TransformError(
+                    f"vmap: axis {axes[name]} is out of range for input {name!r} of rank {rank}"
+                )
             shape = (*node.shape[:at], size, *node.shape[at:])
             x = out.input(name, shape, node.dtype)
             arguments.append((to_front(x, at), True))
@@ -51,7 +53,9 @@ def batch_nodes(
     """Batched copies of all nodes: id -> (node, whether it has a batch axis 0)."""
     values: dict[int, tuple[Any, bool]] = {n.id: a for n, a in zip(mir.inputs, arguments, strict=True)}
     for node in mir.nodes:
-        if node.id in values or node.op.role is Role.TUPLE:  # results of a tuple are its operands: nothing reads it
+        if (
+            node.id in values or node.op.role is Role.TUPLE
+        ):  # results of a tuple are its operands: nothing reads it
             continue
         operands = [values[o.id] for o in node.operands]
         if node.op.role is Role.RESULT and isinstance(operands[0][0], tuple):

@@ -60,7 +60,9 @@ def build(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Graph
         q, k, v = (split(w.linear(x, f"{name}.attention.self.{part}")) for part in ("query", "key", "value"))
         context = ops.attention(q, k, v, seen)
         context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (batch, seq, hidden))
-        x = w.norm(x + w.linear(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm", eps)
+        x = w.norm(
+            x + w.linear(context, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm", eps
+        )
         inner = ops.gelu(w.linear(x, f"{name}.intermediate.dense"))
         x = w.norm(x + w.linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm", eps)
     weight = ops.reshape(ops.cast(mask, "f32"), (batch, seq, 1))

@@ -116,7 +116,9 @@ class _Attention:
         fn.loop(low, high, 1, [], unit)
         return EmittedKernel(self.name, table.dims, self.rows * self.width * 4 + 64)
 
-    def base(self, fn: Function, access: Access, index: Sequence[Int], query: Int, dim: Callable[[Dim], Int]) -> Value:
+    def base(
+        self, fn: Function, access: Access, index: Sequence[Int], query: Int, dim: Callable[[Dim], Int]
+    ) -> Value:
         """Pointer of an operand at a batch index; query operands also at their first query."""
         number = access.operand
         offset = dim(access.start)
@@ -133,9 +135,19 @@ class _Attention:
     def block(self, vectors: int) -> str:
         name = f"{self.name}.block{vectors}"
         if not self.module.defines(name):
-            params = [("ptr", "args"), ("ptr noalias", "scratch"), ("ptr", "q"), ("ptr", "k"), ("ptr", "v"), ("ptr", "o")]
+            params = [
+                ("ptr", "args"),
+                ("ptr noalias", "scratch"),
+                ("ptr", "q"),
+                ("ptr", "k"),
+                ("ptr", "v"),
+                ("ptr", "o"),
+            ]
             fn = self.module.function(
-                name, [*params, ("ptr", "mask"), ("i64", "first"), ("i64", "count")], internal=True, noinline=True
+                name,
+                [*params, ("ptr", "mask"), ("i64", "first"), ("i64", "count")],
+                internal=True,
+                noinline=True,
             )
             _Block(self, fn, vectors).emit()
         return name
@@ -173,7 +185,13 @@ class _Block:
         zero, least = constant(self.type, 0.0), constant(self.type, -math.inf)
         self.each(lambda j: fn.store(least, self.at(self.top, 0, j)))
         self.each(lambda j: fn.store(zero, self.at(self.sum, 0, j)))
-        fn.loop(0, spec.value_depth * self.nr, self.lanes, [], lambda i, _: fn.store(zero, fn.gep(self.ot, i, "float")))
+        fn.loop(
+            0,
+            spec.value_depth * self.nr,
+            self.lanes,
+            [],
+            lambda i, _: fn.store(zero, fn.gep(self.ot, i, "float")),
+        )
         keys = self.dim(spec.keys)
         start: Int = 0
         self.position = fn.value(fn.add(self.first, self.dim(spec.offset)))  # key position of the first query
@@ -197,7 +215,14 @@ class _Block:
             start = fn.gep(self.q, fn.mul(step, self.lanes * j), "float")
             index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
 
-            def load(d: Int, _: list[Value], start: Value = start, index: Value = index, mask: Value = mask, j: int = j) -> None:
+            def load(
+                d: Int,
+                _: list[Value],
+                start: Value = start,
+                index: Value = index,
+                mask: Value = mask,
+                j: int = j,
+            ) -> None:
                 got = fn.gather(fn.gep(start, fn.mul(d, column), "float"), index, "float", mask)
                 fn.store(fn.fmul(got, factor), self.at(self.qt, d, j))
 
@@ -372,13 +397,23 @@ class _Block:
             seen = fn.fcmp("ogt", total, 0.0)
             nan = fn.is_nan(total)
             factor = fn.select(
-                fn.value(fn.or_(seen, nan)), fn.fdiv(constant(self.type, 1.0), total), constant(self.type, 0.0)
+                fn.value(fn.or_(seen, nan)),
+                fn.fdiv(constant(self.type, 1.0), total),
+                constant(self.type, 0.0),
             )
             exists = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
             start = fn.gep(self.o, fn.mul(step, self.lanes * j), "float")
             index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
 
-            def put(d: Int, _: list[Value], start: Value = start, index: Value = index, exists: Value = exists, factor: Value = factor, j: int = j) -> None:
+            def put(
+                d: Int,
+                _: list[Value],
+                start: Value = start,
+                index: Value = index,
+                exists: Value = exists,
+                factor: Value = factor,
+                j: int = j,
+            ) -> None:
                 value = fn.fmul(fn.load(self.type, self.at(self.ot, d, j)), factor)
                 fn.scatter(value, fn.gep(start, fn.mul(d, column), "float"), index, exists)
 

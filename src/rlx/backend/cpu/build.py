@@ -44,13 +44,20 @@ class KernelSet:
     thunks: dict[int, HostThunk]
     text: str
     distinct: int
-    loops: dict[int, dict[int, EmittedKernel]] = field(default_factory=dict)  # loop node -> kernels of its body
+    loops: dict[int, dict[int, EmittedKernel]] = field(
+        default_factory=dict
+    )  # loop node -> kernels of its body
 
     def describe(self) -> str:
         """Everything but the code, as JSON text; `recall` is its inverse."""
         thunks = {str(id): t.why for id, t in self.thunks.items()}
         loops = {str(id): _describe(kernels) for id, kernels in self.loops.items()}
-        data = {"kernels": _describe(self.kernels), "thunks": thunks, "distinct": self.distinct, "loops": loops}
+        data = {
+            "kernels": _describe(self.kernels),
+            "thunks": thunks,
+            "distinct": self.distinct,
+            "loops": loops,
+        }
         return json.dumps(data)
 
     @staticmethod
@@ -63,7 +70,8 @@ class KernelSet:
 
 def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
     return {
-        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial] for id, k in kernels.items()
+        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial]
+        for id, k in kernels.items()
     }
 
 
@@ -91,7 +99,9 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
     for t in types:
         if not supported(t.dtype):
             return f"dtype {t.dtype} has no native kernels"
-    if isinstance(kernel, ConvNest) and any(s.strides != dense_strides(kernel.form.out) for s in kernel.stores):
+    if isinstance(kernel, ConvNest) and any(
+        s.strides != dense_strides(kernel.form.out) for s in kernel.stores
+    ):
         return "a convolution stores its result in its own order"
     if not isinstance(kernel, Opaque):
         return None

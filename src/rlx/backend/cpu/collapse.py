@@ -98,7 +98,9 @@ def _axes_outside(body: Scalar, inside: set[Scalar]) -> set[int]:
 
 def drop_axis(nest: Nest, number: int, merged: bool) -> Nest:
     """Remove an axis: its index is 0; when merged, the next axis takes over its extent."""
-    point = [axis(i) if i < number else const(0) if i == number else axis(i - 1) for i in range(len(nest.space))]
+    point = [
+        axis(i) if i < number else const(0) if i == number else axis(i - 1) for i in range(len(nest.space))
+    ]
     space = list(nest.space)
     if merged:
         space[number + 1] = space[number] * space[number + 1]

@@ -18,7 +18,9 @@ from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import Scalar, body_cost, call, convert
 from rlx.ir.types import Shape
 
-HEAVY_EPILOGUE = 8  # scalar operations per element from which an epilogue is written once, not into every tile
+HEAVY_EPILOGUE = (
+    8  # scalar operations per element from which an epilogue is written once, not into every tile
+)
 GEMM_DTYPES = ("f32", "f64")
 
 
@@ -173,7 +175,10 @@ class _Gemm:
     def emit(self) -> EmittedKernel:
         plan, out = self.plan, self.store.strides
         batch = tuple(self.nest.space[i] for i in plan.batch)
-        over = lambda steps, *groups: (*(steps[i] for i in plan.batch), *(self.step(steps, g) for g in groups))  # noqa: E731
+        over = lambda steps, *groups: (
+            *(steps[i] for i in plan.batch),
+            *(self.step(steps, g) for g in groups),
+        )  # noqa: E731
         lhs, rhs = self.nest.lhs.data, self.nest.rhs.data
         a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
         b_strides = tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n)
@@ -219,7 +224,9 @@ class _Gemm:
         if not real:
             return self.nest.kept
         if len(real) > 1 and not self.group_is_flat(real):
-            for i, value in zip(real, unflatten(fn, flat, [self.table.dim(fn, self.nest.space[i]) for i in real]), strict=True):
+            for i, value in zip(
+                real, unflatten(fn, flat, [self.table.dim(fn, self.nest.space[i]) for i in real]), strict=True
+            ):
                 axes[i] = value
         else:
             axes[real[-1]] = flat

@@ -211,9 +211,7 @@ class _Direct:
     def run_band(self, band: Band, first: Int, last: Int) -> None:
         fn, shape = self.fn, self.shape
         blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
-        start = fn.add(
-            fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block))
-        )
+        start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
         x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
         if self.packs:
             scratch = self.table.scratch()

@@ -18,7 +18,14 @@ class TileEnd(Protocol):
     """What becomes of the finished sums of a tile (pixels x vectors, in that order)."""
 
     def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        pixels: int,
+        masked: bool,
     ) -> None: ...
 
 

@@ -230,7 +230,9 @@ class Expression:
         got = from_memory(fn, fn.gather(operand.pointer, offset, element, mask), s.dtype)
         return self._filled(got, guard, fill)
 
-    def _contiguous(self, s: Scalar, operand: Operand, base: Int, guard: Value | None, fill: Value | None) -> Value:
+    def _contiguous(
+        self, s: Scalar, operand: Operand, base: Int, guard: Value | None, fill: Value | None
+    ) -> Value:
         fn, element = self.fn, memory_type(s.dtype)
         place = fn.gep(operand.pointer, base, element)
         mask = self._mask(guard, self.width)
@@ -273,8 +275,6 @@ class Expression:
 def fn_splat(fn: Function, x: Int, width: int) -> Int:
     """An i64 in every lane."""
     return fn.splat(x, width, "i64") if width > 1 else x
-
-
 
 
 __all__ = ["ERROR_INDEX", "Expression", "Lane", "Operand", "fn_splat"]

@@ -20,7 +20,17 @@ from contextlib import contextmanager
 
 from rlx.backend.cpu.irlanes import Lanes
 from rlx.backend.cpu.irops import Bool, Int, Number
-from rlx.backend.cpu.irtypes import Value, constant, element, lanes_of, like, mangle, size_bytes, vector, width
+from rlx.backend.cpu.irtypes import (
+    Value,
+    constant,
+    element,
+    lanes_of,
+    like,
+    mangle,
+    size_bytes,
+    vector,
+    width,
+)
 from rlx.backend.cpu.target import Target
 from rlx.errors import CompileError
 

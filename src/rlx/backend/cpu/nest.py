@@ -24,10 +24,14 @@ from rlx.ir.dim import Dim
 from rlx.ir.scalar import PRIMITIVES, Scalar
 
 UNROLL = 4  # independent accumulators of a row reduction, to hide the latency of its chain
-SAVE_COST = 8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
+SAVE_COST = (
+    8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
+)
 
 
-def emit_nest(module: Module, name: str, nest: Nest, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> EmittedKernel:
+def emit_nest(
+    module: Module, name: str, nest: Nest, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
     """Write the kernel of a nest into the module."""
     flat = collapse(nest, [slot.steps for slot in inputs])
     frame = KernelFrame(module, name, inputs, outputs)
@@ -111,7 +115,12 @@ class _RowNest(NestEmitter):
                 e = stack.pop()
                 if e in out:
                     continue
-                if e in later and _cost(e) >= SAVE_COST and _uses_axis(e, axis_number) and e.dtype.name in ("f32", "f64"):
+                if (
+                    e in later
+                    and _cost(e) >= SAVE_COST
+                    and _uses_axis(e, axis_number)
+                    and e.dtype.name in ("f32", "f64")
+                ):
                     out[e] = len(out)
                 else:
                     stack.extend(e.args)
@@ -189,7 +198,9 @@ class _RowNest(NestEmitter):
             number = len(axes)
             if number == len(self.nest.space) - 1:
                 self.along(
-                    self.sizes[number], self.lanes, lambda i, mask: visit([*axes, i], Lane(number, i, self.lanes, mask))
+                    self.sizes[number],
+                    self.lanes,
+                    lambda i, mask: visit([*axes, i], Lane(number, i, self.lanes, mask)),
                 )
             else:
                 self.fn.loop(0, self.sizes[number], 1, [], lambda i, _: level([*axes, i]))
@@ -239,7 +250,9 @@ class _RowNest(NestEmitter):
             first = fn.loop(whole, rest, self.lanes, groups[0], lambda i, now: step(axes, i, None, now))
             left = fn.sub(extent, rest)
             more = fn.cmp("sgt", left, 0)
-            first = fn.if_value(more, lambda: step(axes, rest, fn.lanes(left, self.lanes), first), lambda: first)
+            first = fn.if_value(
+                more, lambda: step(axes, rest, fn.lanes(left, self.lanes), first), lambda: first
+            )
             return [first, *groups[1:]]
 
         groups = level(list(row), [reducer.start() for _ in range(UNROLL)])
@@ -285,7 +298,9 @@ class _ColumnNest(NestEmitter):
         for stat in self.nest.stats:
             reducer = reducer_for(fn, stat, self.wide)
 
-            def level(axes: list[Int], carried: list[Value], reducer: Reducer = reducer, body: Scalar = stat.body) -> list[Value]:
+            def level(
+                axes: list[Int], carried: list[Value], reducer: Reducer = reducer, body: Scalar = stat.body
+            ) -> list[Value]:
                 number = len(axes)
                 if number == len(self.nest.space):
                     at = self.point(axes, lane, head)

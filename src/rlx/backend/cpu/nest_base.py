@@ -22,7 +22,10 @@ class NestEmitter:
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
         self.frame, self.nest, self.fn = frame, nest, frame.fn
         self.operands = frame.operands(frame.fn)
-        widest = max((size_bytes(register_type(e.dtype)) for b in bodies(nest) for e in b.walk() if e.dtype.is_float), default=4)
+        widest = max(
+            (size_bytes(register_type(e.dtype)) for b in bodies(nest) for e in b.walk() if e.dtype.is_float),
+            default=4,
+        )
         self.lanes = frame.module.target.vector_bytes // (8 if widest == 8 else 4)
         self.sizes = [frame.dim(self.fn, d) for d in nest.space]
 
@@ -38,7 +41,9 @@ class NestEmitter:
         for body in expressions:
             free: dict[Scalar, bool] = {}
             for e in body.walk():
-                own = (e.prim == "axis" and e.data not in fixed) or (e.prim == "acc" and (e.data or 0) >= accs)
+                own = (e.prim == "axis" and e.data not in fixed) or (
+                    e.prim == "acc" and (e.data or 0) >= accs
+                )
                 free[e] = own or any(free[a] for a in e.args)
                 if not free[e] and e.prim not in ("const", "axis"):
                     at(e)
@@ -68,12 +73,16 @@ class NestEmitter:
         else:
             fn.store(value, place)
 
-    def along(self, extent: Int, width: int, body: Callable[[Int, Value | None], None], start: Int = 0) -> None:
+    def along(
+        self, extent: Int, width: int, body: Callable[[Int, Value | None], None], start: Int = 0
+    ) -> None:
         """Full vectors, then one masked vector for the rest."""
         fn = self.fn
-        whole = fn.sub(extent, fn.urem(fn.sub(extent, start), width)) if not isinstance(extent, int) or not isinstance(
-            start, int
-        ) else extent - (extent - start) % width
+        whole = (
+            fn.sub(extent, fn.urem(fn.sub(extent, start), width))
+            if not isinstance(extent, int) or not isinstance(start, int)
+            else extent - (extent - start) % width
+        )
         fn.loop(start, whole, width, [], lambda i, _: body(i, None))
         left = fn.sub(extent, whole)
         fn.branch(fn.cmp("sgt", left, 0), lambda: body(whole, fn.lanes(left, width)))

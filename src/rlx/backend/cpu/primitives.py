@@ -95,7 +95,9 @@ def _sign(fn: Function, dtype: DType, args: list[Value]) -> Value:
     (x,) = args
     zero, one = constant(x.type, 0), constant(x.type, 1)
     if dtype.is_float:
-        signed = fn.select(fn.fcmp("olt", x, zero), constant(x.type, -1), fn.select(fn.fcmp("ogt", x, zero), one, x))
+        signed = fn.select(
+            fn.fcmp("olt", x, zero), constant(x.type, -1), fn.select(fn.fcmp("ogt", x, zero), one, x)
+        )
         return fn.select(fn.fcmp("oeq", x, zero), zero, signed)
     low = constant(x.type, -1)
     if not dtype.is_signed:
@@ -191,7 +193,9 @@ def _division(kind: str) -> Emit:
         quotient = fn.select(below, fn.fsub(quotient, 1.0), quotient)
         plain = fn.fdiv(x, y)
         whole_part = fn.floor(quotient)
-        near = fn.select(fn.fcmp("ogt", fn.fsub(quotient, whole_part), 0.5), fn.fadd(whole_part, 1.0), whole_part)
+        near = fn.select(
+            fn.fcmp("ogt", fn.fsub(quotient, whole_part), 0.5), fn.fadd(whole_part, 1.0), whole_part
+        )
         signed = fn.select(fn.fcmp("oeq", near, 0.0), fn.copysign(constant(x.type, 0.0), plain), near)
         return fn.select(fn.fcmp("oeq", y, 0.0), plain, signed)
 
@@ -206,7 +210,9 @@ def _pow(fn: Function, dtype: DType, args: list[Value]) -> Value:
     result, base, rest = one, x, y
     if dtype.is_signed:
         rest = fn.select(fn.value(fn.cmp("slt", y, zero)), zero, y)
-    for _ in range(bits(x.element) if bits(x.element) <= 8 else 64 if bits(x.element) == 64 else bits(x.element)):
+    for _ in range(
+        bits(x.element) if bits(x.element) <= 8 else 64 if bits(x.element) == 64 else bits(x.element)
+    ):
         odd = fn.value(fn.cmp("ne", fn.value(fn.and_(rest, one)), zero))
         result = fn.select(odd, fn.value(fn.mul(result, base)), result)
         base = fn.value(fn.mul(base, base))

@@ -9,7 +9,14 @@ from rlx.errors import UnsupportedError
 from rlx.ir.compose import Stat
 from rlx.ir.dtype import DType
 
-_PRIMITIVE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "logical_or", "all": "logical_and"}
+_PRIMITIVE = {
+    "sum": "add",
+    "prod": "mul",
+    "max": "maximum",
+    "min": "minimum",
+    "any": "logical_or",
+    "all": "logical_and",
+}
 
 
 def reducer_for(fn: Function, stat: Stat, lanes: int) -> Reducer:

@@ -35,7 +35,9 @@ class _Kernel:
         return out
 
     def load(self, operand: Operand, offset: Int, dtype: DType) -> Value:
-        return from_memory(self.fn, self.fn.load(memory_type(dtype), self.place(operand, offset, dtype)), dtype)
+        return from_memory(
+            self.fn, self.fn.load(memory_type(dtype), self.place(operand, offset, dtype)), dtype
+        )
 
     def store(self, x: Value, operand: Operand, offset: Int, dtype: DType) -> None:
         self.fn.store(to_memory(self.fn, x, dtype), self.place(operand, offset, dtype))
@@ -147,7 +149,9 @@ def emit_cumulate(
     return k.frame.finish()
 
 
-def emit_sort(module: Module, name: str, form: Sort, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> EmittedKernel:
+def emit_sort(
+    module: Module, name: str, form: Sort, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
     """Stable bottom-up merge sort of rows; NaN sorts as the largest. Scratch holds two copies of values and places."""
     k = _Kernel(module, name, inputs, outputs)
     fn, dtype = k.fn, form.dtype
@@ -164,8 +168,10 @@ def emit_sort(module: Module, name: str, form: Sort, inputs: Sequence[Slot], out
         if dtype.is_bool:
             x, y = fn.zext(x, "i8"), fn.zext(y, "i8")
         name = "greater" if form.descending else "less"
-        smaller = PRIMITIVES[name](fn, dtype, [x, y]) if not dtype.is_bool else fn.value(
-            fn.cmp("ugt" if form.descending else "ult", x, y)
+        smaller = (
+            PRIMITIVES[name](fn, dtype, [x, y])
+            if not dtype.is_bool
+            else fn.value(fn.cmp("ugt" if form.descending else "ult", x, y))
         )
         if not dtype.is_float:
             return smaller

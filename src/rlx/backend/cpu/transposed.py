@@ -79,7 +79,8 @@ class TransposedNest(NestEmitter):
         columns_left = fn.sub(self.sizes[self.last], axes[self.last])
         full = fn.value(
             fn.and_(
-                fn.value(fn.cmp("sge", rows_left, width), "i1"), fn.value(fn.cmp("sge", columns_left, width), "i1")
+                fn.value(fn.cmp("sge", rows_left, width), "i1"),
+                fn.value(fn.cmp("sge", columns_left, width), "i1"),
             )
         )
         fn.branch(full, lambda: self.whole(axes), lambda: self.ragged(axes, rows_left, columns_left))
@@ -93,7 +94,9 @@ class TransposedNest(NestEmitter):
             here = [*axes[:-1], fn.add(axes[self.last], j)]
             offset = self.point(here, None)(e.args[0])
             if rows is None or columns is None:
-                loaded.append(fn.load(type_, fn.gep(self.operands[e.data].pointer, offset, memory_type(e.dtype))))
+                loaded.append(
+                    fn.load(type_, fn.gep(self.operands[e.data].pointer, offset, memory_type(e.dtype)))
+                )
                 continue
             # a column that does not exist reads nothing, at an address that does: suppressed faults are slow
             exists = fn.value(fn.cmp("sgt", columns, j), "i1")
@@ -109,11 +112,16 @@ class TransposedNest(NestEmitter):
 
     def ragged(self, axes: list[Int], rows_left: Int, columns_left: Int) -> None:
         fn = self.fn
-        rows, columns = fn.lanes(fn.smin(rows_left, self.lanes), self.lanes), fn.lanes(columns_left, self.lanes)
+        rows, columns = (
+            fn.lanes(fn.smin(rows_left, self.lanes), self.lanes),
+            fn.lanes(columns_left, self.lanes),
+        )
         blocks = {e: self.read(e, axes, rows, columns_left) for e in self.turned}
         for r in range(self.lanes):
             known = {e: b[r] for e, b in blocks.items()}
-            fn.branch(fn.cmp("sgt", rows_left, r), lambda r=r, known=known: self.store_row(axes, r, known, columns))
+            fn.branch(
+                fn.cmp("sgt", rows_left, r), lambda r=r, known=known: self.store_row(axes, r, known, columns)
+            )
 
     def store_row(self, axes: list[Int], r: int, known: dict[Scalar, Value], mask: Value | None) -> None:
         here = list(axes)

@@ -70,17 +70,23 @@ class Interpreter:
 
     def _check_result(self, node: Node, want: TensorType, got: np.ndarray) -> None:
         if dtype(got.dtype) is not want.dtype:
-            raise RlxError(f"reference of {node.op.name} gave {got.dtype}, its type rule says {want}", node.where)
+            raise RlxError(
+                f"reference of {node.op.name} gave {got.dtype}, its type rule says {want}", node.where
+            )
         try:
             match_shape(want.shape, got.shape, self.binding, f"result of {node.op.name}")
         except InputError as e:
-            raise RlxError(f"reference of {node.op.name} disagrees with its type rule: {e.message}", node.where) from e
+            raise RlxError(
+                f"reference of {node.op.name} disagrees with its type rule: {e.message}", node.where
+            ) from e
 
     def _feed(self, nodes: Sequence[Node], given: Mapping[str, Any], kind: str) -> None:
         names = [n.attrs["name"] for n in nodes]
         extra = [k for k in given if k not in names]
         if extra and kind == "input":
-            raise InputError(f"unknown {kind} {extra[0]!r}; graph {self.graph.name!r} has: {', '.join(names) or 'none'}")
+            raise InputError(
+                f"unknown {kind} {extra[0]!r}; graph {self.graph.name!r} has: {', '.join(names) or 'none'}"
+            )
         for name, node in zip(names, nodes, strict=True):
             if name not in given:
                 raise InputError(f"{kind} {name!r} ({node.type}) of graph {self.graph.name!r} is missing")

@@ -68,7 +68,9 @@ class AdaptiveModel:
                 imported = Importer(self.model, self.folder, fixed, shapes).run()
                 break
             except NeedsValue as e:
-                fresh = [name for name in e.inputs if name.partition(".")[0] not in fixed or name not in shapes]
+                fresh = [
+                    name for name in e.inputs if name.partition(".")[0] not in fixed or name not in shapes
+                ]
                 before = (len(fixed), len(shapes))
                 self._fix(fresh, inputs, fixed, shapes)
                 if (len(fixed), len(shapes)) == before:
@@ -77,7 +79,9 @@ class AdaptiveModel:
         self.variants.append(made)
         return made
 
-    def _fix(self, names: Sequence[str], inputs: Mapping[str, Any], fixed: dict[str, Any], shapes: dict[str, Any]) -> None:
+    def _fix(
+        self, names: Sequence[str], inputs: Mapping[str, Any], fixed: dict[str, Any], shapes: dict[str, Any]
+    ) -> None:
         for name in names:
             top = name if name in inputs else name.rpartition(".")[0]
             value = inputs[top]
@@ -88,7 +92,11 @@ class AdaptiveModel:
 
     def _shapeless(self) -> set[str]:
         infos = self.model.graph.input
-        return {i.name for i in infos if i.type.HasField("tensor_type") and not i.type.tensor_type.HasField("shape")}
+        return {
+            i.name
+            for i in infos
+            if i.type.HasField("tensor_type") and not i.type.tensor_type.HasField("shape")
+        }
 
     def _compile(self, imported: Imported) -> Any:
         from rlx.compile import compile
@@ -121,8 +129,10 @@ def _same(a: Any, b: Any) -> bool:
         return a is b
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(_same, a, b))
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes() if a.dtype != object else bool(
-        np.array_equal(a, b)
+    return (
+        a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        if a.dtype != object
+        else bool(np.array_equal(a, b))
     )
 
 

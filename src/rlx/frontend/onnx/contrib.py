@@ -273,7 +273,11 @@ def qlinear_binary(n: Call) -> Any:
 @onnx_op("QLinearSigmoid", "QLinearLeakyRelu", domain=MS)
 def qlinear_unary(n: Call) -> Any:
     x = real(n, 0)
-    y = ops.sigmoid(x) if n.proto.op_type == "QLinearSigmoid" else ops.leaky_relu(x, alpha=n.attr("alpha", 0.01))
+    y = (
+        ops.sigmoid(x)
+        if n.proto.op_type == "QLinearSigmoid"
+        else ops.leaky_relu(x, alpha=n.attr("alpha", 0.01))
+    )
     return levels(n, y, 3, n[0].dtype)
 
 

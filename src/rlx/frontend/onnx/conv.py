@@ -36,7 +36,9 @@ def pairs_of(pads: Sequence[int] | None, rank: int) -> Any:
 def check_window(n: Call, w: Node) -> None:
     """kernel_shape only repeats what the weight says."""
     given = n.attr("kernel_shape", None)
-    if given is not None and any(isinstance(d, int) and d != k for d, k in zip(w.shape[2:], given, strict=False)):
+    if given is not None and any(
+        isinstance(d, int) and d != k for d, k in zip(w.shape[2:], given, strict=False)
+    ):
         raise ShapeError(f"kernel_shape {given} is not that of the weight {w.tensor}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
@@ -112,5 +111,3 @@ def greedy(overlap: Any, alive: Any, count: Dim) -> Any:
     rows = ops.transpose(overlap, (2, 0, 1, 3))
     final, _ = ops.scan(step, alive, (ops.iota((count,)), rows))
     return final
-
-

@@ -132,7 +132,9 @@ class Importer:
     def _input(self, info: Any, scope: Scope) -> Any:
         """Declare a graph input; returns its place among the inputs of the graph."""
         try:
-            scope.values[info.name], place = self._typed_input(info.name, info.type, self.values.get(info.name, ...))
+            scope.values[info.name], place = self._typed_input(
+                info.name, info.type, self.values.get(info.name, ...)
+            )
             return place
         except RlxError as e:
             if isinstance(e, NeedsValue):
@@ -153,11 +155,14 @@ class Importer:
             if value is ...:
                 raise NeedsValue("it is a sequence; its length must be known", [name])
             pairs = [
-                self._typed_input(f"{name}.{i}", type_.sequence_type.elem_type, v) for i, v in enumerate(value)
+                self._typed_input(f"{name}.{i}", type_.sequence_type.elem_type, v)
+                for i, v in enumerate(value)
             ]
             return [v for v, _ in pairs], [p for _, p in pairs]
         if kind not in ("tensor_type", "sparse_tensor_type"):
-            raise ImportError_(f"its type {kind or 'unknown'} is not supported; RLX takes tensors, sequences, optionals")
+            raise ImportError_(
+                f"its type {kind or 'unknown'} is not supported; RLX takes tensors, sequences, optionals"
+            )
         return self._tensor_input(name, getattr(type_, kind), value)
 
     def _tensor_input(self, name: str, tensor: Any, value: Any) -> tuple[Value, Any]:
@@ -169,7 +174,7 @@ class Importer:
             kind = dtype(np.asarray(value).dtype)
         else:
             kind = element_dtype(tensor.elem_type, "it")
-        if name in self.shapes or "." in name and value is not ...:
+        if name in self.shapes or ("." in name and value is not ...):
             shape = tuple(self.shapes.get(name, np.shape(value)))
         elif not tensor.HasField("shape"):
             raise NeedsValue("it has no shape; give one with shapes={...}", [name])
@@ -313,7 +318,8 @@ class Importer:
             return BROKEN
         wanted = [*proto.output, *[""] * (len(function.output) - len(proto.output))]
         return tuple(
-            inner.lookup(name) if asked else None for name, asked in zip(function.output, wanted, strict=False)
+            inner.lookup(name) if asked else None
+            for name, asked in zip(function.output, wanted, strict=False)
         )
 
     def run_graph(self, proto: Any, inputs: Sequence[Value], scope: Scope) -> list[Value]:

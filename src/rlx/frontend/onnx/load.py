@@ -26,9 +26,7 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _parsed(bytes(source), "the model"), None
     if not isinstance(source, (str, os.PathLike)):
-        raise ImportError_(
-            f"from_onnx takes a path, bytes or a ModelProto, not {type(source).__name__}"
-        )
+        raise ImportError_(f"from_onnx takes a path, bytes or a ModelProto, not {type(source).__name__}")
     path = Path(source)
     try:
         data = path.read_bytes()

@@ -31,7 +31,9 @@ def binarizer(n: Call) -> Any:
 @onnx_op("Scaler", domain=ML)
 def scaler(n: Call) -> Any:
     x = ops.cast(n[0], "f32")
-    offset, scale = (np.array(n.attr(name, [value]), np.float32) for name, value in (("offset", 0), ("scale", 1)))
+    offset, scale = (
+        np.array(n.attr(name, [value]), np.float32) for name, value in (("offset", 0), ("scale", 1))
+    )
     return (x - n.constant(offset)) * n.constant(scale)  # type: ignore[operator]
 
 
@@ -72,7 +74,9 @@ def label_encoder_of_classes(n: Call) -> Any:
     classes = n.attr("classes_strings")
     if isinstance(n.value(0), Strings):
         numbers = np.arange(len(classes), dtype=np.int64)
-        return encoded(n, np.array(classes, dtype=object), numbers, np.array(n.attr("default_int64", -1), np.int64))
+        return encoded(
+            n, np.array(classes, dtype=object), numbers, np.array(n.attr("default_int64", -1), np.int64)
+        )
     missing = np.array(n.attr("default_string", "_Unused"), dtype=object)
     return encoded(n, np.arange(len(classes)), np.array(classes, dtype=object), missing)
 

@@ -86,7 +86,9 @@ def group_norm_scaled_by_group(n: Call) -> Any:
     channels = x.shape[1]
 
     def spread(v: Node) -> Any:
-        return ops.reshape(ops.broadcast_to(ops.reshape(v, (groups, 1)), (groups, channels // groups)), (channels,))
+        return ops.reshape(
+            ops.broadcast_to(ops.reshape(v, (groups, 1)), (groups, channels // groups)), (channels,)
+        )
 
     return ops.group_norm(x, spread(n[1]), spread(n[2]), groups, n.attr("epsilon", 1e-5))
 

@@ -19,7 +19,19 @@ import numpy as np
 
 from rlx.errors import RlxError
 from rlx.ir.body import Body
-from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, divides, floordiv, known_eq, known_le, known_lt, mod
+from rlx.ir.dim import (
+    Dim,
+    Expr,
+    ceildiv,
+    dim_max,
+    dim_min,
+    divides,
+    floordiv,
+    known_eq,
+    known_le,
+    known_lt,
+    mod,
+)
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
@@ -239,7 +251,17 @@ ELEMENT: Mapping[str, Rule] = {
 }
 
 # rearrangements: NumPy does these to objects as to numbers
-MOVES = ("reshape", "transpose", "broadcast_to", "slice", "concat", "gather", "gather_elements", "gather_nd", "copy")
+MOVES = (
+    "reshape",
+    "transpose",
+    "broadcast_to",
+    "slice",
+    "concat",
+    "gather",
+    "gather_elements",
+    "gather_nd",
+    "copy",
+)
 
 REDUCTIONS = {
     "reduce_sum": ("add", 0),

@@ -33,9 +33,7 @@ def rnn(n: Call) -> Any:
 @onnx_op("GRU", ignored=("output_sequence",))
 def gru(n: Call) -> Any:
     linear = n.flag("linear_before_reset")
-    return tuple(
-        ops.gru(n[0], n[1], n[2], n.get(3), linear_before_reset=linear, **recurrent_options(n))
-    )
+    return tuple(ops.gru(n[0], n[1], n[2], n.get(3), linear_before_reset=linear, **recurrent_options(n)))
 
 
 @onnx_op("LSTM", ignored=("output_sequence",))

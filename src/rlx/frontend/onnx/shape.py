@@ -62,7 +62,9 @@ def reshaped(x: Node, target: Sequence[Dim], allow_zero: bool) -> Any:
     for i, d in enumerate(target):
         if isinstance(d, int) and d == 0 and not allow_zero:
             if i >= x.rank:
-                raise ShapeError(f"a 0 at place {i} of the shape copies an axis that {x.tensor} does not have")
+                raise ShapeError(
+                    f"a 0 at place {i} of the shape copies an axis that {x.tensor} does not have"
+                )
             out.append(x.shape[i])
         elif isinstance(d, int) and d < -1:
             raise ShapeError(f"its shape holds {d}; sizes are -1, 0 or more")
@@ -126,7 +128,9 @@ def expand(n: Call) -> Any:
     rank = max(x.rank, len(target))
     have: list[Dim] = [1] * (rank - x.rank) + list(x.shape)
     want = [1] * (rank - len(target)) + target
-    return ops.broadcast_to(x, [h if isinstance(w, int) and w == 1 else w for h, w in zip(have, want, strict=True)])
+    return ops.broadcast_to(
+        x, [h if isinstance(w, int) and w == 1 else w for h, w in zip(have, want, strict=True)]
+    )
 
 
 @onnx_op("Tile")
@@ -191,7 +195,9 @@ def _bounded(at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
     return dim_min(at, high)
 
 
-def sliced(x: Node, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]) -> Any:
+def sliced(
+    x: Node, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]
+) -> Any:
     """ONNX Slice of some axes."""
     first: list[Dim] = [0] * x.rank
     sizes: list[Dim] = list(x.shape)
@@ -312,7 +318,9 @@ def cast_by_name(n: Call) -> Any:
     """Before opset 6 the dtype was a word."""
     from rlx.frontend.onnx.load import onnx_package
 
-    return ops.cast(n[0], element_dtype(onnx_package().TensorProto.DataType.Value(str(n.attr("to"))), "its attribute to"))
+    return ops.cast(
+        n[0], element_dtype(onnx_package().TensorProto.DataType.Value(str(n.attr("to"))), "its attribute to")
+    )
 
 
 @onnx_op("Cast", since=6, ignored=("saturate", "round_mode"))
@@ -335,7 +343,9 @@ def as_text(n: Call) -> Any:
         return n.value(0)
     n.on_host("text exists on the host only")
     array = n.array(0)
-    texts = [str(x) if array.dtype.kind != "f" else np.format_float_positional(x, trim="-") for x in array.flat]
+    texts = [
+        str(x) if array.dtype.kind != "f" else np.format_float_positional(x, trim="-") for x in array.flat
+    ]
     return Strings(np.array(texts, dtype=object).reshape(array.shape))
 
 

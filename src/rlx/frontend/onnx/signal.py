@@ -49,4 +49,6 @@ def mel_weight_matrix(n: Call) -> Any:
     bins, length, rate = (n.integer(i) for i in range(3))
     low, high = (float(n.array(i).reshape(-1)[0]) for i in (3, 4))
     kind = n.dtype("output_datatype", 1)
-    return n.importer.constant(np.asarray(ops.mel_weight_matrix(bins, length, rate, low, high, kind.np)), n.label)
+    return n.importer.constant(
+        np.asarray(ops.mel_weight_matrix(bins, length, rate, low, high, kind.np)), n.label
+    )

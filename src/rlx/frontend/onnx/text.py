@@ -52,11 +52,13 @@ def string_normalizer(n: Call) -> Any:
     same = str if sensitive else str.lower
     dropped = {same(w) for w in stop}
     rows = x.reshape(1, -1) if x.ndim == 1 else x
-    if rows.ndim != 2 or len(rows) != 1 and stop:
+    if rows.ndim != 2 or (len(rows) != 1 and stop):
         raise ImportError_(f"its input has shape {list(x.shape)}; it must be [C] or [1,C]")
     kept = [[case(w) for w in row if same(w) not in dropped] for row in rows]
     kept = [row or [""] for row in kept]
-    return texts([w for row in kept for w in row], (len(kept[0]),) if x.ndim == 1 else (len(kept), len(kept[0])))
+    return texts(
+        [w for row in kept for w in row], (len(kept[0]),) if x.ndim == 1 else (len(kept), len(kept[0]))
+    )
 
 
 @onnx_op("RegexFullMatch")
@@ -75,7 +77,9 @@ def tf_idf(n: Call) -> Any:
         n.on_host(WHY)
         words = n.attr("pool_strings")
         number = {w: i for i, w in enumerate(dict.fromkeys(words))}
-        x: Any = n.constant(np.array([number.get(w, -1) for w in value.array.flat], np.int64).reshape(value.shape))
+        x: Any = n.constant(
+            np.array([number.get(w, -1) for w in value.array.flat], np.int64).reshape(value.shape)
+        )
         pool = [number[w] for w in words]
     else:
         x, pool = ops.cast(n[0], "i64"), n.attr("pool_int64s")
