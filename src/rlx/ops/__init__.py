@@ -42,6 +42,7 @@ from rlx.ops.activation import (
 )
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.choice import sample_tokens
+from rlx.ops.bitcast import bitcast
 from rlx.ops.complex import conj, imag, make_complex, real
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond

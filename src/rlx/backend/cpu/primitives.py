@@ -1,6 +1,6 @@
-"""Every scalar primitive in LLVM IR, for scalars and vectors alike. A primitive missing here has no native kernel.
+"""Every scalar primitive in LLVM IR, for scalars and vectors alike. One missing here has no native kernel.
 
-Values in registers have a *register type*: f16 and bf16 are computed as float, bool as i1, u8 as i8 and so on.
+Values in registers have a *register type*: f16 and bf16 are computed as float, bool as i1, u8 as i8 ...
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from rlx.backend.cpu.irtext import Function
 from rlx.backend.cpu.irtypes import Value, bits, constant, like
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import DType
+from rlx.ir.dtype import dtype as as_dtype
 
 MEMORY = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "bool": "i8"}
 MEMORY |= {f"{sign}{n}": f"i{n}" for sign in "iu" for n in (8, 16, 32, 64)}
@@ -250,6 +251,16 @@ def _where(fn: Function, dtype: DType, args: list[Value]) -> Value:
     return fn.select(*args)
 
 
+def _bitcast(to: str) -> Emit:
+    """The stored bits of a value, read as another dtype of the same width."""
+
+    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
+        stored = to_memory(fn, args[0], dtype)
+        return from_memory(fn, fn.bitcast(stored, like(stored.type, MEMORY[to])), as_dtype(to))
+
+    return emit
+
+
 # the dtype handed to an entry is that of the first number operand
 PRIMITIVES: dict[str, Emit] = {
     "neg": _neg,
@@ -285,6 +296,7 @@ PRIMITIVES: dict[str, Emit] = {
     "shift_left": _shift("left"),
     "shift_right": _shift("right"),
     "where": _where,
+    **{f"bitcast_{to}": _bitcast(to) for to in MEMORY},
     **{
         name: _math(name)
         for name in (

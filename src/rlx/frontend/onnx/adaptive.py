@@ -1,8 +1,8 @@
 """Models whose structure depends on inputs: imported and compiled once for each structure that appears.
 
-Shapes in ONNX may depend on the *values* of inputs (the target of a Reshape, the length of a sequence, whether
-an optional is there). Such inputs are found by importing: a refusal names those whose values it needs. A
-program is then made for these values and kept for the next call that has the same.
+Shapes in ONNX may depend on the *values* of inputs (the target of a Reshape, the length of a sequence,
+whether an optional is there). Such inputs are found by importing: a refusal names those whose values it
+needs. A program is then made for these values and kept for the next call that has the same.
 """
 
 from __future__ import annotations

@@ -74,7 +74,10 @@ class Imported:
 
 
 class Importer:
-    """One conversion of a model. `values` are inputs fixed by value; `shapes` replace declared input shapes."""
+    """One conversion of a model.
+
+    `values` are inputs fixed by value; `shapes` replace declared input shapes.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Random numbers: from the seed of a node or, without one, from its name, so that a model always draws the same."""
+"""Random numbers: from the seed of a node or, without one, from its name, so that a model always draws the
+same.
+"""
 
 from __future__ import annotations
 

@@ -386,3 +386,8 @@ def reverse_sequence(n: Call) -> Any:
     at = ops.where(ops.less(steps, many), many - 1 - steps, steps)
     at = ops.reshape(at, (*at.shape, *(1,) * (x.rank - 2)))
     return ops.gather_elements(x, ops.broadcast_to(at, x.shape), axis=time)
+
+
+@onnx_op("BitCast", since=26)
+def bit_cast(n: Call) -> Any:
+    return ops.bitcast(n[0], n.dtype("to"))

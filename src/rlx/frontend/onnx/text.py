@@ -1,4 +1,7 @@
-"""Ops on text. Text is a host value: these are computed while importing, for the text that the inputs hold."""
+"""Ops on text.
+
+Text is a host value: these are computed while importing, for the text that the inputs hold.
+"""
 
 from __future__ import annotations
 
