@@ -1,7 +1,7 @@
 """Transforms of Python functions: jit, grad, value_and_grad, jvp, vmap.
 
-`jit` traces once per dtypes, ranks, static arguments and pytree and runs natively from then on. The others work
-inside a trace (on nodes) and, called with arrays, compile themselves; they compose.
+`jit` traces once per dtypes, ranks, static arguments and pytree and runs natively from then on. The others
+work inside a trace (on nodes) and, called with arrays, compile themselves; they compose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every sample of every op, compiled and run natively, against the reference. Host thunks are counted, never hidden."""
+"""Every sample of every op, compiled and run natively, against the reference; host thunks are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs workloads on all engines in one interleaved run: ABAB rounds, medians with their spread, outputs compared."""
+"""Workloads on all engines in one interleaved run: ABAB rounds, medians with spread, outputs compared."""
 
 from __future__ import annotations
 

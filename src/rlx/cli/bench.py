@@ -20,7 +20,7 @@ def _time(seconds: float) -> str:
 def bench(
     workloads: tuple[str, ...], threads: tuple[int, ...], engine: tuple[str, ...], rounds: int, as_json: bool
 ) -> None:
-    """Measure WORKLOADS: names of suites (quick, gemm, elementwise, minilm) or single ones like gemm:128,384,1536."""
+    """Measure WORKLOADS: suites (quick, gemm, elementwise, minilm) or single ones like gemm:128,384,1536."""
     from rlx.bench import harness
     from rlx.bench.workloads import SUITES
 

@@ -1,8 +1,8 @@
 """From Python functions to graphs.
 
-Every dim of every array is a symbol. Dims that the trace must take as equal become one symbol (a call that breaks this
-is refused); a dim that the function reads as a number, or that is 1 where it is broadcast, is specialised, and the
-trace says so with the line.
+Every dim of every array is a symbol. Dims that the trace must take as equal become one symbol (a call that
+breaks this is refused); a dim that the function reads as a number, or that is 1 where it is broadcast, is
+specialised, and the trace says so with the line.
 """
 
 from __future__ import annotations

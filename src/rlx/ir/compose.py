@@ -2,9 +2,9 @@
 
 `compose(body)` gives the kernel or raises `ComposeError` with the reason why the ops do not fit one kernel.
 
-A `Nest` is a loop nest over `space`. Its first `outer` axes are kept, the others reduced. Each `Stat` combines an
-expression over the inner axes; later expressions read it as acc(j). Stores write either one value per point
-(full) or one per row (outer axes only). Maps, reductions, softmax, norms are all nests.
+A `Nest` is a loop nest over `space`. Its first `outer` axes are kept, the others reduced. Each `Stat`
+combines an expression over the inner axes; later expressions read it as acc(j). Stores write either one value
+per point (full) or one per row (outer axes only). Maps, reductions, softmax, norms are all nests.
 
 A `ContractNest` is a contraction whose operands are read in place through affine indices and whose result
 passes through epilogue expressions (acc(0) is the sum of products) before it is stored.
@@ -94,7 +94,7 @@ class ContractNest:
 class ConvNest:
     """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w.
 
-    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel may lie in panels.
+    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel panels.
     """
 
     form: Conv
@@ -210,7 +210,7 @@ class _Composer:
         return self._finish()
 
     def _in_layout(self, node: Node) -> bool:
-        """A convolution stores its result in blocked channels by itself: that value has no index to be read by."""
+        """A convolution stores its result in blocked channels by itself: that value has no index."""
         if self.contract is None or not isinstance(self.contract[0], Conv):
             return False
         if any(o.op.writer_side and o.id not in self.inputs for o in node.operands):
@@ -470,7 +470,7 @@ def compose(body: Graph) -> Kernel:
 
 
 def affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar] | None:
-    """index as sum of coefficient * axis + rest; coefficients are ints or size expressions; None if it is not so."""
+    """index as sum of coefficient * axis + rest; coefficients are ints or size expressions; else None."""
     zero: list[Scalar | int] = [0] * rank
     if index.prim == "axis":
         one = list(zero)

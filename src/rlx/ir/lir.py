@@ -1,7 +1,7 @@
 """LIR: optimised MIR plus a concrete execution plan. A backend sees only this.
 
-The graph's nodes are kernels (regions), views and leaves; the plan says in which order kernels run and where every
-value lies. Offsets are relative to a space; native code gets bases and offsets through a table at run time.
+The graph's nodes are kernels (regions), views and leaves; the plan says in which order kernels run and where
+every value lies. Offsets are relative to a space; native code gets bases and offsets through a table.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class LirModule:
 
     @property
     def code_key(self) -> str:
-        """Digest of what the code generator reads: kernels, layouts, target; never offsets, bindings or weights."""
+        """Digest of what the code generator reads: kernels, layouts, target; no offsets, sizes, weights."""
         from rlx.ir.text import graph_text
 
         text = "\n".join([self.target, graph_text(self.mir, locations=False)])

@@ -382,9 +382,9 @@ primitive("where", 3, np.where, _result_second)
 class cast(Op):
     """Convert to another dtype.
 
-    float -> narrower float rounds to nearest even; formats without infinity saturate, and with `saturate` (True or
-    False) every f8 and f4 format does or does not. float -> int goes towards zero, saturates at the ends and turns
-    NaN into 0; int -> int wraps; anything -> bool is `!= 0`.
+    float -> narrower float rounds to nearest even; formats without infinity saturate, and with `saturate`
+    (True or False) every f8 and f4 format does or does not. float -> int goes towards zero, saturates at the
+    ends and turns NaN into 0; int -> int wraps; anything -> bool is `!= 0`.
     """
 
     name = "cast"

@@ -1,7 +1,8 @@
 """Weight panels: the layout in which contraction kernels read a constant right operand.
 
-A matrix [k, n] becomes panels of `columns` columns, one after the other. A panel is [k / group][columns][group], read
-front to back by a kernel; the last one is narrower, in whole vectors of `lanes`, padded with zeros.
+A matrix [k, n] becomes panels of `columns` columns, one after the other. A panel is
+[k / group][columns][group], read front to back by a kernel; the last one is narrower, in whole vectors of
+`lanes`, padded with zeros.
 """
 
 from __future__ import annotations

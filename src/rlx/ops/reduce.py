@@ -160,7 +160,10 @@ class _Extremum(Reduction):
 
 @declare
 class reduce_max(_Extremum):
-    """Largest element over axes; NaN wins. Undefined over an empty axis (gives -inf or the smallest integer)."""
+    """Largest element over axes; NaN wins.
+
+    Undefined over an empty axis (gives -inf or the smallest integer).
+    """
 
     name = "reduce_max"
     combine = "max"
@@ -171,7 +174,10 @@ class reduce_max(_Extremum):
 
 @declare
 class reduce_min(_Extremum):
-    """Smallest element over axes; NaN wins. Undefined over an empty axis (gives inf or the largest integer)."""
+    """Smallest element over axes; NaN wins.
+
+    Undefined over an empty axis (gives inf or the largest integer).
+    """
 
     name = "reduce_min"
     combine = "min"

@@ -476,7 +476,7 @@ def concat(arrays: Sequence[Any], axis: int = 0) -> Any:
 
 @declare
 class _pad(Op):
-    """Pad each axis with a constant: (low, high), negative amounts crop; `interior` puts gaps between elements."""
+    """Pad each axis with a constant: (low, high), negative amounts crop; `interior` is a gap in between."""
 
     name = "pad"
     arity = 1

@@ -23,7 +23,9 @@ def is_native_loop(node: Node) -> bool:
 
 
 def prepare_bodies(graph: Graph, kernels: Callable[[Graph], Graph]) -> Graph:
-    """Replace the bodies of native loops by graphs of kernels; a loop reads dense rows, so other views are copied."""
+    """Replace the bodies of native loops by graphs of kernels; a loop reads dense rows, so other views are
+    copied.
+    """
     views = view_layouts(graph)
 
     def dense(old: Node, new: Node) -> Node:

@@ -1,7 +1,7 @@
 """Loops of known length as records: every step of the body becomes kernel calls with pointers of its own.
 
-Code does not grow with the number of steps, only the table of records does; carried values alternate between two
-buffers, the last step writes the results in place.
+Code does not grow with the number of steps, only the table of records does; carried values alternate between
+two buffers, the last step writes the results in place.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context, Step
 from rlx.runtime.driver import RecordError
+from rlx.runtime.memory import aligned_empty
 from rlx.runtime.weights import Weights
 
 MESSAGES = {1: "an index from data is out of range"}
@@ -26,7 +27,7 @@ KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
 
 
 class InputEntry:
-    """Takes one input: checks it, binds its symbols, gives contiguous memory. Quick where all is as declared."""
+    """Takes one input: checks it, binds its symbols, gives contiguous memory; quick where all is right."""
 
     __slots__ = ("_dims", "_dtype", "_node", "_rank", "_static")
 
@@ -38,10 +39,8 @@ class InputEntry:
 
     def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
         array = value if type(value) is np.ndarray else np.asarray(value)
-        if (
-            (array.dtype is not self._dtype
-            and array.dtype != self._dtype)
-            or not self._matches(array.shape, binding)
+        if (array.dtype is not self._dtype and array.dtype != self._dtype) or not self._matches(
+            array.shape, binding
         ):
             check_array(self._node.tensor, array, binding, f"input {self._node.attrs['name']!r}")
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
@@ -174,7 +173,7 @@ class CompiledProgram:
     def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
         """A function that runs the program on fixed buffers, with a few microseconds of overhead.
 
-        Arrays must be contiguous and stay alive; every call reads the inputs' and writes the outputs' present memory.
+        Arrays must be contiguous; every call reads the inputs' and writes the outputs' present memory.
         """
         if self.kernels.thunks or self.graph.states or self._found_later:
             raise InputError(
@@ -242,7 +241,7 @@ class CompiledProgram:
         states: dict[str, np.ndarray],
         binding: dict[str, int],
     ) -> list[np.ndarray]:
-        outputs = [np.empty(shape, d) for shape, d in self._output_shapes(context)]
+        outputs = [aligned_empty(shape, d) for shape, d in self._output_shapes(context)]
         self._connect(context, inputs, outputs, states)
         number = 0
         while number < len(context.steps):

@@ -36,7 +36,7 @@ def backward(
     """Gradients of sum(seed * node) with respect to `wanted`, added to the same graph.
 
     `seeds` maps node ids to their incoming gradients. Shared uses accumulate in a fixed order. Nodes before
-    `first` are taken as constants (unless wanted). HIR ops without a rule are differentiated through their expansion.
+    `first` are taken as constants (unless wanted). HIR ops without a rule go through their expansion.
     """
     reach = _influenced_by(graph, wanted, first)
     grads: dict[int, Node] = dict(seeds)
@@ -166,7 +166,7 @@ def gradient_graph(graph: Graph, output: str, wrt: Sequence[str], keep_value: bo
 
 
 def vjp_graph(graph: Graph, wrt: Sequence[str]) -> Graph:
-    """Outputs `grad_<name>` = sum over outputs of cotangent * d output / d name; cotangents are inputs `ct_<output>`."""
+    """Outputs `grad_<name>` = sum over outputs of `ct_<output>` (an input) * d output / d name."""
     mir = for_gradient(graph, wrt)
     named = {n.attrs["name"]: n for n in mir.inputs} | dict(mir.params)
     seeds: dict[int, Node] = {}
@@ -195,7 +195,7 @@ def jvp_graph(graph: Graph, wrt: Sequence[str]) -> Graph:
     first = vjp_graph(graph, wrt)
     linear_in = [n.attrs["name"] for n in first.inputs if n.attrs["name"].startswith("ct_")]
     second = vjp_graph(first, linear_in)
-    # second: inputs x, ct_y (the point at which a linear map is differentiated: any value), ct_grad_x (tangents)
+    # second: inputs x, ct_y (where a linear map is differentiated: any value), ct_grad_x (tangents)
     out = Graph(graph.name)
     arguments: list[Node] = []
     with out.building():

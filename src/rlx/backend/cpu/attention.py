@@ -1,11 +1,11 @@
 """Attention in flash style: online softmax over blocks of keys, no matrix of scores beyond a tile.
 
-Lanes are queries. A block of one to three vectors of queries is packed once as Q^T; then for each block of keys
+Lanes are queries. A block of one to three vectors of queries is packed once as Q^T; for each block of keys
     S^T = K Q^T              keys are rows, read in place by broadcast
     P^T = exp2(S^T - max)    maximum and sum run down the rows: no horizontal step
     O^T = alpha O^T + V^T P^T
-and O^T is transposed and divided by the sum at the end. Neither K nor V is copied. Every output has one order of
-operations, set by the block of keys alone. A query that sees no key gives zeros.
+and O^T is transposed and divided by the sum at the end. Neither K nor V is copied. Every output has one order
+of operations, set by the block of keys alone. A query that sees no key gives zeros.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def slot_of(node: Node, views: dict[int, View]) -> Slot:
 
 
 def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
-    """Why this backend has no native code for a kernel over operands and results of these types; None if it has."""
+    """Why this backend has no native code for a kernel over operands and results of these types, if so."""
     for t in types:
         if not supported(t.dtype):
             return f"dtype {t.dtype} has no native kernels"

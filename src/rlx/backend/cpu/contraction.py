@@ -75,7 +75,7 @@ def emit_contraction(
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; the rest is batch."""
+    """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; others are batch."""
 
     batch: tuple[int, ...]
     m: tuple[int, ...]

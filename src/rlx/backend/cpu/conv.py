@@ -1,5 +1,8 @@
-"""Convolutions as native code: blocked and packed kernels where weights were packed for them, a GEMM for planar
-1x1 windows, and a reduction nest of guarded products for everything else (other dtypes, symbolic channels)."""
+"""Convolutions as native code.
+
+Blocked and packed kernels where weights were packed for them, a GEMM for planar 1x1 windows, and a reduction
+nest of guarded products for everything else (other dtypes, symbolic channels).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def emit_conv(
 
 
 def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
-    """The convolution as a plain reduction of products over (channel, window): right for every dtype and size."""
+    """The convolution as a reduction of products over (channel, window): right for every dtype and size."""
     form = nest.form
     spatial = len(form.strides)
     kept = 2 + spatial

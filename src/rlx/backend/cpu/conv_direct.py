@@ -1,9 +1,10 @@
 """Direct convolution: output channels in lanes, weights in panels, any window, stride, dilation and padding.
 
-Lines of the output are taken in bands whose part of x fits L2. Where windows may reach past an edge, or x is planar,
-the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band meets one panel
-of weights after the other, a panel all tiles of the band. Threads share bands or, where weights outweigh the image,
-panels: every output is one chain of products in a fixed order, so bits do not depend on threads, bands or tiles.
+Lines of the output are taken in bands whose part of x fits L2. Where windows may reach past an edge, or x is
+planar, the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band
+meets one panel of weights after the other, a panel all tiles of the band. Threads share bands or, where
+weights outweigh the image, panels: every output is one chain of products in a fixed order, so bits do not
+depend on threads, bands or tiles.
 """
 
 from __future__ import annotations

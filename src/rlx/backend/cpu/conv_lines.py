@@ -14,8 +14,8 @@ ELEMENT = "float"
 def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geometry, image: Image) -> str:
     """Name of the function pack(args, to, x, d, h, lines, padded).
 
-    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from that of
-    output line `h` on; a line holds `padded` pixels.
+    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
+    that of output line `h` on; a line holds `padded` pixels.
     """
     name = f"{name}.lines"
     params = [

@@ -41,7 +41,7 @@ class Lane:
 class Expression:
     """Emits expressions at one point of the nest. `axes` are the indices of all axes (lane axis: lane 0's).
 
-    Memoised per point: a sub-expression is computed once. `saved` overrides expressions that were kept in memory.
+    Memoised per point: a sub-expression is computed once. `saved` overrides expressions kept in memory.
     """
 
     fn: Function

@@ -245,7 +245,7 @@ class Function(Lanes):
 
     @staticmethod
     def _moves_as_bits(type_: str) -> bool:
-        """Masked moves of 16-bit floats go as integers: LLVM would convert lanes through f32 by library calls."""
+        """Masked moves of 16-bit floats go as integers: LLVM would convert lanes by library calls."""
         return element(type_) in ("bfloat", "half")
 
     def gather(

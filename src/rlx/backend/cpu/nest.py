@@ -1,8 +1,8 @@
 """Loop nests as native code: fused maps, reductions and row kernels (softmax, norms).
 
-Lanes run along the innermost axis where memory is contiguous there (rows), or along the last kept axis when that one
-is (columns). The order of every reduction depends on sizes and target only: lanes and unrolled accumulators combine
-in a fixed tree, and threads split rows, never a reduction.
+Lanes run along the innermost axis where memory is contiguous there (rows), or along the last kept axis when
+that one is (columns). The order of every reduction depends on sizes and target only: lanes and unrolled
+accumulators combine in a fixed tree, and threads split rows, never a reduction.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class _MapNest(NestEmitter):
     """No reduction: lanes along the last axis."""
 
     def emit(self) -> EmittedKernel:
+        self.with_streaming(self.sweep_all)
+        return self.frame.finish()
+
+    def sweep_all(self) -> None:
         fn, rank = self.fn, len(self.nest.space)
         if rank == 0:
             fn.branch(fn.cmp("eq", self.frame.thread, 0), lambda: self.stores(self.point([], None), []))
@@ -76,7 +80,6 @@ class _MapNest(NestEmitter):
             self.sweep([], start, stop)
         else:
             self.rows(self.sizes[:-1], lambda row: self.sweep(row, 0, self.sizes[-1]))
-        return self.frame.finish()
 
     def sweep(self, row: list[Int], start: Int, stop: Int) -> None:
         last = len(row)
@@ -132,11 +135,14 @@ class _RowNest(NestEmitter):
             self.scratch = self.frame.scratch()
             per_row = self.nest.space[self.inner[0]] * 8 + 64
             scratch = per_row * len(self.saved)
+        self.with_streaming(self.all_rows)
+        return self.frame.finish(scratch)
+
+    def all_rows(self) -> None:
         if self.nest.outer:
             self.rows(self.sizes[: self.nest.outer], self.row)
         else:
             self.fn.branch(self.fn.cmp("eq", self.frame.thread, 0), lambda: self.row([]))
-        return self.frame.finish(scratch)
 
     def saved_place(self, e: Scalar, i: Int) -> Value:
         fn = self.fn

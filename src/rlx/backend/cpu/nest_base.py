@@ -14,6 +14,9 @@ from rlx.ir.compose import Nest, Store
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.scalar import Scalar
+from rlx.ir.types import TensorType
+
+STREAM_BYTES = 32 << 20  # outputs of this size will not be found in the caches again
 
 
 class NestEmitter:
@@ -27,6 +30,7 @@ class NestEmitter:
             default=4,
         )
         self.lanes = frame.module.target.vector_bytes // (8 if widest == 8 else 4)
+        self.streaming = False
         self.sizes = [frame.dim(self.fn, d) for d in nest.space]
 
     def point(self, axes: Sequence[Int], lane: Lane | None, known: Expression | None = None) -> Expression:
@@ -71,7 +75,44 @@ class NestEmitter:
         elif mask is not None:
             fn.masked_store(value, place, mask)
         else:
-            fn.store(value, place)
+            fn.store(value, place, nontemporal=self.streaming)
+
+    def with_streaming(self, emit: Callable[[], None]) -> None:
+        """Write the kernel; where its outputs are too large for the caches, also a version that bypasses them.
+
+        Stores that do not go through the caches save reading every line before it is overwritten. They need
+        aligned vectors, which is known at run time only, and a fence before anyone else reads.
+        """
+        aligned = self._may_stream()
+        if aligned is None:
+            emit()
+            return
+        fn = self.fn
+
+        def bypass() -> None:
+            self.streaming = True
+            emit()
+            fn.fence()
+            self.streaming = False
+
+        fn.branch(aligned, bypass, emit)
+
+    def _may_stream(self) -> Value | None:
+        fn, total = self.fn, 0
+        good: Value | None = None
+        for number, store in enumerate(self.nest.stores):
+            slot = self.frame.outputs[number]
+            count, row = TensorType(slot.dtype, slot.shape).numel, self.nest.space[-1] if self.nest.space else 0
+            vector_bytes = self.lanes * slot.dtype.itemsize
+            if not isinstance(count, int) or not store.full or not isinstance(row, int) or store.strides[-1] != 1:
+                return None
+            if row * slot.dtype.itemsize % vector_bytes or vector_bytes != self.frame.module.target.vector_bytes:
+                return None
+            total += count * slot.dtype.itemsize
+            address = fn.op("i64", f"ptrtoint {self.frame.output(number).pointer} to i64")
+            ok = fn.value(fn.cmp("eq", fn.value(fn.and_(address, vector_bytes - 1)), 0))
+            good = ok if good is None else fn.value(fn.and_(good, ok))
+        return good if total >= STREAM_BYTES else None
 
     def along(
         self, extent: Int, width: int, body: Callable[[Int, Value | None], None], start: Int = 0

@@ -152,7 +152,10 @@ def emit_cumulate(
 def emit_sort(
     module: Module, name: str, form: Sort, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
-    """Stable bottom-up merge sort of rows; NaN sorts as the largest. Scratch holds two copies of values and places."""
+    """Stable bottom-up merge sort of rows; NaN sorts as the largest.
+
+    Scratch holds two copies of values and places.
+    """
     k = _Kernel(module, name, inputs, outputs)
     fn, dtype = k.fn, form.dtype
     element, source = memory_type(dtype), k.operands[0]

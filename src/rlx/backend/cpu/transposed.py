@@ -24,7 +24,7 @@ def load_steps(e: Scalar, rank: int) -> Shape | None:
 
 
 def read_axis(nest: Nest) -> int | None:
-    """The axis along which loads are contiguous where the stores' axis is not; None if the plain order is fine."""
+    """The axis along which loads are contiguous where the stores' axis is not; None: the plain order is fine."""
     rank = len(nest.space)
     if rank < 2 or nest.stats or any(s.strides[-1] != 1 for s in nest.stores):
         return None

@@ -1,6 +1,4 @@
-"""Random numbers: from the seed of a node or, without one, from its name, so that a model always draws the
-same.
-"""
+"""Random numbers: from the seed of a node or, without one, from its name, so that models draw the same again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ops on text.
-
-Text is a host value: these are computed while importing, for the text that the inputs hold.
-"""
+"""Ops on text, a host value: these are computed while importing, for the text that the inputs hold."""
 
 from __future__ import annotations
 
