@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 def lower(graph: Graph) -> Graph:
     """HIR -> MIR: every block in terms of primitive ops."""
+    from rlx.ir.op import Level
     from rlx.passes.basic import remove_dead
     from rlx.transform.expand import expand_graph
 
-    return remove_dead(expand_graph(graph))
+    flat = all(n.op.level is Level.MIR and not n.bodies for n in graph.nodes)
+    return remove_dead(graph if flat else expand_graph(graph))
 
 
 def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:

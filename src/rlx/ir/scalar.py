@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rlx.ir.dim import Dim, substitute
@@ -186,11 +187,13 @@ def const(value: int | float | bool | complex, dtype: DType = I64) -> Scalar:
     return Scalar("const", (), dtype, value)
 
 
+@cache
 def axis(i: int) -> Scalar:
     """The index along iteration axis i."""
     return Scalar("axis", (), I64, i)
 
 
+@cache
 def axes(n: int, start: int = 0) -> tuple[Scalar, ...]:
     """The first n axes."""
     return tuple(axis(i) for i in range(start, start + n))
@@ -268,6 +271,8 @@ def remake(e: Scalar, args: tuple[Scalar, ...]) -> Scalar:
 
 def replace_axes(s: Scalar, index: Sequence[Scalar]) -> Scalar:
     """The expression at another point: axis i becomes index[i]."""
+    if all(e.prim == "axis" and e.data == i for i, e in enumerate(index)):
+        return s
     return rebuild(s, lambda e, _: index[e.data] if e.prim == "axis" else None)
 
 

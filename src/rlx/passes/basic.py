@@ -10,6 +10,9 @@ from rlx.ir.types import TensorType, TupleType, type_symbols
 
 def remove_dead(graph: Graph) -> Graph:
     """Drop nodes that no output needs."""
+    live = graph.live()
+    if all(n.id in live or n.op.role in (Role.INPUT, Role.PARAM, Role.STATE) for n in graph.nodes):
+        return graph
     return rewrite(graph, lambda node, operands, out: None)
 
 
@@ -57,7 +60,7 @@ def is_derivable(node: Node) -> bool:
 
 
 def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
-    """Move what depends on params and constants only to a graph that runs at load; its results become params."""
+    """Move what depends on weights only to a graph that runs at load; its results become params."""
     rooted = {n.id for n in graph.roots()}
     fixed: set[int] = set()
     for node in graph.nodes:

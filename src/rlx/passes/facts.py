@@ -10,8 +10,8 @@ from rlx.ir.compose import lower_node, pieces_body
 from rlx.ir.form import Contract, Conv, Form, Map, Pieces, Reduce
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
-from rlx.ir.scalar import LOADS, Scalar, body_cost, load_index, replace_axes
-from rlx.ir.types import TupleType
+from rlx.ir.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
+from rlx.ir.types import Shape, TupleType
 
 INLINE_CONSTANT = 1  # constants of one element are part of a body; larger ones are operands
 
@@ -24,18 +24,29 @@ def is_scalar_constant(node: Node) -> bool:
 class Access:
     """One way in which a kernel reads a stored value.
 
-    how: "plain" at an index always in range, "guarded" only where a condition holds, "checked" at an index that
-    comes from data, "memory" as a whole (operands of contractions and of ops that are kernels of their own).
-    `index` is relative to `operand`, which may be a view of the value.
+    how: "plain" at an index always in range, "guarded" only where a condition holds, "checked" at an index
+    from data, "memory" as a whole (operands of contractions and of ops that are kernels of their own).
+    `index` is relative to `operand`, which may be a view of the value. `pointwise` is a plain read of the
+    value itself at every point of an equal space.
     """
 
     root: int
     how: str
     operand: Node
     index: tuple[Scalar, ...]
+    pointwise: bool
 
 
 HOW = {"load": "plain", "load_or": "guarded", "load_checked": "checked"}
+
+
+def is_point(index: Sequence[Scalar], point: Sequence[Scalar], shape: Shape) -> bool:
+    """Whether an index is the given point; along axes of size 1 it may also be 0."""
+    if len(index) != len(point):
+        return False
+    return all(
+        e is p or e == p or (d == 1 and e == const(0)) for e, p, d in zip(index, point, shape, strict=True)
+    )
 
 
 class Facts:
@@ -54,7 +65,6 @@ class Facts:
         self.kept = {io.root(n).id for n in graph.roots()}  # values that must be stored whoever reads them
         self._forms: dict[int, Form | None] = {}
         self._accesses: dict[int, tuple[Access, ...]] = {}
-        self._roots: dict[tuple[int, Access], tuple[Scalar, ...]] = {}
         self._work: dict[int, int] = {}
 
     def form(self, node: Node) -> Form | None:
@@ -93,12 +103,16 @@ class Facts:
     def _find_accesses(self, node: Node) -> list[Access]:
         body = self.body(node)
         if body is None:
-            return [Access(self.io.root(o).id, "memory", o, ()) for o in node.operands]
+            return [Access(self.io.root(o).id, "memory", o, (), False) for o in node.operands]
         out = []
+        form = self.form(node)
+        space = form.space if isinstance(form, Reduce) else node.shape
         for e in body.walk():
             if e.prim in LOADS:
-                operand = node.operands[e.data]
-                out.append(Access(self.io.root(operand).id, HOW[e.prim], operand, load_index(e)))
+                operand, index = node.operands[e.data], load_index(e)
+                root = self.io.root(operand).id
+                here = e.prim == "load" and root == operand.id and is_point(index, axes(len(space)), space)
+                out.append(Access(root, HOW[e.prim], operand, index, here and operand.shape == space))
         return out
 
     def root_index(self, access: Access) -> tuple[Scalar, ...]:

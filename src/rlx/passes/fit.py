@@ -20,9 +20,9 @@ from enum import Enum
 from rlx.ir.compose import same_space, stored_through
 from rlx.ir.form import Reduce
 from rlx.ir.graph import Node
-from rlx.ir.scalar import Scalar, axes, axis, const
+from rlx.ir.scalar import axes, axis
 from rlx.ir.types import Shape
-from rlx.passes.facts import Access, Facts
+from rlx.passes.facts import Access, Facts, is_point
 
 MOST_OUTPUTS = {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "own": 1}  # values that one kernel stores
 
@@ -220,10 +220,3 @@ class Fit:
             return True
         full_rank = len(shape) == len(self.space) and all(shape[i] == 1 for i in self.axes)
         return full_rank and same_space([shape[i] for i in kept], outer)
-
-
-def is_point(index: Sequence[Scalar], point: Sequence[Scalar], shape: Shape) -> bool:
-    """Whether an index is the given point; along axes of size 1 it may also be 0."""
-    return len(index) == len(point) and all(
-        e == p or (d == 1 and e == const(0)) for e, p, d in zip(index, point, shape, strict=True)
-    )

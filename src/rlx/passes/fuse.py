@@ -1,10 +1,10 @@
 """Fusion under the gate: which ops become one kernel, and why.
 
-Kernels grow from seeds: contractions and convolutions first (elementwise ops after them become epilogues), then
-reductions (with what feeds and follows them), then what is left of elementwise chains. A group grows op by op,
-also past points where it would store more values than it may, and the best point on the way is kept: best by
-the IO that is saved, as the gate prices it, minus the compute that is added. At last, cheap values that several
-kernels read may be computed again by each reader instead of stored. Every yes and no is a `Decision`.
+Kernels grow from seeds: contractions and convolutions first (elementwise ops after them become epilogues),
+then reductions (with what feeds and follows them), then what is left of elementwise chains. A group grows op by
+op, also past points where it would store more values than it may, and the best point on the way is kept: best
+by the IO that is saved, as the gate prices it, minus the compute that is added. At last, cheap values that
+several kernels read may be computed again by each reader instead of stored. Every yes and no is a `Decision`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Misfit
 from rlx.passes.reach import Reach
 from rlx.passes.regions import Group, Region, RegionMaker, emit_graph
-from rlx.passes.work import evaluated_work, separate_work
+from rlx.passes.trial import Pricing, Trial
+from rlx.passes.work import evaluated_work
 
 MOST_NODES = 64  # ops in one kernel
 MOST_AHEAD = 12  # ops to look past the best group so far
@@ -47,21 +48,6 @@ class Options:
     supports: Supports = lambda kernel, types: None
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A group on its way: what it would save and cost against its ops as kernels of their own."""
-
-    fit: Fit
-    outputs: tuple[int, ...]
-    before: GraphIoProfile
-    after: GraphIoProfile
-    work_added: int
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return tuple(sorted(self.fit.status))
-
-
 class Fuser:
     """Groups of one graph, and the decisions that made them."""
 
@@ -75,7 +61,7 @@ class Fuser:
         self.groups: dict[int, Group] = {}
         self.fits: dict[int, Fit] = {}
         self.homes: dict[int, set[int]] = {}  # node -> groups that evaluate it
-        self._single: dict[int, GraphIoProfile] = {}
+        self.pricing = Pricing(self.facts)
         self._pinned: dict[int, list[tuple[int, bool]]] = {}
         for (a, b), together in sorted((options.pins or {}).items()):
             graph.node(a), graph.node(b)
@@ -101,32 +87,32 @@ class Fuser:
 
     def grow(self, seed: Node, rule: str, backward: bool, kinds: Sequence[str]) -> None:
         """Grow a group from a seed, keep the best point on the way, and record what was decided."""
-        start = self.trial(Fit.of(self.facts, [seed.id]))
+        now = Trial.start(self.pricing, self.reach, seed)
         if self.facts.kind(seed) == "own":
-            self.commit(start)
+            self.commit(now)
             return
-        best = now = start
-        best_gain = self.gain(start)
+        better = [now]  # each better than those before it
+        gain = 0
         refused: dict[int, str] = {}
-        while len(now.members) < MOST_NODES and len(now.members) - len(best.members) <= MOST_AHEAD:
+        while len(now.fit.status) < MOST_NODES:
+            if len(now.fit.status) - len(better[-1].fit.status) > MOST_AHEAD:
+                break
             wider = self.step(now, backward, kinds, refused)
             if wider is None:
                 break
             now = wider
-            if now.fit.refuse_outputs(now.outputs) is None and self.kernel_refused(now) is None:
-                gain = self.gain(now)
-                if gain >= self.least_better(best, now, best_gain):
-                    best, best_gain = now, gain
+            if now.fit.refuse_outputs(now.outputs) is None:
+                reached = self.gain(now)
+                if reached >= gain + self.gate.least_gain_ps or self.wishes(now) > self.wishes(better[-1]):
+                    better.append(now)
+                    gain = reached
+        while self.kernel_refused(better[-1]) is not None:
+            better.pop()
+        best = better[-1]
         self.commit(best)
-        if len(best.members) > 1:
+        if len(best.fit.status) > 1:
             self.record(best, rule)
         self.record_refusals(best, rule, refused)
-
-    def least_better(self, best: Trial, now: Trial, best_gain: int) -> int:
-        """The gain from which a larger group is preferred; pinned pairs are joined at any price."""
-        if self._pinned and self.wishes(now.members) > self.wishes(best.members):
-            return self.gain(now)
-        return best_gain + self.gate.least_gain_ps
 
     def step(self, now: Trial, backward: bool, kinds: Sequence[str], refused: dict[int, str]) -> Trial | None:
         """The group with one more neighbour; the first that fits."""
@@ -136,10 +122,10 @@ class Fuser:
             if self.apart(node.id, now.members):
                 refused[node.id] = "pinned apart by the user"
                 continue
-            if not self.reach.stays_acyclic((*now.members, node.id)):
+            if not (now.span | self.reach.span([node.id])).acyclic:
                 continue  # what lies between may join later, and then this too
             try:
-                wider = self.trial(now.fit.add(node))
+                wider = now.add(node, self.reach)
             except Misfit as why:
                 refused[node.id] = str(why)
                 continue
@@ -165,42 +151,6 @@ class Fuser:
                     if access.root in self.reach:
                         yield nodes[access.root]
 
-    def trial(self, fit: Fit) -> Trial:
-        """The price of a group."""
-        members = sorted(fit.status)
-        inside = set(members)
-        outputs = tuple(self.facts.outputs(members, inside))
-        before = GraphIoProfile()
-        for i in members:
-            before += self.single(i)
-        after = self.profile(members, outputs)
-        added = evaluated_work(self.facts, fit, outputs) - separate_work(self.facts, members)
-        return Trial(fit, outputs, before, after, added)
-
-    def single(self, i: int) -> GraphIoProfile:
-        """IO of an op as a kernel of its own."""
-        known = self._single.get(i)
-        if known is None:
-            known = self._single[i] = self.facts.io.profile(self.graph.nodes[i])
-        return known
-
-    def profile(self, members: Iterable[int], outputs: Sequence[int]) -> GraphIoProfile:
-        """IO of one kernel over these ops that stores these values."""
-        io, nodes = self.facts.io, self.graph.nodes
-        inside = set(members)
-        reads: dict[int, int] = {}
-        waits = 0
-        for i in inside:
-            waits += io.waits(nodes[i])
-            for root, count in io.reads(nodes[i]).items():
-                if root not in inside:
-                    reads[root] = reads.get(root, 0) + count
-        traffic = sum(io.bytes(nodes[i]) for i in outputs)
-        for root, count in reads.items():
-            stored = nodes[root].tensor
-            traffic += min(count, io.elements(stored)) * stored.dtype.itemsize
-        return GraphIoProfile(1, min(waits, 1), 0, traffic)
-
     def gain(self, t: Trial) -> int:
         """Picoseconds that a group saves."""
         score = self.gate.score_ps(fusion_benefit(t.before, t.after))
@@ -208,7 +158,7 @@ class Fuser:
 
     def kernel_refused(self, t: Trial) -> str | None:
         """Why the composer or the backend does not take a group that fits by its reads."""
-        if len(t.members) == 1:
+        if len(t.fit.status) == 1:
             return None
         try:
             region, _ = self.maker.region(Group(t.members), t.outputs)
@@ -235,31 +185,35 @@ class Fuser:
     def apart(self, i: int, members: Sequence[int]) -> bool:
         return any(b in members and not together for b, together in self._pinned.get(i, ()))
 
-    def wishes(self, members: Sequence[int]) -> int:
+    def wishes(self, t: Trial) -> int:
         """Pinned pairs that lie together in a group."""
-        inside = set(members)
-        return sum(together and b in inside for i in members for b, together in self._pinned.get(i, ()))
+        if not self._pinned:
+            return 0
+        inside = t.fit.status
+        return sum(together and b in inside for i in inside for b, together in self._pinned.get(i, ()))
 
     # -- records
 
     def record(self, t: Trial, rule: str) -> None:
-        pin = True if self._pinned and self.wishes(t.members) else None
+        pin = True if self.wishes(t) else None
         compute = elementwise_ps(self.options.device, t.work_added)
         where = self.where(t.members)
-        self.log.add(decide(self.gate, t.members, t.before, t.after, compute, rule=rule, where=where, pin=pin))
+        self.log.add(
+            decide(self.gate, t.members, t.before, t.after, compute, rule=rule, where=where, pin=pin)
+        )
 
     def where(self, members: Iterable[int]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(w for i in members for w in self.graph.nodes[i].where))
 
     def record_refusals(self, t: Trial, rule: str, refused: Mapping[int, str]) -> None:
         """Neighbours that stayed outside, each with the price it would have had and the reason."""
-        own = self.profile(t.members, t.outputs)
         for node in self.neighbours(t.members, backward=False):
             if self.facts.kind(node) == "own":
                 continue
             members = sorted((*t.members, node.id))
             outputs = self.facts.outputs(members, set(members))
-            before, after = own + self.single(node.id), self.profile(members, outputs)
+            before = t.after + self.pricing.single(node.id)
+            after = self.pricing.group(members, outputs)
             reason = refused.get(node.id)
             compute = 0
             if reason is None:
@@ -267,19 +221,17 @@ class Fuser:
             score = self.gate.score_ps(fusion_benefit(before, after))
             region, where = tuple(members), self.where((t.members[0], node.id))
             pinned = reason == "pinned apart by the user"
-            self.log.add(
-                Decision(region, before, after, score, compute, False, reason, where, pinned, rule)
-            )
+            self.log.add(Decision(region, before, after, score, compute, False, reason, where, pinned, rule))
 
     def why_refused(self, t: Trial, node: Node) -> tuple[str, int]:
         """The reason, and the compute in picoseconds that joining would have added."""
-        if not self.reach.stays_acyclic((*t.members, node.id)):
+        if not (t.span | self.reach.span([node.id])).acyclic:
             return "another kernel between them needs one and feeds the other", 0
         if node.id in self.group_of:
             other = self.groups[self.group_of[node.id]]
             return f"%{node.id} is part of the kernel of %{other.nodes[0]} already", 0
         try:
-            wider = self.trial(t.fit.add(node))
+            wider = t.add(node, self.reach)
         except Misfit as why:
             return str(why), 0
         why_not = wider.fit.refuse_outputs(wider.outputs) or self.kernel_refused(wider)
@@ -336,15 +288,17 @@ class Fuser:
         involved = [number, *readers]
         before, work_before = GraphIoProfile(), 0
         for g in involved:
-            before += self.profile(self.groups[g].evaluated, self.outputs_of(g))
+            before += self.pricing.group(self.groups[g].evaluated, self.outputs_of(g))
             work_before += evaluated_work(self.facts, self.fits[g], self.outputs_of(g))
         after, work_after = GraphIoProfile(), 0
         grown: dict[int, Group] = {}
         for r in readers:
             outputs = self.outputs_of(r)
-            copies = sorted({*self.groups[r].copies, *(n.id for n in nodes if n.id not in self.groups[r].nodes)})
+            copies = sorted(
+                {*self.groups[r].copies, *(n.id for n in nodes if n.id not in self.groups[r].nodes)}
+            )
             grown[r] = Group(self.groups[r].nodes, tuple(copies))
-            after += self.profile(grown[r].evaluated, outputs)
+            after += self.pricing.group(grown[r].evaluated, outputs)
             work_after += evaluated_work(self.facts, fits[r], outputs)
             try:
                 region, _ = self.maker.region(grown[r], outputs)
@@ -355,7 +309,13 @@ class Fuser:
         compute = elementwise_ps(self.options.device, work_after - work_before)
         members = sorted({i for g in involved for i in self.groups[g].evaluated})
         made = decide(
-            self.gate, members, before, after, compute, rule="recompute", where=self.where(n.id for n in nodes)
+            self.gate,
+            members,
+            before,
+            after,
+            compute,
+            rule="recompute",
+            where=self.where(n.id for n in nodes),
         )
         self.log.add(made)
         if not made.verdict:

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rlx.ir.op import Role
 from rlx.passes.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a set of kernels waits for, what waits for it, and the set itself."""
+
+    above: int
+    below: int
+    own: int
+
+    def __or__(self, other: Span) -> Span:
+        return Span(self.above | other.above, self.below | other.below, self.own | other.own)
+
+    @property
+    def acyclic(self) -> bool:
+        """Whether no kernel outside of the set both waits for it and feeds it."""
+        return not self.above & self.below & ~self.own
 
 
 class Reach:
@@ -31,15 +49,14 @@ class Reach:
     def __contains__(self, node: int) -> bool:
         return node in self._bit
 
-    def stays_acyclic(self, members: Iterable[int]) -> bool:
-        """Whether no kernel outside of a group both needs the group and feeds it."""
+    def span(self, members: Iterable[int]) -> Span:
         above = below = own = 0
         for m in members:
             i = self._bit[m]
             above |= self._above[i]
             below |= self._below[i]
             own |= 1 << i
-        return not above & below & ~own
+        return Span(above, below, own)
 
     def join(self, members: Sequence[int], single_output: bool) -> None:
         """These kernels are one from now on.
@@ -49,13 +66,8 @@ class Reach:
         """
         if single_output or len(members) == 1:
             return
-        above = below = own = 0
-        for m in members:
-            i = self._bit[m]
-            above |= self._above[i]
-            below |= self._below[i]
-            own |= 1 << i
-        above, below = above | own, below | own
+        span = self.span(members)
+        above, below = span.above | span.own, span.below | span.own
         for i in _bits(below):
             self._above[i] |= above
         for i in _bits(above):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rlx.ir.compose import same_space
-from rlx.ir.scalar import axes
 from rlx.passes.facts import Facts
-from rlx.passes.fit import Fit, Status, is_point
+from rlx.passes.fit import Fit, Status
 
 SAVED = 8  # operations from which backends keep a value for the next pass instead of computing it again
 RELOAD = 2  # what keeping and loading it then costs
@@ -48,11 +46,9 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
             if fit.status[access.root] is Status.ROW:
                 inner[-2] = max(inner.get(-2, 0), rows)
                 continue
-            operand = nodes[access.root]
-            same = same_space(operand.shape, node.shape if not reduction else operand.shape)
-            here = same and is_point(access.index, axes(operand.rank), operand.shape)
             for number, count in passes.items():
-                inner[number] = max(inner.get(number, 0), count) if here else inner.get(number, 0) + count
+                had = inner.get(number, 0)
+                inner[number] = max(had, count) if access.pointwise else had + count
     return total
 
 

@@ -1,0 +1,107 @@
+"""A group of ops on its way to be a kernel: what it would save and cost, updated op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlx.cost.profile import GraphIoProfile
+from rlx.ir.graph import Node
+from rlx.passes.facts import Facts
+from rlx.passes.fit import Fit
+from rlx.passes.reach import Reach, Span
+from rlx.passes.work import evaluated_work, separate_work
+
+
+class Pricing:
+    """IO of ops alone and of groups, at the assumed sizes."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._single: dict[int, GraphIoProfile] = {}
+
+    def single(self, i: int) -> GraphIoProfile:
+        """IO of an op as a kernel of its own."""
+        known = self._single.get(i)
+        if known is None:
+            known = self._single[i] = self.facts.io.profile(self.facts.graph.nodes[i])
+        return known
+
+    def group(self, members: Iterable[int], outputs: Sequence[int]) -> GraphIoProfile:
+        """IO of one kernel over these ops that stores these values."""
+        inside = set(members)
+        reads: dict[int, int] = {}
+        waits = 0
+        for i in inside:
+            waits += self.single(i).sync_points
+            for root, count in self.facts.io.reads(self.facts.graph.nodes[i]).items():
+                if root not in inside:
+                    reads[root] = reads.get(root, 0) + count
+        return self.of(reads, outputs, waits)
+
+    def of(self, reads: Mapping[int, int], outputs: Sequence[int], waits: int) -> GraphIoProfile:
+        """IO of a kernel by the elements it reads and the values it stores."""
+        io, nodes = self.facts.io, self.facts.graph.nodes
+        traffic = sum(io.bytes(nodes[i]) for i in outputs)
+        for root, count in reads.items():
+            stored = nodes[root].tensor
+            traffic += min(count, io.elements(stored)) * stored.dtype.itemsize
+        return GraphIoProfile(1, min(waits, 1), 0, traffic)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A group, and how it compares with its ops as kernels of their own."""
+
+    pricing: Pricing
+    fit: Fit
+    span: Span
+    outputs: tuple[int, ...]
+    before: GraphIoProfile
+    after: GraphIoProfile
+    work_added: int
+    reads: Mapping[int, int]  # values from outside -> elements read
+    pointwise: bool  # every op works at the same points: nothing is computed more often than alone
+
+    @staticmethod
+    def start(pricing: Pricing, reach: Reach, seed: Node) -> Trial:
+        facts = pricing.facts
+        profile = pricing.single(seed.id)
+        reads = dict(facts.io.reads(seed))
+        outputs = tuple(facts.outputs([seed.id], {seed.id}))
+        kind = facts.kind(seed)
+        fit = Fit.of(facts, [seed.id])
+        return Trial(
+            pricing, fit, reach.span([seed.id]), outputs, profile, profile, 0, reads, kind != "reduce"
+        )
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(sorted(self.fit.status))
+
+    def add(self, node: Node, reach: Reach) -> Trial:
+        """The group with one more op; Misfit says why it does not fit."""
+        facts = self.pricing.facts
+        fit = self.fit.add(node)
+        outputs = tuple(facts.outputs(sorted((*self.outputs, node.id)), set(fit.status)))
+        reads = dict(self.reads)
+        reads.pop(node.id, None)
+        for root, count in facts.io.reads(node).items():
+            if root not in fit.status:
+                reads[root] = reads.get(root, 0) + count
+        before = self.before + self.pricing.single(node.id)
+        after = self.pricing.of(reads, outputs, before.sync_points)
+        pointwise = self.pointwise and fit.kind != "reduce" and self._same_points(node)
+        added = 0
+        if not pointwise:
+            added = evaluated_work(facts, fit, outputs) - separate_work(facts, fit.status)
+        span = self.span | reach.span([node.id])
+        return Trial(self.pricing, fit, span, outputs, before, after, added, reads, pointwise)
+
+    def _same_points(self, node: Node) -> bool:
+        facts = self.pricing.facts
+        nodes = facts.graph.nodes
+        readers = [nodes[r] for r in facts.readers.get(node.id, ()) if r in self.fit.status]
+        inside = [a for a in facts.accesses(node) if a.root in self.fit.status]
+        inside += [a for r in readers for a in facts.accesses(r) if a.root == node.id]
+        return all(a.pointwise for a in inside)
