@@ -381,7 +381,7 @@ def dynamic_quantize(x: Any, dtype: Any = "u8") -> Any:
 
 @declare
 class _fake_quantize(Op):
-    """Quantise and dequantise at once, so that training sees the error.
+    """Quantise and dequantise at once, so that training sees the error; NaN stays NaN.
 
     Its gradient is straight through: rounding counts as the identity, saturation as a constant; the scale's
     gradient is the learned-step-size one.
@@ -405,12 +405,19 @@ class _fake_quantize(Op):
     def ref(
         self, x: np.ndarray, scale: np.ndarray, *zero: np.ndarray, dtype: DType, axis: Any, block: Any
     ) -> Any:
-        q = get_op("quantize").ref(x, scale, *zero, dtype=dtype, axis=axis, block=block, saturate=True)
-        return get_op("dequantize").ref(q, scale, *zero, axis=axis, block=block, dtype=None)
+        wide = np.float64 if x.dtype == np.float64 else np.float32
+        steps = spread_array(scale, x.shape, axis, block).astype(wide)
+        offset = spread_array(zero[0], x.shape, axis, block).astype(wide) if zero else wide(0)
+        values: Any = x.astype(wide)
+        level = np.clip(np.rint(values / steps) + offset, dtype.min_value, dtype.max_value)
+        return convert_array((level - offset) * steps, x.dtype)
 
     def expand(self, x: Node, scale: Node, *zero: Node, dtype: DType, axis: Any, block: Any) -> Any:
-        q = _quantize(x, scale, *zero, dtype=dtype, axis=axis, block=block)
-        return _dequantize(q, scale, *zero, axis=axis, block=block)
+        wide = compute_dtype(x.dtype)
+        steps = spread(to(scale, wide), x, axis, block)
+        level = round(to(x, wide) / steps)
+        low, high = _ends(x, *zero, dtype=dtype, axis=axis, block=block)
+        return to(minimum(maximum(level, low), high) * steps, x.dtype)
 
     def vjp(
         self, g: Node, y: Node, x: Node, scale: Node, *zero: Node, dtype: DType, axis: Any, block: Any
@@ -418,11 +425,7 @@ class _fake_quantize(Op):
         wide = compute_dtype(x.dtype)
         steps = spread(to(scale, wide), x, axis, block)
         ratio = to(x, wide) / steps
-        low: Any = float(dtype.min_value)
-        high: Any = float(dtype.max_value)
-        for z in zero:
-            offset = spread(to(z, wide), x, axis, block)
-            low, high = low - offset, high - offset
+        low, high = _ends(x, *zero, dtype=dtype, axis=axis, block=block)
         level = round(ratio)
         inside = logical_and(level >= low, level <= high)
         kept = minimum(maximum(level, low), high)
@@ -443,6 +446,16 @@ class _fake_quantize(Op):
             Sample((Arg("f16[8]"), Arg("f16[]", 0.1, 0.3)), {"dtype": "i8"}, grad=False),
             Sample((Arg("f32[n,0]"), Arg("f32[]", 0.1, 0.3)), {"dtype": "i8"}, grad=False),
         ]
+
+
+def _ends(x: Node, *zero: Node, dtype: DType, axis: int | None, block: int | None) -> tuple[Any, Any]:
+    """Least and greatest number of steps from 0 that a dtype can hold."""
+    low: Any = float(dtype.min_value)
+    high: Any = float(dtype.max_value)
+    for z in zero:
+        offset = spread(to(z, compute_dtype(x.dtype)), x, axis, block)
+        low, high = low - offset, high - offset
+    return low, high
 
 
 def gather_sum(g: Node, like: Node, axis: int | None, block: int | None) -> Node:

@@ -18,7 +18,7 @@ from rlx.ir.attr import Attr, one_of, optional, real, reals, strings
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node, require_shape
 from rlx.ir.op import Arg, Level, Op, Sample
-from rlx.ir.types import TensorType, TupleType
+from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ops.contract import dot_general
 from rlx.ops.create import iota, zeros
 from rlx.ops.elementwise import cast, less, maximum, minimum, where
@@ -171,21 +171,11 @@ class Recurrent(Op):
         d = same_dtype(self.name, floats)
         if x.rank != 3 or w.rank != 3 or r.rank != 3:
             raise ShapeError(f"{self.name}: x {x}, w {w} and r {r} must all have three axes")
-        steps, batch, inputs = x.shape
+        steps, batch, _ = x.shape
         hidden, sides = r.shape[2], len(DIRECTIONS[attrs["direction"]])
-        want: dict[str, tuple[TensorType, tuple[Dim, ...]]] = {
-            "w": (w, (sides, self.gates * hidden, inputs)),
-            "r": (r, (sides, self.gates * hidden, hidden)),
-        }
-        shapes: dict[str, tuple[Dim, ...]] = {
-            "bias": (sides, 2 * self.gates * hidden),
-            "lens": (batch,),
-            "initial_h": (sides, batch, hidden),
-            "initial_c": (sides, batch, hidden),
-            "peephole": (sides, 3 * hidden),
-        }
-        want |= {name: (t, shapes[name]) for name, t in given.items()}
-        for name, (t, shape) in want.items():
+        shapes = self.shapes(sides, x.shape, hidden)
+        for name, t in {"w": w, "r": r, **given}.items():
+            shape = shapes[name]
             text = ",".join(map(str, shape))
             require_shape(
                 t.shape, shape, f"{self.name}: {name} is {t}, but [{text}] is what x {x} and r {r} need"
@@ -195,6 +185,20 @@ class Recurrent(Op):
         self.check_activations(sides, **attrs)
         last = TensorType(d, (sides, batch, hidden))
         return TupleType((TensorType(d, (steps, sides, batch, hidden)), *(last,) * self.states))
+
+    def shapes(self, sides: int, x: Shape, hidden: Dim) -> dict[str, Shape]:
+        """Shapes of all operands but x."""
+        _, batch, inputs = x
+        width = self.gates * hidden
+        return {
+            "w": (sides, width, inputs),
+            "r": (sides, width, hidden),
+            "bias": (sides, 2 * width),
+            "lens": (batch,),
+            "initial_h": (sides, batch, hidden),
+            "initial_c": (sides, batch, hidden),
+            "peephole": (sides, 3 * hidden),
+        }
 
     def check_activations(
         self, sides: int, *, activations: Any, alpha: Any, beta: Any, clip: Any, **rest: Any
@@ -244,10 +248,14 @@ class Recurrent(Op):
         return (np.stack(outs, 1), *(np.stack([e[i] for e in ends]) for i in range(self.states)))
 
     def expansion(self, x: Node, w: Node, r: Node, *more: Node, **attrs: Any) -> Any:
-        given = dict(zip(attrs["extras"], more, strict=True))
         steps, batch, inputs = x.shape
-        sides, width, hidden = r.shape
-        assert isinstance(sides, int)
+        sides, hidden = len(DIRECTIONS[attrs["direction"]]), r.shape[2]
+        width = self.gates * hidden
+        shapes = self.shapes(sides, x.shape, hidden)
+        # Sizes that the type rule found equal, perhaps by assumption, are spelled alike from here on.
+        named = {"w": w, "r": r, **dict(zip(attrs["extras"], more, strict=True))}
+        given = {n: v if v.shape == shapes[n] else reshape(v, shapes[n]) for n, v in named.items()}
+        w, r = given["w"], given["r"]
         products = dot_general(x, reshape(w, (sides * width, inputs)), ((2,), (1,)))
         valid = None
         if "lens" in given:
