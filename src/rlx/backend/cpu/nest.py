@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlx.backend.cpu.collapse import accesses, bodies, collapse
+from rlx.backend.cpu.collapse import accesses, bodies, collapse, map_bodies
 from rlx.backend.cpu.expression import Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.irtext import Int, Module
@@ -21,7 +21,7 @@ from rlx.backend.cpu.reduction import Reducer, reducer_for
 from rlx.backend.cpu.transposed import TransposedNest, read_axis
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
-from rlx.ir.scalar import PRIMITIVES, Scalar
+from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, call, const, rebuild
 
 UNROLL = 4  # independent accumulators of a row reduction, to hide the latency of its chain
 SAVE_COST = (
@@ -65,10 +65,6 @@ class _MapNest(NestEmitter):
     """No reduction: lanes along the last axis."""
 
     def emit(self) -> EmittedKernel:
-        self.with_streaming(self.sweep_all)
-        return self.frame.finish()
-
-    def sweep_all(self) -> None:
         fn, rank = self.fn, len(self.nest.space)
         if rank == 0:
             fn.branch(fn.cmp("eq", self.frame.thread, 0), lambda: self.stores(self.point([], None), []))
@@ -80,6 +76,7 @@ class _MapNest(NestEmitter):
             self.sweep([], start, stop)
         else:
             self.rows(self.sizes[:-1], lambda row: self.sweep(row, 0, self.sizes[-1]))
+        return self.frame.finish()
 
     def sweep(self, row: list[Int], start: Int, stop: Int) -> None:
         last = len(row)
@@ -99,10 +96,11 @@ class _MapNest(NestEmitter):
 
 
 class _RowNest(NestEmitter):
-    """Lanes along the last reduced axis; each row is passed over once per reduction and once per full store."""
+    """Lanes along the last reduced axis; rows are passed over once per reduction and once per full store."""
 
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
-        super().__init__(frame, nest)
+        super().__init__(frame, map_bodies(nest, lambda s: rebuild(s, _divide_once)))
+        nest = self.nest
         self.inner = list(range(nest.outer, len(nest.space)))
         self.saved = self.choose_saved() if len(self.inner) == 1 else {}
 
@@ -334,6 +332,16 @@ class _ColumnNest(NestEmitter):
                     self.write(at, store, n, axes, store.strides[outer - 1])
 
             write_level(list(row))
+
+
+def _divide_once(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+    """x / statistic as x * (1 / statistic): one division per row. The result may differ by one rounding."""
+    if e.prim != "div" or not e.dtype.is_float or args[0].prim == "const":
+        return None
+    inside = list(args[1].walk())
+    if not any(x.prim == "acc" for x in inside) or any(x.prim in ("axis", "at", *LOADS) for x in inside):
+        return None
+    return call("mul", args[0], call("div", const(1.0, e.dtype), args[1]))
 
 
 def _groups(flat: list[Value], size: int) -> list[list[Value]]:

@@ -1,4 +1,4 @@
-"""What all loop nests share: points, hoisting, stores, rows split among threads, vectors with a masked rest."""
+"""What all loop nests share: points, hoisting, stores, rows split among threads, masked vectors."""
 
 from __future__ import annotations
 
@@ -102,11 +102,22 @@ class NestEmitter:
         good: Value | None = None
         for number, store in enumerate(self.nest.stores):
             slot = self.frame.outputs[number]
-            count, row = TensorType(slot.dtype, slot.shape).numel, self.nest.space[-1] if self.nest.space else 0
+            count, row = (
+                TensorType(slot.dtype, slot.shape).numel,
+                self.nest.space[-1] if self.nest.space else 0,
+            )
             vector_bytes = self.lanes * slot.dtype.itemsize
-            if not isinstance(count, int) or not store.full or not isinstance(row, int) or store.strides[-1] != 1:
+            if (
+                not isinstance(count, int)
+                or not store.full
+                or not isinstance(row, int)
+                or store.strides[-1] != 1
+            ):
                 return None
-            if row * slot.dtype.itemsize % vector_bytes or vector_bytes != self.frame.module.target.vector_bytes:
+            if (
+                row * slot.dtype.itemsize % vector_bytes
+                or vector_bytes != self.frame.module.target.vector_bytes
+            ):
                 return None
             total += count * slot.dtype.itemsize
             address = fn.op("i64", f"ptrtoint {self.frame.output(number).pointer} to i64")
