@@ -52,6 +52,20 @@ def test_scan_closes_over_outer_nodes_and_differentiates_by_all() -> None:
     assert count(made, "scan") == 2, "one scan forwards, which saves the carries, and one back"
 
 
+def test_gradients_of_weights_are_one_contraction_after_the_scan() -> None:
+    g = Graph()
+    w, h, xs = g.input("w", (3, 4), "f64"), g.input("h", (2, 3), "f64"), g.input("xs", (5, 2, 3), "f64")
+    last, _ = ops.scan(lambda h, x: (ops.tanh((h @ w)[:, 1:] + x), None), h, xs)
+    g.output("y", ops.sum(last * last))
+    feed = {n: RNG.standard_normal(s) for n, s in (("w", (3, 4)), ("h", (2, 3)), ("xs", (5, 2, 3)))}
+    made = check_gradient(g, feed, "w")
+    back = [n for n in made.nodes if n.op.name == "scan"][-1]
+    assert not any(b.tensor.shape == (3, 4) for b in back.bodies[0].outputs.values()), (
+        "no sum of w's gradient inside"
+    )
+    assert count(made, "dot_general") == 1
+
+
 def test_scan_of_scan_has_a_gradient() -> None:
     g = Graph()
     x, k = g.input("x", (3, 4), "f64"), g.input("k", (), "f64")

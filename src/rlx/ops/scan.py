@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from rlx.ops.bodies import (
     work,
 )
 from rlx.ops.create import zeros_like
-from rlx.ops.rules import batch_size, lift
+from rlx.ops.rules import batch_size, lift, op_call, shift
 from rlx.ops.shape import concat, reshape, transpose
 
 
@@ -113,7 +113,11 @@ class _scan(Op):
         reverse: bool,
         bodies: Sequence[Graph],
     ) -> list[Node | None]:
-        """One scan the other way: it carries the gradients of carries and sums those of fixed values."""
+        """One scan the other way: it carries the gradients of carries and sums those of fixed values.
+
+        Where a step would add a product to such a sum, its factors are stacked instead and multiplied once
+        after the scan: one large contraction over all steps.
+        """
         (body,) = bodies
         more = {"carries": carries, "scanned": scanned, "length": length, "reverse": reverse}
         incoming, results = as_tuple(g), as_tuple(y)
@@ -127,29 +131,44 @@ class _scan(Op):
         fixed = [i for i in wanted if i >= carries + scanned]
         rows = [j for j in range(carries, len(incoming)) if incoming[j] is not None]
         inner = pullback(body, wanted, [*handed, *rows])
+        slopes = dict(zip(wanted, inner.outputs.values(), strict=True))
+        invariant = range(carries + scanned, len(body.inputs))
+        varying = _depending_on(inner, [n for i, n in enumerate(inner.inputs) if i not in invariant])
+        factors = {i: f for i in fixed if (f := _factors(slopes[i], varying))}
+        moving = [i for i in wanted if carries <= i < carries + scanned]
+        added = [i for i in fixed if i not in factors]
         back = [
             *(zeros_like(operands[i]) if incoming[i] is None else incoming[i] for i in handed),
-            *(zeros_like(operands[i]) for i in fixed),
+            *(zeros_like(operands[i]) for i in added),
         ]
         along = [
             *(results[j] for j in _saved(body, carries)),
             *operands[carries : carries + scanned],
             *(incoming[j] for j in rows),
         ]
+        known = [*inner.inputs[: carries + scanned], *inner.inputs[len(body.inputs) + len(handed) :]]
+        known += [slopes[i] for i in moving]  # rows of these are stacked anyway
+        extra = list(dict.fromkeys(n for f in factors.values() for n in f if n not in known))
+        inner.set_outputs([*slopes.values(), *extra])
         rest = operands[carries + scanned :]
         rows_of = [x.tensor.with_shape(x.shape[1:]) for x in along]
         step = new_body(inner.name, [*(x.tensor for x in back), *rows_of, *(x.tensor for x in rest)])
         with step.building():
             gs, sums, values, row_gs, kept = _split(
-                step.inputs, len(handed), len(fixed), carries + scanned, len(rows), len(rest)
+                step.inputs, len(handed), len(added), carries + scanned, len(rows), len(rest)
             )
-            found = dict(zip(wanted, splice(inner, [*values, *kept, *gs, *row_gs], step), strict=True))
-            total = [s + found[i] for s, i in zip(sums, fixed, strict=True)]
-            moving = [i for i in wanted if carries <= i < carries + scanned]
-            step.set_outputs([*(found[i] for i in handed), *total, *(found[i] for i in moving)])
+            out = splice(inner, [*values, *kept, *gs, *row_gs], step)
+            found = dict(zip(wanted, out, strict=False))
+            total = [s + found[i] for s, i in zip(sums, added, strict=True)]
+            further = [*(found[i] for i in moving), *out[len(wanted) :]]
+            step.set_outputs([*(found[i] for i in handed), *total, *further])
         turned = {"carries": len(back), "scanned": len(along), "length": length, "reverse": not reverse}
-        made = as_tuple(add_op(self, [*back, *along, *rest], turned, [step]))
-        return scatter_grads(len(operands), [*handed, *fixed, *moving], made)
+        made = as_tuple(add_op(self, [*back, *along, *rest], turned, [step])) if step.outputs else ()
+        direct = [*handed, *added, *moving]
+        stacks = [*along, *made[len(back) :]]
+        stack_of = dict(zip([*known, *extra], stacks, strict=True))
+        products = [_sum_over_steps(slopes[i], stack_of) for i in factors]
+        return scatter_grads(len(operands), [*direct, *factors], [*made[: len(direct)], *products])
 
     def saving(self, *operands: Node, carries: int, bodies: Sequence[Graph], **more: Any) -> Node | None:
         (body,) = bodies
@@ -222,6 +241,44 @@ class _scan(Op):
 def swap_front(x: Node) -> Node:
     """The first two axes exchanged."""
     made: Node = transpose(x, (1, 0, *range(2, x.rank)))
+    return made
+
+
+LINEAR = ("transpose", "reshape", "pad", "neg", "cast")  # a sum may be taken before them as well as after
+
+
+def _depending_on(graph: Graph, sources: Sequence[Node]) -> set[Node]:
+    """Nodes that some of the sources reach."""
+    reached = set(sources)
+    for node in graph.nodes:
+        if any(o in reached for o in node.operands):
+            reached.add(node)
+    return reached
+
+
+def _factors(value: Node, varying: set[Node]) -> list[Node]:
+    """Factors of a value that is a sum of products of values which differ from step to step; else nothing."""
+    if value.op.name in LINEAR:
+        return _factors(value.operands[0], varying)
+    if value.op.name == "add" and all(o.shape == value.shape for o in value.operands):
+        parts = [_factors(o, varying) for o in value.operands]
+        return [n for part in parts for n in part] if all(parts) else []
+    if value.op.name == "dot_general" and all(o in varying for o in value.operands):
+        return list(value.operands)
+    return []
+
+
+def _sum_over_steps(value: Node, rows: Mapping[Node, Node]) -> Node:
+    """The sum of such a value over all steps; `rows` are its factors of all steps, stacked."""
+    made: Node
+    attrs = dict(value.attrs)
+    if value.op.name == "dot_general":
+        for side in ("lhs", "rhs"):
+            attrs[f"{side}_contract"] = (0, *shift(attrs[f"{side}_contract"]))
+            attrs[f"{side}_batch"] = shift(attrs[f"{side}_batch"])
+        made = op_call("dot_general", *(rows[o] for o in value.operands), **attrs)
+        return made
+    made = op_call(value.op.name, *(_sum_over_steps(o, rows) for o in value.operands), **attrs)
     return made
 
 
