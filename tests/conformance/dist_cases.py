@@ -66,7 +66,9 @@ def reduced(arrays: list[Array], kind: ReduceKind) -> Array:
     with np.errstate(all="ignore"):
         total = functools.reduce(steps.get(kind, np.add), operands)
         if kind is ReduceKind.MEAN:
-            total = total / np.real(total.dtype.type(len(arrays)))
+            # Complex numbers part by part: NumPy would multiply by a rounded 1/n.
+            parts = total.view(np.real(total).dtype) if np.iscomplexobj(total) else total
+            total = (parts / parts.dtype.type(len(arrays))).view(total.dtype)
         return convert(total, element)
 
 

@@ -21,6 +21,7 @@ from rlx.dist.errors import (
 )
 from rlx.dist.heap import SymmetricHeap
 from rlx.dist.local import LocalTransport, run_threads
+from rlx.dist.mpi import MpiTransport
 from rlx.dist.shm import SharedMemoryTransport
 from rlx.dist.transport import SymmetricTransport
 from rlx.dist.types import Rank, ReduceKind, SymmetricBuffer
@@ -32,6 +33,7 @@ __all__ = [
     "SymmetricTransport",
     "LocalTransport",
     "SharedMemoryTransport",
+    "MpiTransport",
     "init",
     "ReduceKind",
     "all_reduce",

@@ -15,15 +15,14 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
 from rlx.config import DIST_TIMEOUT
-from rlx.dist.allocator import SymmetricAllocator
 from rlx.dist.errors import LengthMismatch, OutOfBounds, RankFailed, RanksMissing, Timeout, TransportError
-from rlx.dist.heap import FAILED, JOINED, LEFT, SymmetricHeap
+from rlx.dist.heap import FAILED, JOINED, LEFT
+from rlx.dist.mpi_job import CHANNELS, DATA, FAILURES, GETS, POSTS, PUTS, REPLIES, SIGNALS, MpiJob, Pending
 from rlx.dist.shm import SharedMemoryTransport, process_started
 from rlx.dist.transport import (
     DEFAULT_HEAP_BYTES,
@@ -42,26 +41,14 @@ from rlx.dist.transport import (
 )
 from rlx.dist.types import Rank, SymmetricBuffer
 
-# Channels: a message tag is group * CHANNELS + channel.
-POSTS, DATA, PUTS, SIGNALS, FAILURES, GETS, REPLIES, CHANNELS = 0, 1, 2, 3, 4, 5, 6, 8
 GROUPS = 4000
 PIECE_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 30
 # Gathers of larger pieces go round a ring, where every link carries each byte once.
 RING_BYTES = 64 << 10
-KEPT_MESSAGES = 64
 BUSY_POLLS, NAP_SECONDS, LOOK_SECONDS = 200, 50e-6, 0.02
 
 _POST = struct.Struct("<qqqq")
-_HEADER = struct.Struct("<qqq")
-
-
-def _mpi() -> Any:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise TransportError(f"MPI is not available ({error}); pip install 'rlx[mpi]'") from error
-    return MPI
 
 
 def connect(
@@ -71,108 +58,41 @@ def connect(
 
     With `share=False` ranks of one host do not map each other's memory: everything goes over MPI.
     """
-    job = _Job(comm, heap_size, DIST_TIMEOUT.get() if timeout is None else timeout, share)
+    job = _job(heap_size, timeout, comm, share)
     if job.shared and len(job.host) == job.size:
         return SharedMemoryTransport(job.heap, job.rank, timeout)
-    return MpiTransport(job)
+    return MpiTransport._of(job)
 
 
-@dataclass
-class _Pending:
-    """Requests under way, the rank that each one waits for, and buffers that must outlive them."""
-
-    requests: list[Any] = field(default_factory=list)
-    peers: list[int] = field(default_factory=list)
-    buffers: list[Any] = field(default_factory=list)
-
-    def add(self, request: Any, peer: int, buffer: Any) -> None:
-        self.requests.append(request)
-        self.peers.append(peer)
-        self.buffers.append(buffer)
-
-
-class _Job:
-    """What all groups of one rank have in common: the communicator, and the heaps of its host."""
-
-    def __init__(self, comm: Any, heap_size: int, timeout: float, share: bool) -> None:
-        self.MPI = _mpi()
-        self.comm = (comm or self.MPI.COMM_WORLD).Dup()
-        self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
-        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self.timeout = timeout
-        self.allocator = SymmetricAllocator(heap_size)
-        self.heap_size = heap_size
-        self._share_heap(share)
-        self.signals: dict[int, int] = {}
-        self.outgoing = _Pending()
-        self.next_group = 1
-        self.closed = False
-
-    def _share_heap(self, wanted: bool) -> None:
-        """One heap for all ranks of this host, or a private one where they cannot share it."""
-        host = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED, key=self.rank)
-        self.host: list[int] = host.allgather(self.rank)
-        heap = SymmetricHeap.shared(len(self.host), self.heap_size) if host.Get_rank() == 0 else None
-        pid, descriptor = host.bcast((os.getpid(), heap.fileno()) if heap else None)
-        try:
-            if heap is None:
-                heap = SymmetricHeap.attach(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
-            attached = wanted
-        except OSError:
-            attached = False
-        self.shared = all(host.allgather(attached))
-        if not self.shared:
-            if heap is not None:
-                heap.close()
-            heap, self.host = SymmetricHeap(1, self.heap_size), [self.rank]
-        assert heap is not None
-        self.heap, self.index = heap, self.host.index(self.rank)
-        host.Free()
-
-    def send(self, rank: int, tag: int, number: int, offset: int, data: Array) -> Any:
-        """Send without waiting: the message is copied, so the caller may go on and change `data`."""
-        message = np.concatenate([np.frombuffer(_HEADER.pack(number, offset, data.nbytes), np.uint8), data])
-        request = self.comm.Isend([message, self.MPI.BYTE], rank, tag)
-        self.outgoing.add(request, rank, message)
-
-    def receive(self, rank: int, tag: int) -> tuple[int, int, int, Array] | None:
-        """(sender, number, offset, data) of a waiting message, if there is one."""
-        status = self.MPI.Status()
-        found = self.comm.Improbe(rank, tag, status)
-        if found is None:
-            return None
-        message = np.empty(status.Get_count(self.MPI.BYTE), np.uint8)
-        found.Recv([message, self.MPI.BYTE])
-        number, offset, _ = _HEADER.unpack_from(message.data)
-        return status.Get_source(), number, offset, message[_HEADER.size :]
-
-    def serve(self) -> None:
-        """Answer those who want to read from this rank's heap."""
-        while (wish := self.receive(self.MPI.ANY_SOURCE, GETS)) is not None:
-            sender, nbytes, offset, _ = wish
-            own = self.heap.rank_view(self.index)[offset : offset + nbytes].copy()
-            self.outgoing.add(self.comm.Isend([own, self.MPI.BYTE], sender, REPLIES), sender, own)
-
-    def prune(self) -> None:
-        """Forget messages that have gone out."""
-        pending = self.outgoing
-        if len(pending.requests) > KEPT_MESSAGES:
-            kept = [i for i, request in enumerate(pending.requests) if not request.Test()]
-            for items in (pending.requests, pending.peers, pending.buffers):
-                items[:] = [items[i] for i in kept]
-
-    def memory(self, rank: int) -> Array | None:
-        """The heap of a rank, if it is mapped here."""
-        return self.heap.rank_view(self.host.index(rank)) if rank in self.host else None
+def _job(heap_size: int, timeout: float | None, comm: Any, share: bool) -> MpiJob:
+    return MpiJob(comm, heap_size, DIST_TIMEOUT.get() if timeout is None else timeout, share)
 
 
 class MpiTransport:
-    """One rank of a group that talks over MPI. `rlx.dist.init()` makes it under mpiexec; see `connect`."""
+    """One rank of a job that talks over MPI; `rlx.dist.init()` makes it when mpiexec has started several hosts.
+
+    Ranks of one host map each other's heaps unless `share` is False.
+    """
 
     # A meeting is a message to and from everybody; bytes cross a network or a pipe between processes.
     costs = Costs(meeting=20_000, copy_byte=0.5, reduce_byte=0.2)
 
-    def __init__(self, job: _Job, group: int = 0, members: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        heap_size: int = DEFAULT_HEAP_BYTES,
+        timeout: float | None = None,
+        comm: Any = None,
+        share: bool = True,
+    ) -> None:
+        self._set_up(_job(heap_size, timeout, comm, share), 0, None)
+
+    @classmethod
+    def _of(cls, job: MpiJob, group: int = 0, members: tuple[int, ...] | None = None) -> Self:
+        made = cls.__new__(cls)
+        made._set_up(job, group, members)
+        return made
+
+    def _set_up(self, job: MpiJob, group: int, members: tuple[int, ...] | None) -> None:
         self._job, self._group = job, group
         self._members = tuple(range(job.size)) if members is None else members
         self.num_ranks, self.this_rank = len(self._members), Rank(self._members.index(job.rank))
@@ -206,7 +126,7 @@ class MpiTransport:
         if memory is not None:
             data[:] = memory[buf.offset : buf.offset + buf.len]
             return
-        job, peer, pending = self._job, self._members[buf.rank], _Pending()
+        job, peer, pending = self._job, self._members[buf.rank], Pending()
         for start in range(0, buf.len, MESSAGE_BYTES):
             part = data[start : start + MESSAGE_BYTES]
             pending.add(job.comm.Irecv([part, job.MPI.BYTE], peer, REPLIES), buf.rank, part)
@@ -292,7 +212,7 @@ class MpiTransport:
         if group >= GROUPS:
             raise TransportError(f"a job can make {GROUPS - 1} splits at most; keep and reuse groups")
         self._job.next_group = group + 1
-        return type(self)(self._job, group, tuple(self._members[member] for member in mine))
+        return self._of(self._job, group, tuple(self._members[member] for member in mine))
 
     def close(self) -> None:
         """Leave; the last thing that all ranks do together, unless the job has failed."""
@@ -301,7 +221,7 @@ class MpiTransport:
             return
         if self._failure is None:
             self.barrier()
-            sent = _Pending(job.outgoing.requests, [], job.outgoing.buffers)
+            sent = Pending(job.outgoing.requests, [], job.outgoing.buffers)
             self._finish(sent, self._deadline(None), "the last messages")
             job.heap.write_entry(job.index, LEFT)
         job.closed = True
@@ -360,7 +280,7 @@ class MpiTransport:
         self._raise_mpi(failed, awaited)
         return False
 
-    def _finish(self, pending: _Pending, deadline: float, what: str) -> None:
+    def _finish(self, pending: Pending, deadline: float, what: str) -> None:
         """Wait until all requests are complete."""
         MPI = self._job.MPI
         if not self._poll(lambda: bool(MPI.Request.Testall(pending.requests)), deadline, pending.peers):
@@ -426,7 +346,7 @@ class MpiTransport:
         self._check_usable()
         MPI, comm = self._job.MPI, self._job.comm
         posts = np.zeros((self.num_ranks, _POST.size), np.uint8)
-        pending, any_puts = _Pending(), int(any(self._puts))
+        pending, any_puts = Pending(), int(any(self._puts))
         for member in self._others:
             peer, tag = self._members[member], self._tag(POSTS)
             mine = np.frombuffer(_POST.pack(call.tag, length, self._puts[member], any_puts), np.uint8)
@@ -538,7 +458,7 @@ class MpiTransport:
         self, outgoing: Sequence[tuple[int, Array]], incoming: Sequence[tuple[int, Array]], deadline: float
     ) -> None:
         """Send and receive blocks of known size; returns when both is done. Empty blocks are not sent."""
-        MPI, comm, tag, pending = self._job.MPI, self._job.comm, self._tag(DATA), _Pending()
+        MPI, comm, tag, pending = self._job.MPI, self._job.comm, self._tag(DATA), Pending()
         for member, block in incoming:
             if block.nbytes:
                 pending.add(comm.Irecv([block, MPI.BYTE], self._members[member], tag), member, block)
