@@ -90,7 +90,7 @@ class Expression:
         if s.prim in LOADS:
             return self._load(s)
         if s.prim == "cast":
-            return emit_cast(fn, self(s.args[0]), s.args[0].dtype, s.dtype)
+            return emit_cast(fn, self(s.args[0]), s.args[0].dtype, s.dtype, s.data)
         if s.prim not in PRIMITIVES:
             raise UnsupportedError(f"primitive {s.prim!r} has no native code")
         fused = self._fused_multiply_add(s)
@@ -136,7 +136,7 @@ class Expression:
         base, step = place
         if self.lane is None or (isinstance(step, int) and step == 0):
             if guard is not None and guard.width > 1:
-                offset = fn_splat(self.fn, base, self.width)
+                offset = self.fn.value(fn_splat(self.fn, base, self.width))
                 return self._read(s, operand, offset, guard, fill)
             return self._read(s, operand, self.fn.value(base), guard, fill)
         if isinstance(step, int) and step == 1:

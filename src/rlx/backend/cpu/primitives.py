@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backend.cpu import vmath
+from rlx.backend.cpu import storage, vmath
 from rlx.backend.cpu.irtext import Function
 from rlx.backend.cpu.irtypes import Value, bits, constant, like
 from rlx.errors import UnsupportedError
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import F32, I8, DType
 from rlx.ir.dtype import dtype as as_dtype
 
 MEMORY = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "bool": "i8"}
 MEMORY |= {f"{sign}{n}": f"i{n}" for sign in "iu" for n in (8, 16, 32, 64)}
+MEMORY |= dict.fromkeys(storage.NAMES, "i8")
 REGISTER = {**MEMORY, "f16": "float", "bf16": "float", "bool": "i1"}
+REGISTER |= {name: "i8" if name in storage.INTEGERS else "float" for name in storage.NAMES}
 
 
 def supported(dtype: DType) -> bool:
@@ -44,13 +46,15 @@ def from_memory(fn: Function, x: Value, dtype: DType) -> Value:
         return fn.fpext(x, "float")
     if dtype.is_bool:
         return fn.value(fn.cmp("ne", x, constant(x.type, 0)))
-    return x
+    return storage.decode(fn, x, dtype) if dtype.storage_only else x
 
 
 def to_memory(fn: Function, x: Value, dtype: DType) -> Value:
     """A register value as it is stored."""
     if dtype.name in ("f16", "bf16"):
         return fn.fptrunc(x, MEMORY[dtype.name])
+    if dtype.storage_only:
+        return storage.encode(fn, x, dtype)
     return fn.zext(x, "i8") if dtype.is_bool else x
 
 
@@ -154,7 +158,7 @@ def _integer_division(kind: str) -> Callable[[Function, DType, Value, Value], Va
 
 
 def _fmod(fn: Function, x: Value, y: Value) -> Value:
-    """The exact remainder is computed per lane by frem: rare in models, and rounding errors would be wrong."""
+    """The exact remainder is computed per lane by frem: rare, and rounding errors would be wrong."""
     if x.width == 1:
         return fn.op(x.type, f"frem {x}, {y.text}")
     out = constant(x.type, 0.0)
@@ -300,17 +304,21 @@ PRIMITIVES: dict[str, Emit] = {
     **{
         name: _math(name)
         for name in (
-            "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
-            "acosh atanh erf erfc sigmoid floor ceil round trunc"
+            "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh "
+            "asinh acosh atanh erf erfc sigmoid floor ceil round trunc"
         ).split()
     },
 }
 
 
-def emit_cast(fn: Function, x: Value, source: DType, to: DType) -> Value:
+def emit_cast(fn: Function, x: Value, source: DType, to: DType, saturate: bool | None = None) -> Value:
     """The cast op's rules between register values."""
     if source is to:
         return x
+    if source.storage_only:  # registers hold its values exactly as f32 or i8
+        return emit_cast(fn, x, _HELD_AS[source.is_float], to, saturate)
+    if to.storage_only:
+        return _to_storage(fn, x, source, to, saturate)
     target = register_type(to)
     if to.is_bool:
         if source.is_float:
@@ -331,6 +339,22 @@ def emit_cast(fn: Function, x: Value, source: DType, to: DType) -> Value:
     if wide == narrow:
         return x
     return fn.trunc(x, target) if wide > narrow else (fn.sext if source.is_signed else fn.zext)(x, target)
+
+
+_HELD_AS = {True: F32, False: I8}
+
+
+def _to_storage(fn: Function, x: Value, source: DType, to: DType, saturate: bool | None) -> Value:
+    """Round to a storage-only dtype; the result is held as f32 or i8 again."""
+    if to.is_float:
+        if source.name == "f64" or (source.is_int and source.bits == 64):
+            raise UnsupportedError(f"cast from {source} to {to} has no native code")
+        wide = emit_cast(fn, x, source, F32)
+        return storage.decode(fn, storage.encode(fn, wide, to, saturate), to)
+    if source.is_float:
+        return storage.from_float(fn, x, to)
+    low = emit_cast(fn, x, source, I8)
+    return storage.decode(fn, storage.encode(fn, low, to), to)
 
 
 def _float_to_int(fn: Function, x: Value, to: DType, target: str) -> Value:
