@@ -1,4 +1,4 @@
-"""Single convolutions against ONNX Runtime, interleaved in one process: medians, ratio, share of the FMA peak.
+"""Single convolutions against ONNX Runtime, interleaved in one process: medians, ratio, share of FMA peak.
 
 python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
 """
@@ -153,7 +153,8 @@ def main() -> None:
         ratios.append(t["ort"] / t["rlx"])
         share = rate / (args.peak * args.threads)
         print(
-            f"{case.name:34s} {t['rlx'] * 1e6:9.1f} {t['ort'] * 1e6:9.1f} {ratios[-1]:6.2f} {rate:8.1f} {share:6.1%}",
+            f"{case.name:34s} {t['rlx'] * 1e6:9.1f} {t['ort'] * 1e6:9.1f} {ratios[-1]:6.2f} "
+            f"{rate:8.1f} {share:6.1%}",
             flush=True,
         )
     print(f"geometric mean of ratios {float(np.exp(np.mean(np.log(ratios)))):.3f}, worst {min(ratios):.2f}")

@@ -120,7 +120,9 @@ def _in_graph(value: Any, graph: Graph) -> Node:
 def value_and_grad(
     function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns (value, gradient) of a scalar-valued function; gradients have the arguments' pytrees.
+    """A function that returns value and gradient of a scalar-valued function.
+
+    Gradients have the pytrees of the arguments.
 
     >>> import numpy as np, rlx
     >>> step = rlx.value_and_grad(lambda x: rlx.ops.sum(x * x))

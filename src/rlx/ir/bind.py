@@ -49,7 +49,10 @@ def match_shape(declared: Sequence[Dim], actual: Sequence[int], binding: dict[st
 def _solve(expr: Expr, name: str, value: int, binding: Mapping[str, int], what: str) -> int:
     """The smallest size of `name` that makes a monotone expression equal to value."""
     low, high = 0, 1
-    at = lambda n: evaluate(expr, {**binding, name: n})  # noqa: E731
+
+    def at(n: int) -> int:
+        return evaluate(expr, {**binding, name: n})
+
     while at(high) < value and high < 1 << 40:
         high *= 2
     while low < high:
@@ -68,7 +71,8 @@ def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int]
     """An array must have the declared dtype and shape."""
     if dtype(array.dtype) is not declared.dtype:
         raise InputError(
-            f"{what} is {declared}, got dtype {dtype(array.dtype)}; cast it: array.astype({declared.dtype.np.name!r})"
+            f"{what} is {declared}, got dtype {dtype(array.dtype)}; "
+            f"cast it: array.astype({declared.dtype.np.name!r})"
         )
     match_shape(declared.shape, array.shape, binding, what)
 

@@ -119,7 +119,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Sort:
-    """Stable sort of operand 0 along the last axis; outputs values and i64 positions, first `keep` of each."""
+    """Stable sort of operand 0 along the last axis; outputs values and i64 positions, `keep` of each."""
 
     shape: Space
     keep: Dim

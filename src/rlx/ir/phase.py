@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -41,7 +42,7 @@ class PhaseSchedule:
     def __len__(self) -> int:
         return len(self._of)
 
-    def nodes_in(self, phase: Phase) -> set[int]:
+    def nodes_in(self, phase: Phase) -> builtins.set[int]:
         return {n for n, p in self._of.items() if p is phase}
 
     def nodes_in_ordered(self, phase: Phase, order: list[int]) -> list[int]:
@@ -58,8 +59,11 @@ def ops_inside(node: Node) -> Iterator[Op]:
 
 
 def derive_phases(graph: Graph) -> PhaseSchedule:
-    """Prologue: what depends only on params, constants and `once` inputs. Epilogue: sampling and everything after
-    the last heavy step. The rest, and all of a graph without a heavy step, is steady state."""
+    """The phase of every node.
+
+    Prologue: what depends only on params, constants and `once` inputs. Epilogue: sampling and everything
+    after the last heavy step. The rest, and all of a graph without a heavy step, is steady state.
+    """
     schedule = PhaseSchedule()
     once: set[int] = set()
     for node in graph.nodes:

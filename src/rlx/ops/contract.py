@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,14 @@ from rlx.ops.shape import broadcast_to, inverse_permutation, reshape, transpose
 def accumulate_dtype(d: DType) -> DType:
     """What products are summed in: f32 for half precision, else the dtype itself."""
     return F32 if d.name in ("f16", "bf16") else d
+
+
+def _sizes_differ(a: TensorType, i: int, b: TensorType, j: int) -> str:
+    return f"matmul: axis {i} of {a} and axis {j} of {b} differ"
+
+
+def _two_sizes(equation: str, label: str) -> str:
+    return f"einsum: {equation!r}: label {label!r} has two sizes"
 
 
 @declare
@@ -65,9 +75,7 @@ class _dot_general(Op):
         if len(lhs_contract) != len(rhs_contract) or len(lhs_batch) != len(rhs_batch):
             raise ShapeError("dot_general: lhs and rhs name different numbers of axes")
         for i, j in (*zip(lhs_contract, rhs_contract, strict=True), *zip(lhs_batch, rhs_batch, strict=True)):
-            require_equal(
-                a.shape[i], b.shape[j], lambda i=i, j=j: f"matmul: axis {i} of {a} and axis {j} of {b} differ"
-            )
+            require_equal(a.shape[i], b.shape[j], partial(_sizes_differ, a, i, b, j))
         batch = [a.shape[i] for i in lhs_batch]
         left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
         return TensorType(d, (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right)))
@@ -88,13 +96,13 @@ class _dot_general(Op):
         wide = accumulate_dtype(out if out.bits > own.bits else own).np
         left, right = free_axes(a.ndim, lhs_contract, lhs_batch), free_axes(b.ndim, rhs_contract, rhs_batch)
         batch = tuple(a.shape[i] for i in lhs_batch)
-        count = lambda shape: int(np.prod(shape, dtype=np.int64))  # noqa: E731
-        k, m = count([a.shape[i] for i in lhs_contract]), count([a.shape[i] for i in left])
-        n = count([b.shape[j] for j in right])
-        x = a.transpose(*lhs_batch, *left, *lhs_contract).astype(wide).reshape(count(batch), m, k)
-        y = b.transpose(*rhs_batch, *rhs_contract, *right).astype(wide).reshape(count(batch), k, n)
+        k, m = math.prod([a.shape[i] for i in lhs_contract]), math.prod([a.shape[i] for i in left])
+        n = math.prod([b.shape[j] for j in right])
+        x = a.transpose(*lhs_batch, *left, *lhs_contract).astype(wide).reshape(math.prod(batch), m, k)
+        y = b.transpose(*rhs_batch, *rhs_contract, *right).astype(wide).reshape(math.prod(batch), k, n)
         shape = (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right))
-        return np.matmul(x, y).reshape(shape).astype(out.np)
+        product: np.ndarray = np.matmul(x, y).reshape(shape).astype(out.np)
+        return product
 
     def vjp(
         self,
@@ -144,28 +152,18 @@ class _dot_general(Op):
         out_dtype: Any,
     ) -> Node:
         made: Node
-        if all(flags):
-            return dot_general(
-                a,
-                b,
-                (shift(lhs_contract), shift(rhs_contract)),
-                ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))),
-                out_dtype,
-            )
-        if flags[0] and not lhs_batch:  # the batch axis is one more free axis of lhs
-            return dot_general(a, b, (shift(lhs_contract), rhs_contract), ((), ()), out_dtype)
-        if flags[1] and not lhs_batch:
+        if flags[0] and not flags[1] and not lhs_batch:  # the batch axis is one more free axis of lhs
+            made = dot_general(a, b, (shift(lhs_contract), rhs_contract), ((), ()), out_dtype)
+            return made
+        if flags[1] and not flags[0] and not lhs_batch:
             made = dot_general(a, b, (lhs_contract, shift(rhs_contract)), ((), ()), out_dtype)
             at = a.rank - len(lhs_contract)
-            return transpose(made, (at, *(i for i in range(made.rank) if i != at)))
+            made = transpose(made, (at, *(i for i in range(made.rank) if i != at)))
+            return made
         a, b = lift_all(flags, (a, b))
-        return dot_general(
-            a,
-            b,
-            (shift(lhs_contract), shift(rhs_contract)),
-            ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))),
-            out_dtype,
-        )
+        contract = (shift(lhs_contract), shift(rhs_contract))
+        made = dot_general(a, b, contract, ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))), out_dtype)
+        return made
 
     def lower(
         self,
@@ -207,8 +205,11 @@ class _dot_general(Op):
     def samples(self) -> list[Sample]:
         def one(a: str, b: str, contract: Any, batch: Any = ((), ()), **more: Any) -> Sample:
             attrs = {
-                "lhs_contract": contract[0], "rhs_contract": contract[1], "lhs_batch": batch[0], "rhs_batch": batch[1],
-            }  # fmt: skip
+                "lhs_contract": contract[0],
+                "rhs_contract": contract[1],
+                "lhs_batch": batch[0],
+                "rhs_batch": batch[1],
+            }
             return Sample((Arg(a), Arg(b)), attrs, **more)
 
         return [
@@ -271,7 +272,7 @@ def matrix_product(a: Node, b: Node, out_dtype: Any = None) -> Node:
 
 @declare
 class matmul(Op):
-    """Matrix product with NumPy's rules: the last two axes multiply, leading axes broadcast, vectors are promoted.
+    """Matrix product with NumPy's rules: the last two axes multiply, the others broadcast, vectors too.
 
     >>> matmul(np.ones((2, 3)), np.ones((3, 4))).shape
     (2, 4)
@@ -335,9 +336,7 @@ class _einsum(Op):
                 if sizes.get(label, 1) == 1:
                     sizes[label] = d
                 elif d != 1:
-                    require_equal(
-                        sizes[label], d, lambda: f"einsum: {equation!r}: label {label!r} has two sizes"
-                    )  # noqa: B023
+                    require_equal(sizes[label], d, partial(_two_sizes, equation, label))
         return TensorType(same_dtype(self.name, types), tuple(sizes[c] for c in output))
 
     def ref(self, *arrays: np.ndarray, equation: str) -> np.ndarray:
@@ -358,7 +357,8 @@ class _einsum(Op):
             right, right_labels = _sum_out(right, right_labels, keep=labels + later)
             value, labels = _pair(value, labels, right, right_labels, later)
         value, labels = _sum_out(value, labels, keep=output)
-        return transpose(value, tuple(labels.index(c) for c in output))
+        made: Node = transpose(value, tuple(labels.index(c) for c in output))
+        return made
 
     def samples(self) -> list[Sample]:
         return [

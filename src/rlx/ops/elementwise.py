@@ -88,7 +88,7 @@ def _result_second(*dtypes: DType) -> DType:
 
 
 def _sample_dtype(accepts: Accepts) -> str:
-    return {is_integer: "i32", is_boolean: "bool"}.get(accepts, "f32")
+    return "i32" if accepts is is_integer else "bool" if accepts is is_boolean else "f32"
 
 
 def make_samples(
@@ -96,17 +96,17 @@ def make_samples(
 ) -> list[Sample]:
     """Samples of a broadcasting op whose operands lie in `ranges`."""
     kind = _sample_dtype(accepts)
-    shapes = {
+    shapes: dict[int, list[tuple[str, ...]]] = {
         1: [("[]",), ("[1]",), ("[7]",), ("[2,0]",), ("[3,17]",)],
         2: [("[]", "[]"), ("[5]", "[5]"), ("[2,1,3]", "[4,1]"), ("[0,3]", "[3]"), ("[33]", "[1]")],
         3: [("[5]", "[5]", "[5]"), ("[2,1]", "[3]", "[]"), ("[0]", "[0]", "[1]")],
-    }[arity]
+    }
     out = [
         Sample(
             tuple(Arg(kind + s, lo, hi, distinct=True) for s, (lo, hi) in zip(row, ranges, strict=True)),
             grad=smooth,
         )
-        for row in shapes
+        for row in shapes[arity]
     ]
     if kind == "f32":
         special = tuple(Arg("f32[24]", lo, hi, special=True) for lo, hi in ranges)
@@ -236,7 +236,7 @@ _ln2, _ln10 = math.log(2.0), math.log(10.0)
 # -- unary, numbers
 neg = table("neg", 1, np.negative, lambda g, y, x: [-g], "-x.", accepts=is_number)
 abs = table("abs", 1, np.abs, lambda g, y, x: [g * sign(x)], "|x|.", accepts=is_real)
-sign = table("sign", 1, _sign, CONSTANT_PIECES, "-1, 0 or 1; NaN stays NaN.", accepts=is_real)
+sign: Op = table("sign", 1, _sign, CONSTANT_PIECES, "-1, 0 or 1; NaN stays NaN.", accepts=is_real)
 floor = table("floor", 1, np.floor, CONSTANT_PIECES, "Largest integer <= x.", accepts=is_real_float)
 ceil = table("ceil", 1, np.ceil, CONSTANT_PIECES, "Smallest integer >= x.", accepts=is_real_float)
 round = table("round", 1, np.rint, CONSTANT_PIECES, "Nearest integer, halves to even.", accepts=is_real_float)
@@ -265,8 +265,10 @@ sqrt = table("sqrt", 1, np.sqrt, lambda g, y, x: [g / (y * 2.0)], "Square root."
              accepts=is_real_float, ranges=POSITIVE, cost=4)
 rsqrt = table("rsqrt", 1, _rsqrt, lambda g, y, x: [g * y / x * -0.5], "1 / sqrt(x).",
               accepts=is_real_float, ranges=POSITIVE, cost=6)
-sin = table("sin", 1, np.sin, lambda g, y, x: [g * cos(x)], "Sine of radians.", accepts=is_real_float, cost=16)
-cos = table("cos", 1, np.cos, lambda g, y, x: [-g * sin(x)], "Cosine of radians.", accepts=is_real_float, cost=16)
+sin = table("sin", 1, np.sin, lambda g, y, x: [g * cos(x)], "Sine of radians.",
+            accepts=is_real_float, cost=16)
+cos: Op = table("cos", 1, np.cos, lambda g, y, x: [-g * sin(x)], "Cosine of radians.",
+                accepts=is_real_float, cost=16)
 tan = table("tan", 1, np.tan, lambda g, y, x: [g * (y * y + 1.0)], "Tangent of radians.",
             accepts=is_real_float, ranges=[(-1.2, 1.2)], cost=24)
 asin = table("asin", 1, np.arcsin, lambda g, y, x: [g * rsqrt(1.0 - x * x)], "Inverse sine.",
@@ -275,8 +277,10 @@ acos = table("acos", 1, np.arccos, lambda g, y, x: [-g * rsqrt(1.0 - x * x)], "I
              accepts=is_real_float, ranges=UNIT, cost=20)
 atan = table("atan", 1, np.arctan, lambda g, y, x: [g / (x * x + 1.0)], "Inverse tangent.",
              accepts=is_real_float, cost=20)
-sinh = table("sinh", 1, np.sinh, lambda g, y, x: [g * cosh(x)], "Hyperbolic sine.", accepts=is_real_float, cost=20)
-cosh = table("cosh", 1, np.cosh, lambda g, y, x: [g * sinh(x)], "Hyperbolic cosine.", accepts=is_real_float, cost=20)
+sinh = table("sinh", 1, np.sinh, lambda g, y, x: [g * cosh(x)], "Hyperbolic sine.",
+             accepts=is_real_float, cost=20)
+cosh: Op = table("cosh", 1, np.cosh, lambda g, y, x: [g * sinh(x)], "Hyperbolic cosine.",
+                 accepts=is_real_float, cost=20)
 tanh = table("tanh", 1, np.tanh, lambda g, y, x: [g * (1.0 - y * y)], "Hyperbolic tangent.",
              accepts=is_real_float, cost=16)
 asinh = table("asinh", 1, np.arcsinh, lambda g, y, x: [g * rsqrt(x * x + 1.0)], "Inverse hyperbolic sine.",
@@ -287,7 +291,8 @@ atanh = table("atanh", 1, np.arctanh, lambda g, y, x: [g / (1.0 - x * x)], "Inve
               accepts=is_real_float, ranges=UNIT, cost=24)
 erf = table("erf", 1, _per_element(math.erf), lambda g, y, x: [g * exp(-x * x) * (2.0 / math.sqrt(math.pi))],
             "Error function.", accepts=is_real_float, cost=14)
-erfc = table("erfc", 1, _per_element(math.erfc), lambda g, y, x: [g * exp(-x * x) * (-2.0 / math.sqrt(math.pi))],
+erfc = table("erfc", 1, _per_element(math.erfc),
+             lambda g, y, x: [g * exp(-x * x) * (-2.0 / math.sqrt(math.pi))],
              "1 - erf(x), exact in the tail.", accepts=is_real_float, cost=24)
 sigmoid = table("sigmoid", 1, _sigmoid, lambda g, y, x: [g * y * (1.0 - y)], "1 / (1 + exp(-x)).",
                 accepts=is_real_float, cost=14)
@@ -297,7 +302,8 @@ add = table("add", 2, np.add, lambda g, y, a, b: [g, g], "a + b.", accepts=is_nu
 sub = table("sub", 2, np.subtract, lambda g, y, a, b: [g, -g], "a - b.", accepts=is_number)
 mul = table("mul", 2, np.multiply, lambda g, y, a, b: [g * b, g * a], "a * b.", accepts=is_number)
 div = table("div", 2, np.divide, lambda g, y, a, b: [g / b, -g * y / b],
-            "a / b, floating point; integers: floor_div or trunc_div.", ranges=[(-2.0, 2.0), (0.5, 2.0)], cost=4)
+            "a / b, floating point; integers: floor_div or trunc_div.",
+            ranges=[(-2.0, 2.0), (0.5, 2.0)], cost=4)
 floor_div = table("floor_div", 2, _int_div(np.floor_divide), CONSTANT_PIECES,
                   "Quotient rounded down; an integer divided by 0 is 0.",
                   accepts=is_real, ranges=[(-9.0, 9.0), (1.0, 4.0)], cost=6)
@@ -310,8 +316,9 @@ mod = table("mod", 2, _int_div(np.mod), lambda g, y, a, b: [g, -g * floor_div(a,
 fmod = table("fmod", 2, _int_div(np.fmod), lambda g, y, a, b: [g, -g * trunc_div(a, b)],
              "Remainder with the sign of a; an integer modulo 0 is 0.",
              accepts=is_real, ranges=[(-8.7, 9.0), (1.53, 4.0)], cost=8)
-pow = table("pow", 2, _pow, lambda g, y, a, b: [g * b * pow(a, b - 1.0), g * y * log(where(a > 0.0, a, 1.0))],
-            "a ** b.", accepts=is_real, ranges=[(0.2, 2.0), (-2.0, 2.0)], cost=30)
+pow: Op = table("pow", 2, _pow,
+                lambda g, y, a, b: [g * b * pow(a, b - 1.0), g * y * log(where(a > 0.0, a, 1.0))],
+                "a ** b.", accepts=is_real, ranges=[(0.2, 2.0), (-2.0, 2.0)], cost=30)
 maximum = table("maximum", 2, np.maximum,
                 lambda g, y, a, b: [g * cast(a > b, dtype=g.dtype) + g * _is_tie(a, b) * 0.5,
                                     g * cast(b > a, dtype=g.dtype) + g * _is_tie(a, b) * 0.5],
@@ -325,9 +332,11 @@ atan2 = table("atan2", 2, np.arctan2, lambda g, y, a, b: [g * b / (a * a + b * b
 
 # -- comparisons and logic
 equal = table("equal", 2, np.equal, CONSTANT_PIECES, "a == b.", accepts=is_computable, result=_result_bool)
-not_equal = table("not_equal", 2, np.not_equal, CONSTANT_PIECES, "a != b.", accepts=is_computable, result=_result_bool)
+not_equal = table("not_equal", 2, np.not_equal, CONSTANT_PIECES, "a != b.",
+                  accepts=is_computable, result=_result_bool)
 less = table("less", 2, np.less, CONSTANT_PIECES, "a < b.", accepts=is_real, result=_result_bool)
-less_equal = table("less_equal", 2, np.less_equal, CONSTANT_PIECES, "a <= b.", accepts=is_real, result=_result_bool)
+less_equal = table("less_equal", 2, np.less_equal, CONSTANT_PIECES, "a <= b.",
+                   accepts=is_real, result=_result_bool)
 greater = table("greater", 2, np.greater, CONSTANT_PIECES, "a > b.", accepts=is_real, result=_result_bool)
 greater_equal = table("greater_equal", 2, np.greater_equal, CONSTANT_PIECES, "a >= b.",
                       accepts=is_real, result=_result_bool)
@@ -336,12 +345,13 @@ logical_or = table("logical_or", 2, np.logical_or, CONSTANT_PIECES, "a or b.", a
 logical_xor = table("logical_xor", 2, np.logical_xor, CONSTANT_PIECES, "One of a, b.", accepts=is_boolean)
 bitwise_and = table("bitwise_and", 2, np.bitwise_and, CONSTANT_PIECES, "Bits in both.", accepts=is_integer)
 bitwise_or = table("bitwise_or", 2, np.bitwise_or, CONSTANT_PIECES, "Bits in either.", accepts=is_integer)
-bitwise_xor = table("bitwise_xor", 2, np.bitwise_xor, CONSTANT_PIECES, "Bits in one only.", accepts=is_integer)
+bitwise_xor = table("bitwise_xor", 2, np.bitwise_xor, CONSTANT_PIECES, "Bits in one.", accepts=is_integer)
 shift_left = table("shift_left", 2, _shift(np.left_shift, np.zeros_like), CONSTANT_PIECES,
                    "a * 2**b in bits; shifting all bits out gives 0.",
                    accepts=is_integer, ranges=[(-9.0, 9.0), (0.0, 5.0)])
-shift_right = table("shift_right", 2, _shift(np.right_shift, lambda x: np.where(x < 0, -1, 0)), CONSTANT_PIECES,
-                    "a / 2**b in bits, keeping the sign.", accepts=is_integer, ranges=[(-9.0, 9.0), (0.0, 5.0)])
+shift_right = table("shift_right", 2, _shift(np.right_shift, lambda x: np.where(x < 0, -1, 0)),
+                    CONSTANT_PIECES, "a / 2**b in bits, keeping the sign.",
+                    accepts=is_integer, ranges=[(-9.0, 9.0), (0.0, 5.0)])
 # fmt: on
 
 
@@ -353,7 +363,8 @@ class where(Elementwise):
     arity = 3
     accepts = staticmethod(is_computable)
 
-    def infer(self, condition: TensorType, a: TensorType, b: TensorType) -> TensorType:
+    def infer(self, *types: TensorType) -> TensorType:
+        condition, a, b = types
         need_dtype(self.name, condition, is_boolean)
         shape = broadcast_shapes(self.name, [condition.shape, a.shape, b.shape])
         return TensorType(same_dtype(self.name, (a, b)), shape)

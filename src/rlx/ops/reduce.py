@@ -280,7 +280,7 @@ def _rank(x: Any) -> int:
     return x.rank if isinstance(x, Node) else np.ndim(x)
 
 
-def _reducer(op: Op, name: str, what: str, example: str) -> Callable[..., Any]:
+def _reducer(op: Callable[..., Any], name: str, what: str, example: str) -> Callable[..., Any]:
     def f(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         return op(x, axes=normal_axes(name, axis, _rank(x)), keepdims=keepdims)
 

@@ -50,7 +50,7 @@ def is_boolean(d: DType) -> bool:
     return d.is_bool
 
 
-_NEEDS = {
+_NEEDS: dict[Accepts, str] = {
     is_number: "a number dtype",
     is_real: "a real number dtype",
     is_computable: "a dtype that computes",
@@ -170,7 +170,8 @@ def unbroadcast(g: Node, like: Node) -> Node:
 
 def lift(x: Node, size: Dim) -> Node:
     """An unbatched operand repeated along a new leading batch axis."""
-    return op_call("broadcast_to", x, shape=(size, *x.shape))
+    made: Node = op_call("broadcast_to", x, shape=(size, *x.shape))
+    return made
 
 
 def batch_size(flags: Sequence[bool], operands: Sequence[Node]) -> Dim:

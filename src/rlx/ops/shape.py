@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ def flat_index(index: Sequence[Scalar], shape: Shape) -> Scalar:
 
 def split_index(flat: Scalar, shape: Shape) -> list[Scalar]:
     """The index of a row-major position."""
-    out = []
+    out: list[Scalar] = []
     for d, stride in zip(shape, dense_strides(shape), strict=True):
         i = flat // size(stride)
         out.append(const(0) if d == 1 else i if d is shape[0] and not out else i % size(d))
@@ -99,7 +101,8 @@ class _reshape(Op):
         return [reshape(g, x.shape)]
 
     def batch(self, flags: Sequence[bool], x: Node, *, shape: Shape) -> Node:
-        return reshape(x, (x.shape[0], *shape))
+        made: Node = reshape(x, (x.shape[0], *shape))
+        return made
 
     def lower(self, x: TensorType, *, shape: Shape) -> Form:
         groups = matching_groups(x.shape, shape)
@@ -125,7 +128,7 @@ class _reshape(Op):
         strides: list[Dim] = []
         for left, right in groups:
             own = [(x.shape[i], layout.strides[i]) for i in left if x.shape[i] != 1]
-            for (_, outer), (d, inner) in zip(own, own[1:], strict=False):
+            for (_, outer), (d, inner) in pairwise(own):
                 if known_eq(outer, d * inner) is not True:
                     return None
             step: Dim = own[-1][1] if own else 1
@@ -187,7 +190,8 @@ class _transpose(Op):
         return [transpose(g, inverse_permutation(perm))]
 
     def batch(self, flags: Sequence[bool], x: Node, *, perm: Sequence[int]) -> Node:
-        return transpose(x, (0, *shift(perm)))
+        made: Node = transpose(x, (0, *shift(perm)))
+        return made
 
     def lower(self, x: TensorType, *, perm: Sequence[int]) -> Form:
         at = axes(x.rank)
@@ -262,7 +266,8 @@ class _broadcast_to(Op):
 
     def batch(self, flags: Sequence[bool], x: Node, *, shape: Shape) -> Node:
         wide = reshape(x, (x.shape[0], *(1,) * (len(shape) + 1 - x.rank), *x.shape[1:]))
-        return broadcast_to(wide, (x.shape[0], *shape))
+        made: Node = broadcast_to(wide, (x.shape[0], *shape))
+        return made
 
     def lower(self, x: TensorType, *, shape: Shape) -> Form:
         return Map(shape, load(0, broadcast_index(x.shape, shape), x.dtype))
@@ -400,6 +405,10 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Any:
     return _slice(x, starts=starts, sizes=tuple(shape), steps=steps)
 
 
+def _differ_outside(t: TensorType, first: TensorType, axis: int) -> str:
+    return f"concat: {t} and {first} differ outside axis {axis}"
+
+
 @declare
 class _concat(Op):
     """Join along an existing axis."""
@@ -421,9 +430,7 @@ class _concat(Op):
                 raise ShapeError(f"concat: {t} and {first} have different ranks")
             for i, d in enumerate(t.shape):
                 if i != axis:
-                    shape[i] = require_equal(
-                        shape[i], d, lambda t=t: f"concat: {t} and {first} differ outside axis {axis}"
-                    )
+                    shape[i] = require_equal(shape[i], d, partial(_differ_outside, t, first, axis))
             total = total + t.shape[axis]
         shape[axis] = total
         return TensorType(dtype, tuple(shape))
@@ -565,7 +572,8 @@ class _pad(Op):
         from rlx.ir.scalar import TRUE, in_range, load_or
 
         out = self.infer(x, padding=padding, interior=interior, value=value)
-        index, guard = [], TRUE
+        index: list[Scalar] = []
+        guard = TRUE
         for i, d, (low, _), gap in zip(
             axes(x.rank), x.shape, padding, self._interior(interior, x.rank), strict=True
         ):

@@ -124,7 +124,7 @@ def ones_like(node: Node) -> Node:
 
 
 def for_gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
-    """A fresh MIR copy to differentiate by named inputs or params; loops keep what their gradients will read."""
+    """A fresh MIR copy to differentiate by named inputs or params; loops keep what gradients read."""
     mir = ensure_mir(graph, "vjp")
     named = [n for n in mir.nodes if n.op.role in (Role.INPUT, Role.PARAM) and n.attrs["name"] in wrt]
     reach = _influenced_by(mir, named)
@@ -139,7 +139,7 @@ def for_gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
 
 
 def gradient_graph(graph: Graph, output: str, wrt: Sequence[str], keep_value: bool = True) -> Graph:
-    """A graph with outputs `value` (if kept) and `grad_<name>` of a scalar output for named inputs or params."""
+    """A graph with outputs `value` (if kept) and `grad_<name>` of a scalar for named inputs or params."""
     mir = for_gradient(graph, wrt)
     named = {n.attrs["name"]: n for n in mir.inputs} | dict(mir.params)
     missing = [w for w in wrt if w not in named]

@@ -14,7 +14,7 @@ from rlx.transform.grad import ensure_mir
 
 
 def batch_graph(graph: Graph, axes: Mapping[str, int | None], size: Dim, out_axis: int = 0) -> Graph:
-    """The graph applied to every slice of its inputs along `axes` (None: the same for all), results stacked."""
+    """The graph applied to each slice of its inputs along `axes` (None: same for all), results stacked."""
     mir = ensure_mir(graph, "batch")
     out = Graph(graph.name)
     for c in mir.constraints:

@@ -10,7 +10,10 @@ import numpy as np
 
 class _Builder:
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
-        self.weights, self.nodes, self.values, self.count = weights, [], {}, 0
+        self.weights = weights
+        self.nodes: list[Any] = []
+        self.values: dict[str, np.ndarray] = {}
+        self.count = 0
 
     def op(self, kind: str, *inputs: str, **attrs: Any) -> str:
         from onnx import helper

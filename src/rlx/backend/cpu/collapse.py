@@ -1,4 +1,4 @@
-"""Simplify a nest before code is made: loads become flat offsets, axes of size 1 vanish, adjacent axes merge."""
+"""Simplify a nest before code is made: loads become flat offsets, axes of size 1 vanish, neighbours merge."""
 
 from __future__ import annotations
 

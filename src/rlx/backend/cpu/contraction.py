@@ -75,7 +75,7 @@ def emit_contraction(
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; others are batch."""
+    """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; else batch."""
 
     batch: tuple[int, ...]
     m: tuple[int, ...]
@@ -175,10 +175,10 @@ class _Gemm:
     def emit(self) -> EmittedKernel:
         plan, out = self.plan, self.store.strides
         batch = tuple(self.nest.space[i] for i in plan.batch)
-        over = lambda steps, *groups: (
-            *(steps[i] for i in plan.batch),
-            *(self.step(steps, g) for g in groups),
-        )  # noqa: E731
+
+        def over(steps: Shape, *groups: Sequence[int]) -> tuple[Dim, ...]:
+            return (*(steps[i] for i in plan.batch), *(self.step(steps, g) for g in groups))
+
         lhs, rhs = self.nest.lhs.data, self.nest.rhs.data
         a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
         b_strides = tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n)

@@ -1,4 +1,4 @@
-"""What every kernel shares: its argument table, operands, sizes, scratch and the split of work among threads."""
+"""What every kernel shares: its argument table, operands, sizes, scratch, the split among threads."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Module:
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """What is written inside stays only if no exception leaves the block."""
-        kept = [dict(d) for d in (self._functions, self._declared, self._tables, self._table_names)]
+        kept = (dict(self._functions), dict(self._declared), dict(self._tables), dict(self._table_names))
         try:
             yield
         except Exception:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rlx.backend.cpu.collapse import accesses, bodies, collapse, map_bodies
 from rlx.backend.cpu.expression import Expression, Lane
@@ -180,7 +181,7 @@ class _RowNest(NestEmitter):
             place, type_ = self.saved_place(e, lane.base), vector(register_type(e.dtype), lane.width)
             return fn.load(type_, place) if lane.mask is None else fn.masked_load(type_, place, lane.mask)
 
-        at.saved = {e: (lambda e=e: load(e)) for e in ready}
+        at.saved = {e: partial(load, e) for e in ready}
         return at
 
     def keep(self, at: Expression, body: Scalar, ready: set[Scalar]) -> None:

@@ -55,8 +55,9 @@ class _Kernel:
 def emit_scatter(
     module: Module, name: str, form: Scatter, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
-    """Every thread owns a part of the output: it copies the base there, then applies the updates that fall into it,
-    in ascending order. So results do not depend on the number of threads."""
+    """Every thread owns a part of the output: it copies the base there, then applies the updates that fall
+    into it, in ascending order. So results do not depend on the number of threads.
+    """
     k = _Kernel(module, name, inputs, outputs)
     fn, dtype, out = k.fn, outputs[0].dtype, k.frame.output(0)
     shape = [k.dim(d) for d in form.shape]
@@ -100,7 +101,7 @@ def emit_scatter(
 def emit_cumulate(
     module: Module, name: str, form: Cumulate, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
-    """Running combines, one after the other along the axis; lanes along the last axis when it is another one."""
+    """Running combines, one after the other along the axis; lanes along the last axis if that is another."""
     k = _Kernel(module, name, inputs, outputs)
     fn, dtype, out = k.fn, form.dtype, k.frame.output(0)
     rank, axis = len(form.space), form.axis

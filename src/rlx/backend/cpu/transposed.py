@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlx.backend.cpu.collapse import bodies
 from rlx.backend.cpu.expression import Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame
@@ -24,7 +26,7 @@ def load_steps(e: Scalar, rank: int) -> Shape | None:
 
 
 def read_axis(nest: Nest) -> int | None:
-    """The axis along which loads are contiguous where the stores' axis is not; None: the plain order is fine."""
+    """The axis along which loads are contiguous where the stores' axis is not; None: plain order is fine."""
     rank = len(nest.space)
     if rank < 2 or nest.stats or any(s.strides[-1] != 1 for s in nest.stores):
         return None
@@ -119,9 +121,7 @@ class TransposedNest(NestEmitter):
         blocks = {e: self.read(e, axes, rows, columns_left) for e in self.turned}
         for r in range(self.lanes):
             known = {e: b[r] for e, b in blocks.items()}
-            fn.branch(
-                fn.cmp("sgt", rows_left, r), lambda r=r, known=known: self.store_row(axes, r, known, columns)
-            )
+            fn.branch(fn.cmp("sgt", rows_left, r), partial(self.store_row, axes, r, known, columns))
 
     def store_row(self, axes: list[Int], r: int, known: dict[Scalar, Value], mask: Value | None) -> None:
         here = list(axes)

@@ -1,4 +1,4 @@
-"""Random numbers: from the seed of a node or, without one, from its name, so that models draw the same again."""
+"""Random numbers: from the seed of a node or, without one, from its name, so that models repeat."""
 
 from __future__ import annotations
 
