@@ -30,9 +30,10 @@ def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
     """MIR -> MIR: constants folded, algebra, moves and casts simplified, equal nodes merged, dead ones gone."""
     from rlx.passes.basic import remove_dead
     from rlx.passes.rules import apply_rules
+    from rlx.passes.share import share_bodies
     from rlx.passes.simplify import simplify_rules
 
-    return remove_dead(apply_rules(graph, simplify_rules(), log))
+    return remove_dead(share_bodies(apply_rules(graph, simplify_rules(), log)))
 
 
 def plan(

@@ -98,7 +98,7 @@ def close(bodies: Sequence[Body]) -> tuple[list[Graph], list[Node]]:
             made.assume(c)
         captured = set(body.captured.values())
         own = [made.input(n.attrs["name"], n.shape, n.dtype) for n in body.inputs if n not in captured]
-        extra = [made.input(f"outer{i}", n.shape, n.dtype) for i, n in enumerate(outer)]
+        extra = [made.input(f"in{len(own) + i}", n.shape, n.dtype) for i, n in enumerate(outer)]
         given = {inner: extra[outer.index(node)] for node, inner in body.captured.items()}
         fresh = iter(own)
         with made.building():
