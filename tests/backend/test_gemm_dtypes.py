@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemm_harness import HOST, assert_product, every_target, random, run_strided, run_weights
-from rlx.backend.cpu.packing import pack_weights, packed_shape, unpack_weights
+from rlx.backend.cpu.packing import pack_weights, panels_of
 from rlx.backend.cpu.target import Target
 
 
@@ -28,8 +28,9 @@ def test_f64(target: Target) -> None:
 def test_packed_weights_unpack(target: Target, dtype: str, k: int, n: int) -> None:
     w = random((k, n), dtype)
     packed = pack_weights(w, target, dtype)
-    assert packed.shape == packed_shape(k, n, target, dtype)
-    assert (unpack_weights(packed, k, n, target, dtype) == w).all()
+    panels = panels_of(k, n, target, dtype)
+    assert packed.shape == (panels.elements,)
+    assert (panels.unpack(packed) == w).all()
 
 
 # ---- bf16

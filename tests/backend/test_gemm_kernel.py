@@ -33,7 +33,7 @@ from gemm_harness import (
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of
-from rlx.backend.cpu.packing import pack_weights, unpack_weights
+from rlx.backend.cpu.packing import pack_weights
 from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import DTypeError, ShapeError, UnsupportedError
 from rlx.ir.dim import sym
@@ -337,5 +337,3 @@ def test_refusals() -> None:
         emit_gemm(Module(HOST), "kernel", GemmSpec(4, 4, 4, (4, 1), (4, 1), (4, 1), dtype="i32"))
     with pytest.raises(ShapeError, match="must be a matrix"):
         pack_weights(np.zeros(3, np.float32), HOST)
-    with pytest.raises(ShapeError, match="have 64 elements"):
-        unpack_weights(np.zeros(3, np.float32), 4, 4, resolve("x86-64-v4"))

@@ -12,7 +12,7 @@ from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
-from rlx.backend.cpu.packing import PanelLayout
+from rlx.backend.cpu.packing import panels_of
 from rlx.backend.cpu.primitives import supported
 from rlx.backend.cpu.special import EMITTERS as SPECIAL
 from rlx.backend.cpu.target import Target
@@ -84,7 +84,7 @@ def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
     """Panels that this target's contraction kernels read, per dtype."""
-    layouts = {d: PanelLayout.of(1, 1, target, d) for d in GEMM_DTYPES}
+    layouts = {d: panels_of(1, 1, target, d) for d in GEMM_DTYPES}
     return tuple(PanelTile(d, p.columns, p.lanes, p.group) for d, p in layouts.items())
 
 

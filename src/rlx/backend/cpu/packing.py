@@ -1,83 +1,37 @@
-"""Panels of the right operand of a contraction: made once from weights with NumPy, or on the fly by native
-code.
+"""Operands of a contraction in the order in which its kernel reads them.
 
-A matrix [K, N] becomes panels of `nr` columns, one after the other. A panel is [K][nr] (or [K /
-group][nr][group] where an instruction takes several k at once), so the kernel reads it front to back. The
-last panel is narrower, in whole vectors, padded with zeros.
+The right operand lies in `Panels`: made once from weights, or on the fly by native code. A left operand
+stored by columns is copied to tiles of rows.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, kind_of, tile_of
 from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
-
-_NUMPY = {
-    "f64": np.float64,
-    "f32": np.float32,
-    "bf16": ml_dtypes.bfloat16,
-    "f16": np.float16,
-    "i8": np.int8,
-    "u8": np.int8,
-}
+from rlx.ir.dtype import dtype as as_dtype
+from rlx.ops.packing import Panels
 
 
-@dataclass(frozen=True)
-class PanelLayout:
-    """Where the columns of a packed [k, n] matrix lie."""
-
-    k: int
-    n: int
-    columns: int  # of a full panel
-    lanes: int
-    group: int
-
-    @staticmethod
-    def of(k: int, n: int, target: Target, dtype: str) -> PanelLayout:
-        kind = kind_of(dtype, target)
-        return PanelLayout(k, n, tile_of(dtype, target)[1] * kind.lanes, kind.lanes, kind.group)
-
-    @property
-    def full(self) -> int:
-        """Panels with every column in use."""
-        return self.n // self.columns
-
-    @property
-    def tail(self) -> int:
-        """Padded columns of the last, narrower panel; 0 when there is none."""
-        return -(-(self.n % self.columns) // self.lanes) * self.lanes
-
-    @property
-    def depth(self) -> int:
-        """k padded to whole groups."""
-        return -(-self.k // self.group) * self.group
-
-    @property
-    def elements(self) -> int:
-        return self.depth * (self.full * self.columns + self.tail)
-
-
-def packed_shape(k: int, n: int, target: Target, dtype: str = "f32") -> tuple[int]:
-    """Shape of what `pack_weights` returns for a [k, n] matrix.
+def panels_of(k: int, n: int, target: Target, dtype: str = "f32") -> Panels:
+    """The layout that kernels for `target` read a constant [k, n] matrix in.
 
     >>> from rlx.backend.cpu.target import resolve
-    >>> packed_shape(10, 50, resolve("x86-64-v4"))
-    (640,)
+    >>> panels_of(10, 50, resolve("x86-64-v4")).elements
+    640
     """
-    return (PanelLayout.of(k, n, target, dtype).elements,)
+    kind = kind_of(dtype, target)
+    return Panels(k, n, tile_of(dtype, target)[1] * kind.lanes, kind.lanes, kind.group)
 
 
-def pack_weights(w: NDArray[np.generic], target: Target, dtype: str = "f32") -> NDArray[np.generic]:
+def pack_weights(w: np.ndarray, target: Target, dtype: str = "f32") -> np.ndarray:
     """The matrix `w` [K, N] in the panels that kernels for `target` read.
 
     >>> from rlx.backend.cpu.target import resolve
@@ -90,52 +44,8 @@ def pack_weights(w: NDArray[np.generic], target: Target, dtype: str = "f32") -> 
             f"weights to pack must be a matrix [K, N], not of shape {w.shape}: reshape them first"
         )
     k, n = w.shape
-    layout = PanelLayout.of(k, n, target, dtype)
-    padded = np.zeros((layout.depth, layout.full * layout.columns + layout.tail), _NUMPY[dtype])
-    padded[: layout.k, : layout.n] = w
-    cut = layout.full * layout.columns
-    return np.concatenate(
-        [
-            _interleave(padded[:, :cut], layout.columns, layout.group),
-            _interleave(padded[:, cut:], layout.tail, layout.group),
-        ]
-    )
-
-
-def _interleave(matrix: NDArray[np.generic], columns: int, group: int) -> NDArray[np.generic]:
-    """[K, panels * columns] -> panels of [K / group][columns][group], flat."""
-    if not matrix.size:
-        return matrix.reshape(-1)
-    depth, width = matrix.shape
-    split = matrix.reshape(depth // group, group, width // columns, columns)
-    return split.transpose(2, 0, 3, 1).reshape(-1)
-
-
-def unpack_weights(
-    packed: NDArray[np.generic], k: int, n: int, target: Target, dtype: str = "f32"
-) -> NDArray[np.generic]:
-    """The [k, n] matrix that `pack_weights` turned into `packed`.
-
-    >>> from rlx.backend.cpu.target import resolve
-    >>> host, w = resolve("host"), np.arange(65 * 3, dtype=np.float32).reshape(3, 65)
-    >>> bool((unpack_weights(pack_weights(w, host), 3, 65, host) == w).all())
-    True
-    """
-    layout = PanelLayout.of(k, n, target, dtype)
-    if packed.shape != (layout.elements,):
-        raise ShapeError(
-            f"packed weights of a {k} x {n} matrix have {layout.elements} elements, not {packed.shape}"
-        )
-    cut = layout.depth * layout.full * layout.columns
-    parts = [(packed[:cut], layout.columns), (packed[cut:], layout.tail)]
-    blocks = [
-        part.reshape(-1, layout.depth // layout.group, columns, layout.group)
-        .transpose(1, 3, 0, 2)
-        .reshape(layout.depth, -1)
-        for part, columns in parts
-        if part.size
-    ]
-    return np.concatenate(blocks, axis=1)[:k, :n] if blocks else np.zeros((k, n), packed.dtype)
+    stored = as_dtype("i8" if dtype == "u8" else dtype)  # u8 is the left operand of signed weights
+    return panels_of(k, n, target, dtype).pack(w.astype(stored.np))
 
 
 # ---- panels made at run time
