@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlx import errors, ops
-from rlx.compile import compile, lower, optimize
+from rlx.compile import compile, load, lower, optimize
+from rlx.frontend.onnx import from_onnx
 from rlx.functions import grad, jit, jvp, value_and_grad, vmap
 from rlx.ir.graph import Graph
 from rlx.ops.custom import register_op
@@ -14,9 +15,11 @@ __all__ = [
     "Graph",
     "compile",
     "errors",
+    "from_onnx",
     "grad",
     "jit",
     "jvp",
+    "load",
     "lower",
     "ops",
     "optimize",

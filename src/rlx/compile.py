@@ -132,3 +132,15 @@ def compile(
     lir = plan(graph, machine.name, assume)
     kernels, code = native_code(lir, machine, cache)
     return CompiledProgram(lir, kernels, code, threads or len(CPUS), debug)
+
+
+def load(path: PathLike, **options: Any) -> Any:
+    """Import a model file and compile it with `compile`'s options."""
+    from pathlib import Path
+
+    from rlx.errors import ImportError_
+    from rlx.frontend.onnx import from_onnx
+
+    if Path(path).suffix != ".onnx":
+        raise ImportError_(f"{str(path)!r} is not a model that rlx.load reads; it takes .onnx files")
+    return compile(from_onnx(path), **options)

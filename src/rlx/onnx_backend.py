@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from rlx.compile import compile
 from rlx.errors import DeviceError
 from rlx.frontend.onnx.adaptive import AdaptiveModel
 
@@ -58,7 +59,7 @@ class RlxBackend(Backend):
         """A model ready to run; compilation happens with the first inputs."""
         if not cls.supports_device(device):
             raise DeviceError(f"rlx.onnx_backend runs on CPU, not on {device}")
-        return RlxBackendRep(AdaptiveModel(model))
+        return RlxBackendRep(AdaptiveModel(model, compile))
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

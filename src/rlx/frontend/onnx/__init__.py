@@ -1,7 +1,41 @@
-"""ONNX models as graphs: `from_onnx`, and `AdaptiveModel` for models whose inputs decide shapes by value."""
+"""ONNX models as graphs. The importer itself, and the onnx package, are loaded when a model is read."""
 
 from __future__ import annotations
 
-from rlx.frontend.onnx.importer import Imported, from_onnx, import_model
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["Imported", "from_onnx", "import_model"]
+from rlx.errors import ImportError_
+from rlx.ir.graph import Graph
+
+
+def from_onnx(
+    model: Any,
+    values: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+) -> Graph:
+    """The graph of an ONNX model (a path, bytes or a ModelProto); dynamic dims become symbols.
+
+    `shapes` replaces the declared shape of inputs, `values` fixes inputs whose values decide shapes (they
+    stay inputs; the program is right for these values only).
+
+    >>> import onnx.parser, rlx
+    >>> g = rlx.from_onnx(onnx.parser.parse_model('''
+    ...     <ir_version: 8, opset_import: ["": 17]>
+    ...     small (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }'''))
+    >>> str(g.outputs["y"].type)
+    'f32[N,3]'
+    """
+    from rlx.frontend.onnx.importer import import_model
+
+    imported = import_model(model, values, shapes)
+    for name, place in imported.outputs.items():
+        if not isinstance(place, str):
+            raise ImportError_(
+                f"output {name!r} is a sequence, an optional or text, which a graph does not hold; "
+                "run the model with rlx.onnx_backend instead"
+            )
+    return imported.graph
+
+
+__all__ = ["from_onnx"]

@@ -7,7 +7,7 @@ needs. A program is then made for these values and kept for the next call that h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlx.errors import InputError
 from rlx.frontend.onnx.call import NeedsValue
 from rlx.frontend.onnx.importer import Imported, Importer
 from rlx.frontend.onnx.load import load_model
+from rlx.ir.graph import Graph
 
 
 @dataclass
@@ -37,9 +38,9 @@ class Variant:
 class AdaptiveModel:
     """An ONNX model ready to run with any inputs it declares."""
 
-    def __init__(self, model: Any, **options: Any) -> None:
+    def __init__(self, model: Any, compile: Callable[[Graph], Any]) -> None:
         self.model, self.folder = load_model(model)
-        self.options = options
+        self.compile = compile
         constants = {t.name for t in self.model.graph.initializer}
         constants |= {t.values.name for t in self.model.graph.sparse_initializer}
         self.inputs = [i.name for i in self.model.graph.input if i.name not in constants]
@@ -75,7 +76,7 @@ class AdaptiveModel:
                 self._fix(fresh, inputs, fixed, shapes)
                 if (len(fixed), len(shapes)) == before:
                     raise
-        made = Variant(fixed, shapes, imported, self._compile(imported))
+        made = Variant(fixed, shapes, imported, self.compile(imported.graph))
         self.variants.append(made)
         return made
 
@@ -97,11 +98,6 @@ class AdaptiveModel:
             for i in infos
             if i.type.HasField("tensor_type") and not i.type.tensor_type.HasField("shape")
         }
-
-    def _compile(self, imported: Imported) -> Any:
-        from rlx.compile import compile
-
-        return compile(imported.graph, **self.options)
 
     def _named(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         if isinstance(inputs, Mapping):

@@ -393,30 +393,3 @@ def import_model(
     """Import a path, bytes or ModelProto, with inputs fixed by value where shapes depend on them."""
     proto, folder = load_model(model)
     return Importer(proto, folder, values, shapes).run()
-
-
-def from_onnx(
-    model: Any,
-    values: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, Sequence[Any]] | None = None,
-) -> Graph:
-    """The graph of an ONNX model (a path or a ModelProto); dynamic dims become symbols.
-
-    `shapes` replaces the declared shape of inputs, `values` fixes inputs whose values decide shapes (they
-    stay inputs; the program is right for these values only).
-
-    >>> import onnx.parser, rlx
-    >>> g = rlx.from_onnx(onnx.parser.parse_model('''
-    ...     <ir_version: 8, opset_import: ["": 17]>
-    ...     small (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }'''))
-    >>> str(g.outputs["y"].type)
-    'f32[N,3]'
-    """
-    imported = import_model(model, values, shapes)
-    for name, place in imported.outputs.items():
-        if not isinstance(place, str):
-            raise ImportError_(
-                f"output {name!r} is a sequence, an optional or text, which a graph does not hold; "
-                "run the model with rlx.onnx_backend instead"
-            )
-    return imported.graph

@@ -15,7 +15,7 @@ from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import F8E8M0, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import get_op
 from rlx.ops.rules import normal_axes, normal_axis
@@ -298,19 +298,32 @@ def center_crop_pad(n: Call) -> Any:
 def cast_to(n: Call, value: Any, to: DType) -> Any:
     """Convert a tensor, or text to numbers."""
     saturate = None if not to.name.startswith("f8") else n.flag("saturate", 1)
-    if to.name == "f8e8m0":
-        n.attr("saturate", 1)
-        mode = n.choice("round_mode", "up", ("up", "down", "nearest"))
-        if mode != "nearest":
-            raise ImportError_(f"round_mode {mode!r} is not supported")
     if isinstance(value, Strings):
         n.on_host("text exists on the host only")
         numbers = np.array([float(s) for s in value.array.flat], np.float64).reshape(value.shape)
         return n.constant(numbers, to)
     x = n[0]
+    if to is F8E8M0:
+        rounding = n.choice("round_mode", "up", ("up", "down", "nearest"))
+        return power_of_two(ops.cast(x, "f32"), rounding, n.flag("saturate", 1))
     if to.is_int and to.bits < 8 and x.dtype.is_float:
         x = ops.cast(x, "i32")  # few bits keep the low ones of the whole part, as wider integers do
     return ops.cast(x, to, saturate=saturate)
+
+
+def power_of_two(x: Any, rounding: str, saturate: bool) -> Any:
+    """f32 to f8e8m0, which is an exponent and nothing else: that of x, one more where x is rounded up."""
+    bits = ops.bitcast(x, "u32")
+    exponent, mantissa = ops.bitwise_and(ops.shift_right(bits, 23), 255), ops.bitwise_and(bits, 0x7FFFFF)
+    # below the smallest normal number the mantissa has no hidden bit: half of its range is one step
+    small = ops.equal(exponent, 0)
+    least = {"up": (1, 0x400001), "nearest": (0x400000, 0x600000), "down": (1 << 23, 1 << 23)}[rounding]
+    limit = ops.where(small, np.uint32(least[1]), np.uint32(least[0]))
+    code = exponent + ops.cast(ops.greater_equal(mantissa, limit), "u32")
+    top = 254 if saturate else 255
+    code = ops.where(ops.greater_equal(code, 255), np.uint32(top), code)
+    wrong = ops.logical_or(ops.is_nan(x), ops.less(x, 0.0))
+    return ops.bitcast(ops.cast(ops.where(wrong, np.uint32(255), code), "u8"), F8E8M0)
 
 
 @onnx_op("Cast")
