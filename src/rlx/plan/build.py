@@ -45,7 +45,7 @@ class Planner:
         self.io = LirIoManifest.collect(graph)
         self.binding = assumed_binding(graph, assume)
         self.order, self.life = self._schedule()
-        self._placed: tuple[int, ...] | None = None
+        self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
 
     def _is_kernel(self, node: Node) -> bool:
         return node.op.role in (Role.COMPUTE, Role.REGION)
@@ -162,10 +162,10 @@ class Planner:
         return out
 
     def _place(self, blocks: list[Block]) -> Placement:
-        if self._placed is not None:
-            again = replay(self._placed, blocks)
+        if self.placed is not None:
+            again = replay(self.placed, blocks)
             if again.ratio <= GOOD_ENOUGH:
                 return again
         found = place(blocks)
-        self._placed = found.order
+        self.placed = found.order
         return found

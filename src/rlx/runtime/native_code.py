@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.backend.cpu.build import KernelSet, build_kernels
 from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
+
+if TYPE_CHECKING:
+    from rlx.backend.cpu.build import KernelSet
 
 _LENGTH = struct.Struct("<Q")
 FORMAT = 2  # of the cached blob
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
-    """The kernels of a program and the loaded code that holds them (None if every node is a host thunk).
+    """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
+    return open_blob(code_blob(lir, target, cache), target)
 
-    What is cached is one blob: the description of the kernels, then the object file.
-    """
-    from rlx.backend.cpu.jit import compile_object, load
+
+def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
+    """What is cached and saved: the description of the kernels, then the object file."""
+    from rlx.backend.cpu.build import build_kernels
+    from rlx.backend.cpu.jit import compile_object
     from rlx.runtime.cache import default_cache
 
     def make() -> bytes:
@@ -27,7 +32,14 @@ def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet,
         code = compile_object(made.text, target) if made.text else b""
         return _LENGTH.pack(len(description)) + description + code
 
-    blob = default_cache().get_or_make(f"{FORMAT}-{lir.code_key}", target, make) if cache else make()
+    return default_cache().get_or_make(f"{FORMAT}-{lir.code_key}", target, make) if cache else make()
+
+
+def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
+    """Kernels and loaded code of a blob that can be trusted."""
+    from rlx.backend.cpu.build import KernelSet
+    from rlx.backend.cpu.jit import load
+
     (length,) = _LENGTH.unpack_from(blob)
     kernels = KernelSet.recall(blob[_LENGTH.size : _LENGTH.size + length].decode())
     code = blob[_LENGTH.size + length :]

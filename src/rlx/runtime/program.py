@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from rlx.runtime.context import Context, Step
 from rlx.runtime.driver import RecordError
 from rlx.runtime.memory import aligned_empty
 from rlx.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from rlx.runtime.artifact import Origin
 
 MESSAGES = {1: "an index from data is out of range"}
 KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
@@ -61,7 +65,14 @@ class CompiledProgram:
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
     def __init__(
-        self, lir: LirModule, kernels: KernelSet, code: Any, threads: int, debug: str | None = None
+        self,
+        lir: LirModule,
+        kernels: KernelSet,
+        code: Any,
+        threads: int,
+        debug: str | None = None,
+        weights: Weights | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.lir, self.kernels, self._code, self.threads, self.debug = lir, kernels, code, threads, debug
         graph = self.graph = lir.mir
@@ -76,7 +87,9 @@ class CompiledProgram:
         self._free: dict[tuple[int, ...], list[Context]] = {}
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self._lock = threading.Lock()
-        self._weights = Weights(lir)
+        self._weights = weights or Weights(lir)
+        self.origin = origin
+        self.notes: list[str] = []  # what a user should know about how this program came to be
         dims = [d for k in kernels.kernels.values() for d in (*k.dims, k.scratch_per_thread)]
         self._dims = compile_dims(dims, self._symbols)
 
@@ -140,6 +153,31 @@ class CompiledProgram:
             else [node.op.name]
         )
         return f"%{node.id} ({' + '.join(ops)})"
+
+    def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
+        """Write plan, native code and weights to one file, which `rlx.load` maps; `targets` adds code for others.
+
+        >>> import tempfile, numpy as np, rlx
+        >>> g = rlx.Graph("double")
+        >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rlx.compile(g).save(folder + "/double.rlx")
+        ...     rlx.load(folder + "/double.rlx")(np.ones(2, np.float32))
+        array([2., 2.], dtype=float32)
+        """
+        from rlx.runtime.artifact import save
+
+        save(self, path, targets)
+
+    @property
+    def param_values(self) -> Mapping[str, np.ndarray]:
+        """The values that params have now."""
+        return self._weights.values
+
+    @property
+    def weight_memory(self) -> Mapping[int, np.ndarray]:
+        """Bytes of every weight by node id, as kernels read them."""
+        return self._weights.memory
 
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; derived weights follow."""

@@ -1,12 +1,14 @@
 """Native code is never run on faith: objects carry an HMAC under a key that only this user can read.
 
 The key is a file of 32 random bytes with mode 0600, made once, in one atomic step, by whichever process comes
-first. Code whose HMAC does not verify is treated as if it were not there, and is made again.
+first. Code whose HMAC does not verify is treated as if it were not there, and is made again. A user may accept
+code that somebody else signed: that leaves an HMAC of this user's beside the key, and the file as it is.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import hmac
 import os
 import secrets
@@ -77,6 +79,28 @@ def _keyring_at(path: Path) -> Keyring:
         )
         warnings.warn(f"compiled code serves this process only: {reason}", TrustWarning, stacklevel=3)
         return Keyring(secrets.token_bytes(KEY_BYTES))
+
+
+def accept(signed: bytes) -> None:
+    """Remember that this user trusts what these bytes describe."""
+    path = _acceptance(signed)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(keyring().sign(signed))
+    except OSError as error:
+        raise TrustError(f"cannot note in {path.parent} what is trusted: {error.strerror}") from error
+
+
+def accepted(signed: bytes) -> bool:
+    """Whether this user has accepted these bytes."""
+    try:
+        return keyring().verify(signed, _acceptance(signed).read_bytes())
+    except OSError:
+        return False
+
+
+def _acceptance(signed: bytes) -> Path:
+    return key_path().parent / "trusted" / hashlib.sha256(signed).hexdigest()
 
 
 def load_or_create(path: Path) -> bytes:

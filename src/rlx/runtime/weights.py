@@ -17,14 +17,23 @@ def _room(nbytes: int) -> int:
 
 
 class Weights:
-    """Memory of every weight node of a program, by node id."""
+    """Memory of every weight node of a program, by node id.
 
-    def __init__(self, lir: LirModule) -> None:
+    Weights that were laid out before are given with the `values` of params that they were made from.
+    """
+
+    def __init__(
+        self,
+        lir: LirModule,
+        values: dict[str, np.ndarray] | None = None,
+        memory: dict[int, np.ndarray] | None = None,
+    ) -> None:
         self.lir = lir
-        self.values: dict[str, np.ndarray] = dict((lir.derived or lir.mir).param_values)
-        self.memory: dict[int, np.ndarray] = {}
+        self.values = dict((lir.derived or lir.mir).param_values) if values is None else values
+        self.memory: dict[int, np.ndarray] = {} if memory is None else memory
         self.region: Region | None = None
-        self.load()
+        if memory is None:
+            self.load()
 
     def load(self) -> None:
         """Run the derived-weight graph and lay everything out; params without a value are left out."""

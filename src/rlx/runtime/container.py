@@ -1,0 +1,310 @@
+"""The layout of `.rlx` files: a checked header, small parts, and arrays that are used where they lie.
+
+    magic "RLXPROG\\0" | version u32 | 0 u32 | bytes of the header u64 | bytes of the file u64 | SHA-256
+    header: JSON; "parts" and "arrays" describe what follows, everything else belongs to the writer
+    parts:  texts and code, each with its SHA-256 in the header
+    arrays: from the next multiple of 2 MiB on (4 KiB if they are few), each at a multiple of 64 bytes
+
+The first SHA-256 covers the fields before it and the header; the header covers the rest. Arrays may be larger
+than one wants to hash at every start: they have a digest of page sums, which reads them at the speed of
+memory and finds any damage, and a SHA-256 for `check_all`. Reading a file runs nothing that is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.errors import FormatError, RlxError
+from rlx.ir.dtype import dtype
+
+MAGIC = b"RLXPROG\0"
+VERSION = 1
+ALIGNMENT = 64
+HUGE_PAGE = 2 << 20
+_PAGE = 4096  # of the page sums, whatever the machine's pages are
+_BLOCK = 64 << 20  # bytes that are hashed at a time
+_PREFIX = struct.Struct("<8sIIQQ32s")
+_MOST_HEADER = 1 << 30
+_MOST_ELEMENTS = 2**40
+_NO_DIGEST = "0" * 64
+
+Bytes = NDArray[np.uint8]
+
+
+def round_up(n: int, to: int) -> int:
+    """The least multiple of `to` that is not below `n`.
+
+    >>> round_up(65, 64)
+    128
+    """
+    return -(-n // to) * to
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a part lies, counted from the end of the header, and its SHA-256."""
+
+    offset: int
+    size: int
+    sha256: str
+
+
+# -- writing
+
+
+def write(
+    path: str | os.PathLike[str], header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: Sequence[Any]
+) -> None:
+    """Write a file, which is replaced in one step. `header` must be JSON; names of it stay the caller's.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(folder + "/a.rlx", {"name": "a"}, {"text": b"hello"}, [np.arange(3)])
+    ...     file = Container(folder + "/a.rlx")
+    ...     file.header["name"], file.part("text"), file.array(0)
+    ('a', b'hello', array([0, 1, 2]))
+    """
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        try:
+            with open(unfinished, "wb+") as file:
+                _write(file, header, parts, arrays)
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as e:
+        raise FormatError(f"cannot write {target}: {e.strerror or e}") from e
+
+
+def _write(
+    file: BinaryIO, header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: Sequence[Any]
+) -> None:
+    table, at = [], 0
+    for name, content in parts.items():
+        table.append([name, at, len(content), hashlib.sha256(content).hexdigest()])
+        at = round_up(at + len(content), ALIGNMENT)
+    entries, end = [], 0
+    for array in arrays:
+        entries.append([str(dtype(array.dtype)), list(array.shape), end])
+        end = round_up(end + array.nbytes, ALIGNMENT)
+    described = {
+        **header,
+        "parts": table,
+        "arrays": entries,
+        "array_bytes": round_up(end, _PAGE),
+        "array_sums": _NO_DIGEST,
+        "array_sha256": _NO_DIGEST,
+    }
+    length = len(_encoded(described))  # digests are as long as their stand-ins
+    base = round_up(_PREFIX.size + length, ALIGNMENT)
+    first = _first_array(base + at, described["array_bytes"])
+    total = first + described["array_bytes"]
+    for (_, offset, _, _), content in zip(table, parts.values(), strict=True):
+        file.seek(base + offset)
+        file.write(content)
+    for (_, _, offset), array in zip(entries, arrays, strict=True):
+        file.seek(first + offset)
+        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    file.truncate(total)
+    file.flush()
+    mapped = _mapped(file, total)[first:]
+    described["array_sums"], described["array_sha256"] = page_sums(mapped), _sha256(mapped)
+    encoded = _encoded(described)
+    file.seek(0)
+    file.write(_prefix(encoded, total))
+    file.write(encoded)
+
+
+def _first_array(end_of_parts: int, array_bytes: int) -> int:
+    """Where arrays begin: on a huge page if they fill one."""
+    return round_up(end_of_parts, HUGE_PAGE if array_bytes >= HUGE_PAGE else _PAGE)
+
+
+def _encoded(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, sort_keys=True).encode()
+
+
+def _prefix(header: bytes, total: int, version: int = VERSION) -> bytes:
+    bare = _PREFIX.pack(MAGIC, version, 0, len(header), total, b"")
+    return _PREFIX.pack(MAGIC, version, 0, len(header), total, hashlib.sha256(bare + header).digest())
+
+
+def page_sums(data: Bytes) -> str:
+    """A digest of the sums of all pages: damage to any word shows, at the price of reading the words once."""
+    digest = hashlib.sha256()
+    for block in _blocks(data):
+        digest.update(block.view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1, dtype=np.uint64).tobytes())
+    return digest.hexdigest()
+
+
+def _sha256(data: Bytes) -> str:
+    digest = hashlib.sha256()
+    for block in _blocks(data):
+        digest.update(block.data)
+    return digest.hexdigest()
+
+
+def _blocks(data: Bytes) -> Iterator[Bytes]:
+    for start in range(0, len(data), _BLOCK):
+        yield data[start : start + _BLOCK]
+
+
+def _mapped(file: BinaryIO, size: int) -> Bytes:
+    """The file's bytes as an array; the mapping lives as long as an array over it."""
+    return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+
+
+# -- reading
+
+
+class Container:
+    """An open file whose prefix and header are right; parts and arrays are checked when they are taken.
+
+    Arrays are memory-mapped and read-only; the mapping outlives this object while an array is in use.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            with open(path, "rb") as file:
+                self._open(file)
+        except (OSError, MemoryError) as e:
+            raise FormatError(f"cannot read {self.path}: {getattr(e, 'strerror', None) or e}") from e
+
+    def fail(self, why: str) -> FormatError:
+        """The error for something that is wrong with this file."""
+        return FormatError(f"{self.path}: {why}")
+
+    def _open(self, file: BinaryIO) -> None:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(_PREFIX.size)
+        if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
+            raise self.fail("not a compiled program; rlx files begin with the bytes RLXPROG")
+        _, version, zero, length, total, digest = _PREFIX.unpack(prefix)
+        if version != VERSION:
+            raise self.fail(f"format version {version}, but this RLX reads version {VERSION}; compile it again")
+        if total != size or length > min(size, _MOST_HEADER):
+            raise self.fail(f"{size} bytes long, but should have {total}; it is truncated or damaged")
+        header = file.read(length)
+        bare = _PREFIX.pack(MAGIC, version, zero, length, total, b"")
+        if len(header) != length or hashlib.sha256(bare + header).digest() != digest:
+            raise self.fail("its checksum does not fit its header; it is damaged")
+        self.header = self._parsed(header)
+        base = round_up(_PREFIX.size + length, ALIGNMENT)
+        self._data = _mapped(file, size)
+        self._parts = self._part_table(base)
+        end = max((p.offset + p.size for p in self._parts.values()), default=base)
+        first = _first_array(end, self.header["array_bytes"])
+        if first + self.header["array_bytes"] != size or self.header["array_bytes"] % _PAGE:
+            raise self.fail("its arrays do not end where the file ends")
+        self._arrays = self._data[first:]
+
+    def _parsed(self, text: bytes) -> dict[str, Any]:
+        try:
+            header = json.loads(text)
+        except (ValueError, RecursionError):
+            header = None
+        kinds = {"parts": list, "arrays": list, "array_bytes": int, "array_sums": str, "array_sha256": str}
+        if not isinstance(header, dict) or any(type(header.get(k)) is not kind for k, kind in kinds.items()):
+            raise self.fail("its header is not what this format has")
+        return header
+
+    def _part_table(self, base: int) -> dict[str, Part]:
+        out: dict[str, Part] = {}
+        for entry in self.header["parts"]:
+            match entry:
+                case [str(name), int(offset), int(size), str(sha256)] if offset >= 0 and size >= 0:
+                    out[name] = Part(base + offset, size, sha256)
+                case _:
+                    raise self.fail("its header describes a part in a way that is not understood")
+            if base + offset + size > len(self._data):
+                raise self.fail(f"part {name[:40]!r} does not lie inside the file")
+        return out
+
+    @property
+    def part_names(self) -> list[str]:
+        """Names of the parts, in the order they were written."""
+        return list(self._parts)
+
+    def digest(self, name: str) -> str:
+        """The SHA-256 of a part, as the header has it."""
+        return self._part(name).sha256
+
+    def part(self, name: str) -> bytes:
+        """The bytes of a part, checked against its SHA-256."""
+        part = self._part(name)
+        content = self._data[part.offset : part.offset + part.size].tobytes()
+        if hashlib.sha256(content).hexdigest() != part.sha256:
+            raise self.fail(f"part {name!r} does not fit its checksum; the file is damaged")
+        return content
+
+    def text(self, name: str) -> str:
+        """A part that is text."""
+        try:
+            return self.part(name).decode()
+        except UnicodeDecodeError:
+            raise self.fail(f"part {name!r} is not text") from None
+
+    def _part(self, name: str) -> Part:
+        if name not in self._parts:
+            raise self.fail(f"it has no part {name[:40]!r}")
+        return self._parts[name]
+
+    @property
+    def array_count(self) -> int:
+        return len(self.header["arrays"])
+
+    def array(self, number: int) -> NDArray[Any]:
+        """An array, over the memory of the file."""
+        of, shape, raw = self._array(number)
+        return raw.view(of.np).reshape(shape)
+
+    def raw(self, number: int) -> Bytes:
+        """The bytes of an array."""
+        return self._array(number)[2]
+
+    def _array(self, number: int) -> tuple[Any, tuple[int, ...], Bytes]:
+        entries = self.header["arrays"]
+        if type(number) is not int or not 0 <= number < len(entries):
+            raise self.fail(f"it has no array {str(number)[:20]}")
+        match entries[number]:
+            case [str(name), list(shape), int(offset)] if all(type(d) is int and d >= 0 for d in shape):
+                pass
+            case _:
+                raise self.fail(f"array {number} is described in a way that is not understood")
+        try:
+            of = dtype(name)
+        except RlxError as e:
+            raise self.fail(f"array {number}: {e.message}") from None
+        if math.prod(max(d, 1) for d in shape) > _MOST_ELEMENTS or len(shape) > 64:
+            raise self.fail(f"array {number} has a shape that cannot be")
+        size = math.prod(shape) * of.np.itemsize
+        if offset < 0 or offset % ALIGNMENT or offset + size > len(self._arrays):
+            raise self.fail(f"array {number} does not lie inside the file")
+        return of, tuple(shape), self._arrays[offset : offset + size]
+
+    def check_arrays(self) -> None:
+        """Compare the arrays with their page sums."""
+        if page_sums(self._arrays) != self.header["array_sums"]:
+            raise self.fail("its weights do not fit their checksum; the file is damaged")
+
+    def check_all(self) -> None:
+        """Compare every byte that matters with its SHA-256."""
+        for name in self._parts:
+            self.part(name)
+        if _sha256(self._arrays) != self.header["array_sha256"]:
+            raise self.fail("its weights do not fit their checksum; the file is damaged")

@@ -1,0 +1,136 @@
+"""Programs that `rlx.load` has compiled before, by the model file they came from.
+
+The name of an entry is a digest of what identifies the file to the system (device, inode, size, time of change),
+of the options, and of this compiler: finding one reads no model and imports no frontend. An entry also lists
+the other files the model consisted of; if one of them has changed it is not used. Entries are `.rlx` files.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx import config
+from rlx.errors import FormatError
+from rlx.runtime.artifact import Artifact, save
+from rlx.runtime.cache import CacheInfo, CacheWarning
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
+DEFAULT_LIMIT = 8 << 30
+_SUFFIX = ".rlx"
+
+
+class ProgramStore:
+    """The folder `programs` of the cache."""
+
+    def __init__(self, directory: Path | None = None, limit: int = DEFAULT_LIMIT) -> None:
+        self.directory = (directory or config.CACHE.get()) / "programs"
+        self.limit = limit
+
+    def find(self, model: Path, options: Mapping[str, Any]) -> Artifact | None:
+        """The stored program of a model file as it is now, or None."""
+        path = self._path(model, options)
+        try:
+            found = Artifact(path)
+        except FormatError as e:
+            if path.exists():
+                warnings.warn(f"{e}; the model is compiled again", CacheWarning, stacklevel=3)
+            return None
+        if not all(_identity(Path(name)) == identity for name, *identity in _listed(found)):
+            return None
+        try:
+            os.utime(path)  # the entries used least recently go first
+        except OSError:
+            pass
+        return found
+
+    def put(
+        self, program: CompiledProgram, model: Path, options: Mapping[str, Any], others: Iterable[Path] = ()
+    ) -> None:
+        """Store a program; a folder that cannot be written costs a warning, never an error."""
+        files = [[str(path), *(_identity(path) or ())] for path in others]
+        size = sum(len(m) for m in program.weight_memory.values())
+        size += sum(value.nbytes for value in program.param_values.values())
+        if size > self.limit // 2:
+            return
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            save(program, self._path(model, options), facts={"files": files})
+            self._evict()
+        except (OSError, FormatError) as e:
+            warnings.warn(f"the compiled model was not stored: {e}", CacheWarning, stacklevel=3)
+
+    def info(self) -> CacheInfo:
+        """How many programs there are, and their bytes."""
+        entries = self._entries()
+        return CacheInfo(self.directory, len(entries), sum(s.st_size for _, s in entries), self.limit, 0, 0, 0)
+
+    def clear(self) -> int:
+        """Delete every entry; returns how many there were."""
+        entries = self._entries()
+        for path, _ in entries:
+            path.unlink(missing_ok=True)
+        return len(entries)
+
+    def _path(self, model: Path, options: Mapping[str, Any]) -> Path:
+        key = json.dumps([_identity(model), options, compiler_version()], sort_keys=True)
+        return self.directory / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+
+    def _entries(self) -> list[tuple[Path, os.stat_result]]:
+        """Entries with their status, the least recently used first."""
+        found = []
+        for path in self.directory.glob("*" + _SUFFIX):
+            try:
+                found.append((path, path.stat()))
+            except OSError:
+                continue
+        return sorted(found, key=lambda entry: (entry[1].st_mtime_ns, entry[0].name))
+
+    def _evict(self) -> None:
+        entries = self._entries()
+        size = sum(status.st_size for _, status in entries)
+        for path, status in entries[:-1]:
+            if size <= self.limit:
+                break
+            path.unlink(missing_ok=True)
+            size -= status.st_size
+
+
+def _identity(path: Path) -> list[int] | None:
+    """What changes when a file does: device, inode, size, time of change. None if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _listed(found: Artifact) -> list[list[Any]]:
+    files = found.facts.get("files")
+    sound = isinstance(files, list) and all(isinstance(f, list) and f and isinstance(f[0], str) for f in files)
+    return files if sound and files is not None else [["", 0]]  # matches nothing
+
+
+@functools.cache
+def compiler_version() -> str:
+    """A digest of names, sizes and times of RLX's own files: an edited compiler makes programs anew.
+
+    >>> len(compiler_version())
+    64
+    """
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        for name in sorted(n for n in names if n.endswith(".py")):
+            status = os.stat(os.path.join(folder, name))
+            digest.update(f"{folder[len(str(root)):]}/{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

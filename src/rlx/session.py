@@ -1,0 +1,214 @@
+"""Models from files: `load`, and `Session`, which keeps options for several programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx import config
+from rlx.errors import ConfigError, FormatError, ImportError_
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.runtime.artifact import Artifact
+    from rlx.runtime.program import CompiledProgram
+
+# Frontends, passes and the backend's emitters are imported where they are used: loading a program that was
+# compiled before needs none of them.
+
+ZOO_PREFIX = "zoo:"
+_RUN_TIME_OPTIONS = ("threads", "debug", "cache")
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+    trust_native: bool = False,
+    **options: Any,
+) -> CompiledProgram:
+    """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
+
+    `model` is an ONNX file, a `.rlx` file, a graph as text or as `Graph.save` wrote it, or `zoo:ID`. `options`
+    are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. A compiled model is
+    kept in the cache, and loaded from there while the file does not change (`cache=False`: neither).
+    `trust_native` runs the code of a `.rlx` file whoever signed it; other code that this user did not sign is
+    made again from the plan.
+
+    >>> import tempfile, numpy as np, rlx
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "double.txt")
+    ...     _ = file.write_text('graph "double" { %0 = input() {name="x", type=f32[n]} %1 = add(%0, %0) output "y" = %1 }')
+    ...     rlx.load(file)(np.ones(2, np.float32))
+    array([2., 2.], dtype=float32)
+    """
+    name = os.fspath(model)
+    if name.startswith(ZOO_PREFIX):
+        return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, options)
+    path = Path(name)
+    kind = _kind(path)
+    if kind == "program":
+        if shapes is not None:
+            raise ConfigError(f"{name} is compiled already; shapes are for ONNX models")
+        return _from_artifact(path, trust_native, options)
+    if kind == "onnx":
+        return _from_onnx(path, shapes, options)
+    if shapes is not None:
+        raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
+    return _compile(read_graph(path), options)
+
+
+class Session:
+    """A device and options that several programs share.
+
+    >>> import numpy as np, rlx
+    >>> g = rlx.Graph("double")
+    >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+    >>> session = rlx.Session(device="cpu", threads=1)
+    >>> session.compile(g)(np.ones(2, np.float32))
+    array([2., 2.], dtype=float32)
+    """
+
+    def __init__(self, device: str = "cpu", **options: Any) -> None:
+        self.device, self.options = device, options
+
+    def compile(self, graph: Graph, **options: Any) -> CompiledProgram:
+        """`rlx.compile` with the options of the session; those given here win."""
+        return _compile(graph, {"device": self.device, **self.options, **options})
+
+    def load(self, model: str | os.PathLike[str], **options: Any) -> CompiledProgram:
+        """`rlx.load` with the options of the session."""
+        return load(model, **{"device": self.device, **self.options, **options})
+
+
+def read_graph(path: Path, shapes: Mapping[str, Sequence[Any]] | None = None) -> Graph:
+    """The graph in a file of any kind: ONNX, `.rlx`, text, or as `rlx.ir.serialize` wrote it."""
+    kind = _kind(path)
+    if kind == "program":
+        from rlx.runtime.artifact import Artifact
+
+        return Artifact(path).source()
+    if kind == "graph":
+        from rlx.ir.serialize import load as load_graph
+
+        return load_graph(path)
+    if kind == "text":
+        from rlx.ir.parse import parse_graph
+        from rlx.ir.verify import verify
+
+        try:
+            return verify(parse_graph(path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
+    from rlx.frontend.onnx import from_onnx
+
+    return from_onnx(path, shapes=shapes)
+
+
+def _kind(path: Path) -> str:
+    """What a file holds, by its first bytes; ONNX has no mark of its own and is what remains."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4096)
+    except OSError as e:
+        raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
+    if start.startswith(b"RLXPROG"):
+        return "program"
+    if start.startswith(b"RLXGRAPH"):
+        return "graph"
+    if path.suffix != ".onnx" and start.lstrip()[:1] in (b"g", b"#"):
+        return "text"
+    if path.suffix == ".rlx":
+        raise FormatError(f"{path}: not a compiled program; rlx files begin with the bytes RLXPROG")
+    return "onnx"
+
+
+def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledProgram:
+    from rlx.compile import compile
+
+    program: CompiledProgram = compile(graph, **options)
+    return program
+
+
+def _from_zoo(id: str, shapes: Mapping[str, Sequence[Any]] | None, options: dict[str, Any]) -> CompiledProgram:
+    from rlx import zoo
+
+    path = zoo.fetch(id)
+    if path.suffix != ".safetensors":
+        return load(path, shapes=shapes, **options)
+    from rlx.zoo.minilm import load_graph
+
+    return _stored(path, shapes, options, lambda: (load_graph(path.parent), ()))
+
+
+def _from_onnx(
+    path: Path, shapes: Mapping[str, Sequence[Any]] | None, options: dict[str, Any]
+) -> CompiledProgram:
+    def import_() -> tuple[Graph, Sequence[Path]]:
+        from rlx.frontend.onnx.load import external_files
+
+        return read_graph(path, shapes), external_files(path)
+
+    return _stored(path, shapes, options, import_)
+
+
+def _stored(
+    path: Path,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    options: dict[str, Any],
+    import_: Callable[[], tuple[Graph, Sequence[Path]]],
+) -> CompiledProgram:
+    """The program of a model file: from the store, or compiled and stored."""
+    if not options.get("cache", True):
+        return _compile(import_()[0], options)
+    from rlx.backend.cpu.target import resolve
+    from rlx.runtime.programs import ProgramStore
+
+    target = resolve(options.get("target") or config.TARGET.get())
+    key = {k: v for k, v in options.items() if k not in _RUN_TIME_OPTIONS}
+    key = {**key, "target": target.name, "shapes": None if shapes is None else repr(sorted(shapes.items()))}
+    store = ProgramStore()
+    found = store.find(path, key)
+    number = None if found is None else found.find(target)
+    if found is not None and number is not None:
+        return _open(found, number, options, False)
+    graph, others = import_()
+    program = _compile(graph, options)
+    store.put(program, path, key, others)
+    return program
+
+
+def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> CompiledProgram:
+    from rlx.backend.cpu.target import resolve
+    from rlx.runtime.artifact import Artifact
+
+    known = {*_RUN_TIME_OPTIONS, "target", "device"}
+    fixed = sorted(options.keys() - known)
+    if fixed:
+        raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile the model again")
+    file = Artifact(path)
+    number = file.find(resolve(options.get("target") or config.TARGET.get()))
+    if number is not None:
+        return _open(file, number, options, trust_native)
+    program = _compile(file.source(), options)
+    program.notes.append(f"{path} has no code for this machine and version ({', '.join(file.targets)}); it was compiled")
+    return program
+
+
+def _open(file: Artifact, number: int, options: Mapping[str, Any], trust_native: bool) -> CompiledProgram:
+    from rlx.runtime.artifact import Origin
+
+    threads = options.get("threads") or config.THREADS.get()
+    debug = options.get("debug") or config.DEBUG.get()
+    program = file.program(number, threads, debug, trust_native, options.get("cache", True))
+    program.origin = Origin(file.source, lambda graph, target: _plan(graph, target, program))
+    return program
+
+
+def _plan(graph: Graph, target: str, program: CompiledProgram) -> Any:
+    """The graph of a stored program, planned for another target at the sizes that were assumed then."""
+    from rlx.compile import plan
+
+    return plan(graph, target, program.lir.planner.binding, **program.lir.options)
