@@ -1,12 +1,26 @@
-"""Layouts of convolutions: kernels are packed in the panels that native kernels read."""
+"""Layouts of convolutions: kernels packed in panels, chains of images kept in blocked channels.
+
+Every convolution reads its weights from the panels that its native kernel wants. Between convolutions, images stay
+in [N, C/lanes, axes, lanes]: a convolution stores its result so (after the elementwise ops that follow it), pools
+and elementwise ops work on it as it is, and a conversion is left only where a planar reader meets it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlx.ir.graph import Graph, Node, rewrite
-from rlx.ir.op import get_op
+from rlx.ir.compose import lower_node
+from rlx.ir.form import Map
+from rlx.ir.graph import Graph, Node, copy_node, rewrite
+from rlx.ir.op import Role, get_op
+from rlx.ir.scalar import LOADS, PRIMITIVES, axes
+from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout
+from rlx.ops.shape import concat, reshape
+from rlx.ops.window import GEOMETRY
+
+MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
 
 
 @dataclass(frozen=True)
@@ -18,34 +32,250 @@ class ConvTarget:
 
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
-    """Convolutions that have a packed kernel read their weights from panels."""
-    convolution = get_op("conv")
+    """Convolutions read packed weights, and images between them have blocked channels."""
+    if not any(n.op.name == "conv" for n in graph.nodes):
+        return graph
+    plan = _Plan(graph, target)
+    return rewrite(graph, _Writer(plan).visit)
 
-    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
-        if node.op is not convolution:
-            return None
-        layout = kernel_layout(node, target)
-        if layout is None:
-            return None
-        x, w = operands
-        packed = get_op("unpack_kernel")(get_op("pack_kernel")(w, **vars(layout)), **vars(layout))
-        made: Node = convolution(x, packed, **node.attrs)
+
+def _is_packable(node: Node) -> bool:
+    """Whether a convolution may have packed weights at all."""
+    if node.op.name != "conv":
+        return False
+    x, w = (o.tensor for o in node.operands)
+    f32 = all(t.dtype.name == "f32" for t in (x, w, node.tensor))
+    return f32 and w.is_static and 3 <= w.rank <= 5 and 0 not in w.shape
+
+
+def _is_product(node: Node) -> bool:
+    """A window of one element that moves by one: on planar images, a product of matrices."""
+    single = all(d == 1 for d in (*node.operands[1].shape[2:], *node.attrs["strides"]))
+    return single and not any(any(p) for p in node.attrs["padding"])
+
+
+class _Plan:
+    """Which values are stored in blocked channels."""
+
+    def __init__(self, graph: Graph, target: ConvTarget) -> None:
+        self.graph, self.target = graph, target
+        live = graph.live()
+        self.users = {i: [u for u in users if u.id in live] for i, users in graph.users().items()}
+        self.kept = {n.id for n in graph.roots()}
+        self.chain_of: dict[int, int] = {}  # elementwise op -> convolution whose epilogue it joins
+        self.end: dict[int, int] = {}  # convolution -> last value of its epilogue
+        nodes = [n for n in graph.nodes if n.id in live]
+        for node in reversed(nodes):  # of two convolutions that meet, the later one takes the ops that follow
+            if _is_packable(node):
+                self._grow(node)
+        self.blocked: set[int] = set()  # values that are stored blocked
+        self.wanted: set[int] = set()  # values that some reader would rather read so
+        for node in reversed(nodes):
+            if any(self._accepts(user, node) for user in self.users[node.id]):
+                self.wanted.add(node.id)
+                if node.id in self.end.values() and self.writes_blocked(graph.nodes[self._root(node.id)]):
+                    self.blocked.add(node.id)
+
+    def _root(self, end: int) -> int:
+        return self.chain_of.get(end, end)
+
+    # ---- epilogues
+
+    def _grow(self, conv: Node) -> None:
+        """The elementwise ops after a convolution that end in one value."""
+        best, trial, grew = {conv.id}, {conv.id}, True
+        end = conv.id
+        while grew and len(trial) < MOST_EPILOGUE:
+            grew = False
+            for i in sorted(trial):
+                for user in self.users[i]:
+                    if user.id not in trial and user.id not in self.chain_of and self._follows(user, i, conv):
+                        trial.add(user.id)
+                        grew = True
+            needed = [i for i in sorted(trial) if i in self.kept or any(u.id not in trial for u in self.users[i])]
+            if len(needed) == 1:
+                best, end = set(trial), needed[0]
+        self.end[conv.id] = end
+        for i in best - {conv.id}:
+            self.chain_of[i] = conv.id
+
+    def _follows(self, user: Node, value: int, conv: Node) -> bool:
+        """Whether an op is elementwise over the convolution's result and reads `value` at its own point."""
+        if isinstance(user.type, TupleType) or user.shape != conv.shape or user.bodies or user.op.role is not Role.COMPUTE:
+            return False
+        if user.op.host_only is not None or user.op.has("view") or user.op.reader_side:
+            return False
+        form = lower_node(user)
+        if not isinstance(form, Map):
+            return False
+        own = axes(user.rank)
+        reads = [e for e in form.body.walk() if e.prim in LOADS]
+        return all(e.prim == "load" and e.args == own for e in reads if user.operands[e.data].id == value)
+
+    # ---- blocked images
+
+    def _whole(self, channels: object) -> bool:
+        """Whether blocks of channels are full."""
+        return isinstance(channels, int) and channels % self.target.lanes == 0
+
+    def reads_blocked(self, conv: Node) -> bool:
+        """Whether a convolution has a kernel that reads blocked channels."""
+        return _is_packable(conv) and self._groups_fit(conv)
+
+    def writes_blocked(self, conv: Node) -> bool:
+        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes  # type: ignore[call-overload]
+
+    def _groups_fit(self, conv: Node) -> bool:
+        groups, (out, per_in) = conv.attrs["groups"], conv.operands[1].shape[:2]
+        return groups == 1 or (self._whole(out // groups) and self._whole(per_in))
+
+    def _accepts(self, user: Node, value: Node) -> bool:
+        """Whether `user` would rather read `value` in blocked channels."""
+        if user.op.name == "conv":
+            return user.operands[0] is value and user.operands[1] is not value and self.reads_blocked(user)
+        if user.id in self.chain_of:
+            return user.shape == value.shape and self.end[self.chain_of[user.id]] in self.blocked
+        if self.is_pool(user) or self.is_global_sum(user):
+            return True
+        return (self.is_elementwise(user) or self.is_channel_concat(user)) and user.id in self.wanted
+
+    def is_pool(self, node: Node) -> bool:
+        if node.op.name != "window_reduce" or node.dtype.name != "f32":
+            return False
+        return node.rank == len(node.attrs["window"]) + 2 and 3 <= node.rank <= 5
+
+    def is_global_sum(self, node: Node) -> bool:
+        """A reduction over all pixels."""
+        if node.op.name not in ("reduce_sum", "reduce_max", "reduce_min") or node.operands[0].rank < 3 or node.dtype.name != "f32":
+            return False
+        x = node.operands[0]
+        return tuple(node.attrs["axes"]) == tuple(range(2, x.rank)) and self._whole(x.shape[1])
+
+    def is_elementwise(self, node: Node) -> bool:
+        """An elementwise op on images: its other operands are images, numbers, or one number per channel."""
+        if node.op.name not in PRIMITIVES or node.attrs or isinstance(node.type, TupleType):
+            return False
+        if not 3 <= node.rank <= 5 or not self._whole(node.shape[1]):
+            return False
+        return all(o.shape == node.shape or self._is_channel_vector(o, node) for o in node.operands)
+
+    def _is_channel_vector(self, o: Node, node: Node) -> bool:
+        aligned = (*(1,) * (node.rank - o.rank), *o.shape)
+        return all(d == 1 for i, d in enumerate(aligned) if i != 1) and aligned[1] in (1, node.shape[1])
+
+    def is_channel_concat(self, node: Node) -> bool:
+        if node.op.name != "concat" or not 3 <= node.rank <= 5 or node.dtype.name != "f32":
+            return False
+        return node.attrs["axis"] == 1 and all(self._whole(o.shape[1]) for o in node.operands)
+
+
+class _Writer:
+    """The rewritten graph."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self.plan, self.lanes = plan, plan.target.lanes
+        self.unblock, self.block = get_op("unblock_channels"), get_op("block_channels")
+        self.packed: dict[tuple[int, KernelLayout], Node] = {}
+
+    def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        plan = self.plan
+        made: Node | None = None
+        if _is_packable(node):
+            made = self.convolution(node, operands)
+        elif plan.is_pool(node) and self.is_blocked(operands[0]):
+            made = self.pool(node, operands[0])
+        elif plan.is_global_sum(node) and self.is_blocked(operands[0]):
+            made = self.global_sum(node, operands[0])
+        elif node.id not in plan.chain_of and node.id in plan.wanted and self.all_blocked(node, operands):
+            made = self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
+        else:
+            operands = tuple(self.readable(node, o) for o in operands)
+            made = copy_node(node, operands, out)
+        return self.stored_blocked(made) if node.id in plan.blocked else made
+
+    def is_blocked(self, node: Node) -> bool:
+        return node.op is self.unblock
+
+    def stored_blocked(self, node: Node) -> Node:
+        made: Node = self.unblock(self.block(node, lanes=self.lanes), channels=node.shape[1])
         return made
 
-    return rewrite(graph, visit)
+    def all_blocked(self, node: Node, operands: Sequence[Node]) -> bool:
+        """Whether every image that an elementwise op or concat reads is blocked."""
+        plan = self.plan
+        if not plan.is_elementwise(node) and not plan.is_channel_concat(node):
+            return False
+        images = [o for o in operands if o.rank == node.rank and o.shape[2:] == node.shape[2:]]
+        return bool(images) and all(self.is_blocked(o) for o in images)
 
+    def readable(self, node: Node, operand: Node) -> Node:
+        """What an op reads: epilogues and maps find blocked elements themselves, others get a planar copy."""
+        if not self.is_blocked(operand) or node.id in self.plan.chain_of:
+            return operand
+        form = lower_node(node) if node.op.role is Role.COMPUTE and node.op.has("lower") else None
+        if isinstance(form, Map) and not node.op.has("view"):
+            return operand
+        made: Node = get_op("copy")(operand)
+        return made
 
-def kernel_layout(node: Node, target: ConvTarget) -> KernelLayout | None:
-    """The panels of a planar convolution; None where another kernel does better or only a general one fits."""
-    x, w = (o.tensor for o in node.operands)
-    if any(t.dtype.name != "f32" for t in (x, w, node.tensor)) or not w.is_static or not 3 <= w.rank <= 5:
-        return None
-    shape = tuple(int(d) for d in w.shape)  # type: ignore[arg-type]
-    groups = node.attrs["groups"]
-    if 0 in shape or shape[0] // groups < (target.lanes // 4 if groups == 1 else target.lanes // 2):
-        return None
-    if all(d == 1 for d in (*shape[2:], *node.attrs["strides"])) and not any(
-        any(p) for p in node.attrs["padding"]
-    ):
-        return None  # a planar 1x1 window is a product of matrices
-    return KernelLayout(shape, groups, target.columns, target.lanes, 1)
+    def convolution(self, node: Node, operands: tuple[Node, ...]) -> Node:
+        x, w = operands
+        blocked = self.is_blocked(x) and self.plan.reads_blocked(node)
+        if self.is_blocked(x) and not blocked:
+            x = get_op("copy")(x)
+        layout = self.kernel_layout(node, blocked)
+        if layout is not None:
+            key = (w.id, layout)
+            if key not in self.packed:
+                attrs = vars(layout)
+                attrs = {k: attrs[k] for k in get_op("pack_kernel").attrs}
+                self.packed[key] = get_op("unpack_kernel")(get_op("pack_kernel")(w, **attrs), **attrs)
+            w = self.packed[key]
+        made: Node = node.op(x, w, **node.attrs)
+        return made
+
+    def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
+        """The panels of a convolution; None where another kernel does better."""
+        plan, lanes = self.plan, self.lanes
+        shape = tuple(int(d) for d in node.operands[1].shape)  # type: ignore[arg-type]
+        groups = node.attrs["groups"]
+        blocked_out = plan.end[node.id] in plan.blocked
+        if not blocked and not blocked_out:
+            least = lanes // 4 if groups == 1 else lanes // 2
+            if shape[0] // groups < least or _is_product(node):
+                return None
+        return KernelLayout(shape, groups, plan.target.columns, lanes, lanes if blocked else 1)
+
+    def pool(self, node: Node, x: Node) -> Node:
+        """A window of one lane more."""
+        more = {"strides": (1,), "padding": ((0, 0),), "dilations": (1,)}
+        attrs = {k: (*node.attrs[k], *more[k]) for k in GEOMETRY}
+        attrs |= {"combine": node.attrs["combine"], "window": (*node.attrs["window"], 1)}
+        made: Node = self.unblock(node.op(x.operands[0], **attrs), channels=node.shape[1])
+        return made
+
+    def global_sum(self, node: Node, x: Node) -> Node:
+        """Blocks and lanes that are left are the channels, in order."""
+        blocks = x.operands[0]
+        total = node.op(blocks, **{**node.attrs, "axes": tuple(range(2, blocks.rank - 1)), "keepdims": False})
+        made: Node = reshape(total, node.shape)
+        return made
+
+    def elementwise(self, node: Node, operands: tuple[Node, ...]) -> Node:
+        def aligned(o: Node) -> Node:
+            if self.is_blocked(o):
+                return o.operands[0]
+            channels = o.shape[o.rank - node.rank + 1] if o.rank >= node.rank - 1 else 1
+            if channels == 1:
+                made: Node = reshape(o, ())
+            else:
+                made = reshape(o, (channels // self.lanes, *(1,) * (node.rank - 2), self.lanes))
+            return made
+
+        made: Node = self.unblock(node.op(*(aligned(o) for o in operands)), channels=node.shape[1])
+        return made
+
+    def concat(self, node: Node, operands: tuple[Node, ...]) -> Node:
+        joined = concat([o.operands[0] for o in operands], axis=1)
+        made: Node = self.unblock(joined, channels=node.shape[1])
+        return made

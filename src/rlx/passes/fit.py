@@ -7,6 +7,7 @@ every value of the kernel is
     full     one value per point of the root's space: it may be read at that point only
     row      one value per row (what a reduction gives): it may be read from its own row only
     placed   a full value in another order of elements: it can be stored so, but not read inside
+    inner    a step on the way to the root's value (scores of attention): nobody else may read it
 
 `rlx.ir.compose` builds the kernel from the same rules; here nothing is built, so a trial costs microseconds.
 """
@@ -24,7 +25,8 @@ from rlx.ir.scalar import axes, axis
 from rlx.ir.types import Shape
 from rlx.passes.facts import Access, Facts, is_point
 
-MOST_OUTPUTS = {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "own": 1}  # values that one kernel stores
+# Values that one kernel stores.
+MOST_OUTPUTS = {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "attention": 1, "own": 1}
 
 
 class Status(Enum):
@@ -34,6 +36,7 @@ class Status(Enum):
     FULL = "full"
     ROW = "row"
     PLACED = "placed"
+    INNER = "inner"
 
 
 class Misfit(Exception):
@@ -59,12 +62,21 @@ class Fit:
             fit = fit._after(facts.graph.nodes[i])
         return fit
 
+    @staticmethod
+    def attention(facts: Facts, nodes: Sequence[int], copies: Sequence[int], root: Node) -> Fit:
+        """The fit of two contractions with a softmax between them; only the second one's result is seen."""
+        status = dict.fromkeys(sorted((*nodes, *copies)), Status.INNER)
+        status[root.id] = Status.FULL
+        return Fit(facts, status, "attention", root.shape)
+
     def add(self, node: Node) -> Fit:
         """The fit with one more node, which may come before or after the others."""
         inside = [r for r in self.facts.readers.get(node.id, ()) if r in self.status]
         if not inside:
             return self._after(node)
         reads = any(a.root in self.status for a in self.facts.accesses(node))
+        if self.kind == "attention" and reads:
+            raise Misfit("a step inside of attention is read by no other kernel")
         if reads or self.facts.kind(node) != "map":
             return Fit.of(self.facts, (*self.status, node.id))
         return self._before(node, inside)
@@ -138,16 +150,27 @@ class Fit:
             self._may_read_computed(node, access, access.root in self.checks)
             if status is Status.FREE:
                 continue
+            if self._in_layout(node, status):
+                found = Status.PLACED
+                continue
             if access.how == "guarded":
                 raise Misfit(f"{node.op.name} reads a value of the root past its edge")
             if status is Status.PLACED:
                 raise Misfit("a value stored in another order is not read inside its kernel")
+            if status is Status.INNER:
+                raise Misfit("a step inside of attention is read by no other kernel")
             seen = self._aligned(node, access, status, own)
             if Status.PLACED in (seen, found):
                 found = Status.PLACED
             else:
                 found = Status.FULL if Status.FULL in (seen, found) else seen
         return found
+
+    def _in_layout(self, node: Node, status: Status) -> bool:
+        """Whether a node is the layout that a convolution stores its result in."""
+        if not node.op.writer_side or self.kind != "conv" or status is not Status.FULL or self.space is None:
+            return False
+        return same_space(node.operands[0].shape, self.space)
 
     def _may_read_computed(self, node: Node, access: Access, checks: bool) -> None:
         if access.how == "memory":
@@ -207,6 +230,8 @@ class Fit:
         for i, shape in zip(outputs, shapes, strict=True):
             if self.status[i] is Status.PLACED or same_space(shape, self.space):
                 continue
+            if self.status[i] is Status.INNER:
+                return f"%{i} is a step inside of attention and is needed elsewhere"
             if self.kind == "reduce" and self._row_shaped(shape) and self.status[i] is not Status.FULL:
                 continue
             return f"%{i} is needed elsewhere and has another shape than the kernel's space"

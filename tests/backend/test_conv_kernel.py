@@ -1,0 +1,271 @@
+"""Convolution kernels against the definition in f64: geometries, layouts, epilogues, targets, threads, guard pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from gemm_harness import Guarded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlx
+from rlx.backend.cpu.target import Target, runs_here, targets
+from rlx.backend.reference.interpreter import evaluate
+from rlx.ir.graph import Graph, Node
+from rlx.ops import avg_pool, concat, conv, conv_transpose, max_pool, mean, relu, sigmoid
+
+TARGETS = [target for target in targets() if runs_here(target)]
+every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+EPS = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Case:
+    """One convolution; `symbolic` leaves all sizes but channels to the run."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    more: dict[str, Any] = field(default_factory=dict)
+    symbolic: bool = False
+
+    def __str__(self) -> str:
+        text = f"{'x'.join(map(str, self.x))}*{'x'.join(map(str, self.w))}"
+        return text + "".join(f" {k}={v}" for k, v in self.more.items()) + (" symbolic" if self.symbolic else "")
+
+
+CASES = [
+    Case((1, 3, 8, 8), (4, 3, 3, 3), {"padding": 1}),
+    Case((2, 16, 14, 14), (32, 16, 3, 3), {"padding": 1}),
+    Case((1, 17, 9, 23), (37, 17, 3, 3), {"padding": ((0, 2), (1, 0)), "strides": (2, 1)}),
+    Case((1, 8, 20, 20), (48, 4, 3, 3), {"padding": 2, "dilations": 2, "groups": 2}),
+    Case((2, 5, 33), (24, 5, 5), {"padding": 2, "strides": 2}),
+    Case(
+        (1, 5, 6, 7, 8),
+        (16, 5, 3, 2, 3),
+        {"padding": ((1, 1), (0, 1), (1, 1)), "strides": (1, 2, 1), "dilations": (2, 1, 1)},
+    ),
+    Case((1, 3, 40, 37), (64, 3, 7, 7), {"padding": 3, "strides": 2}),
+    Case((1, 16, 7, 7), (16, 16, 1, 1), {"strides": 2}),
+    Case((2, 16, 7, 7), (40, 16, 1, 1)),
+    Case((1, 12, 9, 9), (12, 1, 3, 3), {"groups": 12, "padding": 1}),
+    Case((1, 33, 9, 11), (33, 1, 3, 3), {"groups": 33, "padding": 1, "strides": 2}),
+    Case((2, 6, 9, 9), (12, 2, 3, 3), {"groups": 3, "padding": 1}),
+    Case((1, 2, 5, 5), (16, 2, 3, 3), {"padding": ((-1, 0), (0, -1))}),
+    Case((0, 2, 5, 5), (16, 2, 3, 3), {"padding": 1}),
+    Case((1, 2, 3, 3), (16, 2, 5, 5), {"padding": 4}),
+    Case((1, 1, 1, 1), (1, 1, 1, 1)),
+]
+CASES += [Case(c.x, c.w, c.more, symbolic=True) for c in CASES]
+
+
+@dataclass
+class Problem:
+    """A graph relu(conv + bias + residual) with its inputs, result in f64, and the tolerance of every element."""
+
+    graph: Graph
+    feed: dict[str, np.ndarray]
+    want: np.ndarray
+    tolerance: np.ndarray
+
+
+def problem(case: Case, seed: int = 0) -> Problem:
+    rng = np.random.default_rng(seed)
+    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    x, w, b = draw(case.x), draw(case.w), draw(case.w[0])
+    exact = conv(*(a.astype(np.float64) for a in (x, w, b)), **case.more)
+    size = conv(*(np.abs(a).astype(np.float64) for a in (x, w, b)), **case.more)
+    residual = draw(exact.shape)
+    g = rlx.Graph("case")
+    shape = ("n", case.x[1], *"abc"[: len(case.x) - 2]) if case.symbolic else case.x
+    y = conv(g.input("x", shape, "f32"), g.param("w", w.shape, "f32"), g.param("b", b.shape, "f32"), **case.more)
+    g.output("y", relu(y + g.input("r", y.shape, "f32")))
+    g.set_param("w", w)
+    g.set_param("b", b)
+    depth = int(np.prod(case.w[1:]))
+    tolerance = 2 * depth * EPS * (size + np.abs(residual))
+    return Problem(g, {"x": x, "r": residual}, np.maximum(exact + residual, 0), tolerance)
+
+
+def compiled(graph: Graph, target: Target | str = "host", threads: int = 1) -> Any:
+    program = rlx.compile(graph, target=target if isinstance(target, str) else target.name, threads=threads)
+    assert not program.stats["host_thunks"]
+    return program
+
+
+@every_target
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolution_is_its_definition(case: Case, target: Target) -> None:
+    p = problem(case)
+    outs = [compiled(p.graph, target, threads).run(p.feed)["y"] for threads in (1, 2, 3)]
+    assert outs[0].shape == p.want.shape
+    assert np.all(np.abs(outs[0] - p.want) <= p.tolerance)
+    for other in outs[1:]:
+        np.testing.assert_array_equal(outs[0], other)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16", "i32"])
+def test_other_dtypes(dtype: str) -> None:
+    g = rlx.Graph("other")
+    y = conv(g.input("x", (1, 4, 6, 7), dtype), g.input("w", (6, 2, 3, 2), dtype), padding=1, groups=2)
+    g.output("y", y)
+    rng = np.random.default_rng(0)
+    feed = {n.attrs["name"]: rng.integers(-4, 5, n.shape).astype(n.dtype.np) for n in g.inputs}
+    got, want = compiled(g).run(feed)["y"], evaluate(g, feed)["y"]
+    np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))  # small integers are exact
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_geometry(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 3))
+    each = lambda low, high: tuple(data.draw(st.integers(low, high)) for _ in range(rank))  # noqa: E731
+    groups = data.draw(st.sampled_from([1, 1, 2, 3]))
+    window, strides, dilations = each(1, 4), each(1, 3), each(1, 2)
+    padding = tuple((data.draw(st.integers(-1, 3)), data.draw(st.integers(-1, 3))) for _ in range(rank))
+    reach = [(k - 1) * d + 1 for k, d in zip(window, dilations, strict=True)]
+    spatial = tuple(
+        max(data.draw(st.integers(1, 20 if rank < 3 else 7)), r - lo - hi, 1)
+        for r, (lo, hi) in zip(reach, padding, strict=True)
+    )
+    per_in, per_out = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 40))
+    images = data.draw(st.integers(1, 2))
+    more = {"strides": strides, "padding": padding, "dilations": dilations, "groups": groups}
+    case = Case(
+        (images, per_in * groups, *spatial),
+        (per_out * groups, per_in, *window),
+        more,
+        symbolic=data.draw(st.booleans()),
+    )
+    p = problem(case)
+    got = compiled(p.graph, threads=2).run(p.feed)["y"]
+    assert np.all(np.abs(got - p.want) <= p.tolerance)
+
+
+# ---- chains of images in blocked channels
+
+
+class Net:
+    """A network under construction: parameters are drawn as they are asked for."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.graph, self.rng, self.count = rlx.Graph("net"), np.random.default_rng(seed), 0
+
+    def param(self, *shape: int) -> Node:
+        name, self.count = f"p{self.count}", self.count + 1
+        made = self.graph.param(name, shape, "f32")
+        scale = 1 / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.1
+        self.graph.set_param(name, (self.rng.standard_normal(shape) * scale).astype(np.float32))
+        return made
+
+    def conv(self, x: Node, channels: int, size: int = 3, **more: Any) -> Node:
+        groups = more.get("groups", 1)
+        w = self.param(channels, int(x.shape[1]) // groups, *(size,) * (x.rank - 2))
+        made: Node = conv(x, w, self.param(channels), **{"padding": size // 2, **more})
+        return made
+
+
+def bottleneck(net: Net, x: Node) -> Node:
+    y = relu(net.conv(x, 32, 1))
+    y = relu(net.conv(y, 32, strides=2))
+    made: Node = relu(net.conv(y, 64, 1) + net.conv(x, 64, 1, strides=2))
+    return made
+
+
+def swish(net: Net, x: Node) -> Node:
+    y = net.conv(x, 48)
+    y = y * sigmoid(y)
+    made: Node = net.conv(y, 16, 1)
+    return made
+
+
+def odd_channels(net: Net, x: Node) -> Node:
+    y = relu(net.conv(x, 37))
+    y = relu(net.conv(y, 23) * 0.5)
+    made: Node = net.conv(y, 41, 1)
+    return made
+
+
+def pools(net: Net, x: Node) -> Node:
+    y = max_pool(relu(net.conv(x, 32)), (3, 3), strides=2, padding=1)
+    y = avg_pool(net.conv(y, 48), (2, 2), strides=1)
+    made: Node = mean(relu(net.conv(y, 32)), axis=(2, 3))
+    return made
+
+
+def joined(net: Net, x: Node) -> Node:
+    y = relu(net.conv(x, 32))
+    z = concat([relu(net.conv(y, 16)), relu(net.conv(y, 32, 1)), y], axis=1)
+    y = net.conv(relu(z * net.param(80, 1, 1)), 32, 1)
+    made: Node = y * mean(y, axis=(2, 3), keepdims=True)
+    return made
+
+
+def grouped(net: Net, x: Node) -> Node:
+    y = relu(net.conv(x, 64))
+    y = relu(net.conv(y, 64, groups=2))
+    y = relu(net.conv(y, 64, groups=64))
+    made: Node = net.conv(relu(net.conv(y, 64, groups=16)), 24, 1)
+    return made
+
+
+def turned(net: Net, x: Node) -> Node:
+    y = relu(net.conv(x, 32))
+    y = conv_transpose(y, net.param(32, 16, 3, 3), strides=2, padding=1)
+    made: Node = net.conv(y, 16) + y
+    return made
+
+
+def both_read(net: Net, x: Node) -> Node:
+    y = net.conv(x, 32)
+    net.graph.output("y", y)
+    made: Node = net.conv(relu(y), 32).reshape(int(x.shape[0]), -1) if isinstance(x.shape[0], int) else net.conv(y, 32)
+    return made
+
+
+NETS = [bottleneck, swish, odd_channels, pools, joined, grouped, turned, both_read]
+
+
+@every_target
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("build", NETS, ids=lambda f: f.__name__)
+def test_chains_of_convolutions(build: Any, symbolic: bool, target: Target) -> None:
+    net = Net()
+    x = net.graph.input("x", ("n", 16, "h", "w") if symbolic else (2, 16, 13, 18), "f32")
+    net.graph.output("z", build(net, x))
+    feed = {"x": np.random.default_rng(1).standard_normal((2, 16, 13, 18)).astype(np.float32)}
+    want = evaluate(net.graph, feed)
+    runs = [compiled(net.graph, target, threads).run(feed) for threads in (1, 2, 3)]
+    for name, value in want.items():
+        np.testing.assert_allclose(runs[0][name], value, rtol=1e-4, atol=2e-5)
+        for other in runs[1:]:
+            np.testing.assert_array_equal(runs[0][name], other[name])
+
+
+def test_one_object_serves_every_size() -> None:
+    net = Net()
+    net.graph.output("z", bottleneck(net, net.graph.input("x", ("n", 16, "h", "w"), "f32")))
+    program = compiled(net.graph, threads=2)
+    for n, h, w in [(1, 1, 1), (1, 2, 29), (3, 17, 5), (1, 56, 56), (2, 3, 64)]:
+        feed = {"x": np.random.default_rng(1).standard_normal((n, 16, h, w)).astype(np.float32)}
+        want = evaluate(net.graph, feed)["z"]
+        np.testing.assert_allclose(program.run(feed)["z"], want, rtol=1e-4, atol=2e-5)
+
+
+# ---- no access outside of a tensor
+
+
+
+
+@every_target
+@pytest.mark.parametrize("at_end", [False, True], ids=["begin", "end"])
+def test_no_access_outside(target: Target, at_end: bool) -> None:
+    for case in CASES:
+        p = problem(case)
+        guarded = Guarded()
+        inputs = {name: guarded.copy(a, at_end) for name, a in p.feed.items()}
+        out = guarded.copy(np.zeros(p.want.shape, np.float32), at_end)
+        compiled(p.graph, target).bind(inputs, {"y": out})()
+        assert np.all(np.abs(out - p.want) <= p.tolerance), case
