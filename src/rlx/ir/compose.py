@@ -2,26 +2,31 @@
 
 `compose(body)` gives the kernel or raises `ComposeError` with the reason why the ops do not fit one kernel.
 
-A `Nest` is a loop nest over `space`. Its first `outer` axes are kept, the others reduced. Each `Stat`
-combines an expression over the inner axes; later expressions read it as acc(j). Stores write either one value
-per point (full) or one per row (outer axes only). Maps, reductions, softmax, norms are all nests.
-
-A `ContractNest` is a contraction whose operands are read in place through affine indices and whose result
-passes through epilogue expressions (acc(0) is the sum of products) before it is stored.
+What a kernel is, is said in `rlx.ir.kernel`; two contractions with a softmax between them are composed in
+`rlx.ir.attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rlx.errors import RlxError
+from rlx.ir.affine import affine, to_dim
 from rlx.ir.attr import attr_key
 from rlx.ir.dim import Dim, known_eq
-from rlx.ir.dtype import DType
 from rlx.ir.form import Contract, Conv, Form, Layout, Map, Pieces, Reduce, dense, dense_strides
 from rlx.ir.graph import Graph, Node
+from rlx.ir.kernel import (
+    AttentionNest,
+    ComposeError,
+    ContractNest,
+    ConvNest,
+    Kernel,
+    Nest,
+    Opaque,
+    Stat,
+    Store,
+)
 from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.scalar import (
     LOADS,
@@ -39,85 +44,6 @@ from rlx.ir.scalar import (
 )
 from rlx.ir.types import Shape, TensorType
 from rlx.ir.views import keeps_order
-
-
-class ComposeError(RlxError):
-    """These ops do not make one kernel."""
-
-
-@dataclass(frozen=True)
-class Stat:
-    """One reduction over the inner axes; `body` is an expression over the full space."""
-
-    combine: str
-    body: Scalar
-    dtype: DType
-    last: bool = False
-
-
-@dataclass(frozen=True)
-class Store:
-    """One output of a kernel: an expression over the full space, or over the outer axes only."""
-
-    body: Scalar
-    full: bool
-    strides: Shape  # in elements of the output, per axis of the space it is stored over
-
-
-@dataclass(frozen=True)
-class Nest:
-    """A loop nest; see the module's text."""
-
-    space: Shape
-    outer: int
-    stats: tuple[Stat, ...]
-    stores: tuple[Store, ...]
-
-
-@dataclass(frozen=True)
-class ContractNest:
-    """A contraction with epilogue. `lhs`, `rhs` are loads over the contraction's iteration axes
-    (batch, m..., n..., k... in the order of `space`); stores are over the output axes."""
-
-    form: Contract
-    lhs: Scalar
-    rhs: Scalar
-    space: Shape
-    kept: int
-    stores: tuple[Store, ...]
-    rhs_layout: tuple[tuple[str, int], ...] | None = (
-        None  # how a packed rhs lies in memory; None: by its index
-    )
-
-
-@dataclass(frozen=True)
-class ConvNest:
-    """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w.
-
-    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel panels.
-    """
-
-    form: Conv
-    x: int
-    w: int
-    stores: tuple[Store, ...]
-    x_blocked: bool = False
-    out_blocked: bool = False
-    w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = (
-        None  # the op that unpacks it, and its attributes
-    )
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """One op that is a kernel of its own kind (scatter, sort, cumulate, template, host call)."""
-
-    form: Form
-    node: Node
-
-
-Kernel = Nest | ContractNest | ConvNest | Opaque
-
 
 _FORMS: dict[Any, Form] = {}
 _MOST_FORMS = 10_000
@@ -170,14 +96,16 @@ def _guard_loads(body: Scalar, inside: Scalar | None) -> Scalar:
     return rebuild(body, change)
 
 
-class _Composer:
+class Composer:
+    """Composes one body: `values` holds each node as an expression over its own axes."""
+
     def __init__(self, body: Graph) -> None:
         self.body = body
         self.values: dict[int, Scalar] = {}
         self.inputs: dict[int, int] = {}
         self.stats: list[Stat] = []
         self.rows: tuple[Shape, tuple[int, ...]] | None = None
-        self.contract: tuple[Form, Node] | None = None
+        self.contract: tuple[Contract | Conv, Node] | None = None
 
     def run(self) -> Kernel:
         computed = [n for n in self.body.nodes if n.op.role is not Role.INPUT]
@@ -317,7 +245,7 @@ class _Composer:
         place = [axis(order.index(i)) for i in range(len(full))]  # original axis -> canonical axis
 
         def canonical(s: Scalar) -> Scalar:
-            return _strip_rows(replace_axes(s, place))
+            return strip_rows(replace_axes(s, place))
 
         stats = tuple(Stat(s.combine, canonical(s.body), s.dtype, s.last) for s in self.stats)
         stores = []
@@ -362,7 +290,7 @@ class _Composer:
                 a != axis(i) and not (outer[i] == 1 and a == const(0)) for i, a in enumerate(e.args)
             ):
                 raise ComposeError("a reduced value is read at another row", node.where)
-        return _strip_rows(at)
+        return strip_rows(at)
 
     def _finish_contract(self, outputs: Sequence[Node]) -> Kernel:
         assert self.contract is not None
@@ -383,7 +311,7 @@ class _Composer:
             value = self.values[source.id]
             if not at_own_place(value):
                 raise ComposeError("an epilogue reads the result at another place", node.where)
-            stores.append(Store(_strip_rows(value), True, steps))
+            stores.append(Store(strip_rows(value), True, steps))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
             x, w = (self._in_memory(o) for o in root.operands[:2])
@@ -431,7 +359,7 @@ class _Composer:
         return None
 
 
-def _strip_rows(s: Scalar) -> Scalar:
+def strip_rows(s: Scalar) -> Scalar:
     """acc(j) without its (checked) row index."""
     return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
 
@@ -441,8 +369,10 @@ def same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def stored_through(node: Node, source: Node) -> Shape | None:
-    """Strides of `source` in the storage of `node`, which holds its elements in another order; None if it does
-    not hold exactly them."""
+    """Strides of `source` in the storage of `node`, which holds its elements in another order.
+
+    None if it does not hold exactly them.
+    """
     layout = dense(node.shape)
     while node is not source:
         if len(node.operands) != 1 or node.op.role is not Role.COMPUTE or node.op.host_only is not None:
@@ -466,77 +396,9 @@ def stored_through(node: Node, source: Node) -> Shape | None:
 
 def compose(body: Graph) -> Kernel:
     """The kernel that computes a region, or ComposeError with the reason."""
-    return _Composer(body).run()
+    from rlx.ir.attention import AttentionComposer, holds_attention
 
-
-def affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar] | None:
-    """index as sum of coefficient * axis + rest; coefficients are ints or size expressions; else None."""
-    zero: list[Scalar | int] = [0] * rank
-    if index.prim == "axis":
-        one = list(zero)
-        one[index.data] = 1
-        return one, const(0)
-    if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in index.walk()):
-        return zero, index
-    if index.prim in ("add", "sub"):
-        left, right = affine(index.args[0], rank), affine(index.args[1], rank)
-        if left is None or right is None:
-            return None
-        combine = (
-            (lambda x, y: _plus(x, y)) if index.prim == "add" else (lambda x, y: _plus(x, _times(y, -1)))
-        )
-        return [combine(x, y) for x, y in zip(left[0], right[0], strict=True)], _scalar(
-            combine(left[1], right[1])
-        )
-    if index.prim == "mul":
-        for varying, factor in (index.args, index.args[::-1]):
-            if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in factor.walk()):
-                part = affine(varying, rank)
-                if part is not None:
-                    k: Scalar | int = factor.data if factor.prim == "const" else factor
-                    return [_times(c, k) for c in part[0]], _scalar(_times(part[1], k))
-    return None
-
-
-def _scalar(x: Scalar | int) -> Scalar:
-    return x if isinstance(x, Scalar) else const(x)
-
-
-def _plus(x: Scalar | int, y: Scalar | int) -> Scalar | int:
-    if isinstance(x, int) and isinstance(y, int):
-        return x + y
-    if isinstance(x, int) and x == 0:
-        return y
-    if isinstance(y, int) and y == 0:
-        return x
-    return _fold(_scalar(x) + _scalar(y))
-
-
-def _times(x: Scalar | int, y: Scalar | int) -> Scalar | int:
-    if isinstance(x, int) and isinstance(y, int):
-        return x * y
-    if (isinstance(x, int) and x == 0) or (isinstance(y, int) and y == 0):
-        return 0
-    return _fold(_scalar(x) * _scalar(y))
-
-
-def _fold(s: Scalar) -> Scalar | int:
-    return s.data if s.prim == "const" else s
-
-
-def to_dim(s: Scalar | int) -> Dim | None:
-    """A size expression (const, size, + - *) as a dim; None where it holds anything else."""
-    if isinstance(s, int):
-        return s
-    if s.prim in ("const", "size"):
-        value: Dim = s.data
-        return value
-    if s.prim in ("add", "sub", "mul") and len(s.args) == 2:
-        x, y = to_dim(s.args[0]), to_dim(s.args[1])
-        if x is None or y is None:
-            return None
-        return x + y if s.prim == "add" else x - y if s.prim == "sub" else x * y
-    return None
+    return (AttentionComposer if holds_attention(body) else Composer)(body).run()
 
 
 def body_of(node: Node) -> Graph:
@@ -559,6 +421,23 @@ def result_types(node: Node) -> tuple[TensorType, ...]:
 
 
 __all__ = [
-    "ComposeError", "ContractNest", "ConvNest", "Kernel", "Nest", "Opaque", "Stat", "Store",
-    "affine", "body_of", "compose", "load_index", "lower_node", "result_types", "same_space", "stored_through", "to_dim",
-]  # fmt: skip
+    "AttentionNest",
+    "ComposeError",
+    "Composer",
+    "ContractNest",
+    "ConvNest",
+    "Kernel",
+    "Nest",
+    "Opaque",
+    "Stat",
+    "Store",
+    "affine",
+    "body_of",
+    "compose",
+    "load_index",
+    "lower_node",
+    "result_types",
+    "same_space",
+    "stored_through",
+    "to_dim",
+]

@@ -20,6 +20,7 @@ from rlx.cost.profile import GraphIoProfile, fusion_benefit
 from rlx.ir.compose import ComposeError, Kernel
 from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType
+from rlx.passes.attend import Candidate, attention_candidates
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Misfit
 from rlx.passes.reach import Reach
@@ -71,28 +72,66 @@ class Fuser:
     def run(self) -> list[Group]:
         """All groups; ops that are left alone are groups of one."""
         kernels = self.facts.kernels
+        for candidate in attention_candidates(self.facts):
+            if not any(i in self.group_of for i in candidate.nodes):
+                self.attend(candidate)
         for node in kernels:
-            if self.facts.kind(node) in ("contract", "conv"):
-                self.grow(node, "epilogue", backward=False, kinds=("map",))
+            if self.facts.kind(node) in ("contract", "conv") and node.id not in self.group_of:
+                self.grow(self.alone(node), "epilogue", backward=False, kinds=("map",))
         for node in kernels:
             if self.facts.kind(node) == "reduce" and node.id not in self.group_of:
-                self.grow(node, "reduction", backward=True, kinds=("map", "reduce"))
+                self.grow(self.alone(node), "reduction", backward=True, kinds=("map", "reduce"))
         for node in reversed(kernels):
-            if node.id not in self.group_of:
-                self.grow(node, "elementwise", backward=True, kinds=("map",))
+            if node.id not in self.group_of and self.is_needed(node.id):
+                self.grow(self.alone(node), "elementwise", backward=True, kinds=("map",))
         self.recompute()
         return list(self.groups.values())
 
+    def is_needed(self, i: int) -> bool:
+        """Whether a value has a reader that does not compute it for itself."""
+        if i in self.facts.kept:
+            return True
+        own = self.homes.get(i, set())
+        return any(not self.homes.get(r, set()) <= own or r not in self.homes for r in self.facts.readers[i])
+
     # -- growing one group
 
-    def grow(self, seed: Node, rule: str, backward: bool, kinds: Sequence[str]) -> None:
-        """Grow a group from a seed, keep the best point on the way, and record what was decided."""
-        now = Trial.start(self.pricing, self.reach, seed)
-        if self.facts.kind(seed) == "own":
+    def alone(self, node: Node) -> Trial:
+        """A group of one op."""
+        return Trial.start(self.pricing, self.reach, Fit.of(self.facts, [node.id]))
+
+    def attend(self, candidate: Candidate) -> None:
+        """Make attention one kernel, if it is attention, the backend has a kernel for it, and it pays."""
+        root = self.graph.nodes[candidate.second]
+        copies = tuple(i for i in candidate.generated if i not in candidate.nodes)
+        fit = Fit.attention(self.facts, candidate.nodes, copies, root)
+        start = Trial.start(self.pricing, self.reach, fit, copies)
+        apart = any(self.apart(i, candidate.nodes) for i in candidate.nodes)
+        why = fit.refuse_outputs(start.outputs) or self.kernel_refused(start)
+        if apart:
+            why = "pinned apart by the user"
+        gain = self.gain(start)
+        if why is None and gain < self.gate.least_gain_ps and not self.wishes(start):
+            why = "the gate finds that it does not pay"
+        if why is None:
+            self.grow(start, "attention", backward=False, kinds=("map",))
+            return
+        where = self.where((candidate.first, candidate.second))
+        score = self.gate.score_ps(fusion_benefit(start.before, start.after))
+        self.log.add(
+            Decision(
+                candidate.nodes, start.before, start.after, score, 0, False, why, where, apart, "attention"
+            )
+        )
+
+    def grow(self, start: Trial, rule: str, backward: bool, kinds: Sequence[str]) -> None:
+        """Grow a group, keep the best point on the way, and record what was decided."""
+        now = start
+        if now.fit.kind == "own":
             self.commit(now)
             return
         better = [now]  # each better than those before it
-        gain = 0
+        gain = self.gain(now)
         refused: dict[int, str] = {}
         while len(now.fit.status) < MOST_NODES:
             if len(now.fit.status) - len(better[-1].fit.status) > MOST_AHEAD:
@@ -161,7 +200,7 @@ class Fuser:
         if len(t.fit.status) == 1:
             return None
         try:
-            region, _ = self.maker.region(Group(t.members), t.outputs)
+            region, _ = self.maker.region(t.group, t.outputs)
         except ComposeError as why:
             return why.message
         return self.unsupported(region)
@@ -173,12 +212,13 @@ class Fuser:
 
     def commit(self, t: Trial) -> None:
         number = len(self.groups)
-        self.groups[number] = Group(t.members)
+        group = self.groups[number] = t.group
         self.fits[number] = t.fit
-        for i in t.members:
+        for i in group.nodes:
             self.group_of[i] = number
-            self.homes[i] = {number}
-        self.reach.join(t.members, single_output=len(t.outputs) == 1)
+        for i in group.evaluated:
+            self.homes.setdefault(i, set()).add(number)
+        self.reach.join(group.nodes, single_output=len(t.outputs) == 1)
 
     # -- pins
 

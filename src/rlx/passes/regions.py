@@ -9,8 +9,9 @@ from typing import Any
 
 from rlx.errors import PlanError
 from rlx.ir.attr import attr_key
-from rlx.ir.compose import ComposeError, ContractNest, ConvNest, Kernel, Nest, compose
+from rlx.ir.compose import compose
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
+from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest
 from rlx.ir.op import Role, get_op
 from rlx.passes.facts import Facts, is_scalar_constant
 
@@ -41,6 +42,8 @@ def kind_of(kernel: Kernel) -> str:
         return "reduce" if kernel.stats else "map"
     if isinstance(kernel, ContractNest):
         return "contract"
+    if isinstance(kernel, AttentionNest):
+        return "attention"
     return "conv" if isinstance(kernel, ConvNest) else "op"
 
 

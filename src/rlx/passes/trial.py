@@ -10,6 +10,7 @@ from rlx.ir.graph import Node
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit
 from rlx.passes.reach import Reach, Span
+from rlx.passes.regions import Group
 from rlx.passes.work import evaluated_work, separate_work
 
 
@@ -62,22 +63,33 @@ class Trial:
     work_added: int
     reads: Mapping[int, int]  # values from outside -> elements read
     pointwise: bool  # every op works at the same points: nothing is computed more often than alone
+    copies: tuple[int, ...] = ()  # members that other kernels compute for themselves too
 
     @staticmethod
-    def start(pricing: Pricing, reach: Reach, seed: Node) -> Trial:
+    def start(pricing: Pricing, reach: Reach, fit: Fit, copies: tuple[int, ...] = ()) -> Trial:
+        """The first point of a group that grows: one op, or a pattern that belongs together."""
         facts = pricing.facts
-        profile = pricing.single(seed.id)
-        reads = dict(facts.io.reads(seed))
-        outputs = tuple(facts.outputs([seed.id], {seed.id}))
-        kind = facts.kind(seed)
-        fit = Fit.of(facts, [seed.id])
-        return Trial(
-            pricing, fit, reach.span([seed.id]), outputs, profile, profile, 0, reads, kind != "reduce"
-        )
+        own = [i for i in sorted(fit.status) if i not in copies]
+        outputs = tuple(facts.outputs(own, set(fit.status)))
+        before = GraphIoProfile()
+        reads: dict[int, int] = {}
+        for i in sorted(fit.status):
+            before += pricing.single(i) if i not in copies else GraphIoProfile()
+            for root, count in facts.io.reads(facts.graph.nodes[i]).items():
+                if root not in fit.status:
+                    reads[root] = reads.get(root, 0) + count
+        after = before if len(own) == 1 else pricing.of(reads, outputs, before.sync_points)
+        pointwise = fit.kind != "reduce"
+        span = reach.span(own)
+        return Trial(pricing, fit, span, outputs, before, after, 0, reads, pointwise, copies)
 
     @property
     def members(self) -> tuple[int, ...]:
         return tuple(sorted(self.fit.status))
+
+    @property
+    def group(self) -> Group:
+        return Group(tuple(i for i in self.members if i not in self.copies), self.copies)
 
     def add(self, node: Node, reach: Reach) -> Trial:
         """The group with one more op; Misfit says why it does not fit."""
@@ -94,9 +106,9 @@ class Trial:
         pointwise = self.pointwise and fit.kind != "reduce" and self._same_points(node)
         added = 0
         if not pointwise:
-            added = evaluated_work(facts, fit, outputs) - separate_work(facts, fit.status)
+            added = evaluated_work(facts, fit, outputs) - separate_work(facts, fit)
         span = self.span | reach.span([node.id])
-        return Trial(self.pricing, fit, span, outputs, before, after, added, reads, pointwise)
+        return Trial(self.pricing, fit, span, outputs, before, after, added, reads, pointwise, self.copies)
 
     def _same_points(self, node: Node) -> bool:
         facts = self.pricing.facts

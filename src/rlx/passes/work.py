@@ -6,7 +6,7 @@ once per different index, and again in every pass over a row. That is what fusio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Status
@@ -15,15 +15,16 @@ SAVED = 8  # operations from which backends keep a value for the next pass inste
 RELOAD = 2  # what keeping and loading it then costs
 
 
-def separate_work(facts: Facts, members: Iterable[int]) -> int:
-    """Operations of ops as kernels of their own."""
-    return sum(facts.work(n) * facts.points(n) for n in (facts.graph.nodes[i] for i in members))
+def separate_work(facts: Facts, fit: Fit) -> int:
+    """Operations of a fit's ops as kernels of their own."""
+    inner = (i for i, status in fit.status.items() if status is not Status.INNER)
+    return sum(facts.work(n) * facts.points(n) for n in (facts.graph.nodes[i] for i in inner))
 
 
 def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
     """Operations of one kernel over all members of a fit."""
     nodes, io = facts.graph.nodes, facts.io
-    members = sorted(fit.status, reverse=True)
+    members = sorted((i for i, status in fit.status.items() if status is not Status.INNER), reverse=True)
     rows = 1
     if fit.space is not None:
         rows = io.points(d for i, d in enumerate(fit.space) if i not in fit.axes)

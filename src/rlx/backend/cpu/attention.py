@@ -5,7 +5,7 @@ Lanes are queries. A block of one to three vectors of queries is packed once as 
     P^T = exp2(S^T - max)    maximum and sum run down the rows: no horizontal step
     O^T = alpha O^T + V^T P^T
 and O^T is transposed and divided by the sum at the end. Neither K nor V is copied. Every output has one order
-of operations, set by the block of keys alone. A query that sees no key gives zeros.
+of operations, set by the block of keys alone.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class AttentionSpec:
     offset: Dim = 0  # key position of query 0
     left: int = -1  # keys further back than this are hidden; -1: none
     right: int = -1
+    empty_is_zero: bool = True  # the result of a query that sees none of the keys; else NaN
 
 
 def emit_attention(
@@ -124,7 +125,7 @@ class _Attention:
         offset = dim(access.start)
         for i, step in zip(index, access.batch, strict=True):
             offset = fn.add(offset, fn.mul(i, dim(step)))
-        if access in (self.spec.q, self.spec.o, self.spec.mask):
+        if any(access is own for own in (self.spec.q, self.spec.o, self.spec.mask)):
             offset = fn.add(offset, fn.mul(query, dim(access.row)))
         pointer = self.table.field(fn, FIRST_OPERAND + number, "ptr")
         element = "i8" if access is self.spec.mask and self.spec.mask_kind == "bool" else "float"
@@ -394,13 +395,11 @@ class _Block:
         step, column = self.dim(spec.o.row), self.dim(spec.o.column)
         for j in range(self.vectors):
             total = fn.load(self.type, self.at(self.sum, 0, j))
-            seen = fn.fcmp("ogt", total, 0.0)
-            nan = fn.is_nan(total)
-            factor = fn.select(
-                fn.value(fn.or_(seen, nan)),
-                fn.fdiv(constant(self.type, 1.0), total),
-                constant(self.type, 0.0),
-            )
+            factor = fn.fdiv(constant(self.type, 1.0), total)
+            if spec.empty_is_zero:
+                factor = fn.select(fn.fcmp("oeq", total, 0.0), constant(self.type, 0.0), factor)
+            else:  # without any key there is no row to be NaN
+                factor = fn.select(fn.cmp("eq", self.dim(spec.keys), 0), constant(self.type, 0.0), factor)
             exists = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
             start = fn.gep(self.o, fn.mul(step, self.lanes * j), "float")
             index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))

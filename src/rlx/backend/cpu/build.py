@@ -7,25 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.backend.cpu.contraction import GEMM_DTYPES, emit_contraction
+from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
+from rlx.backend.cpu.contraction import emit_contraction
 from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.packing import panels_of
 from rlx.backend.cpu.primitives import supported
-from rlx.backend.cpu.special import EMITTERS as SPECIAL
+from rlx.backend.cpu.special import EMITTERS
 from rlx.backend.cpu.target import Target
+from rlx.backend.cpu.templates import emit_template
 from rlx.errors import UnsupportedError
-from rlx.ir.compose import ComposeError, ContractNest, ConvNest, Kernel, Nest, Opaque, body_of, compose
+from rlx.ir.compose import body_of, compose
 from rlx.ir.dim import parse_dim
-from rlx.ir.form import Call, dense_strides
+from rlx.ir.form import Call, Template, dense_strides
 from rlx.ir.graph import Graph, Node
+from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest, Opaque
 from rlx.ir.lir import LirModule
 from rlx.ir.types import TensorType, tensor_types
 from rlx.passes.bodies import is_native_loop
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
+
+SPECIAL = {**EMITTERS, Template: emit_template}
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
     """Panels that this target's contraction kernels read, per dtype."""
-    layouts = {d: panels_of(1, 1, target, d) for d in GEMM_DTYPES}
+    layouts = {d: panels_of(1, 1, target, d) for d in ("f32", "f64", "bf16", "f16")}
     return tuple(PanelTile(d, p.columns, p.lanes, p.group) for d, p in layouts.items())
 
 
@@ -103,6 +108,9 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
         s.strides != dense_strides(kernel.form.out) for s in kernel.stores
     ):
         return "a convolution stores its result in its own order"
+    if isinstance(kernel, AttentionNest):
+        spec = attention_spec(kernel, [Slot(t.dtype, t.shape) for t in types])
+        return spec if isinstance(spec, str) else None
     if not isinstance(kernel, Opaque):
         return None
     if isinstance(kernel.form, Call):
@@ -123,6 +131,8 @@ def emit_kernel(
         return emit_contraction(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ConvNest):
         return emit_conv(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, AttentionNest):
+        return emit_attention_nest(module, name, kernel, inputs, outputs)
     return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
 
 

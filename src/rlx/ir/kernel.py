@@ -1,0 +1,143 @@
+"""Kernels: what a region is composed to, and what a backend writes code for.
+
+A `Nest` is a loop nest over `space`. Its first `outer` axes are kept, the others reduced. Each `Stat`
+combines an expression over the inner axes; later expressions read it as acc(j). Stores write either one value
+per point (full) or one per row (outer axes only). Maps, reductions, softmax, norms are all nests.
+
+A `ContractNest` is a contraction whose operands are read in place through affine indices and whose result
+passes through epilogue expressions (acc(0) is the sum of products) before it is stored. A `ConvNest` is the
+same for a convolution. An `AttentionNest` is softmax(score(q k^T)) v, which never holds all scores in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import RlxError
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
+from rlx.ir.form import Contract, Conv, Form
+from rlx.ir.graph import Node
+from rlx.ir.scalar import Scalar
+from rlx.ir.types import Shape
+
+
+class ComposeError(RlxError):
+    """These ops do not make one kernel."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One reduction over the inner axes; `body` is an expression over the full space."""
+
+    combine: str
+    body: Scalar
+    dtype: DType
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Store:
+    """One output of a kernel: an expression over the full space, or over the outer axes only."""
+
+    body: Scalar
+    full: bool
+    strides: Shape  # in elements of the output, per axis of the space it is stored over
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A loop nest; see the module's text."""
+
+    space: Shape
+    outer: int
+    stats: tuple[Stat, ...]
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class ContractNest:
+    """A contraction with epilogue. `lhs`, `rhs` are loads over the contraction's iteration axes
+    (batch, m..., n..., k... in the order of `space`); stores are over the output axes."""
+
+    form: Contract
+    lhs: Scalar
+    rhs: Scalar
+    space: Shape
+    kept: int
+    stores: tuple[Store, ...]
+    rhs_layout: tuple[tuple[str, int], ...] | None = None  # how a packed rhs lies in memory, if it is packed
+
+
+@dataclass(frozen=True)
+class ConvNest:
+    """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w.
+
+    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel panels.
+    """
+
+    form: Conv
+    x: int
+    w: int
+    stores: tuple[Store, ...]
+    x_blocked: bool = False
+    out_blocked: bool = False
+    w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, its attributes
+
+
+@dataclass(frozen=True)
+class Mask:
+    """One operand that shapes the scores of attention; `load` is over (batch..., query, key).
+
+    kind "add" adds it. kind "keep" is boolean: where it does not hold, the score is `fill`; `negated` means
+    where it does.
+    """
+
+    kind: str
+    load: Scalar
+    fill: float = 0.0
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionNest:
+    """softmax(score) v, where a score is the product of a query and a key after scale and masks.
+
+    Axes are (batch..., row, column): `q` is a load over query and depth, `k` over key and depth, `v` over key
+    and value depth; each may be cast to a wider dtype. `score` is over (batch..., query, key), with acc(0) the
+    product. It is what scale, masks (in the order in which they apply) and window say, unless `plain` is False:
+    then it is some other function of the product, and only `score` itself counts. Keys further back than `left`
+    or further ahead than `right` of the query's number are hidden (None: no limit). Rows of which all keys are
+    hidden give zeros if `masked`, else NaN. Stores are over (batch..., query, value depth), with acc(0) the
+    result.
+    """
+
+    batch: Shape
+    queries: Dim
+    keys: Dim
+    depth: Dim
+    value_depth: Dim
+    q: Scalar
+    k: Scalar
+    v: Scalar
+    score: Scalar
+    plain: bool
+    scale: float
+    masks: tuple[Mask, ...]
+    left: Dim | None  # key >= query - left
+    right: Dim | None  # key <= query + right
+    masked: bool
+    accumulate: DType
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """One op that is a kernel of its own kind (scatter, sort, cumulate, template, host call)."""
+
+    form: Form
+    node: Node
+
+
+Kernel = Nest | ContractNest | ConvNest | AttentionNest | Opaque
