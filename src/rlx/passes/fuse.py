@@ -89,7 +89,7 @@ class Fuser:
 
     def is_needed(self, i: int) -> bool:
         """Whether a value has a reader that does not compute it for itself."""
-        if i in self.facts.kept:
+        if i in self.facts.kept or i not in self.facts.readers:  # readers of an op with several results read those
             return True
         own = self.homes.get(i, set())
         return any(not self.homes.get(r, set()) <= own or r not in self.homes for r in self.facts.readers[i])

@@ -1,0 +1,443 @@
+"""The Fourier kernel: rows of a tensor, real or complex, forward or back, any length known when it is written.
+
+Where there are enough rows, each lane of a vector transforms one (`fft_lanes`): groups of rows are read along
+the row, turned so that lanes are rows, transformed, and turned back. A long row, or one of the few rows left
+over, is transformed by itself (`fft_rows`). What is read and stored are expressions, so that elementwise work
+before and after the transform happens on the way. Threads share groups and rows; which rows form a group does
+not depend on them.
+
+A real row of even length is a complex row of half of it: even elements are real parts, odd ones imaginary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.backend.cpu.expression import Expression, Lane
+from rlx.backend.cpu.fft_lanes import (
+    Complex,
+    LaneBuffer,
+    LaneShape,
+    factor,
+    lane_transform,
+    minus,
+    plus,
+    swapped,
+    times,
+)
+from rlx.backend.cpu.fft_plan import pairs, roots_of_unity
+from rlx.backend.cpu.fft_rows import Planes, RowTransform, across, row_transform, turn_rows
+from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot, unflatten
+from rlx.backend.cpu.irtext import Int, Module
+from rlx.backend.cpu.irtypes import Value, constant
+from rlx.backend.cpu.primitives import memory_type, to_memory
+from rlx.errors import UnsupportedError
+from rlx.ir.compose import Store
+from rlx.ir.dtype import DType
+from rlx.ir.form import Template, dense_strides
+from rlx.ir.scalar import Scalar, axes, load
+from rlx.ir.types import Shape
+
+MOST_LANE_POINTS = 4096  # longer rows one by one: a group of them would not fit the second-level cache
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What is computed: `parts` read per element, results acc(0), acc(1) at every coefficient or element."""
+
+    kind: str  # complex | real | to_real
+    n: int
+    forward: bool
+    dtype: DType
+    rows: Shape
+    sources: tuple[Scalar, ...]  # over (rows, element): real and imaginary part
+    stores: tuple[Store, ...]
+
+    @property
+    def bins(self) -> int:
+        return self.n // 2 + 1
+
+    @property
+    def read(self) -> int:
+        """Elements read per row."""
+        return self.bins if self.kind == "to_real" else self.n
+
+    @property
+    def written(self) -> int:
+        return self.bins if self.kind == "real" else self.n
+
+    @property
+    def halved(self) -> bool:
+        """Whether a real row is transformed as a complex row of half its length."""
+        return self.kind != "complex" and self.n % 2 == 0
+
+    @property
+    def points(self) -> int:
+        """Points of the complex transform inside."""
+        return self.n // 2 if self.halved else self.n
+
+
+def transform_of(form: Template) -> Transform:
+    """The transform of a template on its own: operands as they are, results stored densely."""
+    config: dict[str, Any] = dict(form.config)
+    *rows, n = config["shape"]
+    if not isinstance(n, int):
+        raise UnsupportedError(f"a Fourier transform of {n} elements: its length must be known when it is compiled")
+    dtype, kind = config["dtype"], config["kind"]
+    parts = 1 if kind == "real" else 2
+    made = Transform(kind, n, config["sign"] < 0, dtype, tuple(rows), (), ())
+    at = axes(len(rows) + 1)
+    sources = tuple(load(k, at, dtype) for k in range(parts))
+    steps = dense_strides((*rows, made.written))
+    stores = tuple(Store(Scalar("acc", (), dtype, k), True, steps) for k in range(form.outputs))
+    return Transform(kind, n, made.forward, dtype, tuple(rows), sources, stores)
+
+
+def emit_fft(
+    module: Module, name: str, form: Template, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
+    """Write the kernel of a template."""
+    return FftKernel(KernelFrame(module, name, inputs, outputs), transform_of(form)).emit()
+
+
+class FftKernel:
+    """Reads, transforms and stores; see the module's text."""
+
+    def __init__(self, frame: KernelFrame, what: Transform) -> None:
+        self.frame, self.fn, self.what = frame, frame.fn, what
+        element = memory_type(what.dtype)
+        self.width = frame.module.target.lanes(what.dtype.name)
+        self.shape = LaneShape(element, self.width)
+        self.operands = frame.operands(frame.fn)
+        self.sizes = [frame.dim(frame.fn, d) for d in what.rows]
+        self.scratch = 0
+
+    def emit(self) -> EmittedKernel:
+        fn, width = self.fn, self.width
+        total: Int = 1
+        for d in self.sizes:
+            total = fn.mul(total, d)
+        if self.what.n == 0:
+            return self.frame.finish()
+        single = row_transform(self.frame.module, self.what.points, self.shape)
+        groups, alone = self.split(total, single)
+        low, high = self.frame.share(fn.add(groups, alone))
+
+        def unit(u: Int, _: list[Value]) -> None:
+            def group() -> None:
+                LaneMode(self, total).run(fn.mul(u, width))
+
+            def row() -> None:
+                assert single is not None
+                RowMode(self, single).run(fn.add(fn.sub(u, groups), fn.mul(groups, width)))
+
+            only_groups = isinstance(alone, int) and alone == 0
+            only_rows = isinstance(groups, int) and groups == 0
+            in_group = True if only_groups else False if only_rows else fn.cmp("slt", u, groups)
+            fn.branch(in_group, group, row)
+
+        fn.loop(low, high, 1, [], unit)
+        return self.frame.finish(self.scratch)
+
+    def split(self, total: Int, single: RowTransform | None) -> tuple[Int, Int]:
+        """How many groups there are, the last one perhaps with lanes to spare, and how many rows go alone."""
+        fn, width = self.fn, self.width
+        if single is None:
+            return fn.ceildiv(total, width), 0
+        if self.what.points > MOST_LANE_POINTS:
+            return 0, total
+        rest = fn.urem(total, width)
+        few = fn.cmp("slt", rest, max(width // 4, 2))
+        alone = fn.select(few, rest, 0)
+        return fn.ceildiv(fn.sub(total, alone), width), alone
+
+    def need(self, nbytes: int) -> None:
+        """Ask for scratch."""
+        self.scratch = max(self.scratch, nbytes)
+
+    def root_table(self, n: int, count: int) -> Value:
+        """exp(-2 pi i k / n) for k < count."""
+        name = f"fft_half_roots_{n}_{self.shape.element}"
+        return self.frame.module.table(name, self.shape.element, pairs(roots_of_unity(n, np.arange(count))))
+
+    def source(self, part: int, row: Sequence[Int], t: Int, mask: Value | None) -> Value:
+        """A vector of neighbouring elements of a row."""
+        at = self.point(row, t, mask, ())
+        return at.vector(self.what.sources[part])
+
+    def point(self, row: Sequence[Int], t: Int, mask: Value | None, accs: Sequence[Value]) -> Expression:
+        lane = Lane(len(self.sizes), t, self.width, mask)
+        return Expression(
+            self.fn, self.frame.dim, self.operands, [*row, t], lane, accs, error=self.frame.error
+        )
+
+    def store(self, row: Sequence[Int], k: Int, values: Sequence[Value], mask: Value | None) -> None:
+        """Neighbouring results of a row."""
+        at = self.point(row, k, mask, values)
+        for number, store in enumerate(self.what.stores):
+            self.put(number, at.vector(store.body), row, k, mask)
+
+    def put(self, number: int, value: Value, row: Sequence[Int], k: Int, mask: Value | None) -> None:
+        fn, store, dtype = self.fn, self.what.stores[number], self.frame.outputs[number].dtype
+        offset: Int = 0
+        for i, step in zip((*row, k), store.strides, strict=True):
+            offset = fn.add(offset, fn.mul(i, self.frame.dim(fn, step)))
+        place = fn.gep(self.frame.output(number).pointer, offset, memory_type(dtype))
+        value = to_memory(fn, value, dtype)
+        if store.strides[-1] != 1:
+            steps = fn.mul(fn.iota(self.width), fn.splat(self.frame.dim(fn, store.strides[-1]), self.width, "i64"))
+            fn.scatter(value, place, fn.value(steps), mask)
+        elif mask is None:
+            fn.store(value, place)
+        else:
+            fn.masked_store(value, place, mask)
+
+
+class LaneMode:
+    """A group of rows, one per lane. Rows past the last one repeat it and are not stored."""
+
+    def __init__(self, kernel: FftKernel, total: Int) -> None:
+        self.kernel, self.fn, self.what, self.total = kernel, kernel.fn, kernel.what, total
+        self.width, self.shape = kernel.width, kernel.shape
+        self.transform = lane_transform(kernel.frame.module, self.what.points, self.shape)
+
+    def run(self, start: Int) -> None:
+        fn, what, kernel = self.fn, self.what, self.kernel
+        room = self.shape.buffer_bytes(max(self.transform.points, what.points + 1))
+        kernel.need(2 * room)
+        base = kernel.frame.scratch()
+        first = LaneBuffer(fn, base, self.shape)
+        second = LaneBuffer(fn, fn.gep(base, room, "i8"), self.shape)
+        last = fn.sub(self.total, 1)
+        numbers = [fn.smin(fn.add(start, i), last) for i in range(self.width)]
+        self.rows = [unflatten(fn, r, kernel.sizes) for r in numbers]
+        self.exists = [fn.cmp("slt", fn.add(start, i), self.total) for i in range(self.width)]
+        if what.kind == "to_real":
+            self.back(first, second)
+        else:
+            self.forth(first, second)
+
+    def read(self, part: int, buffer: LaneBuffer, step: int, offset: int) -> None:
+        """Elements t of the rows to vectors step * t + offset of a buffer."""
+        fn = self.fn
+        turn_rows(
+            fn,
+            self.what.read,
+            self.width,
+            lambda row, t, mask: self.kernel.source(part, self.rows[row], t, mask),
+            lambda x, t: buffer.put(x, fn.add(fn.mul(t, step), offset)),
+        )
+
+    def forth(self, first: LaneBuffer, second: LaneBuffer) -> None:
+        """Complex or real rows to coefficients."""
+        fn, what = self.fn, self.what
+        turn = 0 if what.forward else 1  # for the other sign parts are exchanged
+        if what.halved:
+            self.read(0, first, 1, 0)
+        else:
+            self.read(0, first, 2, turn)
+            if what.kind == "complex":
+                self.read(1, first, 2, 1 - turn)
+            else:
+                zero = constant(self.shape.type, 0)
+                fn.loop(0, what.n, 1, [], lambda t, _: first.put(zero, fn.add(fn.mul(t, 2), 1)))
+        found, other = self.transform.call(fn, first, second)
+        if what.halved:
+            self.unfold(found, other)
+            found = other
+        self.write([lambda k: fn.add(fn.mul(k, 2), turn), lambda k: fn.add(fn.mul(k, 2), 1 - turn)], found)
+
+    def unfold(self, half: LaneBuffer, bins: LaneBuffer) -> None:
+        """Coefficients of real rows from those of the complex rows of half their length."""
+        fn, shape, n = self.fn, self.shape, self.what.n
+        h = n // 2
+        half.put_point(half.point(0), h)
+        roots = self.kernel.root_table(n, h + 1)
+        minus_half_i = (constant(shape.type, 0.0), constant(shape.type, -0.5))
+        scale = constant(shape.type, 0.5)
+
+        def pair(k: Int, _: list[Value]) -> None:
+            mirror = fn.sub(h, k)
+            a, c = half.point(k), half.point(mirror)
+            c = (c[0], fn.fneg(c[1]))
+            even = tuple(fn.fmul(x, scale) for x in plus(fn, a, c))
+            odd = times(fn, minus(fn, a, c), times(fn, factor(fn, roots, k, shape), minus_half_i))
+            bins.put_point((fn.fadd(even[0], odd[0]), fn.fadd(even[1], odd[1])), k)
+            bins.put_point((fn.fsub(even[0], odd[0]), fn.fsub(odd[1], even[1])), mirror)
+
+        fn.loop(0, h // 2 + 1, 1, [], pair)
+
+    def back(self, first: LaneBuffer, second: LaneBuffer) -> None:
+        """Coefficients to real rows."""
+        fn, what, n = self.fn, self.what, self.what.n
+        h, bins = n // 2, second if what.halved else first
+        zero = constant(self.shape.type, 0)
+        self.read(0, bins, 2, 0)
+        self.read(1, bins, 2, 1)
+        bins.put(zero, 1)
+        if what.halved:
+            bins.put(zero, 2 * h + 1)
+            fn.loop(0, h, 1, [], lambda k, _: first.put_point(swapped(self.fold(bins, k)), k))
+        else:  # all n coefficients, parts exchanged
+            first.put_point(swapped(first.point(0)), 0)
+
+            def mirrored(k: Int, _: list[Value]) -> None:
+                re, im = first.point(k)
+                first.put_point((im, re), k)
+                first.put_point((fn.fneg(im), re), fn.sub(n, k))
+
+            fn.loop(1, h + 1, 1, [], mirrored)
+        found, _ = self.transform.call(fn, first, second)
+        # parts are exchanged: elements 2 t + 1 and 2 t of a halved row, imaginary and real parts of a whole one
+        self.write([(lambda e: fn.xor(e, 1)) if what.halved else (lambda e: fn.add(fn.mul(e, 2), 1))], found)
+
+    def fold(self, bins: LaneBuffer, k: Int) -> Complex:
+        """Coefficient k of the complex row of half the length, twice."""
+        fn, h = self.fn, self.what.n // 2
+        a, c = bins.point(k), bins.point(fn.sub(h, k))
+        c = (c[0], fn.fneg(c[1]))
+        wr, wi = factor(fn, self.kernel.root_table(self.what.n, h + 1), k, self.shape)
+        odd = times(fn, minus(fn, a, c), (wi, wr))  # i conj(w) = (im w, re w)
+        return plus(fn, plus(fn, a, c), odd)
+
+    def write(self, number: Sequence[Any], buffer: LaneBuffer) -> None:
+        """Results of all rows: number[p](k) is the vector that holds part p of result k."""
+        fn, width, kernel = self.fn, self.width, self.kernel
+
+        def block(base: Int, mask: Value | None) -> None:
+            count = min(self.what.written, width)
+            parts = []
+            for of in number:
+                vectors = [buffer.vector(of(fn.add(base, j))) for j in range(count)]
+                vectors += [vectors[-1]] * (width - count)
+                parts.append(fn.transpose(vectors))
+            for r in range(width):
+                values = [part[r] for part in parts]
+                fn.branch(self.exists[r], lambda r=r, values=values: kernel.store(self.rows[r], base, values, mask))
+
+        across(fn, self.what.written, width, block)
+
+
+class RowMode:
+    """One row, with lanes inside."""
+
+    def __init__(self, kernel: FftKernel, transform: RowTransform) -> None:
+        self.kernel, self.fn, self.what = kernel, kernel.fn, kernel.what
+        self.width, self.shape, self.transform = kernel.width, kernel.shape, transform
+
+    def run(self, number: Int) -> None:
+        fn, what, kernel, transform = self.fn, self.what, self.kernel, self.transform
+        room = transform.planes_bytes(self.shape)
+        lanes = 2 * self.shape.buffer_bytes(transform.lane_points)
+        kernel.need(2 * room + lanes)
+        base = kernel.frame.scratch()
+        work, place = base, [fn.gep(base, lanes + i * room, "i8") for i in range(2)]
+        first, second = (Planes(fn, p, transform.stride, self.shape) for p in place)
+        self.row = unflatten(fn, number, kernel.sizes)
+        (self.back_in if what.kind == "to_real" else self.forth_in)(first, second)
+        fn.call(transform.name, [first.pointer, second.pointer, work])
+        if what.kind == "complex" or not what.halved:
+            self.write_points(second)
+        elif what.kind == "real":
+            self.write_bins(second)
+        else:
+            self.write_elements(second)
+
+    def source(self, part: int, t: Int, mask: Value | None = None) -> Value:
+        return self.kernel.source(part, self.row, t, mask)
+
+    def forth_in(self, first: Planes, second: Planes) -> None:
+        fn, what, width = self.fn, self.what, self.width
+        zero = constant(self.shape.type, 0)
+
+        def halved(t: Int, mask: Value | None) -> None:
+            a, b = self.source(0, fn.mul(t, 2)), self.source(0, fn.add(fn.mul(t, 2), width))
+            first.put_points((fn.shuffle(a, b, range(0, 2 * width, 2)), fn.shuffle(a, b, range(1, 2 * width, 2))), t)
+
+        def whole(t: Int, mask: Value | None) -> None:
+            z = (self.source(0, t), self.source(1, t) if what.kind == "complex" else zero)
+            first.put_points(z if what.forward else swapped(z), t)
+
+        across(fn, what.points, width, halved if what.halved else whole)
+
+    def back_in(self, first: Planes, second: Planes) -> None:
+        fn, what, width, n = self.fn, self.what, self.width, self.what.n
+        h, zero = n // 2, constant(self.shape.element, 0.0)
+        bins = second if what.halved else first
+        across(fn, what.bins, width, lambda k, mask: bins.put_points((self.source(0, k), self.source(1, k)), k))
+        fn.store(zero, bins.place(1, 0))
+        if not what.halved:
+
+            def mirrored(i: Int, mask: Value | None) -> None:
+                k = fn.add(i, 1)
+                re, im = first.points(k)
+                first.put_reversed((re, fn.fneg(im)), fn.sub(n, k))
+
+            across(fn, h, width, mirrored)
+
+            def exchanged(t: Int, mask: Value | None) -> None:
+                first.put_points(swapped(first.points(t, mask)), t, mask)
+
+            across(fn, n, width, exchanged, overlap=False)
+            return
+        fn.store(zero, bins.place(1, h))
+        roots = self.roots(h + 1)
+
+        def fold(k: Int, mask: Value | None) -> None:
+            a, c = bins.points(k), bins.reversed(fn.sub(h, k))
+            c = (c[0], fn.fneg(c[1]))
+            odd = times(fn, minus(fn, a, c), swapped(roots.points(k)))
+            first.put_points(swapped(plus(fn, plus(fn, a, c), odd)), k)
+
+        across(fn, h, width, fold)
+
+    def roots(self, count: int) -> Planes:
+        stride = -(-count // self.width) * self.width
+        z = roots_of_unity(self.what.n, np.arange(stride))
+        name = f"fft_half_roots_{self.what.n}_{self.shape.element}_planes"
+        values = [float(v) for v in (*z.real, *z.imag)]
+        return Planes(self.fn, self.kernel.frame.module.table(name, self.shape.element, values), stride, self.shape)
+
+    def write_points(self, found: Planes) -> None:
+        what = self.what
+        parts = {"complex": 2, "real": 2, "to_real": 1}[what.kind]
+
+        def block(k: Int, mask: Value | None) -> None:
+            z = found.points(k)
+            z = z if what.forward else swapped(z)
+            self.kernel.store(self.row, k, z[:parts], None)
+
+        across(self.fn, what.written, self.width, block)
+
+    def write_bins(self, half: Planes) -> None:
+        fn, h, width = self.fn, self.what.n // 2, self.width
+        for part in range(2):
+            fn.store(fn.load(self.shape.element, half.place(part, 0)), half.place(part, h))
+        roots, scale = self.roots(h + 1), constant(self.shape.type, 0.5)
+
+        def block(k: Int, mask: Value | None) -> None:
+            a, c = half.points(k), half.reversed(fn.sub(h, k))
+            c = (c[0], fn.fneg(c[1]))
+            wr, wi = roots.points(k)
+            odd = times(fn, minus(fn, a, c), (wi, fn.fneg(wr)))  # -i w
+            z = plus(fn, plus(fn, a, c), odd)
+            self.kernel.store(self.row, k, (fn.fmul(z[0], scale), fn.fmul(z[1], scale)), None)
+
+        across(fn, h + 1, width, block)
+
+    def write_elements(self, found: Planes) -> None:
+        fn, width = self.fn, self.width
+        order = [i for j in range(width) for i in (j, width + j)]
+
+        def block(t: Int, mask: Value | None) -> None:
+            odd, even = found.points(t)  # parts are exchanged
+            both = fn.shuffle(even, odd, order)
+            for i in range(2):
+                part = fn.part(both, i * width, width)
+                self.kernel.store(self.row, fn.add(fn.mul(t, 2), i * width), (part,), None)
+
+        across(fn, self.what.n // 2, width, block)
