@@ -1,7 +1,6 @@
-"""What every rank runs under mpiexec: `suite` or a fault, over MPI `alone` or with memory `shared` inside
-the host.
+"""What every rank runs under mpiexec: `suite` or a fault, over MPI `alone` or with memory `shared`.
 
-Every rank writes what it saw into a file of its own.
+`mixed` pretends that pairs of ranks are on different hosts. Every rank writes what it saw into a file.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import rlx.dist as dist
 from conformance import dist_cases as cases
@@ -22,8 +22,20 @@ from rlx.dist.shm import SharedMemoryTransport
 VICTIM = 1
 
 
+def two_hosts() -> Any:
+    """A communicator that finds ranks 0 and 1 on one host, 2 and 3 on another."""
+    from mpi4py import MPI
+
+    class TwoHosts(MPI.Intracomm):  # type: ignore[misc]
+        def Split_type(self, split_type: int, key: int = 0, info: object = None) -> Any:
+            return self.Split(self.Get_rank() // 2, key)
+
+    return TwoHosts(MPI.COMM_WORLD)
+
+
 def main(what: str, mode: str, folder: str, timeout: str) -> None:
-    transport = connect(heap_size=8 << 20, timeout=float(timeout), share=mode == "shared")
+    comm = two_hosts() if mode == "mixed" else None
+    transport = connect(heap_size=8 << 20, timeout=float(timeout), comm=comm, share=mode != "alone")
     environment._transport = transport  # so that the worker can abort it, as if init() had made it
     assert isinstance(transport, SharedMemoryTransport if mode == "shared" else MpiTransport)
     out = Path(folder) / f"{transport.this_rank}.json"

@@ -46,7 +46,7 @@ def mpi_version() -> str:
     return subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["alone", "mixed", "shared"])
 def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
     require("mpi")
     expected = dist.run_threads(4, lambda t: cases.everything(t, cases.FEW), 8 << 20, timeout=60)[0]

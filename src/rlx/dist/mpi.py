@@ -69,7 +69,7 @@ def _job(heap_size: int, timeout: float | None, comm: Any, share: bool) -> MpiJo
 
 
 class MpiTransport:
-    """One rank of a job that talks over MPI; `rlx.dist.init()` makes it when mpiexec has started several hosts.
+    """One rank of a job that talks over MPI; `rlx.dist.init()` makes it under mpiexec on several hosts.
 
     Ranks of one host map each other's heaps unless `share` is False.
     """
