@@ -16,6 +16,7 @@ from rlx.errors import ImportError_, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
+from rlx.ir.dim import Constraint, Expr
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -42,12 +43,37 @@ def if_(n: Call) -> Any:
         )
         return results(made)
     except RlxError as e:
-        # branches of different types (or with sequences): only a known condition can choose
+        # branches of different types (or with sequences): the program cannot choose, the importer must
+        branch = assumed_branch(n, condition)
+        if branch is not None:
+            return results(n.run_subgraph(yes if branch else no, []))
         try:
             n.demand(condition, "its condition")
         except NeedsValue as needed:
             raise NeedsValue(f"{needed.message} ({e.message})", needed.inputs) from None
         raise
+
+
+def assumed_branch(n: Call, condition: Node) -> bool | None:
+    """Which branch to take where the condition is an equality of sizes: it is assumed, and a guard checks it.
+
+    Exporters write «squeeze this axis if its size is 1» in this way.
+    """
+    node, holds = condition, True
+    while node.op.name in ("reshape", "copy", "logical_not") or node.op.name == "cast" and node.dtype.is_bool:
+        holds ^= node.op.name == "logical_not"
+        node = node.operands[0]
+    if node.op.name not in ("equal", "not_equal"):
+        return None
+    left, right = (n.partial(o) for o in node.operands)
+    if left is None or right is None or left.size != 1 or right.size != 1:
+        return None
+    sizes = [x.reshape(-1)[0] for x in (left, right)]
+    if not all(isinstance(x, (int, np.integer, Expr)) for x in sizes):
+        return None
+    lhs, rhs = (x if isinstance(x, Expr) else int(x) for x in sizes)
+    n.importer.graph.assume(Constraint("eq", lhs, rhs, (n.label,)))
+    return holds == (node.op.name == "equal")
 
 
 def as_tensor(value: Value) -> Node:

@@ -350,7 +350,8 @@ def _dim(proto: Any, name: str) -> Dim:
         if proto.dim_value < 0:
             return sym(name)  # some exporters write -1 for a size that is open
         return int(proto.dim_value)
-    return sym(proto.dim_param) if which == "dim_param" and proto.dim_param else sym(name)
+    named = which == "dim_param" and proto.dim_param not in ("", "?")  # "?" is no name: each is a size of its own
+    return sym(proto.dim_param if named else name)
 
 
 def _text(e: BaseException) -> str:

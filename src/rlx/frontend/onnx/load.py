@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,23 @@ def opset_versions(model: Any, problems: list[str]) -> dict[str, int]:
     if not out:
         out[""] = 1  # models from before opsets were written down
     return out
+
+
+def external_files(path: Path) -> list[Path]:
+    """The files beside a model file that hold tensors of it."""
+    if b"location" not in path.read_bytes():  # the key that external tensors have
+        return []
+    model, _ = load_model(path)
+    names = {entry.value for tensor in _tensors(model.graph) for entry in tensor.external_data if entry.key == "location"}
+    return [path.parent / name for name in sorted(names)]
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node or inner.initializer:
+                    yield from _tensors(inner)

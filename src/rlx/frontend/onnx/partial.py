@@ -250,18 +250,10 @@ ELEMENT: Mapping[str, Rule] = {
     "pow": _power,
 }
 
-# rearrangements: NumPy does these to objects as to numbers
-MOVES = (
-    "reshape",
-    "transpose",
-    "broadcast_to",
-    "slice",
-    "concat",
-    "gather",
-    "gather_elements",
-    "gather_nd",
-    "copy",
-)
+# rearrangements of their operands (of the first one, for gathers)
+MOVES = ("reshape", "transpose", "broadcast_to", "slice", "concat", "copy") + (
+    "gather", "gather_elements", "gather_nd",
+)  # fmt: skip
 
 REDUCTIONS = {
     "reduce_sum": ("add", 0),
@@ -362,7 +354,7 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
     if any(_has_symbol(v) for v in attrs.values()):
         return None
     if name in MOVES:
-        return node.op.ref(*operands, **attrs)
+        return _moved(node, operands)
     if name in REDUCTIONS:
         rule, start = REDUCTIONS[name]
         axes, keep = attrs["axes"], attrs["keepdims"]
@@ -382,6 +374,21 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
             rows[i] = _each(ELEMENT["add"], rows[i - 1], rows[i])
         return np.stack(rows, attrs["axis"])
     return None
+
+
+def _moved(node: Node, operands: list[np.ndarray]) -> np.ndarray:
+    """A rearrangement: done to the numbers of the elements, which then name the elements."""
+    count = 1 if node.op.name.startswith("gather") else len(operands)
+    elements: list[Any] = []
+    numbers = []
+    for x in operands[:count]:
+        numbers.append(np.arange(len(elements), len(elements) + x.size).reshape(x.shape))
+        elements += list(_objects(x).flat)
+    order = np.asarray(node.op.ref(*numbers, *operands[count:], **node.attrs))
+    out = np.empty(order.shape, object)
+    for at, number in np.ndenumerate(order):
+        out[at] = elements[number]
+    return out
 
 
 def _each(rule: Rule, *arrays: np.ndarray) -> np.ndarray:

@@ -20,8 +20,8 @@ from rlx.ir.graph import Node
 from rlx.ir.op import get_op
 from rlx.ops.rules import normal_axes, normal_axis
 
-FAR = 2**31 - 1
-"""Exporters write ends of this size or more for «to the end»."""
+FAR = 10**9
+"""Exporters write ends of this size or more for «to the end»; no axis is as long."""
 
 
 def size_tensor(n: Call, shape: Sequence[Dim], dtype: Any = "i64") -> Any:

@@ -30,7 +30,8 @@ def transformed(n: Call, axis: int) -> Any:
 @onnx_op("STFT", since=17)
 def stft(n: Call) -> Any:
     length = n.integer(3) if n.value(3) is not None else None
-    return ops.stft_pairs(n[0], n.integer(1), n.get(2), length, n.flag("onesided", 1))
+    x = n[0] if n[0].rank == 3 else ops.expand_dims(n[0], n[0].rank)  # a real signal may leave its last axis out
+    return ops.stft_pairs(x, n.integer(1), n.get(2), length, n.flag("onesided", 1))
 
 
 @onnx_op("HannWindow", "HammingWindow", "BlackmanWindow", since=17)
