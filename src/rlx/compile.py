@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlx.ir.graph import Graph
+from rlx import config
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
+    from rlx.ir.graph import Graph
     from rlx.ir.lir import LirModule
     from rlx.passes.pipeline import PathLike
     from rlx.passes.rules import Firing
@@ -42,6 +44,7 @@ def plan(
     assume: Mapping[str, int] | None = None,
     gate: IoFusionGate | None = None,
     pins: Mapping[tuple[int, int], bool] | None = None,
+    precision: str = "f32",
     checks: bool = False,
     dump: PathLike | None = None,
     override: Mapping[str, PathLike] | None = None,
@@ -63,13 +66,19 @@ def plan(
     from rlx.passes.conv_layout import lay_out_convolutions
     from rlx.passes.fuse import Options, fuse
     from rlx.passes.layout import pack_weights
+    from rlx.passes.merge import merge_products
     from rlx.passes.pipeline import Stage, Trace, run_stages
+    from rlx.passes.precision import lower_precision
     from rlx.plan.build import Planner
 
     machine = resolve(target)
     chosen = gate or default_gate("cpu")
     trace = Trace(checks, dump, override or {})
     beside: dict[str, Any] = {}  # what stages give besides a graph
+
+    def merge(mir: Graph) -> Graph:
+        merged, trace.decisions = merge_products(mir, chosen, assume)
+        return merged
 
     def derive(mir: Graph) -> Graph:
         main, beside["derived"] = split_derived(mir)
@@ -89,6 +98,8 @@ def plan(
             Stage("input", lambda g: g, Level.HIR),
             Stage("expand", lower),
             Stage("simplify", lambda g: optimize(g, trace.firings)),
+            Stage("precision", lambda g: lower_precision(g, precision)),
+            Stage("merge products", merge),
             Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),
             Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
             Stage("outputs", materialize_outputs),
@@ -100,7 +111,14 @@ def plan(
     planner = Planner(mir, assume or {})
     used = chosen.constants()
     return LirModule(
-        mir, planner.plan(), target=machine.name, gate=used, planner=planner, trace=trace, **beside
+        mir,
+        planner.plan(),
+        target=machine.name,
+        options={"precision": precision},
+        gate=used,
+        planner=planner,
+        trace=trace,
+        **beside,
     )
 
 
@@ -124,23 +142,13 @@ def compile(
     array([2., 4., 6.], dtype=float32)
     """
     from rlx.backend.cpu.target import resolve
+    from rlx.runtime.artifact import Origin
     from rlx.runtime.native_code import native_code
-    from rlx.runtime.pool import CPUS
     from rlx.runtime.program import CompiledProgram
 
-    machine = resolve(target)
-    lir = plan(graph, machine.name, assume)
+    machine = resolve(config.TARGET.get() if target == "host" else target)
+    planned = functools.partial(plan, assume=assume, precision=precision)
+    lir = planned(graph, machine.name)
     kernels, code = native_code(lir, machine, cache)
-    return CompiledProgram(lir, kernels, code, threads or len(CPUS), debug)
-
-
-def load(path: PathLike, **options: Any) -> Any:
-    """Import a model file and compile it with `compile`'s options."""
-    from pathlib import Path
-
-    from rlx.errors import ImportError_
-    from rlx.frontend.onnx import from_onnx
-
-    if Path(path).suffix != ".onnx":
-        raise ImportError_(f"{str(path)!r} is not a model that rlx.load reads; it takes .onnx files")
-    return compile(from_onnx(path), **options)
+    threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
+    return CompiledProgram(lir, kernels, code, threads, debug, origin=Origin(lambda: graph, planned))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.cost.decision import Decision
 from rlx.errors import ConfigError, RlxError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
@@ -42,6 +43,7 @@ class Trace:
     dump: PathLike | None = None
     override: Mapping[str, PathLike] = field(default_factory=dict)
     firings: list[Firing] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)  # of stages before fusion
     stages: list[tuple[str, int]] = field(default_factory=list)  # name, live nodes after it
 
 
