@@ -43,8 +43,8 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
         if node.op is not contraction or node.operands[0].id in fixed:
             return None
         a, b = operands
-        tile = by_dtype.get(node.dtype.name)
-        if node.operands[1].id not in fixed or tile is None or b.rank != 2 or b.dtype is not node.dtype:
+        tile = by_dtype.get(b.dtype.name)
+        if node.operands[1].id not in fixed or tile is None or b.rank != 2 or a.dtype is not b.dtype:
             return None
         if node.attrs["lhs_batch"] or len(node.attrs["rhs_contract"]) != 1 or not b.tensor.is_static:
             return None
@@ -53,6 +53,10 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
         if not isinstance(k, int) or not isinstance(n, int) or k * n == 0:
             return None
         key = (b.id, axis)
+        if n <= tile.lanes // 2 and b.dtype.name in ("f32", "f64"):  # so narrow that lanes run along k instead
+            rows = b if axis == 1 else transpose(b, (1, 0))
+            narrow: Node = dot_general(a, rows, (node.attrs["lhs_contract"], (1,)), out_dtype=node.attrs["out_dtype"])
+            return narrow
         if key not in packed:
             layout = vars(Panels(k, n, tile.columns, tile.lanes, tile.group))
             matrix = b if axis == 0 else transpose(b, (1, 0))

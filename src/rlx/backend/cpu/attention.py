@@ -207,27 +207,41 @@ class _Block:
         self.write()
 
     def pack_queries(self) -> None:
-        """Q^T with scale and log2 e folded in; lanes past the last query hold zeros."""
+        """Q^T with scale and log2 e folded in; lanes past the last query repeat it or hold zeros."""
         fn, spec = self.fn, self.spec
-        step, column = self.dim(spec.q.row), self.dim(spec.q.column)
         factor = constant(self.type, spec.scale * (1.0 if self.spec.mask_kind == "add" else LOG2E))
+        step = self.dim(spec.q.row)
         for j in range(self.vectors):
-            mask = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
             start = fn.gep(self.q, fn.mul(step, self.lanes * j), "float")
-            index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
+            left = fn.sub(self.count, self.lanes * j)
+            if spec.q.column == 1 and spec.depth % self.lanes == 0:
+                self.pack_squares(start, step, left, factor, j)
+            else:
+                self.pack_columns(start, step, left, factor, j)
 
-            def load(
-                d: Int,
-                _: list[Value],
-                start: Value = start,
-                index: Value = index,
-                mask: Value = mask,
-                j: int = j,
-            ) -> None:
-                got = fn.gather(fn.gep(start, fn.mul(d, column), "float"), index, "float", mask)
-                fn.store(fn.fmul(got, factor), self.at(self.qt, d, j))
+    def pack_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
+        """Rows of queries are read whole and transposed in registers; the last query stands in for missing ones."""
+        fn = self.fn
+        last = fn.smax(fn.sub(left, 1), 0)
+        turn = _pack_square(fn.module, self.lanes)
+        width = constant("i64", self.nr)
 
-            fn.loop(0, spec.depth, 1, [], load)
+        def square(d: Int, _: list[Value]) -> None:
+            source, target = fn.gep(start, d, "float"), self.at(self.qt, d, j)
+            fn.call(turn, [source, fn.value(step), fn.value(last), target, width, factor])
+
+        fn.loop(0, self.spec.depth, self.lanes, [], square)
+
+    def pack_columns(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
+        fn, column = self.fn, self.dim(self.spec.q.column)
+        mask = fn.lanes(fn.smax(left, 0), self.lanes)
+        index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
+
+        def one(d: Int, _: list[Value]) -> None:
+            got = fn.gather(fn.gep(start, fn.mul(d, column), "float"), index, "float", mask)
+            fn.store(fn.fmul(got, factor), self.at(self.qt, d, j))
+
+        fn.loop(0, self.spec.depth, 1, [], one)
 
     def key_block(self, k0: Int, n: Int) -> None:
         fn = self.fn
@@ -392,28 +406,81 @@ class _Block:
     def write(self) -> None:
         """O = (O^T / sum)^T; lanes that exist only."""
         fn, spec = self.fn, self.spec
-        step, column = self.dim(spec.o.row), self.dim(spec.o.column)
+        step = self.dim(spec.o.row)
         for j in range(self.vectors):
             total = fn.load(self.type, self.at(self.sum, 0, j))
-            factor = fn.fdiv(constant(self.type, 1.0), total)
-            if spec.empty_is_zero:
-                factor = fn.select(fn.fcmp("oeq", total, 0.0), constant(self.type, 0.0), factor)
-            else:  # without any key there is no row to be NaN
-                factor = fn.select(fn.cmp("eq", self.dim(spec.keys), 0), constant(self.type, 0.0), factor)
-            exists = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
+            seen = fn.value(fn.or_(fn.fcmp("ogt", total, 0.0), fn.is_nan(total)))
+            one, zero = constant(self.type, 1.0), constant(self.type, 0.0)
+            factor = fn.select(seen, fn.fdiv(one, total), zero)
             start = fn.gep(self.o, fn.mul(step, self.lanes * j), "float")
-            index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
+            left = fn.sub(self.count, self.lanes * j)
+            if spec.o.column == 1 and spec.value_depth % self.lanes == 0:
+                self.write_squares(start, step, left, factor, j)
+            else:
+                self.write_columns(start, step, left, factor, j)
 
-            def put(
-                d: Int,
-                _: list[Value],
-                start: Value = start,
-                index: Value = index,
-                exists: Value = exists,
-                factor: Value = factor,
-                j: int = j,
-            ) -> None:
-                value = fn.fmul(fn.load(self.type, self.at(self.ot, d, j)), factor)
-                fn.scatter(value, fn.gep(start, fn.mul(d, column), "float"), index, exists)
+    def write_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
+        fn = self.fn
+        turn = _write_square(fn.module, self.lanes)
+        width = constant("i64", self.nr)
 
-            fn.loop(0, spec.value_depth, 1, [], put)
+        def square(d: Int, _: list[Value]) -> None:
+            source, target = self.at(self.ot, d, j), fn.gep(start, d, "float")
+            fn.call(turn, [source, width, factor, target, fn.value(step), fn.value(left)])
+
+        fn.loop(0, self.spec.value_depth, self.lanes, [], square)
+
+    def write_columns(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
+        fn, column = self.fn, self.dim(self.spec.o.column)
+        exists = fn.lanes(fn.smax(left, 0), self.lanes)
+        index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
+
+        def one(d: Int, _: list[Value]) -> None:
+            value = fn.fmul(fn.load(self.type, self.at(self.ot, d, j)), factor)
+            fn.scatter(value, fn.gep(start, fn.mul(d, column), "float"), index, exists)
+
+        fn.loop(0, self.spec.value_depth, 1, [], one)
+
+
+def _pack_square(module: Module, lanes: int) -> str:
+    """target[i][lane] = source[lane][i] * factor for a square; rows past `last` repeat it. One copy per module."""
+    name = f"rlx_pack_square_{lanes}"
+    if not module.defines(name):
+        type_ = vector("float", lanes)
+        params = [
+            ("ptr", "source"),
+            ("i64", "step"),
+            ("i64", "last"),
+            ("ptr", "target"),
+            ("i64", "width"),
+            (type_, "factor"),
+        ]
+        fn = module.function(name, params, internal=True, noinline=True)
+        source, step, last, target, width, factor = fn.args
+        rows = [fn.gep(source, fn.mul(fn.smin(i, last), step), "float") for i in range(lanes)]
+        for i, column in enumerate(fn.transpose([fn.load(type_, row) for row in rows])):
+            fn.store(fn.fmul(column, factor), fn.gep(target, fn.mul(width, i), "float"))
+    return name
+
+
+def _write_square(module: Module, lanes: int) -> str:
+    """target[lane][i] = source[i][lane] * factor[lane] for the first `left` lanes of a square."""
+    name = f"rlx_write_square_{lanes}"
+    if not module.defines(name):
+        type_ = vector("float", lanes)
+        params = [
+            ("ptr", "source"),
+            ("i64", "width"),
+            (type_, "factor"),
+            ("ptr", "target"),
+            ("i64", "step"),
+            ("i64", "left"),
+        ]
+        fn = module.function(name, params, internal=True, noinline=True)
+        source, width, factor, target, step, left = fn.args
+        columns = [fn.load(type_, fn.gep(source, fn.mul(width, i), "float")) for i in range(lanes)]
+        rows = fn.transpose([fn.fmul(column, factor) for column in columns])
+        for i, row in enumerate(rows):
+            place = fn.gep(target, fn.mul(step, i), "float")
+            fn.branch(fn.cmp("sgt", left, i), lambda row=row, place=place: fn.store(row, place))
+    return name

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
 from rlx.backend.cpu.contraction import emit_contraction
 from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
+from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.packing import panels_of
 from rlx.backend.cpu.primitives import supported
@@ -20,7 +18,6 @@ from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.templates import emit_template
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import body_of, compose
-from rlx.ir.dim import parse_dim
 from rlx.ir.form import Call, Template, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest, Opaque
@@ -31,60 +28,6 @@ from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
 
 SPECIAL = {**EMITTERS, Template: emit_template}
-
-
-@dataclass(frozen=True)
-class HostThunk:
-    """A node that no native kernel exists for: it runs by its reference, between native segments."""
-
-    node: int
-    why: str
-
-
-@dataclass
-class KernelSet:
-    """Native kernels of a program: which one each node runs, and the IR text that defines them."""
-
-    kernels: dict[int, EmittedKernel]
-    thunks: dict[int, HostThunk]
-    text: str
-    distinct: int
-    loops: dict[int, dict[int, EmittedKernel]] = field(
-        default_factory=dict
-    )  # loop node -> kernels of its body
-
-    def describe(self) -> str:
-        """Everything but the code, as JSON text; `recall` is its inverse."""
-        thunks = {str(id): t.why for id, t in self.thunks.items()}
-        loops = {str(id): _describe(kernels) for id, kernels in self.loops.items()}
-        data = {
-            "kernels": _describe(self.kernels),
-            "thunks": thunks,
-            "distinct": self.distinct,
-            "loops": loops,
-        }
-        return json.dumps(data)
-
-    @staticmethod
-    def recall(text: str) -> KernelSet:
-        data = json.loads(text)
-        thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
-        loops = {int(id): _recall(kernels) for id, kernels in data["loops"].items()}
-        return KernelSet(_recall(data["kernels"]), thunks, "", data["distinct"], loops)
-
-
-def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
-    return {
-        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial]
-        for id, k in kernels.items()
-    }
-
-
-def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
-    return {
-        int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial)
-        for id, (name, dims, scratch, serial) in data.items()
-    }
 
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:

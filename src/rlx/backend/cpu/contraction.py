@@ -21,7 +21,8 @@ from rlx.ir.types import Shape
 HEAVY_EPILOGUE = (
     8  # scalar operations per element from which an epilogue is written once, not into every tile
 )
-GEMM_DTYPES = ("f32", "f64")
+# dtype of the operands -> dtypes that sums may have
+GEMM_DTYPES = {"f32": ("f32",), "f64": ("f64",), "bf16": ("f32",), "f16": ("f32",), "i8": ("i32",), "u8": ("i32",)}
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,12 @@ class GemmPlan:
 def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     """A GEMM mapping, or None where a reduction nest must do."""
     form = nest.form
-    if form.dtype.name not in GEMM_DTYPES or form.accumulate is not form.dtype or len(nest.stores) != 1:
+    left_dtype, right_dtype = inputs[nest.lhs.data].dtype, inputs[nest.rhs.data].dtype
+    if form.accumulate is not form.dtype or len(nest.stores) != 1:
         return None
-    if inputs[nest.lhs.data].dtype is not form.dtype or inputs[nest.rhs.data].dtype is not form.dtype:
+    if left_dtype is not right_dtype or form.dtype.name not in GEMM_DTYPES.get(left_dtype.name, ()):
+        return None
+    if left_dtype.name == "u8":  # kernels take unsigned rows with signed columns
         return None
     rank, kept = len(nest.space), nest.kept
     a = linear_steps(nest.lhs, inputs[nest.lhs.data].steps, rank)
@@ -190,7 +194,7 @@ class _Gemm:
             b_strides=b_strides,
             c_strides=(*over(out, plan.m), 1),
             batch=batch,
-            dtype=self.nest.form.dtype.name,
+            dtype=self.table.inputs[lhs].dtype.name,
             c_dtype=self.table.outputs[0].dtype.name,
             b_packed=plan.packed,
         )
