@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ from rlx.backend.cpu.fft_lanes import (
     swapped,
     times,
 )
-from rlx.backend.cpu.fft_plan import pairs, roots_of_unity
-from rlx.backend.cpu.fft_rows import Planes, RowTransform, across, row_transform, turn_rows
+from rlx.backend.cpu.fft_plan import convolution_size, lanes_cost, pairs, radices, roots_of_unity
+from rlx.backend.cpu.fft_rows import Planes, RootsOfRow, RowTransform, across, row_transform, turn_rows
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot, unflatten
 from rlx.backend.cpu.irtext import Int, Module
 from rlx.backend.cpu.irtypes import Value, constant
@@ -41,8 +42,6 @@ from rlx.ir.dtype import DType
 from rlx.ir.form import Template, dense_strides
 from rlx.ir.scalar import Scalar, axes, load
 from rlx.ir.types import Shape
-
-MOST_LANE_POINTS = 4096  # longer rows one by one: a group of them would not fit the second-level cache
 
 
 @dataclass(frozen=True)
@@ -148,12 +147,17 @@ class FftKernel:
         fn, width = self.fn, self.width
         if single is None:
             return fn.ceildiv(total, width), 0
-        if self.what.points > MOST_LANE_POINTS:
+        if single.cost < self.lanes_cost():
             return 0, total
         rest = fn.urem(total, width)
         few = fn.cmp("slt", rest, max(width // 4, 2))
         alone = fn.select(few, rest, 0)
         return fn.ceildiv(fn.sub(total, alone), width), alone
+
+    def lanes_cost(self) -> float:
+        target, n = self.frame.module.target, self.what.points
+        cost = lanes_cost(n, self.shape.bytes, target.l1_bytes, target.l2_bytes)
+        return cost if radices(n) is not None else 2 * (cost + 2) * convolution_size(n) / n
 
     def need(self, nbytes: int) -> None:
         """Ask for scratch."""
@@ -385,22 +389,19 @@ class RowMode:
             across(fn, n, width, exchanged, overlap=False)
             return
         fn.store(zero, bins.place(1, h))
-        roots = self.roots(h + 1)
 
         def fold(k: Int, mask: Value | None) -> None:
             a, c = bins.points(k), bins.reversed(fn.sub(h, k))
             c = (c[0], fn.fneg(c[1]))
-            odd = times(fn, minus(fn, a, c), swapped(roots.points(k)))
+            odd = times(fn, minus(fn, a, c), swapped(self.roots.at(k, 1)))
             first.put_points(swapped(plus(fn, plus(fn, a, c), odd)), k)
 
         across(fn, h, width, fold)
 
-    def roots(self, count: int) -> Planes:
-        stride = -(-count // self.width) * self.width
-        z = roots_of_unity(self.what.n, np.arange(stride))
-        name = f"fft_half_roots_{self.what.n}_{self.shape.element}_planes"
-        values = [float(v) for v in (*z.real, *z.imag)]
-        return Planes(self.fn, self.kernel.frame.module.table(name, self.shape.element, values), stride, self.shape)
+    @cached_property
+    def roots(self) -> RootsOfRow:
+        """exp(-2 pi i k / n): `at(k, 1)` for neighbouring k."""
+        return RootsOfRow(self.fn, self.what.n, 2, self.shape)
 
     def write_points(self, found: Planes) -> None:
         what = self.what
@@ -417,12 +418,12 @@ class RowMode:
         fn, h, width = self.fn, self.what.n // 2, self.width
         for part in range(2):
             fn.store(fn.load(self.shape.element, half.place(part, 0)), half.place(part, h))
-        roots, scale = self.roots(h + 1), constant(self.shape.type, 0.5)
+        scale = constant(self.shape.type, 0.5)
 
         def block(k: Int, mask: Value | None) -> None:
             a, c = half.points(k), half.reversed(fn.sub(h, k))
             c = (c[0], fn.fneg(c[1]))
-            wr, wi = roots.points(k)
+            wr, wi = self.roots.at(k, 1)
             odd = times(fn, minus(fn, a, c), (wi, fn.fneg(wr)))  # -i w
             z = plus(fn, plus(fn, a, c), odd)
             self.kernel.store(self.row, k, (fn.fmul(z[0], scale), fn.fmul(z[1], scale)), None)

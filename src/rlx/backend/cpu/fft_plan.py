@@ -13,6 +13,8 @@ import numpy as np
 
 LARGEST_PRIME = 31  # radices up to this are computed by their definition, larger primes by Bluestein
 _RADICES = (8, 5, 4, 3, 2)
+_WORK = {2: 1.0, 3: 1.4, 4: 1.2, 5: 1.7, 8: 1.8}  # vector operations per point of a pass
+_LONG_HALF = 2048  # points of half a row from which its lane buffers are too large
 
 
 def roots_of_unity(n: int, powers: np.ndarray) -> np.ndarray:
@@ -77,15 +79,51 @@ def convolution_size(n: int) -> int:
     return best
 
 
-@lru_cache(maxsize=256)
-def split(n: int) -> tuple[int, int] | None:
-    """n = n1 * n2, as square as its divisors allow; None for a prime.
+def work(n: int) -> float:
+    """Vector operations per point of a transform of n points whose factors are small, roughly."""
+    return sum(_WORK.get(r, r / 2) for r in radices(n) or ())
 
-    >>> split(200), split(7)
-    ((10, 20), None)
+
+@dataclass(frozen=True)
+class Split:
+    """n = n1 * n2, and what transforming one row by them costs per point, in vector operations."""
+
+    n1: int
+    n2: int
+    cost: float
+
+
+@lru_cache(maxsize=256)
+def split(n: int, width: int) -> Split | None:
+    """The cheapest way to make one row of n points a matrix, for vectors of `width` lanes; None for a prime.
+
+    >>> split(400, 16).n1, split(7, 16)
+    (16, None)
     """
-    low = next((d for d in range(int(n**0.5), 1, -1) if n % d == 0), None)
-    return None if low is None else (low, n // low)
+
+    def filled(m: int) -> float:
+        """Lanes computed for each one that is needed."""
+        return -(-m // width) * width / m
+
+    found = []
+    for n1 in range(2, n // 2 + 1):
+        if n % n1 == 0:
+            n2 = n // n1
+            # every half is loaded and stored; the second one also turns rows into lanes
+            cost = filled(n2) * (work(n1) + 2) + filled(n1) * (work(n2) + 4)
+            too_long = max(n1, n2) > _LONG_HALF
+            found.append((too_long, cost, abs(n1 - n2), n1))
+    if not found:
+        return None
+    _, cost, _, n1 = min(found)
+    return Split(n1, n // n1, cost)
+
+
+def lanes_cost(n: int, vector_bytes: int, l1_bytes: int, l2_bytes: int) -> float:
+    """What transforming rows side by side costs per point: two lane buffers of n points shall stay in a cache."""
+    size = convolution_size(n) if radices(n) is None else n
+    room = 4 * size * vector_bytes
+    return (work(size) + 4) * (1.0 if room <= l1_bytes else 1.3 if room <= l2_bytes // 2 else 3.0)
 
 
 @dataclass(frozen=True)

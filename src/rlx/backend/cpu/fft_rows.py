@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlx.backend.cpu.fft_lanes import Complex, LaneBuffer, LaneShape, LaneTransform, lane_transform, swapped, times
-from rlx.backend.cpu.fft_plan import chirp, chirp_spectrum, convolution_size, pairs, radices, roots_of_unity, split
+from rlx.backend.cpu.fft_plan import Split, chirp, chirp_spectrum, convolution_size, pairs, radices, roots_of_unity, split
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant
 
@@ -104,6 +104,7 @@ class RowTransform:
     points: int
     stride: int
     lane_points: int
+    cost: float  # per point, as `fft_plan` counts it
 
     def planes_bytes(self, shape: LaneShape) -> int:
         return 2 * self.stride * (shape.bytes // shape.width)
@@ -113,13 +114,14 @@ def row_transform(module: Module, n: int, shape: LaneShape) -> RowTransform | No
     """The transform of one row of n points, written into the module once; None where lanes would not pay."""
     smooth = radices(n, module.target.registers) is not None
     size = n if smooth else convolution_size(n)
-    cut = split(size)
+    cut = split(size, shape.width)
     if n < SHORTEST_ROW or cut is None:
         return None
-    halves = [lane_transform(module, m, shape) for m in cut]
+    halves = [lane_transform(module, m, shape) for m in (cut.n1, cut.n2)]
     stride = -(-(size + 1) // shape.width) * shape.width + shape.width  # planes shall not share cache sets
     name = f"fft_row{n}_{shape.element}"
-    made = RowTransform(name, n, size, stride, max(h.points for h in halves))
+    cost = cut.cost if smooth else 2 * (cut.cost + 2) * size / n
+    made = RowTransform(name, n, size, stride, max(h.points for h in halves), cost)
     if not module.defines(name):
         inner = None if smooth else row_transform(module, size, shape)
         params = [("ptr noalias", p) for p in ("source", "target", "work")]
@@ -133,19 +135,19 @@ def row_transform(module: Module, n: int, shape: LaneShape) -> RowTransform | No
 
 
 def _four_steps(
-    fn: Function, cut: tuple[int, int], halves: list[LaneTransform], source: Planes, target: Planes, work: Value
+    fn: Function, cut: Split, halves: list[LaneTransform], source: Planes, target: Planes, work: Value
 ) -> None:
-    (n1, n2), shape, width = cut, source.shape, source.shape.width
+    n1, n2, shape, width = cut.n1, cut.n2, source.shape, source.shape.width
     first = LaneBuffer(fn, work, shape)
     second = LaneBuffer(fn, fn.gep(work, shape.buffer_bytes(max(h.points for h in halves)), "i8"), shape)
-    roots = _Roots(fn, n1, n2, shape)
+    roots = RootsOfRow(fn, n1 * n2, n1, shape)
 
     def columns(c: Int, mask: Value | None) -> None:
         fn.loop(0, n1, 1, [], lambda t, _: first.put_point(source.points(fn.add(fn.mul(t, n2), c), mask), t))
         found, _ = halves[0].call(fn, first, second)
 
         def put(k: Int, _: list[Value]) -> None:
-            source.put_points(times(fn, found.point(k), roots.at(k, c)), fn.add(fn.mul(k, n2), c), mask)
+            source.put_points(times(fn, found.point(k), roots.at(fn.mul(k, c), k)), fn.add(fn.mul(k, n2), c), mask)
 
         fn.loop(0, n1, 1, [], put)
 
@@ -165,29 +167,29 @@ def _four_steps(
     across(fn, n1, width, rows)
 
 
-class _Roots:
-    """exp(-2 pi i k (c + lane) / n): a vector per k, times a scalar that is itself a product of two table entries,
-    so that tables stay small for long rows."""
+class RootsOfRow:
+    """exp(-2 pi i (base + step * lane) / n) in vectors: a vector for the lanes, read from a table, times a scalar for
+    the base, which is a product of two table entries. So tables stay small for long rows."""
 
-    def __init__(self, fn: Function, n1: int, n2: int, shape: LaneShape) -> None:
-        n, self.fn, self.shape = n1 * n2, fn, shape
+    def __init__(self, fn: Function, n: int, steps: int, shape: LaneShape) -> None:
+        self.fn, self.shape = fn, shape
         self.bits = (n.bit_length() + 1) // 2
         low = np.arange(min(1 << self.bits, n))
         high = np.arange(-(-n // (1 << self.bits))) << self.bits
-        lanes = roots_of_unity(n, np.arange(n1)[:, None] * np.arange(shape.width))
-        planes = np.stack([lanes.real, lanes.imag], 1)
+        lanes = roots_of_unity(n, np.arange(steps)[:, None] * np.arange(shape.width))
+        flat = np.stack([lanes.real, lanes.imag], 1).reshape(-1)
         element, table = shape.element, fn.module.table
-        self.lanes = table(f"fft_lane_roots_{n1}x{n2}_{element}x{shape.width}", element, [float(v) for v in planes.reshape(-1)])
+        self.lanes = table(f"fft_lane_roots_{n}_{steps}_{element}x{shape.width}", element, [float(v) for v in flat])
         self.low = table(f"fft_low_roots_{n}_{element}", element, pairs(roots_of_unity(n, low)))
         self.high = table(f"fft_high_roots_{n}_{element}", element, pairs(roots_of_unity(n, high)))
 
-    def at(self, k: Int, c: Int) -> Complex:
+    def at(self, base: Int, step: Int) -> Complex:
+        """base < n, step < `steps`."""
         fn, shape = self.fn, self.shape
-        power = fn.mul(k, c)
-        a = self.entry(self.low, fn.and_(power, (1 << self.bits) - 1))
-        b = self.entry(self.high, fn.lshr(power, self.bits))
-        base = tuple(fn.splat(part, shape.width) for part in times(fn, a, b))
-        return times(fn, (base[0], base[1]), LaneBuffer(fn, self.lanes, shape).point(k))
+        a = self.entry(self.low, fn.and_(base, (1 << self.bits) - 1))
+        b = self.entry(self.high, fn.lshr(base, self.bits))
+        spread = tuple(fn.splat(part, shape.width) for part in times(fn, a, b))
+        return times(fn, (spread[0], spread[1]), LaneBuffer(fn, self.lanes, shape).point(step))
 
     def entry(self, table: Value, index: Int) -> Complex:
         fn, element = self.fn, self.shape.element
