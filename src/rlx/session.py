@@ -31,16 +31,20 @@ def load(
 ) -> CompiledProgram:
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
 
-    `model` is an ONNX file, a `.rlx` file, a graph as text or as `Graph.save` wrote it, or `zoo:ID`. `options`
-    are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. A compiled model is
-    kept in the cache, and loaded from there while the file does not change (`cache=False`: neither).
-    `trust_native` runs the code of a `.rlx` file whoever signed it; other code that this user did not sign is
-    made again from the plan.
+    `model` is an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or `zoo:ID`.
+    `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. A
+    compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
+    neither). `trust_native` runs the code of a `.rlx` file whoever signed it; else code that this user did
+    not sign is made again from the plan.
 
     >>> import tempfile, numpy as np, rlx
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder, "double.txt")
-    ...     _ = file.write_text('graph "double" { %0 = input() {name="x", type=f32[n]} %1 = add(%0, %0) output "y" = %1 }')
+    ...     _ = file.write_text('''graph "double" {
+    ...         %0 = input() {name="x", type=f32[n]}
+    ...         %1 = add(%0, %0)
+    ...         output "y" = %1
+    ...     }''')
     ...     rlx.load(file)(np.ones(2, np.float32))
     array([2., 2.], dtype=float32)
     """
@@ -132,7 +136,9 @@ def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledProgram:
     return program
 
 
-def _from_zoo(id: str, shapes: Mapping[str, Sequence[Any]] | None, options: dict[str, Any]) -> CompiledProgram:
+def _from_zoo(
+    id: str, shapes: Mapping[str, Sequence[Any]] | None, options: dict[str, Any]
+) -> CompiledProgram:
     from rlx import zoo
 
     path = zoo.fetch(id)
@@ -187,13 +193,14 @@ def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> C
     known = {*_RUN_TIME_OPTIONS, "target", "device"}
     fixed = sorted(options.keys() - known)
     if fixed:
-        raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile the model again")
+        raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
     file = Artifact(path)
     number = file.find(resolve(options.get("target") or config.TARGET.get()))
     if number is not None:
         return _open(file, number, options, trust_native)
     program = _compile(file.source(), options)
-    program.notes.append(f"{path} has no code for this machine and version ({', '.join(file.targets)}); it was compiled")
+    there = ", ".join(file.targets) or "nothing"
+    program.notes.append(f"{path} has code for {there}, not for this machine and version; it was compiled")
     return program
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_cache_that_cannot_be_written_warns_once_and_is_still_read(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(cache_module.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
     monkeypatch.setattr(cache_module.os, "utime", refuse)
     with pytest.warns(CacheWarning, match=r"cannot be written \(Read-only file system\)"):
         cache.put("cd", TARGET, b"code")

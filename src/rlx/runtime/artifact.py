@@ -1,12 +1,12 @@
 """Compiled programs in `.rlx` files: plan, native code and weights, for one or more targets.
 
-A file holds the graph as the user gave it, the values of its params, and per target a *variant*: the LIR graph,
-the graph of derived weights, the code and the derived weights themselves. Loading maps the weights and runs
-nothing in the file but code that this user has signed:
+A file holds the graph as the user gave it, the values of its params, and per target a *variant*: the LIR
+graph, the graph of derived weights, the code and the derived weights themselves. Loading maps the weights and
+runs nothing in the file but code that this user has signed:
 
 - code whose HMAC verifies under the user's key, or was accepted by `trust`, is loaded as it is;
 - other code is not executed: it is made again from the plan, which is parsed and verified first;
-- a file without a variant for this machine, or from another version of the generator, is compiled from its graph.
+- a file without a variant for this machine and this version of the generator is compiled from its graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from rlx.ir.text import graph_text
 from rlx.plan.build import Planner
 from rlx.runtime import container
 from rlx.runtime.native_code import FORMAT, code_blob, open_blob
-from rlx.runtime.trust import accepted, accept, keyring
+from rlx.runtime.trust import accept, accepted, keyring
 from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
@@ -84,7 +83,8 @@ def save(
     `facts` are JSON values of the caller's that are kept in the header.
     """
     if program.origin is None:
-        raise FormatError(f"program {program.graph.name!r} does not know its graph; save one that rlx.compile made")
+        name = program.graph.name
+        raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
     source, values = program.origin.graph(), program.param_values
     arrays, parts, blobs = _Arrays(), {}, {}
     variants = [_Variant.of(program.lir, program.weight_memory)]
@@ -183,7 +183,9 @@ def _signed_bytes(described: Mapping[str, Any], digests: Mapping[str, str]) -> b
 class StoredLir(LirModule):
     """A plan from a file. What running does not need is read when it is asked for."""
 
-    def __init__(self, file: Artifact, number: int, mir: Graph, planner: Planner, about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, file: Artifact, number: int, mir: Graph, planner: Planner, about: Mapping[str, Any]
+    ) -> None:
         super().__init__(mir, planner.plan(), target=about["target"], gate=about["gate"], planner=planner)
         self.options = about["options"]
         self._file, self._number = file, number
@@ -262,7 +264,7 @@ class Artifact:
         return _signed_bytes(self._variants[number], digests)
 
     def accept(self) -> list[str]:
-        """Trust the code of all variants from now on; returns their targets. The file is checked as a whole first."""
+        """Check the whole file and trust the code of all variants from now on; returns their targets."""
         self.container.check_all()
         for number in range(len(self._variants)):
             accept(self._signed(number))
@@ -308,7 +310,12 @@ class Artifact:
     # -- programs
 
     def program(
-        self, number: int, threads: int, debug: str | None = None, trust_native: bool = False, cache: bool = True
+        self,
+        number: int,
+        threads: int,
+        debug: str | None = None,
+        trust_native: bool = False,
+        cache: bool = True,
     ) -> CompiledProgram:
         """The program of a variant."""
         from rlx.runtime.program import CompiledProgram
@@ -332,8 +339,8 @@ class Artifact:
             kernels, code = self._code(number, target)
         else:
             notes.append(
-                f"the code in {self.container.path} is not signed by this user and was not run; it was made again "
-                "from the plan (rlx trust FILE accepts it)"
+                f"the code in {self.container.path} is not signed by this user and was not run; "
+                "it was made again from the plan (rlx trust FILE accepts it)"
             )
             warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
             lir.derived, lir.unfused  # noqa: B018  (verified before code is made from the plan)
@@ -378,8 +385,11 @@ def _is_variant(about: Any) -> bool:
         "weights": list,
         "mac": str,
     }
-    if not isinstance(about, dict) or any(not isinstance(about.get(key), kind) for key, kind in kinds.items()):
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), kinds[key]) for key in kinds):
         return False
-    sizes = all(type(n) is int and n >= 0 for n in about["binding"].values())
-    pairs = all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in about["weights"])
-    return sizes and pairs and all(type(n) is int for n in about["placed"])
+    pairs = about["weights"]
+    return (
+        all(type(n) is int and n >= 0 for n in about["binding"].values())
+        and all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs)
+        and all(type(n) is int for n in about["placed"])
+    )

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import struct
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -53,6 +52,7 @@ class CacheInfo:
 class ObjectCache:
     """Objects by `code_key` and target; the LLVM and generator versions are added here.
 
+    >>> import tempfile
     >>> from rlx.backend.cpu.target import resolve
     >>> from rlx.runtime.trust import Keyring
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -223,6 +223,8 @@ def _touch(path: Path) -> None:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
+    import tempfile  # which loads much, and most processes only read
+
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -196,7 +196,7 @@ class Container:
             raise self.fail("not a compiled program; rlx files begin with the bytes RLXPROG")
         _, version, zero, length, total, digest = _PREFIX.unpack(prefix)
         if version != VERSION:
-            raise self.fail(f"format version {version}, but this RLX reads version {VERSION}; compile it again")
+            raise self.fail(f"format version {version}, but this RLX reads {VERSION}; compile it again")
         if total != size or length > min(size, _MOST_HEADER):
             raise self.fail(f"{size} bytes long, but should have {total}; it is truncated or damaged")
         header = file.read(length)

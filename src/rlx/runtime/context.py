@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.backend.cpu.build import HostThunk, KernelSet
+from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.errors import InputError
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.backend.cpu.frame import EmittedKernel
+from rlx.backend.cpu.kernels import EmittedKernel
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan

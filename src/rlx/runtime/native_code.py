@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
-
-if TYPE_CHECKING:
-    from rlx.backend.cpu.build import KernelSet
 
 _LENGTH = struct.Struct("<Q")
 FORMAT = 2  # of the cached blob
@@ -37,7 +35,6 @@ def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
     """Kernels and loaded code of a blob that can be trusted."""
-    from rlx.backend.cpu.build import KernelSet
     from rlx.backend.cpu.jit import load
 
     (length,) = _LENGTH.unpack_from(blob)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backend.cpu.build import KernelSet
+from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.errors import InputError, KernelError
 from rlx.ir.bind import check_array
@@ -155,7 +155,7 @@ class CompiledProgram:
         return f"%{node.id} ({' + '.join(ops)})"
 
     def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
-        """Write plan, native code and weights to one file, which `rlx.load` maps; `targets` adds code for others.
+        """Write plan, native code and weights to one file, which `rlx.load` maps; `targets` adds more code.
 
         >>> import tempfile, numpy as np, rlx
         >>> g = rlx.Graph("double")

@@ -1,8 +1,8 @@
 """Programs that `rlx.load` has compiled before, by the model file they came from.
 
-The name of an entry is a digest of what identifies the file to the system (device, inode, size, time of change),
-of the options, and of this compiler: finding one reads no model and imports no frontend. An entry also lists
-the other files the model consisted of; if one of them has changed it is not used. Entries are `.rlx` files.
+The name of an entry is a digest of what identifies the file to the system (device, inode, size, time of
+change), of the options, and of this compiler: finding one reads no model and imports no frontend. An entry
+also lists the other files of the model; if one of them has changed it is not used. Entries are `.rlx` files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class ProgramStore:
     def info(self) -> CacheInfo:
         """How many programs there are, and their bytes."""
         entries = self._entries()
-        return CacheInfo(self.directory, len(entries), sum(s.st_size for _, s in entries), self.limit, 0, 0, 0)
+        nbytes = sum(status.st_size for _, status in entries)
+        return CacheInfo(self.directory, len(entries), nbytes, self.limit, 0, 0, 0)
 
     def clear(self) -> int:
         """Delete every entry; returns how many there were."""
@@ -114,9 +115,10 @@ def _identity(path: Path) -> list[int] | None:
 
 
 def _listed(found: Artifact) -> list[list[Any]]:
-    files = found.facts.get("files")
-    sound = isinstance(files, list) and all(isinstance(f, list) and f and isinstance(f[0], str) for f in files)
-    return files if sound and files is not None else [["", 0]]  # matches nothing
+    files: Any = found.facts.get("files")
+    if isinstance(files, list) and all(isinstance(f, list) and f and isinstance(f[0], str) for f in files):
+        return files
+    return [["", 0]]  # matches nothing
 
 
 @functools.cache
@@ -131,6 +133,8 @@ def compiler_version() -> str:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         for name in sorted(n for n in names if n.endswith(".py")):
-            status = os.stat(os.path.join(folder, name))
-            digest.update(f"{folder[len(str(root)):]}/{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+            path = os.path.join(folder, name)
+            status = os.stat(path)
+            line = f"{path[len(str(root)) :]} {status.st_size} {status.st_mtime_ns}\n"
+            digest.update(line.encode())
     return digest.hexdigest()

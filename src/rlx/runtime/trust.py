@@ -1,8 +1,8 @@
 """Native code is never run on faith: objects carry an HMAC under a key that only this user can read.
 
 The key is a file of 32 random bytes with mode 0600, made once, in one atomic step, by whichever process comes
-first. Code whose HMAC does not verify is treated as if it were not there, and is made again. A user may accept
-code that somebody else signed: that leaves an HMAC of this user's beside the key, and the file as it is.
+first. Code whose HMAC does not verify is treated as if it were not there, and is made again. A user may
+accept code that somebody else signed: that adds an HMAC beside the key and leaves the file as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import hashlib
 import hmac
 import os
-import secrets
 import stat
 import warnings
 from pathlib import Path
@@ -78,7 +77,7 @@ def _keyring_at(path: Path) -> Keyring:
             str(error) if isinstance(error, TrustError) else f"no signing key at {path}: {error.strerror}"
         )
         warnings.warn(f"compiled code serves this process only: {reason}", TrustWarning, stacklevel=3)
-        return Keyring(secrets.token_bytes(KEY_BYTES))
+        return Keyring(os.urandom(KEY_BYTES))
 
 
 def accept(signed: bytes) -> None:
@@ -110,11 +109,11 @@ def load_or_create(path: Path) -> bytes:
     except FileNotFoundError:
         pass
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
+            file.write(os.urandom(KEY_BYTES))
         # A link appears whole or not at all and never replaces: the first process wins, all read its key.
         os.link(fresh, path)
     except FileExistsError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlx.backend.cpu.expression import Operand
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value
+from rlx.backend.cpu.kernels import EmittedKernel
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.form import dense_strides
@@ -27,16 +28,6 @@ class Slot:
     @property
     def steps(self) -> Shape:
         return dense_strides(self.shape) if self.strides is None else self.strides
-
-
-@dataclass(frozen=True)
-class EmittedKernel:
-    """What the runtime must know of a kernel: which sizes it reads and how much scratch it needs."""
-
-    name: str
-    dims: tuple[Dim, ...]
-    scratch_per_thread: Dim = 0
-    serial: bool = False
 
 
 class ArgumentTable:
