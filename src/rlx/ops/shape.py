@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.attr import Attr, dim_pairs, dims, integer, ints, number
-from rlx.ir.dim import Dim, ceildiv, divides, known_eq, known_le
+from rlx.ir.attr import Attr, dims, integer, ints
+from rlx.ir.dim import Dim, divides, known_eq, known_le
 from rlx.ir.form import Form, Layout, Map, Piece, Pieces, dense_strides, is_dense
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Op, Sample, declare
@@ -479,127 +479,6 @@ def concat(arrays: Sequence[Any], axis: int = 0) -> Any:
     if not arrays:
         raise ShapeError("concat: needs at least one operand")
     return _concat(*arrays, axis=normal_axis("concat", axis, len(arrays[0].shape)))
-
-
-@declare
-class _pad(Op):
-    """Pad each axis with a constant: (low, high), negative amounts crop; `interior` is a gap in between."""
-
-    name = "pad"
-    arity = 1
-    attrs = {"padding": Attr(dim_pairs), "interior": Attr(ints, ()), "value": Attr(number, 0)}
-
-    def _interior(self, interior: Sequence[int], rank: int) -> tuple[int, ...]:
-        return tuple(interior) or (0,) * rank
-
-    def infer(
-        self, x: TensorType, *, padding: Sequence[tuple[Dim, Dim]], interior: Sequence[int], value: float
-    ) -> TensorType:
-        gaps = self._interior(interior, x.rank)
-        if len(padding) != x.rank or len(gaps) != x.rank or any(len(p) != 2 for p in padding):
-            raise ShapeError(f"pad: {x} needs {x.rank} (low, high) pairs, got {tuple(padding)}")
-        out = []
-        for d, (low, high), gap in zip(x.shape, padding, gaps, strict=True):
-            if gap < 0:
-                raise ShapeError(f"pad: interior padding {gap} of {x} is negative")
-            spread = (
-                d
-                if gap == 0
-                else d + (d - 1) * gap
-                if known_le(1, d) is True
-                else ceildiv(d * (gap + 1) - gap, 1)
-            )
-            n = low + high + (0 if isinstance(d, int) and d == 0 else spread)
-            if known_le(n, -1) is True:
-                raise ShapeError(f"pad: {tuple(padding)} crops more than {x} has")
-            out.append(n)
-        return x.with_shape(tuple(out))
-
-    def ref(
-        self, x: np.ndarray, *, padding: Sequence[tuple[int, int]], interior: Sequence[int], value: float
-    ) -> np.ndarray:
-        gaps = self._interior(interior, x.ndim)
-        shape = [
-            lo + hi + (n + max(n - 1, 0) * g) for n, (lo, hi), g in zip(x.shape, padding, gaps, strict=True)
-        ]
-        out = np.full(shape, value, x.dtype)
-        source, target = [], []
-        for n, (lo, _), g, total in zip(x.shape, padding, gaps, shape, strict=True):
-            at = lo + np.arange(n) * (g + 1)
-            inside = (at >= 0) & (at < total)
-            source.append(np.arange(n)[inside])
-            target.append(at[inside])
-        out[np.ix_(*target)] = x[np.ix_(*source)]
-        return out
-
-    def vjp(
-        self,
-        g: Node,
-        y: Node,
-        x: Node,
-        *,
-        padding: Sequence[tuple[Dim, Dim]],
-        interior: Sequence[int],
-        value: float,
-    ) -> list[Node]:
-        gaps = self._interior(interior, x.rank)
-        cropped = [
-            (-lo if known_le(0, -lo) is True else 0, -hi if known_le(0, -hi) is True else 0)
-            for lo, hi in padding
-        ]
-        if any(c != (0, 0) for c in cropped):  # what was cropped away gets a zero gradient
-            g = op_call("pad", g, padding=tuple(cropped))
-        starts = tuple(lo + c[0] for (lo, _), c in zip(padding, cropped, strict=True))
-        made: Node = _slice(g, starts=starts, sizes=x.shape, steps=tuple(k + 1 for k in gaps))
-        return [made]
-
-    def batch(
-        self,
-        flags: Sequence[bool],
-        x: Node,
-        *,
-        padding: Sequence[tuple[Dim, Dim]],
-        interior: Sequence[int],
-        value: float,
-    ) -> Node:
-        gaps = self._interior(interior, x.rank - 1)
-        made: Node = _pad(x, padding=((0, 0), *padding), interior=(0, *gaps), value=value)
-        return made
-
-    def lower(
-        self, x: TensorType, *, padding: Sequence[tuple[Dim, Dim]], interior: Sequence[int], value: float
-    ) -> Form:
-        from rlx.ir.scalar import TRUE, in_range, load_or
-
-        out = self.infer(x, padding=padding, interior=interior, value=value)
-        index: list[Scalar] = []
-        guard = TRUE
-        for i, d, (low, _), gap in zip(
-            axes(x.rank), x.shape, padding, self._interior(interior, x.rank), strict=True
-        ):
-            at = i - size(low)
-            if gap:
-                guard = guard & (at % (gap + 1) <= 0) & (at >= 0)
-                at = at // (gap + 1)
-            if (low, gap) != (0, 0) or out.shape[len(index)] != d:
-                guard = guard & in_range(at, d)
-            index.append(at)
-        return Map(out.shape, load_or(0, index, guard, const(value, x.dtype)))
-
-    def cost(
-        self, x: TensorType, *, padding: Sequence[tuple[Dim, Dim]], interior: Sequence[int], value: float
-    ) -> Dim:
-        return 0
-
-    def samples(self) -> list[Sample]:
-        return [
-            Sample((Arg("f32[2,3]"),), {"padding": ((1, 2), (0, 1))}),
-            Sample((Arg("f32[4]"),), {"padding": ((-1, 2),), "value": 1.5}),
-            Sample((Arg("f32[3]"),), {"padding": ((1, 1),), "interior": (2,)}),
-            Sample((Arg("f32[0]"),), {"padding": ((1, 2),)}, grad=False),
-            Sample((Arg("i32[2]"),), {"padding": ((1, 0),), "value": 7}, grad=False),
-            Sample((Arg("f32[n,2]"),), {"padding": ((1, 1), (0, 0))}, grad=False),
-        ]
 
 
 @declare
