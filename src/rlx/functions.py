@@ -7,6 +7,7 @@ work inside a trace (on nodes) and, called with arrays, compile themselves; they
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,13 +29,14 @@ class Jit:
         self, function: Callable[..., Any], static: Sequence[int | str] = (), **options: Any
     ) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.static, self.options = function, tuple(static), options
+        self.function, self.options = function, options
+        self._static_places, self._static_names = _static_arguments(function, static)
         self._programs: dict[Any, list[tuple[Trace, Any]]] = {}
         self.stats: dict[str, Any] = {"traces": 0, "specialized": {}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        fixed_args = {i: args[i] for i in self.static if isinstance(i, int) and i < len(args)}
-        fixed_kwargs = {k: kwargs[k] for k in self.static if isinstance(k, str) and k in kwargs}
+        fixed_args = {i: args[i] for i in self._static_places if i < len(args)}
+        fixed_kwargs = {k: kwargs[k] for k in self._static_names if k in kwargs}
         moving = tuple(None if i in fixed_args else a for i, a in enumerate(args))
         moving_kwargs = {k: v for k, v in kwargs.items() if k not in fixed_kwargs}
         leaves, tree = flatten((moving, moving_kwargs))
@@ -69,8 +71,28 @@ class Jit:
         return unflatten(trace.result, list(out.values()))
 
 
+def _static_arguments(
+    function: Callable[..., Any], static: Sequence[int | str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Places and names of static arguments; each may be given either way in a call."""
+    parameters = list(inspect.signature(function).parameters.values())
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    open_places = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    open_names = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own = {p.name for p in parameters}
+    for s in static:
+        known = (open_places or s < len(names)) and s >= 0 if isinstance(s, int) else open_names or s in own
+        if not known:
+            which = f"argument {s}" if isinstance(s, int) else repr(s)
+            has = ", ".join(p.name for p in parameters) or "none"
+            raise TransformError(f"jit: static names {which}, but the function's arguments are: {has}")
+    places = {s if isinstance(s, int) else names.index(s) for s in static if isinstance(s, int) or s in names}
+    named = {names[s] if isinstance(s, int) else s for s in static if isinstance(s, str) or s < len(names)}
+    return tuple(sorted(places)), tuple(sorted(named))
+
+
 def _hashable(args: dict[int, Any], kwargs: dict[str, Any]) -> Any:
-    key = (tuple(sorted(args.items())), tuple(sorted(kwargs.items())))
+    key = tuple((place, _exact(value)) for place, value in (*args.items(), *sorted(kwargs.items())))
     try:
         hash(key)
     except TypeError:
@@ -78,6 +100,13 @@ def _hashable(args: dict[int, Any], kwargs: dict[str, Any]) -> Any:
             "static arguments of jit must be hashable; pass arrays as ordinary arguments"
         ) from None
     return key
+
+
+def _exact(value: Any) -> Any:
+    """A key that tells 1, 1.0 and True apart, and 0.0 from -0.0: functions may."""
+    if isinstance(value, tuple):
+        return tuple(_exact(v) for v in value)
+    return type(value), value.hex() if isinstance(value, float) else value
 
 
 def jit(
@@ -97,18 +126,16 @@ def jit(
     return Jit(function, static, **options)
 
 
-def _nodes_or_jit(make: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Run a transformed function: in the graph being built, or compiled when called with arrays."""
-    leaves, _ = flatten(args)
-    if any(isinstance(leaf, Node) for leaf in leaves) or current_graph() is not None:
-        return make(*args)
-    cached = _COMPILED.get(make)
-    if cached is None:
-        cached = _COMPILED[make] = Jit(make)
-    return cached(*args)
+class _Transformed:
+    """A transformed function: part of the graph being built or, called with arrays, compiled."""
 
+    def __init__(self, in_graph: Callable[..., Any]) -> None:
+        self.in_graph, self.compiled = in_graph, Jit(in_graph)
 
-_COMPILED: dict[Callable[..., Any], Jit] = {}
+    def __call__(self, *args: Any) -> Any:
+        leaves, _ = flatten(args)
+        inside = any(isinstance(leaf, Node) for leaf in leaves) or current_graph() is not None
+        return self.in_graph(*args) if inside else self.compiled(*args)
 
 
 def _in_graph(value: Any, graph: Graph) -> Node:
@@ -160,11 +187,7 @@ def value_and_grad(
         result = trees[0] if isinstance(argnums, int) else tuple(trees)
         return ((loss, aux), result) if has_aux else (loss, result)
 
-    @functools.wraps(function)
-    def wrapped(*args: Any) -> Any:
-        return _nodes_or_jit(in_graph, function, args)
-
-    return wrapped
+    return functools.wraps(function)(_Transformed(in_graph))
 
 
 def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
@@ -184,7 +207,7 @@ def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Call
 
 
 def vmap(
-    function: Callable[..., Any], in_axes: int | Sequence[int | None] = 0, out_axes: int = 0
+    function: Callable[..., Any], in_axes: int | Sequence[int | None] | None = 0, out_axes: int = 0
 ) -> Callable[..., Any]:
     """Apply a function to every slice of its arguments at once.
 
@@ -196,7 +219,7 @@ def vmap(
     def in_graph(*args: Any) -> Any:
         graph = current_graph()
         assert graph is not None
-        axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
+        axes = tuple(in_axes) if isinstance(in_axes, Sequence) else (in_axes,) * len(args)
         if len(axes) != len(args):
             raise TransformError(f"vmap: {len(args)} arguments but {len(axes)} in_axes")
         leaves, tree = flatten((args, {}))
@@ -214,18 +237,14 @@ def vmap(
             types.append(node.tensor.with_shape((*node.shape[:place], *node.shape[place + 1 :])))
         if not sizes:
             raise TransformError("vmap: no argument has an axis to map over")
-        trace = trace_types(function, types, tree)
+        trace = trace_types(function, types, tree, graph)
         named = {f"arg{i}": a for i, a in enumerate(per_leaf)}
         batched = batch_graph(trace.graph, named, sizes[0], out_axes)
         for c in batched.constraints:
             graph.assume(c)
-        return unflatten(trace.result, inline(batched, nodes, graph))
+        return unflatten(trace.result, inline(batched, [*nodes, *trace.captured], graph))
 
-    @functools.wraps(function)
-    def wrapped(*args: Any) -> Any:
-        return _nodes_or_jit(in_graph, function, args)
-
-    return wrapped
+    return functools.wraps(function)(_Transformed(in_graph))
 
 
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -235,31 +254,32 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     >>> rlx.jvp(lambda x: x * x, (np.array([3.0]),), (np.array([1.0]),))
     (array([9.]), array([6.]))
     """
+    if len(primals) != len(tangents):
+        raise TransformError(f"jvp: {len(primals)} primals but {len(tangents)} tangents")
+    made: tuple[Any, Any] = _jvp_of(function)(tuple(primals), tuple(tangents))
+    return made
 
+
+@functools.lru_cache(maxsize=64)  # functions whose derivative stays compiled
+def _jvp_of(function: Callable[..., Any]) -> _Transformed:
     def in_graph(points: Any, directions: Any) -> Any:
         graph = current_graph()
         assert graph is not None
-        leaves, tree = flatten((tuple(points), {}))
-        moves, _ = flatten(tuple(directions))
+        leaves, tree = flatten((points, {}))
+        moves, _ = flatten(directions)
         nodes = [x if isinstance(x, Node) else graph.constant(as_array(x)) for x in leaves]
         along = [x if isinstance(x, Node) else graph.constant(as_array(x)) for x in moves]
-        trace = trace_types(function, [n.tensor for n in nodes], tree)
+        trace = trace_types(function, [n.tensor for n in nodes], tree, graph)
         smooth = [i for i, n in enumerate(nodes) if is_differentiable_dtype(n)]
         derivative = jvp_graph(trace.graph, [f"arg{i}" for i in smooth])
-        named = {f"arg{i}": n for i, n in enumerate(nodes)} | {f"t_arg{i}": along[i] for i in smooth}
-        values = inline(trace.graph, nodes, graph)
-        tangent_of = dict(
-            zip(
-                derivative.outputs,
-                inline(derivative, [named[n.attrs["name"]] for n in derivative.inputs], graph),
-                strict=True,
-            )
-        )
+        every = [*nodes, *trace.captured]
+        named = {n.attrs["name"]: value for n, value in zip(trace.graph.inputs, every, strict=True)}
+        named |= {f"t_arg{i}": along[i] for i in smooth}
+        values = inline(trace.graph, every, graph)
+        inputs = [named[n.attrs["name"]] for n in derivative.inputs]
+        tangent_of = dict(zip(derivative.outputs, inline(derivative, inputs, graph), strict=True))
         out = [tangent_of.get(f"tan_out{i}") for i in range(len(values))]
         slopes = [zeros_like(v) if t is None else t for v, t in zip(values, out, strict=True)]
         return unflatten(trace.result, values), unflatten(trace.result, slopes)
 
-    if len(primals) != len(tangents):
-        raise TransformError(f"jvp: {len(primals)} primals but {len(tangents)} tangents")
-    made: tuple[Any, Any] = _nodes_or_jit(in_graph, function, (tuple(primals), tuple(tangents)))
-    return made
+    return _Transformed(in_graph)

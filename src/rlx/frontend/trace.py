@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx.errors import RlxError, TransformError
 from rlx.ir.bind import match_shape
+from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, substitute, sym, symbols
 from rlx.ir.dim_expr import READER
 from rlx.ir.dtype import dtype
@@ -27,11 +28,15 @@ MAX_RETRACES = 32
 
 @dataclass
 class Trace:
-    """A traced function: its graph, the tree of its results, and which dims were fixed and why."""
+    """A traced function: its graph, the tree of its results, and which dims were fixed and why.
+
+    `captured` are nodes of the graphs around it that it read: its last inputs stand for them, in order.
+    """
 
     graph: Graph
     result: Tree
     specialized: dict[str, str] = field(default_factory=dict)
+    captured: tuple[Node, ...] = ()
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -43,16 +48,21 @@ def as_array(value: Any) -> np.ndarray:
     return array
 
 
-def trace_types(function: Callable[..., Any], types: Sequence[TensorType], tree: Tree) -> Trace:
-    """Trace with exactly these (possibly symbolic) types."""
-    graph = Graph(getattr(function, "__name__", "function").strip("<>"))
+def trace_types(
+    function: Callable[..., Any], types: Sequence[TensorType], tree: Tree, parent: Graph | None = None
+) -> Trace:
+    """Trace with exactly these (possibly symbolic) types; values of `parent` and around it may be read."""
+    name = getattr(function, "__name__", "function").strip("<>")
+    graph = Graph(name) if parent is None else Body(name, parent)
     with graph.building():
         inputs = [graph.input(f"arg{i}", t.shape, t.dtype) for i, t in enumerate(types)]
         args, kwargs = unflatten(tree, inputs)
         leaves, result = flatten(function(*args, **kwargs))
         nodes = [leaf if isinstance(leaf, Node) else graph.constant(leaf) for leaf in leaves]
+        if isinstance(graph, Body):
+            nodes = [graph.here(n) for n in nodes]
         graph.set_outputs({f"out{i}": n for i, n in enumerate(nodes)})
-    return Trace(graph, result)
+    return Trace(graph, result, captured=tuple(graph.captured) if isinstance(graph, Body) else ())
 
 
 def trace_arrays(function: Callable[..., Any], arrays: Sequence[np.ndarray], tree: Tree) -> Trace:
