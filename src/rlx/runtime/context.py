@@ -22,11 +22,12 @@ Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
 
 @dataclass
 class Step:
-    """One native segment or one host thunk; `nodes` are the kernels in it."""
+    """One native segment or one host thunk, with the time of its last run; `nodes` are the kernels in it."""
 
     nodes: tuple[int, ...]
     program: NativeProgram | None
     thunk: HostThunk | None
+    span: tuple[int, int] = (0, 0)
 
 
 class Context:
@@ -68,6 +69,9 @@ class Context:
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
         self._keep: list[object] = []
+        # Of a profiled run: where it went on when data had decided sizes, and after which step.
+        self.later: Context | None = None
+        self.left_at = 0
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
         self.steps = self._steps(one_by_one)
         self.has_thunks = any(step.thunk is not None for step in self.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context, Step
 from rlx.runtime.driver import RecordError
 from rlx.runtime.memory import aligned_empty
+from rlx.runtime.trace import Run, spans
 from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
@@ -288,7 +290,9 @@ class CompiledProgram:
             number += 1
             if found:  # sizes that depend on data are known now: plan the rest for them
                 binding |= found
-                later = self._make_context(self.plan_for(binding))
+                later = self._make_context(self.plan_for(binding), context.profile)
+                if context.profile:
+                    context.later, context.left_at = later, number
                 outputs = [
                     old
                     if old.shape == n.tensor.bind(binding)
@@ -335,6 +339,7 @@ class CompiledProgram:
                 self._check_finite(context, step)
             return {}, None
         assert step.thunk is not None
+        start = time.perf_counter_ns()
         node = self.graph.nodes[step.thunk.node]
         interpreter = Interpreter(
             self.graph, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
@@ -345,6 +350,7 @@ class CompiledProgram:
         found = {k: v for k, v in interpreter.binding.items() if context.plan.binding.get(k) != v}
         if not found:
             self._store_thunk(context, step, out)
+        step.span = (start, time.perf_counter_ns())
         return found, out
 
     def _unknown(self, node: Node) -> set[str]:
@@ -406,19 +412,26 @@ class CompiledProgram:
             profile=profile,
         )
 
+    def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> list[Run]:
+        """Run several times and say when every kernel ran, on which thread."""
+        given = [np.ascontiguousarray(inputs[name]) for name in self.input_names]
+        known: dict[str, int] = dict.fromkeys(self._found_later, 0)
+        for node, array in zip(self.inputs, given, strict=True):
+            check_array(node.tensor, array, known, f"input {node.attrs['name']!r}")
+        context, runs = self._make_context(self.plan_for(known), profile=True), []
+        for _ in range(rounds):
+            states, start = self.initial_states(known), time.perf_counter_ns()
+            self._execute(context, given, states, dict(known))
+            runs.append(Run(start, time.perf_counter_ns(), spans(context)))
+        return runs
+
     def profile(self, inputs: Mapping[str, Any], rounds: int = 10) -> list[tuple[Node, float]]:
         """(kernel, microseconds on thread 0) in schedule order: the best of several rounds."""
-        given = [np.ascontiguousarray(inputs[name]) for name in self.input_names]
-        binding: dict[str, int] = dict.fromkeys(self._found_later, 0)
-        for node, array in zip(self.inputs, given, strict=True):
-            check_array(node.tensor, array, binding, f"input {node.attrs['name']!r}")
-        context = self._make_context(self.plan_for(binding), profile=True)
         best: dict[int, float] = {}
-        for _ in range(rounds):
-            self._execute(context, given, self.initial_states(binding), binding)
-            for step in context.steps:
-                if step.program is not None and step.program.profile is not None:
-                    spans = step.program.profile[0]
-                    for id, (start, end) in zip(step.nodes, spans, strict=True):
-                        best[id] = min(best.get(id, np.inf), (end - start) / 1e3)
+        for run in self.trace(inputs, rounds):
+            spent: dict[int, float] = {}
+            for span in run.spans:
+                if span.thread == 0:  # a loop has a span per kernel and step
+                    spent[span.node.id] = spent.get(span.node.id, 0.0) + span.microseconds
+            best = {id: min(best.get(id, np.inf), t) for id, t in spent.items()}
         return [(self.graph.nodes[id], t) for id, t in best.items()]
