@@ -42,6 +42,15 @@ def start(n: int, folder: Path, *arguments: str, limit: float = 120) -> tuple[in
     return done.returncode, output, [json.loads(f.read_text()) if f.exists() else None for f in files]
 
 
+def test_a_rank_that_never_starts_mpi_ends_the_job(require: Any, tmp_path: Path) -> None:
+    require("mpi")
+    begin = time.monotonic()
+    code, output, _ = start(3, tmp_path, "never join", "alone", str(tmp_path), str(DEADLINE))
+    assert code != 0
+    assert "_start_mpi" in output or "Open MPI" not in mpi_version(), output
+    assert time.monotonic() - begin < DEADLINE + START_SECONDS
+
+
 def mpi_version() -> str:
     return subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
 

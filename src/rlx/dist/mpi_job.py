@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +24,26 @@ KEPT_MESSAGES = 64
 _HEADER = struct.Struct("<qqq")
 
 
-def _mpi() -> Any:
+def _start_mpi() -> Any:
+    """mpi4py; its import starts MPI, which waits for all ranks."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise TransportError(f"MPI is not available ({error}); pip install 'rlx[mpi]'") from error
     return MPI
+
+
+@contextmanager
+def _end_process_after(seconds: float) -> Iterator[None]:
+    """End this process, with a traceback, if the block takes longer.
+
+    The start of MPI waits for a missing rank for ever and holds the GIL, so only a C thread can watch it.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @dataclass
@@ -47,14 +64,15 @@ class MpiJob:
     """What all groups of one rank have in common: the communicator, and the heaps of its host."""
 
     def __init__(self, comm: Any, heap_size: int, timeout: float, share: bool) -> None:
-        self.MPI = _mpi()
-        self.comm = (comm or self.MPI.COMM_WORLD).Dup()
-        self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
-        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self.timeout = timeout
         self.allocator = SymmetricAllocator(heap_size)
         self.heap_size = heap_size
-        self._share_heap(share)
+        with _end_process_after(timeout):
+            self.MPI = _start_mpi()
+            self.comm = (comm or self.MPI.COMM_WORLD).Dup()
+            self.comm.Set_errhandler(self.MPI.ERRORS_RETURN)
+            self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+            self._share_heap(share)
         self.signals: dict[int, int] = {}
         self.outgoing = Pending()
         self.next_group = 1
