@@ -248,18 +248,43 @@ class Expression:
 
     def _checked(self, s: Scalar, operand: Operand, index: Sequence[Scalar]) -> Value:
         """Indices from data: a bad one is reported in the error slot and reads nothing."""
-        fn = self.fn
+        row = self._checked_row(s, operand, index)
+        if row is not None:
+            return row
         values = self._together([self(i) for i in index])
-        good: Value | None = None
-        for i, extent in zip(values, operand.shape, strict=True):
-            limit = fn_splat(fn, self._dim(extent), i.width)
-            ok = fn.value(fn.cmp("ult", i, limit))
-            good = ok if good is None else fn.value(fn.and_(good, ok))
+        good = self._in_range(values, operand.shape)
         offset = self._offset(operand, values)
         if good is None:
             return self._read(s, operand, offset, None, None)
-        self.report(fn.value(fn.xor(good, constant(good.type, True))))
         return self._read(s, operand, offset, good, constant(like(offset.type, register_type(s.dtype)), 0))
+
+    def _checked_row(self, s: Scalar, operand: Operand, index: Sequence[Scalar]) -> Value | None:
+        """Lanes along a row that data chose: the index is checked once and the row is read as it lies."""
+        if self.lane is None:
+            return None
+        moving = [self._varies(i) for i in index]
+        if any(
+            v and any(e.prim in LOADS or e.prim == "at" for e in i.walk())
+            for v, i in zip(moving, index, strict=True)
+        ):
+            return None
+        place = self._linear(operand, index)
+        if place is None or not isinstance(place[1], int) or place[1] != 1:
+            return None
+        fixed = [(self(i), d) for i, d, v in zip(index, operand.shape, moving, strict=True) if not v]
+        good = self._in_range([i for i, _ in fixed], [d for _, d in fixed])
+        return self._contiguous(s, operand, place[0], good, constant(register_type(s.dtype), 0))
+
+    def _in_range(self, values: Sequence[Value], shape: Sequence[Dim]) -> Value | None:
+        """Whether every index lies inside its axis; a bad one is reported. None: there is nothing to check."""
+        fn = self.fn
+        good: Value | None = None
+        for i, extent in zip(values, shape, strict=True):
+            ok = fn.value(fn.cmp("ult", i, fn_splat(fn, self._dim(extent), i.width)))
+            good = ok if good is None else fn.value(fn.and_(good, ok))
+        if good is not None:
+            self.report(fn.value(fn.xor(good, constant(good.type, True))))
+        return good
 
     def report(self, bad: Value, code: int = ERROR_INDEX) -> None:
         """Store an error code if any existing lane is bad."""
