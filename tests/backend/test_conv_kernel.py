@@ -15,7 +15,9 @@ import rlx
 from rlx.backend.cpu.target import Target, runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
+from rlx.ir.op import get_op
 from rlx.ops import avg_pool, concat, conv, conv_transpose, max_pool, mean, relu, sigmoid
+from rlx.ops.winograd import WinogradLayout, transform_kernel
 
 TARGETS = [target for target in targets() if runs_here(target)]
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -242,6 +244,54 @@ def test_chains_of_convolutions(build: Any, symbolic: bool, target: Target) -> N
         np.testing.assert_allclose(runs[0][name], value, rtol=1e-4, atol=2e-5)
         for other in runs[1:]:
             np.testing.assert_array_equal(runs[0][name], other[name])
+
+
+# ---- Winograd
+
+WINOGRAD = [((1, 16, 8, 8), 32), ((2, 32, 7, 9), 16), ((1, 48, 1, 1), 48), ((3, 16, 13, 30), 80), ((1, 32, 57, 5), 32)]
+
+
+@every_target
+@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 2), (1, 0)), ((0, 0), (2, 2))], ids=["same", "odd", "wide"])
+@pytest.mark.parametrize("m", [2, 4])
+def test_winograd_is_the_convolution(m: int, padding: Any, target: Target) -> None:
+    """Kernels in Winograd's layout, whatever the cost model would choose; run-time sizes, relu and residual."""
+    lanes, rng = target.lanes("f32"), np.random.default_rng(0)
+    block, unblock, unpack = (get_op(n) for n in ("block_channels", "unblock_channels", "unpack_winograd"))
+    for shape, out in WINOGRAD:
+        if any(d + sum(p) < 3 for d, p in zip(shape[2:], padding, strict=True)):
+            continue
+        layout = WinogradLayout(m, out, shape[1], 2 * lanes, lanes)
+        g = rlx.Graph("winograd")
+        x = g.input("x", ("n", shape[1] // lanes, "h", "w", lanes), "f32")
+        w = g.param("w", (out, shape[1], 3, 3), "f32")
+        attrs = {k: getattr(layout, k) for k in unpack.attrs}
+        kernel = unpack(transform_kernel(w, layout), **attrs)
+        y = conv(unblock(x, channels=shape[1]), kernel, g.param("b", (out,), "f32"), padding=padding)
+        r = g.input("r", (y.shape[0], out // lanes, *y.shape[2:], lanes), "f32")
+        g.output("y", block(relu(y + unblock(r, channels=out)), lanes=lanes))
+        image, weights, bias = (
+            rng.standard_normal(s).astype(np.float32) for s in (shape, (out, shape[1], 3, 3), (out,))
+        )
+        g.set_param("w", weights)
+        g.set_param("b", bias)
+        exact = conv(*(a.astype(np.float64) for a in (image, weights, bias)), padding=padding)
+        size = conv(*(np.abs(a).astype(np.float64) for a in (image, weights, bias)), padding=padding)
+        residual = rng.standard_normal(exact.shape).astype(np.float32)
+        guarded = Guarded()
+        feed = {
+            "x": guarded.copy(block(image, lanes=lanes), True),
+            "r": guarded.copy(block(residual, lanes=lanes), True),
+        }
+        want = block(np.maximum(exact + residual, 0), lanes=lanes)
+        tolerance = block(2 * 9 * shape[1] * EPS * (size + np.abs(residual)), lanes=lanes)
+        outs = []
+        for threads in (1, 2, 3):
+            result = guarded.copy(np.zeros(want.shape, np.float32), True)
+            compiled(g, target, threads).bind(feed, {"y": result})()
+            outs.append(result)
+        assert np.all(np.abs(outs[0] - want) <= tolerance)
+        assert all(np.array_equal(outs[0], other) for other in outs[1:])
 
 
 def test_one_object_serves_every_size() -> None:

@@ -19,16 +19,23 @@ from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.shape import concat, reshape
 from rlx.ops.window import GEOMETRY
+from rlx.ops.winograd import WinogradLayout, transform_kernel
+from rlx.passes.layout import weight_ids
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
+USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
 
 
 @dataclass(frozen=True)
 class ConvTarget:
-    """What a target's convolution kernels work in: floats of a vector, output channels of a panel."""
+    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what one
+    core of it does in a nanosecond, which decides between direct sums and Winograd's."""
 
     lanes: int
     columns: int
+    flops: float = 117.0
+    weight_bytes: float = 15.0  # read from memory once a run, beside a busy neighbour
+    scratch_bytes: float = 30.0  # written to and read from L2
 
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
@@ -45,7 +52,8 @@ def _is_packable(node: Node) -> bool:
         return False
     x, w = (o.tensor for o in node.operands)
     f32 = all(t.dtype.name == "f32" for t in (x, w, node.tensor))
-    return f32 and w.is_static and 3 <= w.rank <= 5 and 0 not in w.shape
+    packed = node.operands[1].op.reader_side
+    return f32 and w.is_static and 3 <= w.rank <= 5 and 0 not in w.shape and not packed
 
 
 def _is_product(node: Node) -> bool:
@@ -62,6 +70,7 @@ class _Plan:
         live = graph.live()
         self.users = {i: [u for u in users if u.id in live] for i, users in graph.users().items()}
         self.kept = {n.id for n in graph.roots()}
+        self.weights = weight_ids(graph)
         self.chain_of: dict[int, int] = {}  # elementwise op -> convolution whose epilogue it joins
         self.end: dict[int, int] = {}  # convolution -> last value of its epilogue
         nodes = [n for n in graph.nodes if n.id in live]
@@ -175,11 +184,13 @@ class _Writer:
     def __init__(self, plan: _Plan) -> None:
         self.plan, self.lanes = plan, plan.target.lanes
         self.unblock, self.block = get_op("unblock_channels"), get_op("block_channels")
-        self.packed: dict[tuple[int, KernelLayout], Node] = {}
+        self.packed: dict[tuple[int, KernelLayout | WinogradLayout], Node] = {}
 
     def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         plan = self.plan
         made: Node | None = None
+        if node.op.name == "conv" and node.operands[1].op.reader_side:
+            return None  # its layouts were chosen already
         if _is_packable(node):
             made = self.convolution(node, operands)
         elif plan.is_pool(node) and self.is_blocked(operands[0]):
@@ -223,16 +234,51 @@ class _Writer:
         blocked = self.is_blocked(x) and self.plan.reads_blocked(node)
         if self.is_blocked(x) and not blocked:
             x = get_op("copy")(x)
-        layout = self.kernel_layout(node, blocked)
-        if layout is not None:
-            key = (w.id, layout)
-            if key not in self.packed:
-                attrs = vars(layout)
-                attrs = {k: attrs[k] for k in get_op("pack_kernel").attrs}
-                self.packed[key] = get_op("unpack_kernel")(get_op("pack_kernel")(w, **attrs), **attrs)
-            w = self.packed[key]
-        made: Node = node.op(x, w, **node.attrs)
+        layout = self.winograd_layout(node) if blocked else None
+        made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, blocked)), **node.attrs)
         return made
+
+    def pack(self, w: Node, layout: KernelLayout | WinogradLayout | None) -> Node:
+        """A kernel in a layout; one that several convolutions read is packed once."""
+        if layout is None:
+            return w
+        key = (w.id, layout)
+        if key not in self.packed:
+            unpack = get_op("unpack_kernel" if isinstance(layout, KernelLayout) else "unpack_winograd")
+            attrs = {k: getattr(layout, k) for k in unpack.attrs}
+            if isinstance(layout, KernelLayout):
+                there = get_op("pack_kernel")(w, **attrs)
+            else:
+                there = transform_kernel(w, layout)
+            self.packed[key] = unpack(there, **attrs)
+        return self.packed[key]
+
+    def winograd_layout(self, node: Node) -> WinogradLayout | None:
+        """Transformed weights where they pay: constant 3x3 kernels of whole blocks that move by one."""
+        plan, target = self.plan, self.plan.target
+        w = node.operands[1]
+        if plan.end[node.id] not in plan.blocked or w.id not in plan.weights or node.attrs["groups"] != 1:
+            return None
+        one = (1, 1)
+        if w.shape[2:] != (3, 3) or node.attrs["strides"] != one or node.attrs["dilations"] != one:
+            return None
+        out, channels = int(w.shape[0]), int(w.shape[1])  # type: ignore[call-overload]
+        if out % self.lanes or channels % self.lanes:
+            return None
+        n, h, wide = (d if isinstance(d, int) else u for d, u in zip(
+            (node.shape[0], *node.shape[2:]), (1, USUAL_SIZE, USUAL_SIZE), strict=True))
+        size = out * channels
+
+        def cost(m: int) -> float:
+            """Nanoseconds of one core; m = 1 is the direct sum."""
+            if m == 1:
+                return 18 * n * h * wide * size / target.flops + 36 * size / target.weight_bytes
+            points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
+            products = 2 * tiles * points * size / target.flops + 4 * points * size / target.weight_bytes
+            return products + 8 * tiles * points * (out + channels) / target.scratch_bytes
+
+        best = min((1, 2, 4), key=cost)
+        return None if best == 1 else WinogradLayout(best, out, channels, target.columns, self.lanes)
 
     def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""

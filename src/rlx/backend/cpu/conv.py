@@ -12,6 +12,7 @@ from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.target import Target
+from rlx.backend.cpu.winograd import emit_winograd
 from rlx.ir.compose import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.ir.form import Contract
 from rlx.ir.scalar import (
@@ -29,6 +30,7 @@ from rlx.ir.scalar import (
     size,
 )
 from rlx.ops.conv_packing import KernelLayout
+from rlx.ops.winograd import WinogradLayout
 from rlx.passes.conv_layout import ConvTarget
 
 
@@ -43,7 +45,9 @@ def emit_conv(
 ) -> EmittedKernel:
     """Write the kernel of a convolution into the module."""
     if nest.w_layout is not None:
-        _, attrs = nest.w_layout
+        kind, attrs = nest.w_layout
+        if kind == "unpack_winograd":
+            return emit_winograd(module, name, nest, WinogradLayout(**dict(attrs)), inputs, outputs)
         return emit_direct(module, name, nest, KernelLayout(**dict(attrs)), inputs, outputs)
     product = as_product(nest)
     if product is not None and plan_gemm(product, inputs) is not None:

@@ -1,0 +1,209 @@
+"""The functions that a Winograd kernel calls: both transforms, and products of a register tile of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlx.backend.cpu.conv_end import Epilogue
+from rlx.backend.cpu.conv_shape import Image
+from rlx.backend.cpu.expression import Lane
+from rlx.backend.cpu.frame import ArgumentTable
+from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
+from rlx.backend.cpu.microkernel import Kind, Places, accumulate
+from rlx.backend.cpu.primitives import memory_type
+from rlx.ir.types import Shape
+from rlx.ops.winograd import INPUT, OUTPUT
+
+ELEMENT = "float"
+Grid = list[list[Value]]
+
+
+def _combine(fn: Function, row: Sequence[float], values: Sequence[Value]) -> Value:
+    """A sum of values with small constant factors."""
+    total: Value | None = None
+    for factor, value in sorted(zip(row, values, strict=True), key=lambda pair: -pair[0]):
+        if factor == 0:
+            continue
+        if total is None:
+            total = value if factor == 1 else fn.fmul(value, constant(value.type, float(factor)))
+        elif abs(factor) == 1:
+            total = fn.fadd(total, value) if factor == 1 else fn.fsub(total, value)
+        else:
+            total = fn.fma(value, constant(value.type, float(factor)), total)
+    assert total is not None
+    return total
+
+
+def _both_sides(fn: Function, matrix: Sequence[Sequence[float]], grid: Grid) -> Grid:
+    """matrix @ grid @ matrix transposed."""
+    columns = [[_combine(fn, row, [line[j] for line in grid]) for row in matrix] for j in range(len(grid[0]))]
+    return [[_combine(fn, row, [c[i] for c in columns]) for row in matrix] for i in range(len(matrix))]
+
+
+def _each_tile(
+    fn: Function, tiles: Int, place: Sequence[Int], tiles_h: Int, tiles_w: Int, body: Callable[[Int, Int, Int, Int], None]
+) -> None:
+    """body(number, image, row, column) of `tiles` tiles in row-major order from `place` on."""
+
+    def one(t: Int, at: list[Value]) -> list[Value]:
+        image, row, column = at
+        body(t, image, row, column)
+        column = fn.value(fn.add(column, 1))
+        wrap = fn.cmp("eq", column, tiles_w)
+        row = fn.value(fn.add(row, fn.zext(wrap, "i64")))
+        column = fn.select(wrap, 0, column)
+        wrap = fn.cmp("eq", row, tiles_h)
+        image = fn.value(fn.add(image, fn.zext(wrap, "i64")))
+        return [image, fn.select(wrap, 0, row), column]
+
+    fn.loop(0, tiles, 1, list(place), one)
+
+
+def emit_input_transform(module: Module, m: int, lanes: int) -> str:
+    """Name of the function that writes transformed tiles as [point][block][tile][lanes]."""
+    name = f"winograd.input{m}"
+    if module.defines(name):
+        return name
+    words = ("batch", "block", "line", "height", "width", "low_h", "low_w")
+    more = ("step", "blocks", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
+    params = [("ptr noalias", "x"), *(("i64", w) for w in words), ("ptr noalias", "to"), *(("i64", w) for w in more)]
+    fn = module.function(name, params, internal=True, noinline=True)
+    x, batch, block, line, height, width, low_h, low_w, to, step, blocks, tiles, *rest = fn.args
+    place, (tiles_h, tiles_w) = rest[:3], rest[3:]
+    side, type_ = m + 2, vector(ELEMENT, lanes)
+    edge = fn.alloca(ELEMENT, side * side * lanes)
+
+    def in_block(b: Int, _: list[Value]) -> None:
+        plane = fn.mul(b, block)
+        target = fn.gep(to, fn.mul(fn.mul(b, tiles), lanes), ELEMENT)
+
+        def tile(t: Int, image: Int, row: Int, column: Int) -> None:
+            top, left = fn.sub(fn.mul(row, m), low_h), fn.sub(fn.mul(column, m), low_w)
+            start = fn.add(plane, fn.add(fn.mul(image, batch), fn.add(fn.mul(top, line), fn.mul(left, lanes))))
+            source = fn.gep(x, start, ELEMENT)
+            inside: Value = fn.value(fn.cmp("sge", top, 0))
+            for condition in (
+                fn.cmp("sge", left, 0),
+                fn.cmp("sle", fn.add(top, side), height),
+                fn.cmp("sle", fn.add(left, side), width),
+            ):
+                inside = fn.value(fn.and_(inside, condition))
+
+            def copy() -> list[Int | Value]:
+                """A tile that reaches past an edge, with zeros there."""
+                for i in range(side):
+                    in_line = fn.cmp("ult", fn.add(top, i), height)
+                    for j in range(side):
+                        there = fn.and_(in_line, fn.cmp("ult", fn.add(left, j), width))
+                        spot = fn.gep(source, fn.add(fn.mul(line, i), j * lanes), ELEMENT)
+                        got = fn.if_value(
+                            there,  # type: ignore[arg-type]
+                            lambda spot=spot: [fn.load(type_, spot)],  # type: ignore[misc]
+                            lambda: [constant(type_, 0)],
+                        )
+                        fn.store(got[0], fn.gep(edge, (i * side + j) * lanes, ELEMENT))
+                return [edge, side * lanes]
+
+            begin, stride = fn.if_value(inside, lambda: [source, line], copy)
+            lines = [fn.gep(begin, fn.mul(stride, i), ELEMENT) for i in range(side)]
+            grid = [[fn.load(type_, fn.gep(p, j * lanes, ELEMENT)) for j in range(side)] for p in lines]
+            there = fn.gep(target, fn.mul(t, lanes), ELEMENT)
+            for k, value in enumerate(v for r in _both_sides(fn, INPUT[m], grid) for v in r):
+                fn.store(value, fn.gep(there, fn.mul(step, k), ELEMENT))
+
+        _each_tile(fn, tiles, place, tiles_h, tiles_w, tile)
+
+    fn.loop(0, blocks, 1, [], in_block)
+    return name
+
+
+def emit_products(module: Module, kind: Kind, pixels: int, vectors: int) -> str:
+    """Name of the function products(x, w, y, blocks, step): sums of one register tile over all input channels.
+
+    `step` is the number of elements from one block of channels to the next, in x and in y.
+    """
+    name = f"winograd.{pixels}x{vectors}"
+    if module.defines(name):
+        return name
+    params = [("ptr noalias", "x"), ("ptr noalias", "w"), ("ptr noalias", "y"), ("i64", "blocks"), ("i64", "step")]
+    fn = module.function(name, params, internal=True, noinline=True)
+    x, w, y, blocks, step = fn.args
+    lanes, width = kind.lanes, vectors * kind.lanes
+
+    def block(b: Int, sums: list[Value]) -> list[Value]:
+        rows = Places.of(fn, fn.gep(x, fn.mul(b, step), ELEMENT), [p * lanes for p in range(pixels)], 1, ELEMENT)
+        panel = fn.gep(w, fn.mul(b, lanes * width), ELEMENT)
+        columns = Places.of(fn, panel, [j * lanes for j in range(vectors)], width, ELEMENT)
+        return accumulate(fn, kind, rows, columns, lanes, sums)
+
+    sums = fn.loop(0, blocks, 1, [kind.zero] * (pixels * vectors), block)
+    for n, total in enumerate(sums):
+        there = fn.gep(y, fn.mul(step, n % vectors), ELEMENT)
+        fn.store(total, fn.gep(there, n // vectors * lanes, ELEMENT))
+    return name
+
+
+def emit_output_transform(
+    module: Module,
+    name: str,
+    table: ArgumentTable,
+    epilogue: Epilogue,
+    y: Image,
+    m: int,
+    lanes: int,
+    out: Shape,
+) -> str:
+    """Name of the function that turns sums into outputs and stores them behind the epilogue."""
+    name = f"{name}.output"
+    words = ("step", "first", "last", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
+    params = [("ptr", "args"), ("ptr noalias", "sums"), *(("i64", w) for w in words)]
+    fn = module.function(name, params, internal=True, noinline=True)
+    _, sums, step, first, last, tiles, *rest = fn.args
+    place, (tiles_h, tiles_w) = rest[:3], rest[3:]
+    side, type_ = m + 2, vector(ELEMENT, lanes)
+    height, width = (table.dim(fn, d) for d in out[1:])
+    steps = [table.dim(fn, s) for s in (y.batch, y.block, y.axes[1])]
+    element = memory_type(table.outputs[0].dtype)
+    pointer = table.operand(fn, len(table.inputs)).pointer
+    stage = fn.alloca(ELEMENT, m * m * lanes)
+
+    def block(b: Int, _: list[Value]) -> None:
+        source = fn.gep(sums, fn.mul(fn.mul(b, tiles), lanes), ELEMENT)
+        lane = Lane(2, 0, lanes)
+
+        def tile(t: Int, image: Int, row: Int, column: Int) -> None:
+            at = fn.gep(source, fn.mul(t, lanes), ELEMENT)
+            grid = [
+                [fn.load(type_, fn.gep(at, fn.mul(step, i * side + j), ELEMENT)) for j in range(side)]
+                for i in range(side)
+            ]
+            for i, results in enumerate(_both_sides(fn, OUTPUT[m], grid)):
+                for j, value in enumerate(results):
+                    fn.store(value, fn.gep(stage, (i * m + j) * lanes, ELEMENT))
+            top, left = fn.mul(row, m), fn.mul(column, m)
+            common = epilogue.at(fn, [image, b, 0, 0, top, left], lane, None, None)
+            for e in epilogue.fixed:
+                common(e)
+            start = fn.add(fn.mul(image, steps[0]), fn.mul(b, steps[1]))
+            start = fn.add(start, fn.add(fn.mul(top, steps[2]), fn.mul(left, lanes)))
+            origin = fn.gep(pointer, start, element)
+            lines = fn.smin(fn.sub(height, top), m)
+            pixels = fn.smin(fn.sub(width, left), m)
+
+            def line(i: Int, _: list[Value]) -> None:
+                there = fn.gep(origin, fn.mul(i, steps[2]), element)
+
+                def pixel(j: Int, _: list[Value]) -> None:
+                    value = fn.load(type_, fn.gep(stage, fn.mul(fn.add(fn.mul(i, m), j), lanes), ELEMENT))
+                    point = [image, b, 0, 0, fn.add(top, i), fn.add(left, j)]
+                    result = epilogue.value(epilogue.at(fn, point, lane, value, common))
+                    fn.store(result, fn.gep(there, fn.mul(j, lanes), element))
+
+                fn.loop(0, pixels, 1, [], pixel)
+
+            fn.loop(0, lines, 1, [], line)
+
+        _each_tile(fn, tiles, place, tiles_h, tiles_w, tile)
+
+    fn.loop(first, last, 1, [], block)
+    return name
