@@ -23,6 +23,7 @@ from rlx.ir.scalar import Scalar, axes, const, replace_axes
 from rlx.ir.types import Shape
 from rlx.ir.views import keeps_order
 from rlx.passes.rules import Rule, Rules, Subject, rule
+from rlx.passes.stacked import STACKED
 
 FOLD_LIMIT = 1 << 16  # elements up to which an operation on constants is done at compile time
 FOLD_GROWTH = 256  # elements that a folded value may always have; above, it must not outgrow its operands
@@ -353,4 +354,4 @@ def reduction_of_one(s: Subject) -> Node | None:
 
 def simplify_rules() -> Rules:
     """The whole table, in the order in which rules are tried on a node."""
-    return (*FOLD, *MOVES, *CASTS, *ALGEBRA, *REDUCTIONS, common_nodes())
+    return (*FOLD, *MOVES, *CASTS, *ALGEBRA, *REDUCTIONS, *STACKED, common_nodes())
