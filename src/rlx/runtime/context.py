@@ -74,7 +74,8 @@ class Context:
         self.left_at = 0
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
         self.steps = self._steps(one_by_one)
-        self.has_thunks = any(step.thunk is not None for step in self.steps)
+        # Whether values at the edges are read by NumPy too: by host thunks, as states, or to be checked.
+        self.keeps_edges = one_by_one or bool(graph.states) or any(s.thunk is not None for s in self.steps)
 
     def _steps(self, one_by_one: bool) -> list[Step]:
         out: list[Step] = []
@@ -164,7 +165,7 @@ class Context:
         address = array.__array_interface__["data"][0]
         for table, index, offset in self.places[node]:
             table[index] = address + offset
-        if self.has_thunks:
+        if self.keeps_edges:
             self.bound[node] = array.reshape(-1).view(np.uint8)
 
     # -- values as NumPy sees them (host thunks, debugging)

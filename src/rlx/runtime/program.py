@@ -303,8 +303,9 @@ class CompiledProgram:
                 later.take_over(context, number)
                 self._store_thunk(later, step, value)
                 context = later
-        for state in self.graph.states:
-            states[state.name][...] = context.array(state.output)
+        new = {s.name: np.array(context.array(s.output)) for s in self.graph.states}  # one may be another's
+        for name, value in new.items():
+            states[name][...] = value
         return outputs
 
     def _output_shapes(self, context: Context) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -371,7 +372,8 @@ class CompiledProgram:
             node = self.graph.nodes[id]
             for result in self.graph.results(node):
                 root = context.plan.view_aliases.get(result.id)
-                if root is None and result.dtype.is_float and result.id in context.memory:
+                stored = result.id in context.memory or result.id in context.bound
+                if root is None and result.dtype.is_float and stored:
                     values = context.array(result)
                     if not np.isfinite(values.astype(np.float32)).all():
                         raise KernelError(f"kernel {self.describe(node)} made a NaN or infinity", node.where)
