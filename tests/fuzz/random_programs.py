@@ -11,7 +11,7 @@ ROWS, COLUMNS = 6, 8
 
 
 def random_program(seed: int, size: int = 14, symbolic: bool = False) -> tuple[Graph, dict[str, np.ndarray]]:
-    """A graph of about `size` ops over [rows, columns] values and what follows from them, and inputs for it."""
+    """A graph of about `size` ops over [rows, columns] values, and inputs for it."""
     rng = np.random.default_rng(seed)
     rows = "n" if symbolic else ROWS
     g = Graph(f"random{seed}")

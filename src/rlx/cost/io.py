@@ -65,6 +65,11 @@ def _fixed_by(constraints: Iterable[Constraint]) -> dict[str, int]:
     return found
 
 
+def is_scalar_constant(node: Node) -> bool:
+    """A constant of one element: kernels hold it in their code."""
+    return node.op.role is Role.CONSTANT and node.attrs["value"].array.size == 1
+
+
 class IoModel:
     """Sizes and reads of one graph at one binding; every answer is worked out once."""
 
@@ -129,6 +134,8 @@ class IoModel:
             known = self._reads[node.id] = {}
             counts = self._loads(node)
             for number, operand in enumerate(node.operands):
+                if is_scalar_constant(operand):
+                    continue  # part of the kernel's code
                 stored = self.stored(operand)
                 count = stored if counts is None else min(stored, counts.get(number, 0))
                 root = self.root(operand)

@@ -13,13 +13,6 @@ from rlx.ir.op import Role
 from rlx.ir.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.ir.types import Shape, TupleType
 
-INLINE_CONSTANT = 1  # constants of one element are part of a body; larger ones are operands
-
-
-def is_scalar_constant(node: Node) -> bool:
-    return node.op.role is Role.CONSTANT and node.attrs["value"].array.size == INLINE_CONSTANT
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """One way in which a kernel reads a stored value.

@@ -10,7 +10,7 @@ several kernels read may be computed again by each reader instead of stored. Eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.cost.compute import elementwise_ps
 from rlx.cost.decision import Decision, DecisionLog, decide
@@ -22,7 +22,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType
 from rlx.passes.attend import Candidate, attention_candidates
 from rlx.passes.facts import Facts
-from rlx.passes.fit import Fit, Misfit
+from rlx.passes.fit import Fit, Misfit, Status
 from rlx.passes.reach import Reach
 from rlx.passes.regions import Group, Region, RegionMaker, emit_graph
 from rlx.passes.trial import Pricing, Trial
@@ -33,6 +33,7 @@ MOST_AHEAD = 12  # ops to look past the best group so far
 MOST_TRIAL_OUTPUTS = 6  # values that a group may need to store while it grows
 MOST_RECOMPUTED = 8  # ops that are computed again by each reader
 MOST_READERS = 24
+APART = "pinned apart by the user"
 
 Pins = Mapping[tuple[int, int], bool]
 Supports = Callable[[Kernel, Sequence[TensorType]], str | None]
@@ -89,10 +90,13 @@ class Fuser:
 
     def is_needed(self, i: int) -> bool:
         """Whether a value has a reader that does not compute it for itself."""
-        if i in self.facts.kept or i not in self.facts.readers:  # readers of an op with several results read those
+        if (
+            i in self.facts.kept or i not in self.facts.readers
+        ):  # readers of an op with several results read those
             return True
         own = self.homes.get(i, set())
-        return any(not self.homes.get(r, set()) <= own or r not in self.homes for r in self.facts.readers[i])
+        readers = self.facts.readers.get(i, ())
+        return any(r not in self.homes or not self.homes[r] <= own for r in readers)
 
     # -- growing one group
 
@@ -109,7 +113,7 @@ class Fuser:
         apart = any(self.apart(i, candidate.nodes) for i in candidate.nodes)
         why = fit.refuse_outputs(start.outputs) or self.kernel_refused(start)
         if apart:
-            why = "pinned apart by the user"
+            why = APART
         gain = self.gain(start)
         if why is None and gain < self.gate.least_gain_ps and not self.wishes(start):
             why = "the gate finds that it does not pay"
@@ -159,7 +163,7 @@ class Fuser:
             if node.id in refused or node.id in self.group_of or self.facts.kind(node) not in kinds:
                 continue
             if self.apart(node.id, now.members):
-                refused[node.id] = "pinned apart by the user"
+                refused[node.id] = APART
                 continue
             if not (now.span | self.reach.span([node.id])).acyclic:
                 continue  # what lies between may join later, and then this too
@@ -260,114 +264,131 @@ class Fuser:
                 reason, compute = self.why_refused(t, node)
             score = self.gate.score_ps(fusion_benefit(before, after))
             region, where = tuple(members), self.where((t.members[0], node.id))
-            pinned = reason == "pinned apart by the user"
+            pinned = reason == APART
             self.log.add(Decision(region, before, after, score, compute, False, reason, where, pinned, rule))
 
     def why_refused(self, t: Trial, node: Node) -> tuple[str, int]:
         """The reason, and the compute in picoseconds that joining would have added."""
-        if not (t.span | self.reach.span([node.id])).acyclic:
-            return "another kernel between them needs one and feeds the other", 0
-        if node.id in self.group_of:
-            other = self.groups[self.group_of[node.id]]
-            return f"%{node.id} is part of the kernel of %{other.nodes[0]} already", 0
+        if self.apart(node.id, t.members):
+            return APART, 0
         try:
             wider = t.add(node, self.reach)
         except Misfit as why:
             return str(why), 0
-        why_not = wider.fit.refuse_outputs(wider.outputs) or self.kernel_refused(wider)
         compute = elementwise_ps(self.options.device, wider.work_added - t.work_added)
+        if not wider.span.acyclic:
+            return "another kernel between them needs one and feeds the other", compute
+        if node.id in self.group_of:
+            other = self.groups[self.group_of[node.id]]
+            return f"%{node.id} is in the kernel of %{other.nodes[0]} already", compute
+        why_not = wider.fit.refuse_outputs(wider.outputs) or self.kernel_refused(wider)
         return why_not or "the gate finds that it does not pay", compute
 
     # -- recomputing
 
     def recompute(self) -> None:
-        """Dissolve cheap elementwise groups into all of their readers where that pays."""
-        order = sorted(self.groups, key=lambda g: -max(self.groups[g].nodes))
-        for number in order:
-            group, fit = self.groups[number], self.fits[number]
-            if fit.kind != "map" or len(group.evaluated) > MOST_RECOMPUTED:
+        """Let readers compute cheap values themselves, instead of storing them, where that pays."""
+        stored = [i for number in self.groups for i in self.outputs_of(number)]
+        for i in sorted(stored, reverse=True):
+            number = self.group_of[i]
+            if i in self.facts.kept or self.fits[number].status[i] is not Status.FREE:
                 continue
-            readers = self.reader_groups(number)
-            if readers and len(readers) <= MOST_READERS:
-                self.dissolve(number, readers)
+            needed = self.closure(i, number)
+            readers = self.reader_groups(i, number)
+            if readers and len(readers) <= MOST_READERS and len(needed) <= MOST_RECOMPUTED:
+                self.spread(i, needed, number, readers)
+
+    def closure(self, i: int, number: int) -> list[Node]:
+        """A value and what its group computes for it."""
+        inside = set(self.groups[number].evaluated)
+        found, stack = {i}, [i]
+        while stack:
+            for access in self.facts.accesses(self.graph.nodes[stack.pop()]):
+                if access.root in inside and access.root not in found:
+                    found.add(access.root)
+                    stack.append(access.root)
+        return [self.graph.nodes[k] for k in sorted(found)]
 
     def outputs_of(self, number: int) -> tuple[int, ...]:
         """Values that a group stores: needed by a kernel that does not compute them itself."""
-        group = self.groups[number]
-        return tuple(
-            i
-            for i in group.nodes
-            if i in self.facts.kept
-            or any(home not in self.homes[i] for r in self.facts.readers.get(i, ()) for home in self.homes[r])
-        )
+        return tuple(i for i in self.groups[number].nodes if self.is_needed(i))
 
-    def reader_groups(self, number: int) -> list[int]:
-        """Groups that read a group's values; none if a value must be stored in any case."""
-        found: dict[int, None] = {}
-        for i in self.outputs_of(number):
-            if i in self.facts.kept:
-                return []
-            for r in self.facts.readers.get(i, ()):
-                for home in sorted(self.homes[r]):
-                    if home != number:
-                        found[home] = None
-        return list(found)
+    def reader_groups(self, i: int, number: int) -> list[int]:
+        """Groups that read a value from memory."""
+        homes = (home for r in self.facts.readers.get(i, ()) for home in sorted(self.homes[r]))
+        return [h for h in dict.fromkeys(homes) if h not in self.homes[i]]
 
-    def dissolve(self, number: int, readers: Sequence[int]) -> None:
-        nodes = [self.graph.nodes[i] for i in self.groups[number].evaluated]
-        if any(self.apart(n.id, self.groups[r].evaluated) for n in nodes for r in readers):
+    def spread(self, i: int, needed: Sequence[Node], number: int, readers: Sequence[int]) -> None:
+        """Copy what a value needs into the groups that read it, if they can take it and the gate agrees."""
+        if any(self.apart(n.id, self.groups[r].evaluated) for n in needed for r in readers):
             return
-        fits: dict[int, Fit] = {}
+        grown: dict[int, tuple[Group, Fit]] = {}
         for r in readers:
-            try:
-                fits[r] = self.fits[r].add_all([n for n in nodes if n.id not in self.fits[r].status])
-            except Misfit:
+            copied = self.with_copies(r, needed)
+            if copied is None:
                 return
-            if len(fits[r].status) > MOST_NODES:
-                return
+            grown[r] = copied
         involved = [number, *readers]
-        before, work_before = GraphIoProfile(), 0
-        for g in involved:
-            before += self.pricing.group(self.groups[g].evaluated, self.outputs_of(g))
-            work_before += evaluated_work(self.facts, self.fits[g], self.outputs_of(g))
-        after, work_after = GraphIoProfile(), 0
-        grown: dict[int, Group] = {}
+        before, work_before = self.cost_of(involved)
+        undo = {g: (self.groups[g], self.fits[g]) for g in involved}
+        homes = {n.id: set(self.homes[n.id]) for n in needed}
         for r in readers:
-            outputs = self.outputs_of(r)
-            copies = sorted(
-                {*self.groups[r].copies, *(n.id for n in nodes if n.id not in self.groups[r].nodes)}
-            )
-            grown[r] = Group(self.groups[r].nodes, tuple(copies))
-            after += self.pricing.group(grown[r].evaluated, outputs)
-            work_after += evaluated_work(self.facts, fits[r], outputs)
-            try:
-                region, _ = self.maker.region(grown[r], outputs)
-            except ComposeError:
-                return
-            if self.unsupported(region) is not None:
-                return
+            self.groups[r], self.fits[r] = grown[r]
+            for n in needed:
+                self.homes[n.id].add(r)
+        self.drop_unneeded(number)
+        after, work_after = self.cost_of([g for g in involved if g in self.groups])
         compute = elementwise_ps(self.options.device, work_after - work_before)
-        members = sorted({i for g in involved for i in self.groups[g].evaluated})
-        made = decide(
-            self.gate,
-            members,
-            before,
-            after,
-            compute,
-            rule="recompute",
-            where=self.where(n.id for n in nodes),
-        )
+        region = sorted({m for group, _ in undo.values() for m in group.evaluated})
+        where = self.where([i])
+        made = decide(self.gate, region, before, after, compute, rule="recompute", where=where)
+        why = next(filter(None, map(self.group_refused, readers)), None) if made.verdict else None
+        if why is not None:
+            made = replace(made, verdict=False, reason=why)
         self.log.add(made)
         if not made.verdict:
-            return
-        for n in nodes:
-            self.homes[n.id] = (self.homes[n.id] - {number}) | set(readers)
-        for r in readers:
-            self.groups[r], self.fits[r] = grown[r], fits[r]
-        del self.groups[number]
-        for n in nodes:
-            if self.group_of.get(n.id) == number:
-                del self.group_of[n.id]
+            for g, (group, fit) in undo.items():
+                self.groups[g], self.fits[g] = group, fit
+                self.group_of.update(dict.fromkeys(group.nodes, g))
+            self.homes.update(homes)
+
+    def with_copies(self, number: int, needed: Sequence[Node]) -> tuple[Group, Fit] | None:
+        """A group that computes more values for itself; None if it cannot."""
+        group, fit = self.groups[number], self.fits[number]
+        try:
+            wider = fit.add_all([n for n in needed if n.id not in fit.status])
+        except Misfit:
+            return None
+        if len(wider.status) > MOST_NODES:
+            return None
+        copies = {*group.copies, *(n.id for n in needed if n.id not in group.nodes)}
+        return Group(group.nodes, tuple(sorted(copies))), wider
+
+    def drop_unneeded(self, number: int) -> None:
+        """Remove a group that stores nothing any more."""
+        if not self.outputs_of(number):
+            group = self.groups.pop(number)
+            for i in group.nodes:
+                del self.group_of[i]
+            for i in group.evaluated:
+                self.homes[i].discard(number)
+
+    def cost_of(self, numbers: Sequence[int]) -> tuple[GraphIoProfile, int]:
+        """IO and operations of groups as they are."""
+        io, work = GraphIoProfile(), 0
+        for g in numbers:
+            outputs = self.outputs_of(g)
+            io += self.pricing.group(self.groups[g].evaluated, outputs)
+            work += evaluated_work(self.facts, self.fits[g], outputs)
+        return io, work
+
+    def group_refused(self, number: int) -> str | None:
+        """Why a group is no kernel of the backend after all."""
+        try:
+            region, _ = self.maker.region(self.groups[number], self.outputs_of(number))
+        except ComposeError as why:
+            return why.message
+        return self.unsupported(region)
 
 
 def fuse(graph: Graph, options: Options | None = None) -> tuple[Graph, DecisionLog]:

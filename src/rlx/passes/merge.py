@@ -15,9 +15,9 @@ from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import GraphIoProfile
 from rlx.ir.compose import lower_node
-from rlx.ir.form import Contract, Map
+from rlx.ir.form import Contract, Map, dense
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, provenance
-from rlx.ir.op import Role, get_op
+from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.scalar import axes
 from rlx.ir.types import TupleType
 from rlx.passes.layout import weight_ids
@@ -51,10 +51,11 @@ def merge_products(
         return graph, []
     io = IoModel(graph, assume)
     users = graph.users()
+    kept = {n.id for n in graph.roots()}
     decisions, chosen = [], []
     for products in groups:
-        branches = _branches(products, users, fixed, graph)
-        before, after = _price(io, branches, users)
+        branches = _branches(products, users, fixed, kept)
+        before, after = _price(io, branches, users, kept)
         made = decide(gate, (), before, after, rule="merge products", where=_where(branches))
         decisions.append(made)
         if made.verdict:
@@ -98,10 +99,9 @@ def _is_product(node: Node, fixed: set[int]) -> bool:
 
 
 def _branches(
-    products: Sequence[Node], users: Mapping[int, list[Node]], fixed: set[int], graph: Graph
+    products: Sequence[Node], users: Mapping[int, list[Node]], fixed: set[int], kept: set[int]
 ) -> list[Branch]:
     """Products with as long a chain behind them as all have alike."""
-    kept = {n.id for n in graph.roots()}
     branches = [Branch(p, ()) for p in products]
     while True:
         following = [_only_user(b.end, users, kept) for b in branches]
@@ -154,7 +154,7 @@ def _by_column(node: Node, columns: int, fixed: set[int]) -> bool:
 
 
 def _price(
-    io: IoModel, branches: Sequence[Branch], users: Mapping[int, list[Node]]
+    io: IoModel, branches: Sequence[Branch], users: Mapping[int, list[Node]], kept: set[int]
 ) -> tuple[GraphIoProfile, GraphIoProfile]:
     """IO of the products apart, each with its chain as epilogue, and of the joined one."""
     x = branches[0].product.operands[0]
@@ -163,10 +163,31 @@ def _price(
     weights = sum(io.bytes(o) for b in branches for n in (b.product, *b.chain) for o in n.operands[1:])
     apart = GraphIoProfile(len(branches), 0, 0, read * len(branches) + weights + sum(results))
     joined = GraphIoProfile(1, 0, 0, read + weights + sum(results))
+    columns = sum(b.columns for b in branches)
     for branch, size in zip(branches, results, strict=True):
-        if _would_be_epilogue(branch, users):
-            joined += GraphIoProfile(1, 0, 0, 2 * size)
+        copied = branch.end.id in kept  # an output has memory of its own
+        extra = copied + _would_be_epilogue(branch, users) + _views_lost(branch, columns, users)
+        joined += GraphIoProfile(extra, 0, 0, 2 * size * extra)
     return apart, joined
+
+
+def _views_lost(branch: Branch, columns: int, users: Mapping[int, list[Node]]) -> int:
+    """Views of a branch that cannot be views of a slice: their elements would have to be copied."""
+    whole = dense((*branch.end.shape[:-1], columns))
+    lost, stack = 0, [(branch.end, dense(branch.end.shape), whole)]
+    while stack:
+        node, before, after = stack.pop()
+        for user in users[node.id]:
+            if user.op.role is not Role.COMPUTE or not user.op.has("view") or user.operands[0] is not node:
+                continue
+            types = [o.type for o in user.operands]
+            alone = run_rule(user.op, "view", before, *types, node=user)
+            sliced = run_rule(user.op, "view", after, *types, node=user)
+            if alone is not None and sliced is None:
+                lost += 1
+            elif alone is not None:
+                stack.append((user, alone, sliced))
+    return lost
 
 
 def _would_be_epilogue(branch: Branch, users: Mapping[int, list[Node]]) -> bool:

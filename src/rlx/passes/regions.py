@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.cost.io import is_scalar_constant
 from rlx.errors import PlanError
 from rlx.ir.attr import attr_key
 from rlx.ir.compose import compose
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
 from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest
 from rlx.ir.op import Role, get_op
-from rlx.passes.facts import Facts, is_scalar_constant
+from rlx.passes.facts import Facts
 
 
 @dataclass(frozen=True)
