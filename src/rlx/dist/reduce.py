@@ -31,7 +31,7 @@ UNROLL = 4
 # From this many bytes of results on, stores go past the caches: the lines would be evicted before they are
 # read.
 STREAM_BYTES = 16 << 20
-STREAM_COPY_BYTES = 8 << 20
+STREAM_COPY_BYTES = 4 << 20
 ALIGN_COPY_BYTES = 4 << 10
 VECTOR_ALIGN = 64
 
