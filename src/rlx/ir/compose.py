@@ -119,6 +119,9 @@ class Composer:
             if node.op.role is Role.CONSTANT:
                 self.values[node.id] = self._constant(node)
                 continue
+            if node.op.role is Role.RESULT:
+                self._part(node)
+                continue
             if node.op.role is not Role.COMPUTE:
                 raise ComposeError(f"{node.op.name} has no kernel form", node.where)
             if self._in_layout(node):
@@ -129,13 +132,21 @@ class Composer:
                 self.values[node.id] = self._substitute(body, node)
             elif isinstance(form, Reduce):
                 self._reduce(node, form)
-            elif isinstance(form, (Contract, Conv)):
+            elif isinstance(form, (Contract, Conv)) or self._takes(form):
                 self._root(node, form)
             elif len([n for n in computed if n.id in live and n.op.role is Role.COMPUTE]) == 1:
                 return Opaque(form, node)
             else:
                 raise ComposeError(f"{node.op.name} is a kernel of its own", node.where)
         return self._finish()
+
+    def _takes(self, form: Form) -> bool:
+        """Whether a form other than a contraction or convolution may be the root here."""
+        return False
+
+    def _part(self, node: Node) -> None:
+        """One of several results of an op."""
+        raise ComposeError(f"{node.operands[0].op.name} is a kernel of its own", node.where)
 
     def _in_layout(self, node: Node) -> bool:
         """A convolution stores its result in blocked channels by itself: that value has no index."""
@@ -397,7 +408,10 @@ def stored_through(node: Node, source: Node) -> Shape | None:
 def compose(body: Graph) -> Kernel:
     """The kernel that computes a region, or ComposeError with the reason."""
     from rlx.ir.attention import AttentionComposer, holds_attention
+    from rlx.ir.spectrum import TransformComposer, holds_transform
 
+    if holds_transform(body):
+        return TransformComposer(body).run()
     return (AttentionComposer if holds_attention(body) else Composer)(body).run()
 
 

@@ -7,6 +7,7 @@ per point (full) or one per row (outer axes only). Maps, reductions, softmax, no
 A `ContractNest` is a contraction whose operands are read in place through affine indices and whose result
 passes through epilogue expressions (acc(0) is the sum of products) before it is stored. A `ConvNest` is the
 same for a convolution. An `AttentionNest` is softmax(score(q k^T)) v, which never holds all scores in memory.
+A `TransformNest` is a Fourier transform that computes what it reads and passes on what it gives.
 """
 
 from __future__ import annotations
@@ -133,6 +134,34 @@ class AttentionNest:
 
 
 @dataclass(frozen=True)
+class TransformNest:
+    """Fourier transforms of rows of n elements (or to them), without scaling.
+
+    kind "complex" reads and gives both parts, "real" reads real rows and gives coefficients 0 .. n // 2, "to_real"
+    the other way round. `forward` means exp(-2 pi i k t / n). Sources are over (rows..., element), stores over
+    (rows..., result), with acc(0) and acc(1) the parts of the result.
+    """
+
+    kind: str
+    n: int
+    forward: bool
+    dtype: DType
+    rows: Shape
+    sources: tuple[Scalar, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def read(self) -> int:
+        """Elements read per row."""
+        return self.n // 2 + 1 if self.kind == "to_real" else self.n
+
+    @property
+    def written(self) -> int:
+        """Results per row."""
+        return self.n // 2 + 1 if self.kind == "real" else self.n
+
+
+@dataclass(frozen=True)
 class Opaque:
     """One op that is a kernel of its own kind (scatter, sort, cumulate, template, host call)."""
 
@@ -140,4 +169,4 @@ class Opaque:
     node: Node
 
 
-Kernel = Nest | ContractNest | ConvNest | AttentionNest | Opaque
+Kernel = Nest | ContractNest | ConvNest | AttentionNest | TransformNest | Opaque

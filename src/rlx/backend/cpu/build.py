@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
 from rlx.backend.cpu.contraction import emit_contraction
 from rlx.backend.cpu.conv import emit_conv
+from rlx.backend.cpu.fft import emit_fft
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.kernels import HostThunk, KernelSet
@@ -20,7 +21,16 @@ from rlx.errors import UnsupportedError
 from rlx.ir.compose import body_of, compose
 from rlx.ir.form import Call, Template, dense_strides
 from rlx.ir.graph import Graph, Node
-from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest, Opaque
+from rlx.ir.kernel import (
+    AttentionNest,
+    ComposeError,
+    ContractNest,
+    ConvNest,
+    Kernel,
+    Nest,
+    Opaque,
+    TransformNest,
+)
 from rlx.ir.lir import LirModule
 from rlx.ir.types import TensorType, tensor_types
 from rlx.passes.bodies import is_native_loop
@@ -72,6 +82,8 @@ def emit_kernel(
         return emit_nest(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ContractNest):
         return emit_contraction(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, TransformNest):
+        return emit_fft(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ConvNest):
         return emit_conv(module, name, kernel, inputs, outputs)
     if isinstance(kernel, AttentionNest):

@@ -11,10 +11,8 @@ A real row of even length is a complex row of half of it: even elements are real
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -36,78 +34,29 @@ from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot, unflatten
 from rlx.backend.cpu.irtext import Int, Module
 from rlx.backend.cpu.irtypes import Value, constant
 from rlx.backend.cpu.primitives import memory_type, to_memory
-from rlx.errors import UnsupportedError
-from rlx.ir.compose import Store
-from rlx.ir.dtype import DType
-from rlx.ir.form import Template, dense_strides
-from rlx.ir.scalar import Scalar, axes, load
-from rlx.ir.types import Shape
+from rlx.ir.kernel import TransformNest
+from rlx.ir.scalar import LOADS, Scalar
 
 
-@dataclass(frozen=True)
-class Transform:
-    """What is computed: `parts` read per element, results acc(0), acc(1) at every coefficient or element."""
-
-    kind: str  # complex | real | to_real
-    n: int
-    forward: bool
-    dtype: DType
-    rows: Shape
-    sources: tuple[Scalar, ...]  # over (rows, element): real and imaginary part
-    stores: tuple[Store, ...]
-
-    @property
-    def bins(self) -> int:
-        return self.n // 2 + 1
-
-    @property
-    def read(self) -> int:
-        """Elements read per row."""
-        return self.bins if self.kind == "to_real" else self.n
-
-    @property
-    def written(self) -> int:
-        return self.bins if self.kind == "real" else self.n
-
-    @property
-    def halved(self) -> bool:
-        """Whether a real row is transformed as a complex row of half its length."""
-        return self.kind != "complex" and self.n % 2 == 0
-
-    @property
-    def points(self) -> int:
-        """Points of the complex transform inside."""
-        return self.n // 2 if self.halved else self.n
-
-
-def transform_of(form: Template) -> Transform:
-    """The transform of a template on its own: operands as they are, results stored densely."""
-    config: dict[str, Any] = dict(form.config)
-    *rows, n = config["shape"]
-    if not isinstance(n, int):
-        raise UnsupportedError(f"a Fourier transform of {n} elements: its length must be known when it is compiled")
-    dtype, kind = config["dtype"], config["kind"]
-    parts = 1 if kind == "real" else 2
-    made = Transform(kind, n, config["sign"] < 0, dtype, tuple(rows), (), ())
-    at = axes(len(rows) + 1)
-    sources = tuple(load(k, at, dtype) for k in range(parts))
-    steps = dense_strides((*rows, made.written))
-    stores = tuple(Store(Scalar("acc", (), dtype, k), True, steps) for k in range(form.outputs))
-    return Transform(kind, n, made.forward, dtype, tuple(rows), sources, stores)
+def is_halved(what: TransformNest) -> bool:
+    """Whether real rows are transformed as complex rows of half their length."""
+    return what.kind != "complex" and what.n % 2 == 0
 
 
 def emit_fft(
-    module: Module, name: str, form: Template, inputs: Sequence[Slot], outputs: Sequence[Slot]
+    module: Module, name: str, what: TransformNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
-    """Write the kernel of a template."""
-    return FftKernel(KernelFrame(module, name, inputs, outputs), transform_of(form)).emit()
+    """Write the kernel of a transform."""
+    return FftKernel(KernelFrame(module, name, inputs, outputs), what).emit()
 
 
 class FftKernel:
     """Reads, transforms and stores; see the module's text."""
 
-    def __init__(self, frame: KernelFrame, what: Transform) -> None:
+    def __init__(self, frame: KernelFrame, what: TransformNest) -> None:
         self.frame, self.fn, self.what = frame, frame.fn, what
+        self.halved = is_halved(what)
+        self.points = what.n // 2 if self.halved else what.n  # of the complex transform inside
         element = memory_type(what.dtype)
         self.width = frame.module.target.lanes(what.dtype.name)
         self.shape = LaneShape(element, self.width)
@@ -122,7 +71,7 @@ class FftKernel:
             total = fn.mul(total, d)
         if self.what.n == 0:
             return self.frame.finish()
-        single = row_transform(self.frame.module, self.what.points, self.shape)
+        single = row_transform(self.frame.module, self.points, self.shape)
         groups, alone = self.split(total, single)
         low, high = self.frame.share(fn.add(groups, alone))
 
@@ -155,7 +104,7 @@ class FftKernel:
         return fn.ceildiv(fn.sub(total, alone), width), alone
 
     def lanes_cost(self) -> float:
-        target, n = self.frame.module.target, self.what.points
+        target, n = self.frame.module.target, self.points
         cost = lanes_cost(n, self.shape.bytes, target.l1_bytes, target.l2_bytes)
         return cost if radices(n) is not None else 2 * (cost + 2) * convolution_size(n) / n
 
@@ -179,11 +128,14 @@ class FftKernel:
             self.fn, self.frame.dim, self.operands, [*row, t], lane, accs, error=self.frame.error
         )
 
-    def store(self, row: Sequence[Int], k: Int, values: Sequence[Value], mask: Value | None) -> None:
-        """Neighbouring results of a row."""
-        at = self.point(row, k, mask, values)
-        for number, store in enumerate(self.what.stores):
-            self.put(number, at.vector(store.body), row, k, mask)
+    def values(self, row: Sequence[Int], k: Int, accs: Sequence[Value], mask: Value | None) -> list[Value]:
+        """What is stored of neighbouring results of a row."""
+        at = self.point(row, k, mask, accs)
+        return [at.vector(store.body) for store in self.what.stores]
+
+    def store(self, row: Sequence[Int], k: Int, accs: Sequence[Value], mask: Value | None) -> None:
+        for number, value in enumerate(self.values(row, k, accs, mask)):
+            self.put(number, value, row, k, mask)
 
     def put(self, number: int, value: Value, row: Sequence[Int], k: Int, mask: Value | None) -> None:
         fn, store, dtype = self.fn, self.what.stores[number], self.frame.outputs[number].dtype
@@ -206,12 +158,12 @@ class LaneMode:
 
     def __init__(self, kernel: FftKernel, total: Int) -> None:
         self.kernel, self.fn, self.what, self.total = kernel, kernel.fn, kernel.what, total
-        self.width, self.shape = kernel.width, kernel.shape
-        self.transform = lane_transform(kernel.frame.module, self.what.points, self.shape)
+        self.width, self.shape, self.halved = kernel.width, kernel.shape, kernel.halved
+        self.transform = lane_transform(kernel.frame.module, self.kernel.points, self.shape)
 
     def run(self, start: Int) -> None:
         fn, what, kernel = self.fn, self.what, self.kernel
-        room = self.shape.buffer_bytes(max(self.transform.points, what.points + 1))
+        room = self.shape.buffer_bytes(max(self.transform.points, kernel.points + 1))
         kernel.need(2 * room)
         base = kernel.frame.scratch()
         first = LaneBuffer(fn, base, self.shape)
@@ -240,7 +192,7 @@ class LaneMode:
         """Complex or real rows to coefficients."""
         fn, what = self.fn, self.what
         turn = 0 if what.forward else 1  # for the other sign parts are exchanged
-        if what.halved:
+        if self.halved:
             self.read(0, first, 1, 0)
         else:
             self.read(0, first, 2, turn)
@@ -250,7 +202,7 @@ class LaneMode:
                 zero = constant(self.shape.type, 0)
                 fn.loop(0, what.n, 1, [], lambda t, _: first.put(zero, fn.add(fn.mul(t, 2), 1)))
         found, other = self.transform.call(fn, first, second)
-        if what.halved:
+        if self.halved:
             self.unfold(found, other)
             found = other
         self.write([lambda k: fn.add(fn.mul(k, 2), turn), lambda k: fn.add(fn.mul(k, 2), 1 - turn)], found)
@@ -278,12 +230,12 @@ class LaneMode:
     def back(self, first: LaneBuffer, second: LaneBuffer) -> None:
         """Coefficients to real rows."""
         fn, what, n = self.fn, self.what, self.what.n
-        h, bins = n // 2, second if what.halved else first
+        h, bins = n // 2, second if self.halved else first
         zero = constant(self.shape.type, 0)
         self.read(0, bins, 2, 0)
         self.read(1, bins, 2, 1)
         bins.put(zero, 1)
-        if what.halved:
+        if self.halved:
             bins.put(zero, 2 * h + 1)
             fn.loop(0, h, 1, [], lambda k, _: first.put_point(swapped(self.fold(bins, k)), k))
         else:  # all n coefficients, parts exchanged
@@ -297,7 +249,7 @@ class LaneMode:
             fn.loop(1, h + 1, 1, [], mirrored)
         found, _ = self.transform.call(fn, first, second)
         # parts are exchanged: elements 2 t + 1 and 2 t of a halved row, imaginary and real parts of a whole one
-        self.write([(lambda e: fn.xor(e, 1)) if what.halved else (lambda e: fn.add(fn.mul(e, 2), 1))], found)
+        self.write([(lambda e: fn.xor(e, 1)) if self.halved else (lambda e: fn.add(fn.mul(e, 2), 1))], found)
 
     def fold(self, bins: LaneBuffer, k: Int) -> Complex:
         """Coefficient k of the complex row of half the length, twice."""
@@ -308,22 +260,40 @@ class LaneMode:
         odd = times(fn, minus(fn, a, c), (wi, wr))  # i conj(w) = (im w, re w)
         return plus(fn, plus(fn, a, c), odd)
 
-    def write(self, number: Sequence[Any], buffer: LaneBuffer) -> None:
-        """Results of all rows: number[p](k) is the vector that holds part p of result k."""
+    def write(self, number: Sequence[Callable[[Int], Int]], buffer: LaneBuffer) -> None:
+        """Results of all rows: number[p](k) is the vector that holds part p of result k.
+
+        Vectors are turned back to lie along rows. Where a store needs nothing but the result itself, it is computed
+        before, so that only what is stored is turned.
+        """
         fn, width, kernel = self.fn, self.width, self.kernel
+        stores = range(len(self.what.stores))
+        before = all(_only_results(s.body) for s in self.what.stores)
 
         def block(base: Int, mask: Value | None) -> None:
-            count = min(self.what.written, width)
-            parts = []
-            for of in number:
-                vectors = [buffer.vector(of(fn.add(base, j))) for j in range(count)]
-                vectors += [vectors[-1]] * (width - count)
-                parts.append(fn.transpose(vectors))
+            columns = []
+            for j in range(min(self.what.written, width)):
+                parts = [buffer.vector(of(fn.add(base, j))) for of in number]
+                columns.append(kernel.values(self.rows[0], base, parts, mask) if before else parts)
+            columns += [columns[-1]] * (width - len(columns))
+            turned = [fn.transpose([c[i] for c in columns]) for i in range(len(columns[0]))]
             for r in range(width):
-                values = [part[r] for part in parts]
-                fn.branch(self.exists[r], lambda r=r, values=values: kernel.store(self.rows[r], base, values, mask))
+                fn.branch(self.exists[r], partial(row, r, base, [t[r] for t in turned], mask))
+
+        def row(r: int, base: Int, found: list[Value], mask: Value | None) -> None:
+            at = self.rows[r]
+            values = found if before else kernel.values(at, base, found, mask)
+            for i in stores:
+                kernel.put(i, values[i], at, base, mask)
 
         across(fn, self.what.written, width, block)
+
+
+def _only_results(body: Scalar) -> bool:
+    """Whether an expression depends on nothing but results of the transform."""
+    return all(e.args or e.prim in ("acc", "const") for e in body.walk()) and not any(
+        e.prim in LOADS or e.prim == "axis" for e in body.walk()
+    )
 
 
 class RowMode:
@@ -331,7 +301,8 @@ class RowMode:
 
     def __init__(self, kernel: FftKernel, transform: RowTransform) -> None:
         self.kernel, self.fn, self.what = kernel, kernel.fn, kernel.what
-        self.width, self.shape, self.transform = kernel.width, kernel.shape, transform
+        self.width, self.shape, self.halved = kernel.width, kernel.shape, kernel.halved
+        self.transform = transform
 
     def run(self, number: Int) -> None:
         fn, what, kernel, transform = self.fn, self.what, self.kernel, self.transform
@@ -344,7 +315,7 @@ class RowMode:
         self.row = unflatten(fn, number, kernel.sizes)
         (self.back_in if what.kind == "to_real" else self.forth_in)(first, second)
         fn.call(transform.name, [first.pointer, second.pointer, work])
-        if what.kind == "complex" or not what.halved:
+        if what.kind == "complex" or not self.halved:
             self.write_points(second)
         elif what.kind == "real":
             self.write_bins(second)
@@ -366,15 +337,15 @@ class RowMode:
             z = (self.source(0, t), self.source(1, t) if what.kind == "complex" else zero)
             first.put_points(z if what.forward else swapped(z), t)
 
-        across(fn, what.points, width, halved if what.halved else whole)
+        across(fn, self.kernel.points, width, halved if self.halved else whole)
 
     def back_in(self, first: Planes, second: Planes) -> None:
         fn, what, width, n = self.fn, self.what, self.width, self.what.n
         h, zero = n // 2, constant(self.shape.element, 0.0)
-        bins = second if what.halved else first
-        across(fn, what.bins, width, lambda k, mask: bins.put_points((self.source(0, k), self.source(1, k)), k))
+        bins = second if self.halved else first
+        across(fn, what.read, width, lambda k, mask: bins.put_points((self.source(0, k), self.source(1, k)), k))
         fn.store(zero, bins.place(1, 0))
-        if not what.halved:
+        if not self.halved:
 
             def mirrored(i: Int, mask: Value | None) -> None:
                 k = fn.add(i, 1)
