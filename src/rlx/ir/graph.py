@@ -300,7 +300,9 @@ class Graph:
         A type follows from op, attributes and operand types, so equal operand types are enough, as long as
         this graph assumes what the other one does.
         """
-        if node.op.role in _NAMED or not node.graph._log.known <= self._log.known:
+        if node.op.role in _NAMED and node.attrs["name"] in self._names:
+            return None
+        if not node.graph._log.known <= self._log.known:
             return None
         for old, new in zip(node.operands, operands, strict=True):
             if new.graph is not self or (old.type is not new.type and old.type != new.type):

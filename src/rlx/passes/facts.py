@@ -59,6 +59,8 @@ class Facts:
         self._forms: dict[int, Form | None] = {}
         self._accesses: dict[int, tuple[Access, ...]] = {}
         self._work: dict[int, int] = {}
+        self._kinds: dict[int, str] = {}
+        self._points: dict[int, int] = {}
 
     def form(self, node: Node) -> Form | None:
         """The form of a node that is one kernel with one result; None for all others."""
@@ -70,6 +72,12 @@ class Facts:
 
     def kind(self, node: Node) -> str:
         """map, reduce, contract, conv, or own: a kernel that joins no other."""
+        known = self._kinds.get(node.id)
+        if known is None:
+            known = self._kinds[node.id] = self._kind(node)
+        return known
+
+    def _kind(self, node: Node) -> str:
         form = self.form(node)
         if isinstance(form, (Map, Pieces)):
             return "map"
@@ -129,10 +137,12 @@ class Facts:
 
     def points(self, node: Node) -> int:
         """Points at which a node evaluates its expression when it is a kernel of its own."""
-        form = self.form(node)
-        if isinstance(form, (Map, Pieces, Reduce)):
-            return self.io.points(form.space)
-        return self.io.elements(node.tensor) if not isinstance(node.type, TupleType) else 0
+        known = self._points.get(node.id)
+        if known is None:
+            form = self.form(node)
+            spaced = isinstance(form, (Map, Pieces, Reduce))
+            known = self._points[node.id] = self.io.points(form.space if spaced else node.shape)
+        return known
 
     def outputs(self, owned: Sequence[int], evaluated: set[int]) -> list[int]:
         """Values of a group that are needed outside of it, in order."""

@@ -290,8 +290,10 @@ class Fuser:
         """Let readers compute cheap values themselves, instead of storing them, where that pays."""
         stored = [i for number in self.groups for i in self.outputs_of(number)]
         for i in sorted(stored, reverse=True):
-            number = self.group_of[i]
-            if i in self.facts.kept or self.fits[number].status[i] is not Status.FREE:
+            number = self.group_of.get(i)
+            if number is None or i in self.facts.kept or not self.is_needed(i):
+                continue
+            if self.fits[number].status[i] is not Status.FREE:
                 continue
             needed = self.closure(i, number)
             readers = self.reader_groups(i, number)
