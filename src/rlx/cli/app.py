@@ -11,9 +11,17 @@ from rlx import config
 
 # Name of the command: (file in rlx/cli, which defines a click command of that file's name), one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run a model on files or made-up inputs; show outputs, times, a trace."),
+    "compile": ("compile", "Compile a model into a .rlx file that loads in a moment."),
+    "explain": ("explain", "Show kernels, fusion decisions with their prices, memory."),
+    "diff": ("diff", "Show what differs between two programs."),
     "demo": ("demo", "Semantic search with a trained encoder, compiled here and now."),
     "bench": ("bench", "RLX beside other engines, measured in one interleaved run."),
     "zoo": ("zoo", "List and fetch the trained models that RLX is tested with."),
+    "devices": ("devices", "List devices and CPU targets, and what is missing for the rest."),
+    "cache": ("cache", "Show or delete compiled code and programs of earlier runs."),
+    "trust": ("trust", "Accept the native code in a .rlx file that somebody else made."),
+    "launch": ("launch", "Run a script on several ranks."),
 }
 
 

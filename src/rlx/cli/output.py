@@ -71,3 +71,13 @@ def human_bytes(size: int) -> str:
         if size < 1024 * scale:
             return f"{size / scale:.1f} {unit}"
     return f"{size / 2**30:.1f} GiB"
+
+
+def human_time(seconds: float) -> str:
+    """
+    >>> human_time(2.5), human_time(0.0123), human_time(45e-6)
+    ('2.50 s', '12.3 ms', '45 us')
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

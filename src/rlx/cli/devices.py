@@ -1,0 +1,51 @@
+"""rlx devices: what programs can run on here, and what is missing for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from rlx.cli.output import human_bytes, print_json, print_table
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+def devices(as_json: bool) -> None:
+    """List devices and CPU targets, and what is missing for those that cannot be used."""
+    from rlx.backend.cpu.target import missing_here, resolve, runs_here, targets
+    from rlx.driver import known_devices, open_device
+
+    found = []
+    for entry in known_devices():
+        missing = entry.missing()
+        facts = asdict(open_device(entry.name).capabilities) if missing is None else None
+        found.append({"name": entry.name, "available": missing is None, "missing": missing, "facts": facts})
+    host = resolve("host").name
+    named = [
+        {"name": t.name, "host": t.name == host, "runs_here": runs_here(t), "missing": list(missing_here(t))}
+        for t in targets()
+    ]
+    if as_json:
+        print_json({"devices": found, "targets": named})
+        return
+    rows = []
+    for device in found:
+        facts = device["facts"]
+        if isinstance(facts, dict):
+            size = human_bytes(facts["total_memory"])
+            about = f"{facts['description']}, {facts['compute_units']} cores, {size}"
+        else:
+            about = str(device["missing"])
+        rows.append((str(device["name"]), "yes" if device["available"] else "no", about))
+    print_table(("device", "available", "about"), rows)
+    click.echo()
+    rows = [
+        (
+            str(target["name"]),
+            "host" if target["host"] else "yes" if target["runs_here"] else "no",
+            "" if target["runs_here"] else f"lacks {', '.join(target['missing']) or 'the instruction set'}",
+        )
+        for target in named
+    ]
+    print_table(("target", "runs here", "about"), rows)
