@@ -55,6 +55,10 @@ class Facts:
         for node in self.kernels:
             for root in dict.fromkeys(io.root(o).id for o in node.operands):
                 self.readers.setdefault(root, []).append(node.id)
+        self._results: dict[int, list[int]] = {}  # op with several results -> those that are read
+        for node in graph.nodes:
+            if node.op.role is Role.RESULT and node.id in self.live:
+                self._results.setdefault(node.operands[0].id, []).append(node.id)
         self.kept = {io.root(n).id for n in graph.roots()}  # values that must be stored whoever reads them
         self._forms: dict[int, Form | None] = {}
         self._accesses: dict[int, tuple[Access, ...]] = {}
@@ -147,7 +151,11 @@ class Facts:
     def outputs(self, owned: Sequence[int], evaluated: set[int]) -> list[int]:
         """Values of a group that are needed outside of it, in order."""
         out = []
-        for i in owned:
+        for i in (v for o in owned for v in self.values(o)):
             if i in self.kept or any(r not in evaluated for r in self.readers.get(i, ())):
                 out.append(i)
         return out
+
+    def values(self, i: int) -> Sequence[int]:
+        """What others read of a node: itself, or its results."""
+        return self._results.get(i, (i,))

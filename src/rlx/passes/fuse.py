@@ -25,6 +25,7 @@ from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Misfit, Status
 from rlx.passes.reach import Reach
 from rlx.passes.regions import Group, Region, RegionMaker, emit_graph
+from rlx.passes.spectra import is_transform, surround
 from rlx.passes.trial import Pricing, Trial
 from rlx.passes.work import evaluated_work
 
@@ -76,6 +77,9 @@ class Fuser:
         for candidate in attention_candidates(self.facts):
             if not any(i in self.group_of for i in candidate.nodes):
                 self.attend(candidate)
+        for node in kernels:
+            if is_transform(self.facts, node):
+                surround(self, node)
         for node in kernels:
             if self.facts.kind(node) in ("contract", "conv") and node.id not in self.group_of:
                 self.grow(self.alone(node), "epilogue", backward=False, kinds=("map",))
@@ -221,7 +225,8 @@ class Fuser:
         for i in group.nodes:
             self.group_of[i] = number
         for i in group.evaluated:
-            self.homes.setdefault(i, set()).add(number)
+            for v in (i, *self.facts.values(i)):
+                self.homes.setdefault(v, set()).add(number)
         self.reach.join(group.nodes, single_output=len(t.outputs) == 1)
 
     # -- pins
@@ -313,7 +318,8 @@ class Fuser:
 
     def outputs_of(self, number: int) -> tuple[int, ...]:
         """Values that a group stores: needed by a kernel that does not compute them itself."""
-        return tuple(i for i in self.groups[number].nodes if self.is_needed(i))
+        values = (v for i in self.groups[number].nodes for v in self.facts.values(i))
+        return tuple(v for v in values if self.is_needed(v))
 
     def reader_groups(self, i: int, number: int) -> list[int]:
         """Groups that read a value from memory."""
@@ -357,6 +363,8 @@ class Fuser:
     def with_copies(self, number: int, needed: Sequence[Node]) -> tuple[Group, Fit] | None:
         """A group that computes more values for itself; None if it cannot."""
         group, fit = self.groups[number], self.fits[number]
+        if fit.kind == "transform":  # it has taken what it wants to compute itself
+            return None
         try:
             wider = fit.add_all([n for n in needed if n.id not in fit.status])
         except Misfit:

@@ -12,7 +12,7 @@ from rlx.errors import PlanError
 from rlx.ir.attr import attr_key
 from rlx.ir.compose import compose
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
-from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest
+from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest, TransformNest
 from rlx.ir.op import Role, get_op
 from rlx.passes.facts import Facts
 
@@ -45,6 +45,8 @@ def kind_of(kernel: Kernel) -> str:
         return "contract"
     if isinstance(kernel, AttentionNest):
         return "attention"
+    if isinstance(kernel, TransformNest):
+        return "transform"
     return "conv" if isinstance(kernel, ConvNest) else "op"
 
 
@@ -92,6 +94,7 @@ class RegionMaker:
             if node.id in found:
                 return
             own = node.id in members or (is_scalar_constant(node) and node.id not in from_memory)
+            own = own or (node.op.role is Role.RESULT and node.operands[0].id in members)
             if own or (self.facts.io.is_view(node) and (inline_views or self._on_the_way(node, members))):
                 for o in node.operands:
                     visit(o)
@@ -100,7 +103,8 @@ class RegionMaker:
                 found[node.id] = (node, True)
 
         for i in sorted(members):
-            visit(nodes[i])
+            for v in (i, *self.facts.values(i)):
+                visit(nodes[v])
         return list(found.values())
 
     def _on_the_way(self, node: Node, members: set[int]) -> bool:
@@ -170,7 +174,7 @@ def emit_graph(
 
 def _emit(facts, group, outputs, maker, value, mapping, out) -> None:  # type: ignore[no-untyped-def]
     first = facts.graph.nodes[group.nodes[0]]
-    if facts.kind(first) == "own":
+    if len(group.nodes) == 1 and facts.kind(first) == "own":
         made = mapping[first.id] = copy_node(first, [value(o) for o in first.operands], out)
         out.results(made)  # a kernel writes all of its results, read or not
         return
