@@ -41,8 +41,8 @@ from rlx.ops.activation import (
     thresholded_relu,
 )
 from rlx.ops.attention import attention, rope, rope_tables
-from rlx.ops.choice import sample_tokens
 from rlx.ops.bitcast import bitcast
+from rlx.ops.choice import sample_tokens
 from rlx.ops.complex import conj, imag, make_complex, real
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond
@@ -225,6 +225,7 @@ __all__ = [
     "avg_pool",
     "batch_norm",
     "bernoulli",
+    "bitcast",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",

@@ -44,7 +44,7 @@ class _bitcast(Op):
     def infer(self, x: TensorType, *, dtype: DType) -> TensorType:
         if x.dtype.bits != dtype.bits:
             raise DTypeError(
-                f"bitcast: {x} has elements of {x.dtype.bits} bits, {dtype} of {dtype.bits}; they must be as wide"
+                f"bitcast: elements of {x} have {x.dtype.bits} bits, of {dtype} {dtype.bits}; both must agree"
             )
         return x.with_dtype(dtype)
 

@@ -9,6 +9,7 @@ from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
 
 PLAIN: dict[str, Callable[[Any], Any]] = {
     "Relu": ops.relu,
@@ -101,7 +102,8 @@ def softmax_of_matrix(n: Call) -> Any:
 
 @onnx_op(*SOFTMAX, since=13)
 def softmax(n: Call) -> Any:
-    return SOFTMAX[n.proto.op_type](n[0], int(n.attr("axis", -1)) % n[0].rank)
+    axis = normal_axis(n.proto.op_type, int(n.attr("axis", -1)), n[0].rank)
+    return SOFTMAX[n.proto.op_type](n[0], axis)
 
 
 @onnx_op("Dropout", ignored=("consumed_inputs", "is_test", "seed", "ratio"))

@@ -33,7 +33,7 @@ def attention(n: Call) -> Any:
     """The common case as one op; outputs of scores, ragged caches and the like by ONNX's definition."""
     ordinary = len(n) <= 6 and not n.wants(3) and not n.has("softmax_precision") and n.value(3) is None
     ordinary = ordinary and not n.has("left_window_size") and not n.has("right_window_size")
-    if not ordinary or n.flag("is_causal") and n.value(4) is not None:
+    if not ordinary or (n.flag("is_causal") and n.value(4) is not None):
         return n.expand()
     q, k, v = n[0], n[1], n[2]
     flat = q.rank == 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import ImportError_
-from rlx.frontend.onnx.partial import UNKNOWN, Quotient
+from rlx.frontend.onnx.partial import Quotient, Unknown
 from rlx.frontend.onnx.proto import DTYPES, attribute_value, element_dtype
 from rlx.frontend.onnx.value import Strings, Value, kind_of
 from rlx.ir.dim import Dim, Expr
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NeedsValue(ImportError_):
-    """A shape or structure depends on the value of graph inputs; with these values the model can be imported."""
+    """A shape or structure depends on the value of graph inputs; with these the model can be imported."""
 
     def __init__(self, message: str, inputs: Sequence[str]) -> None:
         super().__init__(message)
@@ -106,10 +106,14 @@ class Call:
         """What is known about a value: numbers, or objects some of which are sizes or unknown."""
         return self.importer.known(node)
 
+    def known_value(self, node: Node) -> np.ndarray | None:
+        """A value as numbers, if all of them are known."""
+        found = self.partial(node)
+        return None if found is None or found.dtype == object else found
+
     def known(self, i: int) -> np.ndarray | None:
         """Operand i as numbers, if all of them are known."""
-        found = self.partial(self[i])
-        return None if found is None or found.dtype == object else found
+        return self.known_value(self[i])
 
     def array(self, i: int) -> np.ndarray:
         """Operand i as numbers, which must be known."""
@@ -131,7 +135,7 @@ class Call:
         """The elements of a node as sizes."""
         found = self.partial(node)
         flat = [] if found is None else list(found.reshape(-1))
-        if found is None or any(x is UNKNOWN or isinstance(x, Quotient) for x in flat):
+        if found is None or any(isinstance(x, (Unknown, Quotient)) for x in flat):
             self.demand(node, what)
         return tuple(x if isinstance(x, Expr) else int(x) for x in flat)
 

@@ -13,6 +13,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.quant import as_number, dequantize, quantize
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
 
 MS = "com.microsoft"
 
@@ -103,7 +104,7 @@ def fused_matmul(n: Call) -> Any:
 @onnx_op("MatMulNBits", domain=MS, ignored=("accuracy_level",))
 def matmul_nbits(n: Call) -> Any:
     """Weights in 2, 4 or 8 bits, in blocks along k, each block with a scale and perhaps a zero point."""
-    x, packed, scales = n[0], n[1], n[2]
+    x, scales = n[0], n[2]
     k, columns = int(n.attr("K")), int(n.attr("N"))
     bits, block = int(n.attr("bits", 4)), int(n.attr("block_size"))
     if n.get(4) is not None:
@@ -241,7 +242,7 @@ def rotary_embedding(n: Call) -> Any:
     flat = x.rank == 3
     if flat:
         half = cos.shape[-1]
-        x = split_heads(x, heads or x.shape[-1] // (size or 2 * half))
+        x = split_heads(x, heads or int(x.shape[-1] // (size or 2 * half)))
     if ids.rank == 1:
         ids = ops.reshape(ids + ops.iota((x.shape[2],)), (1, -1))
     cos, sin = (ops.expand_dims(ops.gather(t, ids), 1) for t in (cos, sin))
@@ -286,7 +287,7 @@ def qlinear_softmax(n: Call) -> Any:
     opset = int(n.attr("opset", 13))
     x, axis = real(n, 0), int(n.attr("axis", -1))
     if opset < 13:
-        flat = ops.flatten(x, axis % x.rank)
+        flat = ops.flatten(x, normal_axis("QLinearSoftmax", axis, x.rank))
         y = ops.reshape(ops.softmax(flat, 1), x.shape)
     else:
         y = ops.softmax(x, axis)

@@ -14,9 +14,10 @@ import numpy as np
 from rlx import ops
 from rlx.errors import ImportError_, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
+from rlx.frontend.onnx.partial import Undecided
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
-from rlx.ir.dim import Constraint, Expr
+from rlx.ir.dim import Constraint
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -59,21 +60,12 @@ def assumed_branch(n: Call, condition: Node) -> bool | None:
 
     Exporters write «squeeze this axis if its size is 1» in this way.
     """
-    node, holds = condition, True
-    while node.op.name in ("reshape", "copy", "logical_not") or node.op.name == "cast" and node.dtype.is_bool:
-        holds ^= node.op.name == "logical_not"
-        node = node.operands[0]
-    if node.op.name not in ("equal", "not_equal"):
+    found = n.partial(condition)
+    asked = None if found is None or found.size != 1 else found.reshape(-1)[0]
+    if not isinstance(asked, Undecided):
         return None
-    left, right = (n.partial(o) for o in node.operands)
-    if left is None or right is None or left.size != 1 or right.size != 1:
-        return None
-    sizes = [x.reshape(-1)[0] for x in (left, right)]
-    if not all(isinstance(x, (int, np.integer, Expr)) for x in sizes):
-        return None
-    lhs, rhs = (x if isinstance(x, Expr) else int(x) for x in sizes)
-    n.importer.graph.assume(Constraint("eq", lhs, rhs, (n.label,)))
-    return holds == (node.op.name == "equal")
+    n.importer.graph.assume(Constraint("eq", asked.lhs, asked.rhs, (n.label,)))
+    return asked.equal
 
 
 def as_tensor(value: Value) -> Node:
@@ -109,7 +101,7 @@ def loop(n: Call) -> Any:
         return native_loop(n, body, carried)
     except RlxError as e:
         for operand, what in ((trips, "its number of trips"), (start, "its condition")):
-            if operand is not None and n.partial(operand) is None:
+            if operand is not None and n.known_value(operand) is None:
                 try:
                     n.demand(operand, what)
                 except NeedsValue as needed:
@@ -121,14 +113,12 @@ def unrolled(n: Call, body: Any, steps: int, carried: list[Value]) -> Any:
     """The loop written out, as long as each step's condition is known; None if one is not."""
     rows: list[list[Node]] = []
     go = n.constant(True)
-    before = len(n.graph.nodes)
     for step in range(steps):
         out = n.run_subgraph(body, [n.constant(np.int64(step)), go, *carried])
         carried, row = list(out[1 : 1 + len(carried)]), out[1 + len(carried) :]
         rows.append([as_tensor(v) for v in row])
-        condition = n.partial(as_tensor(out[0]))
-        if condition is None or condition.dtype == object:
-            del before
+        condition = n.known_value(as_tensor(out[0]))
+        if condition is None:
             return None
         if not condition.reshape(-1)[0]:
             break

@@ -9,9 +9,16 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
 
 MOST_UNROLLED_BOXES = 64
 """Boxes up to which the greedy choice is written out; above, it is a scan."""
+
+
+def optional_axis(n: Call) -> int | None:
+    """The axis attribute; None is the flattened tensor."""
+    axis = n.attr("axis", None)
+    return None if axis is None else normal_axis(n.proto.op_type, int(axis), n[0].rank)
 
 
 @onnx_op("NonZero")
@@ -21,17 +28,15 @@ def nonzero(n: Call) -> Any:
 
 @onnx_op("Compress")
 def compress(n: Call) -> Any:
-    axis = n.attr("axis", None)
-    return ops.compress(n[1], n[0], None if axis is None else int(axis) % n[0].rank)
+    return ops.compress(n[1], n[0], optional_axis(n))
 
 
 @onnx_op("Unique")
 def unique(n: Call) -> Any:
-    axis = n.attr("axis", None)
     return tuple(
         ops.unique(
             n[0],
-            axis=None if axis is None else int(axis) % n[0].rank,
+            axis=optional_axis(n),
             sorted=n.flag("sorted", 1),
             return_index=True,
             return_inverse=True,

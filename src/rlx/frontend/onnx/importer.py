@@ -17,17 +17,27 @@ from rlx.frontend.onnx.partial import PartialEvaluator
 from rlx.frontend.onnx.proto import STRING, element_dtype, sparse_array, tensor_array
 from rlx.frontend.onnx.registry import find
 from rlx.frontend.onnx.value import BROKEN, Broken, Strings, Value
-from rlx.ir.dim import Dim, sym
+from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node, provenance, rewrite
+from rlx.ir.op import Role
+from rlx.ir.types import type_symbols
 
 PARAM_BYTES = 1024
 """Constants of this size or more are params with values: weights, not part of the program text."""
 MOST_PROBLEMS = 50
 """How many problems one message lists."""
+MOST_NODES = 300_000
+"""A model that unfolds to more nodes (functions that call functions ...) is refused: it would not end."""
+MOST_BYTES = 1 << 40
+"""A tensor that is known to be larger is refused while importing, not when memory runs out."""
 
 # what a conversion of a malformed node may stumble over; anything else is a fault of RLX
 _STUMBLES = (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, AttributeError, RecursionError)
+
+
+class TooLarge(ImportError_):
+    """A model that grows without end while it is imported; nothing more is tried."""
 
 
 @dataclass
@@ -96,6 +106,7 @@ class Importer:
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.calling: list[tuple[str, str, str]] = []
         self._names: set[str] = set()
+        self._converted = 0
 
     # -- the whole model
 
@@ -107,7 +118,9 @@ class Importer:
         with self.graph.building():
             self._initializers(proto, top)
             for info in proto.input:
-                if info.name not in top.values:
+                if info.name in inputs:
+                    self.problem(f"input {info.name!r} is declared twice")
+                elif info.name not in top.values:  # initializers may be listed as inputs, too
                     inputs[info.name] = self._input(info, top)
             self.nodes(proto.node, top)
             outputs = self._outputs(proto, top)
@@ -184,6 +197,8 @@ class Importer:
         else:
             shape = tuple(_dim(d, f"{name}.{i}") for i, d in enumerate(tensor.shape.dim))
         node = self.graph.input(name, shape, kind)
+        if _is_huge(node):
+            raise ImportError_(f"its type {node.tensor} is too large to be meant; check its shape")
         if value is not ... and not isinstance(value, list):
             self.known.given[node] = np.asarray(value)
         return node, name
@@ -244,19 +259,26 @@ class Importer:
     def nodes(self, protos: Sequence[Any], scope: Scope) -> None:
         """Convert nodes in order; a refused one makes its outputs `Broken`."""
         for proto in protos:
+            self._converted += 1
+            if self._converted > MOST_NODES:
+                raise TooLarge(f"model {self.graph.name!r} unfolds to more than {MOST_NODES} nodes")
             values = self._node(proto, scope)
             for name, value in zip(proto.output, values, strict=False):
-                if name:
+                if name and name in scope.values:
+                    self.problem(f"{_label(proto)} defines {name!r}, which is defined already")
+                elif name:
                     scope.values[name] = value
 
     def _node(self, proto: Any, scope: Scope) -> Sequence[Value]:
         broken: Sequence[Value] = [BROKEN] * len(proto.output)
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         version = scope.opsets.get(domain, 1 if domain else scope.opsets.get("", 1))
-        label = f"node {proto.name or next((o for o in proto.output if o), '')!r} ({proto.op_type}, opset {version})"
+        label = _label(proto, version)
         try:
             with provenance((f"{proto.name or proto.op_type}",)):
                 out = self._convert(proto, scope, domain, version)
+        except TooLarge:
+            raise
         except NeedsValue as e:
             self.needs += e.inputs
             self.problem(f"{label}: {e.message}")
@@ -270,6 +292,10 @@ class Importer:
         if sum(map(bool, proto.output[len(values) :])):
             self.problem(f"{label}: RLX gives only {len(values)} of its {len(proto.output)} outputs")
             return broken
+        for value in values:
+            if isinstance(value, Node) and _is_huge(value):
+                self.problem(f"{label}: its result {value.tensor} is too large to be meant; check its shapes")
+                return broken
         return values
 
     def _convert(self, proto: Any, scope: Scope, domain: str, version: int) -> Any:
@@ -350,14 +376,26 @@ def _dim(proto: Any, name: str) -> Dim:
         if proto.dim_value < 0:
             return sym(name)  # some exporters write -1 for a size that is open
         return int(proto.dim_value)
-    named = which == "dim_param" and proto.dim_param not in ("", "?")  # "?" is no name: each is a size of its own
+    named = which == "dim_param" and proto.dim_param not in ("", "?")  # "?" is no name: each is of its own
     return sym(proto.dim_param if named else name)
+
+
+def _is_huge(node: Node) -> bool:
+    """Whether a tensor has too many bytes even if every symbol is 1."""
+    t = node.tensor
+    return evaluate(t.nbytes, dict.fromkeys(type_symbols(t), 1)) > MOST_BYTES
+
+
+def _label(proto: Any, version: int | None = None) -> str:
+    """A node, for messages."""
+    name = proto.name or next((o for o in proto.output if o), "")
+    return f"node {name!r} ({proto.op_type}{'' if version is None else f', opset {version}'})"
 
 
 def _text(e: BaseException) -> str:
     if isinstance(e, RlxError):
         return e.message
-    return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
+    return f"it makes no sense ({type(e).__name__}{f': {e}' if str(e) else ''})"
 
 
 def _without_dead(graph: Graph) -> Graph:
@@ -378,7 +416,7 @@ def _drop_params(graph: Graph, unused: set[str]) -> Graph:
         out.assume(c)
     mapping: dict[int, Node] = {}
     for node in graph.nodes:
-        if node.op.name == "param" and node.attrs["name"] in unused:
+        if node.op.role is Role.PARAM and node.attrs["name"] in unused:
             continue
         mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], out)
     finish_rewrite(graph, out, mapping)
@@ -393,4 +431,9 @@ def import_model(
 ) -> Imported:
     """Import a path, bytes or ModelProto, with inputs fixed by value where shapes depend on them."""
     proto, folder = load_model(model)
-    return Importer(proto, folder, values, shapes).run()
+    try:
+        return Importer(proto, folder, values, shapes).run()
+    except RlxError:
+        raise
+    except _STUMBLES as e:  # fields that hold bytes where a name should be, and the like
+        raise ImportError_(f"the model is damaged: {_text(e)}") from e

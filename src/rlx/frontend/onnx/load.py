@@ -38,7 +38,7 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
 
 def _parsed(data: bytes, what: str) -> Any:
     onnx = onnx_package()
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     model = onnx.ModelProto()
     try:
@@ -76,7 +76,12 @@ def external_files(path: Path) -> list[Path]:
     if b"location" not in path.read_bytes():  # the key that external tensors have
         return []
     model, _ = load_model(path)
-    names = {entry.value for tensor in _tensors(model.graph) for entry in tensor.external_data if entry.key == "location"}
+    names = {
+        entry.value
+        for tensor in _tensors(model.graph)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
     return [path.parent / name for name in sorted(names)]
 
 

@@ -101,10 +101,10 @@ def encoded(n: Call, keys: np.ndarray, values: np.ndarray, missing: np.ndarray) 
     """Each element replaced by what the table says."""
     if isinstance(n.value(0), Strings) or values.dtype == object:
         n.on_host("text exists on the host only")
-        x = n.strings(0) if isinstance(n.value(0), Strings) else n.array(0)
+        given = n.strings(0) if isinstance(n.value(0), Strings) else n.array(0)
         found = dict(zip(keys.tolist(), values.tolist(), strict=True))
-        out = [found.get(item, missing.item()) for item in x.reshape(-1).tolist()]
-        made = np.array(out, dtype=values.dtype).reshape(x.shape)
+        out = [found.get(item, missing.item()) for item in given.reshape(-1).tolist()]
+        made = np.array(out, dtype=values.dtype).reshape(given.shape)
         return Strings(made) if made.dtype == object else n.constant(made)
     x = n[0]
     hit = ops.equal(ops.expand_dims(x, x.rank), n.constant(keys.astype(x.dtype.np)))

@@ -23,8 +23,9 @@ def batch_norm(n: Call) -> Any:
 def batch_norm_training(n: Call) -> Any:
     training, momentum = n.flag("training_mode"), n.attr("momentum", 0.9)
     x, kind = n[0], n[0].dtype
-    rest = [ops.cast(n[i], kind) for i in range(1, 5)]
-    out = ops.batch_norm(x, *rest, eps=n.attr("epsilon", 1e-5), training=training, momentum=momentum)
+    scale, bias, old_mean, old_var = (ops.cast(n[i], kind) for i in range(1, 5))
+    eps = n.attr("epsilon", 1e-5)
+    out = ops.batch_norm(x, scale, bias, old_mean, old_var, eps=eps, training=training, momentum=momentum)
     if not training:
         return out
     y, mean, var = out

@@ -43,17 +43,28 @@ MOST_DENOMINATOR = 1024
 """A float beside a size is taken to be exact only if it is a simple fraction, like 0.5 or 1.25."""
 
 
-class _Unknown:
+class Unknown:
+    """An element about which nothing is known."""
+
     def __repr__(self) -> str:
         return "?"
 
 
-UNKNOWN = _Unknown()
+UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True, repr=False)
+class Undecided(Unknown):
+    """Whether two sizes are equal (or, not `equal`, different), which depends on symbols."""
+
+    lhs: Dim
+    rhs: Dim
+    equal: bool = True
 
 
 @dataclass(frozen=True)
 class Quotient:
-    """A size divided by a number: what a model computes in floating point before it rounds to a size again."""
+    """A size divided by a number, as models compute it in floating point before rounding to a size again."""
 
     size: Dim
     by: int
@@ -148,31 +159,37 @@ def _negated(f: Callable[[Dim, Dim], bool | None]) -> Callable[[Dim, Dim], bool 
 def _equal(a: Any, b: Any) -> Any:
     if isinstance(a, (bool, np.bool_)) and isinstance(b, (bool, np.bool_)):
         return bool(a) == bool(b)
-    return _compare(known_eq)(a, b)
+    return _exact(_same_quotient)(a, b)
+
+
+def _same_quotient(a: Dim, p: int, b: Dim, q: int) -> Any:
+    found = known_eq(a * q, b * p)
+    return Undecided(a * q, b * p) if found is None else found
 
 
 def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rule:
     def rule(a: Any, b: Any) -> Any:
         for x in (a, b):
-            if decisive is not None and x is not UNKNOWN and bool(x) is decisive:
+            if decisive is not None and not isinstance(x, Unknown) and bool(x) is decisive:
                 return decisive
-        return UNKNOWN if a is UNKNOWN or b is UNKNOWN else f(bool(a), bool(b))
+        return UNKNOWN if isinstance(a, Unknown) or isinstance(b, Unknown) else f(bool(a), bool(b))
 
     return rule
 
 
 def _not(a: Any) -> Any:
-    return UNKNOWN if a is UNKNOWN else not a
+    if isinstance(a, Undecided):
+        return Undecided(a.lhs, a.rhs, not a.equal)
+    return UNKNOWN if isinstance(a, Unknown) else not a
 
 
 def _choose(condition: Any, a: Any, b: Any) -> Any:
-    if condition is UNKNOWN:
-        same = _equal(a, b) if a is not UNKNOWN and b is not UNKNOWN else UNKNOWN
-        return a if same is True else UNKNOWN
+    if isinstance(condition, Unknown):
+        return a if _equal(a, b) is True else UNKNOWN
     return a if condition else b
 
 
-def _rounded(f: Callable[[Dim, int], Dim], number: Callable[[float], float]) -> Rule:
+def _rounded(f: Callable[[Dim, int], Any], number: Callable[[float], float]) -> Rule:
     def rule(a: Any) -> Any:
         if _number(a):
             return number(float(a))
@@ -180,6 +197,10 @@ def _rounded(f: Callable[[Dim, int], Dim], number: Callable[[float], float]) -> 
         return UNKNOWN if parts is None else f(*parts)
 
     return rule
+
+
+def _toward_zero(size: Dim, by: int) -> Any:
+    return floordiv(size, by) if known_le(0, size) is True else UNKNOWN
 
 
 def _absolute(a: Any) -> Any:
@@ -206,8 +227,8 @@ def _power(a: Any, b: Any) -> Any:
 
 
 def _cast(a: Any, to: DType) -> Any:
-    if a is UNKNOWN:
-        return UNKNOWN
+    if isinstance(a, Unknown):
+        return a if to.is_bool else UNKNOWN
     if to.is_bool:
         return _not(_equal(a, 0)) if not isinstance(a, (bool, np.bool_)) else bool(a)
     if to.is_float or isinstance(a, Expr):
@@ -243,17 +264,25 @@ ELEMENT: Mapping[str, Rule] = {
     "where": _choose,
     "floor": _rounded(floordiv, np.floor),
     "ceil": _rounded(ceildiv, np.ceil),
-    "trunc": _rounded(lambda a, p: floordiv(a, p) if known_le(0, a) is True else UNKNOWN, np.trunc),
+    "trunc": _rounded(_toward_zero, np.trunc),
     "abs": _absolute,
     "neg": lambda a: _exact(lambda x, p, y, q: _quotient(-x, p))(a, 1),
     "sign": _sign,
     "pow": _power,
 }
 
-# rearrangements of their operands (of the first one, for gathers)
-MOVES = ("reshape", "transpose", "broadcast_to", "slice", "concat", "copy") + (
-    "gather", "gather_elements", "gather_nd",
-)  # fmt: skip
+# rearrangements: how many of their operands they rearrange (None: all); the others say where
+MOVES: Mapping[str, int | None] = {
+    "reshape": 1,
+    "transpose": 1,
+    "broadcast_to": 1,
+    "slice": 1,
+    "copy": 1,
+    "concat": None,
+    "gather": 1,
+    "gather_elements": 1,
+    "gather_nd": 1,
+}
 
 REDUCTIONS = {
     "reduce_sum": ("add", 0),
@@ -354,13 +383,13 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
     if any(_has_symbol(v) for v in attrs.values()):
         return None
     if name in MOVES:
-        return _moved(node, operands)
+        return _moved(node, operands, MOVES[name])
     if name in REDUCTIONS:
         rule, start = REDUCTIONS[name]
         axes, keep = attrs["axes"], attrs["keepdims"]
         x = operands[0]
         for axis in sorted(axes, reverse=True):
-            rows = [np.take(x, i, axis) for i in range(x.shape[axis])]
+            rows = _rows(x, axis)
             if start is not None:
                 rows.insert(0, np.full(np.delete(x.shape, axis), start, object))
             x = reduce(lambda a, b: _each(ELEMENT[rule], a, b), rows)
@@ -368,17 +397,21 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
                 x = np.expand_dims(x, axis)
         return x
     if name == "cumsum" and not attrs.get("exclusive") and not attrs.get("reverse"):
-        x = operands[0]
-        rows = [np.take(x, i, attrs["axis"]) for i in range(x.shape[attrs["axis"]])]
+        rows = _rows(operands[0], attrs["axis"])
         for i in range(1, len(rows)):
             rows[i] = _each(ELEMENT["add"], rows[i - 1], rows[i])
         return np.stack(rows, attrs["axis"])
     return None
 
 
-def _moved(node: Node, operands: list[np.ndarray]) -> np.ndarray:
+def _rows(x: np.ndarray, axis: int) -> list[np.ndarray]:
+    """The slices along an axis, without it."""
+    return [np.take(_objects(x), [i], axis).reshape(np.delete(x.shape, axis)) for i in range(x.shape[axis])]
+
+
+def _moved(node: Node, operands: list[np.ndarray], moved: int | None) -> np.ndarray:
     """A rearrangement: done to the numbers of the elements, which then name the elements."""
-    count = 1 if node.op.name.startswith("gather") else len(operands)
+    count = len(operands) if moved is None else moved
     elements: list[Any] = []
     numbers = []
     for x in operands[:count]:
@@ -413,7 +446,7 @@ def _plain(value: np.ndarray | None, t: TensorType) -> np.ndarray | None:
         return value
     if all(_number(x) for x in value.flat):
         return value.astype(t.dtype.np)
-    return None if all(x is UNKNOWN for x in value.flat) else value
+    return value
 
 
 def _is_small(node: Node) -> bool:

@@ -22,7 +22,8 @@ DTYPES: dict[int, DType] = {
 NUMBERS = {d: n for n, d in DTYPES.items()}
 STRING = 8
 
-_INT32_FIELD = {"u8", "i8", "u16", "i16", "i32", "bool", "f16", "bf16"}  # as bit patterns, for floats
+MOST_DENSE = 1 << 28
+"""Elements up to which a sparse tensor is made dense."""
 
 
 def element_dtype(number: int, what: str) -> DType:
@@ -119,8 +120,11 @@ def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
     """A SparseTensorProto as a dense array."""
     values, indices = tensor_array(sparse.values, folder), tensor_array(sparse.indices, folder)
     shape = tuple(int(d) for d in sparse.dims)
-    if values.size and not shape:
-        raise ImportError_(f"sparse tensor {sparse.values.name!r} has no shape")
+    count = 1
+    for d in shape:
+        count *= max(d, 0)
+    if not shape or min(shape) < 0 or count > MOST_DENSE:
+        raise ImportError_(f"sparse tensor {sparse.values.name!r} of {list(shape)} cannot be made dense")
     out = np.zeros(shape, values.dtype)
     try:
         if indices.ndim == 1:

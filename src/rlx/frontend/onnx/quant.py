@@ -69,11 +69,11 @@ def qlinear_matmul(n: Call) -> Any:
 
 @onnx_op("ConvInteger", since=10)
 def conv_integer(n: Call) -> Any:
-    zeros = [None if z is None else as_number(z) for z in (n.get(2), n.get(3))]
-    return ops.conv_integer(n[0], n[1], *zeros, **conv_options(n, n[1]))
+    zx, zw = (None if z is None else as_number(z) for z in (n.get(2), n.get(3)))
+    return ops.conv_integer(n[0], n[1], zx, zw, **conv_options(n, n[1]))
 
 
 @onnx_op("QLinearConv", since=10)
 def qlinear_conv(n: Call) -> Any:
-    parts = [n[i] if i in (0, 3) else as_number(n[i]) for i in range(8)]
-    return ops.qlinear_conv(*parts, bias=n.get(8), **conv_options(n, n[3]))
+    x, sx, zx, w, sw, zw, sy, zy = (n[i] if i in (0, 3) else as_number(n[i]) for i in range(8))
+    return ops.qlinear_conv(x, sx, zx, w, sw, zw, sy, zy, n.get(8), **conv_options(n, n[3]))

@@ -28,7 +28,7 @@ OF_FLOATS = {"ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 
 
 def reduced(op: str, x: Node, axes: Any, keepdims: bool) -> Node:
-    """One reduction; integers take the detour through f64 where the result is a float rounded towards zero."""
+    """One reduction; integers go through f64 where the result is a float rounded towards zero."""
     made: Node
     if x.dtype.is_bool:
         made = OF_BOOL[op](x, axis=axes, keepdims=keepdims)

@@ -10,8 +10,10 @@ from rlx import ops
 from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Strings
 from rlx.ops.rules import normal_axis
+
+MOST_PARTS = 4096
+"""Elements that one op may put into a sequence: each is a node of the graph."""
 
 
 @onnx_op("SequenceEmpty", ignored=("dtype",))
@@ -75,12 +77,15 @@ def split_to_sequence(n: Call) -> Any:
         chunks: Any = n.dims(1)
         if n[1].rank == 0:  # equal parts, the last one smaller
             each = chunks[0]
-            if not isinstance(size, int) or not isinstance(each, int):
-                raise ImportError_(f"a split of {size} into parts of {each} has no known number of parts")
+            sensible = (
+                isinstance(size, int) and isinstance(each, int) and 0 < each and size // each <= MOST_PARTS
+            )
+            if not sensible:
+                raise ImportError_(f"a split of {size} into parts of {each} has no sensible number of parts")
             chunks = [min(each, size - i) for i in range(0, size, each)]
         return list(ops.split(x, axis=axis, sizes=tuple(chunks)))
-    if not isinstance(size, int):
-        raise ImportError_(f"a split of {size} elements has no known number of parts")
+    if not isinstance(size, int) or size > MOST_PARTS:
+        raise ImportError_(f"a split of {size} elements has no sensible number of parts")
     parts = ops.split(x, axis=axis, sizes=(1,) * size)
     return list(parts) if keepdims else [ops.squeeze(p, axis) for p in parts]
 
@@ -110,6 +115,3 @@ def optional_get_element(n: Call) -> Any:
     if n.value(0) is None:
         raise ImportError_("the optional is empty")
     return n.value(0)
-
-
-__all__ = ["Strings", "place_in"]

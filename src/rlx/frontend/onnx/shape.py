@@ -10,7 +10,7 @@ import numpy as np
 from rlx import ops
 from rlx.errors import ImportError_, ShapeError
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.partial import UNKNOWN
+from rlx.frontend.onnx.partial import Unknown
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
@@ -126,8 +126,8 @@ def transpose(n: Call) -> Any:
 def expand(n: Call) -> Any:
     x, target = n[0], list(n.dims(1))
     rank = max(x.rank, len(target))
-    have: list[Dim] = [1] * (rank - x.rank) + list(x.shape)
-    want = [1] * (rank - len(target)) + target
+    have: list[Dim] = [*(1,) * (rank - x.rank), *x.shape]
+    want: list[Dim] = [*(1,) * (rank - len(target)), *target]
     return ops.broadcast_to(
         x, [h if isinstance(w, int) and w == 1 else w for h, w in zip(have, want, strict=True)]
     )
@@ -162,6 +162,8 @@ def split(n: Call) -> Any:
     x = n[0]
     axis = normal_axis("Split", int(n.attr("axis", 0)), x.rank)
     count = int(n.attr("num_outputs", len(n.outputs)))
+    if count != len(n.outputs):
+        raise ImportError_(f"num_outputs is {count}, but it has {len(n.outputs)} outputs")
     sizes: Any = n.attr("split", None)
     if n.value(1) is not None:
         sizes = n.dims(1)
@@ -190,8 +192,7 @@ def _bounded(at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
     if known_le(0, at) is not True:
         if known_le(at, -1) is not True:
             raise ShapeError(f"a slice at {at} may count from either end; its sign is not known")
-        at = at + d
-        return dim_max(at, low)
+        return d - dim_min(-at, d - low)
     return dim_min(at, high)
 
 
@@ -230,7 +231,7 @@ def slice_(n: Call) -> Any:
 def _places(n: Call, i: int) -> tuple[Dim, ...]:
     """Places of a slice; huge numbers mean the end and need not be exact."""
     found = n.partial(n[i])
-    if found is not None and found.dtype == object and not any(x is UNKNOWN for x in found.flat):
+    if found is not None and found.dtype == object and not any(isinstance(x, Unknown) for x in found.flat):
         return tuple(x if isinstance(x, Expr) else int(x) for x in found.reshape(-1))
     return n.dims(i)
 

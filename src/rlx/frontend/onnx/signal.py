@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
+from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.ops.rules import normal_axis
+
+MOST_POINTS = 1 << 24
+"""Points of a window or filter."""
 
 
 @onnx_op("DFT", since=17)
@@ -24,19 +29,28 @@ def dft(n: Call) -> Any:
 def transformed(n: Call, axis: int) -> Any:
     x = n[0]
     size = n.size(1) if n.value(1) is not None else None
-    return ops.dft(x, axis % x.rank, size, n.flag("inverse"), n.flag("onesided"))
+    return ops.dft(x, normal_axis("DFT", axis, x.rank), size, n.flag("inverse"), n.flag("onesided"))
 
 
 @onnx_op("STFT", since=17)
 def stft(n: Call) -> Any:
     length = n.integer(3) if n.value(3) is not None else None
-    x = n[0] if n[0].rank == 3 else ops.expand_dims(n[0], n[0].rank)  # a real signal may leave its last axis out
+    x = n[0]
+    if x.rank == 2:  # a real signal may leave its last axis out
+        x = ops.expand_dims(x, 2)
     return ops.stft_pairs(x, n.integer(1), n.get(2), length, n.flag("onesided", 1))
+
+
+def check_count(n: Any) -> Any:
+    """Tables are made while importing, so their sizes must be sensible."""
+    if isinstance(n, int) and not 0 <= n <= MOST_POINTS:
+        raise ImportError_(f"its size {n} is not between 0 and {MOST_POINTS}")
+    return n
 
 
 @onnx_op("HannWindow", "HammingWindow", "BlackmanWindow", since=17)
 def window(n: Call) -> Any:
-    size, periodic = n.size(0), n.flag("periodic", 1)
+    size, periodic = check_count(n.size(0)), n.flag("periodic", 1)
     kind = n.dtype("output_datatype", 1)
     if n.proto.op_type == "HammingWindow":
         return ops.hamming_window(size, periodic, kind, alpha=25 / 46)
@@ -47,7 +61,7 @@ def window(n: Call) -> Any:
 
 @onnx_op("MelWeightMatrix", since=17)
 def mel_weight_matrix(n: Call) -> Any:
-    bins, length, rate = (n.integer(i) for i in range(3))
+    bins, length, rate = (check_count(n.integer(i)) for i in range(3))
     low, high = (float(n.array(i).reshape(-1)[0]) for i in (3, 4))
     kind = n.dtype("output_datatype", 1)
     return n.importer.constant(

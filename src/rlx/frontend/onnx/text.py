@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ def string_normalizer(n: Call) -> Any:
     n.on_host(WHY)
     x = n.strings(0)
     action = n.choice("case_change_action", "NONE", ("NONE", "LOWER", "UPPER"))
-    case = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[action]
+    cases: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    case = cases[action]
     sensitive = n.flag("is_case_sensitive")
     stop = n.attr("stopwords", [])
     same = str if sensitive else str.lower
