@@ -112,8 +112,20 @@ ALL_CASES = [c for op in ALL_OPS for c in cases(op)]
 IDS = [c.id for c in ALL_CASES]
 
 
+def assert_close(got: np.ndarray, want: np.ndarray) -> None:
+    """Native values against the reference's: integers exactly, floating point as its dtype allows."""
+    assert got.dtype == want.dtype and got.shape == want.shape
+    if want.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, want)
+        return
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    narrow = want.dtype.itemsize <= 2
+    scale = 1e-2 if narrow else 2e-5 if want.dtype.itemsize <= 4 or want.dtype == np.complex64 else 1e-12
+    np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=scale, atol=scale, equal_nan=True)
+
+
 def is_tuple(node: Node) -> bool:
     return isinstance(node.type, TupleType)
 
 
-__all__ = ["ALL_CASES", "ALL_OPS", "IDS", "SIZES", "Case", "cases", "is_tuple", "rlx"]
+__all__ = ["ALL_CASES", "ALL_OPS", "IDS", "SIZES", "Case", "assert_close", "cases", "is_tuple", "rlx"]

@@ -1,0 +1,49 @@
+"""Code for other machines than this one: ops compiled for older instruction sets that run here too."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from op_cases import ALL_CASES, ALL_OPS, Case, assert_close
+
+import rlx
+from rlx.backend.cpu.target import Target, resolve, runs_here
+from rlx.backend.reference.interpreter import evaluate
+
+HOST = resolve("host")
+TARGETS = [t for t in map(resolve, ("x86-64-v3", "x86-64")) if runs_here(t) and t is not HOST]
+
+
+def sample() -> list[tuple[Target, Case]]:
+    """Every op on every target, with another of its cases each time."""
+    out = []
+    for op in ALL_OPS:
+        own = [c for c in ALL_CASES if c.op is op]
+        first = zlib.crc32(op.name.encode())
+        out += [(target, own[(first + i) % len(own)]) for i, target in enumerate(TARGETS)]
+    return out
+
+
+def check(target: Target, case: Case) -> None:
+    graph, _ = case.graph()
+    want = evaluate(graph, case.feed())
+    got = rlx.compile(graph, target=target.name, threads=2).run(case.feed())
+    for name, value in want.items():
+        assert_close(got[name], value)
+
+
+def name(value: object) -> str:
+    return value.name if isinstance(value, Target) else value.id if isinstance(value, Case) else str(value)
+
+
+@pytest.mark.parametrize(("target", "case"), sample(), ids=name)
+def test_a_sample_on_other_targets(target: Target, case: Case) -> None:
+    check(target, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL_CASES, ids=name)
+@pytest.mark.parametrize("target", TARGETS, ids=name)
+def test_every_case_on_other_targets(target: Target, case: Case) -> None:
+    check(target, case)
