@@ -1,0 +1,500 @@
+"""Programs in files: what is saved comes back, damage is refused, foreign code is not run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backend.cpu import jit
+from rlx.errors import ConfigError, FormatError, InputError, RlxError
+from rlx.runtime import artifact, container
+from rlx.runtime.artifact import Artifact, ArtifactWarning
+from rlx.runtime.cache import CacheWarning
+from rlx.runtime.programs import ProgramStore
+
+CONTAINER_KEYS = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
+X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def network() -> rlx.Graph:
+    """Two products with packed weights, a large constant, a state: everything a file must hold."""
+    rng = np.random.default_rng(1)
+    g = rlx.Graph("network")
+    x = g.input("x", ("n", 40), "f32")
+    w = g.param("w", (40, 24), "f32", rng.standard_normal((40, 24)).astype(np.float32))
+    v = g.param("v", (24, 8), "f32", rng.standard_normal((24, 8)).astype(np.float32))
+    table = g.constant(rng.standard_normal((24,) * 2).astype(np.float32))
+    total = g.state("total", (8,), "f32", np.full(8, 3, np.float32))
+    y = rlx.ops.gelu(x @ w @ table) @ v
+    g.output("y", y + total)
+    g.set_state("total", total + rlx.ops.sum(y, axis=0))
+    return g
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved program, signed by nobody that the tests below know."""
+    folder = tmp_path_factory.mktemp("saved")
+    before = dict(os.environ)
+    os.environ |= {"RLX_CACHE": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder / "config")}
+    try:
+        rlx.compile(network()).save(folder / "network.rlx")
+    finally:
+        os.environ.clear()
+        os.environ |= before
+    return folder / "network.rlx"
+
+
+def quietly(path: Path, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)
+        return rlx.load(path, **options)
+
+
+# -- what is saved comes back
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    program = rlx.compile(network())
+    expected = program(X)
+    program.save(tmp_path / "network.rlx")
+    compiles = jit.llvm_compiles
+    loaded = rlx.load(tmp_path / "network.rlx")
+    assert np.array_equal(loaded(X), expected)
+    assert np.array_equal(loaded(X[:1]), program(X[:1]))
+    assert jit.llvm_compiles == compiles and loaded.notes == []
+    assert loaded.lir.code_key == program.lir.code_key
+    assert loaded.decisions.to_json() == program.decisions.to_json()
+    assert loaded.stats == program.stats
+    assert str(loaded.lir.unfused) == str(program.lir.unfused)
+    assert loaded.memory({"n": 7}) == program.memory({"n": 7})
+
+
+def test_params_of_a_loaded_program_can_be_set(tmp_path: Path) -> None:
+    program = rlx.compile(network())
+    program.save(tmp_path / "network.rlx")
+    loaded = rlx.load(tmp_path / "network.rlx")
+    for name, shape in (("w", (40, 24)), ("v", (24, 8))):
+        value = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+        program.set_param(name, value)
+        loaded.set_param(name, value)
+        assert np.array_equal(loaded(X), program(X))
+    with pytest.raises(InputError, match="no param 'u'"):
+        loaded.set_param("u", X)
+    loaded.save(tmp_path / "again.rlx")  # with the values it has now, and from its own origin
+    assert np.array_equal(rlx.load(tmp_path / "again.rlx")(X), program(X))
+    assert not np.array_equal(rlx.load(tmp_path / "network.rlx")(X), program(X))
+
+
+def test_a_param_without_value(tmp_path: Path) -> None:
+    g = rlx.Graph("open")
+    g.output("y", g.input("x", (2, 3), "f32") @ g.param("w", (3, 3), "f32"))
+    rlx.compile(g).save(tmp_path / "open.rlx")
+    loaded = rlx.load(tmp_path / "open.rlx")
+    with pytest.raises(InputError, match="w"):
+        loaded(np.ones((2, 3), np.float32))
+    loaded.set_param("w", np.eye(3, dtype=np.float32))
+    assert loaded(np.ones((2, 3), np.float32)).tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "i8", "bool", "c64", "i4", "f8e4m3fn"])
+def test_values_of_any_dtype(dtype: str, tmp_path: Path) -> None:
+    from rlx.ir.dtype import convert
+    from rlx.ir.dtype import dtype as as_dtype
+
+    value = convert(np.arange(300) % 2, as_dtype(dtype))
+    g = rlx.Graph("kinds")
+    g.output("y", rlx.ops.flip(g.param("p", (300,), dtype, value), axis=0))
+    rlx.compile(g).save(tmp_path / "kinds.rlx")
+    out = rlx.load(tmp_path / "kinds.rlx")()
+    assert out.dtype == value.dtype and np.array_equal(out, value[::-1])
+
+
+def test_several_targets_in_one_file(tmp_path: Path) -> None:
+    program = rlx.compile(network())
+    program.save(tmp_path / "network.rlx", targets=("x86-64", "aarch64", "host"))
+    file = Artifact(tmp_path / "network.rlx")
+    assert file.targets == [program.lir.target, "x86-64", "aarch64"]
+    compiles = jit.llvm_compiles
+    baseline = rlx.load(tmp_path / "network.rlx", target="x86-64")
+    assert baseline.lir.target == "x86-64" and jit.llvm_compiles == compiles
+    np.testing.assert_allclose(baseline(X), program(X), rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_without_code_for_this_target_is_compiled(tmp_path: Path) -> None:
+    rlx.compile(network()).save(tmp_path / "network.rlx")
+    other = rlx.load(tmp_path / "network.rlx", target="x86-64")
+    assert other.lir.target == "x86-64" and "not for this machine" in other.notes[0]
+    np.testing.assert_allclose(other(X), rlx.compile(network())(X), rtol=1e-4, atol=1e-4)
+
+
+def test_code_of_another_generator_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = rlx.compile(network())
+    with monkeypatch.context() as m:
+        m.setattr(artifact, "_generator", lambda: "an older one")
+        program.save(tmp_path / "network.rlx")
+    loaded = rlx.load(tmp_path / "network.rlx")
+    assert "it was compiled" in loaded.notes[0] and np.array_equal(loaded(X), program(X))
+
+
+def test_weights_are_mapped_and_aligned(tmp_path: Path) -> None:
+    g = rlx.Graph("large")
+    value = np.random.default_rng(0).standard_normal((1 << 10, 1 << 10)).astype(np.float32)
+    g.output(
+        "y", g.input("x", (1 << 10,), "f32") + rlx.ops.sum(g.param("p", value.shape, "f32", value), axis=0)
+    )
+    rlx.compile(g).save(tmp_path / "large.rlx")
+    file = container.Container(tmp_path / "large.rlx")
+    raw = file.raw(0)
+    assert not raw.flags.writeable and (raw.ctypes.data - file._data.ctypes.data) % (2 << 20) == 0
+    loaded = rlx.load(tmp_path / "large.rlx")
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert "large.rlx" in maps.read_text()
+    assert np.array_equal(
+        loaded(np.zeros(1 << 10, np.float32)), rlx.compile(g)(np.zeros(1 << 10, np.float32))
+    )
+
+
+def test_saving_replaces_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "network.rlx"
+    program = rlx.compile(network())
+    program.save(path)
+    first = rlx.load(path)
+    expected = first(X)
+    program.set_param("w", np.zeros((40, 24), np.float32))
+    program.save(path)  # the first program still reads the old file
+    assert np.array_equal(first(X), expected)
+    assert np.array_equal(rlx.load(path)(X), program(X))
+    assert sorted(n for n in os.listdir(tmp_path) if "network" in n) == ["network.rlx"]
+    with pytest.raises(FormatError, match="cannot write"):
+        program.save(tmp_path / "no" / "such" / "folder.rlx")
+
+
+def test_options_that_are_fixed(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="precision cannot be changed"):
+        rlx.load(saved, precision="bf16")
+    with pytest.raises(ConfigError, match="shapes are for ONNX"):
+        rlx.load(saved, shapes={"x": (1, 2)})
+
+
+# -- trust
+
+
+def test_foreign_code_is_made_again_from_the_plan(saved: Path) -> None:
+    with pytest.warns(ArtifactWarning, match="not signed by this user and was not run"):
+        loaded = rlx.load(saved)
+    assert "rlx trust FILE" in loaded.notes[0]
+    assert np.array_equal(loaded(X), rlx.compile(network())(X))
+
+
+def test_foreign_code_is_never_opened(saved: Path, tmp_path: Path) -> None:
+    def plant(header: dict[str, Any], parts: dict[str, bytes]) -> None:
+        parts["0.code"] = b"whatever a forger likes"
+
+    path = rewritten(saved, tmp_path / "forged.rlx", plant)
+    assert np.array_equal(quietly(path)(X), rlx.compile(network())(X))
+    with pytest.raises(FormatError, match="its code is damaged"):
+        rlx.load(path, trust_native=True)
+
+
+def test_trust_once_and_for_good(saved: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiles = jit.llvm_compiles
+        assert np.array_equal(rlx.load(saved, trust_native=True)(X), rlx.load(saved, trust_native=True)(X))
+        Artifact(saved).accept()
+        assert rlx.load(saved).notes == []
+        assert jit.llvm_compiles <= compiles + 2  # pool and driver, in the new cache
+
+
+def test_a_signature_covers_plan_and_code_together(tmp_path: Path) -> None:
+    """Signed code beside another plan is foreign: it would read and write elsewhere."""
+    rlx.compile(network()).save(tmp_path / "a.rlx")
+    assert Artifact(tmp_path / "a.rlx").is_trusted(0)
+
+    def smaller_slot(header: dict[str, Any], parts: dict[str, bytes]) -> None:
+        parts["0.lir"] = parts["0.lir"].replace(b"n,8]", b"n,4]")
+
+    def other_weight(header: dict[str, Any], parts: dict[str, bytes]) -> None:
+        header["variants"][0]["weights"][0][1] ^= 1
+
+    def other_order(header: dict[str, Any], parts: dict[str, bytes]) -> None:
+        header["variants"][0]["placed"].reverse()
+        header["variants"][0]["binding"]["n"] += 1
+
+    for change in (smaller_slot, other_weight, other_order):
+        rewritten(tmp_path / "a.rlx", tmp_path / "b.rlx", change)
+        assert not Artifact(tmp_path / "b.rlx").is_trusted(0)
+
+
+def test_parsing_runs_nothing(saved: Path) -> None:
+    """Opening a file imports neither llvmlite nor what would make code."""
+    code = (
+        "import sys; from rlx.runtime.artifact import Artifact\n"
+        f"file = Artifact({str(saved)!r}); file.source(); file.is_trusted(0); file.container.check_all()\n"
+        "print('llvmlite' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+# -- damage
+
+
+def rewritten(
+    path: Path,
+    to: Path,
+    change: Callable[[dict[str, Any], dict[str, bytes]], None] = lambda header, parts: None,
+) -> Path:
+    """The file with a changed header or changed parts, and all checksums right: what a forger would write."""
+    file = container.Container(path)
+    header = json.loads(json.dumps(file.header))
+    parts = {name: file.part(name) for name in file.part_names}
+    arrays = [file.array(i) for i in range(file.array_count)]
+    for key in CONTAINER_KEYS:
+        del header[key]
+    change(header, parts)
+    container.write(to, header, parts, arrays)
+    return to
+
+
+def refused(path: Path) -> None:
+    """Loading gives a FormatError, whatever is asked of the file."""
+    with pytest.raises(FormatError, match=path.name):
+        quietly(path)
+
+
+def test_truncation(saved: Path, tmp_path: Path) -> None:
+    data = saved.read_bytes()
+    sizes = {0, 1, 7, 8, 63, 64, 65, 100, len(data) // 2, len(data) - 1, *range(64, len(data), 997)}
+    for size in sorted(sizes):
+        (tmp_path / "cut.rlx").write_bytes(data[:size])
+        refused(tmp_path / "cut.rlx")
+    (tmp_path / "long.rlx").write_bytes(data + b"\0")
+    refused(tmp_path / "long.rlx")
+
+
+def test_flipped_bytes(saved: Path, tmp_path: Path) -> None:
+    """Every byte is covered, or is padding that nothing reads."""
+    data = saved.read_bytes()
+    expected = quietly(saved)(X)
+    rng, target = np.random.default_rng(0), tmp_path / "flipped.rlx"
+    used = len(data) - 4096 * 4
+    places = {*range(64), *rng.integers(0, len(data), 150).tolist(), *range(used, len(data), 1001)}
+    found = 0
+    for place in sorted(places):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        target.write_bytes(damaged)
+        try:
+            loaded = quietly(target)
+            loaded.set_param("v", loaded.param_values["v"])  # reads the derived weights' graph too
+            _ = loaded.decisions, loaded.lir.unfused
+        except FormatError:
+            found += 1
+        else:
+            assert np.array_equal(loaded(X), expected), f"byte {place}"
+    assert found > len(places) // 2
+
+
+def test_garbage(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for size in (8, 64, 1000, 100_000):
+        for start in (b"", container.MAGIC):
+            path = tmp_path / "garbage.rlx"
+            path.write_bytes(start + rng.bytes(size))
+            refused(path)
+    for header in (b"", b"{}", b"[]", b"nonsense", b"[" * 100_000, b'{"parts": 1' + b"0" * 5000 + b"}"):
+        bare = struct.pack("<8sIIQQ32s", container.MAGIC, 1, 0, len(header), 64 + len(header), b"")
+        (tmp_path / "garbage.rlx").write_bytes(bare[:32] + hashlib.sha256(bare + header).digest() + header)
+        refused(tmp_path / "garbage.rlx")
+
+
+def test_another_version_is_told(saved: Path, tmp_path: Path) -> None:
+    data = bytearray(saved.read_bytes())
+    struct.pack_into("<I", data, 8, 7)
+    (tmp_path / "new.rlx").write_bytes(data)
+    with pytest.raises(FormatError, match="format version 7, but this RLX reads 1"):
+        rlx.load(tmp_path / "new.rlx")
+
+
+VALUES = (None, -1, 0, 1, 10**30, 1.5, "", "x", "f32", [], [1], {}, {"n": -1}, [[0, 0]], [[10**9, 0]], True)
+
+
+def forgeries(header: Any, trail: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a header."""
+    items = (
+        header.items() if isinstance(header, dict) else enumerate(header) if isinstance(header, list) else ()
+    )
+    out = [trail] if trail else []
+    for key, value in items:
+        out += forgeries(value, (*trail, key))
+    return out
+
+
+def test_forged_headers(saved: Path, tmp_path: Path) -> None:
+    """A file with right checksums and any nonsense in its header: refused, or it computes what it says."""
+    rng = np.random.default_rng(0)
+    tried = 0
+    for place in forgeries(container.Container(saved).header):
+        if place[0] in CONTAINER_KEYS:
+            continue
+        value = VALUES[int(rng.integers(len(VALUES)))]
+
+        def change(header: Any, parts: dict[str, bytes], place: Any = place, value: Any = value) -> None:
+            for key in place[:-1]:
+                header = header[key]
+            header[place[-1]] = value
+
+        path = rewritten(saved, tmp_path / "forged.rlx", change)
+        try:
+            quietly(path)
+        except RlxError as e:
+            assert isinstance(e, (FormatError, ConfigError)), f"{place}: {value!r}: {e!r}"
+        tried += 1
+    assert tried > 40
+
+
+@pytest.mark.parametrize("part", ["0.lir", "0.derived", "source"])
+def test_forged_plans(part: str, saved: Path, tmp_path: Path) -> None:
+    """Texts with right checksums that are no sound graphs, or do not fit the weights."""
+    changes: list[Callable[[bytes], bytes]] = [
+        lambda text: b"",
+        lambda text: b"\xff\xfe",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace(b"f32", b"f64", 1),
+        lambda text: text.replace(b"40", b"41"),
+        lambda text: text.replace(b"40", b"99999999999999"),
+        lambda text: text.replace(b"param", b"input"),
+        lambda text: text.replace(b"%1", b"%0"),
+        lambda text: text + b"graph",
+        lambda text: b"graph " * 10_000,
+    ]
+    for change in changes:
+
+        def forge(header: dict[str, Any], parts: dict[str, bytes], change: Any = change) -> None:
+            parts[part] = change(parts[part])
+
+        path = rewritten(saved, tmp_path / "forged.rlx", forge)
+        try:
+            quietly(path, target="x86-64" if part == "source" else "host")
+        except RlxError as e:
+            assert isinstance(e, FormatError), repr(e)
+
+
+# -- the store behind rlx.load
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path, require) -> Path:  # type: ignore[no-untyped-def]
+    require("onnx")
+    import onnx
+
+    weight = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["h"]), onnx.helper.make_node("Relu", ["h"], ["y"])],
+        "small",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 40])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 8])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "small.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location="small.bin", size_threshold=0)
+    return path
+
+
+def test_the_second_load_of_a_model_imports_no_frontend(onnx_file: Path) -> None:
+    expected = rlx.load(onnx_file)(X)
+    assert ProgramStore().info().entries == 1
+    code = (
+        "import sys, numpy as np, rlx\n"
+        f"y = rlx.load({str(onnx_file)!r})(np.load({str(onnx_file) + '.npy'!r}))\n"
+        "print(y.tobytes().hex())\n"
+        "print(*sorted({'onnx', 'rlx.passes.fuse', 'rlx.backend.cpu.gemm'} & sys.modules.keys()))"
+    )
+    np.save(str(onnx_file) + ".npy", X)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    result, modules = done.stdout.split("\n")[:2]
+    assert result == expected.tobytes().hex() and modules == ""
+
+
+def test_a_changed_model_is_compiled_anew(onnx_file: Path) -> None:
+    first = rlx.load(onnx_file)(X)
+    data = onnx_file.with_name("small.bin")
+    weights = np.fromfile(data, np.float32)
+    (-weights).tofile(data)
+    os.utime(data, ns=(1, 1))  # even if the clock is coarse
+    second = rlx.load(onnx_file)(X)
+    assert not np.array_equal(first, second)
+    onnx_file.write_bytes(onnx_file.read_bytes().replace(b"Relu", b"Sqrt"))
+    assert np.isnan(rlx.load(onnx_file)(X)).any()
+
+
+def test_options_have_programs_of_their_own(onnx_file: Path) -> None:
+    rlx.load(onnx_file)
+    assert rlx.load(onnx_file, target="x86-64").lir.target == "x86-64"
+    assert rlx.load(onnx_file, shapes={"x": (2, 40)})(X[:2]).shape == (2, 8)
+    assert rlx.load(onnx_file, threads=1).threads == 1
+    assert ProgramStore().info().entries == 3
+    rlx.load(onnx_file, assume={"n": 3}, cache=False)
+    assert ProgramStore().info().entries == 3 == ProgramStore().clear()
+
+
+def test_a_damaged_entry_is_replaced(onnx_file: Path) -> None:
+    expected = rlx.load(onnx_file)(X)
+    (entry,) = ProgramStore().directory.iterdir()
+    entry.write_bytes(entry.read_bytes()[:5000])
+    with pytest.warns(CacheWarning, match="compiled again"):
+        assert np.array_equal(rlx.load(onnx_file)(X), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rlx.load(onnx_file)
+
+
+def test_the_store_is_bounded(onnx_file: Path) -> None:
+    program = rlx.load(onnx_file)
+    size = ProgramStore().info().nbytes
+    store = ProgramStore(limit=size * 5 // 2)
+    for number in range(5):
+        store.put(program, onnx_file, {"number": number})
+    assert store.info().entries == 2
+    assert store.find(onnx_file, {"number": 4}) is not None and store.find(onnx_file, {"number": 0}) is None
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    onnx_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (onnx_file.parent / "file").write_text("")
+    monkeypatch.setenv("RLX_CACHE", str(onnx_file.parent / "file"))
+    with pytest.warns(CacheWarning, match="not stored"):
+        assert rlx.load(onnx_file)(X).shape == (3, 8)
+
+
+def test_graphs_from_files(tmp_path: Path) -> None:
+    from rlx.ir.serialize import save
+
+    expected = rlx.compile(network())(X)
+    save(network(), tmp_path / "network.graph")
+    assert np.array_equal(rlx.load(tmp_path / "network.graph")(X), expected)
+    assert np.array_equal(rlx.Session(threads=1).load(tmp_path / "network.graph")(X), expected)
