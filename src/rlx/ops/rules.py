@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.errors import DTypeError, ShapeError, TypeError_, current_where
 from rlx.ir.dim import Constraint, Dim
 from rlx.ir.dtype import F32, DType
-from rlx.ir.graph import Node, require_equal, source_location
+from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import get_op
 from rlx.ir.scalar import Scalar, axis, const
 from rlx.ir.types import Shape, TensorType, TupleType
@@ -148,7 +148,7 @@ def shape_of(x: Any) -> Shape:
 
 def ensure(x: Any, kind: str, lhs: Dim, rhs: Dim, what: str) -> None:
     """Prove a fact about sizes, refuse with `what`, or assume it in the graph of x (a run-time guard)."""
-    fact = Constraint(kind, lhs, rhs, (source_location(),))
+    fact = Constraint(kind, lhs, rhs, current_where())
     verdict = fact.known()
     if verdict is False:
         raise ShapeError(what)
