@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlx.backend.cpu.contraction import emit_contraction, plan_gemm
 from rlx.backend.cpu.conv_direct import emit_direct
 from rlx.backend.cpu.conv_shape import VECTORS
+from rlx.backend.cpu.depthwise import emit_depthwise, is_depthwise
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
@@ -52,6 +53,8 @@ def emit_conv(
     product = as_product(nest)
     if product is not None and plan_gemm(product, inputs) is not None:
         return emit_contraction(module, name, product, inputs, outputs)
+    if is_depthwise(nest, inputs):
+        return emit_depthwise(module, name, nest, inputs, outputs)
     return emit_nest(module, name, as_reduction(nest, inputs), inputs, outputs)
 
 
