@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -16,13 +17,13 @@ def devices(as_json: bool) -> None:
     from rlx.backend.cpu.target import missing_here, resolve, runs_here, targets
     from rlx.driver import known_devices, open_device
 
-    found = []
+    found: list[dict[str, Any]] = []
     for entry in known_devices():
         missing = entry.missing()
         facts = asdict(open_device(entry.name).capabilities) if missing is None else None
         found.append({"name": entry.name, "available": missing is None, "missing": missing, "facts": facts})
     host = resolve("host").name
-    named = [
+    named: list[dict[str, Any]] = [
         {"name": t.name, "host": t.name == host, "runs_here": runs_here(t), "missing": list(missing_here(t))}
         for t in targets()
     ]
@@ -32,7 +33,7 @@ def devices(as_json: bool) -> None:
     rows = []
     for device in found:
         facts = device["facts"]
-        if isinstance(facts, dict):
+        if facts is not None:
             size = human_bytes(facts["total_memory"])
             about = f"{facts['description']}, {facts['compute_units']} cores, {size}"
         else:

@@ -166,7 +166,7 @@ def _read_wav(path: Path) -> np.ndarray:
             raw = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as e:
         raise FormatError(f"cannot read {path}: {e}") from e
-    kinds = {1: (np.uint8, 128, 128), 2: (np.dtype("<i2"), 0, 32768), 4: (np.dtype("<i4"), 0, 2**31)}
+    kinds = {1: ("u1", 128, 128), 2: ("<i2", 0, 32768), 4: ("<i4", 0, 2**31)}  # dtype, silence, full scale
     if width not in kinds:
         raise FormatError(f"{path} has {8 * width} bits per sample; RLX reads 8, 16 and 32")
     kind, zero, scale = kinds[width]

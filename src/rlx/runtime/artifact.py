@@ -86,7 +86,7 @@ def save(
         name = program.graph.name
         raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
     source, values = program.origin.graph(), program.param_values
-    arrays, parts, blobs = _Arrays(), {}, {}
+    arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
     variants = [_Variant.of(program.lir, program.weight_memory)]
     known = {resolve(program.lir.target).name}
     for target in (resolve(t).name for t in targets):

@@ -101,7 +101,7 @@ def _write(
     for array in arrays:
         entries.append([str(dtype(array.dtype)), list(array.shape), end])
         end = round_up(end + array.nbytes, ALIGNMENT)
-    described = {
+    described: dict[str, Any] = {
         **header,
         "parts": table,
         "arrays": entries,
