@@ -93,13 +93,14 @@ def write(
 def _write(
     file: BinaryIO, header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: Sequence[Any]
 ) -> None:
-    table, at = [], 0
+    table: list[tuple[str, int, int, str]] = []
+    entries: list[tuple[str, list[int], int]] = []
+    at = end = 0
     for name, content in parts.items():
-        table.append([name, at, len(content), hashlib.sha256(content).hexdigest()])
+        table.append((name, at, len(content), hashlib.sha256(content).hexdigest()))
         at = round_up(at + len(content), ALIGNMENT)
-    entries, end = [], 0
     for array in arrays:
-        entries.append([str(dtype(array.dtype)), list(array.shape), end])
+        entries.append((str(dtype(array.dtype)), list(array.shape), end))
         end = round_up(end + array.nbytes, ALIGNMENT)
     described: dict[str, Any] = {
         **header,
