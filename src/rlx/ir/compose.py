@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rlx.ir.affine import affine, to_dim
 from rlx.ir.attr import attr_key
@@ -405,14 +406,23 @@ def stored_through(node: Node, source: Node) -> Shape | None:
     return layout.strides
 
 
-def compose(body: Graph) -> Kernel:
-    """The kernel that computes a region, or ComposeError with the reason."""
-    from rlx.ir.attention import AttentionComposer, holds_attention
-    from rlx.ir.spectrum import TransformComposer, holds_transform
+_KERNELS: WeakKeyDictionary[Graph, tuple[tuple[int, ...], Kernel]] = WeakKeyDictionary()
 
-    if holds_transform(body):
-        return TransformComposer(body).run()
-    return (AttentionComposer if holds_attention(body) else Composer)(body).run()
+
+def compose(body: Graph) -> Kernel:
+    """The kernel that computes a region, or ComposeError with the reason.
+
+    Fusion, planner and backend all ask, so the answer is kept as long as the body (and dropped if it grew).
+    """
+    from rlx.ir.attention import AttentionComposer, holds_attention
+
+    state = (len(body.nodes), *(n.id for n in body.outputs.values()))
+    known = _KERNELS.get(body)
+    if known is not None and known[0] == state:
+        return known[1]
+    kernel = (AttentionComposer if holds_attention(body) else Composer)(body).run()
+    _KERNELS[body] = (state, kernel)
+    return kernel
 
 
 def body_of(node: Node) -> Graph:

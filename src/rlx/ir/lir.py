@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from rlx.errors import PlanError
@@ -77,6 +78,9 @@ class LirBufferPlan:
     binding: dict[str, int] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)  # node -> the node whose storage it reuses in place
     heuristic: str = ""
+    graph: Graph | None = field(
+        default=None, repr=False, compare=False
+    )  # the kernels that this is a plan for
 
     @property
     def arena_size(self) -> int:
@@ -111,17 +115,40 @@ class LirBufferPlan:
     def nodes_in_phase(self, phase: Phase) -> list[int]:
         return self.phases.nodes_in_ordered(phase, self.schedule)
 
-    def lower_bound(self) -> int:
-        """Largest sum of aligned live activation bytes at any step; shared storage counts once."""
-        steps = [0] * (len(self.schedule) + 1)
+    def root(self, node: int) -> int:
+        """The value whose storage a value lies in: itself, unless it is a view."""
+        alias = self.view_aliases.get(node)
+        return node if alias is None else alias.root
+
+    def takes_over(self, node: int, other: int, step: int) -> bool:
+        """Whether a value begins at this step in the storage of another, which ends there."""
+        return self.shared.get(node) == other and self.lifetimes[other][1] == step == self.lifetimes[node][0]
+
+    def live_bytes(self) -> list[int]:
+        """Aligned activation bytes alive at every step; storage shared in place counts once."""
+        change = [0] * (len(self.schedule) + 2)
         for node, (first, last) in self.lifetimes.items():
             slot = self.assignments.get(node)
-            if slot is None or slot.space != "activation" or node in self.shared:
+            if slot is None or slot.space != "activation":
                 continue
-            room = -(-slot.size // self.alignment) * self.alignment
-            for step in range(first, min(last, len(self.schedule)) + 1):
-                steps[step] += room
-        return max(steps, default=0)
+            start = first + (node in self.shared)  # the step before it is the other value's
+            if start <= last:
+                room = -(-slot.size // self.alignment) * self.alignment
+                change[start] += room
+                change[last + 1] -= room
+        return list(accumulate(change))[: len(self.schedule)]
+
+    def lower_bound(self) -> int:
+        """Largest sum of aligned live activation bytes at any step: no placement needs less."""
+        return max(self.live_bytes(), default=0)
+
+    def check(self) -> None:
+        """Prove the plan, or raise a PlanError that names the nodes: no two live slots overlap, every view lies
+        inside its root and its root lives as long, every read is of a written slot, every slot lies inside its
+        space and is aligned."""
+        from rlx.ir.lir_check import check_plan
+
+        check_plan(self)
 
 
 @dataclass

@@ -12,15 +12,17 @@ from rlx.ir.form import is_dense
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirIoManifest, LirViewAlias
 from rlx.ir.op import Role
-from rlx.ir.phase import derive_phases
+from rlx.ir.phase import Phase, derive_phases
 from rlx.ir.types import TupleType
 from rlx.ir.views import View, view_layouts
+from rlx.plan.inplace import overwritable, share_storage
 from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.schedule import Dag, lifetimes, schedule
 
 LEAF_SPACE = {Role.INPUT: "input", Role.PARAM: "weight", Role.CONSTANT: "weight", Role.STATE: "state"}
 __all__ = ["Planner", "View", "view_layouts"]
 
+MOST_PLANS = 256  # bindings whose plans are kept
 GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not searched again
 
 
@@ -45,7 +47,21 @@ class Planner:
         self.io = LirIoManifest.collect(graph)
         self.binding = assumed_binding(graph, assume)
         self.order, self.life = self._schedule()
+        self._keep_prologue()
+        overwrites = {k: overwritable(graph.nodes[k]) for k in self.order}
+        self.shared = share_storage(graph, self.order, self.life, self.views, overwrites)
+        self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
+
+    def _keep_prologue(self) -> None:
+        """What a stream computes once must not be overwritten by any of its steps."""
+        last = len(self.order) - 1
+        for kernel in self.order:
+            for o in self.graph.nodes[kernel].operands:
+                value = self._root(o.id)
+                first = self.phases.get(value) is Phase.PROLOGUE and value in self.life
+                if first and self.phases.get(kernel) is not Phase.PROLOGUE:
+                    self.life[value] = (0, last)
 
     def _is_kernel(self, node: Node) -> bool:
         return node.op.role in (Role.COMPUTE, Role.REGION)
@@ -121,23 +137,32 @@ class Planner:
                 told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
                 raise GuardError(told)
             check_constraints(self.graph.constraints, binding)
-        values = self._evaluate([binding[s] for s in self.symbols])
+        key = tuple([binding[s] for s in self.symbols])
+        known = self._plans.get(key)
+        if known is not None:
+            return known
+        values = self._evaluate(list(key))
         count = len(self.stored)
         sizes = {n.id: v for n, v in zip(self.stored, values, strict=False)}
         aliases = self._aliases(values[count:])
-        blocks, slots, used = [], {}, dict.fromkeys(("weight", "input", "output", "state"), 0)
+        slots: dict[int, LirBufferSlot] = {}
+        used = dict.fromkeys(("weight", "input", "output", "state"), 0)
+        spans: dict[int, tuple[int, int]] = {}  # storage -> steps in which any value in it is alive
         for node in self.stored:
             space = self._space(node)
             if space == "activation":
                 if node.id in self.life:
-                    blocks.append(Block(node.id, sizes[node.id], *self.life[node.id]))
+                    own = self._storage(node.id)
+                    first, last = self.life[node.id]
+                    start, stop = spans.get(own, (first, last))
+                    spans[own] = (min(start, first), max(stop, last))
                 continue
             slots[node.id] = LirBufferSlot(used[space], sizes[node.id], space)
             used[space] += -(-sizes[node.id] // ALIGNMENT) * ALIGNMENT
-        placed = self._place(blocks)
-        for block in blocks:
-            slots[block.key] = LirBufferSlot(placed.offsets[block.key], block.size, "activation")
-        return LirBufferPlan(
+        placed = self._place([Block(own, sizes[own], *span) for own, span in spans.items()])
+        for i in self.life:
+            slots[i] = LirBufferSlot(placed.offsets[self._storage(i)], sizes[i], "activation")
+        made = LirBufferPlan(
             slots,
             list(self.order),
             aliases,
@@ -148,8 +173,20 @@ class Planner:
             ALIGNMENT,
             self.symbols,
             dict(binding),
-            heuristic=placed.heuristic,
+            dict(self.shared),
+            placed.heuristic,
+            self.graph,
         )
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = made
+        return made
+
+    def _storage(self, node: int) -> int:
+        """The first value of those that hand one storage on to each other."""
+        while node in self.shared:
+            node = self.shared[node]
+        return node
 
     def _aliases(self, values: tuple[int, ...]) -> dict[int, LirViewAlias]:
         out, at = {}, len(self.views)

@@ -1,0 +1,178 @@
+"""Proves a buffer plan: nothing alive is overwritten, everything read was written, all bytes lie in bounds."""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING
+
+from rlx.errors import PlanError
+from rlx.ir.dim import evaluate
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role
+from rlx.ir.types import TupleType
+
+if TYPE_CHECKING:
+    from rlx.ir.lir import LirBufferPlan
+
+LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)
+
+
+def check_plan(plan: LirBufferPlan) -> None:
+    """Raise a PlanError that names the nodes if the plan is not sound; see `LirBufferPlan.check`."""
+    _check_slots(plan)
+    if plan.graph is not None:
+        _check_schedule(plan, plan.graph)
+        _check_sizes(plan, plan.graph)
+        _check_lifetimes(plan, plan.graph)
+        _check_aliases(plan, plan.graph)
+    _check_apart(plan)
+
+
+def _check_slots(plan: LirBufferPlan) -> None:
+    """Every slot is aligned and lies inside its space; leaves of one space lie apart."""
+    ends: dict[str, list[tuple[int, int, int]]] = {}
+    for node, slot in plan.assignments.items():
+        if slot.offset % plan.alignment:
+            raise PlanError(f"%{node} lies at offset {slot.offset}, which is not aligned to {plan.alignment}")
+        room = plan.space_sizes.get(slot.space, 0)
+        if slot.offset + slot.size > room:
+            raise PlanError(
+                f"%{node} ends at byte {slot.offset + slot.size} of the {slot.space} space, which has {room}"
+            )
+        if slot.space != "activation" and slot.size:
+            ends.setdefault(slot.space, []).append((slot.offset, slot.offset + slot.size, node))
+    for space, slots in ends.items():
+        slots.sort()
+        for (_, end, a), (start, _, b) in zip(slots, slots[1:], strict=False):
+            if start < end:
+                raise PlanError(f"%{a} and %{b} overlap in the {space} space")
+
+
+def _check_schedule(plan: LirBufferPlan, graph: Graph) -> None:
+    """Kernels run once, after what they read; all that outputs need is run."""
+    written = {n.id for n in graph.nodes if n.op.role in LEAVES}
+    seen: set[int] = set()
+    for kernel in plan.schedule:
+        if not 0 <= kernel < len(graph) or kernel in seen:
+            raise PlanError(f"%{kernel} is no node of graph {graph.name!r}, or runs twice")
+        seen.add(kernel)
+        node = graph.nodes[kernel]
+        for o in node.operands:
+            root = plan.root(o.id)
+            if root not in written:
+                raise PlanError(f"%{kernel} reads %{root} before it is written", node.where)
+        written.update(v.id for v in written_by(graph, node))
+    for n in graph.roots():
+        if plan.root(n.id) not in written and not isinstance(n.type, TupleType):
+            raise PlanError(f"%{n.id} is needed at the end, but nothing in the schedule writes it", n.where)
+
+
+def written_by(graph: Graph, kernel: Node) -> list[Node]:
+    """The values that a kernel writes: itself, or its results."""
+    if not isinstance(kernel.type, TupleType):
+        return [kernel]
+    return [n for n in graph.nodes if n.op.role is Role.RESULT and n.operands[0] is kernel]
+
+
+def _check_sizes(plan: LirBufferPlan, graph: Graph) -> None:
+    """A slot is as large as its value at this binding."""
+    for node, slot in plan.assignments.items():
+        if not 0 <= node < len(graph):
+            raise PlanError(f"the plan has a slot for %{node}, which is no node of graph {graph.name!r}")
+        want = evaluate(graph.nodes[node].tensor.nbytes, plan.binding)
+        if slot.size != want:
+            raise PlanError(
+                f"%{node} is {graph.nodes[node].type}, {want} bytes, but its slot has {slot.size}"
+            )
+
+
+def _check_lifetimes(plan: LirBufferPlan, graph: Graph) -> None:
+    """The lifetime of a value covers the steps that write it and read it, through views too."""
+    last = len(plan.schedule) - 1
+    used: dict[int, tuple[int, int]] = {}
+    for step, kernel in enumerate(plan.schedule):
+        node = graph.nodes[kernel]
+        touched = [plan.root(o.id) for o in node.operands] + [v.id for v in written_by(graph, node)]
+        for value in touched:
+            first, _ = used.get(value, (step, step))
+            used[value] = (first, step)
+    for n in graph.roots():
+        value = plan.root(n.id)
+        used[value] = (used.get(value, (last, last))[0], last)
+    for value, (first, end) in used.items():
+        slot = plan.assignments.get(value)
+        if slot is None:
+            if not isinstance(graph.nodes[value].type, TupleType):
+                raise PlanError(f"%{value} is used, but has no slot")
+            continue
+        if slot.space != "activation":
+            continue
+        start, stop = plan.lifetimes.get(value, (0, -1))
+        if start > first or stop < end:
+            raise PlanError(f"%{value} is used in steps {first} to {end}, but lives from {start} to {stop}")
+
+
+def _check_aliases(plan: LirBufferPlan, graph: Graph) -> None:
+    """A view reads only bytes of its root."""
+    for node, alias in plan.view_aliases.items():
+        if alias.root in plan.view_aliases or alias.root not in plan.assignments:
+            raise PlanError(f"%{node} is a view of %{alias.root}, which has no slot of its own")
+        value = graph.nodes[node]
+        itemsize = value.dtype.itemsize
+        shape = [evaluate(d, plan.binding) for d in value.shape]
+        if 0 in shape:
+            continue
+        strides = alias.strides
+        if strides is None:
+            low, high = 0, itemsize
+            for d in shape:
+                high *= d
+        else:
+            steps = [(d - 1) * s * itemsize for d, s in zip(shape, strides, strict=True)]
+            low = sum(s for s in steps if s < 0)
+            high = sum(s for s in steps if s > 0) + itemsize
+        size = plan.assignments[alias.root].size
+        if alias.byte_offset + low < 0 or alias.byte_offset + high > size:
+            raise PlanError(
+                f"%{node} reads bytes {alias.byte_offset + low} to {alias.byte_offset + high} of %{alias.root}, "
+                f"which has {size}"
+            )
+
+
+def _check_apart(plan: LirBufferPlan) -> None:
+    """No two values that are alive at one step share bytes, unless one takes over the other's place."""
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for node, (first, last) in plan.lifetimes.items():
+        slot = plan.assignments.get(node)
+        if slot is not None and slot.space == "activation" and slot.size:
+            begins.setdefault(first, []).append(node)
+            ends.setdefault(last, []).append(node)
+    alive: list[tuple[int, int]] = []  # (offset, node), apart from each other
+    for step in sorted({*begins, *(s + 1 for s in ends)}):
+        for node in ends.get(step - 1, ()):
+            alive.remove((plan.assignments[node].offset, node))
+        for node in begins.get(step, ()):
+            _enter(plan, alive, node, step)
+
+
+def _enter(plan: LirBufferPlan, alive: list[tuple[int, int]], node: int, step: int) -> None:
+    slot = plan.assignments[node]
+    end = slot.offset + slot.size
+    # Those alive lie apart (or in one place, handed on), so only a few before and behind can touch.
+    at = bisect.bisect_left(alive, (slot.offset, -1))
+    near = at - 1
+    while near >= 0 and (near == at - 1 or alive[near][0] == alive[near + 1][0]):
+        near -= 1
+    for offset, other in alive[max(near, 0) :]:
+        if offset >= end:
+            break
+        theirs = plan.assignments[other]
+        if slot.offset >= offset + theirs.size or plan.takes_over(node, other, step):
+            continue
+        a, b = sorted((node, other))
+        raise PlanError(
+            f"%{a} and %{b} overlap: bytes {slot.offset} to {end} and {offset} to {offset + theirs.size} "
+            f"are both alive at step {step}"
+        )
+    bisect.insort(alive, (slot.offset, node))

@@ -1,0 +1,105 @@
+"""In-place results: a kernel may write where an operand lies that nobody needs afterwards.
+
+It may if it reads every element of that operand before it writes the same element, and reads it nowhere else.
+A loop nest does so where all its loads of the operand are at the point that it stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlx.ir.compose import body_of, compose
+from rlx.ir.form import dense_strides
+from rlx.ir.graph import Graph, Node
+from rlx.ir.kernel import ComposeError, Nest
+from rlx.ir.op import Role
+from rlx.ir.scalar import LOADS, Scalar, axis, const, load_index
+from rlx.ir.views import View
+
+
+def overwritable(node: Node) -> list[int]:
+    """Numbers of the operands whose storage the result of a kernel may take, in order."""
+    if node.op.role is not Role.REGION:
+        return []
+    body = body_of(node)
+    if len(body.outputs) != 1:
+        return []
+    try:
+        nest = compose(body)
+    except ComposeError:
+        return []
+    if not isinstance(nest, Nest) or len(nest.stores) != 1:
+        return []
+    store = nest.stores[0]
+    if not store.full and nest.stats:
+        return []
+    result = body.outputs[next(iter(body.outputs))].tensor
+    place = _place(nest, dense_strides(result.shape))
+    if place is None:
+        return []
+    loads: dict[int, list[Scalar]] = {}
+    for expression in (*(s.body for s in nest.stats), store.body):
+        for e in expression.walk():
+            if e.prim in LOADS:
+                loads.setdefault(e.data, []).append(e)
+    found = []
+    for number, operand in enumerate(body.inputs):
+        same = operand.shape == result.shape and operand.dtype.itemsize == result.dtype.itemsize
+        if same and all(_at_own_place(e, place, operand.shape) for e in loads.get(number, ())):
+            found.append(number)
+    return found
+
+
+def _place(nest: Nest, dense: Sequence[object]) -> list[int] | None:
+    """Axis of the nest along each axis of the result; None if the store reorders elements."""
+    strides = nest.stores[0].strides
+    if len(strides) != len(dense):
+        return None
+    out: list[int] = []
+    for axis_of_result in range(len(dense)):
+        found = [i for i, s in enumerate(strides) if s == dense[axis_of_result] and i not in out]
+        if not found:
+            return None
+        out.append(found[0])
+    return out
+
+
+def _at_own_place(e: Scalar, place: Sequence[int], shape: Sequence[object]) -> bool:
+    if e.prim == "load_checked":
+        return False
+    index = load_index(e)
+    return all(
+        i == axis(p) or (d == 1 and i == const(0)) for i, p, d in zip(index, place, shape, strict=True)
+    )
+
+
+def share_storage(
+    graph: Graph,
+    order: Sequence[int],
+    life: Mapping[int, tuple[int, int]],
+    views: Mapping[int, View],
+    overwrites: Mapping[int, Sequence[int]],
+) -> dict[int, int]:
+    """value -> the dying value in whose storage it is written, for a given order of kernels."""
+    shared: dict[int, int] = {}
+    taken: set[int] = set()
+    for step, kernel in enumerate(order):
+        node = graph.nodes[kernel]
+        if kernel not in life:
+            continue
+        for value, count in _candidates(node, views, overwrites.get(kernel, ())):
+            dies = value in life and life[value][1] == step
+            if dies and count == 1 and value not in taken and life[kernel][0] == step:
+                shared[kernel] = value
+                taken.add(value)
+                break
+    return shared
+
+
+def _candidates(node: Node, views: Mapping[int, View], numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Operands that may be overwritten, and how many operands of the kernel lie in their storage."""
+    roots = [views[o.id].root if o.id in views else o.id for o in node.operands]
+    for number in numbers:
+        operand = node.operands[number]
+        if operand.id not in views:
+            yield operand.id, roots.count(operand.id)
