@@ -1,9 +1,9 @@
 """Runs ONNX's own backend suite against rlx.onnx_backend and prints a table by family.
 
-    python bench/onnx_suite.py [--workers 2] [--only REGEX] [--json FILE] [--failures]
+    python bench/onnx_suite.py [--workers 2] [--only REGEX] [--json FILE] [--host] [--passed N] [--native M]
 
 Score: passes out of all tests of the suite; nothing is excluded. The second column counts passes whose
-program had no host thunk: every op ran as native code.
+program had no host thunk: every op ran as native code. `--passed N --native M` makes a lower score an error.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ class Outcome:
     seconds: float
     reason: str
 
+
+REASONS = {
+    r"test_(bernoulli|training_dropout)": "expects the random numbers of NumPy's generator for a seed",
+    r"test_image_decoder": "RLX has no decoders of image files",
+    r"test_dft_inverse": "expects the rounding noise of NumPy's single-precision FFT (2e-7 where 0 is right)",
+    r"test_loop16_seq_none": "the suite itself cannot compare sequences that hold a scalar",
+    r"test_attention_4d_causal_fp16_expanded": "differs by one unit in the last place of f16",
+}
+"""Tests that are known to fail, and why."""
 
 SHORT = {
     "sce": "SoftmaxCrossEntropyLoss",
@@ -133,14 +142,24 @@ def run_one(name: str) -> Outcome:
     return _suite.run(name)
 
 
+WHOLE_MODELS = {
+    f"test_{name}"
+    for name in (
+        *("densenet121", "vgg19", "resnet50", "shufflenet", "bvlc_alexnet", "zfnet512"),
+        *("inception_v1", "inception_v2", "squeezenet"),
+    )
+}
+
+
 def run_suite(only: str = "", workers: int = 2) -> list[Outcome]:
     """Outcomes of all tests whose names match, in order of name."""
     names = sorted(n for n in Suite().cases if re.search(only, n))
     if workers <= 1:
         return [run_one(name) for name in names]
     context = multiprocessing.get_context("spawn")
+    names.sort(key=lambda name: name not in WHOLE_MODELS)  # the long ones first
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return list(pool.map(run_one, names, chunksize=16))
+        return sorted(pool.map(run_one, names, chunksize=1), key=lambda o: o.name)
 
 
 def family_of(op: str) -> str:
@@ -166,6 +185,12 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def reason_of(outcome: Outcome) -> str:
+    """Why a test fails: as known, else as it says itself."""
+    known = [why for pattern, why in REASONS.items() if re.match(pattern, outcome.name)]
+    return known[0] if known else " ".join(outcome.reason.split())[:300]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -173,21 +198,22 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="run the tests whose names match this regular expression")
     parser.add_argument("--json", help="write every outcome to this file")
-    parser.add_argument("--failures", action="store_true", help="list failures with their reasons")
     parser.add_argument("--host", action="store_true", help="list passes that needed the host, with reasons")
+    parser.add_argument("--passed", type=int, default=0, help="fail below this number of passes")
+    parser.add_argument("--native", type=int, default=0, help="fail below this number of native passes")
     args = parser.parse_args()
     start = time.perf_counter()
     outcomes = run_suite(args.only, args.workers)
     for o in outcomes:
-        shown = (args.failures and not o.passed) or (args.host and o.passed and not o.native)
-        if shown:
-            print(f"{'FAIL' if not o.passed else 'host'} {o.name}: {' '.join(o.reason.split())[:300]}")
+        if not o.passed or (args.host and not o.native):
+            print(f"{'host' if o.passed else 'FAIL'} {o.name}: {reason_of(o)}")
     print(table(outcomes))
     print(f"{time.perf_counter() - start:.1f} s with {args.workers} workers")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as f:
             json.dump([asdict(o) for o in outcomes], f, indent=1)
-    return 0
+    passed, native = sum(o.passed for o in outcomes), sum(o.native for o in outcomes)
+    return int(passed < args.passed or native < args.native)
 
 
 if __name__ == "__main__":

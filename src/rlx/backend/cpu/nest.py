@@ -100,7 +100,7 @@ class _RowNest(NestEmitter):
     """Lanes along the last reduced axis; rows are passed over once per reduction and once per full store."""
 
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
-        super().__init__(frame, map_bodies(nest, lambda s: rebuild(s, _divide_once)))
+        super().__init__(frame, map_bodies(nest, lambda s: s if _is_stepped(s) else rebuild(s, _divide_once)))
         nest = self.nest
         self.inner = list(range(nest.outer, len(nest.space)))
         self.saved = self.choose_saved() if len(self.inner) == 1 else {}
@@ -333,6 +333,15 @@ class _ColumnNest(NestEmitter):
                     self.write(at, store, n, axes, store.strides[outer - 1])
 
             write_level(list(row))
+
+
+def _is_stepped(s: Scalar) -> bool:
+    """Whether an expression jumps somewhere, so that a last bit may decide a whole unit (quantisation)."""
+    return any(
+        e.prim in ("round", "floor", "ceil", "trunc", "floor_div", "mod", "sign")
+        or (e.prim == "cast" and e.dtype.is_int and e.args[0].dtype.is_float)
+        for e in s.walk()
+    )
 
 
 def _divide_once(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
