@@ -63,8 +63,14 @@ def matching_groups(a: Shape, b: Shape) -> list[tuple[list[int], list[int]]] | N
         if j < len(b):
             q, right, j = b[j], [j], j + 1
         while known_eq(p, q) is not True:
-            grow_left = divides(p, q) if isinstance(p, int) and p > 0 else known_le(p, q)
-            if (grow_left or j >= len(b)) and i < len(a):
+            # a side that divides the other one has axes missing; where neither is known to, the smaller may
+            if p != 0 and divides(p, q) is True:
+                grow_left = True
+            elif q != 0 and p != 0 and divides(q, p) is True:
+                grow_left = False
+            else:
+                grow_left = known_le(p, q) is True
+            if i < len(a) and (grow_left or j >= len(b)):
                 p, i = p * a[i], i + 1
                 left.append(i - 1)
             elif j < len(b):
