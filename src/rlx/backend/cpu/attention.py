@@ -58,7 +58,7 @@ class AttentionSpec:
     offset: Dim = 0  # key position of query 0
     left: int = -1  # keys further back than this are hidden; -1: none
     right: int = -1
-    empty_is_zero: bool = True  # the result of a query that sees none of the keys; else NaN
+    empty_is_zero: bool = True  # the result of a query that sees none of many keys; else NaN
 
 
 def emit_attention(
@@ -408,16 +408,22 @@ class _Block:
         fn, spec = self.fn, self.spec
         step = self.dim(spec.o.row)
         for j in range(self.vectors):
-            total = fn.load(self.type, self.at(self.sum, 0, j))
-            seen = fn.value(fn.or_(fn.fcmp("ogt", total, 0.0), fn.is_nan(total)))
-            one, zero = constant(self.type, 1.0), constant(self.type, 0.0)
-            factor = fn.select(seen, fn.fdiv(one, total), zero)
+            factor = self.factor(fn.load(self.type, self.at(self.sum, 0, j)))
             start = fn.gep(self.o, fn.mul(step, self.lanes * j), "float")
             left = fn.sub(self.count, self.lanes * j)
             if spec.o.column == 1 and spec.value_depth % self.lanes == 0:
                 self.write_squares(start, step, left, factor, j)
             else:
                 self.write_columns(start, step, left, factor, j)
+
+    def factor(self, total: Value) -> Value:
+        """1 / sum of the weights. A query that sees no key has sums of 0: its result is 0, or 0 / 0."""
+        fn, one, zero = self.fn, constant(self.type, 1.0), constant(self.type, 0.0)
+        if self.spec.empty_is_zero:
+            seen = fn.value(fn.or_(fn.fcmp("ogt", total, 0.0), fn.is_nan(total)))
+            return fn.select(seen, fn.fdiv(one, total), zero)
+        none = fn.cmp("eq", self.dim(self.spec.keys), 0)  # a sum over no keys is 0 all the same
+        return fn.select(none, zero, fn.fdiv(one, total))
 
     def write_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
         fn = self.fn

@@ -1,0 +1,262 @@
+"""The attention kernel against the definition in f64: sizes, masks, windows, layouts, targets, threads."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from gemm_harness import FILLER, Array, Guarded, Kernel, every_target
+from rlx import ops
+from rlx.backend.cpu import jit
+from rlx.backend.cpu.attention import Access, AttentionSpec, emit_attention
+from rlx.backend.cpu.frame import Slot
+from rlx.backend.cpu.irtext import Module
+from rlx.backend.cpu.target import Target, resolve
+from rlx.backend.reference.interpreter import evaluate as reference
+from rlx.ir.dim import evaluate, sym
+from rlx.ir.dtype import dtype
+from rlx.ir.graph import Graph
+
+HOST = resolve("host")
+QUERIES, KEYS = sym("s"), sym("t")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one kernel is made for; sizes of queries and keys come at run time."""
+
+    depth: int = 16
+    value_depth: int = 16
+    heads: int = 2
+    groups: int = 1  # query heads that share a key head
+    heads_inside: bool = False  # [batch, seq, heads, dim], as a projection writes it
+    mask: str = ""  # "bool" or "add"
+    mask_per_head: bool = False
+    causal: bool = False
+    offset: Any = 0
+    left: int = -1
+    right: int = -1
+    empty_is_zero: bool = True
+
+    def shape(self, heads: int, rows: int, columns: int) -> tuple[int, ...]:
+        return (2, rows, heads, columns) if self.heads_inside else (2, heads, rows, columns)
+
+    def access(self, number: int, heads: int, rows: Any, columns: int, shared: bool) -> Access:
+        """Batch axes are (batch, key head, query head of the group)."""
+        group = 0 if shared else columns if self.heads_inside else rows * columns
+        per_head = columns if self.heads_inside else rows * columns
+        step = per_head if shared else per_head * self.groups
+        row = heads * columns if self.heads_inside else columns
+        return Access(number, (rows * heads * columns, step, group), row)
+
+    def spec(self) -> AttentionSpec:
+        total = self.heads * self.groups
+        mask = None
+        if self.mask:
+            own = KEYS * QUERIES
+            steps = (total * own, self.groups * own, own) if self.mask_per_head else (own, 0, 0)
+            mask = Access(3, steps, KEYS)
+        return AttentionSpec(
+            (2, self.heads, self.groups),
+            QUERIES,
+            KEYS,
+            self.depth,
+            self.value_depth,
+            1 / math.sqrt(self.depth),
+            self.access(0, total, QUERIES, self.depth, False),
+            self.access(1, self.heads, KEYS, self.depth, True),
+            self.access(2, self.heads, KEYS, self.value_depth, True),
+            self.access(4 if self.mask else 3, total, QUERIES, self.value_depth, False),
+            mask=mask,
+            mask_kind=self.mask,
+            causal=self.causal,
+            offset=self.offset,
+            left=self.left,
+            right=self.right,
+            empty_is_zero=self.empty_is_zero,
+        )
+
+
+@functools.cache
+def build(target: Target, case: Case) -> tuple[Kernel, tuple[Any, ...]]:
+    module = Module(target)
+    kinds = ["f32"] * 3 + {"": [], "bool": ["bool"], "add": ["f32"]}[case.mask]
+    slots = [Slot(dtype(k), (1,)) for k in [*kinds, "f32"]]
+    made = emit_attention(module, "kernel", case.spec(), slots[:-1], slots[-1:])
+    code = jit.compile_and_load(module.text(), target)
+    return Kernel(code, tuple(map(str, made.dims)), made.scratch_per_thread), made.dims
+
+
+def make_mask(case: Case, queries: int, keys: int, rng: np.random.Generator) -> list[Array]:
+    if not case.mask:
+        return []
+    shape = (2, case.heads * case.groups if case.mask_per_head else 1, queries, keys)
+    if case.mask == "bool":
+        return [rng.random(shape) < 0.7]
+    return [np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32)]
+
+
+def wanted(case: Case, q: Array, k: Array, v: Array, mask: list[Array], offset: int) -> Array:
+    """[batch, heads, seq, dim] in f64."""
+    if case.heads_inside:
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    q, k, v = (x.astype(np.float64) for x in (q, *(np.repeat(x, case.groups, axis=1) for x in (k, v))))
+    scores = q @ k.swapaxes(2, 3) / math.sqrt(case.depth)
+    for m in mask:
+        scores = np.where(m, scores, -np.inf) if m.dtype == bool else scores + m
+    ahead = np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None] - offset
+    right = 0 if case.causal else case.right
+    hidden = (right >= 0) & (ahead > right) | (case.left >= 0) & (ahead < -case.left)
+    scores = np.where(hidden, -np.inf, scores)
+    with np.errstate(invalid="ignore"):
+        top = scores.max(-1, keepdims=True, initial=-np.inf)
+        p = np.exp(scores - np.where(np.isfinite(top), top, 0))
+        total = p.sum(-1, keepdims=True)
+        out = (p @ v) / total
+    return np.where(total == 0, 0.0 if case.empty_is_zero or not k.shape[2] else np.nan, out)
+
+
+def run(target: Target, case: Case, queries: int, keys: int, threads: int = 1, offset: int = 0) -> None:
+    """Inputs end where memory ends; every output is written, and nothing beside."""
+    rng = np.random.default_rng(queries * 1000 + keys)
+    guard, total = Guarded(), case.heads * case.groups
+    shapes = [
+        case.shape(total, queries, case.depth),
+        case.shape(case.heads, keys, case.depth),
+        case.shape(case.heads, keys, case.value_depth),
+    ]
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    mask = make_mask(case, queries, keys, rng)
+    o = guard.array(case.shape(total, queries, case.value_depth), np.float32, at_end=True)
+    o[...] = FILLER
+    kernel, dims = build(target, case)
+    binding = {"s": queries, "t": keys, "offset": offset}
+    sizes = {str(d): evaluate(d, binding) for d in dims}
+    kernel.run([*(guard.copy(x, at_end=True) for x in (q, k, v, *mask)), o], sizes, threads)
+    got = o.swapaxes(1, 2) if case.heads_inside else o
+    want = wanted(case, q, k, v, mask, offset if not isinstance(case.offset, int) else case.offset)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+SIZES = [(1, 1), (1, 130), (5, 7), (16, 16), (17, 33), (48, 128), (49, 129), (100, 300)]
+
+
+@every_target
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_sizes(target: Target, queries: int, keys: int) -> None:
+    run(target, Case(), queries, keys)
+
+
+@every_target
+@pytest.mark.parametrize(("depth", "value_depth"), [(1, 1), (7, 5), (32, 64), (64, 17), (80, 80)])
+def test_head_sizes(target: Target, depth: int, value_depth: int) -> None:
+    run(target, Case(depth=depth, value_depth=value_depth), 21, 37)
+
+
+@every_target
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(mask="bool"),
+        Case(mask="add"),
+        Case(mask="bool", mask_per_head=True, groups=2),
+        Case(mask="add", mask_per_head=True, causal=True),
+        Case(causal=True),
+        Case(causal=True, offset=sym("offset")),
+        Case(causal=True, left=5),
+        Case(left=3, right=4),
+        Case(left=200, right=0),
+        Case(right=2, mask="bool"),
+        Case(heads=3, groups=2),
+        Case(heads_inside=True, groups=2, causal=True),
+        Case(heads_inside=True, depth=24, value_depth=9, mask="add"),
+    ],
+    ids=str,
+)
+def test_masks_windows_and_layouts(target: Target, case: Case) -> None:
+    for queries, keys in ((1, 5), (19, 19), (50, 140)):
+        run(target, case, queries, keys, offset=3)
+
+
+@every_target
+@pytest.mark.parametrize("empty_is_zero", [True, False])
+def test_queries_that_see_nothing(target: Target, empty_is_zero: bool) -> None:
+    run(target, Case(causal=True, offset=-6, empty_is_zero=empty_is_zero), 20, 20)
+    run(target, Case(empty_is_zero=empty_is_zero), 3, 0)
+
+
+def test_a_row_of_hidden_scores_is_what_its_softmax_says() -> None:
+    """Written out, a softmax of nothing but -inf is NaN; `attention` promises zeros."""
+    g = Graph("rows")
+    q, k, v = (g.input(n, (1, 2, 40, 16), "f32") for n in "qkv")
+    mask = g.input("mask", (40, 40), "f32")
+    g.output("plain", ops.softmax(q @ ops.transpose(k, (0, 1, 3, 2)) + mask, axis=-1) @ v)
+    g.output("ours", ops.attention(q, k, v, ops.reshape(mask, (1, 1, 40, 40)), scale=1.0))
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal((1, 2, 40, 16)).astype(np.float32) for n in "qkv"}
+    feed["mask"] = np.where(np.arange(40)[:, None] % 3 == 0, -np.inf, np.zeros((40, 40))).astype(np.float32)
+    got, want = rlx.compile(g).run(feed), reference(g, feed)
+    assert np.isnan(want["plain"][:, :, ::3]).all() and (want["ours"][:, :, ::3] == 0).all()
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=2e-5, atol=2e-6)
+
+
+def test_no_queries() -> None:
+    run(HOST, Case(), 0, 5)
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    """The same graph on one to three threads, with enough heads and queries to share."""
+    g = Graph("attend")
+    q, k, v = (g.input(n, (2, 3, "s", 32), "f32") for n in "qkv")
+    g.output("o", ops.attention(q, k, v, causal=True))
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal((2, 3, 77, 32)).astype(np.float32) for n in "qkv"}
+    first, *others = (rlx.compile(g, threads=t).run(feed)["o"].tobytes() for t in (1, 2, 3))
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_share_the_work(threads: int) -> None:
+    run(HOST, Case(causal=True), 100, 100, threads=threads)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    g = Graph("attend")
+    q, k, v = (g.input(n, (1, 2, 40, 16), "f32") for n in "qkv")
+    g.output("o", ops.attention(q, k, v, scale=1.0))
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal((1, 2, 40, 16)).astype(np.float32) for n in "qkv"}
+    feed["q"] *= 1000
+    got = rlx.compile(g).run(feed)["o"]
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, reference(g, feed)["o"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "f32"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (4, 2)}, {"softcap": 5.0}], ids=str)
+def test_compiled_attention_is_the_reference(options: dict[str, Any], mask: str | None) -> None:
+    """Through the pipeline: grouped heads, run-time lengths, whatever kernel is chosen."""
+    g = Graph("attend")
+    q, k = g.input("q", (2, 4, "s", 16), "f32"), g.input("k", (2, 2, "t", 16), "f32")
+    v = g.input("v", (2, 2, "t", 16), "f32")
+    seen = [] if mask is None else [g.input("mask", (2, 1, "s", "t"), mask)]
+    g.output("o", ops.attention(q, k, v, *seen, **options))
+    program = rlx.compile(g, threads=2)
+    for s, t in ((1, 9), (33, 33), (40, 200)):
+        rng = np.random.default_rng(s)
+        feed = {
+            "q": rng.standard_normal((2, 4, s, 16)).astype(np.float32),
+            "k": rng.standard_normal((2, 2, t, 16)).astype(np.float32),
+            "v": rng.standard_normal((2, 2, t, 16)).astype(np.float32),
+        }
+        if mask is not None:
+            random = rng.standard_normal((2, 1, s, t))
+            feed["mask"] = random > -1 if mask == "bool" else random.astype(np.float32)
+        np.testing.assert_allclose(program.run(feed)["o"], reference(g, feed)["o"], rtol=2e-5, atol=2e-6)
