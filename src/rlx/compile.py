@@ -69,6 +69,7 @@ def plan(
     from rlx.passes.merge import merge_products
     from rlx.passes.pipeline import Stage, Trace, run_stages
     from rlx.passes.precision import lower_precision
+    from rlx.passes.sparse import find_sparse_weights
     from rlx.plan.build import Planner
 
     machine = resolve(target)
@@ -98,6 +99,7 @@ def plan(
             Stage("input", lambda g: g, Level.HIR),
             Stage("expand", lower),
             Stage("simplify", lambda g: optimize(g, trace.firings)),
+            Stage("sparse weights", find_sparse_weights),
             Stage("precision", lambda g: lower_precision(g, precision)),
             Stage("merge products", merge),
             Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),

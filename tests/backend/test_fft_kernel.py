@@ -17,7 +17,10 @@ EPS = {np.float32: 6e-8, np.float64: 1.1e-16}
 def compiled(build, *types, target: str = "host", threads: int = 1):
     """A program of one function of inputs with these (shape, dtype)."""
     graph = rlx.Graph("transform")
-    inputs = [graph.input(f"x{i}", shape, np.dtype(kind).name.replace("float", "f")) for i, (shape, kind) in enumerate(types)]
+    inputs = [
+        graph.input(f"x{i}", shape, np.dtype(kind).name.replace("float", "f"))
+        for i, (shape, kind) in enumerate(types)
+    ]
     with graph.building():
         for i, y in enumerate(build(*inputs)):
             graph.output(f"y{i}", y)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from rlx.ir.affine import affine, to_dim
 from rlx.ir.attr import attr_key
 from rlx.ir.dim import Dim, known_eq
-from rlx.ir.form import Contract, Conv, Form, Layout, Map, Pieces, Reduce, dense, dense_strides
+from rlx.ir.form import Contract, Conv, Form, Layout, Map, Pieces, Reduce, Template, dense, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import (
     AttentionNest,
@@ -128,7 +128,9 @@ class Composer:
             if self._in_layout(node):
                 continue
             form = lower_node(node)
-            if isinstance(form, (Map, Pieces)):
+            if node.op.reader_side and isinstance(form, Template):  # what reads it knows where its elements are
+                self.values[node.id] = load(self.inputs[node.operands[0].id], axes(node.rank), node.dtype)
+            elif isinstance(form, (Map, Pieces)):
                 body = form.body if isinstance(form, Map) else pieces_body(form)
                 self.values[node.id] = self._substitute(body, node)
             elif isinstance(form, Reduce):
@@ -352,7 +354,8 @@ class Composer:
         for operand in (lhs,) if layout else (lhs, rhs):
             if any(affine(i, len(space)) is None for i in operand.args):
                 raise ComposeError("an operand of a contraction lies in memory in no regular way", root.where)
-        return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), layout)
+        packed = None if layout is None else (root.operands[1].op.name, layout)
+        return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), packed)
 
     def _in_memory(self, node: Node) -> int:
         """The body input that holds an operand, as it is or in a layout that its reader knows."""
@@ -414,15 +417,22 @@ def compose(body: Graph) -> Kernel:
 
     Fusion, planner and backend all ask, so the answer is kept as long as the body (and dropped if it grew).
     """
-    from rlx.ir.attention import AttentionComposer, holds_attention
-
     state = (len(body.nodes), *(n.id for n in body.outputs.values()))
     known = _KERNELS.get(body)
     if known is not None and known[0] == state:
         return known[1]
-    kernel = (AttentionComposer if holds_attention(body) else Composer)(body).run()
+    kernel = _composer_for(body)(body).run()
     _KERNELS[body] = (state, kernel)
     return kernel
+
+
+def _composer_for(body: Graph) -> type[Composer]:
+    from rlx.ir.attention import AttentionComposer, holds_attention
+    from rlx.ir.spectrum import TransformComposer, holds_transform
+
+    if holds_transform(body):
+        return TransformComposer
+    return AttentionComposer if holds_attention(body) else Composer
 
 
 def body_of(node: Node) -> Graph:

@@ -68,7 +68,7 @@ class ContractNest:
     space: Shape
     kept: int
     stores: tuple[Store, ...]
-    rhs_layout: tuple[tuple[str, int], ...] | None = None  # how a packed rhs lies in memory, if it is packed
+    rhs_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, its attributes
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ def weight_ids(graph: Graph) -> set[int]:
     for node in graph.nodes:
         if node.op.role in (Role.PARAM, Role.CONSTANT):
             fixed.add(node.id)
-        elif node.op.role is Role.COMPUTE and node.operands and all(o.id in fixed for o in node.operands):
-            fixed.add(node.id)
+        elif node.op.role is Role.COMPUTE and node.operands and not node.op.reader_side:
+            if all(o.id in fixed for o in node.operands):
+                fixed.add(node.id)
     return fixed
 
 

@@ -109,7 +109,9 @@ class RegionMaker:
 
     def _on_the_way(self, node: Node, members: set[int]) -> bool:
         """Views of a group's own values lie inside of it in any case, and packed weights with their reader."""
-        return self.facts.io.root(node).id in members or node.op.reader_side
+        root = self.facts.io.root(node)
+        owner = root.operands[0] if root.op.role is Role.RESULT else root
+        return owner.id in members or node.op.reader_side
 
     def _key(self, inside: Sequence[tuple[Node, bool]], outputs: Sequence[int]) -> Any:
         number = {n.id: i for i, (n, _) in enumerate(inside)}

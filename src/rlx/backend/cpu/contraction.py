@@ -13,6 +13,7 @@ from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.primitives import to_memory
+from rlx.backend.cpu.sparse import emit_sparse
 from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import Scalar, body_cost, call, convert
@@ -68,6 +69,8 @@ def emit_contraction(
     module: Module, name: str, nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel of a contraction into the module."""
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_sparse":
+        return emit_sparse(module, name, nest, inputs, outputs)
     plan = plan_gemm(nest, inputs)
     if plan is None:
         return emit_nest(module, name, as_reduction(nest), inputs, outputs)

@@ -1,0 +1,87 @@
+"""Constant matrices that are mostly zeros (mel filters, masks, selections) are multiplied by their other elements
+only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.op import Role, get_op
+from rlx.ops.contract import dot_general
+from rlx.ops.shape import transpose
+
+MOST_DENSE = 0.1  # share of non-zero elements up to which a matrix counts as sparse
+LEAST_SAVED = 1024  # zeros, below which nothing is to be gained
+FEW_ROWS = 4  # rows of the other operand with which lanes along columns of the whole matrix are faster
+
+
+def weight_value(graph: Graph, node: Node) -> np.ndarray | None:
+    """The value of a param, a constant, or a view of one; None where it is not known."""
+    if node.op.role is Role.CONSTANT:
+        value: np.ndarray = node.attrs["value"].array
+        return value
+    if node.op.role is Role.PARAM:
+        return graph.param_values.get(node.attrs["name"])
+    if node.op.role is Role.COMPUTE and node.op.has("view") and len(node.operands) == 1 and node.tensor.is_static:
+        inner = weight_value(graph, node.operands[0])
+        return None if inner is None else np.asarray(node.op.ref(inner, **node.attrs))
+    return None
+
+
+def find_sparse_weights(graph: Graph) -> Graph:
+    """Contractions with a sparse constant matrix, on either side, read its non-zero elements."""
+    contraction = get_op("dot_general")
+    rooms: dict[int, int | None] = {}
+
+    def room(node: Node) -> int | None:
+        """Non-zero elements of a weight that is sparse."""
+        if node.id not in rooms:
+            rooms[node.id] = _count(graph, node)
+        return rooms[node.id]
+
+    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        if node.op is not contraction or node.attrs["lhs_batch"] or len(node.attrs["lhs_contract"]) != 1:
+            return None
+        if any(o.dtype is not node.dtype for o in node.operands) or node.dtype.name not in ("f32", "f64"):
+            return None
+        for side in (1, 0):
+            other, weight = operands[1 - side], node.operands[side]
+            count = room(weight)
+            if count is None or _few_rows(node.operands[1 - side]):
+                continue
+            kept, reduced = (node.attrs[f"{s}_contract"] for s in (("lhs", "rhs") if side else ("rhs", "lhs")))
+            made: Node = dot_general(other, _packed(operands[side], reduced[0], count), (kept, (0,)))
+            return made if side else transpose(made, (made.rank - 1, *range(made.rank - 1)))
+        return None
+
+    return rewrite(graph, visit)
+
+
+def _few_rows(other: Node) -> bool:
+    rows = 1
+    for d in other.shape[:-1]:
+        if not isinstance(d, int):
+            return False
+        rows *= d
+    return rows <= FEW_ROWS
+
+
+def _count(graph: Graph, node: Node) -> int | None:
+    if node.rank != 2 or not node.tensor.is_static:
+        return None
+    value = weight_value(graph, node)
+    if value is None:
+        return None
+    count = int(np.count_nonzero(value))
+    if value.size - count < LEAST_SAVED or count > MOST_DENSE * value.size:
+        return None
+    return max(count, 1)
+
+
+def _packed(weight: Node, axis: int, room: int) -> Node:
+    """The weight as [reduced, kept], through its sparse form."""
+    matrix = weight if axis == 0 else transpose(weight, (1, 0))
+    layout = {"k": matrix.shape[0], "n": matrix.shape[1], "room": room, "dtype": weight.dtype}
+    made: Node = get_op("unpack_sparse")(get_op("pack_sparse")(matrix, **layout), **layout)
+    return made
