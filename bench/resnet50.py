@@ -2,8 +2,8 @@
 
     python bench/resnet50.py [--threads 1] [--batch 1] [--image 224] [--seconds 10] [--layers]
 
-The network is the usual one (v1.5: the 3x3 convolution of a block carries its stride) with batch norms folded into
-the convolutions. The same weights go to both engines, and outputs must agree.
+The network is the usual one (v1.5: the 3x3 convolution of a block carries its stride) with batch norms folded
+into the convolutions. The same weights go to both engines, and outputs must agree.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def theirs(weights: Weights, batch: int, image: int, threads: int) -> Any:
 
     def layer(x: str, stride: int = 1) -> str:
         number, (w, b) = next(following)
-        initializers.extend([numpy_helper.from_array(w, f"w{number}"), numpy_helper.from_array(b, f"b{number}")])
+        initializers.extend(
+            [numpy_helper.from_array(w, f"w{number}"), numpy_helper.from_array(b, f"b{number}")]
+        )
         pad = w.shape[2] // 2
         return add("Conv", [x, f"w{number}", f"b{number}"], strides=[stride] * 2, pads=[pad] * 4)
 
@@ -110,7 +112,10 @@ def theirs(weights: Weights, batch: int, image: int, threads: int) -> Any:
             y = add("Relu", [layer(y, stride)])
             x = add("Relu", [add("Add", [layer(y), shortcut])])
     x = add("Flatten", [add("GlobalAveragePool", [x])])
-    initializers += [numpy_helper.from_array(weights.fc[0], "fw"), numpy_helper.from_array(weights.fc[1], "fb")]
+    initializers += [
+        numpy_helper.from_array(weights.fc[0], "fw"),
+        numpy_helper.from_array(weights.fc[1], "fb"),
+    ]
     nodes.append(helper.make_node("Gemm", [x, "fw", "fb"], ["y"]))
     model = helper.make_model(
         helper.make_graph(
@@ -133,7 +138,10 @@ def theirs(weights: Weights, batch: int, image: int, threads: int) -> Any:
 def report(name: str, times: list[float]) -> float:
     ms = np.array(times) * 1e3
     low, middle, high = np.percentile(ms, [10, 50, 90])
-    print(f"{name:6s} best {ms.min():7.2f} ms   median {middle:7.2f}   10..90 % {low:7.2f} .. {high:7.2f}   n {len(ms)}")
+    print(
+        f"{name:6s} best {ms.min():7.2f} ms   median {middle:7.2f}   "
+        f"10..90 % {low:7.2f} .. {high:7.2f}   n {len(ms)}"
+    )
     return float(middle)
 
 

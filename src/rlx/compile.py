@@ -29,7 +29,9 @@ def lower(graph: Graph) -> Graph:
 
 
 def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
-    """MIR -> MIR: constants folded, algebra, moves and casts simplified, equal nodes merged, dead ones gone."""
+    """MIR -> MIR: constants folded, algebra, moves and casts simplified, equal nodes
+    merged, dead ones gone.
+    """
     from rlx.passes.basic import remove_dead
     from rlx.passes.rules import apply_rules
     from rlx.passes.share import share_bodies
@@ -63,6 +65,7 @@ def plan(
     from rlx.ir.op import Level
     from rlx.passes.basic import materialize_outputs, split_derived
     from rlx.passes.bodies import prepare_bodies
+    from rlx.passes.conv_axes import drop_unit_axes
     from rlx.passes.conv_layout import lay_out_convolutions
     from rlx.passes.fuse import Options, fuse
     from rlx.passes.layout import pack_weights
@@ -102,6 +105,7 @@ def plan(
             Stage("sparse weights", find_sparse_weights),
             Stage("precision", lambda g: lower_precision(g, precision)),
             Stage("merge products", merge),
+            Stage("convolution axes", drop_unit_axes),
             Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),
             Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
             Stage("outputs", materialize_outputs),

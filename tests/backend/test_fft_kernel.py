@@ -1,4 +1,6 @@
-"""The Fourier kernel against NumPy in f64: every kind, both signs, lengths of all sorts, few rows and many."""
+"""The Fourier kernel against NumPy in f64: every kind, both signs, lengths of all
+sorts, few rows and many.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx import ops
 from rlx.ops.fft_split import fft_split, irfft_split, rfft_split
 
 SMALL = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 25, 31, 32, 37, 48, 64, 100, 127, 128)

@@ -1,4 +1,6 @@
-"""Products with sparse constant matrices against dense ones: any shape, both sides, non-finite rows, epilogues."""
+"""Products with sparse constant matrices against dense ones: any shape, both sides,
+non-finite rows, epilogues.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.errors import InputError
+from rlx.ir.graph import Node
 from rlx.ops.sparse import SparseColumns
 
 
@@ -52,7 +55,10 @@ def test_on_other_targets(target: str) -> None:
 
 def test_symbolic_rows_and_threads_give_the_same_bits() -> None:
     w = filters(201, 80)
-    build = lambda x, w: ops.log(ops.maximum(ops.matmul(x, w), 1e-10))  # noqa: E731
+
+    def build(x: Node, w: Node) -> Node:
+        return ops.log(ops.maximum(ops.matmul(x, w), 1e-10))
+
     one, two = (compiled(build, w, ("n", 201), threads) for threads in (1, 2))
     for rows in (0, 1, 15, 16, 17, 100):
         x = np.random.default_rng(rows).random((rows, 201)).astype(np.float32)

@@ -27,7 +27,10 @@ CASES = {
     "squares": (lambda x, k: ops.sum(x * x, axis=2, keepdims=k), lambda a, b: ops.stack([a, b], 2)),
     "sum": (lambda x, k: ops.sum(x, axis=0, keepdims=k), lambda a, b: ops.stack([a, b], 0)),
     "largest": (lambda x, k: ops.max(ops.abs(x), axis=1, keepdims=k), lambda a, b: ops.stack([a, b, a], 1)),
-    "slice": (lambda x, k: ops.sum(x[:, 1:3] * x[:, 1:3], axis=2, keepdims=k), lambda a, b: ops.stack([a, b], 2)),
+    "slice": (
+        lambda x, k: ops.sum(x[:, 1:3] * x[:, 1:3], axis=2, keepdims=k),
+        lambda a, b: ops.stack([a, b], 2),
+    ),
 }
 
 
@@ -36,7 +39,9 @@ CASES = {
 def test_parts_are_combined(name: str, keepdims: bool) -> None:
     g = built(*CASES[name], keepdims)
     small = rlx.optimize(rlx.lower(g))
-    assert not {"concat", "reduce_sum", "reduce_max"} & {n.op.name for n in small.nodes if n.id in small.live()}
+    assert not {"concat", "reduce_sum", "reduce_max"} & {
+        n.op.name for n in small.nodes if n.id in small.live()
+    }
     np.testing.assert_array_equal(evaluate(small, feed())["y"], evaluate(g, feed())["y"])
 
 

@@ -19,12 +19,9 @@ def affine(index: Scalar, rank: int) -> tuple[list[Scalar | int], Scalar] | None
         left, right = affine(index.args[0], rank), affine(index.args[1], rank)
         if left is None or right is None:
             return None
-        combine = (
-            (lambda x, y: _plus(x, y)) if index.prim == "add" else (lambda x, y: _plus(x, _times(y, -1)))
-        )
-        return [combine(x, y) for x, y in zip(left[0], right[0], strict=True)], _scalar(
-            combine(left[1], right[1])
-        )
+        sign = 1 if index.prim == "add" else -1
+        steps = [_plus(x, _times(y, sign)) for x, y in zip(left[0], right[0], strict=True)]
+        return steps, _scalar(_plus(left[1], _times(right[1], sign)))
     if index.prim == "mul":
         for varying, factor in (index.args, index.args[::-1]):
             if not any(e.prim == "axis" or e.prim in LOADS or e.prim == "acc" for e in factor.walk()):

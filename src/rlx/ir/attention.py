@@ -38,7 +38,9 @@ class _Softmax:
 
 
 class AttentionComposer(Composer):
-    """Composes a body whose first contraction gives scores, and whose second weighs values by their softmax."""
+    """Composes a body whose first contraction gives scores, and whose second weighs
+    values by their softmax.
+    """
 
     def __init__(self, body: Graph) -> None:
         super().__init__(body)
@@ -354,4 +356,3 @@ def _read_window(condition: Scalar, query: int, negated: bool, found: Score) -> 
         found.left = slack - rest
         return True
     return False
-

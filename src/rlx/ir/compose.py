@@ -128,7 +128,9 @@ class Composer:
             if self._in_layout(node):
                 continue
             form = lower_node(node)
-            if node.op.reader_side and isinstance(form, Template):  # what reads it knows where its elements are
+            if node.op.reader_side and isinstance(
+                form, Template
+            ):  # what reads it knows where its elements are
                 self.values[node.id] = load(self.inputs[node.operands[0].id], axes(node.rank), node.dtype)
             elif isinstance(form, (Map, Pieces)):
                 body = form.body if isinstance(form, Map) else pieces_body(form)

@@ -68,7 +68,9 @@ class ContractNest:
     space: Shape
     kept: int
     stores: tuple[Store, ...]
-    rhs_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, its attributes
+    rhs_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = (
+        None  # the op that unpacks it, its attributes
+    )
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,12 @@ class AttentionNest:
     """softmax(score) v, where a score is the product of a query and a key after scale and masks.
 
     Axes are (batch..., row, column): `q` is a load over query and depth, `k` over key and depth, `v` over key
-    and value depth; each may be cast to a wider dtype. `score` is over (batch..., query, key), with acc(0) the
-    product. It is what scale, masks (in the order in which they apply) and window say, unless `plain` is False:
-    then it is some other function of the product, and only `score` itself counts. Keys further back than `left`
-    or further ahead than `right` of the query's number are hidden (None: no limit). Rows of which all keys are
-    hidden give zeros if `masked`, else NaN. Stores are over (batch..., query, value depth), with acc(0) the
-    result.
+    and value depth; each may be cast to a wider dtype. `score` is over (batch..., query, key), with acc(0)
+    the product. It is what scale, masks (in the order in which they apply) and window say, unless `plain` is
+    False: then it is some other function of the product, and only `score` itself counts. Keys further back
+    than `left` or further ahead than `right` of the query's number are hidden (None: no limit). Rows of which
+    all keys are hidden give zeros if `masked`, else NaN. Stores are over (batch..., query, value depth), with
+    acc(0) the result.
     """
 
     batch: Shape
@@ -137,9 +139,9 @@ class AttentionNest:
 class TransformNest:
     """Fourier transforms of rows of n elements (or to them), without scaling.
 
-    kind "complex" reads and gives both parts, "real" reads real rows and gives coefficients 0 .. n // 2, "to_real"
-    the other way round. `forward` means exp(-2 pi i k t / n). Sources are over (rows..., element), stores over
-    (rows..., result), with acc(0) and acc(1) the parts of the result.
+    kind "complex" reads and gives both parts, "real" reads real rows and gives coefficients 0 .. n // 2,
+    "to_real" the other way round. `forward` means exp(-2 pi i k t / n). Sources are over (rows..., element),
+    stores over (rows..., result), with acc(0) and acc(1) the parts of the result.
     """
 
     kind: str

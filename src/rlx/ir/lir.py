@@ -143,9 +143,11 @@ class LirBufferPlan:
         return max(self.live_bytes(), default=0)
 
     def check(self) -> None:
-        """Prove the plan, or raise a PlanError that names the nodes: no two live slots overlap, every view lies
-        inside its root and its root lives as long, every read is of a written slot, every slot lies inside its
-        space and is aligned."""
+        """Prove the plan, or raise a PlanError that names the nodes: no two live slots overlap, every view
+        lies
+        inside its root and its root lives as long, every read is of a written slot, every slot lies inside
+        its space and is aligned.
+        """
         from rlx.ir.lir_check import check_plan
 
         check_plan(self)

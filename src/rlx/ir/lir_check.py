@@ -1,8 +1,11 @@
-"""Proves a buffer plan: nothing alive is overwritten, everything read was written, all bytes lie in bounds."""
+"""Proves a buffer plan: nothing alive is overwritten, everything read was written, all
+bytes lie in bounds.
+"""
 
 from __future__ import annotations
 
 import bisect
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rlx.errors import PlanError
@@ -43,7 +46,7 @@ def _check_slots(plan: LirBufferPlan) -> None:
             ends.setdefault(slot.space, []).append((slot.offset, slot.offset + slot.size, node))
     for space, slots in ends.items():
         slots.sort()
-        for (_, end, a), (start, _, b) in zip(slots, slots[1:], strict=False):
+        for (_, end, a), (start, _, b) in pairwise(slots):
             if start < end:
                 raise PlanError(f"%{a} and %{b} overlap in the {space} space")
 
@@ -134,8 +137,8 @@ def _check_aliases(plan: LirBufferPlan, graph: Graph) -> None:
         size = plan.assignments[alias.root].size
         if alias.byte_offset + low < 0 or alias.byte_offset + high > size:
             raise PlanError(
-                f"%{node} reads bytes {alias.byte_offset + low} to {alias.byte_offset + high} of %{alias.root}, "
-                f"which has {size}"
+                f"%{node} reads bytes {alias.byte_offset + low} to {alias.byte_offset + high} "
+                f"of %{alias.root}, which has {size}"
             )
 
 

@@ -1,8 +1,9 @@
-"""Fourier transforms with what is around them: elements are computed as they are read, results as they are stored.
+"""Fourier transforms with what is around them: elements are computed as they are read, results as they are
+stored.
 
-A transform reads every element of a row, so what it reads may be any expression over (rows, element); each of its
-results may pass through further expressions on its way to memory, with acc(0) its real and acc(1) its imaginary
-part (a real result is acc(0)).
+A transform reads every element of a row, so what it reads may be any expression over (rows, element); each of
+its results may pass through further expressions on its way to memory, with acc(0) its real and acc(1) its
+imaginary part (a real result is acc(0)).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from rlx.ir.types import Shape
 
 def is_transform(form: Form | None) -> bool:
     """Whether a form is a Fourier transform of a known length."""
-    return isinstance(form, Template) and form.kind == "fft" and isinstance(dict(form.config)["shape"][-1], int)
+    return (
+        isinstance(form, Template) and form.kind == "fft" and isinstance(dict(form.config)["shape"][-1], int)
+    )
 
 
 def holds_transform(body: Graph) -> bool:
@@ -84,11 +87,17 @@ class TransformComposer(Composer):
         )
 
     def _stored(self, node: Node, full: Shape) -> tuple[Shape, Store]:
-        """Where an output lies: at its own point of the transform's results, or those in another order. It may
+        """Where an output lies: at its own point of the transform's results, or those in another order.
+
+        It may
         leave out rows at the end, which are then not computed."""
         at = node
         while not self._at_own_point(at, full):
-            if at.op.role is not Role.COMPUTE or len(at.operands) != 1 or at.operands[0].id not in self.values:
+            if (
+                at.op.role is not Role.COMPUTE
+                or len(at.operands) != 1
+                or at.operands[0].id not in self.values
+            ):
                 raise ComposeError(f"{node.op.name} reads results of a transform at other points", node.where)
             at = at.operands[0]
         strides = dense_strides(node.shape) if at is node else stored_through(node, at)

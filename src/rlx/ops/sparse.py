@@ -1,7 +1,7 @@
 """Sparse weights: a constant matrix that is mostly zeros, as its columns' non-zero elements.
 
-Stored as bytes: where each column starts (i64, one more than there are columns), the row of every element (i64),
-then the elements. There is room for `room` of them.
+Stored as bytes: where each column starts (i64, one more than there are columns), the row of every element
+(i64), then the elements. There is room for `room` of them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SparseColumns:
         columns, rows = np.nonzero(x.T)
         if len(rows) > self.room:
             raise InputError(
-                f"a matrix [{self.k},{self.n}] with {len(rows)} non-zero elements does not fit where it was compiled "
-                f"as a sparse one with {self.room}; compile the program again with this value"
+                f"a matrix [{self.k},{self.n}] with {len(rows)} non-zero elements does not fit where it was "
+                f"compiled as a sparse one with {self.room}; compile the program again with this value"
             )
         out = np.zeros(self.bytes, np.uint8)
         starts = np.searchsorted(columns, np.arange(self.n + 1))

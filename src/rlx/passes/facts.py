@@ -13,6 +13,7 @@ from rlx.ir.op import Role
 from rlx.ir.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.ir.types import Shape, TupleType
 
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """One way in which a kernel reads a stored value.

@@ -131,9 +131,8 @@ class Fit:
         form = self.facts.form(node)
         assert isinstance(form, Reduce)
         if self.kind not in ("map", "reduce"):
-            raise Misfit(
-                f"a reduction after a {'contraction' if self.kind == 'contract' else self.kind} is another kernel"
-            )
+            what = "contraction" if self.kind == "contract" else self.kind
+            raise Misfit(f"a reduction after a {what} is another kernel")
         if self.space is None:
             return Fit(self.facts, self.status, "reduce", form.space, form.axes, self.checks)
         if form.axes != self.axes or not same_space(form.space, self.space):

@@ -1,10 +1,11 @@
 """Fusion under the gate: which ops become one kernel, and why.
 
 Kernels grow from seeds: contractions and convolutions first (elementwise ops after them become epilogues),
-then reductions (with what feeds and follows them), then what is left of elementwise chains. A group grows op by
-op, also past points where it would store more values than it may, and the best point on the way is kept: best
-by the IO that is saved, as the gate prices it, minus the compute that is added. At last, cheap values that
-several kernels read may be computed again by each reader instead of stored. Every yes and no is a `Decision`.
+then reductions (with what feeds and follows them), then what is left of elementwise chains. A group grows op
+by op, also past points where it would store more values than it may, and the best point on the way is kept:
+best by the IO that is saved, as the gate prices it, minus the compute that is added. At last, cheap values
+that several kernels read may be computed again by each reader instead of stored. Every yes and no is a
+`Decision`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Layout: constant right operands of contractions are packed once, at load, in the panels that kernels read."""
+"""Layout: constant right operands of contractions are packed once, at load, in the
+panels that kernels read.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,14 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
         if not isinstance(k, int) or not isinstance(n, int) or k * n == 0:
             return None
         key = (b.id, axis)
-        if n <= tile.lanes // 2 and b.dtype.name in ("f32", "f64"):  # so narrow that lanes run along k instead
+        if n <= tile.lanes // 2 and b.dtype.name in (
+            "f32",
+            "f64",
+        ):  # so narrow that lanes run along k instead
             rows = b if axis == 1 else transpose(b, (1, 0))
-            narrow: Node = dot_general(a, rows, (node.attrs["lhs_contract"], (1,)), out_dtype=node.attrs["out_dtype"])
+            narrow: Node = dot_general(
+                a, rows, (node.attrs["lhs_contract"], (1,)), out_dtype=node.attrs["out_dtype"]
+            )
             return narrow
         if key not in packed:
             layout = vars(Panels(k, n, tile.columns, tile.lanes, tile.group))

@@ -1,8 +1,9 @@
 """Parallel products: contractions of one value with several weights become one with the weights side by side.
 
-The joined weight is derived at load; readers see slices of the one result, which are views. What follows every
-product alike (a bias each) is joined too. Whether it pays is the gate's business: the value is read once
-instead of many times, but an elementwise op that could have been an epilogue becomes a kernel of its own.
+The joined weight is derived at load; readers see slices of the one result, which are views. What follows
+every product alike (a bias each) is joined too. Whether it pays is the gate's business: the value is read
+once instead of many times, but an elementwise op that could have been an epilogue becomes a kernel of its
+own.
 """
 
 from __future__ import annotations

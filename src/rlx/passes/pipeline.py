@@ -1,4 +1,6 @@
-"""Runs named stages one after the other; each can be verified, dumped, and replaced by a graph from a file."""
+"""Runs named stages one after the other; each can be verified, dumped, and replaced by
+a graph from a file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From groups of ops to region nodes: bodies, their kernels, and the graph in which groups are single nodes."""
+"""From groups of ops to region nodes: bodies, their kernels, and the graph in which
+groups are single nodes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Region:
-    """A group as it goes into the graph: the body, which equal groups share, and the kernel it composes to."""
+    """A group as it goes into the graph: the body, which equal groups share, and the
+    kernel it composes to.
+    """
 
     body: Graph
     kernel: Kernel
@@ -108,7 +112,9 @@ class RegionMaker:
         return list(found.values())
 
     def _on_the_way(self, node: Node, members: set[int]) -> bool:
-        """Views of a group's own values lie inside of it in any case, and packed weights with their reader."""
+        """Views of a group's own values lie inside of it in any case, and packed
+        weights with their reader.
+        """
         root = self.facts.io.root(node)
         owner = root.operands[0] if root.op.role is Role.RESULT else root
         return owner.id in members or node.op.reader_side
@@ -190,7 +196,9 @@ def _emit(facts, group, outputs, maker, value, mapping, out) -> None:  # type: i
 
 
 def _in_order(facts: Facts, groups: Sequence[Group]) -> list[Group]:
-    """Groups so that each comes after those it reads; in the order of the graph where that leaves a choice."""
+    """Groups so that each comes after those it reads; in the order of the graph where
+    that leaves a choice.
+    """
     home = {i: g for g, group in enumerate(groups) for i in group.nodes}
     needs: list[set[int]] = []
     readers: list[list[int]] = [[] for _ in groups]

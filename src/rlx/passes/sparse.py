@@ -1,4 +1,5 @@
-"""Constant matrices that are mostly zeros (mel filters, masks, selections) are multiplied by their other elements
+"""Constant matrices that are mostly zeros (mel filters, masks, selections) are multiplied by their other
+elements
 only.
 """
 
@@ -23,7 +24,12 @@ def weight_value(graph: Graph, node: Node) -> np.ndarray | None:
         return value
     if node.op.role is Role.PARAM:
         return graph.param_values.get(node.attrs["name"])
-    if node.op.role is Role.COMPUTE and node.op.has("view") and len(node.operands) == 1 and node.tensor.is_static:
+    if (
+        node.op.role is Role.COMPUTE
+        and node.op.has("view")
+        and len(node.operands) == 1
+        and node.tensor.is_static
+    ):
         inner = weight_value(graph, node.operands[0])
         return None if inner is None else np.asarray(node.op.ref(inner, **node.attrs))
     return None
@@ -50,7 +56,9 @@ def find_sparse_weights(graph: Graph) -> Graph:
             count = room(weight)
             if count is None or _few_rows(node.operands[1 - side]):
                 continue
-            kept, reduced = (node.attrs[f"{s}_contract"] for s in (("lhs", "rhs") if side else ("rhs", "lhs")))
+            kept, reduced = (
+                node.attrs[f"{s}_contract"] for s in (("lhs", "rhs") if side else ("rhs", "lhs"))
+            )
             made: Node = dot_general(other, _packed(operands[side], reduced[0], count), (kept, (0,)))
             return made if side else transpose(made, (made.rank - 1, *range(made.rank - 1)))
         return None

@@ -1,7 +1,7 @@
 """Elementwise ops around Fourier transforms join them: a transform computes what it reads and what it stores.
 
-Results are followed as far as they can be stored at their own point; on the other side, what is only read by the
-transform is computed where it is read, unless that computes elements more often than they are.
+Results are followed as far as they can be stored at their own point; on the other side, what is only read by
+the transform is computed where it is read, unless that computes elements more often than they are.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class _Grower:
                     continue
                 readers = facts.readers[root]
                 if set(readers) <= above and (
-                    facts.work(facts.graph.nodes[root]) == 0 or self.evaluations(root, above) <= self.elements(root)
+                    facts.work(facts.graph.nodes[root]) == 0
+                    or self.evaluations(root, above) <= self.elements(root)
                 ):
                     yield facts.graph.nodes[root]
 
@@ -115,7 +116,9 @@ class _Grower:
         fuser = self.fuser
         if len(now.outputs) > MOST_OUTPUTS or fuser.kernel_refused(now) is not None:
             return False
-        return fuser.gain(now) >= fuser.gain(best) + fuser.gate.least_gain_ps or fuser.wishes(now) > fuser.wishes(best)
+        return fuser.gain(now) >= fuser.gain(best) + fuser.gate.least_gain_ps or fuser.wishes(
+            now
+        ) > fuser.wishes(best)
 
     def trial(self, members: Iterable[int]) -> Trial:
         """The price of a group; results of the transform inside are read from no memory."""

@@ -80,9 +80,15 @@ class _Part:
                 return None
             operands = [self.of(o) for o in node.operands]
             if all(o is not None for o in operands):
-                return node.graph.add(node.op, [o for o in operands if o is not None], node.attrs, where=node.where)
+                return node.graph.add(
+                    node.op, [o for o in operands if o is not None], node.attrs, where=node.where
+                )
             return None
-        if node.op.name == "slice" and subject.moved is not None and subject.moved[self.along] == axis(self.along):
+        if (
+            node.op.name == "slice"
+            and subject.moved is not None
+            and subject.moved[self.along] == axis(self.along)
+        ):
             part = self.of(node.operands[0])
             if part is None or node.shape[self.along] != node.operands[0].shape[self.along]:
                 return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rlx.backend.cpu import vmath
 from rlx.backend.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
@@ -220,7 +221,7 @@ class _Block:
                 self.pack_columns(start, step, left, factor, j)
 
     def pack_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
-        """Rows of queries are read whole and transposed in registers; the last query stands in for missing ones."""
+        """Rows of queries are read whole and transposed in registers; the last one stands in for others."""
         fn = self.fn
         last = fn.smax(fn.sub(left, 1), 0)
         turn = _pack_square(fn.module, self.lanes)
@@ -449,7 +450,7 @@ class _Block:
 
 
 def _pack_square(module: Module, lanes: int) -> str:
-    """target[i][lane] = source[lane][i] * factor for a square; rows past `last` repeat it. One copy per module."""
+    """target[i][lane] = source[lane][i] * factor for a square; rows past `last` repeat it."""
     name = f"rlx_pack_square_{lanes}"
     if not module.defines(name):
         type_ = vector("float", lanes)
@@ -488,5 +489,5 @@ def _write_square(module: Module, lanes: int) -> str:
         rows = fn.transpose([fn.fmul(column, factor) for column in columns])
         for i, row in enumerate(rows):
             place = fn.gep(target, fn.mul(step, i), "float")
-            fn.branch(fn.cmp("sgt", left, i), lambda row=row, place=place: fn.store(row, place))
+            fn.branch(fn.cmp("sgt", left, i), partial(fn.store, row, place))
     return name

@@ -70,7 +70,9 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
 
 
 def _window(left: Dim | None, right: Dim | None) -> tuple[Dim, int, bool] | None:
-    """(offset, left, causal) of the kernel: keys after query + offset and before query + offset - left hide."""
+    """(offset, left, causal) of the kernel: keys after query + offset and before query
+    + offset - left hide.
+    """
     if right is None:
         if left is None:
             return 0, -1, False

@@ -23,7 +23,14 @@ HEAVY_EPILOGUE = (
     8  # scalar operations per element from which an epilogue is written once, not into every tile
 )
 # dtype of the operands -> dtypes that sums may have
-GEMM_DTYPES = {"f32": ("f32",), "f64": ("f64",), "bf16": ("f32",), "f16": ("f32",), "i8": ("i32",), "u8": ("i32",)}
+GEMM_DTYPES = {
+    "f32": ("f32",),
+    "f64": ("f64",),
+    "bf16": ("f32",),
+    "f16": ("f32",),
+    "i8": ("i32",),
+    "u8": ("i32",),
+}
 
 
 @dataclass(frozen=True)

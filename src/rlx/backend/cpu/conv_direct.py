@@ -1,9 +1,10 @@
 """Direct convolution: output channels in lanes, weights in panels, any window, stride, dilation and padding.
 
-Lines of the output are taken in bands whose part of x fits L2. Where windows may reach past an edge, or x is planar,
-the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band meets one panel
-of weights after the other, a panel all tiles of the band. Threads share bands or, where weights outweigh the image,
-panels: every output is one chain of products in a fixed order, so bits do not depend on threads, bands or tiles.
+Lines of the output are taken in bands whose part of x fits L2. Where windows may reach past an edge, or x is
+planar, the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band
+meets one panel of weights after the other, a panel all tiles of the band. Threads share bands or, where
+weights outweigh the image, panels: every output is one chain of products in a fixed order, so bits do not
+depend on threads, bands or tiles.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class _Direct:
 
     @property
     def scratch_bytes(self) -> Dim:
-        """Room for the lines of a band: as many as the budget allows, at least those of one line of output."""
+        """Room for the lines of a band: as many as the budget allows, at least those of
+        one line of output.
+        """
         return dim_max(self.line_bytes * self.shape.reach[1], self.budget) if self.packs else 0
 
     # ---- the nest of loops
@@ -211,17 +214,17 @@ class _Direct:
     def run_band(self, band: Band, first: Int, last: Int) -> None:
         fn, shape = self.fn, self.shape
         blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
-        start = fn.add(
-            fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block))
-        )
+        start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
         x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
         if self.packs:
             scratch = self.table.scratch()
             args = [fn.args[0], scratch, x, band.d, band.first, self.band_lines, self.size(self.padded_width)]
             fn.call(self.packer, args)
-            line_of: Callable[[Int], Value] = lambda h: fn.gep(  # noqa: E731
-                scratch, fn.mul(fn.mul(fn.sub(h, band.first), shape.strides[1]), self.x_line), ELEMENT
-            )
+
+            def line_of(h: Int) -> Value:
+                lines = fn.mul(fn.sub(h, band.first), shape.strides[1])
+                return fn.gep(scratch, fn.mul(lines, self.x_line), ELEMENT)
+
         else:
             plane = fn.mul(fn.mul(band.d, shape.strides[0]), self.size(self.x.axes[0]))
 

@@ -23,7 +23,9 @@ ELEMENT = "float"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The expression that a kernel stores, over (image, channel..., three axes); see `blocked` and `planar`."""
+    """The expression that a kernel stores, over (image, channel..., three axes); see
+    `blocked` and `planar`.
+    """
 
     table: ArgumentTable
     body: Scalar
@@ -87,7 +89,9 @@ class Epilogue:
                 out.append(e)
         return out
 
-    def at(self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None) -> Expression:
+    def at(
+        self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None
+    ) -> Expression:
         made = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane)
         if sums is not None:
             made.accs = [sums]
@@ -101,7 +105,9 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class ConvEnd:
-    """What both ends share. The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`: then
+    """What both ends share.
+
+    The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`: then
     the pixels of all lines are one run.
     """
 
@@ -129,7 +135,9 @@ class ConvEnd:
         """Address of a pixel of a block of channels."""
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
         offset: Int = 0
-        for index, step in zip((image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False):
+        for index, step in zip(
+            (image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False
+        ):
             offset = fn.add(offset, fn.mul(index, self.table.dim(fn, step)))
         offset = fn.add(offset, fn.mul(pixel, self.pixel_step(fn)))
         pointer = self.table.operand(fn, len(self.table.inputs)).pointer
@@ -140,7 +148,14 @@ class BlockedEnd(ConvEnd):
     """Lanes are channels."""
 
     def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        pixels: int,
+        masked: bool,
     ) -> None:
         vectors = len(sums) // pixels
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
@@ -159,7 +174,9 @@ class BlockedEnd(ConvEnd):
             for p in range(pixels):
                 place = [d, h, fn.add(pixel, p)]
                 if self.flat and not self.epilogue.sees_one_axis:
-                    place = unflatten(fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]])
+                    place = unflatten(
+                        fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]]
+                    )
                 at = self.epilogue.at(fn, [image, block, 0, *place], lane, sums[p * vectors + j], common)
                 value = self.epilogue.value(at)
                 if mask is not None:
@@ -173,7 +190,14 @@ class PlanarEnd(ConvEnd):
     """Lanes are pixels: the sums go to the stack, from where one function turns and ends them."""
 
     def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        pixels: int,
+        masked: bool,
     ) -> None:
         vectors, lanes = len(sums) // pixels, self.lanes
         width, blocks = vectors * lanes, -(-pixels // lanes)
@@ -214,8 +238,14 @@ class PlanarEnd(ConvEnd):
             def line(c: Int, _: list[Value]) -> None:
                 at_channel = fn.add(channel, c)
                 sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), ELEMENT))
-                at = self.epilogue.at(fn, [image, at_channel, d, h, base], Lane(4, base, lanes, mask), sums, None)
-                value, place, step = self.epilogue.value(at), self.place(fn, frame, at_channel, base), self.pixel_step(fn)
+                at = self.epilogue.at(
+                    fn, [image, at_channel, d, h, base], Lane(4, base, lanes, mask), sums, None
+                )
+                value, place, step = (
+                    self.epilogue.value(at),
+                    self.place(fn, frame, at_channel, base),
+                    self.pixel_step(fn),
+                )
                 if isinstance(step, int) and step == 1:
                     fn.masked_store(value, place, mask)
                 else:

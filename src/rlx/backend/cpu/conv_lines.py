@@ -14,8 +14,8 @@ ELEMENT = "float"
 def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geometry, image: Image) -> str:
     """Name of the function pack(args, to, x, d, h, lines, padded).
 
-    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from that of
-    output line `h` on; a line holds `padded` pixels.
+    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
+    that of output line `h` on; a line holds `padded` pixels.
     """
     name = f"{name}.lines"
     params = [
@@ -39,7 +39,10 @@ def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geo
     end = fn.smin(fn.smax(fn.add(low[2], size[2]), begin), padded)
     line_elements = fn.mul(padded, image.lanes)
     mover = _Mover(fn, module.target.lanes("f32"), image.lanes, steps[2])
-    first_d, first_h = fn.sub(fn.mul(d, shape.strides[0]), low[0]), fn.sub(fn.mul(h, shape.strides[1]), low[1])
+    first_d, first_h = (
+        fn.sub(fn.mul(d, shape.strides[0]), low[0]),
+        fn.sub(fn.mul(h, shape.strides[1]), low[1]),
+    )
 
     def block(b: Int, _: list[Value]) -> None:
         def plane(k: Int, _: list[Value]) -> None:
@@ -55,7 +58,9 @@ def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geo
 
                 def copy() -> None:
                     mover.zero(there, 0, begin)
-                    start = fn.add(fn.add(source, fn.mul(at_h, steps[1])), fn.mul(fn.sub(begin, low[2]), steps[2]))
+                    start = fn.add(
+                        fn.add(source, fn.mul(at_h, steps[1])), fn.mul(fn.sub(begin, low[2]), steps[2])
+                    )
                     mover.copy(fn.gep(x, start, ELEMENT), there, begin, end)
                     mover.zero(there, end, padded)
 
@@ -77,7 +82,9 @@ class _Mover:
         self.contiguous = isinstance(step, int) and step == pixel
 
     def _pieces(self, begin: Int, end: Int, piece: Callable[[Int, Value | None], None]) -> None:
-        """piece(element, mask) over the elements of pixels begin..end in whole vectors, the last one masked."""
+        """piece(element, mask) over the elements of pixels begin..end in whole vectors,
+        the last one masked.
+        """
         fn = self.fn
         first, last = fn.mul(begin, self.pixel), fn.mul(end, self.pixel)
         if self.pixel % self.lanes == 0:

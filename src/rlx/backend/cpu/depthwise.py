@@ -68,7 +68,9 @@ class _Depthwise(NestEmitter):
         strides = [self.frame.dim(fn, s) for s in self.x.strides]
         plane = fn.add(fn.mul(image, strides[0]), fn.mul(fn.udiv(channel, per_out), strides[1]))
         weights = fn.gep(self.w.pointer, fn.mul(channel, self.frame.dim(fn, self.w.strides[0])), "float")
-        lines: list[tuple[tuple[int, ...], Value, Value | None]] = []  # taps before the last axis, start, exists
+        lines: list[
+            tuple[tuple[int, ...], Value, Value | None]
+        ] = []  # taps before the last axis, start, exists
         for taps in product(*(range(int(d)) for d in form.w[2:-1])):  # type: ignore[call-overload]
             offset, exists = plane, None
             for i, tap in enumerate(taps):
@@ -106,7 +108,11 @@ class _Depthwise(NestEmitter):
         self.along(self.sizes[self.last], self.lanes, pixels)
 
     def sums(
-        self, lines: list[tuple[tuple[int, ...], Value, Value | None]], weights: Value, first: Int, edge: Value | None
+        self,
+        lines: list[tuple[tuple[int, ...], Value, Value | None]],
+        weights: Value,
+        first: Int,
+        edge: Value | None,
     ) -> Value:
         """Products of one vector of outputs; at an edge (`edge` is the first column) lanes are guarded."""
         fn, form = self.fn, self.form

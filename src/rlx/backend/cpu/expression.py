@@ -276,7 +276,10 @@ class Expression:
         return self._contiguous(s, operand, place[0], good, constant(register_type(s.dtype), 0))
 
     def _in_range(self, values: Sequence[Value], shape: Sequence[Dim]) -> Value | None:
-        """Whether every index lies inside its axis; a bad one is reported. None: there is nothing to check."""
+        """Whether every index lies inside its axis; a bad one is reported.
+
+        None: there is nothing to check.
+        """
         fn = self.fn
         good: Value | None = None
         for i, extent in zip(values, shape, strict=True):

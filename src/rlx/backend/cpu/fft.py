@@ -1,4 +1,5 @@
-"""The Fourier kernel: rows of a tensor, real or complex, forward or back, any length known when it is written.
+"""The Fourier kernel: rows of a tensor, real or complex, forward or back, any length known when it is
+written.
 
 Where there are enough rows, each lane of a vector transforms one (`fft_lanes`): groups of rows are read along
 the row, turned so that lanes are rows, transformed, and turned back. A long row, or one of the few rows left
@@ -145,7 +146,9 @@ class FftKernel:
         place = fn.gep(self.frame.output(number).pointer, offset, memory_type(dtype))
         value = to_memory(fn, value, dtype)
         if store.strides[-1] != 1:
-            steps = fn.mul(fn.iota(self.width), fn.splat(self.frame.dim(fn, store.strides[-1]), self.width, "i64"))
+            steps = fn.mul(
+                fn.iota(self.width), fn.splat(self.frame.dim(fn, store.strides[-1]), self.width, "i64")
+            )
             fn.scatter(value, place, fn.value(steps), mask)
         elif mask is None:
             fn.store(value, place)
@@ -229,7 +232,7 @@ class LaneMode:
 
     def back(self, first: LaneBuffer, second: LaneBuffer) -> None:
         """Coefficients to real rows."""
-        fn, what, n = self.fn, self.what, self.what.n
+        fn, n = self.fn, self.what.n
         h, bins = n // 2, second if self.halved else first
         zero = constant(self.shape.type, 0)
         self.read(0, bins, 2, 0)
@@ -248,7 +251,8 @@ class LaneMode:
 
             fn.loop(1, h + 1, 1, [], mirrored)
         found, _ = self.transform.call(fn, first, second)
-        # parts are exchanged: elements 2 t + 1 and 2 t of a halved row, imaginary and real parts of a whole one
+        # parts are exchanged: elements 2 t + 1 and 2 t of a halved row, imaginary and real parts of a whole
+        # one
         self.write([(lambda e: fn.xor(e, 1)) if self.halved else (lambda e: fn.add(fn.mul(e, 2), 1))], found)
 
     def fold(self, bins: LaneBuffer, k: Int) -> Complex:
@@ -263,8 +267,8 @@ class LaneMode:
     def write(self, number: Sequence[Callable[[Int], Int]], buffer: LaneBuffer) -> None:
         """Results of all rows: number[p](k) is the vector that holds part p of result k.
 
-        Vectors are turned back to lie along rows. Where a store needs nothing but the result itself, it is computed
-        before, so that only what is stored is turned.
+        Vectors are turned back to lie along rows. Where a store needs nothing but the result itself, it is
+        computed before, so that only what is stored is turned.
         """
         fn, width, kernel = self.fn, self.width, self.kernel
         stores = range(len(self.what.stores))
@@ -331,7 +335,9 @@ class RowMode:
 
         def halved(t: Int, mask: Value | None) -> None:
             a, b = self.source(0, fn.mul(t, 2)), self.source(0, fn.add(fn.mul(t, 2), width))
-            first.put_points((fn.shuffle(a, b, range(0, 2 * width, 2)), fn.shuffle(a, b, range(1, 2 * width, 2))), t)
+            first.put_points(
+                (fn.shuffle(a, b, range(0, 2 * width, 2)), fn.shuffle(a, b, range(1, 2 * width, 2))), t
+            )
 
         def whole(t: Int, mask: Value | None) -> None:
             z = (self.source(0, t), self.source(1, t) if what.kind == "complex" else zero)
@@ -343,7 +349,9 @@ class RowMode:
         fn, what, width, n = self.fn, self.what, self.width, self.what.n
         h, zero = n // 2, constant(self.shape.element, 0.0)
         bins = second if self.halved else first
-        across(fn, what.read, width, lambda k, mask: bins.put_points((self.source(0, k), self.source(1, k)), k))
+        across(
+            fn, what.read, width, lambda k, mask: bins.put_points((self.source(0, k), self.source(1, k)), k)
+        )
         fn.store(zero, bins.place(1, 0))
         if not self.halved:
 

@@ -1,10 +1,10 @@
 """Fourier transforms of one vector's lanes at a time: every lane is a row of its own.
 
-Rows lie in a lane buffer: for each point one vector of real and one of imaginary parts, lane = row. A transform
-is a function of the module that takes two such buffers and leaves the result in one of them; it is Stockham's
-(each pass reads one buffer and writes the other, no reordering), its twiddles are scalars broadcast to all
-lanes. Lengths with a large prime go through Bluestein's convolution. The sign is always -1: with real and
-imaginary parts exchanged on the way in and out it is +1.
+Rows lie in a lane buffer: for each point one vector of real and one of imaginary parts, lane = row. A
+transform is a function of the module that takes two such buffers and leaves the result in one of them; it is
+Stockham's (each pass reads one buffer and writes the other, no reordering), its twiddles are scalars
+broadcast to all lanes. Lengths with a large prime go through Bluestein's convolution. The sign is always -1:
+with real and imaginary parts exchanged on the way in and out it is +1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.backend.cpu.fft_plan import Stage, chirp, chirp_spectrum, convolution_size, pairs, radices, roots_of_unity, stages
+from rlx.backend.cpu.fft_plan import (
+    Stage,
+    chirp,
+    chirp_spectrum,
+    convolution_size,
+    pairs,
+    radices,
+    roots_of_unity,
+    stages,
+)
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant, size_bytes, vector
 
@@ -148,7 +157,11 @@ def _odd(fn: Function, z: Sequence[Complex]) -> list[Complex]:
             cos, sin = float(w[k].real), -float(w[k].imag)
             even = (fn.fma(sums[k][0], cos, even[0]), fn.fma(sums[k][1], cos, even[1]))
             re, im = differences[k]
-            odd = (fn.fmul(re, sin), fn.fmul(im, sin)) if odd is None else (fn.fma(re, sin, odd[0]), fn.fma(im, sin, odd[1]))
+            odd = (
+                (fn.fmul(re, sin), fn.fmul(im, sin))
+                if odd is None
+                else (fn.fma(re, sin, odd[0]), fn.fma(im, sin, odd[1]))
+            )
         assert odd is not None
         out[j] = fn.fadd(even[0], odd[1]), fn.fsub(even[1], odd[0])
         out[n - j] = fn.fsub(even[0], odd[1]), fn.fadd(even[1], odd[0])
@@ -162,8 +175,8 @@ def _odd(fn: Function, z: Sequence[Complex]) -> list[Complex]:
 class LaneTransform:
     """A transform of n points as a function `name(first, second)` of the module.
 
-    The rows are in the first buffer. Both buffers have room for `points` points; the result is in the second one
-    if `in_second`.
+    The rows are in the first buffer. Both buffers have room for `points` points; the result is in the second
+    one if `in_second`.
     """
 
     name: str
@@ -201,7 +214,11 @@ def lane_transform(module: Module, n: int, shape: LaneShape) -> LaneTransform:
 def _pass(fn: Function, stage: Stage, source: LaneBuffer, target: LaneBuffer) -> None:
     """y[q + done (radix p + j)] = w^(p j) sum over k of x[q + done (p + left k)] exp(-2 pi i j k / radix)."""
     shape, r, done, left = source.shape, stage.radix, stage.done, stage.left
-    table = fn.module.table(f"fft_twiddles_{left * r}_{r}_{shape.element}", shape.element, pairs(stage.twiddles)) if left > 1 else None
+    table = (
+        fn.module.table(f"fft_twiddles_{left * r}_{r}_{shape.element}", shape.element, pairs(stage.twiddles))
+        if left > 1
+        else None
+    )
 
     def group(p: Int, _: list[Value]) -> None:
         x, y = source.at(fn.mul(p, done)), target.at(fn.mul(p, done * r))
@@ -227,7 +244,9 @@ def _bluestein(fn: Function, n: int, inner: LaneTransform, first: LaneBuffer, se
     """
     shape, size = first.shape, inner.n
     table = fn.module.table(f"fft_chirp_{n}_{shape.element}", shape.element, pairs(chirp(n)))
-    spectrum = fn.module.table(f"fft_chirp_spectrum_{n}_{shape.element}", shape.element, pairs(chirp_spectrum(n, size)))
+    spectrum = fn.module.table(
+        f"fft_chirp_spectrum_{n}_{shape.element}", shape.element, pairs(chirp_spectrum(n, size))
+    )
     zero = constant(shape.type, 0)
 
     def scale(buffer: LaneBuffer, by: Value, count: int, swap: bool) -> None:

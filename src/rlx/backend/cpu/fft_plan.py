@@ -1,4 +1,5 @@
-"""How a Fourier transform of n points is cut up: radices, the split of a long row, sizes for Bluestein, tables.
+"""How a Fourier transform of n points is cut up: radices, the split of a long row, sizes for Bluestein,
+tables.
 
 Everything here is known before a line of code is written. Angles are reduced to an eighth of the circle in
 integers, so that tables are as exact as f64 allows.
@@ -24,13 +25,16 @@ def roots_of_unity(n: int, powers: np.ndarray) -> np.ndarray:
     True
     """
     p = np.asarray(powers, np.int64) % n
-    # p / n of a turn = eighth / 8 + rest / n, counted back from the next eighth where that is the smaller angle
+    # p / n of a turn = eighth / 8 + rest / n, counted back from the next eighth where that is the smaller
+    # angle
     eighth = 8 * p // n
     odd = eighth % 2 == 1
     rest = 8 * p - eighth * n  # in eighths of 1 / n
     small = np.where(odd, n - rest, rest) * (np.pi / 4 / n)
     cos, sin = np.cos(small), np.sin(small)
-    quarter = (eighth + odd) // 2 % 4  # the multiple of a quarter turn that `small` is added to (or taken from)
+    quarter = (
+        (eighth + odd) // 2 % 4
+    )  # the multiple of a quarter turn that `small` is added to (or taken from)
     sin = np.where(odd, -sin, sin)
     real = np.choose(quarter, [cos, -sin, -cos, sin])
     imag = np.choose(quarter, [sin, cos, -sin, -cos])
@@ -59,7 +63,8 @@ def radices(n: int, registers: int = 32) -> tuple[int, ...] | None:
 
 @lru_cache(maxsize=256)
 def convolution_size(n: int) -> int:
-    """Points of the transforms that Bluestein's method makes of one of n: at least 2 n - 1, only factors 2, 3, 5.
+    """Points of the transforms that Bluestein's method makes of one of n: at least 2 n - 1, only factors 2,
+    3, 5.
 
     >>> convolution_size(37)
     75
@@ -120,7 +125,9 @@ def split(n: int, width: int) -> Split | None:
 
 
 def lanes_cost(n: int, vector_bytes: int, l1_bytes: int, l2_bytes: int) -> float:
-    """What transforming rows side by side costs per point: two lane buffers of n points shall stay in a cache."""
+    """What transforming rows side by side costs per point: two lane buffers of n points
+    shall stay in a cache.
+    """
     size = convolution_size(n) if radices(n) is None else n
     room = 4 * size * vector_bytes
     return (work(size) + 4) * (1.0 if room <= l1_bytes else 1.3 if room <= l2_bytes // 2 else 3.0)
@@ -128,7 +135,9 @@ def lanes_cost(n: int, vector_bytes: int, l1_bytes: int, l2_bytes: int) -> float
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass over n points: `radix` of them at a time, `left` groups still to come, `done` points finished."""
+    """One pass over n points: `radix` of them at a time, `left` groups still to come,
+    `done` points finished.
+    """
 
     radix: int
     left: int

@@ -1,9 +1,9 @@
 """Fourier transforms of one long row, with lanes inside of it.
 
-n = n1 n2: the row is a matrix [n1, n2]. Its columns are transformed first, a vector of neighbouring columns at a
-time, and multiplied by the roots that join both halves; then its rows, a vector of neighbouring rows at a time,
-whose results come to lie side by side. Both halves are the transforms of `fft_lanes`, short enough for the
-caches however long the row is. Real and imaginary parts lie in two planes.
+n = n1 n2: the row is a matrix [n1, n2]. Its columns are transformed first, a vector of neighbouring columns
+at a time, and multiplied by the roots that join both halves; then its rows, a vector of neighbouring rows at
+a time, whose results come to lie side by side. Both halves are the transforms of `fft_lanes`, short enough
+for the caches however long the row is. Real and imaginary parts lie in two planes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.backend.cpu.fft_lanes import Complex, LaneBuffer, LaneShape, LaneTransform, lane_transform, swapped, times
-from rlx.backend.cpu.fft_plan import Split, chirp, chirp_spectrum, convolution_size, pairs, radices, roots_of_unity, split
+from rlx.backend.cpu.fft_lanes import (
+    Complex,
+    LaneBuffer,
+    LaneShape,
+    LaneTransform,
+    lane_transform,
+    swapped,
+    times,
+)
+from rlx.backend.cpu.fft_plan import (
+    Split,
+    chirp,
+    chirp_spectrum,
+    convolution_size,
+    pairs,
+    radices,
+    roots_of_unity,
+    split,
+)
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant
 
@@ -32,7 +49,9 @@ class Planes:
 
     def vector(self, part: int, t: Int, mask: Value | None = None) -> Value:
         fn, place = self.fn, self.place(part, t)
-        return fn.load(self.shape.type, place) if mask is None else fn.masked_load(self.shape.type, place, mask)
+        return (
+            fn.load(self.shape.type, place) if mask is None else fn.masked_load(self.shape.type, place, mask)
+        )
 
     def put(self, x: Value, part: int, t: Int, mask: Value | None = None) -> None:
         fn, place = self.fn, self.place(part, t)
@@ -64,7 +83,9 @@ def turned(fn: Function, x: Value) -> Value:
     return fn.shuffle(x, None, range(x.width - 1, -1, -1))
 
 
-def across(fn: Function, n: int, width: int, body: Callable[[Int, Value | None], None], overlap: bool = True) -> None:
+def across(
+    fn: Function, n: int, width: int, body: Callable[[Int, Value | None], None], overlap: bool = True
+) -> None:
     """Vectors that cover n elements. The last one overlaps the one before, or is masked where it must not."""
     if n < width:
         body(0, fn.lanes(n, width))
@@ -79,7 +100,11 @@ def across(fn: Function, n: int, width: int, body: Callable[[Int, Value | None],
 
 
 def turn_rows(
-    fn: Function, n: int, width: int, read: Callable[[int, Int, Value | None], Value], put: Callable[[Value, Int], None]
+    fn: Function,
+    n: int,
+    width: int,
+    read: Callable[[int, Int, Value | None], Value],
+    put: Callable[[Value, Int], None],
 ) -> None:
     """`width` rows of n elements, read along the row, put as one vector per element, lane = row."""
 
@@ -95,8 +120,8 @@ def turn_rows(
 class RowTransform:
     """A transform of one row as a function `name(source, target, work)` of the module.
 
-    source and target are planes of `points` elements each, `stride` apart; the result is in the target, what is
-    in the source is lost. `work` has room for two lane buffers of `lane_points`.
+    source and target are planes of `points` elements each, `stride` apart; the result is in the target, what
+    is in the source is lost. `work` has room for two lane buffers of `lane_points`.
     """
 
     name: str
@@ -147,7 +172,9 @@ def _four_steps(
         found, _ = halves[0].call(fn, first, second)
 
         def put(k: Int, _: list[Value]) -> None:
-            source.put_points(times(fn, found.point(k), roots.at(fn.mul(k, c), k)), fn.add(fn.mul(k, n2), c), mask)
+            source.put_points(
+                times(fn, found.point(k), roots.at(fn.mul(k, c), k)), fn.add(fn.mul(k, n2), c), mask
+            )
 
         fn.loop(0, n1, 1, [], put)
 
@@ -168,7 +195,8 @@ def _four_steps(
 
 
 class RootsOfRow:
-    """exp(-2 pi i (base + step * lane) / n) in vectors: a vector for the lanes, read from a table, times a scalar for
+    """exp(-2 pi i (base + step * lane) / n) in vectors: a vector for the lanes, read from a table, times a
+    scalar for
     the base, which is a product of two table entries. So tables stay small for long rows."""
 
     def __init__(self, fn: Function, n: int, steps: int, shape: LaneShape) -> None:
@@ -179,7 +207,9 @@ class RootsOfRow:
         lanes = roots_of_unity(n, np.arange(steps)[:, None] * np.arange(shape.width))
         flat = np.stack([lanes.real, lanes.imag], 1).reshape(-1)
         element, table = shape.element, fn.module.table
-        self.lanes = table(f"fft_lane_roots_{n}_{steps}_{element}x{shape.width}", element, [float(v) for v in flat])
+        self.lanes = table(
+            f"fft_lane_roots_{n}_{steps}_{element}x{shape.width}", element, [float(v) for v in flat]
+        )
         self.low = table(f"fft_low_roots_{n}_{element}", element, pairs(roots_of_unity(n, low)))
         self.high = table(f"fft_high_roots_{n}_{element}", element, pairs(roots_of_unity(n, high)))
 
@@ -197,7 +227,9 @@ class RootsOfRow:
         return fn.load(element, place), fn.load(element, fn.gep(place, 1, element))
 
 
-def _bluestein(fn: Function, n: int, inner: RowTransform, source: Planes, target: Planes, work: Value) -> None:
+def _bluestein(
+    fn: Function, n: int, inner: RowTransform, source: Planes, target: Planes, work: Value
+) -> None:
     """As in `fft_lanes`, with points in the lanes."""
     shape, size = source.shape, inner.n
 
@@ -205,7 +237,9 @@ def _bluestein(fn: Function, n: int, inner: RowTransform, source: Planes, target
         stride = -(-len(z) // shape.width) * shape.width
         planes = np.zeros((2, stride))
         planes[:, : len(z)] = z.real, z.imag
-        made = fn.module.table(f"{name}_{n}_{shape.element}_planes", shape.element, [float(v) for v in planes.reshape(-1)])
+        made = fn.module.table(
+            f"{name}_{n}_{shape.element}_planes", shape.element, [float(v) for v in planes.reshape(-1)]
+        )
         return Planes(fn, made, stride, shape)
 
     chirps, spectrum = table("fft_chirp", chirp(n)), table("fft_chirp_spectrum", chirp_spectrum(n, size))

@@ -78,7 +78,8 @@ class NestEmitter:
             fn.store(value, place, nontemporal=self.streaming)
 
     def with_streaming(self, emit: Callable[[], None]) -> None:
-        """Write the kernel; where its outputs are too large for the caches, also a version that bypasses them.
+        """Write the kernel; where its outputs are too large for the caches, also a version that bypasses
+        them.
 
         Stores that do not go through the caches save reading every line before it is overwritten. They need
         aligned vectors, which is known at run time only, and a fence before anyone else reads.

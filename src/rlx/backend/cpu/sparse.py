@@ -1,8 +1,9 @@
-"""Products with a sparse constant matrix: lanes are rows of the other operand, each column of the matrix a short list.
+"""Products with a sparse constant matrix: lanes are rows of the other operand, each column of the matrix a
+short list.
 
-A group of rows is turned so that lanes are rows; then every column adds up its few elements, and the results are
-turned back. A zero of the matrix is not multiplied, except where a row holds an infinity or NaN: then all are, since
-zero times that is NaN.
+A group of rows is turned so that lanes are rows; then every column adds up its few elements, and the results
+are turned back. A zero of the matrix is not multiplied, except where a row holds an infinity or NaN: then all
+are, since zero times that is NaN.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class _SparseKernel:
 
     def put(self, x: Value, buffer: Value, number: Int) -> None:
         fn = self.fn
-        fn.store(x, fn.gep(buffer, fn.mul(number, self.width), self.element), self.width * size_bytes(self.element))
+        fn.store(
+            x, fn.gep(buffer, fn.mul(number, self.width), self.element), self.width * size_bytes(self.element)
+        )
 
     def vector_at(self, buffer: Value, number: Int) -> Value:
         fn = self.fn
@@ -87,7 +90,9 @@ class _SparseKernel:
         def one(row: int, t: Int, mask: Value | None) -> Value:
             lane = Lane(nest.kept, t, self.width, mask)
             axes = [*rows[row], 0, t]
-            return Expression(fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error).vector(nest.lhs)
+            return Expression(fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error).vector(
+                nest.lhs
+            )
 
         turn_rows(fn, self.columns.k, self.width, one, lambda x, t: self.put(x, tile, t))
         zero = constant(self.type, 0.0)
@@ -123,7 +128,10 @@ class _SparseKernel:
                 inside = fn.value(fn.cmp("slt", p, end), "i1")
                 hit = fn.value(fn.and_(inside, fn.value(fn.cmp("eq", row, k), "i1")))
                 factor = fn.select(fn.splat(hit, self.width), value, zero)
-                return [fn.value(fn.add(p, fn.zext(hit, "i64"))), fn.fma(self.vector_at(tile, k), factor, total)]
+                return [
+                    fn.value(fn.add(p, fn.zext(hit, "i64"))),
+                    fn.fma(self.vector_at(tile, k), factor, total),
+                ]
 
             return fn.loop(0, self.columns.k, 1, [start, zero], add)[1:]
 

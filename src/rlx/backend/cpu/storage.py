@@ -1,7 +1,7 @@
 """Storage-only dtypes in registers: f8 and f4 are computed as float, small integers as i8.
 
-Memory holds one byte per element, as NumPy does. Decoding looks a float up in a table of 256; encoding rounds to
-nearest even in integer arithmetic.
+Memory holds one byte per element, as NumPy does. Decoding looks a float up in a table of 256; encoding rounds
+to nearest even in integer arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from rlx.ir.dtype import DType
 
 @dataclass(frozen=True)
 class Format:
-    """A small float: mantissa bits, exponent bias, largest finite code, codes of infinity and NaN, sign position."""
+    """A small float: mantissa bits, exponent bias, largest finite code, codes of
+    infinity and NaN, sign position.
+    """
 
     mantissa: int
     bias: int
@@ -72,7 +74,9 @@ def encode(fn: Function, x: Value, d: DType, saturate: bool | None = None) -> Va
     magnitude = fn.value(fn.and_(word, 0x7FFFFFFF))
     shift = 23 - f.mantissa
     tie = fn.value(fn.and_(fn.value(fn.lshr(magnitude, shift)), 1))
-    rounded = fn.value(fn.lshr(fn.value(fn.add(fn.value(fn.add(magnitude, (1 << (shift - 1)) - 1)), tie)), shift))
+    rounded = fn.value(
+        fn.lshr(fn.value(fn.add(fn.value(fn.add(magnitude, (1 << (shift - 1)) - 1)), tie)), shift)
+    )
     normal = fn.value(fn.sub(rounded, (127 - f.bias) << f.mantissa))
     magic = constant(x.type, 2.0 ** (1 - f.bias - f.mantissa + 23))
     shifted = fn.bitcast(fn.fadd(fn.bitcast(magnitude, x.type), magic), i32)

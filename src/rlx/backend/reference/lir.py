@@ -1,8 +1,11 @@
-"""Executes LIR with NumPy exactly as planned: schedule, slots, aliases, spaces. The oracle for native backends.
+"""Executes LIR with NumPy exactly as planned: schedule, slots, aliases, spaces.
 
-Kernels compute by the reference of their ops, but read and write only the bytes that the plan gives them. With
-`poison`, memory is spoilt before the run and wherever a value ends, so a plan that frees too early, places two
-values together or reads what nobody wrote gives NaN (or another absurd value) instead of a lucky result.
+The oracle for native backends.
+
+Kernels compute by the reference of their ops, but read and write only the bytes that the plan gives them.
+With `poison`, memory is spoilt before the run and wherever a value ends, so a plan that frees too early,
+places two values together or reads what nobody wrote gives NaN (or another absurd value) instead of a lucky
+result.
 """
 
 from __future__ import annotations
