@@ -416,7 +416,7 @@ class CompiledProgram:
 
     def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> list[Run]:
         """Run several times and say when every kernel ran, on which thread."""
-        given = [np.ascontiguousarray(inputs[name]) for name in self.input_names]
+        given = [np.asarray(inputs[name], order="C") for name in self.input_names]
         known: dict[str, int] = dict.fromkeys(self._found_later, 0)
         for node, array in zip(self.inputs, given, strict=True):
             check_array(node.tensor, array, known, f"input {node.attrs['name']!r}")
