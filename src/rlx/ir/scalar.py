@@ -5,7 +5,7 @@ A `Scalar` is an immutable expression evaluated at one point of an iteration spa
     const(v)            a literal                        data: Python number
     axis(i)             index along iteration axis i     data: int            dtype i64
     size(d)             a dim as a value                 data: Dim            dtype i64
-    load(k, idx)        operand k at an index            data: operand number args: one i64 expression per axis
+    load(k, idx)        operand k at an index            data: operand number args: one i64 index per axis
     load_or(k, idx, guard, fill)   the same where `guard` holds, `fill` elsewhere (never reads outside)
     load_checked(k, idx)           index comes from data: out of range is a run-time error
     acc()               the accumulated value, in epilogues
@@ -42,7 +42,9 @@ class Primitive:
 PRIMITIVES: dict[str, Primitive] = {}
 
 
-def primitive(name: str, arity: int, ref: Callable[..., Any], result: Callable[..., DType], cost: int = 1) -> Primitive:
+def primitive(
+    name: str, arity: int, ref: Callable[..., Any], result: Callable[..., DType], cost: int = 1
+) -> Primitive:
     """Register a primitive; the elementwise op of the same name declares it."""
     PRIMITIVES[name] = made = Primitive(name, arity, ref, result, cost)
     return made

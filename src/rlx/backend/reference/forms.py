@@ -1,4 +1,4 @@
-"""Evaluates forms with NumPy: checks lowering rules without any native code, and defines what a form means."""
+"""Evaluates forms with NumPy: checks lowering rules without native code, and defines what a form means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlx.errors import KernelError, UnsupportedError
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.dtype import convert
 from rlx.ir.form import Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort
-from rlx.ir.scalar import PRIMITIVES, Scalar, load_index
+from rlx.ir.scalar import PRIMITIVES, Scalar
 
 Arrays = Sequence[np.ndarray]
 
@@ -32,7 +32,11 @@ def sizes(space: Sequence[Dim], binding: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def evaluate_scalar(
-    s: Scalar, space: Sequence[int], operands: Arrays, binding: Mapping[str, int], acc: np.ndarray | None = None
+    s: Scalar,
+    space: Sequence[int],
+    operands: Arrays,
+    binding: Mapping[str, int],
+    acc: np.ndarray | None = None,
 ) -> np.ndarray:
     """An expression at every point of a space."""
     grid = np.ogrid[tuple(slice(0, n) for n in space)] if space else ()
@@ -54,7 +58,7 @@ def _value(
     if e.prim == "acc":
         return np.asarray(acc)
     if e.prim == "cast":
-        return convert(args[0], e.dtype)
+        return convert(args[0], e.dtype, saturate=e.data)
     if e.prim in ("load", "load_checked"):
         return _load(operands[e.data], args, checked=e.prim == "load_checked")
     if e.prim == "load_or":
@@ -118,7 +122,9 @@ def _reduce(form: Reduce, operands: Arrays, binding: Mapping[str, int]) -> np.nd
     if form.combine in ("argmax", "argmin"):
         find = np.argmax if form.combine == "argmax" else np.argmin
         (axis,) = form.axes
-        found = values.shape[axis] - 1 - find(np.flip(values, axis), axis) if form.last else find(values, axis)
+        found = (
+            values.shape[axis] - 1 - find(np.flip(values, axis), axis) if form.last else find(values, axis)
+        )
         return np.asarray(found)
     out = np.asarray(_COMBINE[form.combine](values, form.axes))
     if form.finish is not None:
@@ -148,7 +154,9 @@ def _conv(form: Conv, operands: Arrays, binding: Mapping[str, int]) -> np.ndarra
     x, w = operands[0].astype(form.accumulate.np), operands[1].astype(form.accumulate.np)
     pads = [sizes(p, binding) for p in form.padding]
     crop = [slice(max(-lo, 0), n - max(-hi, 0)) for n, (lo, hi) in zip(x.shape[2:], pads, strict=True)]
-    x = np.pad(x[(slice(None), slice(None), *crop)], [(0, 0), (0, 0), *((max(lo, 0), max(hi, 0)) for lo, hi in pads)])
+    x = np.pad(
+        x[(slice(None), slice(None), *crop)], [(0, 0), (0, 0), *((max(lo, 0), max(hi, 0)) for lo, hi in pads)]
+    )
     out = np.zeros(sizes(form.out, binding), x.dtype)
     per_in, per_out = w.shape[1], w.shape[0] // form.groups
     for tap in np.ndindex(*w.shape[2:]):
@@ -167,7 +175,12 @@ def _cumulate(form: Cumulate, operands: Arrays, binding: Mapping[str, int]) -> n
     x = evaluate_scalar(form.body, sizes(form.space, binding), operands, binding)
     x = x.astype(np.float32) if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else x
     x = np.flip(x, form.axis) if form.reverse else x
-    run = {"sum": np.cumsum, "prod": np.cumprod, "max": np.maximum.accumulate, "min": np.minimum.accumulate}
+    run: dict[str, Callable[..., np.ndarray]] = {
+        "sum": np.cumsum,
+        "prod": np.cumprod,
+        "max": np.maximum.accumulate,
+        "min": np.minimum.accumulate,
+    }
     out = run[form.combine](x, axis=form.axis)
     if form.exclusive and x.shape[form.axis]:
         start = {"sum": 0, "prod": 1}[form.combine]
@@ -184,7 +197,9 @@ def _scatter(form: Scatter, operands: Arrays, binding: Mapping[str, int]) -> np.
     values = evaluate_scalar(form.value, space, operands, binding).ravel()
     for i, n in zip(index, out.shape, strict=True):
         if i.size and (i.min() < 0 or i.max() >= n):
-            raise KernelError(f"scatter index {int(i.min() if i.min() < 0 else i.max())} is out of range for size {n}")
+            raise KernelError(
+                f"scatter index {int(i.min() if i.min() < 0 else i.max())} is out of range for size {n}"
+            )
     apply = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}.get(form.combine)
     if apply is None:
         for point in zip(*index, values, strict=True):  # ascending order: the last write of an element stays
