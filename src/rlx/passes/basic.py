@@ -50,17 +50,18 @@ def _has_symbols(value: object) -> bool:
 
 
 def is_derivable(node: Node) -> bool:
-    """Whether a value made from weights is better kept than made at every run. Views that repeat elements are
-    not: they cost nothing, their copies would."""
-    if node.op.effects != "none" or node.bodies or node.op.reader_side or uses_symbols(node):
-        return False
-    if isinstance(node.type, TupleType):
-        return False
-    return not node.op.has("view") or node.tensor.numel == node.operands[0].tensor.numel
+    """Whether a value made from weights can be made once, at load."""
+    plain = node.op.effects == "none" and not node.bodies and not node.op.reader_side
+    return plain and not uses_symbols(node) and not isinstance(node.type, TupleType)
 
 
-def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
-    """Move what depends on weights only to a graph that runs at load; its results become params."""
+def is_free_view(node: Node) -> bool:
+    """Views of part of a tensor, or that repeat it: they cost nothing where they are read, a copy of them would."""
+    return node.op.has("view") and node.tensor.numel != node.operands[0].tensor.numel
+
+
+def weight_only(graph: Graph) -> set[int]:
+    """Nodes to compute at load: those that depend on weights alone, but not the free views that others read."""
     rooted = {n.id for n in graph.roots()}
     fixed: set[int] = set()
     for node in graph.nodes:
@@ -69,6 +70,18 @@ def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
         elif node.op.role is Role.COMPUTE and node.operands and all(o.id in fixed for o in node.operands):
             if node.id not in rooted and is_derivable(node):
                 fixed.add(node.id)
+    users = graph.users()
+    for node in reversed(graph.nodes):
+        if node.id in fixed and node.op.role is Role.COMPUTE and is_free_view(node):
+            if any(u.id not in fixed for u in users[node.id]):
+                fixed.discard(node.id)
+    return fixed
+
+
+def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
+    """Move what depends on weights only to a graph that runs at load; its results become params."""
+    fixed = weight_only(graph)
+    rooted = {n.id for n in graph.roots()}
     live = graph.live()
     wanted = [
         o
