@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rlx.ir.affine import affine, to_dim
 from rlx.ir.compose import Composer, lower_node, same_space, strip_rows
 from rlx.ir.dim import Dim
-from rlx.ir.form import Contract, Conv
+from rlx.ir.form import Contract, Form
 from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import AttentionNest, ComposeError, Kernel, Mask, Stat, Store
 from rlx.ir.op import Role
@@ -47,7 +47,7 @@ class AttentionComposer(Composer):
         self.first: tuple[Contract, Node] | None = None
         self.softmax: _Softmax | None = None
 
-    def _root(self, node: Node, form: Contract | Conv) -> None:
+    def _root(self, node: Node, form: Form) -> None:
         if not isinstance(form, Contract) or self.contract is not None:
             raise ComposeError("a convolution is a kernel of its own", node.where)
         if self.first is None:

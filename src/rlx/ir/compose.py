@@ -128,9 +128,8 @@ class Composer:
             if self._in_layout(node):
                 continue
             form = lower_node(node)
-            if node.op.reader_side and isinstance(
-                form, Template
-            ):  # what reads it knows where its elements are
+            if node.op.reader_side and isinstance(form, Template):
+                # What reads it knows where its elements are.
                 self.values[node.id] = load(self.inputs[node.operands[0].id], axes(node.rank), node.dtype)
             elif isinstance(form, (Map, Pieces)):
                 body = form.body if isinstance(form, Map) else pieces_body(form)
@@ -236,7 +235,8 @@ class Composer:
             for arg, i in zip(e.args, kept, strict=True)
         )
 
-    def _root(self, node: Node, form: Contract | Conv) -> None:
+    def _root(self, node: Node, form: Form) -> None:
+        assert isinstance(form, (Contract, Conv))
         if self.contract is not None or self.rows is not None:
             raise ComposeError("one kernel holds one contraction and no reduction beside it", node.where)
         self.contract = (form, node)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlx.ir.compose import Composer, lower_node, same_space, stored_through, strip_rows
 from rlx.ir.dim import known_le
-from rlx.ir.form import Contract, Conv, Form, Template, dense_strides
+from rlx.ir.form import Form, Template, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import ComposeError, Kernel, Store, TransformNest
 from rlx.ir.op import Role
@@ -52,7 +52,7 @@ class TransformComposer(Composer):
     def _takes(self, form: Form) -> bool:
         return is_transform(form)
 
-    def _root(self, node: Node, form: Contract | Conv | Template) -> None:
+    def _root(self, node: Node, form: Form) -> None:
         if self.transform is not None or self.rows is not None or not isinstance(form, Template):
             raise ComposeError("one kernel holds one transform, and no sums beside it", node.where)
         config = dict(form.config)

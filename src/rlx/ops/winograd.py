@@ -123,7 +123,8 @@ class unpack_winograd(Op):
         side, restore = want.m + 2, np.array(RESTORE[want.m], np.float64)
         points = want.panels.unpack(x).astype(np.float64)
         grid = points.reshape(*x.shape[:-2], side, side, want.channels, want.out)
-        return np.einsum("ra,sb,...abio->...oirs", restore, restore, grid).astype(x.dtype)
+        out: np.ndarray = np.einsum("ra,sb,...abio->...oirs", restore, restore, grid).astype(x.dtype)
+        return out
 
     def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
         want = WinogradLayout(**layout)

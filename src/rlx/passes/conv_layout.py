@@ -141,7 +141,7 @@ class _Plan:
         return _is_packable(conv) and self._groups_fit(conv)
 
     def writes_blocked(self, conv: Node) -> bool:
-        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes  # type: ignore[call-overload]
+        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
 
     def _groups_fit(self, conv: Node) -> bool:
         groups, (out, per_in) = conv.attrs["groups"], conv.operands[1].shape[:2]
@@ -277,7 +277,7 @@ class _Writer:
         one = (1, 1)
         if w.shape[2:] != (3, 3) or node.attrs["strides"] != one or node.attrs["dilations"] != one:
             return None
-        out, channels = int(w.shape[0]), int(w.shape[1])  # type: ignore[call-overload]
+        out, channels = int(w.shape[0]), int(w.shape[1])
         if out % self.lanes or channels % self.lanes:
             return None
         n, h, wide = (
@@ -300,7 +300,7 @@ class _Writer:
     def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""
         plan, lanes = self.plan, self.lanes
-        shape = tuple(int(d) for d in node.operands[1].shape)  # type: ignore[arg-type]
+        shape = tuple(int(d) for d in node.operands[1].shape)
         groups = node.attrs["groups"]
         blocked_out = plan.end[node.id] in plan.blocked
         if not blocked and not blocked_out:

@@ -145,8 +145,8 @@ class Facts:
         known = self._points.get(node.id)
         if known is None:
             form = self.form(node)
-            spaced = isinstance(form, (Map, Pieces, Reduce))
-            known = self._points[node.id] = self.io.points(form.space if spaced else node.shape)
+            space = form.space if isinstance(form, (Map, Pieces, Reduce)) else node.shape
+            known = self._points[node.id] = self.io.points(space)
         return known
 
     def outputs(self, owned: Sequence[int], evaluated: set[int]) -> list[int]:

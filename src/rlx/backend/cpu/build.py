@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
 from rlx.backend.cpu.contraction import emit_contraction
@@ -37,7 +38,7 @@ from rlx.passes.bodies import is_native_loop
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
 
-SPECIAL = {**EMITTERS, Template: emit_template}
+SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:

@@ -187,7 +187,10 @@ def _four_steps(
                 at = fn.add(k, min(row, n1 - 1))
                 return source.vector(part, fn.add(fn.mul(at, n2), t), inside)
 
-            turn_rows(fn, n2, width, read, lambda x, t, part=part: first.put(x, fn.add(fn.mul(t, 2), part)))
+            def write(x: Value, t: Int, part: int = part) -> None:
+                first.put(x, fn.add(fn.mul(t, 2), part))
+
+            turn_rows(fn, n2, width, read, write)
         found, _ = halves[1].call(fn, first, second)
         fn.loop(0, n2, 1, [], lambda t, _: target.put_points(found.point(t), fn.add(fn.mul(t, n1), k), mask))
 

@@ -76,4 +76,4 @@ def either(fn: Function, a: Bool, b: Bool) -> Bool:
 
 def choose(fn: Function, condition: Bool, a: Int, b: Int) -> Int:
     """`a` where the condition holds, else `b`."""
-    return cast(Int, fn.select(condition, a, b))
+    return fn.select(condition, a, b)

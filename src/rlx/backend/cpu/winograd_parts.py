@@ -56,10 +56,10 @@ def _each_tile(
         column = fn.value(fn.add(column, 1))
         wrap = fn.cmp("eq", column, tiles_w)
         row = fn.value(fn.add(row, fn.zext(wrap, "i64")))
-        column = fn.select(wrap, 0, column)
+        column = fn.value(fn.select(wrap, 0, column))
         wrap = fn.cmp("eq", row, tiles_h)
         image = fn.value(fn.add(image, fn.zext(wrap, "i64")))
-        return [image, fn.select(wrap, 0, row), column]
+        return [image, fn.value(fn.select(wrap, 0, row)), column]
 
     fn.loop(0, tiles, 1, list(place), one)
 
