@@ -8,18 +8,18 @@ tests can assert that a new shape compiles nothing.
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Iterator
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from rlx.backend.cpu.elf import MappedObject, is_loadable, process_symbol, undefined_symbols
 from rlx.backend.cpu.target import Target, missing_here, runs_here
 from rlx.errors import CompileError
 
 llvm_compiles = 0
-
-_SYMBOL_TABLE = 2  # kind of section
-_SYMBOL_BYTES = 24
 
 
 @functools.cache
@@ -33,8 +33,15 @@ def _llvm() -> ModuleType:
     return cast(ModuleType, llvm)
 
 
+@functools.cache
 def llvm_version() -> str:
-    """Version of the LLVM that makes the code, part of every cache key."""
+    """Version of llvmlite and so of its LLVM, part of every cache key; read without importing it."""
+    package = importlib.util.find_spec("llvmlite")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).with_name("_version.py")
+        told = re.search(r"version_version = '(.+)'", file.read_text()) if file.exists() else None
+        if told is not None:
+            return told[1]
     return ".".join(str(part) for part in _llvm().llvm_version_info)
 
 
@@ -93,43 +100,15 @@ def assembly(text: str, target: Target, level: int = 2, passes: int = 0) -> str:
 class Code:
     """A loaded object. Addresses stay valid while it lives; dropping it unmaps the code."""
 
-    def __init__(self, engine: Any, machine: Any, target: Target) -> None:
-        # The engine uses the machine until its end: they live and die together.
-        self._engine, self._machine, self.target = engine, machine, target
+    def __init__(self, find: Callable[[str], int | None], target: Target, keep: object = None) -> None:
+        self._find, self.target, self._keep = find, target, keep
 
     def address(self, name: str) -> int:
         """Address of the function `name`."""
-        found = int(self._engine.get_function_address(name))
+        found = self._find(name)
         if not found:
             raise CompileError(f"the loaded code has no function {name!r}")
         return found
-
-
-def undefined_symbols(object_bytes: bytes) -> tuple[str, ...]:
-    """Names that an ELF object expects from the process that loads it."""
-    try:
-        return tuple(_read_undefined(object_bytes))
-    except (struct.error, ValueError, IndexError) as error:
-        raise CompileError("the object is damaged: recompile it") from error
-
-
-def _read_undefined(data: bytes) -> Iterator[str]:
-    if data[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("not a 64-bit little-endian ELF file")
-    (table,) = struct.unpack_from("<Q", data, 0x28)
-    size, count = struct.unpack_from("<HH", data, 0x3A)
-    for section in range(count):
-        at = table + section * size
-        (kind,) = struct.unpack_from("<I", data, at + 4)
-        offset, length = struct.unpack_from("<QQ", data, at + 24)
-        if kind != _SYMBOL_TABLE:
-            continue
-        (link,) = struct.unpack_from("<I", data, at + 40)
-        (names,) = struct.unpack_from("<Q", data, table + link * size + 24)
-        for symbol in range(offset + _SYMBOL_BYTES, offset + length, _SYMBOL_BYTES):  # the first is empty
-            name, _, _, home = struct.unpack_from("<IBBH", data, symbol)
-            if home == 0:
-                yield data[names + name : data.index(b"\0", names + name)].decode()
 
 
 def load(object_bytes: bytes, target: Target) -> Code:
@@ -145,10 +124,11 @@ def load(object_bytes: bytes, target: Target) -> Code:
         raise CompileError(
             f"code for target {target.name} cannot run here (missing: {lacking}): compile for host"
         )
+    if is_loadable(object_bytes):
+        return Code(MappedObject(object_bytes).address, target)
     llvm = _llvm()
-    missing = [name for name in undefined_symbols(object_bytes) if not llvm.address_of_symbol(name)]
-    if missing:  # LLVM would end the process
-        raise CompileError(f"the object calls {', '.join(missing)}, which this process does not have")
+    for name in undefined_symbols(object_bytes):
+        process_symbol(name)  # LLVM would end the process if it is not there
     machine = _machine(target, 2)
     try:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
@@ -156,7 +136,8 @@ def load(object_bytes: bytes, target: Target) -> Code:
         engine.finalize_object()
     except RuntimeError as error:
         raise CompileError(f"the object for target {target.name} cannot be loaded: {error}") from error
-    return Code(engine, machine, target)
+    # The engine uses the machine until its end: they live and die together.
+    return Code(engine.get_function_address, target, (engine, machine))
 
 
 def compile_and_load(text: str, target: Target) -> Code:
