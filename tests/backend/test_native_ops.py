@@ -8,9 +8,9 @@ from op_cases import ALL_CASES, IDS, Case, assert_close
 import rlx
 from rlx.backend.reference.interpreter import evaluate
 
-# What no native kernel exists for: ops, and beginnings of reasons. Everything else must be native.
+# What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
 HOST_OPS = {"cond", "custom", "loop", "nonzero", "unique", "welch_peaks"}
-HOST_REASONS = ("dtype c64 has no native", "dtype c128 has no native", "a Fourier transform of")
+HOST_REASONS = ("dtype c64 ", "dtype c128 ", "the length of a Fourier transform")
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=IDS)
@@ -22,4 +22,5 @@ def test_native_is_the_reference(case: Case) -> None:
     for name, value in want.items():
         assert_close(got[name], value)
     for thunk in program.stats["host_thunks"]:
-        assert thunk["op"] in HOST_OPS or thunk["why"].startswith(HOST_REASONS), thunk
+        known = thunk["op"] in HOST_OPS or any(why in thunk["why"] for why in HOST_REASONS)
+        assert known, thunk
