@@ -141,6 +141,8 @@ class Expression:
             return self._read(s, operand, self.fn.value(base), guard, fill)
         if isinstance(step, int) and step == 1:
             return self._contiguous(s, operand, base, guard, fill)
+        if isinstance(step, int) and step == -1:
+            return self._backwards(s, operand, base, guard, fill)
         return self._strided(s, operand, base, step, guard, fill)
 
     def _flat(self, s: Scalar) -> Value:
@@ -154,6 +156,8 @@ class Expression:
             return self._read(s, storage, self.fn.value(base), None, None)
         if isinstance(step, int) and step == 1:
             return self._contiguous(s, storage, base, None, None)
+        if isinstance(step, int) and step == -1:
+            return self._backwards(s, storage, base, None, None)
         return self._strided(s, storage, base, step, None, None)
 
     def _strided(
@@ -234,11 +238,33 @@ class Expression:
         self, s: Scalar, operand: Operand, base: Int, guard: Value | None, fill: Value | None
     ) -> Value:
         fn, element = self.fn, memory_type(s.dtype)
-        place = fn.gep(operand.pointer, base, element)
         mask = self._mask(guard, self.width)
+        place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
         got = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)
+
+    def _place(self, operand: Operand, offset: Int, element: str, guard: Value | None) -> Value:
+        """Address of an element. Where a guard lets no lane read, one that exists: a load from a page that does not
+        is slow even if the fault is suppressed."""
+        fn = self.fn
+        place = fn.gep(operand.pointer, offset, element)
+        return place if guard is None else fn.select(fn.any_lane(guard), place, operand.pointer)
+
+    def _backwards(
+        self, s: Scalar, operand: Operand, base: Int, guard: Value | None, fill: Value | None
+    ) -> Value:
+        """Neighbours in descending order: one load that ends at lane 0, turned round."""
+        fn, element, width = self.fn, memory_type(s.dtype), self.width
+        turned = range(width - 1, -1, -1)
+        mask = self._mask(guard, width)
+        place = self._place(operand, fn.sub(base, width - 1), element, guard)
+        type_ = vector(element, width)
+        if mask is None:
+            got = fn.load(type_, place)
+        else:
+            got = fn.masked_load(type_, place, fn.shuffle(mask, None, turned))
+        return self._filled(from_memory(fn, fn.shuffle(got, None, turned), s.dtype), guard, fill)
 
     def _filled(self, got: Value, guard: Value | None, fill: Value | None) -> Value:
         if guard is None or fill is None:
