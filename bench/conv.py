@@ -1,7 +1,6 @@
-"""Single convolutions against ONNX Runtime, interleaved in one process: medians, ratio, share of the FMA
-peak.
+"""Single convolutions against ONNX Runtime, interleaved in one process: medians, ratio, share of the FMA peak.
 
-python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
+    python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
 """
 
 from __future__ import annotations
@@ -59,14 +58,22 @@ CASES = [
 ]
 
 
-def ours(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> Callable[[np.ndarray], np.ndarray]:
+@dataclass
+class Engine:
+    """A convolution bound to fixed buffers."""
+
+    run: Callable[[], Any]
+    output: Callable[[], np.ndarray]
+
+
+def ours(case: Case, x: np.ndarray, w: np.ndarray, b: np.ndarray, threads: int) -> Engine:
     graph = rlx.Graph(case.name)
-    x = graph.input("x", case.x, "f32")
+    image = graph.input("x", case.x, "f32")
     weights, bias = graph.param("w", case.w, "f32"), graph.param("b", b.shape, "f32")
     graph.set_param("w", w)
     graph.set_param("b", b)
     y = conv(
-        x,
+        image,
         weights,
         bias,
         strides=case.strides,
@@ -78,10 +85,11 @@ def ours(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> Callable[[np
     program = rlx.compile(graph, threads=threads)
     if program.stats["host_thunks"]:
         raise SystemExit(f"{case.name}: {program.stats['host_thunks']}")
-    return program
+    out = np.zeros(y.shape, np.float32)
+    return Engine(program.bind({"x": x}, {"y": out}), lambda: out)
 
 
-def runtime_of_onnx(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> Callable[[np.ndarray], Any]:
+def runtime_of_onnx(case: Case, x: np.ndarray, w: np.ndarray, b: np.ndarray, threads: int) -> Engine:
     import onnx
     import onnxruntime
     from onnx import helper, numpy_helper
@@ -93,10 +101,7 @@ def runtime_of_onnx(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> C
         "dilations": [case.dilations] * n,
         "group": case.groups,
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs),
-        helper.make_node("Relu", ["c"], ["y"]),
-    ]
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs), helper.make_node("Relu", ["c"], ["y"])]
     inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, case.x)]
     outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
     weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
@@ -109,23 +114,23 @@ def runtime_of_onnx(case: Case, w: np.ndarray, b: np.ndarray, threads: int) -> C
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return lambda x: session.run(None, {"x": x})[0]
+    out = session.run(None, {"x": x})[0]
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+    return Engine(lambda: session.run_with_iobinding(binding), lambda: out)
 
 
-def interleave(
-    engines: dict[str, Callable[[np.ndarray], Any]], x: np.ndarray, seconds: float
-) -> dict[str, float]:
+def interleave(engines: dict[str, Engine], seconds: float) -> dict[str, float]:
     """Median time of each engine, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in engines}
-    for run in engines.values():
-        run(x)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < 6:
-        for name, run in engines.items():
-            run(x)
+        for name, engine in engines.items():
+            engine.run()
             for _ in range(3):
                 start = time.perf_counter()
-                run(x)
+                engine.run()
                 times[name].append(time.perf_counter() - start)
     return {name: float(np.median(t)) for name, t in times.items()}
 
@@ -146,16 +151,18 @@ def main() -> None:
         x = rng.standard_normal(case.x).astype(np.float32)
         w = (rng.standard_normal(case.w) / np.sqrt(np.prod(case.w[1:]))).astype(np.float32)
         b = rng.standard_normal(case.w[0]).astype(np.float32)
-        engines = {"rlx": ours(case, w, b, args.threads), "ort": runtime_of_onnx(case, w, b, args.threads)}
-        got, want = (np.asarray(run(x)) for run in engines.values())
+        engines = {
+            "rlx": ours(case, x, w, b, args.threads),
+            "ort": runtime_of_onnx(case, x, w, b, args.threads),
+        }
+        t = interleave(engines, args.seconds)
+        got, want = (engine.output() for engine in engines.values())
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
-        t = interleave(engines, x, args.seconds)
         rate = case.flops / t["rlx"] / 1e9
         ratios.append(t["ort"] / t["rlx"])
         share = rate / (args.peak * args.threads)
         print(
-            f"{case.name:34s} {t['rlx'] * 1e6:9.1f} {t['ort'] * 1e6:9.1f} {ratios[-1]:6.2f} "
-            f"{rate:8.1f} {share:6.1%}",
+            f"{case.name:34s} {t['rlx'] * 1e6:9.1f} {t['ort'] * 1e6:9.1f} {ratios[-1]:6.2f} {rate:8.1f} {share:6.1%}",
             flush=True,
         )
     print(f"geometric mean of ratios {float(np.exp(np.mean(np.log(ratios)))):.3f}, worst {min(ratios):.2f}")

@@ -59,6 +59,8 @@ CASES = [
     Case((0, 2, 5, 5), (16, 2, 3, 3), {"padding": 1}),
     Case((1, 2, 3, 3), (16, 2, 5, 5), {"padding": 4}),
     Case((1, 1, 1, 1), (1, 1, 1, 1)),
+    Case((1, 9, 70), (6, 3, 4), {"groups": 3, "padding": 2, "strides": 3}),
+    Case((1, 300, 1, 500), (40, 300, 1, 3), {"padding": ((0, 0), (1, 1)), "strides": (1, 2)}),
 ]
 CASES += [Case(c.x, c.w, c.more, symbolic=True) for c in CASES]
 
@@ -213,6 +215,23 @@ def grouped(net: Net, x: Node) -> Node:
     return made
 
 
+def mobile(net: Net, x: Node) -> Node:
+    y = relu(net.conv(x, 37, 1))
+    y = relu(net.conv(y, 37, groups=37, strides=2))
+    y = net.conv(y, 32, 1)
+    y = net.conv(relu(net.conv(y, 32, 5, groups=32, dilations=2, padding=((4, 0), (3, 4)))), 48, 1)
+    made: Node = net.conv(y, 48, 7, groups=48, padding=5) * 2.0
+    return made
+
+
+def signal(net: Net, x: Node) -> Node:
+    line = x.reshape(x.shape[0], 16, -1) if isinstance(x.shape[0], int) else mean(x, axis=2)
+    y = relu(net.conv(line, 32, 3))
+    y = relu(net.conv(y, 32, 5, groups=32))
+    made: Node = net.conv(y, 20, 3, strides=2)
+    return made
+
+
 def turned(net: Net, x: Node) -> Node:
     y = relu(net.conv(x, 32))
     y = conv_transpose(y, net.param(32, 16, 3, 3), strides=2, padding=1)
@@ -227,7 +246,7 @@ def both_read(net: Net, x: Node) -> Node:
     return made
 
 
-NETS = [bottleneck, swish, odd_channels, pools, joined, grouped, turned, both_read]
+NETS = [bottleneck, swish, odd_channels, pools, joined, grouped, mobile, signal, turned, both_read]
 
 
 @every_target

@@ -1,9 +1,8 @@
 """Layouts of convolutions: kernels packed in panels, chains of images kept in blocked channels.
 
-Every convolution reads its weights from the panels that its native kernel wants. Between convolutions, images
-stay in [N, C/lanes, axes, lanes]: a convolution stores its result so (after the elementwise ops that follow
-it), pools and elementwise ops work on it as it is, and a conversion is left only where a planar reader meets
-it.
+Every convolution reads its weights from the panels that its native kernel wants. Between convolutions, images stay
+in [N, C/lanes, axes, lanes]: a convolution stores its result so (after the elementwise ops that follow it), pools
+and elementwise ops work on it as it is, and a conversion is left only where a planar reader meets it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
 
 @dataclass(frozen=True)
 class ConvTarget:
-    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
-    one
+    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what one
     core of it does in a nanosecond, which decides between direct sums and Winograd's."""
 
     lanes: int
@@ -62,6 +60,12 @@ def _is_product(node: Node) -> bool:
     """A window of one element that moves by one: on planar images, a product of matrices."""
     single = all(d == 1 for d in (*node.operands[1].shape[2:], *node.attrs["strides"]))
     return single and not any(any(p) for p in node.attrs["padding"])
+
+
+def is_depthwise(conv: Node) -> bool:
+    """One kernel for each channel, over one or two axes."""
+    groups, w = conv.attrs["groups"], conv.operands[1].shape
+    return groups > 1 and w[0] == groups and w[1] == 1 and len(w) <= 4
 
 
 class _Plan:
@@ -103,9 +107,7 @@ class _Plan:
                     if user.id not in trial and user.id not in self.chain_of and self._follows(user, i, conv):
                         trial.add(user.id)
                         grew = True
-            needed = [
-                i for i in sorted(trial) if i in self.kept or any(u.id not in trial for u in self.users[i])
-            ]
+            needed = [i for i in sorted(trial) if i in self.kept or any(u.id not in trial for u in self.users[i])]
             if len(needed) == 1:
                 best, end = set(trial), needed[0]
         self.end[conv.id] = end
@@ -114,12 +116,7 @@ class _Plan:
 
     def _follows(self, user: Node, value: int, conv: Node) -> bool:
         """Whether an op is elementwise over the convolution's result and reads `value` at its own point."""
-        if (
-            isinstance(user.type, TupleType)
-            or user.shape != conv.shape
-            or user.bodies
-            or user.op.role is not Role.COMPUTE
-        ):
+        if isinstance(user.type, TupleType) or user.shape != conv.shape or user.bodies or user.op.role is not Role.COMPUTE:
             return False
         if user.op.host_only is not None or user.op.has("view") or user.op.reader_side:
             return False
@@ -141,11 +138,11 @@ class _Plan:
         return _is_packable(conv) and self._groups_fit(conv)
 
     def writes_blocked(self, conv: Node) -> bool:
-        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
+        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes  # type: ignore[call-overload]
 
     def _groups_fit(self, conv: Node) -> bool:
         groups, (out, per_in) = conv.attrs["groups"], conv.operands[1].shape[:2]
-        return groups == 1 or (self._whole(out // groups) and self._whole(per_in))
+        return groups == 1 or (self._whole(out // groups) and self._whole(per_in)) or is_depthwise(conv)
 
     def _accepts(self, user: Node, value: Node) -> bool:
         """Whether `user` would rather read `value` in blocked channels."""
@@ -164,11 +161,7 @@ class _Plan:
 
     def is_global_sum(self, node: Node) -> bool:
         """A reduction over all pixels."""
-        if (
-            node.op.name not in ("reduce_sum", "reduce_max", "reduce_min")
-            or node.operands[0].rank < 3
-            or node.dtype.name != "f32"
-        ):
+        if node.op.name not in ("reduce_sum", "reduce_max", "reduce_min") or node.operands[0].rank < 3 or node.dtype.name != "f32":
             return False
         x = node.operands[0]
         return tuple(node.attrs["axes"]) == tuple(range(2, x.rank)) and self._whole(x.shape[1])
@@ -211,9 +204,7 @@ class _Writer:
         elif plan.is_global_sum(node) and self.is_blocked(operands[0]):
             made = self.global_sum(node, operands[0])
         elif node.id not in plan.chain_of and node.id in plan.wanted and self.all_blocked(node, operands):
-            made = (
-                self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
-            )
+            made = self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
         else:
             operands = tuple(self.readable(node, o) for o in operands)
             made = copy_node(node, operands, out)
@@ -249,6 +240,8 @@ class _Writer:
         blocked = self.is_blocked(x) and self.plan.reads_blocked(node)
         if self.is_blocked(x) and not blocked:
             x = get_op("copy")(x)
+        if is_depthwise(node):  # its kernels go from blocks to blocks or from planes to planes
+            (self.plan.blocked.add if blocked else self.plan.blocked.discard)(self.plan.end[node.id])
         layout = self.winograd_layout(node) if blocked else None
         made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, blocked)), **node.attrs)
         return made
@@ -277,13 +270,11 @@ class _Writer:
         one = (1, 1)
         if w.shape[2:] != (3, 3) or node.attrs["strides"] != one or node.attrs["dilations"] != one:
             return None
-        out, channels = int(w.shape[0]), int(w.shape[1])
+        out, channels = int(w.shape[0]), int(w.shape[1])  # type: ignore[call-overload]
         if out % self.lanes or channels % self.lanes:
             return None
-        n, h, wide = (
-            d if isinstance(d, int) else u
-            for d, u in zip((node.shape[0], *node.shape[2:]), (1, USUAL_SIZE, USUAL_SIZE), strict=True)
-        )
+        n, h, wide = (d if isinstance(d, int) else u for d, u in zip(
+            (node.shape[0], *node.shape[2:]), (1, USUAL_SIZE, USUAL_SIZE), strict=True))
         size = out * channels
 
         def cost(m: int) -> float:
@@ -300,9 +291,11 @@ class _Writer:
     def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""
         plan, lanes = self.plan, self.lanes
-        shape = tuple(int(d) for d in node.operands[1].shape)
+        shape = tuple(int(d) for d in node.operands[1].shape)  # type: ignore[arg-type]
         groups = node.attrs["groups"]
         blocked_out = plan.end[node.id] in plan.blocked
+        if is_depthwise(node):  # panels of neighbouring groups, read by a kernel from blocks to blocks
+            return KernelLayout(shape, 1, lanes, lanes, 1) if blocked else None
         if not blocked and not blocked_out:
             least = lanes // 4 if groups == 1 else lanes // 2
             if shape[0] // groups < least or _is_product(node):

@@ -1,23 +1,22 @@
-"""Convolutions as native code: blocked and packed kernels where weights were packed for them, a GEMM for
-planar
-1x1 windows, and a reduction nest of guarded products for everything else (other dtypes, symbolic channels).
-"""
+"""Convolutions as native code: blocked and packed kernels where weights were packed for them, a GEMM for planar
+1x1 windows, and a reduction nest of guarded products for everything else (other dtypes, symbolic channels)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rlx.backend.cpu.contraction import emit_contraction, plan_gemm
+from rlx.backend.cpu.conv_depthwise import emit_depthwise
 from rlx.backend.cpu.conv_direct import emit_direct
+from rlx.backend.cpu.conv_planar import emit_planar
 from rlx.backend.cpu.conv_shape import VECTORS
-from rlx.backend.cpu.depthwise import emit_depthwise, is_depthwise
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.winograd import emit_winograd
 from rlx.ir.compose import ContractNest, ConvNest, Nest, Stat, Store
-from rlx.ir.form import Contract
+from rlx.ir.form import Contract, dense_strides
 from rlx.ir.scalar import (
     TRUE,
     Scalar,
@@ -51,19 +50,28 @@ def emit_conv(
         kind, attrs = nest.w_layout
         if kind == "unpack_winograd":
             return emit_winograd(module, name, nest, WinogradLayout(**dict(attrs)), inputs, outputs)
+        if dict(attrs)["groups"] != nest.form.groups:  # panels across groups of one channel
+            return emit_depthwise(module, name, nest, inputs, outputs)
         return emit_direct(module, name, nest, KernelLayout(**dict(attrs)), inputs, outputs)
     product = as_product(nest)
     if product is not None and plan_gemm(product, inputs) is not None:
         return emit_contraction(module, name, product, inputs, outputs)
-    if is_depthwise(nest, inputs):
-        return emit_depthwise(module, name, nest, inputs, outputs)
+    if _is_planar(nest, inputs):
+        return emit_planar(module, name, nest, inputs, outputs)
     return emit_nest(module, name, as_reduction(nest, inputs), inputs, outputs)
 
 
+def _is_planar(nest: ConvNest, inputs: Sequence[Slot]) -> bool:
+    """Whether the kernel for planar images with plain weights fits: f32, static channels and window."""
+    form, w = nest.form, inputs[nest.w]
+    f32 = all(d.name == "f32" for d in (inputs[nest.x].dtype, w.dtype, form.dtype))
+    static = all(isinstance(d, int) and d > 0 for d in form.w)
+    dense = w.strides is None or w.strides == dense_strides(w.shape)
+    return f32 and static and dense and len(form.strides) <= 3 and len(nest.stores) == 1
+
+
 def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
-    """The convolution as a plain reduction of products over (channel, window): right
-    for every dtype and size.
-    """
+    """The convolution as a plain reduction of products over (channel, window): right for every dtype and size."""
     form = nest.form
     spatial = len(form.strides)
     kept = 2 + spatial
@@ -72,9 +80,7 @@ def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
     per_in, per_out = form.w[1], form.w[0] // form.groups
     index = [at[0], channel if form.groups == 1 else at[1] // size(per_out) * size(per_in) + channel]
     guard = TRUE
-    for i, (stride, (low, _), dilation) in enumerate(
-        zip(form.strides, form.padding, form.dilations, strict=True)
-    ):
+    for i, (stride, (low, _), dilation) in enumerate(zip(form.strides, form.padding, form.dilations, strict=True)):
         place = at[2 + i] * stride + taps[i] * dilation - size(low)
         guard = guard & in_range(place, form.x[2 + i])
         index.append(place)
@@ -120,6 +126,5 @@ def as_product(nest: ConvNest) -> ContractNest | None:
         batch, channel, *rest = store.strides
         return Store(replace_axes(store.body, point), store.full, (batch, channel * per_out, channel, *rest))
 
-    return ContractNest(
-        contract, left, right, space, 3 + spatial, tuple(split_channels(s) for s in nest.stores)
-    )
+    return ContractNest(contract, left, right, space, 3 + spatial, tuple(split_channels(s) for s in nest.stores))
+

@@ -1,10 +1,9 @@
 """Direct convolution: output channels in lanes, weights in panels, any window, stride, dilation and padding.
 
-Lines of the output are taken in bands whose part of x fits L2. Where windows may reach past an edge, or x is
-planar, the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band
-meets one panel of weights after the other, a panel all tiles of the band. Threads share bands or, where
-weights outweigh the image, panels: every output is one chain of products in a fixed order, so bits do not
-depend on threads, bands or tiles.
+Lines of the output are taken in bands (of pieces, where they are very long) whose part of x fits L2. Where windows may reach past an edge, or x is planar,
+the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band meets one panel
+of weights after the other, a panel all tiles of the band. Threads share bands or, where weights outweigh the image,
+panels: every output is one chain of products in a fixed order, so bits do not depend on threads, bands or tiles.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
-from rlx.backend.cpu.conv_lines import emit_line_packer
+from rlx.backend.cpu.conv_lines import PixelMover, emit_line_packer
 from rlx.backend.cpu.conv_shape import Geometry, Image, tile_pixels
 from rlx.backend.cpu.conv_tile import ConvTile
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
@@ -22,7 +21,7 @@ from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Int, Module, Value
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.ir.compose import ConvNest
-from rlx.ir.dim import Dim, dim_max
+from rlx.ir.dim import Dim
 from rlx.ops.conv_packing import KernelLayout
 
 ELEMENT = "float"
@@ -42,13 +41,15 @@ def emit_direct(
 
 @dataclass(frozen=True)
 class Band:
-    """Lines of the output that go through all panels together."""
+    """What goes through all panels together: tiles first_tile..last_tile of lines first..last of one plane."""
 
     image: Int
     group: Int
     d: Int
     first: Int
     last: Int
+    first_tile: Int
+    last_tile: Int
 
 
 class _Direct:
@@ -93,6 +94,7 @@ class _Direct:
         self.kind = kind_of("f32", module.target)
         self.tile = ConvTile(module, name, self.kind, shape, self.x.lanes, pixel, self.frame, end)
         self.blocks = -(-shape.per_in // self.x.lanes)
+        self.pixels = tile_pixels(module.target)
 
     # ---- sizes
 
@@ -100,27 +102,26 @@ class _Direct:
         return self.table.dim(self.fn, d)
 
     @property
-    def padded_width(self) -> Dim:
-        """Pixels of a line with everything that the windows of a line of output read."""
-        return (self.shape.out[2] - 1) * self.shape.strides[2] + self.shape.reach[2]
+    def pixel_bytes(self) -> int:
+        """Bytes of x at one place, of all channels and planes of a window."""
+        return self.blocks * self.shape.window[0] * self.x.lanes * 4
 
     @property
-    def line_bytes(self) -> Dim:
-        """Bytes of x that one line holds, of all channels and planes of a window."""
-        if self.flat:
-            return tile_pixels(self.module.target) * self.shape.per_in * 4
-        return self.padded_width * (self.blocks * self.shape.window[0] * self.x.lanes * 4)
+    def line_pixels(self) -> Dim:
+        """Pixels of x that the windows of a line of output read."""
+        return (self.shape.out[2] - 1) * self.shape.strides[2] + self.shape.reach[2]
 
     @property
     def budget(self) -> int:
         return self.module.target.l2_bytes // 2
 
     @property
-    def scratch_bytes(self) -> Dim:
-        """Room for the lines of a band: as many as the budget allows, at least those of
-        one line of output.
-        """
-        return dim_max(self.line_bytes * self.shape.reach[1], self.budget) if self.packs else 0
+    def scratch_bytes(self) -> int:
+        """The budget, and what pieces may take more because they are whole tiles."""
+        if not self.packs:
+            return 0
+        more = 2 * (self.pixels + 1) * self.shape.strides[2] + self.shape.reach[2]
+        return self.budget + more * self.pixel_bytes * self.shape.reach[1]
 
     # ---- the nest of loops
 
@@ -130,7 +131,7 @@ class _Direct:
         pixels = self.size(shape.out[2])
         if self.flat:
             pixels = fn.mul(fn.mul(self.size(shape.out[0]), self.size(shape.out[1])), pixels)
-        self.tiles = Tiles.of(fn, pixels, tile_pixels(self.module.target))
+        self.tiles = Tiles.of(fn, pixels, self.pixels)
         # a flat image has one tile to a line
         self.lines = self.tiles.count if self.flat else self.size(shape.out[1])
         self.planes: Int = 1 if self.flat else self.size(shape.out[0])
@@ -138,10 +139,11 @@ class _Direct:
         self.panels = panels.full + (1 if panels.tail else 0)
         images = fn.mul(fn.mul(self.size(shape.images), shape.groups), self.planes)
         chunks = self.chunks()
+        self.plan_pieces()
         self.plan_bands(images, chunks)
         self.share_steps()
 
-        outer = fn.mul(images, self.bands)
+        outer = fn.mul(fn.mul(images, self.bands), self.pieces)
         low, high = self.table.share(fn.mul(outer, chunks))
 
         def unit(u: Int, _: list[Value]) -> None:
@@ -164,16 +166,30 @@ class _Direct:
         heavy = fn.cmp("sgt", weights, image)
         return fn.select(heavy, fn.umin(self.threads, self.panels), 1)  # type: ignore[return-value]
 
+    def plan_pieces(self) -> None:
+        """Cut lines of which not even one fits the budget into pieces of whole tiles."""
+        fn, shape = self.fn, self.shape
+        self.pieces: Int = 1
+        self.piece_tiles = fn.umax(self.tiles.count, 1)
+        if self.flat:
+            self.piece_pixels: Int = self.pixels
+            return
+        whole = fn.mul(self.size(self.line_pixels), self.pixel_bytes * shape.reach[1])
+        pieces = fn.umax(fn.ceildiv(whole, self.budget), 1)
+        self.piece_tiles = fn.umax(fn.ceildiv(self.tiles.count, pieces), 1)
+        self.pieces = fn.ceildiv(self.tiles.count, self.piece_tiles)
+        outputs = fn.smin(fn.mul(self.piece_tiles, self.pixels), self.size(shape.out[2]))
+        self.piece_pixels = fn.add(fn.mul(fn.sub(outputs, 1), shape.strides[2]), shape.reach[2])
+
     def plan_bands(self, images: Int, chunks: Int) -> None:
         """Cut the lines of an image into bands of equal height that fit the budget and busy all threads."""
         fn, shape = self.fn, self.shape
-        bytes_ = fn.umax(self.size(self.line_bytes), 1)
-        fit = fn.udiv(self.budget, bytes_)
+        fit = fn.udiv(self.budget, fn.umax(fn.mul(self.piece_pixels, self.pixel_bytes), 1))
         reach = 1 if self.flat else shape.reach[1]
         stride = 1 if self.flat else shape.strides[1]
         tallest = fn.add(fn.udiv(fn.smax(fn.sub(fit, reach), 0), stride), 1)
         bands = fn.ceildiv(self.lines, fn.umax(tallest, 1))
-        few = fn.cmp("ult", images, self.threads)
+        few = fn.cmp("ult", fn.mul(images, self.pieces), self.threads)
         alone = fn.and_(few, fn.cmp("eq", chunks, 1))
         bands = fn.select(alone, fn.round_up(bands, self.threads), bands)  # type: ignore[arg-type, assignment]
         self.height = fn.umax(fn.ceildiv(self.lines, fn.umax(bands, 1)), 1)
@@ -184,13 +200,14 @@ class _Direct:
         """Steps through x, in the frame."""
         fn, frame = self.fn, self.frame
         if self.packs:
-            line = fn.mul(self.size(self.padded_width), self.x.lanes)
+            line = fn.mul(self.piece_pixels, self.x.lanes)
             plane = fn.mul(line, self.band_lines)
             self.x_line = line
             frame.share("x_block", fn.mul(plane, self.shape.window[0]))
             frame.share("x_d", plane)  # only planes of a window are copied
             frame.share("x_h", fn.mul(line, self.shape.dilations[1]))
-            self.packer = emit_line_packer(self.module, self.name, self.table, self.shape, self.x)
+            mover = PixelMover(self.x.lanes, self.lanes)
+            self.packer = emit_line_packer(self.module, self.name, self.table, self.shape, self.x, mover)
         else:
             frame.share("x_block", self.size(self.x.block))
             frame.share("x_d", fn.mul(self.size(self.x.axes[0]), self.shape.dilations[0]))
@@ -198,7 +215,9 @@ class _Direct:
 
     def locate(self, number: Int) -> Band:
         fn = self.fn
-        at, band = fn.udiv(number, fn.umax(self.bands, 1)), fn.urem(number, fn.umax(self.bands, 1))
+        pieces, bands = fn.umax(self.pieces, 1), fn.umax(self.bands, 1)
+        at, piece = fn.udiv(number, pieces), fn.urem(number, pieces)
+        at, band = fn.udiv(at, bands), fn.urem(at, bands)
         planes = fn.umax(self.planes, 1)
         at, d = fn.udiv(at, planes), fn.urem(at, planes)
         image, group = fn.udiv(at, self.shape.groups), fn.urem(at, self.shape.groups)
@@ -209,21 +228,28 @@ class _Direct:
         channel_end = fn.mul(fn.add(group, 1), self.shape.per_out)
         if not self.nest.out_blocked:
             self.frame.change("channel_end", channel_end)
-        return Band(image, group, d, first, fn.smin(fn.add(first, self.height), self.lines))
+        first_tile = fn.mul(piece, self.piece_tiles)
+        last_tile = fn.smin(fn.add(first_tile, self.piece_tiles), self.tiles.count)
+        last = fn.smin(fn.add(first, self.height), self.lines)
+        return Band(image, group, d, first, last, first_tile, last_tile)
 
     def run_band(self, band: Band, first: Int, last: Int) -> None:
         fn, shape = self.fn, self.shape
         blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
-        start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
+        start = fn.add(
+            fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block))
+        )
         x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
         if self.packs:
             scratch = self.table.scratch()
-            args = [fn.args[0], scratch, x, band.d, band.first, self.band_lines, self.size(self.padded_width)]
-            fn.call(self.packer, args)
+            pixel = self.tiles.row(fn, band.first_tile)
+            place = [band.d, band.first, pixel, self.band_lines, self.piece_pixels]
+            fn.call(self.packer, [fn.args[0], scratch, x, *place])
+            before = fn.mul(pixel, self.tile.pixel_step)
 
             def line_of(h: Int) -> Value:
-                lines = fn.mul(fn.sub(h, band.first), shape.strides[1])
-                return fn.gep(scratch, fn.mul(lines, self.x_line), ELEMENT)
+                line = fn.mul(fn.mul(fn.sub(h, band.first), shape.strides[1]), self.x_line)
+                return fn.gep(scratch, fn.sub(line, before), ELEMENT)
 
         else:
             plane = fn.mul(fn.mul(band.d, shape.strides[0]), self.size(self.x.axes[0]))
@@ -258,7 +284,7 @@ class _Direct:
     ) -> None:
         """All tiles of a band with one panel."""
         fn, tiles = self.fn, self.tiles
-        heights = tiles.heights(tile_pixels(self.module.target))
+        heights = tiles.heights(self.pixels)
         names = [self.tile.function(height, vectors, masked) for height in heights]
 
         def function(pixels: Int) -> Value:
@@ -281,6 +307,6 @@ class _Direct:
                 run(x, h)
                 return
             self.frame.change("h", h)
-            fn.loop(0, tiles.count, 1, [], lambda t, _: run(x, t))
+            fn.loop(band.first_tile, band.last_tile, 1, [], lambda t, _: run(x, t))
 
         fn.loop(band.first, band.last, 1, [], line)

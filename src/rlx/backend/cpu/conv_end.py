@@ -23,9 +23,7 @@ ELEMENT = "float"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The expression that a kernel stores, over (image, channel..., three axes); see
-    `blocked` and `planar`.
-    """
+    """The expression that a kernel stores, over (image, channel..., three axes); see `blocked` and `planar`."""
 
     table: ArgumentTable
     body: Scalar
@@ -89,9 +87,7 @@ class Epilogue:
                 out.append(e)
         return out
 
-    def at(
-        self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None
-    ) -> Expression:
+    def at(self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None) -> Expression:
         made = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane)
         if sums is not None:
             made.accs = [sums]
@@ -105,9 +101,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class ConvEnd:
-    """What both ends share.
-
-    The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`: then
+    """What both ends share. The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`: then
     the pixels of all lines are one run.
     """
 
@@ -135,9 +129,7 @@ class ConvEnd:
         """Address of a pixel of a block of channels."""
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
         offset: Int = 0
-        for index, step in zip(
-            (image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False
-        ):
+        for index, step in zip((image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False):
             offset = fn.add(offset, fn.mul(index, self.table.dim(fn, step)))
         offset = fn.add(offset, fn.mul(pixel, self.pixel_step(fn)))
         pointer = self.table.operand(fn, len(self.table.inputs)).pointer
@@ -148,14 +140,7 @@ class BlockedEnd(ConvEnd):
     """Lanes are channels."""
 
     def finish(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: list[Value],
-        channel: Int,
-        pixel: Int,
-        pixels: int,
-        masked: bool,
+        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
     ) -> None:
         vectors = len(sums) // pixels
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
@@ -174,9 +159,7 @@ class BlockedEnd(ConvEnd):
             for p in range(pixels):
                 place = [d, h, fn.add(pixel, p)]
                 if self.flat and not self.epilogue.sees_one_axis:
-                    place = unflatten(
-                        fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]]
-                    )
+                    place = unflatten(fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]])
                 at = self.epilogue.at(fn, [image, block, 0, *place], lane, sums[p * vectors + j], common)
                 value = self.epilogue.value(at)
                 if mask is not None:
@@ -186,18 +169,48 @@ class BlockedEnd(ConvEnd):
             fn.store(value, there)
 
 
-class PlanarEnd(ConvEnd):
+class PlanarStore(ConvEnd):
+    """Storing pixels of one channel."""
+
+    def store_pixels(
+        self, fn: Function, frame: Value, sums: Value, channel: Int, pixel: Int, mask: Value | None
+    ) -> None:
+        """The epilogue of one vector of pixels, and its store."""
+        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        lane = Lane(4, pixel, self.lanes, mask)
+        value = self.epilogue.value(self.epilogue.at(fn, [image, channel, d, h, pixel], lane, sums, None))
+        place, step = self.place(fn, frame, channel, pixel), self.pixel_step(fn)
+        if not (isinstance(step, int) and step == 1):
+            index = fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64"))
+            fn.scatter(value, place, fn.value(index), mask)
+        elif mask is None:
+            fn.store(value, place)
+        else:
+            fn.masked_store(value, place, mask)
+
+
+class LineEnd(PlanarStore):
+    """Lanes are pixels, rows are channels: straight from registers."""
+
+    def finish(
+        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, rows: int, masked: bool
+    ) -> None:
+        """Sums of `rows` channels by consecutive vectors of pixels; with `masked`, the last one ends the line."""
+        vectors = len(sums) // rows
+        for n, total in enumerate(sums):
+            row, j = divmod(n, vectors)
+            mask = None
+            if masked and j == vectors - 1:
+                width = self.table.dim(fn, self.epilogue.space[4])
+                mask = fn.lanes(fn.sub(width, fn.add(pixel, j * self.lanes)), self.lanes)
+            self.store_pixels(fn, frame, total, fn.add(channel, row), fn.add(pixel, j * self.lanes), mask)
+
+
+class PlanarEnd(PlanarStore):
     """Lanes are pixels: the sums go to the stack, from where one function turns and ends them."""
 
     def finish(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: list[Value],
-        channel: Int,
-        pixel: Int,
-        pixels: int,
-        masked: bool,
+        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
     ) -> None:
         vectors, lanes = len(sums) // pixels, self.lanes
         width, blocks = vectors * lanes, -(-pixels // lanes)
@@ -222,7 +235,6 @@ class PlanarEnd(ConvEnd):
         fn = self.module.function(name, params, internal=True, noinline=True)
         _, frame, stage, channel, pixel, pixels = fn.args
         lanes, width, type_ = self.lanes, vectors * self.lanes, vector(ELEMENT, self.lanes)
-        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
         turned = fn.alloca(ELEMENT, width * lanes)
         count = fn.smin(fn.sub(self.frame.read(fn, frame, "channel_end"), channel), width)
 
@@ -236,21 +248,8 @@ class PlanarEnd(ConvEnd):
                     fn.store(one, fn.gep(turned, (j * lanes + c) * lanes, ELEMENT))
 
             def line(c: Int, _: list[Value]) -> None:
-                at_channel = fn.add(channel, c)
                 sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), ELEMENT))
-                at = self.epilogue.at(
-                    fn, [image, at_channel, d, h, base], Lane(4, base, lanes, mask), sums, None
-                )
-                value, place, step = (
-                    self.epilogue.value(at),
-                    self.place(fn, frame, at_channel, base),
-                    self.pixel_step(fn),
-                )
-                if isinstance(step, int) and step == 1:
-                    fn.masked_store(value, place, mask)
-                else:
-                    index = fn.mul(fn.iota(lanes), fn.splat(step, lanes, "i64"))
-                    fn.scatter(value, place, fn.value(index), mask)
+                self.store_pixels(fn, frame, sums, fn.add(channel, c), base, mask)
 
             fn.loop(0, count, 1, [], line)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from rlx.backend.cpu.conv_shape import Geometry, Image
 from rlx.backend.cpu.frame import ArgumentTable
@@ -11,11 +13,43 @@ from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vecto
 ELEMENT = "float"
 
 
-def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geometry, image: Image) -> str:
-    """Name of the function pack(args, to, x, d, h, lines, padded).
+@dataclass(frozen=True)
+class Line:
+    """One line to copy: source pixel 0 stands at position `low` of the padded line, which is zero everywhere but in
+    begin..end. `step` is the number of elements from one pixel of the source to the next.
+    """
 
-    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
-    that of output line `h` on; a line holds `padded` pixels.
+    to: Value
+    source: Value
+    low: Int
+    begin: Int
+    end: Int
+    step: Int
+
+
+class Mover(Protocol):
+    """How the pixels of a line are laid out in scratch."""
+
+    def elements(self, fn: Function, width: Int) -> Int:
+        """Elements of a line of `width`."""
+        ...
+
+    def positions(self, fn: Function, width: Int) -> Int:
+        """Padded positions that a line of `width` has room for."""
+        ...
+
+    def zero(self, fn: Function, to: Value, width: Int) -> None: ...
+
+    def copy(self, fn: Function, line: Line, width: Int) -> None: ...
+
+
+def emit_line_packer(
+    module: Module, name: str, table: ArgumentTable, shape: Geometry, image: Image, mover: Mover
+) -> str:
+    """Name of the function pack(args, to, x, d, h, pixel, lines, width).
+
+    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from that of
+    output line `h` on, each from the window of output `pixel` on; what `width` counts is up to the mover.
     """
     name = f"{name}.lines"
     params = [
@@ -24,47 +58,39 @@ def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geo
         ("ptr noalias", "x"),
         ("i64", "d"),
         ("i64", "h"),
+        ("i64", "pixel"),
         ("i64", "lines"),
-        ("i64", "padded"),
+        ("i64", "width"),
     ]
     fn = module.function(name, params, internal=True, noinline=True)
-    _, to, x, d, h, lines, padded = fn.args
-    taps = shape.window[0]
-    blocks = -(-shape.per_in // image.lanes)
+    _, to, x, d, h, pixel, lines, width = fn.args
+    taps, blocks = shape.window[0], -(-shape.per_in // image.lanes)
     size = [table.dim(fn, s) for s in shape.size]
     low = [table.dim(fn, s) for s in shape.low]
     steps = [table.dim(fn, s) for s in image.axes]
     block_step = table.dim(fn, image.block)
-    begin = fn.smin(fn.smax(low[2], 0), padded)
-    end = fn.smin(fn.smax(fn.add(low[2], size[2]), begin), padded)
-    line_elements = fn.mul(padded, image.lanes)
-    mover = _Mover(fn, module.target.lanes("f32"), image.lanes, steps[2])
+    positions, elements = mover.positions(fn, width), mover.elements(fn, width)
+    before = fn.sub(low[2], fn.mul(pixel, shape.strides[2]))  # zeros before the first pixel of x
+    begin = fn.smin(fn.smax(before, 0), positions)
+    end = fn.smin(fn.smax(fn.add(before, size[2]), begin), positions)
     first_d, first_h = (
-        fn.sub(fn.mul(d, shape.strides[0]), low[0]),
-        fn.sub(fn.mul(h, shape.strides[1]), low[1]),
+        fn.sub(fn.mul(at, stride), padding) for at, stride, padding in zip((d, h), shape.strides, low, strict=False)
     )
 
     def block(b: Int, _: list[Value]) -> None:
         def plane(k: Int, _: list[Value]) -> None:
             at_d = fn.add(first_d, fn.mul(k, shape.dilations[0]))
-            target = fn.gep(to, fn.mul(fn.mul(fn.add(fn.mul(b, taps), k), lines), line_elements), ELEMENT)
+            target = fn.gep(to, fn.mul(fn.mul(fn.add(fn.mul(b, taps), k), lines), elements), ELEMENT)
             source = fn.add(fn.mul(b, block_step), fn.mul(at_d, steps[0]))
             in_plane = fn.cmp("ult", at_d, size[0])
 
             def line(r: Int, _: list[Value]) -> None:
                 at_h = fn.add(first_h, r)
-                there = fn.gep(target, fn.mul(r, line_elements), ELEMENT)
+                there = fn.gep(target, fn.mul(r, elements), ELEMENT)
                 inside = fn.and_(in_plane, fn.cmp("ult", at_h, size[1]))
-
-                def copy() -> None:
-                    mover.zero(there, 0, begin)
-                    start = fn.add(
-                        fn.add(source, fn.mul(at_h, steps[1])), fn.mul(fn.sub(begin, low[2]), steps[2])
-                    )
-                    mover.copy(fn.gep(x, start, ELEMENT), there, begin, end)
-                    mover.zero(there, end, padded)
-
-                fn.branch(inside, copy, lambda: mover.zero(there, 0, padded))  # type: ignore[arg-type]
+                origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), ELEMENT)
+                found = Line(there, origin, before, begin, end, steps[2])
+                fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.zero(fn, there, width))
 
             fn.loop(0, lines, 1, [], line)
 
@@ -74,56 +100,117 @@ def emit_line_packer(module: Module, name: str, table: ArgumentTable, shape: Geo
     return name
 
 
-class _Mover:
-    """Zeros and copies pixels of a line in the widest pieces."""
+def _pieces(
+    fn: Function, lanes: int, first: Int, last: Int, piece: Callable[[Int, Value | None], None], whole: bool
+) -> None:
+    """piece(element, mask) in whole vectors, the last one masked; with `whole`, there is no rest."""
+    if whole:
+        fn.loop(first, last, lanes, [], lambda i, _: piece(i, None))
+        return
+    cut = fn.add(first, fn.mul(fn.udiv(fn.sub(last, first), lanes), lanes))
+    fn.loop(first, cut, lanes, [], lambda i, _: piece(i, None))
+    left = fn.sub(last, cut)
+    fn.branch(fn.cmp("sgt", left, 0), lambda: piece(cut, fn.lanes(left, lanes)))
 
-    def __init__(self, fn: Function, lanes: int, pixel: int, step: Int) -> None:
-        self.fn, self.lanes, self.pixel, self.step = fn, lanes, pixel, step
-        self.contiguous = isinstance(step, int) and step == pixel
 
-    def _pieces(self, begin: Int, end: Int, piece: Callable[[Int, Value | None], None]) -> None:
-        """piece(element, mask) over the elements of pixels begin..end in whole vectors,
-        the last one masked.
-        """
-        fn = self.fn
-        first, last = fn.mul(begin, self.pixel), fn.mul(end, self.pixel)
-        if self.pixel % self.lanes == 0:
-            fn.loop(first, last, self.lanes, [], lambda i, _: piece(i, None))
-            return
-        whole = fn.add(first, fn.mul(fn.udiv(fn.sub(last, first), self.lanes), self.lanes))
-        fn.loop(first, whole, self.lanes, [], lambda i, _: piece(i, None))
-        left = fn.sub(last, whole)
-        fn.branch(fn.cmp("sgt", left, 0), lambda: piece(whole, fn.lanes(left, self.lanes)))
+def _zero(fn: Function, lanes: int, to: Value, first: Int, last: Int, whole: bool = False) -> None:
+    zeros = constant(vector(ELEMENT, lanes), 0)
 
-    def zero(self, to: Value, begin: Int, end: Int) -> None:
-        fn, zeros = self.fn, constant(vector(ELEMENT, self.lanes), 0)
+    def piece(i: Int, mask: Value | None) -> None:
+        place = fn.gep(to, i, ELEMENT)
+        fn.store(zeros, place) if mask is None else fn.masked_store(zeros, place, mask)
 
-        def piece(i: Int, mask: Value | None) -> None:
-            place = fn.gep(to, i, ELEMENT)
-            fn.store(zeros, place) if mask is None else fn.masked_store(zeros, place, mask)
+    _pieces(fn, lanes, first, last, piece, whole)
 
-        self._pieces(begin, end, piece)
 
-    def copy(self, source: Value, to: Value, begin: Int, end: Int) -> None:
-        """Pixels begin..end of the line from `source`, which is the first of them."""
-        fn, type_ = self.fn, vector(ELEMENT, self.lanes)
-        if not self.contiguous:
+@dataclass(frozen=True)
+class PixelMover:
+    """Pixels in order, each of `pixel` elements side by side; `width` counts pixels."""
+
+    pixel: int
+    lanes: int
+
+    @property
+    def whole(self) -> bool:
+        return self.pixel % self.lanes == 0
+
+    def elements(self, fn: Function, width: Int) -> Int:
+        return fn.mul(width, self.pixel)
+
+    def positions(self, fn: Function, width: Int) -> Int:
+        return width
+
+    def zero(self, fn: Function, to: Value, width: Int) -> None:
+        _zero(fn, self.lanes, to, 0, self.elements(fn, width), self.whole)
+
+    def copy(self, fn: Function, line: Line, width: Int) -> None:
+        first, last = fn.mul(line.begin, self.pixel), fn.mul(line.end, self.pixel)
+        _zero(fn, self.lanes, line.to, 0, first, self.whole)
+        _zero(fn, self.lanes, line.to, last, self.elements(fn, width), self.whole)
+        source = fn.gep(line.source, fn.mul(fn.sub(line.begin, line.low), line.step), ELEMENT)
+        if not (isinstance(line.step, int) and line.step == self.pixel):
+            moved = vector(ELEMENT, self.pixel)
 
             def one(i: Int, _: list[Value]) -> None:
-                place = fn.gep(source, fn.mul(fn.sub(i, begin), self.step), ELEMENT)
-                there = fn.gep(to, fn.mul(i, self.pixel), ELEMENT)
-                moved = vector(ELEMENT, self.pixel)
-                fn.store(fn.load(moved, place), there)
+                place = fn.gep(source, fn.mul(fn.sub(i, line.begin), line.step), ELEMENT)
+                fn.store(fn.load(moved, place), fn.gep(line.to, fn.mul(i, self.pixel), ELEMENT))
 
-            fn.loop(begin, end, 1, [], one)
+            fn.loop(line.begin, line.end, 1, [], one)
             return
-        skip = fn.mul(begin, self.pixel)
+        type_ = vector(ELEMENT, self.lanes)
 
         def piece(i: Int, mask: Value | None) -> None:
-            place, there = fn.gep(source, fn.sub(i, skip), ELEMENT), fn.gep(to, i, ELEMENT)
+            place, there = fn.gep(source, fn.sub(i, first), ELEMENT), fn.gep(line.to, i, ELEMENT)
             if mask is None:
                 fn.store(fn.load(type_, place), there)
             else:
                 fn.masked_store(fn.masked_load(type_, place, mask), there, mask)
 
-        self._pieces(begin, end, piece)
+        _pieces(fn, self.lanes, first, last, piece, self.whole)
+
+
+@dataclass(frozen=True)
+class PhasedMover:
+    """Planar pixels in `stride` phases: position j lies at [j % stride][j // stride]; `width` counts the pixels of a
+    phase.
+    """
+
+    stride: int
+    lanes: int
+
+    def elements(self, fn: Function, width: Int) -> Int:
+        return fn.mul(width, self.stride)
+
+    def positions(self, fn: Function, width: Int) -> Int:
+        return fn.mul(width, self.stride)
+
+    def zero(self, fn: Function, to: Value, width: Int) -> None:
+        _zero(fn, self.lanes, to, 0, self.elements(fn, width))
+
+    def copy(self, fn: Function, line: Line, width: Int) -> None:
+        if self.stride == 1:
+            PixelMover(1, self.lanes).copy(fn, line, width)
+            return
+        self.zero(fn, line.to, width)
+
+        def one(i: Int, _: list[Value]) -> None:
+            """Position i of the padded line."""
+            phase, place = fn.urem(i, self.stride), fn.udiv(i, self.stride)
+            value = fn.load(ELEMENT, fn.gep(line.source, fn.mul(fn.sub(i, line.low), line.step), ELEMENT))
+            fn.store(value, fn.gep(line.to, fn.add(fn.mul(phase, width), place), ELEMENT))
+
+        def several(i: Int, _: list[Value]) -> None:
+            """A vector of each phase from position i on, which begins all phases."""
+            wide = fn.load(vector(ELEMENT, block), fn.gep(line.source, fn.sub(i, line.low), ELEMENT))
+            place = fn.udiv(i, self.stride)
+            for phase in range(self.stride):
+                part = fn.shuffle(wide, None, range(phase, block, self.stride))
+                fn.store(part, fn.gep(line.to, fn.add(fn.mul(width, phase), place), ELEMENT))
+
+        block = self.stride * self.lanes
+        start = stop = fn.smin(fn.round_up(line.begin, self.stride), line.end)
+        if isinstance(line.step, int) and line.step == 1:
+            stop = fn.add(start, fn.mul(fn.udiv(fn.sub(line.end, start), block), block))
+        fn.loop(line.begin, start, 1, [], one)
+        fn.loop(start, stop, block, [], several)
+        fn.loop(stop, line.end, 1, [], one)

@@ -1,0 +1,245 @@
+"""Convolution of planar images with few channels in a group (depthwise among them): pixels of a line in lanes.
+
+The lines of a band are copied to scratch with zeros around, split by phases of the stride (pixels j, j + stride, ...),
+so that the window element of neighbouring outputs always lies side by side. A register tile is some output channels
+by some vectors of pixels; weights are read one by one where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlx.backend.cpu.conv_end import Epilogue, LineEnd
+from rlx.backend.cpu.conv_lines import PhasedMover, emit_line_packer
+from rlx.backend.cpu.conv_shape import Geometry, Image
+from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
+from rlx.backend.cpu.gemm_cut import Tiles
+from rlx.backend.cpu.gemm_end import Frame
+from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
+from rlx.ir.compose import ConvNest
+from rlx.ir.dim import Dim, ceildiv, dim_max
+
+ELEMENT = "float"
+MOST_VECTORS = 8
+SUMS = 24  # accumulators of a register tile
+
+
+def emit_planar(
+    module: Module, name: str, nest: ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
+    """Write the kernel of a planar convolution with weights as they are, [O, I, window] without gaps."""
+    return _Planar(module, name, nest, inputs, outputs).emit()
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Lines of one plane of one image that are computed for all channels of a group."""
+
+    image: Int
+    group: Int
+    d: Int
+    first: Int
+    last: Int
+
+
+class _Planar:
+    def __init__(
+        self, module: Module, name: str, nest: ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
+    ) -> None:
+        self.module, self.name, self.nest = module, name, nest
+        self.table = KernelFrame(module, name, inputs, outputs)
+        self.fn = self.table.fn
+        self.shape = shape = Geometry.of(nest)
+        self.lanes = module.target.lanes("f32")
+        x, out = inputs[nest.x], nest.form.out
+        self.x = Image.planar(x.steps, x.shape)
+        store = nest.stores[0]
+        self.frame = Frame(self.fn, 8)
+        self.end = LineEnd(
+            module,
+            name,
+            self.table,
+            self.frame,
+            Epilogue.planar(self.table, store, out, shape.out),
+            Image.planar(store.strides, out),
+            int(out[1]),
+            self.lanes,
+            False,
+        )
+        few_registers = module.target.registers < 32
+        sums = SUMS // 2 if few_registers else SUMS
+        self.rows = min(shape.per_out, 4 if few_registers else 8)
+        self.vectors = max(min(sums // self.rows, MOST_VECTORS), 1)
+        if isinstance(shape.out[2], int):
+            self.vectors = max(min(self.vectors, -(-shape.out[2] // self.lanes)), 1)
+
+    def size(self, d: Dim) -> Int:
+        return self.table.dim(self.fn, d)
+
+    # ---- lines in scratch
+
+    @property
+    def phase_width(self) -> Dim:
+        """Pixels of one phase of a line, with room to read whole vectors past its end."""
+        stride = self.shape.strides[2]
+        padded = (self.shape.out[2] - 1) * stride + self.shape.reach[2]
+        return ceildiv(padded, stride) + self.vectors * self.lanes
+
+    @property
+    def line_elements(self) -> Dim:
+        return self.phase_width * self.shape.strides[2]
+
+    @property
+    def group_line_bytes(self) -> Dim:
+        return self.line_elements * (self.shape.per_in * self.shape.window[0] * 4)
+
+    @property
+    def budget(self) -> int:
+        return self.module.target.l1_bytes // 2
+
+    @property
+    def scratch_bytes(self) -> Dim:
+        return dim_max(self.group_line_bytes * self.shape.reach[1], self.budget)
+
+    # ---- the nest of loops
+
+    def emit(self) -> EmittedKernel:
+        fn, shape = self.fn, self.shape
+        lines, planes = self.size(shape.out[1]), self.size(shape.out[0])
+        fit = fn.udiv(self.budget, fn.umax(self.size(self.group_line_bytes), 1))
+        tallest = fn.add(fn.udiv(fn.smax(fn.sub(fit, shape.reach[1]), 0), shape.strides[1]), 1)
+        bands = fn.ceildiv(lines, tallest)
+        groups = fn.mul(fn.mul(self.size(shape.images), shape.groups), planes)
+        few = fn.cmp("ult", groups, self.table.threads)
+        bands = fn.umax(fn.select(few, fn.round_up(bands, self.table.threads), bands), 1)
+        height = fn.umax(fn.ceildiv(lines, bands), 1)
+        bands = fn.umax(fn.ceildiv(lines, height), 1)
+        self.band_lines = fn.add(fn.mul(fn.sub(height, 1), shape.strides[1]), shape.reach[1])
+        self.line = self.size(self.line_elements)
+        plane = fn.mul(self.line, self.band_lines)
+        self.frame.share("x_block", fn.mul(plane, shape.window[0]))
+        self.frame.share("x_d", plane)
+        self.frame.share("x_h", fn.mul(self.line, shape.dilations[1]))
+        self.frame.share("phase", self.size(self.phase_width))
+        mover = PhasedMover(shape.strides[2], self.lanes)
+        self.packer = emit_line_packer(self.module, self.name, self.table, shape, self.x, mover)
+        low, high = self.table.share(fn.mul(groups, bands))
+
+        def unit(u: Int, _: list[Value]) -> None:
+            at, band = fn.udiv(u, bands), fn.urem(u, bands)
+            at, d = fn.udiv(at, fn.umax(planes, 1)), fn.urem(at, fn.umax(planes, 1))
+            image, group = fn.udiv(at, shape.groups), fn.urem(at, shape.groups)
+            first = fn.mul(band, height)
+            self.frame.change("image", image)
+            self.frame.change("d", d)
+            self.run(_Unit(image, group, d, first, fn.smin(fn.add(first, height), lines)))
+
+        fn.loop(low, high, 1, [], unit)
+        return self.table.finish(self.scratch_bytes)
+
+    def run(self, unit: _Unit) -> None:
+        fn, shape = self.fn, self.shape
+        start = fn.add(
+            fn.mul(unit.image, self.size(self.x.batch)),
+            fn.mul(fn.mul(unit.group, shape.per_in), self.size(self.x.block)),
+        )
+        x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
+        scratch = self.table.scratch()
+        width = self.size(self.phase_width)
+        fn.call(self.packer, [fn.args[0], scratch, x, unit.d, unit.first, 0, self.band_lines, width])
+        weights = self.table.operand(fn, self.nest.w).pointer
+        cut = Tiles.of(fn, shape.per_out, self.rows)
+        count, low, tall = (int(v) for v in (cut.count, cut.low, cut.tall))  # channels are static
+
+        def line(h: Int, _: list[Value]) -> None:
+            self.frame.change("h", h)
+            above = fn.mul(fn.sub(h, unit.first), shape.strides[1])
+            there = fn.gep(scratch, fn.mul(above, self.line), ELEMENT)
+
+            def channels(before: int, tiles: int, rows: int) -> None:
+                def tile(t: Int, _: list[Value]) -> None:
+                    channel = fn.add(fn.mul(unit.group, shape.per_out), fn.add(fn.mul(t, rows), before))
+                    self.run_line(there, fn.gep(weights, fn.mul(channel, shape.depth), ELEMENT), channel, rows)
+
+                fn.loop(0, tiles, 1, [], tile)
+
+            channels(0, tall, low + 1)
+            channels(tall * (low + 1), count - tall, low)
+
+        fn.loop(unit.first, unit.last, 1, [], line)
+
+    def run_line(self, x: Value, w: Value, channel: Int, rows: int) -> None:
+        """One line of some channels: full tiles, then one of as many vectors as are left."""
+        fn = self.fn
+        width = self.size(self.shape.out[2])
+        wide = self.vectors * self.lanes
+        whole = fn.mul(fn.udiv(width, wide), wide)
+
+        def call(pixel: Int, vectors: int, masked: bool) -> None:
+            name = self.tile(rows, vectors, masked)
+            fn.call(name, [fn.args[0], self.frame.pointer, fn.gep(x, pixel, ELEMENT), w, channel, pixel])
+
+        fn.loop(0, whole, wide, [], lambda p, _: call(p, self.vectors, False))
+
+        def rest(vectors: int) -> None:
+            enough = vectors == self.vectors or fn.cmp("sle", fn.sub(width, whole), vectors * self.lanes)
+            fn.branch(enough, lambda: call(whole, vectors, True), lambda: rest(vectors + 1))
+
+        fn.branch(fn.cmp("sgt", width, whole), lambda: rest(1))
+
+    # ---- the register tile
+
+    def tile(self, rows: int, vectors: int, masked: bool) -> str:
+        """Name of the function tile(args, frame, x, w, channel, pixel)."""
+        name = f"{self.name}.{rows}x{vectors}" + ("m" if masked else "")
+        if self.module.defines(name):
+            return name
+        params = [
+            ("ptr", "args"),
+            ("ptr", "frame"),
+            ("ptr noalias", "x"),
+            ("ptr noalias", "w"),
+            ("i64", "channel"),
+            ("i64", "pixel"),
+        ]
+        fn = self.module.function(name, params, internal=True, noinline=True)
+        _, frame, x, w, channel, pixel = fn.args
+        sums = self.sums(fn, frame, x, w, rows, vectors)
+        self.end.finish(fn, frame, sums, channel, pixel, rows, masked)
+        return name
+
+    def sums(self, fn: Function, frame: Value, x: Value, w: Value, rows: int, vectors: int) -> list[Value]:
+        shape, lanes = self.shape, self.lanes
+        taps_d, taps_h, taps_w = shape.window
+        phase = self.frame.read(fn, frame, "phase")
+        loops = (  # extent, step in x, step in w of what is looped over; elements of a line are written out
+            (shape.per_in, self.frame.read(fn, frame, "x_block"), taps_d * taps_h * taps_w),
+            (taps_d, self.frame.read(fn, frame, "x_d"), taps_h * taps_w),
+            (taps_h, self.frame.read(fn, frame, "x_h"), taps_w),
+        )
+        type_ = vector(ELEMENT, lanes)
+
+        def taps(x: Value, w: Value, sums: list[Value]) -> list[Value]:
+            for k in range(taps_w):
+                place, number = divmod(k * shape.dilations[2], shape.strides[2])
+                there = fn.gep(x, fn.add(fn.mul(phase, number), place), ELEMENT)
+                pixels = [fn.load(type_, fn.gep(there, j * lanes, ELEMENT)) for j in range(vectors)]
+                for i in range(rows):
+                    weight = fn.broadcast(fn.gep(w, i * shape.depth + k, ELEMENT), ELEMENT, lanes)
+                    for j in range(vectors):
+                        sums[i * vectors + j] = fn.fma(weight, pixels[j], sums[i * vectors + j])
+            return sums
+
+        def level(number: int, x: Value, w: Value, sums: list[Value]) -> list[Value]:
+            if number == len(loops):
+                return taps(x, w, list(sums))
+            extent, x_step, w_step = loops[number]
+
+            def inside(k: Int, sums: list[Value]) -> list[Value]:
+                there = fn.gep(w, fn.mul(k, w_step), ELEMENT)
+                return level(number + 1, fn.gep(x, fn.mul(k, x_step), ELEMENT), there, sums)
+
+            return fn.loop(0, extent, 1, sums, inside)
+
+        return level(0, x, w, [fn.splat(0.0, lanes)] * (rows * vectors))
