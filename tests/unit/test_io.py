@@ -123,3 +123,4 @@ def test_only_the_outputs_that_are_asked_for() -> None:
 
 def test_host_ops_are_the_backends_claim() -> None:
     assert host_sync_op_kinds("nothing native") == {"custom", "log_mel", "log_mel_backward", "welch_peaks"}
+    assert host_sync_op_kinds("cpu") == {"custom"}

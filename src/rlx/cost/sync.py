@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Ops that a device computes only with a kernel written for them; elsewhere the host steps in.
 _NEED_A_KERNEL = frozenset({"custom", "log_mel", "log_mel_backward", "welch_peaks"})
-_CLAIMS: dict[str, frozenset[str]] = {}
+_CLAIMS: dict[str, frozenset[str]] = {"cpu": frozenset({"log_mel", "log_mel_backward", "welch_peaks"})}
 
 
 def claim_native(backend: str, kinds: frozenset[str]) -> None:

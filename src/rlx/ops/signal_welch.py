@@ -11,14 +11,13 @@ from rlx.errors import DTypeError, ShapeError
 from rlx.ir.attr import Attr, integer, one_of, real
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.dtype import I64
-from rlx.ir.form import Form, Template
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.create import zeros
 from rlx.ops.elementwise import cast, greater, logical_and, round, where
 from rlx.ops.fft import resized
-from rlx.ops.fft_split import half_bins, irfft_split, transform_cost
+from rlx.ops.fft_split import half_bins, irfft_split
 from rlx.ops.reduce import sum as sum_over
 from rlx.ops.rules import is_real_float, need_dtype, normal_axis, shape_of
 from rlx.ops.sampling import extent_of
@@ -280,10 +279,11 @@ def spectral_peaks(p: Any, k: int, spacing: float = 1.0) -> tuple[Any, Any]:
 class _welch_peaks(Op):
     """The k highest peaks of the power spectrum of [.., time]: frequencies and powers, [.., k] each.
 
-    The same as `welch` followed by `spectral_peaks`, without the spectrum in memory.
+    The same as `welch` followed by `spectral_peaks`; the gradient goes straight from peaks to segments.
     """
 
     name = "welch_peaks"
+    level = Level.HIR
     arity = 1
     attrs = {"k": Attr(integer), **WELCH}
 
@@ -313,20 +313,9 @@ class _welch_peaks(Op):
         each = broadcast_to(reshape(spectrum, (*x.shape[:-1], 1, bins)), (*x.shape[:-1], segments, bins))
         return [_powers_backward(each / extent_of(segments, x.dtype), x, **how)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> tuple[Node, Node]:
-        at, value = _welch_peaks(x, **attrs)
+    def expand(self, x: Node, *, k: int, **how: Any) -> tuple[Node, Node]:
+        at, value = _spectral_peaks(_welch(x, **how), k=k, spacing=how["fs"] / how["nfft"])
         return at, value
-
-    def lower(self, x: TensorType, **attrs: Any) -> Form:
-        return Template(
-            "welch_peaks", (("shape", x.shape), ("dtype", x.dtype), *sorted(attrs.items())), outputs=2
-        )
-
-    def cost(self, x: TensorType, **attrs: Any) -> Dim:
-        rows: Dim = _segments(x, attrs["nperseg"], attrs["noverlap"])
-        for d in x.shape[:-1]:
-            rows = rows * d
-        return transform_cost(attrs["nfft"], rows) // 2
 
     def samples(self) -> list[Sample]:
         def one(type_: str, grad: bool = True, **more: Any) -> Sample:
