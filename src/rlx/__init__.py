@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rlx import errors, ops
 from rlx.compile import compile, lower, optimize
+from rlx.config import VERSION
 from rlx.frontend.onnx import from_onnx
 from rlx.functions import grad, jit, jvp, value_and_grad, vmap
 from rlx.ir.graph import Graph
 from rlx.ops.custom import register_op
 from rlx.session import Session, load
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Graph",

@@ -21,6 +21,9 @@ from typing import Generic, TypeVar
 
 from rlx.errors import ConfigError
 
+VERSION = "0.1.0"
+"""Of the compiler: part of every plan."""
+
 # Covariant, so that knobs of different types stand in one table.
 T = TypeVar("T", covariant=True)
 

@@ -7,14 +7,17 @@ every value lies. Offsets are relative to a space; native code gets bases and of
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, rewrite
 from rlx.ir.phase import Phase, PhaseSchedule
 
 SPACES = ("activation", "weight", "input", "output", "state", "ring", "heap", "scratch")
@@ -185,8 +188,8 @@ class LirModule:
         return self.mir
 
     def into_graph(self) -> Graph:
-        """The graph of kernels, given away."""
-        return self.mir
+        """A graph of kernels of the caller's own, which may be added to without changing the program."""
+        return rewrite(self.mir, lambda node, operands, out: None, keep_dead=True)
 
     def dynamic_symbols(self) -> tuple[str, ...]:
         return self.mir.symbols()
@@ -208,10 +211,61 @@ class LirModule:
     @property
     def code_key(self) -> str:
         """Digest of what the code generator reads: kernels, layouts, target; no offsets, sizes, weights."""
-        from rlx.ir.text import graph_text
+        from rlx.ir.text import Printer
 
-        text = "\n".join([self.target, graph_text(self.mir, locations=False)])
-        return hashlib.sha256(text.encode()).hexdigest()
+        _, *lines = Printer(locations=False).graph_lines(self.mir)  # the first line holds the display name
+        return hashlib.sha256("\n".join([self.target, *lines]).encode()).hexdigest()
+
+    def fingerprint(self) -> LirFingerprint:
+        """Digest of the whole plan: any other constant, stride, offset or option gives another one."""
+        return LirFingerprint.of(self)
+
+    def to_text(self, blobs: dict[str, np.ndarray] | None = None, locations: bool = True) -> str:
+        """The program and its plan as text; constants too large for it are added to `blobs` by digest."""
+        from rlx.plan.text import module_text
+
+        return module_text(self, blobs, locations)
+
+    @staticmethod
+    def from_text(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> LirModule:
+        """The program that `to_text` wrote, verified and checked."""
+        from rlx.plan.text import parse_module
+
+        return parse_module(text, blobs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program with its constants and the values of its params to one file."""
+        from rlx.plan.files import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> LirModule:
+        """Read what `save` wrote: format version and checksum first, then verifier and `check()`."""
+        from rlx.plan.files import load
+
+        return load(path)
+
+
+class LirFingerprint(str):
+    """SHA-256 over the canonical text of a plan, in hexadecimal."""
+
+    @staticmethod
+    def of(module: LirModule) -> LirFingerprint:
+        """The fingerprint of a program.
+
+        >>> import rlx
+        >>> from rlx.compile import plan
+        >>> def one(factor):
+        ...     g = rlx.Graph()
+        ...     g.output("y", g.input("x", (2,), "f32") * factor)
+        ...     return LirFingerprint.of(plan(g, target="x86-64-v3"))
+        >>> one(2.0) == one(2.0), one(2.0) == one(2.5)
+        (True, False)
+        """
+        from rlx.plan.text import canonical_text
+
+        return LirFingerprint(hashlib.sha256(canonical_text(module).encode()).hexdigest())
 
 
 Binding = Mapping[str, int]

@@ -108,7 +108,8 @@ def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
     needed = {o.id for n in graph.nodes if n.id in live and n.id not in fixed for o in n.operands}
     for node in graph.nodes:
         if node.id in names:
-            mapping[node.id] = main.param(names[node.id], node.shape, node.dtype)
+            attrs = {"name": names[node.id], "type": node.tensor}
+            mapping[node.id] = main.add(get_op("param"), (), attrs, where=node.where)
         elif node.id in fixed:
             if node.id in needed or node.id in rooted:
                 mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], main)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlx.cost.io import assumed_binding
 from rlx.errors import GuardError, PlanError
@@ -29,7 +29,7 @@ GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not search
 class Planner:
     """Knows order, lifetimes and the winning placement order; gives a plan for any binding quickly."""
 
-    def __init__(self, graph: Graph, assume: Mapping[str, int]) -> None:
+    def __init__(self, graph: Graph, assume: Mapping[str, int], order: Sequence[int] | None = None) -> None:
         self.graph = graph
         self.views = view_layouts(graph)
         self.symbols = graph.symbols()
@@ -46,7 +46,7 @@ class Planner:
         self.phases = derive_phases(graph)
         self.io = LirIoManifest.collect(graph)
         self.binding = assumed_binding(graph, assume)
-        self.order, self.life = self._schedule()
+        self.order, self.life = self._schedule(order)
         self._keep_prologue()
         overwrites = {k: overwritable(graph.nodes[k]) for k in self.order}
         self.shared = share_storage(graph, self.order, self.life, self.views, overwrites)
@@ -90,8 +90,18 @@ class Planner:
             return LEAF_SPACE[node.op.role]
         return "output" if node.id in self.outputs else "activation"
 
-    def _schedule(self) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """Order of kernels with the lowest peak, and lifetimes of activation values in it."""
+    @staticmethod
+    def replaying(graph: Graph, plan: LirBufferPlan) -> Planner:
+        """The planner of a plan that was read from a file: same order of kernels, same storage shared."""
+        made = Planner(graph, plan.binding, plan.schedule)
+        made.shared = dict(plan.shared)
+        own = [i for i in made.life if i not in made.shared]
+        made.placed = tuple(sorted(own, key=lambda i: (plan.assignments[i].offset, i)))
+        made._plans[tuple([plan.binding[s] for s in made.symbols])] = plan
+        return made
+
+    def _schedule(self, given: Sequence[int] | None) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """Order of kernels with the lowest peak (or the given one), and lifetimes of values in it."""
         values = self._evaluate([self.binding[s] for s in self.symbols])
         size_of = {n.id: v for n, v in zip(self.stored, values, strict=False)}
         kernel_set = set(self.kernels)
@@ -117,15 +127,16 @@ class Planner:
             defines={k: [r for r in v if r in size_of] for k, v in defines.items() if k in kernel_set},
             outputs=[i for i in ends if i in kernel_set or i in owner],
         )
-        best = schedule(dag)
-        life = lifetimes(dag, best.order)
+        if given is None:
+            order: Sequence[int] = schedule(dag).order
+        else:
+            order = [i for k in given for i in (k, *dag.defines.get(k, ()))]
+        life = lifetimes(dag, order)
         step, steps = 0, []  # results take no step of their own: theirs is their owner's
-        for i in best.order:
+        for i in order:
             steps.append(step - (i in owner))
             step += i in kernel_set
-        return [i for i in best.order if i in kernel_set], {
-            i: (steps[a], steps[b]) for i, (a, b) in life.items()
-        }
+        return [i for i in order if i in kernel_set], {i: (steps[a], steps[b]) for i, (a, b) in life.items()}
 
     def plan(self, binding: Mapping[str, int] | None = None) -> LirBufferPlan:
         """Slots for a binding, whose guards are checked here; without one, for the assumed sizes."""

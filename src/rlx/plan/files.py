@@ -1,0 +1,100 @@
+"""Plans in files: magic, format version and checksum, then text, constants and values of params.
+
+Nothing in a file is executed: text is parsed, verified and checked, arrays are plain arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from rlx.errors import FormatError, RlxError
+from rlx.ir.dtype import dtype
+from rlx.ir.lir import LirModule
+from rlx.plan.text import module_text, parse_module
+
+MAGIC = b"RLXPLAN\0"
+VERSION = 1
+_HEAD = struct.Struct("<8sI32s")
+
+
+def save(module: LirModule, path: str | os.PathLike[str]) -> None:
+    """Write a program to a file, which is replaced in one step."""
+    blobs: dict[str, np.ndarray] = {}
+    text = module_text(module, blobs)
+    arrays = {f"blob:{k}": v for k, v in blobs.items()}
+    owners = {"derived": module.derived, "param": module.mir, "state": module.mir}
+    for kind, graph in owners.items():
+        if graph is not None:
+            values = graph.state_values if kind == "state" else graph.param_values
+            arrays |= {f"{kind}:{k}": v for k, v in values.items()}
+    packed: dict[str, np.ndarray] = {"text": np.frombuffer(text.encode(), np.uint8)}
+    kinds = []
+    for number, (name, array) in enumerate(arrays.items()):
+        kinds.append(f"{dtype(array.dtype)} {name}")
+        packed[f"a{number}"] = (
+            np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}") if _odd(array) else array
+        )
+    packed["names"] = np.frombuffer("\n".join(kinds).encode(), np.uint8)
+    payload = io.BytesIO()
+    np.savez(payload, **packed)  # type: ignore[arg-type]
+    data = payload.getvalue()
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(_HEAD.pack(MAGIC, VERSION, hashlib.sha256(data).digest()) + data)
+        os.replace(unfinished, target)
+    except OSError as e:
+        unfinished.unlink(missing_ok=True)
+        raise FormatError(f"cannot write {target}: {e.strerror or e}") from e
+
+
+def _odd(array: np.ndarray) -> bool:
+    """Dtypes that NumPy's file format does not know."""
+    return array.dtype.kind == "V" or array.dtype.name.startswith(
+        ("bfloat", "float8", "float4", "int4", "uint4")
+    )
+
+
+def load(path: str | os.PathLike[str]) -> LirModule:
+    """Read a program that `save` wrote."""
+    name = os.fspath(path)
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as e:
+        raise FormatError(f"cannot read {name}: {e.strerror or e}") from e
+    if len(raw) < _HEAD.size or raw[: len(MAGIC)] != MAGIC:
+        raise FormatError(f"{name} is not a plan file; it should begin with the bytes RLXPLAN")
+    _, version, digest = _HEAD.unpack_from(raw)
+    if version != VERSION:
+        raise FormatError(f"{name} has format version {version}, but this RLX reads {VERSION}; save it again")
+    data = raw[_HEAD.size :]
+    if hashlib.sha256(data).digest() != digest:
+        raise FormatError(f"{name}: its checksum does not fit its content; it is damaged or truncated")
+    try:
+        return _module(data)
+    except (ValueError, KeyError, RlxError) as e:
+        raise FormatError(f"{name} does not hold a sound plan: {e}") from e
+
+
+def _module(data: bytes) -> LirModule:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        text = file["text"].tobytes().decode()
+        tables: dict[str, dict[str, np.ndarray]] = {k: {} for k in ("blob", "derived", "param", "state")}
+        for number, line in enumerate(file["names"].tobytes().decode().splitlines()):
+            of, _, name = line.partition(" ")
+            kind, _, key = name.partition(":")
+            array = file[f"a{number}"]
+            want = dtype(of).np
+            tables[kind][key] = array if array.dtype == want else array.view(want)
+    module = parse_module(text, tables["blob"])
+    if module.derived is not None:
+        module.derived.param_values = tables["derived"]
+    module.mir.param_values = tables["param"]
+    module.mir.state_values = tables["state"]
+    return module

@@ -1,0 +1,349 @@
+"""Plans as text: one file that says everything, can be compared line by line, and is read back.
+
+    rlx plan 1
+    compiler "0.1.0"
+    target "x86-64-v4"
+    option "precision" = "f32"
+    gate "dispatch_ns" = 200
+    graph "hello" { ... }             the graph of kernels
+    weights graph "hello.weights" { ... }     what derives packed weights from params, if anything
+    plan {
+      alignment 64
+      bind "seq" = 128                sizes of symbols
+      space activation 8192           bytes
+      order %5 %7                     kernels
+      slot %0 input 0 4096            space, offset, bytes
+      slot %5 activation 0 4096 steps 0 1
+      slot %7 activation 0 4096 steps 1 2 over %5      in the storage of %5, which ends
+      view %6 of %5 at 64 strides 1 16         bytes into it; strides in elements, or dense
+      phase prologue %0 %1
+      input "x" %0
+      output "y" %7
+    }
+    decision {...}                    JSON, one line each
+
+Without locations, names of graphs and decisions it is what the fingerprint is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlx.config import VERSION
+from rlx.cost.decision import DecisionLog
+from rlx.errors import ParseError
+from rlx.ir.graph import Graph
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirModule, LirViewAlias
+from rlx.ir.op import Level
+from rlx.ir.parse import parse_graph
+from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.ir.text import Printer, string_text
+from rlx.ir.verify import verify
+from rlx.plan.build import Planner
+
+FORMAT = 1
+
+
+def module_text(module: LirModule, blobs: dict[str, np.ndarray] | None = None, locations: bool = True) -> str:
+    """The text of a program and its plan; large constants are added to `blobs` by digest."""
+    return "\n".join(_lines(module, blobs, locations, named=True)) + "\n"
+
+
+def canonical_text(module: LirModule) -> str:
+    """What decides about the bytes of a program: all of its text but display names, lines of source and the
+    record of decisions."""
+    return "\n".join(_lines(module, None, locations=False, named=False)) + "\n"
+
+
+def _lines(
+    module: LirModule, blobs: dict[str, np.ndarray] | None, locations: bool, named: bool
+) -> Iterator[str]:
+    printer = Printer(locations, blobs)
+    yield f"rlx plan {FORMAT}"
+    yield f"compiler {string_text(VERSION)}"
+    yield f"target {string_text(module.target)}"
+    for key, value in sorted(module.options.items()):
+        yield f"option {string_text(key)} = {json.dumps(value)}"
+    for key, value in module.gate.items():
+        yield f"gate {string_text(key)} = {json.dumps(value)}"
+    yield from _graph_lines(printer, module.mir, named)
+    if module.derived is not None:
+        first, *rest = _graph_lines(printer, module.derived, named)
+        yield f"weights {first}"
+        yield from rest
+    yield "plan {"
+    for line in _plan_lines(module.plan):
+        yield "  " + line
+    yield "}"
+    if named:
+        for decision in module.decisions:
+            yield f"decision {json.dumps(decision.to_json())}"
+
+
+def _graph_lines(printer: Printer, graph: Graph, named: bool) -> Iterator[str]:
+    lines = printer.graph_lines(graph)
+    first = next(lines)
+    yield first if named else 'graph "" {'
+    yield from lines
+
+
+def _plan_lines(plan: LirBufferPlan) -> Iterator[str]:
+    yield f"alignment {plan.alignment}"
+    if plan.heuristic:
+        yield f"heuristic {string_text(plan.heuristic)}"
+    for name in plan.dynamic_symbols:
+        yield f"bind {string_text(name)} = {plan.binding[name]}"
+    for space, size in plan.space_sizes.items():
+        yield f"space {space} {size}"
+    yield f"order {_ids(plan.schedule)}"
+    for node in sorted(plan.assignments):
+        yield _slot_line(plan, node)
+    for node in sorted(plan.view_aliases):
+        alias = plan.view_aliases[node]
+        strides = "dense" if alias.strides is None else " ".join(["strides", *map(str, alias.strides)])
+        yield f"view %{node} of %{alias.root} at {alias.byte_offset} {strides}"
+    for phase in Phase:
+        found = sorted(plan.phases.nodes_in(phase))
+        if found:
+            yield f"phase {phase} {_ids(found)}"
+    for kind in ("inputs", "params", "outputs"):
+        for name, node in getattr(plan.io, kind):
+            yield f"{kind[:-1]} {string_text(name)} %{node}"
+
+
+def _slot_line(plan: LirBufferPlan, node: int) -> str:
+    slot = plan.assignments[node]
+    line = f"slot %{node} {slot.space} {slot.offset} {slot.size}"
+    if node in plan.lifetimes:
+        first, last = plan.lifetimes[node]
+        line += f" steps {first} {last}"
+    return line if node not in plan.shared else f"{line} over %{plan.shared[node]}"
+
+
+def _ids(nodes: list[int]) -> str:
+    return " ".join(f"%{n}" for n in nodes)
+
+
+# -- reading
+
+
+def parse_module(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> LirModule:
+    """The program that `module_text` wrote. It is verified, and its plan checked, before it is handed out."""
+    return _Reader(text, blobs or {}).module()
+
+
+_NODE = re.compile(r"%(\d{1,12})$")
+
+
+class _Reader:
+    def __init__(self, text: str, blobs: Mapping[str, np.ndarray]) -> None:
+        self.lines, self.blobs, self.at = text.splitlines(), blobs, 0
+
+    def fail(self, what: str) -> ParseError:
+        return ParseError(f"line {self.at + 1} of the plan: {what}")
+
+    def line(self) -> str | None:
+        """The next line that says something, without moving on."""
+        while self.at < len(self.lines) and not self.lines[self.at].strip():
+            self.at += 1
+        return self.lines[self.at] if self.at < len(self.lines) else None
+
+    def block(self) -> str:
+        """A block in braces: from here to the brace in the first column."""
+        start = self.at
+        while self.at < len(self.lines) and self.lines[self.at] != "}":
+            self.at += 1
+        if self.at == len(self.lines):
+            self.at = start
+            raise self.fail("this block is not closed")
+        self.at += 1
+        return "\n".join(self.lines[start : self.at])
+
+    def module(self) -> LirModule:
+        if self.line() != f"rlx plan {FORMAT}":
+            raise self.fail(f"not a plan of format {FORMAT}; it should begin with 'rlx plan {FORMAT}'")
+        self.at += 1
+        head: dict[str, dict[str, Any]] = {"option": {}, "gate": {}}
+        words = {"compiler": "", "target": ""}
+        graphs: dict[str, Graph] = {}
+        plan: LirBufferPlan | None = None
+        decisions = []
+        while (line := self.line()) is not None:
+            word, _, rest = line.partition(" ")
+            if word in words:
+                words[word] = self.value(rest)
+            elif word in head:
+                key, _, value = rest.partition(" = ")
+                head[word][self.value(key)] = self.value(value)
+            elif word == "graph" or line.startswith("weights graph"):
+                graphs[word] = self.graph(word)
+                continue
+            elif line == "plan {":
+                if "graph" not in graphs:
+                    raise self.fail("the plan comes before its graph")
+                plan = _PlanReader(self, graphs["graph"]).read()
+                continue
+            elif word == "decision":
+                decisions.append(self.value(rest))
+            else:
+                raise self.fail(f"{line[:40]!r} is nothing that a plan says")
+            self.at += 1
+        if plan is None or "graph" not in graphs:
+            raise self.fail("the graph or the plan is missing")
+        plan.check()
+        mir = graphs["graph"]
+        return LirModule(
+            mir,
+            plan,
+            graphs.get("weights"),
+            words["target"],
+            head["option"],
+            head["gate"],
+            DecisionLog.from_json(decisions),
+            Planner.replaying(mir, plan),
+        )
+
+    def value(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise self.fail(f"{text[:40]!r} is not a value") from None
+
+    def graph(self, word: str) -> Graph:
+        start = self.at
+        text = self.block().removeprefix("weights ")
+        try:
+            return verify(parse_graph(text, self.blobs), Level.MIR)
+        except ParseError as e:
+            self.at = start
+            raise self.fail(f"in this graph, {e.message}") from e
+
+
+class _PlanReader:
+    """The lines between `plan {` and its brace."""
+
+    def __init__(self, reader: _Reader, graph: Graph) -> None:
+        self.reader, self.graph = reader, graph
+        self.slots: dict[int, LirBufferSlot] = {}
+        self.views: dict[int, LirViewAlias] = {}
+        self.life: dict[int, tuple[int, int]] = {}
+        self.shared: dict[int, int] = {}
+        self.spaces: dict[str, int] = {}
+        self.binding: dict[str, int] = {}
+        self.order: list[int] = []
+        self.phases = PhaseSchedule()
+        self.io: dict[str, list[tuple[str, int]]] = {"input": [], "param": [], "output": []}
+        self.alignment, self.heuristic = 64, ""
+
+    def read(self) -> LirBufferPlan:
+        reader = self.reader
+        reader.at += 1
+        while True:
+            line = reader.line()
+            if line is None:
+                raise reader.fail("the plan is not closed")
+            if line == "}":
+                reader.at += 1
+                break
+            word, _, rest = line.strip().partition(" ")
+            read = getattr(self, f"read_{word}", None)
+            if read is None:
+                raise reader.fail(f"{line.strip()[:40]!r} is nothing that a plan says")
+            try:
+                read(rest)
+            except (ValueError, IndexError) as e:
+                if isinstance(e, ParseError):
+                    raise
+                raise reader.fail(f"{line.strip()[:60]!r} is not understood") from None
+            reader.at += 1
+        io = LirIoManifest(tuple(self.io["input"]), tuple(self.io["param"]), tuple(self.io["output"]))
+        if io != LirIoManifest.collect(self.graph):
+            raise reader.fail("inputs, params and outputs of the plan are not those of its graph")
+        return LirBufferPlan(
+            self.slots,
+            self.order,
+            self.views,
+            self.phases,
+            io,
+            self.life,
+            self.spaces,
+            self.alignment,
+            self.graph.symbols(),
+            self.binding,
+            self.shared,
+            self.heuristic,
+            self.graph,
+        )
+
+    def node(self, word: str) -> int:
+        found = _NODE.match(word)
+        if not found or int(found[1]) >= len(self.graph):
+            raise self.reader.fail(f"{word!r} is no node of the graph")
+        return int(found[1])
+
+    def read_alignment(self, rest: str) -> None:
+        self.alignment = int(rest)
+        if self.alignment < 1:
+            raise self.reader.fail(f"an alignment of {rest} bytes is not possible")
+
+    def read_heuristic(self, rest: str) -> None:
+        self.heuristic = str(self.reader.value(rest))
+
+    def read_bind(self, rest: str) -> None:
+        name, _, value = rest.partition(" = ")
+        self.binding[self.reader.value(name)] = int(value)
+
+    def read_space(self, rest: str) -> None:
+        space, size = rest.split()
+        self.spaces[space] = int(size)
+
+    def read_order(self, rest: str) -> None:
+        self.order = [self.node(w) for w in rest.split()]
+
+    def read_slot(self, rest: str) -> None:
+        name, space, offset, size, *more = rest.split()
+        node = self.node(name)
+        self.slots[node] = LirBufferSlot(int(offset), int(size), space)
+        words = iter(more)
+        for word in words:
+            if word == "steps":
+                self.life[node] = (int(next(words)), int(next(words)))
+            elif word == "over":
+                self.shared[node] = self.node(next(words))
+            else:
+                raise self.reader.fail(f"{word!r} is nothing that a slot has")
+
+    def read_view(self, rest: str) -> None:
+        name, of, root, at, offset, kind, *strides = rest.split()
+        if (of, at) != ("of", "at") or kind not in ("dense", "strides"):
+            raise self.reader.fail("a view is written: view %2 of %1 at 0 dense")
+        steps = None if kind == "dense" else tuple(map(int, strides))
+        node = self.node(name)
+        if steps is not None and len(steps) != self.graph.nodes[node].rank:
+            raise self.reader.fail(
+                f"%{node} has {self.graph.nodes[node].rank} axes, but {len(steps)} strides"
+            )
+        self.views[node] = LirViewAlias(self.node(root), int(offset), steps)
+
+    def read_phase(self, rest: str) -> None:
+        phase, *nodes = rest.split()
+        for word in nodes:
+            self.phases.set(self.node(word), Phase(phase))
+
+    def read_input(self, rest: str) -> None:
+        self._io("input", rest)
+
+    def read_param(self, rest: str) -> None:
+        self._io("param", rest)
+
+    def read_output(self, rest: str) -> None:
+        self._io("output", rest)
+
+    def _io(self, kind: str, rest: str) -> None:
+        name, _, node = rest.rpartition(" ")
+        self.io[kind].append((self.reader.value(name), self.node(node)))

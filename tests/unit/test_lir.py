@@ -1,0 +1,592 @@
+"""LIR: what a plan promises, the proof of it, its text and its two digests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from op_cases import ALL_CASES
+from random_programs import random_program
+from sample_models import bert, bert_inputs
+
+import rlx
+from rlx import ops
+from rlx.backend.reference.lir import LirInterpreter, run_lir
+from rlx.compile import plan
+from rlx.errors import FormatError, GuardError, ParseError, PlanError, RlxError
+from rlx.ir.attr import Blob, attr_key
+from rlx.ir.dim import Expr
+from rlx.ir.dtype import DType, dtype
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import (
+    LirBufferPlan,
+    LirBufferSlot,
+    LirIoManifest,
+    LirModule,
+    LirViewAlias,
+)
+from rlx.ir.op import Op, Role
+from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
+from rlx.ir.types import TensorType
+from rlx.passes.basic import materialize_outputs
+from rlx.plan.build import Planner
+
+TARGET = "x86-64-v3"
+
+
+@pytest.fixture(scope="module")
+def model() -> LirModule:
+    return plan(bert(2), target=TARGET)
+
+
+# -- slots and spaces
+
+
+def test_a_slot_names_its_space_or_is_refused() -> None:
+    assert LirBufferSlot(64, 8).space == "activation"
+    with pytest.raises(PlanError, match="space 'stack' is unknown"):
+        LirBufferSlot(0, 8, "stack")
+    with pytest.raises(PlanError, match="not valid"):
+        LirBufferSlot(-64, 8)
+
+
+def test_manifest_lists_what_goes_in_and_out_in_order() -> None:
+    g = Graph()
+    x, w = g.input("x", (2,), "f32"), g.param("w", (2,), "f32")
+    g.output("sum", x + w)
+    g.output("product", x * w)
+    io = LirIoManifest.collect(g)
+    assert io.inputs == (("x", 0),) and io.params == (("w", 1),)
+    assert io.outputs == (("sum", 2), ("product", 3))
+
+
+def test_sizes_say_every_space(model: LirModule) -> None:
+    sizes = model.plan.sizes()
+    assert list(sizes) == ["activation", "weight", "input", "output", "state", "ring", "heap", "scratch"]
+    assert sizes["activation"] == model.arena_size > 0
+    assert sizes["input"] == 2 * 128 * 8
+
+
+def test_bytes_saved_is_what_sharing_saves(model: LirModule) -> None:
+    total = sum(s.size for s in model.plan.assignments.values() if s.space == "activation")
+    assert model.plan.total_unshared_bytes() == total
+    assert model.plan.bytes_saved() == total - model.arena_size > 0
+
+
+def test_views_have_the_slot_of_their_root(model: LirModule) -> None:
+    for node, alias in model.plan.view_aliases.items():
+        assert model.plan.is_view(node) and not model.plan.is_view(alias.root)
+        assert model.plan.slot(node) == model.plan.slot(alias.root)
+    with pytest.raises(PlanError, match="%9999 has no slot"):
+        model.plan.slot(9999)
+
+
+def test_the_arena_meets_its_bound_for_many_sizes(model: LirModule) -> None:
+    for batch, seq in ((1, 128), (32, 128), (3, 17), (1, 1), (64, 5)):
+        p = model.specialize({"batch": batch, "seq": seq}).plan
+        p.check()
+        assert p.arena_size <= 1.03 * p.lower_bound()
+
+
+def test_a_result_takes_the_place_of_a_dying_operand() -> None:
+    g = Graph()
+    x = g.input("x", (64, 64), "f32")
+    big = ops.cumsum(x, axis=1)
+    g.output("y", ops.cumsum(ops.tanh(big), axis=0))
+    p = plan(g).plan
+    assert len(p.shared) == 1
+    ((node, place),) = p.shared.items()
+    assert p.slot(node) == p.slot(place)
+    assert p.lower_bound() == p.arena_size == 64 * 64 * 4
+
+
+NOT_IN_PLACE: list[tuple[str, Callable[[Any], Any]]] = [
+    ("read elsewhere too", lambda x: x + ops.flip(x, 1)),
+    ("another shape", lambda x: ops.sum(x, axis=1)),
+    ("wider elements", lambda x: ops.cast(x, "f64")),
+    ("stored in another order", lambda x: ops.transpose(ops.transpose(x) * 2.0) * 1.0 + ops.transpose(x)),
+]
+
+
+@pytest.mark.parametrize("case", NOT_IN_PLACE, ids=[c[0] for c in NOT_IN_PLACE])
+def test_storage_is_not_taken_over_from(case: tuple[str, Callable[[Any], Any]]) -> None:
+    g = Graph()
+    first = ops.cumsum(g.input("x", (32, 32), "f32"), axis=1)
+    g.output("y", ops.cumsum(case[1](first), axis=0))
+    lir = plan(g)
+    taken = {lir.plan.shared[n] for n in lir.plan.shared}
+    assert lir.plan.schedule[0] not in taken
+    feed = {"x": np.random.default_rng(0).standard_normal((32, 32), np.float32)}
+    got = rlx.compile(g).run(feed)["y"]
+    np.testing.assert_allclose(got, run_lir(lir, feed, poison=True)["y"], rtol=1e-4, atol=1e-4)
+
+
+# -- the proof
+
+
+def broken(model: LirModule, change: Callable[[LirBufferPlan], None]) -> LirBufferPlan:
+    p = model.plan
+    copy = replace(
+        p,
+        assignments=dict(p.assignments),
+        schedule=list(p.schedule),
+        view_aliases=dict(p.view_aliases),
+        lifetimes=dict(p.lifetimes),
+        space_sizes=dict(p.space_sizes),
+        shared=dict(p.shared),
+    )
+    change(copy)
+    return copy
+
+
+def overlap(p: LirBufferPlan) -> None:
+    values = [n for n in p.lifetimes if n not in p.shared and n not in p.shared.values()]
+    a = values[0]
+    b = next(n for n in values[1:] if p.lifetimes[n][0] <= p.lifetimes[a][1] and n != a)
+    p.assignments[b] = replace(p.assignments[b], offset=p.assignments[a].offset)
+
+
+def late(p: LirBufferPlan) -> None:
+    p.schedule.reverse()
+
+
+def short_life(p: LirBufferPlan) -> None:
+    node = next(n for n, (first, last) in p.lifetimes.items() if last > first)
+    p.lifetimes[node] = (p.lifetimes[node][0], p.lifetimes[node][1] - 1)
+
+
+def unaligned(p: LirBufferPlan) -> None:
+    node = next(iter(p.lifetimes))
+    p.assignments[node] = replace(p.assignments[node], offset=4)
+
+
+def outside(p: LirBufferPlan) -> None:
+    p.space_sizes["activation"] //= 2
+
+
+def lost_kernel(p: LirBufferPlan) -> None:
+    del p.schedule[3]
+
+
+def wrong_size(p: LirBufferPlan) -> None:
+    node = next(iter(p.lifetimes))
+    p.assignments[node] = replace(p.assignments[node], size=8)
+
+
+def claimed_storage(p: LirBufferPlan) -> None:
+    """Says that it takes over a place that is not free yet."""
+    place = next(iter(p.shared.values()))
+    p.lifetimes[place] = (p.lifetimes[place][0], p.lifetimes[place][1] + 1)
+
+
+BROKEN: list[tuple[Callable[[LirBufferPlan], None], str]] = [
+    (overlap, r"%\d+ and %\d+ overlap: bytes \d+ to \d+ and \d+ to \d+ are both alive at step \d+"),
+    (late, r"%\d+ reads %\d+ before it is written"),
+    (short_life, r"%\d+ is used in steps \d+ to \d+, but lives from"),
+    (unaligned, r"%\d+ lies at offset 4, which is not aligned to 64"),
+    (outside, r"%\d+ ends at byte \d+ of the activation space, which has \d+"),
+    (lost_kernel, r"before it is written"),
+    (wrong_size, r"%\d+ is \w+\[.*\], \d+ bytes, but its slot has 8"),
+    (claimed_storage, r"%\d+ and %\d+ overlap"),
+]
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=[c[0].__name__ for c in BROKEN])
+def test_check_names_the_nodes(case: tuple[Callable[[LirBufferPlan], None], str], model: LirModule) -> None:
+    model.plan.check()
+    with pytest.raises(PlanError, match=case[1]):
+        broken(model, case[0]).check()
+
+
+@pytest.mark.parametrize("alias", [(16, None), (0, (1, 9)), (-4, None), (0, (-1, 1))])
+def test_a_view_lies_inside_its_root(alias: tuple[int, tuple[int, ...] | None]) -> None:
+    g = Graph()
+    x = ops.cumsum(g.input("x", (8, 8), "f32"), axis=1)
+    g.output("y", ops.cumsum(ops.transpose(x), axis=0))
+    p = plan(g).plan
+    p.check()
+    ((node, view),) = p.view_aliases.items()
+    p.view_aliases[node] = LirViewAlias(view.root, *alias)
+    with pytest.raises(PlanError, match=rf"%{node} reads bytes -?\d+ to \d+ of %{view.root}, which has 256"):
+        p.check()
+
+
+def test_poison_shows_what_a_plan_gets_wrong() -> None:
+    """A value that is freed too early does not survive by luck."""
+    g = Graph()
+    x = ops.cumsum(g.input("x", (16, 16), "f32"), axis=1)
+    g.output("y", ops.cumsum(x, axis=0) + ops.cumsum(x, axis=1))
+    lir = plan(g)
+    feed = {"x": np.ones((16, 16), np.float32)}
+    assert np.isfinite(run_lir(lir, feed, poison=True)["y"]).all()
+    first = lir.plan.schedule[0]
+    lir.plan.lifetimes[first] = (0, 1)
+    run = LirInterpreter(lir, poison=True)
+    assert not np.isfinite(run.run(feed)["y"]).all()
+
+
+def test_the_interpreter_follows_data_dependent_sizes() -> None:
+    g = Graph()
+    x = g.input("x", (6,), "f32")
+    g.output("y", ops.compress(x > 0.0, x) * 2.0)
+    feed = {"x": np.array([1, -1, 2, -2, 3, 0], np.float32)}
+    np.testing.assert_array_equal(run_lir(plan(g), feed, poison=True)["y"], [2, 4, 6])
+
+
+# -- sizes
+
+
+def test_specialize_only_places(model: LirModule) -> None:
+    other = model.specialize({"batch": 2, "seq": 40})
+    assert other.mir is model.mir and other.plan.schedule == model.plan.schedule
+    assert other.code_key == model.code_key and other.fingerprint() != model.fingerprint()
+    assert other.plan.binding == {"batch": 2, "seq": 40}
+    assert model.specialize({"batch": 2, "seq": 40}).plan is other.plan
+    with pytest.raises(GuardError, match="symbol 'seq'"):
+        model.specialize({"batch": 2})
+
+
+def test_dynamic_dims_are_told(model: LirModule) -> None:
+    assert model.has_dynamic_dims() and not model.is_fully_static()
+    assert model.dynamic_symbols() == ("batch", "seq")
+    g = Graph()
+    g.output("y", abs(g.input("x", (2,), "f32")))
+    assert plan(g).is_fully_static()
+
+
+def test_guards_are_checked_when_sizes_are_known() -> None:
+    g = Graph()
+    g.output("y", g.input("a", ("n",), "f32") + g.input("b", ("m",), "f32"))
+    lir = plan(g)
+    lir.specialize({"n": 4, "m": 4})
+    with pytest.raises(GuardError, match=r"m equals n.*m=5, n=4.*test_lir.py"):
+        lir.specialize({"n": 4, "m": 5})
+
+
+# -- phases
+
+
+def test_phases_of_a_stream() -> None:
+    g = Graph()
+    prompt = g.input("prompt", (4,), "f32", once=True)
+    x = g.input("x", (4,), "f32")
+    w = g.param("w", (4, 4), "f32")
+    ready = ops.exp(prompt)
+    logits = (x + ready) @ w
+    best, _ = ops.top_k(logits, 1)
+    g.output("y", best)
+    phases = derive_phases(g)
+    assert phases.get(ready.id) is Phase.PROLOGUE
+    assert phases.get(logits.id) is Phase.STEADY_STATE
+    assert phases.get(best.id) is Phase.EPILOGUE
+    assert phases.get(x.id) is Phase.PROLOGUE  # feeding an input is not running it
+    assert len(phases) == len(g) and phases.nodes_in(Phase.EPILOGUE) >= {best.id}
+    assert dict(phases.iter())[logits.id] is Phase.STEADY_STATE
+
+
+def test_without_a_heavy_step_all_is_steady() -> None:
+    g = Graph()
+    x = g.input("x", (4,), "f32")
+    y = ops.exp(x)
+    g.output("y", y)
+    assert derive_phases(g).get(y.id) is Phase.STEADY_STATE
+
+
+def test_the_plan_keeps_phases_and_what_the_prologue_made() -> None:
+    g = Graph()
+    prompt = g.input("prompt", (64, 64), "f32", once=True)
+    x = g.input("x", (64, 64), "f32")
+    once = ops.cumsum(prompt, axis=0)
+    y = ops.cumsum(x @ once, axis=0)
+    g.output("y", ops.cumsum(y @ once, axis=1))
+    p = plan(g).plan
+    (first,) = p.nodes_in_phase(Phase.PROLOGUE)
+    assert p.phase_of(first) is Phase.PROLOGUE
+    assert p.lifetimes[first] == (0, len(p.schedule) - 1)
+    order = p.nodes_in_phase(Phase.STEADY_STATE)
+    assert order == [n for n in p.schedule if n in order]
+    p.check()
+
+
+def test_phase_schedule_orders_by_the_schedule() -> None:
+    s = PhaseSchedule()
+    for n in (1, 2, 3):
+        s.set(n, Phase.EPILOGUE)
+    assert s.nodes_in_ordered(Phase.EPILOGUE, [3, 1, 2]) == [3, 1, 2]
+
+
+# -- text and files
+
+
+def test_text_reads_back_to_the_same_text(model: LirModule) -> None:
+    blobs: dict[str, np.ndarray] = {}
+    text = model.to_text(blobs)
+    again = LirModule.from_text(text, blobs)
+    assert again.to_text() == text
+    assert again.fingerprint() == model.fingerprint() and again.code_key == model.code_key
+    assert again.decisions.to_json() == model.decisions.to_json()
+    other = {"batch": 2, "seq": 12}
+    assert again.specialize(other).arena_size == model.specialize(other).arena_size
+
+
+def test_many_programs_read_back() -> None:
+    for seed in range(30):
+        lir = plan(random_program(seed, symbolic=bool(seed % 2))[0])
+        blobs: dict[str, np.ndarray] = {}
+        text = lir.to_text(blobs)
+        assert LirModule.from_text(text, blobs).to_text() == text
+
+
+def test_files_hold_weights_too(model: LirModule, tmp_path: Path) -> None:
+    path = tmp_path / "bert.plan"
+    model.save(path)
+    feed = bert_inputs()
+    want, got = run_lir(model, feed), run_lir(LirModule.load(path), feed)
+    assert all(np.array_equal(want[k], got[k]) for k in want)
+
+
+def test_odd_dtypes_survive_a_file(tmp_path: Path) -> None:
+    g = Graph()
+    value = np.arange(600, dtype=np.float32).astype(dtype("bf16").np)
+    g.output("y", g.input("x", (600,), "bf16") * g.param("w", (600,), "bf16", value) + g.constant(value))
+    plan(g).save(tmp_path / "p")
+    feed = {"x": np.ones(600, dtype("bf16").np)}
+    np.testing.assert_array_equal(
+        run_lir(LirModule.load(tmp_path / "p"), feed)["y"], run_lir(plan(g), feed)["y"]
+    )
+
+
+DAMAGE: list[tuple[str, Callable[[bytes], bytes], str]] = [
+    ("other file", lambda b: b"PK" + b[2:], "is not a plan file"),
+    ("version", lambda b: b[:8] + b"\x09\0\0\0" + b[12:], "format version 9"),
+    ("flipped bit", lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "checksum"),
+    ("truncated", lambda b: b[:-100], "checksum"),
+    ("empty", lambda b: b"", "is not a plan file"),
+]
+
+
+@pytest.mark.parametrize("case", DAMAGE, ids=[c[0] for c in DAMAGE])
+def test_damaged_files_are_refused(
+    case: tuple[str, Callable[[bytes], bytes], str], model: LirModule, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.plan"
+    model.save(path)
+    path.write_bytes(case[1](path.read_bytes()))
+    with pytest.raises(FormatError, match=case[2]):
+        LirModule.load(path)
+
+
+EDITS: list[tuple[str, str, str, type[RlxError], str]] = [
+    ("no head", "rlx plan 1", "rlx plan 2", ParseError, "not a plan of format 1"),
+    (
+        "offset moved",
+        "slot %33 activation ",
+        "slot %33 activation 3",
+        PlanError,
+        r"%33 (ends at|and|lies)|overlap",
+    ),
+    ("order lost", "order %31 ", "order ", PlanError, "before it is written"),
+    ("unknown word", "  alignment 64", "  alignement 64", ParseError, "nothing that a plan says"),
+    ("unknown node", "order %31", "order %99999", ParseError, "no node of the graph"),
+    ("not closed", "plan {", "plan {\n  alignment 64 {", ParseError, "line"),
+]
+
+
+@pytest.mark.parametrize("case", EDITS, ids=[c[0] for c in EDITS])
+def test_edited_texts_are_checked(case: tuple[str, str, str, type[RlxError], str], model: LirModule) -> None:
+    _, old, new, error, match = case
+    text = model.to_text()
+    assert old in text
+    with pytest.raises(error, match=match):
+        LirModule.from_text(text.replace(old, new, 1))
+
+
+# -- digests
+
+
+def planned_as_is(graph: Graph) -> LirModule:
+    """A graph as it stands: nothing is simplified away."""
+    graph = materialize_outputs(graph)
+    planner = Planner(graph, {})
+    return LirModule(graph, planner.plan(), target=TARGET, planner=planner)
+
+
+def test_the_display_name_does_not_count() -> None:
+    def named(name: str, factor: float = 2.0) -> LirModule:
+        g = rlx.Graph(name)
+        g.output("y", g.input("x", ("n", 3), "f32") * factor)
+        return plan(g, target=TARGET)
+
+    assert named("a").fingerprint() == named("b").fingerprint()
+    assert named("a").code_key == named("b").code_key
+    assert named("a").fingerprint() != named("a", 2.5).fingerprint()
+    assert named("a").code_key != named("a", 2.5).code_key
+
+
+def test_weights_count_by_type_and_constants_by_content() -> None:
+    def with_weight(value: float, constant: float) -> str:
+        g = rlx.Graph()
+        w = g.param("w", (3,), "f32", np.full(3, value, np.float32))
+        g.output("y", g.input("x", (3,), "f32") * w + np.full(3, constant, np.float32))
+        return plan(g, target=TARGET).fingerprint()
+
+    assert with_weight(1, 1) == with_weight(2, 1) != with_weight(1, 2)
+
+
+@pytest.mark.parametrize("option", ["target", "gate", "option", "offset", "order", "binding", "phase"])
+def test_everything_in_a_plan_counts(option: str, model: LirModule) -> None:
+    other = replace(model, buffers=broken(model, lambda p: None))
+    if option == "target":
+        other.target = "x86-64-v4"
+    elif option == "gate":
+        other.gate = {**model.gate, "dispatch_ns": 201}
+    elif option == "option":
+        other.options = {"precision": "bf16"}
+    elif option == "offset":
+        unaligned(other.buffers)
+    elif option == "order":
+        late(other.buffers)
+    elif option == "binding":
+        other.buffers.binding = {"batch": 2, "seq": 128}
+    else:
+        other.buffers.phases = PhaseSchedule()
+    assert other.fingerprint() != model.fingerprint()
+
+
+def mutations(value: Any) -> list[Any]:
+    """Values near another, most likely valid ones first."""
+    if value is None:
+        return [1, 0, 0.5, True, "f32", (0,)]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1, 0, 1, 2, 3, 4]
+    if isinstance(value, float):
+        return [value + 0.25, -value, 0.5, 1.5]
+    if isinstance(value, str):
+        words = (
+            "linear",
+            "nearest",
+            "cubic",
+            "constant",
+            "edge",
+            "reflect",
+            "wrap",
+            "max",
+            "min",
+            "add",
+            "mul",
+        )
+        more = ("hann", "hamming", "mean", "sum", "none", "relu", "tanh", "ij,jk->ki", "f64", "other")
+        return [w for w in (*words, *more) if w != value]
+    if isinstance(value, DType):
+        return [dtype(n) for n in ("f64", "f16", "i32", "i64", "bf16", "bool") if n != value.name]
+    if isinstance(value, Expr):
+        return [value + 1, value * 2, 3]
+    if isinstance(value, TensorType):
+        return [value.with_dtype(d) for d in mutations(value.dtype)]
+    if isinstance(value, Blob):
+        flipped = value.array.copy()
+        raw = flipped.reshape(-1).view(np.uint8)
+        raw[:1] ^= 1
+        return [Blob(flipped)]
+    if isinstance(value, tuple):
+        out: list[Any] = []
+        for i, item in enumerate(value):
+            out += [(*value[:i], m, *value[i + 1 :]) for m in mutations(item)]
+        return [*out, value[::-1], value[1:], (*value, *(value[:1] or ("left",)))]
+    return []
+
+
+def try_mutated(graph: Graph, op: Op, key: str, value: Any) -> Graph | None:
+    """The graph with one attribute of the nodes of one op changed; None if that is not valid."""
+    out = Graph(graph.name)
+    mapping: dict[int, Any] = {}
+    try:
+        with out.building():
+            for node in graph.nodes:
+                attrs = {**node.attrs, key: value} if node.op is op else node.attrs
+                operands = [mapping[o.id] for o in node.operands]
+                mapping[node.id] = out.add(node.op, operands, attrs, node.bodies, where=node.where)
+            out.set_outputs({k: mapping[n.id] for k, n in graph.outputs.items()})
+    except (RlxError, TypeError, ValueError, IndexError, KeyError, ZeroDivisionError, AttributeError):
+        return None
+    return out
+
+
+def forged(module: LirModule, op: Op, key: str, value: Any) -> LirModule:
+    """The program with one attribute overwritten, whether or not the op's type rule would take it."""
+    graph = module.into_graph()
+    node = next(n for n in graph.nodes if n.op is op)
+    node.attrs = MappingProxyType({**node.attrs, key: value})
+    return replace(module, mir=graph)
+
+
+def test_any_other_attribute_of_any_op_gives_another_fingerprint() -> None:
+    """Where a type rule takes no other value for an attribute alone, the node is forged."""
+    tried: set[tuple[str, str]] = set()
+    for case in ALL_CASES:
+        graph, _ = case.graph()
+        target = next((n for n in graph.nodes if n.op is case.op), None)
+        if target is None:
+            continue
+        module = planned_as_is(graph)
+        for key in case.op.attrs:
+            others = [v for v in mutations(target.attrs[key]) if attr_key(v) != attr_key(target.attrs[key])]
+            valid = (try_mutated(graph, case.op, key, v) for v in others)
+            found = next((g for g in valid if g is not None and not is_same(g, target, key)), None)
+            other = forged(module, case.op, key, others[0]) if found is None else planned_as_is(found)
+            assert other.fingerprint() != module.fingerprint(), (case.op.name, key)
+            tried.add((case.op.name, key))
+    assert tried == {(c.op.name, key) for c in ALL_CASES for key in c.op.attrs}
+
+
+def is_same(graph: Graph, node: Node, key: str) -> bool:
+    """Whether a value was brought to the form that the attribute had before."""
+    changed = next(n for n in graph.nodes if n.op is node.op)
+    return bool(attr_key(changed.attrs[key]) == attr_key(node.attrs[key]))
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+{first}
+from sample_models import bert
+from rlx.compile import plan
+lir = plan(bert(1), target="x86-64-v3")
+print(lir.fingerprint(), lir.code_key)
+sys.stdout.write(lir.to_text())
+"""
+
+
+def test_the_same_text_in_every_process() -> None:
+    texts = set()
+    for seed, first in (
+        ("0", ""),
+        ("1", "import rlx.plan.text, rlx.passes.fuse"),
+        ("7", "import rlx.ops.signal"),
+    ):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        script = SCRIPT.format(first=first)
+        here = str(Path(__file__).parent)
+        done = subprocess.run(
+            [sys.executable, "-c", script, here], capture_output=True, text=True, env=env, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        texts.add(done.stdout)
+    assert len(texts) == 1
+
+
+def test_module_gives_its_graph(model: LirModule) -> None:
+    assert model.name == "minilm" and model.as_graph() is model.mir
+    own = model.into_graph()
+    assert own is not model.mir and str(own) == str(model.mir)
+    assert any(n.op.role is Role.REGION for n in own.nodes)
