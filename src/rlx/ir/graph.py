@@ -101,7 +101,7 @@ def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, .
     return tuple(require_equal(x, y, what) for x, y in zip(a, b, strict=True))
 
 
-def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodies: tuple[Graph, ...]) -> Type:
+def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Type:
     """The type that an op's rule gives to a node; the rule may refuse."""
     if len(bodies) != op.bodies:
         bodies_text = "body" if op.bodies == 1 else "bodies"
@@ -289,6 +289,23 @@ class Graph:
         if self._log.items:
             self.constraints += self._log.take()
         node = Node(self, len(self.nodes), op, tuple(operands), canonical, tuple(bodies), inferred, where)
+        self.nodes.append(node)
+        if op.role is not Role.COMPUTE:
+            self._register(node)
+        return node
+
+    def add_typed(
+        self,
+        op: Op,
+        operands: Sequence[Node],
+        attrs: Mapping[str, Any],
+        bodies: Sequence[Graph],
+        type: Type,
+        where: tuple[str, ...],
+    ) -> Node:
+        """Append a node whose type is known for certain, unchecked: for plans that were verified before."""
+        canonical = op.canonical_attrs(attrs)
+        node = Node(self, len(self.nodes), op, tuple(operands), canonical, bodies, type, where)
         self.nodes.append(node)
         if op.role is not Role.COMPUTE:
             self._register(node)

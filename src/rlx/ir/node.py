@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class Node:
         op: Op,
         operands: tuple[Node, ...],
         attrs: Mapping[str, Any],
-        bodies: tuple[Graph, ...],
+        bodies: Sequence[Graph],
         type: Type,
         where: tuple[str, ...],
     ) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -51,6 +51,14 @@ def parse_graph(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> Gra
     %1 = exp(%0) : f32[2,n]
     """
     reader = GraphReader(text, blobs)
+    graph = reader.graph()
+    reader.end()
+    return graph
+
+
+def read_signed(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> Graph:
+    """The graph of a text that `graph_text` wrote and whose signature was verified: read, not checked."""
+    reader = SignedReader(text, blobs)
     graph = reader.graph()
     reader.end()
     return graph
@@ -236,14 +244,31 @@ class GraphReader(Reader):
         at_type = self.at
         written = self.type() if self.accept(":") else None
         where = self.where()
-        bodies: list[Graph] = []
-        if self.accept("{"):
-            while not self.accept("}"):
-                bodies.append(self.deeper(self.graph))
-        made: Node = self.guarded(at_op, lambda: graph.add(op, operands, attrs, bodies, where))
+        bodies = self.bodies() if self.accept("{") else ()
+        given = (operands, attrs, bodies, where)
+        made: Node = self.guarded(at_op, lambda: self.made(graph, op, *given, written))
         if written is not None and written != made.type:
             self.fail(f"{name} ({op.name}) is written as {written}, but its type is {made.type}", at_type)
         values[name] = made
+
+    def bodies(self) -> Sequence[Graph]:
+        found: list[Graph] = []
+        while not self.accept("}"):
+            found.append(self.deeper(self.graph))
+        return found
+
+    def made(
+        self,
+        graph: Graph,
+        op: Op,
+        operands: Sequence[Node],
+        attrs: Mapping[str, Any],
+        bodies: Sequence[Graph],
+        where: tuple[str, ...],
+        written: Type | None,
+    ) -> Node:
+        """The node; its type is inferred, whatever is written."""
+        return graph.add(op, operands, attrs, bodies, where)
 
     def operands(self, values: Mapping[str, Node]) -> list[Node]:
         found = [self.operand(values)]
@@ -369,3 +394,64 @@ class GraphReader(Reader):
         if self.guarded(start, lambda: made.digest) != digest:
             self.fail(f"blob:{digest[:12]}... has another content than its digest says; it is damaged", start)
         return made
+
+
+class SignedReader(GraphReader):
+    """Reads texts that are sound for certain: types are taken as written, bodies read when asked for."""
+
+    def bodies(self) -> Sequence[Graph]:
+        end = self.text.index("\n  }\n", self.at)  # lines of a body are indented further
+        found = _LaterBodies(self, self.text[self.at : end])
+        self.at = end
+        self.skip()
+        self.expect("}")
+        return found
+
+    def made(
+        self,
+        graph: Graph,
+        op: Op,
+        operands: Sequence[Node],
+        attrs: Mapping[str, Any],
+        bodies: Sequence[Graph],
+        where: tuple[str, ...],
+        written: Type | None,
+    ) -> Node:
+        if written is None:
+            return super().made(graph, op, operands, attrs, bodies, where, written)
+        return graph.add_typed(op, operands, attrs, bodies, written, where)
+
+
+class _LaterBodies(Sequence[Graph]):
+    """Bodies of a node as text, until somebody looks at them."""
+
+    def __init__(self, outer: GraphReader, text: str) -> None:
+        self._outer, self._text = outer, text
+        self._graphs: list[Graph] | None = None
+
+    @property
+    def graphs(self) -> list[Graph]:
+        if self._graphs is None:
+            reader = GraphReader(self._text, self._outer.blobs)
+            reader.symbols, self._graphs = self._outer.symbols, []
+            while reader.at < len(reader.text):
+                self._graphs.append(reader.deeper(reader.graph))
+        return self._graphs
+
+    @overload
+    def __getitem__(self, index: int) -> Graph: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Graph]: ...
+
+    def __getitem__(self, index: int | slice) -> Graph | list[Graph]:
+        return self.graphs[index]
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __iter__(self) -> Iterator[Graph]:
+        return iter(self.graphs)
+
+    def __bool__(self) -> bool:
+        return True  # there is a text, so there is a body

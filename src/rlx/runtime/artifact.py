@@ -28,7 +28,7 @@ from rlx.errors import FormatError, RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Level, Role
-from rlx.ir.parse import parse_graph
+from rlx.ir.parse import parse_graph, read_signed
 from rlx.ir.text import graph_text
 from rlx.plan.build import Planner
 from rlx.runtime import container
@@ -284,7 +284,7 @@ class Artifact:
         if not text and part != "source":
             return None
         try:
-            graph = parse_graph(text, self._blobs)
+            graph = parse_graph(text, self._blobs) if checked else read_signed(text, self._blobs)
             graph.param_values = {k: v for k, v in self.params.items() if k in graph.params}
             graph.state_values = {k: v for k, v in self._table("states").items() if k in graph.state_inputs}
             if checked:
