@@ -90,22 +90,23 @@ class TransposedNest(NestEmitter):
     def read(self, e: Scalar, axes: list[Int], rows: Value | None, columns: Int | None) -> list[Value]:
         """`width` vectors along the read axis, one per column, transposed to one per row."""
         fn, width = self.fn, self.lanes
-        type_ = vector(memory_type(e.dtype), width)
+        element = memory_type(e.dtype)
+        # Halves move as integers: LLVM would convert shuffled lanes by library calls.
+        type_ = vector("i16" if element in ("half", "bfloat") else element, width)
         loaded = []
         for j in range(width):
             here = [*axes[:-1], fn.add(axes[self.last], j)]
             offset = self.point(here, None)(e.args[0])
             if rows is None or columns is None:
-                loaded.append(
-                    fn.load(type_, fn.gep(self.operands[e.data].pointer, offset, memory_type(e.dtype)))
-                )
+                loaded.append(fn.load(type_, fn.gep(self.operands[e.data].pointer, offset, element)))
                 continue
             # a column that does not exist reads nothing, at an address that does: suppressed faults are slow
             exists = fn.value(fn.cmp("sgt", columns, j), "i1")
             offset = fn.select(exists, offset, constant("i64", 0))
-            place = fn.gep(self.operands[e.data].pointer, offset, memory_type(e.dtype))
+            place = fn.gep(self.operands[e.data].pointer, offset, element)
             loaded.append(fn.masked_load(type_, place, fn.select(exists, rows, constant(rows.type, False))))
-        return [from_memory(fn, v, e.dtype) for v in fn.transpose(loaded)]
+        turned = [fn.bitcast(v, vector(element, width)) for v in fn.transpose(loaded)]
+        return [from_memory(fn, v, e.dtype) for v in turned]
 
     def whole(self, axes: list[Int]) -> None:
         blocks = {e: self.read(e, axes, None, None) for e in self.turned}
