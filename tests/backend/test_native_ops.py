@@ -9,7 +9,7 @@ import rlx
 from rlx.backend.reference.interpreter import evaluate
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
-HOST_OPS = {"cond", "custom", "loop", "nonzero", "unique"}
+HOST_OPS = {"cond", "custom", "loop", "unique"}
 HOST_REASONS = ("dtype c64 ", "dtype c128 ", "the length of a Fourier transform")
 
 

@@ -22,12 +22,16 @@ Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
 
 @dataclass
 class Step:
-    """One native segment or one host thunk, with the time of its last run; `nodes` are the kernels in it."""
+    """One native segment or one host thunk, with the time of its last run; `nodes` are the kernels in it.
+
+    A segment of one kernel may reveal the size of its result, which it leaves in scratch.
+    """
 
     nodes: tuple[int, ...]
     program: NativeProgram | None
     thunk: HostThunk | None
     span: tuple[int, int] = (0, 0)
+    reveals: bool = False
 
 
 class Context:
@@ -75,7 +79,9 @@ class Context:
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
         self.steps = self._steps(one_by_one)
         # Whether values at the edges are read by NumPy too: by host thunks, as states, or to be checked.
-        self.keeps_edges = one_by_one or bool(graph.states) or any(s.thunk is not None for s in self.steps)
+        self.keeps_edges = one_by_one or bool(graph.states) or any(
+            s.thunk is not None or s.reveals for s in self.steps
+        )
 
     def _steps(self, one_by_one: bool) -> list[Step]:
         out: list[Step] = []
@@ -91,6 +97,9 @@ class Context:
                 flush()
                 why = "a loop of no steps hands its values on"
                 out.append(Step((id,), None, self.kernels.thunks.get(id) or HostThunk(id, why)))
+            elif id in self.kernels.kernels and self.kernels.kernels[id].reveals:
+                flush()
+                out.append(Step((id,), self._segment([id]), None, reveals=True))
             else:
                 batch.append(id)
                 if one_by_one:

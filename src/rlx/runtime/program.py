@@ -13,7 +13,7 @@ import numpy as np
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.errors import InputError, KernelError
-from rlx.ir.bind import check_array
+from rlx.ir.bind import check_array, match_shape
 from rlx.ir.dim import Expr, compile_dims, symbols
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
@@ -336,6 +336,8 @@ class CompiledProgram:
                 step.program.run()
             except RecordError as e:
                 raise self._kernel_error(e) from None
+            if step.reveals:
+                return self._revealed(context, step)
             if self.debug == "nan":
                 self._check_finite(context, step)
             return {}, None
@@ -353,6 +355,19 @@ class CompiledProgram:
             self._store_thunk(context, step, out)
         step.span = (start, time.perf_counter_ns())
         return found, out
+
+    def _revealed(self, context: Context, step: Step) -> tuple[dict[str, int], np.ndarray]:
+        """Size and value of a result that a kernel has left in scratch."""
+        node = self.graph.nodes[step.nodes[0]]
+        words = context.scratch.array.view(node.dtype.np)
+        lead, count = node.tensor.shape[0], int(words[0])
+        value = words[1 : 1 + lead * count].reshape(lead, count).copy()
+        known = {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
+        match_shape(node.shape, value.shape, known, f"result of {node.op.name}")
+        found = {k: v for k, v in known.items() if context.plan.binding.get(k) != v}
+        if not found:
+            self._store_thunk(context, step, value)
+        return found, value
 
     def _unknown(self, node: Node) -> set[str]:
         """Data-dependent symbols that this node itself brings in."""

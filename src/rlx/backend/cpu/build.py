@@ -146,6 +146,8 @@ class _Writer:
             made = self.kernel(inner, planner.views)
             if isinstance(made, str):
                 return f"{inner.op.name} in its body: {made}"
+            if made.reveals:
+                return f"{inner.op.name} in its body has a size that depends on data"
             out[id] = made
         return out
 

@@ -17,6 +17,7 @@ class EmittedKernel:
     dims: tuple[Dim, ...]
     scratch_per_thread: Dim = 0
     serial: bool = False
+    reveals: bool = False  # its result's last size is found by running it: count and values are left in scratch
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,13 @@ class KernelSet:
 
 def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
     return {
-        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial]
+        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial, k.reveals]
         for id, k in kernels.items()
     }
 
 
 def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
     return {
-        int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial)
-        for id, (name, dims, scratch, serial) in data.items()
+        int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial, reveals)
+        for id, (name, dims, scratch, serial, reveals) in data.items()
     }

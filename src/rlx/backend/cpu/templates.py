@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from rlx.backend.cpu.frame import Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.kernels import EmittedKernel
+from rlx.backend.cpu.nonzero import emit_nonzero
 from rlx.errors import UnsupportedError
 from rlx.ir.form import Template
 
-KINDS: dict[str, Callable[..., EmittedKernel]] = {}
+KINDS: dict[str, Callable[..., EmittedKernel]] = {"nonzero": emit_nonzero}
 
 
 def emit_template(
