@@ -1,6 +1,6 @@
-"""Single convolutions against ONNX Runtime, interleaved in one process: medians, ratio, share of the FMA peak.
+"""Single convolutions against ONNX Runtime, interleaved: medians, ratio, share of the FMA peak.
 
-    python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
+python bench/conv.py [--threads 1] [--only resnet] [--seconds 1.0]
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def runtime_of_onnx(case: Case, x: np.ndarray, w: np.ndarray, b: np.ndarray, thr
         "dilations": [case.dilations] * n,
         "group": case.groups,
     }
-    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs), helper.make_node("Relu", ["c"], ["y"])]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
     inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, case.x)]
     outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
     weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
@@ -161,10 +164,8 @@ def main() -> None:
         rate = case.flops / t["rlx"] / 1e9
         ratios.append(t["ort"] / t["rlx"])
         share = rate / (args.peak * args.threads)
-        print(
-            f"{case.name:34s} {t['rlx'] * 1e6:9.1f} {t['ort'] * 1e6:9.1f} {ratios[-1]:6.2f} {rate:8.1f} {share:6.1%}",
-            flush=True,
-        )
+        micros = f"{t['rlx'] * 1e6:9.1f} {t['ort'] * 1e6:9.1f}"
+        print(f"{case.name:34s} {micros} {ratios[-1]:6.2f} {rate:8.1f} {share:6.1%}", flush=True)
     print(f"geometric mean of ratios {float(np.exp(np.mean(np.log(ratios)))):.3f}, worst {min(ratios):.2f}")
 
 

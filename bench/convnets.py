@@ -1,10 +1,10 @@
 """Whole convolutional networks with random weights against ONNX Runtime: medians, spread, ratio.
 
-    python bench/convnets.py [resnet50|mobilenet_v2|resnext50] [--threads 1] [--batch 1] [--image 224] [--layers]
+    python bench/convnets.py [resnet50|mobilenet_v2|resnext50] [--threads 1] [--batch 1] [--layers]
 
-Engines take turns in one process (`--engine rlx` or `--engine ort` runs one alone, which is fairer with more than
-one thread: waiting pools spin). Batch norms are folded into the convolutions. Both engines get the same weights, and
-their outputs must agree.
+Engines take turns in one process (`--engine rlx` or `--engine ort` runs one alone, which is fairer with more
+than one thread: waiting pools spin). Batch norms are folded into the convolutions. Both engines get the same
+weights, and their outputs must agree.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ NETWORKS: dict[str, Callable[[Any], None]] = {
 def report(name: str, times: list[float]) -> None:
     ms = np.array(times) * 1e3
     low, middle, high = np.percentile(ms, [10, 50, 90])
-    print(f"{name:4s} best {ms.min():7.2f} ms   median {middle:7.2f}   10..90 % {low:7.2f} .. {high:7.2f}   n {len(ms)}")
+    spread = f"10..90 % {low:7.2f} .. {high:7.2f}"
+    print(f"{name:4s} best {ms.min():7.2f} ms   median {middle:7.2f}   {spread}   n {len(ms)}")
 
 
 def main() -> None:

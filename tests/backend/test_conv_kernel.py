@@ -1,4 +1,6 @@
-"""Convolution kernels against the definition in f64: geometries, layouts, epilogues, targets, threads, guard pages."""
+"""Convolution kernels against the definition in f64: geometries, layouts, epilogues, targets, threads, guard
+pages.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gemm_harness import Guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
+from gemm_harness import Guarded
 from rlx.backend.cpu.target import Target, runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
@@ -35,7 +37,9 @@ class Case:
 
     def __str__(self) -> str:
         text = f"{'x'.join(map(str, self.x))}*{'x'.join(map(str, self.w))}"
-        return text + "".join(f" {k}={v}" for k, v in self.more.items()) + (" symbolic" if self.symbolic else "")
+        return (
+            text + "".join(f" {k}={v}" for k, v in self.more.items()) + (" symbolic" if self.symbolic else "")
+        )
 
 
 CASES = [
@@ -67,7 +71,9 @@ CASES += [Case(c.x, c.w, c.more, symbolic=True) for c in CASES]
 
 @dataclass
 class Problem:
-    """A graph relu(conv + bias + residual) with its inputs, result in f64, and the tolerance of every element."""
+    """A graph relu(conv + bias + residual) with its inputs, result in f64, and the tolerance of every
+    element.
+    """
 
     graph: Graph
     feed: dict[str, np.ndarray]
@@ -84,7 +90,9 @@ def problem(case: Case, seed: int = 0) -> Problem:
     residual = draw(exact.shape)
     g = rlx.Graph("case")
     shape = ("n", case.x[1], *"abc"[: len(case.x) - 2]) if case.symbolic else case.x
-    y = conv(g.input("x", shape, "f32"), g.param("w", w.shape, "f32"), g.param("b", b.shape, "f32"), **case.more)
+    y = conv(
+        g.input("x", shape, "f32"), g.param("w", w.shape, "f32"), g.param("b", b.shape, "f32"), **case.more
+    )
     g.output("y", relu(y + g.input("r", y.shape, "f32")))
     g.set_param("w", w)
     g.set_param("b", b)
@@ -242,7 +250,9 @@ def turned(net: Net, x: Node) -> Node:
 def both_read(net: Net, x: Node) -> Node:
     y = net.conv(x, 32)
     net.graph.output("y", y)
-    made: Node = net.conv(relu(y), 32).reshape(int(x.shape[0]), -1) if isinstance(x.shape[0], int) else net.conv(y, 32)
+    made: Node = (
+        net.conv(relu(y), 32).reshape(int(x.shape[0]), -1) if isinstance(x.shape[0], int) else net.conv(y, 32)
+    )
     return made
 
 
@@ -267,14 +277,22 @@ def test_chains_of_convolutions(build: Any, symbolic: bool, target: Target) -> N
 
 # ---- Winograd
 
-WINOGRAD = [((1, 16, 8, 8), 32), ((2, 32, 7, 9), 16), ((1, 48, 1, 1), 48), ((3, 16, 13, 30), 80), ((1, 32, 57, 5), 32)]
+WINOGRAD = [
+    ((1, 16, 8, 8), 32),
+    ((2, 32, 7, 9), 16),
+    ((1, 48, 1, 1), 48),
+    ((3, 16, 13, 30), 80),
+    ((1, 32, 57, 5), 32),
+]
 
 
 @every_target
-@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 2), (1, 0)), ((0, 0), (2, 2))], ids=["same", "odd", "wide"])
+@pytest.mark.parametrize(
+    "padding", [((1, 1), (1, 1)), ((0, 2), (1, 0)), ((0, 0), (2, 2))], ids=["same", "odd", "wide"]
+)
 @pytest.mark.parametrize("m", [2, 4])
 def test_winograd_is_the_convolution(m: int, padding: Any, target: Target) -> None:
-    """Kernels in Winograd's layout, whatever the cost model would choose; run-time sizes, relu and residual."""
+    """Kernels in Winograd's layout, whatever the cost model says; run-time sizes, relu, residual."""
     lanes, rng = target.lanes("f32"), np.random.default_rng(0)
     block, unblock, unpack = (get_op(n) for n in ("block_channels", "unblock_channels", "unpack_winograd"))
     for shape, out in WINOGRAD:
@@ -324,8 +342,6 @@ def test_one_object_serves_every_size() -> None:
 
 
 # ---- no access outside of a tensor
-
-
 
 
 @every_target

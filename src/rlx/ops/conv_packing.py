@@ -1,10 +1,10 @@
-"""Layouts that convolution kernels read and write: kernels packed in panels, activations with blocked channels.
+"""Layouts that convolution kernels read and write: kernels packed in panels, images of blocked channels.
 
-A packed kernel holds, for each group, panels of output channels (see `Panels`) whose rows are the products of one
-output in the order a kernel sums them: blocks of input channels, window elements, channels of the block. With one
-channel per block that is a planar image read line by line; with one vector per block, a blocked image.
+A packed kernel holds, for each group, panels of output channels (see `Panels`) whose rows are the products of
+one output in the order a kernel sums them: blocks of input channels, window elements, channels of the block.
+With one channel per block that is for a planar image read line by line; with one vector, a blocked image.
 
-A blocked image [N, C/lanes, axes, lanes] keeps the channels of one pixel side by side; channels past C are zero.
+A blocked image [N, C/lanes, axes, lanes] keeps the channels of one pixel side by side, zeros past C.
 """
 
 from __future__ import annotations

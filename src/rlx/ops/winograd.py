@@ -1,8 +1,9 @@
-"""Winograd's transforms of 3x3 kernels: F(m, 3) computes m x m outputs from (m + 2) x (m + 2) transformed inputs.
+"""Winograd's transforms of 3x3 kernels: F(m, 3) computes m x m outputs from (m + 2) x (m + 2) transformed
+inputs.
 
-Products of transformed kernels and images, point by point, replace the window: 2.25 (m = 2) or 4 (m = 4) times fewer
-multiplications. Matrices: with x a tile of the image and w the kernel, the outputs are
-A (G w G' * B x B') A', where `*` multiplies element by element.
+Products of transformed kernels and images, point by point, replace the window: 2.25 (m = 2) or 4 (m = 4)
+times fewer multiplications. Matrices: with x a tile of the image and w the kernel, the outputs are A (G w G'
+* B x B') A', where `*` multiplies element by element.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class unpack_winograd(Op):
         side, restore = want.m + 2, np.array(RESTORE[want.m], np.float64)
         points = want.panels.unpack(x).astype(np.float64)
         grid = points.reshape(*x.shape[:-2], side, side, want.channels, want.out)
-        return np.einsum("ra,sb,...abio->...oirs", restore, restore, grid).astype(x.dtype)
+        out: np.ndarray = np.einsum("ra,sb,...abio->...oirs", restore, restore, grid).astype(x.dtype)
+        return out
 
     def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
         want = WinogradLayout(**layout)
@@ -173,7 +175,11 @@ class unpack_winograd(Op):
         return 0
 
     def samples(self) -> list[Sample]:
-        layouts = [WinogradLayout(2, 3, 2, 2, 2), WinogradLayout(4, 4, 1, 4, 2), WinogradLayout(2, 1, 1, 4, 2)]
+        layouts = [
+            WinogradLayout(2, 3, 2, 2, 2),
+            WinogradLayout(4, 4, 1, 4, 2),
+            WinogradLayout(2, 1, 1, 4, 2),
+        ]
         return [
             Sample((Arg(f"f32[{v.points},{v.panels.elements}]"),), {k: getattr(v, k) for k in self.attrs})
             for v in layouts

@@ -1,8 +1,9 @@
 """Layouts of convolutions: kernels packed in panels, chains of images kept in blocked channels.
 
-Every convolution reads its weights from the panels that its native kernel wants. Between convolutions, images stay
-in [N, C/lanes, axes, lanes]: a convolution stores its result so (after the elementwise ops that follow it), pools
-and elementwise ops work on it as it is, and a conversion is left only where a planar reader meets it.
+Every convolution reads its weights from the panels that its native kernel wants. Between convolutions, images
+stay in [N, C/lanes, axes, lanes]: a convolution stores its result so (after the elementwise ops that follow
+it), pools and elementwise ops work on it as it is, and a conversion is left only where a planar reader meets
+it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
 
 @dataclass(frozen=True)
 class ConvTarget:
-    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what one
-    core of it does in a nanosecond, which decides between direct sums and Winograd's."""
+    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
+    one core of it does in a nanosecond, which decides between direct sums and Winograd's.
+    """
 
     lanes: int
     columns: int
@@ -107,7 +109,9 @@ class _Plan:
                     if user.id not in trial and user.id not in self.chain_of and self._follows(user, i, conv):
                         trial.add(user.id)
                         grew = True
-            needed = [i for i in sorted(trial) if i in self.kept or any(u.id not in trial for u in self.users[i])]
+            needed = [
+                i for i in sorted(trial) if i in self.kept or any(u.id not in trial for u in self.users[i])
+            ]
             if len(needed) == 1:
                 best, end = set(trial), needed[0]
         self.end[conv.id] = end
@@ -116,7 +120,12 @@ class _Plan:
 
     def _follows(self, user: Node, value: int, conv: Node) -> bool:
         """Whether an op is elementwise over the convolution's result and reads `value` at its own point."""
-        if isinstance(user.type, TupleType) or user.shape != conv.shape or user.bodies or user.op.role is not Role.COMPUTE:
+        if (
+            isinstance(user.type, TupleType)
+            or user.shape != conv.shape
+            or user.bodies
+            or user.op.role is not Role.COMPUTE
+        ):
             return False
         if user.op.host_only is not None or user.op.has("view") or user.op.reader_side:
             return False
@@ -138,7 +147,7 @@ class _Plan:
         return _is_packable(conv) and self._groups_fit(conv)
 
     def writes_blocked(self, conv: Node) -> bool:
-        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes  # type: ignore[call-overload]
+        return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
 
     def _groups_fit(self, conv: Node) -> bool:
         groups, (out, per_in) = conv.attrs["groups"], conv.operands[1].shape[:2]
@@ -161,7 +170,11 @@ class _Plan:
 
     def is_global_sum(self, node: Node) -> bool:
         """A reduction over all pixels."""
-        if node.op.name not in ("reduce_sum", "reduce_max", "reduce_min") or node.operands[0].rank < 3 or node.dtype.name != "f32":
+        if (
+            node.op.name not in ("reduce_sum", "reduce_max", "reduce_min")
+            or node.operands[0].rank < 3
+            or node.dtype.name != "f32"
+        ):
             return False
         x = node.operands[0]
         return tuple(node.attrs["axes"]) == tuple(range(2, x.rank)) and self._whole(x.shape[1])
@@ -204,7 +217,9 @@ class _Writer:
         elif plan.is_global_sum(node) and self.is_blocked(operands[0]):
             made = self.global_sum(node, operands[0])
         elif node.id not in plan.chain_of and node.id in plan.wanted and self.all_blocked(node, operands):
-            made = self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
+            made = (
+                self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
+            )
         else:
             operands = tuple(self.readable(node, o) for o in operands)
             made = copy_node(node, operands, out)
@@ -270,11 +285,13 @@ class _Writer:
         one = (1, 1)
         if w.shape[2:] != (3, 3) or node.attrs["strides"] != one or node.attrs["dilations"] != one:
             return None
-        out, channels = int(w.shape[0]), int(w.shape[1])  # type: ignore[call-overload]
+        out, channels = int(w.shape[0]), int(w.shape[1])
         if out % self.lanes or channels % self.lanes:
             return None
-        n, h, wide = (d if isinstance(d, int) else u for d, u in zip(
-            (node.shape[0], *node.shape[2:]), (1, USUAL_SIZE, USUAL_SIZE), strict=True))
+        n, h, wide = (
+            d if isinstance(d, int) else u
+            for d, u in zip((node.shape[0], *node.shape[2:]), (1, USUAL_SIZE, USUAL_SIZE), strict=True)
+        )
         size = out * channels
 
         def cost(m: int) -> float:
@@ -291,7 +308,7 @@ class _Writer:
     def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""
         plan, lanes = self.plan, self.lanes
-        shape = tuple(int(d) for d in node.operands[1].shape)  # type: ignore[arg-type]
+        shape = tuple(int(d) for d in node.operands[1].shape)
         groups = node.attrs["groups"]
         blocked_out = plan.end[node.id] in plan.blocked
         if is_depthwise(node):  # panels of neighbouring groups, read by a kernel from blocks to blocks

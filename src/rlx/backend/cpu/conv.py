@@ -1,5 +1,7 @@
-"""Convolutions as native code: blocked and packed kernels where weights were packed for them, a GEMM for planar
-1x1 windows, and a reduction nest of guarded products for everything else (other dtypes, symbolic channels)."""
+"""Convolutions as native code: blocked and packed kernels where weights were packed for them, a GEMM for
+planar 1x1 windows, and a reduction nest of guarded products for everything else (other dtypes, symbolic
+channels).
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def _is_planar(nest: ConvNest, inputs: Sequence[Slot]) -> bool:
 
 
 def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
-    """The convolution as a plain reduction of products over (channel, window): right for every dtype and size."""
+    """The convolution as a plain reduction of products over (channel, window): right for every dtype and
+    size.
+    """
     form = nest.form
     spatial = len(form.strides)
     kept = 2 + spatial
@@ -80,7 +84,9 @@ def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
     per_in, per_out = form.w[1], form.w[0] // form.groups
     index = [at[0], channel if form.groups == 1 else at[1] // size(per_out) * size(per_in) + channel]
     guard = TRUE
-    for i, (stride, (low, _), dilation) in enumerate(zip(form.strides, form.padding, form.dilations, strict=True)):
+    for i, (stride, (low, _), dilation) in enumerate(
+        zip(form.strides, form.padding, form.dilations, strict=True)
+    ):
         place = at[2 + i] * stride + taps[i] * dilation - size(low)
         guard = guard & in_range(place, form.x[2 + i])
         index.append(place)
@@ -126,5 +132,6 @@ def as_product(nest: ConvNest) -> ContractNest | None:
         batch, channel, *rest = store.strides
         return Store(replace_axes(store.body, point), store.full, (batch, channel * per_out, channel, *rest))
 
-    return ContractNest(contract, left, right, space, 3 + spatial, tuple(split_channels(s) for s in nest.stores))
-
+    return ContractNest(
+        contract, left, right, space, 3 + spatial, tuple(split_channels(s) for s in nest.stores)
+    )

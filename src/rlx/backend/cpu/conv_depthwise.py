@@ -1,7 +1,8 @@
 """Depthwise convolution of blocked images: every lane is a channel with a kernel of its own.
 
-Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The pixels
-around are summed one by one over the part of their window that lies inside. Threads share planes or bands of lines.
+Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The
+pixels around are summed one by one over the part of their window that lies inside. Threads share planes or
+bands of lines.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MOST_UNROLLED = 25  # window elements that are written out
 def emit_depthwise(
     module: Module, name: str, nest: ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
-    """Write the kernel of a depthwise convolution over one or two axes; weights lie as [C/lanes][window][lanes]."""
+    """Write the kernel of a depthwise convolution over one or two axes; weights lie as
+    [C/lanes][window][lanes].
+    """
     return _Depthwise(module, name, nest, inputs, outputs).emit()
 
 
@@ -133,7 +136,9 @@ class _Depthwise:
 
     # ---- functions
 
-    def store(self, fn: Function, frame: Value, sums: Sequence[Value], h: Int, pixel: Int, common: Expression) -> None:
+    def store(
+        self, fn: Function, frame: Value, sums: Sequence[Value], h: Int, pixel: Int, common: Expression
+    ) -> None:
         """The epilogue and store of neighbouring pixels."""
         image, block = (self.frame.read(fn, frame, f) for f in ("image", "block"))
         element = memory_type(self.table.outputs[0].dtype)
@@ -162,7 +167,9 @@ class _Depthwise:
         return made
 
     def strip(self, columns: int) -> str:
-        """Name of strip(args, frame, x, w, first, last, pixel): lines first..last of some columns, all inside."""
+        """Name of strip(args, frame, x, w, first, last, pixel): lines first..last of some columns, all
+        inside.
+        """
         name = f"{self.name}.strip{columns}"
         if self.module.defines(name):
             return name
@@ -203,7 +210,9 @@ class _Depthwise:
                 row = fn.gep(there, fn.mul(fn.mul(line, shape.dilations[1]), r), ELEMENT)
                 if isinstance(r, int) and unrolled:
                     return window_line(row, kept[r * taps_w : (r + 1) * taps_w], list(sums))
-                return window_line(row, [weight(fn.add(fn.mul(r, taps_w), k)) for k in range(taps_w)], list(sums))
+                return window_line(
+                    row, [weight(fn.add(fn.mul(r, taps_w), k)) for k in range(taps_w)], list(sums)
+                )
 
             if unrolled:
                 for r in range(taps_h):

@@ -1,9 +1,10 @@
 """Direct convolution: output channels in lanes, weights in panels, any window, stride, dilation and padding.
 
-Lines of the output are taken in bands (of pieces, where they are very long) whose part of x fits L2. Where windows may reach past an edge, or x is planar,
-the band's lines of x are first copied to scratch with zeros around; else x is read in place. A band meets one panel
-of weights after the other, a panel all tiles of the band. Threads share bands or, where weights outweigh the image,
-panels: every output is one chain of products in a fixed order, so bits do not depend on threads, bands or tiles.
+Lines of the output are taken in bands (of pieces, where they are very long) whose part of x fits L2. Where
+windows may reach past an edge, or x is planar, the band's lines of x are first copied to scratch with zeros
+around; else x is read in place. A band meets one panel of weights after the other, a panel all tiles of the
+band. Threads share bands or, where weights outweigh the image, panels: every output is one chain of products
+in a fixed order, so bits do not depend on threads, bands or tiles.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def emit_direct(
 
 @dataclass(frozen=True)
 class Band:
-    """What goes through all panels together: tiles first_tile..last_tile of lines first..last of one plane."""
+    """What goes through all panels together: some tiles of lines first..last of one plane."""
 
     image: Int
     group: Int
@@ -236,9 +237,7 @@ class _Direct:
     def run_band(self, band: Band, first: Int, last: Int) -> None:
         fn, shape = self.fn, self.shape
         blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
-        start = fn.add(
-            fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block))
-        )
+        start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
         x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
         if self.packs:
             scratch = self.table.scratch()

@@ -23,7 +23,7 @@ ELEMENT = "float"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The expression that a kernel stores, over (image, channel..., three axes); see `blocked` and `planar`."""
+    """The expression that a kernel stores, over (image, channel..., three axes)."""
 
     table: ArgumentTable
     body: Scalar
@@ -87,7 +87,9 @@ class Epilogue:
                 out.append(e)
         return out
 
-    def at(self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None) -> Expression:
+    def at(
+        self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None
+    ) -> Expression:
         made = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane)
         if sums is not None:
             made.accs = [sums]
@@ -101,8 +103,8 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class ConvEnd:
-    """What both ends share. The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`: then
-    the pixels of all lines are one run.
+    """What both ends share. The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`:
+    then the pixels of all lines are one run.
     """
 
     module: Module
@@ -129,7 +131,9 @@ class ConvEnd:
         """Address of a pixel of a block of channels."""
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
         offset: Int = 0
-        for index, step in zip((image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False):
+        for index, step in zip(
+            (image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False
+        ):
             offset = fn.add(offset, fn.mul(index, self.table.dim(fn, step)))
         offset = fn.add(offset, fn.mul(pixel, self.pixel_step(fn)))
         pointer = self.table.operand(fn, len(self.table.inputs)).pointer
@@ -140,7 +144,14 @@ class BlockedEnd(ConvEnd):
     """Lanes are channels."""
 
     def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        pixels: int,
+        masked: bool,
     ) -> None:
         vectors = len(sums) // pixels
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
@@ -159,7 +170,9 @@ class BlockedEnd(ConvEnd):
             for p in range(pixels):
                 place = [d, h, fn.add(pixel, p)]
                 if self.flat and not self.epilogue.sees_one_axis:
-                    place = unflatten(fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]])
+                    place = unflatten(
+                        fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]]
+                    )
                 at = self.epilogue.at(fn, [image, block, 0, *place], lane, sums[p * vectors + j], common)
                 value = self.epilogue.value(at)
                 if mask is not None:
@@ -195,7 +208,9 @@ class LineEnd(PlanarStore):
     def finish(
         self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, rows: int, masked: bool
     ) -> None:
-        """Sums of `rows` channels by consecutive vectors of pixels; with `masked`, the last one ends the line."""
+        """Sums of `rows` channels by consecutive vectors of pixels; with `masked`, the last one ends the
+        line.
+        """
         vectors = len(sums) // rows
         for n, total in enumerate(sums):
             row, j = divmod(n, vectors)
@@ -210,7 +225,14 @@ class PlanarEnd(PlanarStore):
     """Lanes are pixels: the sums go to the stack, from where one function turns and ends them."""
 
     def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        pixels: int,
+        masked: bool,
     ) -> None:
         vectors, lanes = len(sums) // pixels, self.lanes
         width, blocks = vectors * lanes, -(-pixels // lanes)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rlx.backend.cpu.conv_shape import Geometry, Image
 from rlx.backend.cpu.frame import ArgumentTable
+from rlx.backend.cpu.gemm_cut import both
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 
 ELEMENT = "float"
@@ -15,8 +16,8 @@ ELEMENT = "float"
 
 @dataclass(frozen=True)
 class Line:
-    """One line to copy: source pixel 0 stands at position `low` of the padded line, which is zero everywhere but in
-    begin..end. `step` is the number of elements from one pixel of the source to the next.
+    """One line to copy: source pixel 0 stands at position `low` of the padded line, which is zero everywhere
+    but in begin..end. `step` is the number of elements from one pixel of the source to the next.
     """
 
     to: Value
@@ -48,8 +49,9 @@ def emit_line_packer(
 ) -> str:
     """Name of the function pack(args, to, x, d, h, pixel, lines, width).
 
-    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from that of
-    output line `h` on, each from the window of output `pixel` on; what `width` counts is up to the mover.
+    It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
+    that of output line `h` on, each from the window of output `pixel` on; what `width` counts is up to the
+    mover.
     """
     name = f"{name}.lines"
     params = [
@@ -74,7 +76,8 @@ def emit_line_packer(
     begin = fn.smin(fn.smax(before, 0), positions)
     end = fn.smin(fn.smax(fn.add(before, size[2]), begin), positions)
     first_d, first_h = (
-        fn.sub(fn.mul(at, stride), padding) for at, stride, padding in zip((d, h), shape.strides, low, strict=False)
+        fn.sub(fn.mul(at, stride), padding)
+        for at, stride, padding in zip((d, h), shape.strides, low, strict=False)
     )
 
     def block(b: Int, _: list[Value]) -> None:
@@ -87,7 +90,7 @@ def emit_line_packer(
             def line(r: Int, _: list[Value]) -> None:
                 at_h = fn.add(first_h, r)
                 there = fn.gep(target, fn.mul(r, elements), ELEMENT)
-                inside = fn.and_(in_plane, fn.cmp("ult", at_h, size[1]))
+                inside = both(fn, in_plane, fn.cmp("ult", at_h, size[1]))
                 origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), ELEMENT)
                 found = Line(there, origin, before, begin, end, steps[2])
                 fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.zero(fn, there, width))
@@ -171,8 +174,8 @@ class PixelMover:
 
 @dataclass(frozen=True)
 class PhasedMover:
-    """Planar pixels in `stride` phases: position j lies at [j % stride][j // stride]; `width` counts the pixels of a
-    phase.
+    """Planar pixels in `stride` phases: position j lies at [j % stride][j // stride]; `width` counts the
+    pixels of a phase.
     """
 
     stride: int

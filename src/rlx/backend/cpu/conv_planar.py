@@ -1,8 +1,9 @@
-"""Convolution of planar images with few channels in a group (depthwise among them): pixels of a line in lanes.
+"""Convolution of planar images with few channels in a group (depthwise among them): pixels of a line in
+lanes.
 
-The lines of a band are copied to scratch with zeros around, split by phases of the stride (pixels j, j + stride, ...),
-so that the window element of neighbouring outputs always lies side by side. A register tile is some output channels
-by some vectors of pixels; weights are read one by one where they lie.
+The lines of a band are copied to scratch with zeros around, split by phases of the stride (pixels j, j +
+stride, ...), so that the window element of neighbouring outputs always lies side by side. A register tile is
+some output channels by some vectors of pixels; weights are read one by one where they lie.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from rlx.backend.cpu.conv_end import Epilogue, LineEnd
 from rlx.backend.cpu.conv_lines import PhasedMover, emit_line_packer
 from rlx.backend.cpu.conv_shape import Geometry, Image
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
-from rlx.backend.cpu.gemm_cut import Tiles
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
 from rlx.ir.compose import ConvNest
@@ -149,8 +149,8 @@ class _Planar:
         width = self.size(self.phase_width)
         fn.call(self.packer, [fn.args[0], scratch, x, unit.d, unit.first, 0, self.band_lines, width])
         weights = self.table.operand(fn, self.nest.w).pointer
-        cut = Tiles.of(fn, shape.per_out, self.rows)
-        count, low, tall = (int(v) for v in (cut.count, cut.low, cut.tall))  # channels are static
+        count = -(-shape.per_out // self.rows)  # tiles of channels, the first `tall` of one more
+        low, tall = divmod(shape.per_out, count)
 
         def line(h: Int, _: list[Value]) -> None:
             self.frame.change("h", h)
@@ -160,7 +160,9 @@ class _Planar:
             def channels(before: int, tiles: int, rows: int) -> None:
                 def tile(t: Int, _: list[Value]) -> None:
                     channel = fn.add(fn.mul(unit.group, shape.per_out), fn.add(fn.mul(t, rows), before))
-                    self.run_line(there, fn.gep(weights, fn.mul(channel, shape.depth), ELEMENT), channel, rows)
+                    self.run_line(
+                        there, fn.gep(weights, fn.mul(channel, shape.depth), ELEMENT), channel, rows
+                    )
 
                 fn.loop(0, tiles, 1, [], tile)
 

@@ -1,4 +1,6 @@
-"""What convolution kernels know of their operands: a geometry over three axes, and how images lie in memory."""
+"""What convolution kernels know of their operands: a geometry over three axes, and how
+images lie in memory.
+"""
 
 from __future__ import annotations
 

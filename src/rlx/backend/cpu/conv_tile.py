@@ -18,7 +18,14 @@ class TileEnd(Protocol):
     """What becomes of the finished sums of a tile (pixels x vectors, in that order)."""
 
     def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, pixels: int, masked: bool
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        pixels: int,
+        masked: bool,
     ) -> None: ...
 
 
@@ -26,8 +33,8 @@ class TileEnd(Protocol):
 class ConvTile:
     """Writes the functions tile(args, frame, x, w, channel, pixel) of one kernel.
 
-    `x` is the element that the first pixel's window starts with, `w` the panel. The frame holds x_block, x_d and
-    x_h: elements of x from one block, plane or line of a window to the next.
+    `x` is the element that the first pixel's window starts with, `w` the panel. The frame holds x_block, x_d
+    and x_h: elements of x from one block, plane or line of a window to the next.
     """
 
     module: Module

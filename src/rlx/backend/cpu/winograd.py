@@ -1,9 +1,10 @@
 """Winograd convolution of 3x3 windows that move by one, on images with blocked channels.
 
-Tiles of m x m outputs are taken in strips whose transformed inputs and sums fit the caches. A strip is transformed
-into scratch, multiplied with the transformed weights point by point, and transformed back with the epilogue: one
-kernel, no meeting of threads in between. Threads share strips or, where weights outweigh the image by far, output
-channels; then each transforms all inputs for itself. An Inf or NaN spoils the tiles whose window meets it.
+Tiles of m x m outputs are taken in strips whose transformed inputs and sums fit the caches. A strip is
+transformed into scratch, multiplied with the transformed weights point by point, and transformed back with
+the epilogue: one kernel, no meeting of threads in between. Threads share strips or, where weights outweigh
+the image by far, output channels; then each transforms all inputs for itself. An Inf or NaN spoils the tiles
+whose window meets it.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ class _Winograd:
                 names = [emit_products(self.module, self.kind, n, vectors) for n in range(1, self.pixels + 1)]
                 table = self.module.table(f"winograd.products{vectors}", "ptr", names)
                 low, high = (
-                    fn.load("ptr", fn.gep(table, fn.umin(fn.sub(fn.add(cut.low, i), 1), self.pixels - 1), "ptr"))
+                    fn.load(
+                        "ptr", fn.gep(table, fn.umin(fn.sub(fn.add(cut.low, i), 1), self.pixels - 1), "ptr")
+                    )
                     for i in (0, 1)
                 )
 

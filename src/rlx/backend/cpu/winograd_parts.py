@@ -41,7 +41,12 @@ def _both_sides(fn: Function, matrix: Sequence[Sequence[float]], grid: Grid) -> 
 
 
 def _each_tile(
-    fn: Function, tiles: Int, place: Sequence[Int], tiles_h: Int, tiles_w: Int, body: Callable[[Int, Int, Int, Int], None]
+    fn: Function,
+    tiles: Int,
+    place: Sequence[Int],
+    tiles_h: Int,
+    tiles_w: Int,
+    body: Callable[[Int, Int, Int, Int], None],
 ) -> None:
     """body(number, image, row, column) of `tiles` tiles in row-major order from `place` on."""
 
@@ -51,10 +56,10 @@ def _each_tile(
         column = fn.value(fn.add(column, 1))
         wrap = fn.cmp("eq", column, tiles_w)
         row = fn.value(fn.add(row, fn.zext(wrap, "i64")))
-        column = fn.select(wrap, 0, column)
+        column = fn.value(fn.select(wrap, 0, column))
         wrap = fn.cmp("eq", row, tiles_h)
         image = fn.value(fn.add(image, fn.zext(wrap, "i64")))
-        return [image, fn.select(wrap, 0, row), column]
+        return [image, fn.value(fn.select(wrap, 0, row)), column]
 
     fn.loop(0, tiles, 1, list(place), one)
 
@@ -66,7 +71,12 @@ def emit_input_transform(module: Module, m: int, lanes: int) -> str:
         return name
     words = ("batch", "block", "line", "height", "width", "low_h", "low_w")
     more = ("step", "blocks", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
-    params = [("ptr noalias", "x"), *(("i64", w) for w in words), ("ptr noalias", "to"), *(("i64", w) for w in more)]
+    params = [
+        ("ptr noalias", "x"),
+        *(("i64", w) for w in words),
+        ("ptr noalias", "to"),
+        *(("i64", w) for w in more),
+    ]
     fn = module.function(name, params, internal=True, noinline=True)
     x, batch, block, line, height, width, low_h, low_w, to, step, blocks, tiles, *rest = fn.args
     place, (tiles_h, tiles_w) = rest[:3], rest[3:]
@@ -79,7 +89,9 @@ def emit_input_transform(module: Module, m: int, lanes: int) -> str:
 
         def tile(t: Int, image: Int, row: Int, column: Int) -> None:
             top, left = fn.sub(fn.mul(row, m), low_h), fn.sub(fn.mul(column, m), low_w)
-            start = fn.add(plane, fn.add(fn.mul(image, batch), fn.add(fn.mul(top, line), fn.mul(left, lanes))))
+            start = fn.add(
+                plane, fn.add(fn.mul(image, batch), fn.add(fn.mul(top, line), fn.mul(left, lanes)))
+            )
             source = fn.gep(x, start, ELEMENT)
             inside: Value = fn.value(fn.cmp("sge", top, 0))
             for condition in (
@@ -118,20 +130,29 @@ def emit_input_transform(module: Module, m: int, lanes: int) -> str:
 
 
 def emit_products(module: Module, kind: Kind, pixels: int, vectors: int) -> str:
-    """Name of the function products(x, w, y, blocks, step): sums of one register tile over all input channels.
+    """Name of the function products(x, w, y, blocks, step): sums of one register tile over all input
+    channels.
 
     `step` is the number of elements from one block of channels to the next, in x and in y.
     """
     name = f"winograd.{pixels}x{vectors}"
     if module.defines(name):
         return name
-    params = [("ptr noalias", "x"), ("ptr noalias", "w"), ("ptr noalias", "y"), ("i64", "blocks"), ("i64", "step")]
+    params = [
+        ("ptr noalias", "x"),
+        ("ptr noalias", "w"),
+        ("ptr noalias", "y"),
+        ("i64", "blocks"),
+        ("i64", "step"),
+    ]
     fn = module.function(name, params, internal=True, noinline=True)
     x, w, y, blocks, step = fn.args
     lanes, width = kind.lanes, vectors * kind.lanes
 
     def block(b: Int, sums: list[Value]) -> list[Value]:
-        rows = Places.of(fn, fn.gep(x, fn.mul(b, step), ELEMENT), [p * lanes for p in range(pixels)], 1, ELEMENT)
+        rows = Places.of(
+            fn, fn.gep(x, fn.mul(b, step), ELEMENT), [p * lanes for p in range(pixels)], 1, ELEMENT
+        )
         panel = fn.gep(w, fn.mul(b, lanes * width), ELEMENT)
         columns = Places.of(fn, panel, [j * lanes for j in range(vectors)], width, ELEMENT)
         return accumulate(fn, kind, rows, columns, lanes, sums)
