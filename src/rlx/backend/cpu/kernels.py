@@ -17,7 +17,7 @@ class EmittedKernel:
     dims: tuple[Dim, ...]
     scratch_per_thread: Dim = 0
     serial: bool = False
-    reveals: bool = False  # its result's last size is found by running it: count and values are left in scratch
+    reveals: bool = False  # the last size of its result is found by running it: it is left in scratch
 
 
 @dataclass(frozen=True)

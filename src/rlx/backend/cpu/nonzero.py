@@ -1,7 +1,7 @@
 """Positions of the elements that are not zero: a kernel that finds out how large its result is.
 
-Its memory cannot be planned before, so it works in scratch, which has room for every element: first the count, then
-the positions [rank, count]. The runtime reads both and plans what follows for that size.
+Its memory cannot be planned before, so it works in scratch, which has room for every element: first the
+count, then the positions [rank, count]. The runtime reads both and plans what follows for that size.
 """
 
 from __future__ import annotations
