@@ -327,6 +327,8 @@ class Composer:
             value = self.values[source.id]
             if not at_own_place(value):
                 raise ComposeError("an epilogue reads the result at another place", node.where)
+            if any(e.prim == "load_checked" for e in value.walk()):
+                raise ComposeError("an epilogue has nowhere to report an index out of range", node.where)
             stores.append(Store(strip_rows(value), True, steps))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
