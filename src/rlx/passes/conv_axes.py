@@ -20,7 +20,9 @@ def drop_unit_axes(graph: Graph) -> Graph:
         idle = [
             i
             for i in spatial
-            if x.shape[2 + i] == w.shape[2 + i] == 1 and attrs["strides"][i] == 1 and attrs["padding"][i] == (0, 0)
+            if x.shape[2 + i] == w.shape[2 + i] == 1
+            and attrs["strides"][i] == 1
+            and attrs["padding"][i] == (0, 0)
         ]
         kept = [i for i in spatial if i not in idle]
         if not idle or not kept:

@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.ir.compose import lower_node
 from rlx.ir.form import Map
@@ -18,34 +17,26 @@ from rlx.ir.op import Role, get_op
 from rlx.ir.scalar import LOADS, PRIMITIVES, axes
 from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout
-from rlx.ops.shape import concat, reshape
+from rlx.ops.shape import concat, reshape, transpose
 from rlx.ops.window import GEOMETRY
 from rlx.ops.winograd import WinogradLayout, transform_kernel
+from rlx.passes.conv_cost import ConvTarget, choose_winograd, elements
 from rlx.passes.layout import weight_ids
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
-USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
-
-
-@dataclass(frozen=True)
-class ConvTarget:
-    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
-    one core of it does in a nanosecond, which decides between direct sums and Winograd's.
-    """
-
-    lanes: int
-    columns: int
-    flops: float = 117.0
-    weight_bytes: float = 15.0  # read from memory once a run, beside a busy neighbour
-    scratch_bytes: float = 30.0  # written to and read from L2
 
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
     """Convolutions read packed weights, and images between them have blocked channels."""
     if not any(n.op.name == "conv" for n in graph.nodes):
         return graph
-    plan = _Plan(graph, target)
-    return rewrite(graph, _Writer(plan).visit)
+    writer = _Writer(_Plan(graph, target))
+    out = rewrite(graph, writer.visit)
+    with out.building():
+        out.set_outputs(
+            {name: writer.planar(n) if writer.is_blocked(n) else n for name, n in out.outputs.items()}
+        )
+    return out
 
 
 def _is_packable(node: Node) -> bool:
@@ -247,17 +238,29 @@ class _Writer:
         form = lower_node(node) if node.op.role is Role.COMPUTE and node.op.has("lower") else None
         if isinstance(form, Map) and not node.op.has("view"):
             return operand
-        made: Node = get_op("copy")(operand)
+        return self.planar(operand)
+
+    def planar(self, node: Node) -> Node:
+        """A blocked image copied to planes."""
+        blocks, copy = node.operands[0], get_op("copy")
+        if not isinstance(node.shape[1], int) or node.shape[1] % self.lanes:
+            made: Node = copy(node)
+            return made
+        last = blocks.rank - 1
+        made = reshape(copy(transpose(blocks, (0, 1, last, *range(2, last)))), node.shape)
         return made
 
     def convolution(self, node: Node, operands: tuple[Node, ...]) -> Node:
         x, w = operands
         blocked = self.is_blocked(x) and self.plan.reads_blocked(node)
         if self.is_blocked(x) and not blocked:
-            x = get_op("copy")(x)
+            x = self.planar(x)
         if is_depthwise(node):  # its kernels go from blocks to blocks or from planes to planes
             (self.plan.blocked.add if blocked else self.plan.blocked.discard)(self.plan.end[node.id])
-        layout = self.winograd_layout(node) if blocked else None
+        layout = self.winograd_layout(node, blocked)
+        if layout is not None:
+            x = x if blocked else self.stored_blocked(x)
+            self.plan.blocked.add(self.plan.end[node.id])
         made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, blocked)), **node.attrs)
         return made
 
@@ -276,34 +279,15 @@ class _Writer:
             self.packed[key] = unpack(there, **attrs)
         return self.packed[key]
 
-    def winograd_layout(self, node: Node) -> WinogradLayout | None:
-        """Transformed weights where they pay: constant 3x3 kernels of whole blocks that move by one."""
+    def winograd_layout(self, node: Node, blocked: bool) -> WinogradLayout | None:
+        """Transformed constant weights where they pay, also for moving images to blocks and back."""
         plan, target = self.plan, self.plan.target
-        w = node.operands[1]
-        if plan.end[node.id] not in plan.blocked or w.id not in plan.weights or node.attrs["groups"] != 1:
+        choice = choose_winograd(node, target) if node.operands[1].id in plan.weights else None
+        if choice is None:
             return None
-        one = (1, 1)
-        if w.shape[2:] != (3, 3) or node.attrs["strides"] != one or node.attrs["dilations"] != one:
-            return None
-        out, channels = int(w.shape[0]), int(w.shape[1])
-        if out % self.lanes or channels % self.lanes:
-            return None
-        n, h, wide = (
-            d if isinstance(d, int) else u
-            for d, u in zip((node.shape[0], *node.shape[2:]), (1, USUAL_SIZE, USUAL_SIZE), strict=True)
-        )
-        size = out * channels
-
-        def cost(m: int) -> float:
-            """Nanoseconds of one core; m = 1 is the direct sum."""
-            if m == 1:
-                return 18 * n * h * wide * size / target.flops + 36 * size / target.weight_bytes
-            points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
-            products = 2 * tiles * points * size / target.flops + 4 * points * size / target.weight_bytes
-            return products + 8 * tiles * points * (out + channels) / target.scratch_bytes
-
-        best = min((1, 2, 4), key=cost)
-        return None if best == 1 else WinogradLayout(best, out, channels, target.columns, self.lanes)
+        moved = 0 if blocked else elements(node.operands[0].shape)
+        moved += 0 if plan.end[node.id] in plan.blocked else elements(node.shape)
+        return choice.layout if choice.gain > moved / target.moved_elements else None
 
     def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""

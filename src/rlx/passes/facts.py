@@ -29,6 +29,7 @@ class Access:
     operand: Node
     index: tuple[Scalar, ...]
     pointwise: bool
+    once_per: int = 1
 
 
 HOW = {"load": "plain", "load_or": "guarded", "load_checked": "checked"}
@@ -113,12 +114,16 @@ class Facts:
         out = []
         form = self.form(node)
         space = form.space if isinstance(form, Reduce) else node.shape
+        inner = form.axes if isinstance(form, Reduce) else range(len(space))[-1:]
         for e in body.walk():
             if e.prim in LOADS:
                 operand, index = node.operands[e.data], load_index(e)
                 root = self.io.root(operand).id
                 here = e.prim == "load" and root == operand.id and is_point(index, axes(len(space)), space)
-                out.append(Access(root, HOW[e.prim], operand, index, here and operand.shape == space))
+                fixed = not any(x.prim == "axis" and x.data in inner for i in index for x in i.walk())
+                once_per = self.io.points(space[i] for i in inner) if fixed else 1
+                pointwise = here and operand.shape == space
+                out.append(Access(root, HOW[e.prim], operand, index, pointwise, max(once_per, 1)))
         return out
 
     def root_index(self, access: Access) -> tuple[Scalar, ...]:

@@ -172,6 +172,9 @@ class Fuser:
                 continue
             if not (now.span | self.reach.span([node.id])).acyclic:
                 continue  # what lies between may join later, and then this too
+            if not self._pinned and self.better_elsewhere(now, node):
+                refused[node.id] = "its reader can compute it from values that are stored anyway"
+                continue
             try:
                 wider = now.add(node, self.reach)
             except Misfit as why:
@@ -203,6 +206,29 @@ class Fuser:
         """Picoseconds that a group saves."""
         score = self.gate.score_ps(fusion_benefit(t.before, t.after))
         return score - elementwise_ps(self.options.device, t.work_added)
+
+    def better_elsewhere(self, now: Trial, node: Node) -> bool:
+        """Whether an op is better computed by its only reader, from values that are stored in any case."""
+        readers = self.facts.readers.get(node.id, ())
+        if node.id in self.facts.kept or len(readers) != 1 or self.facts.kind(node) != "map":
+            return False
+        reader = self.graph.nodes[readers[0]]
+        if reader.id in now.fit.status or reader.id in self.group_of:
+            return False
+        if self.facts.kind(reader) not in ("map", "reduce"):
+            return False
+        io = self.facts.io
+        saved = 2 * io.bytes(node)
+        for root, count in io.reads(node).items():
+            if root in now.fit.status and not self.is_stored(root):
+                return False
+            saved -= count * self.graph.nodes[root].dtype.itemsize
+        return saved > 0
+
+    def is_stored(self, i: int) -> bool:
+        """Whether a value goes to memory whatever is fused: an output, or read from memory."""
+        readers = (self.graph.nodes[r] for r in self.facts.readers.get(i, ()))
+        return i in self.facts.kept or any(self.facts.kind(r) not in ("map", "reduce") for r in readers)
 
     def kernel_refused(self, t: Trial) -> str | None:
         """Why the composer or the backend does not take a group that fits by its reads."""

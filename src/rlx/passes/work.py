@@ -49,7 +49,7 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
                 continue
             for number, count in passes.items():
                 had = inner.get(number, 0)
-                inner[number] = max(had, count) if access.pointwise else had + count
+                inner[number] = max(had, count) if access.pointwise else had + count // access.once_per
     return total
 
 

@@ -1,0 +1,283 @@
+"""A page that says what a compiled program does: stages, kernels, memory, and why it was fused so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rlx.cost.compute import contraction_ps, elementwise_ps
+from rlx.cost.decision import Decision, bytes_text, time_text
+from rlx.cost.gate import IoFusionGate
+from rlx.cost.io import IoModel
+from rlx.cost.profile import FusionBenefit, GraphIoProfile
+from rlx.ir.dim import evaluate, symbols
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.op import Level, Role, run_rule
+
+WIDTH = 100
+TIMELINE = 60  # columns
+BARS = " ▁▂▃▄▅▆▇█"
+LARGEST = 10
+REFUSED = 8
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """What one kernel is predicted to move and to take."""
+
+    node: Node
+    io: GraphIoProfile
+    operations: int
+    picoseconds: int
+
+
+def explain(module: LirModule, thunks: Mapping[int, str] | None = None) -> str:
+    """The page of a program, at the sizes that its plan is for. `thunks` says which kernels the host runs.
+
+    >>> import rlx
+    >>> from rlx.compile import plan
+    >>> g = rlx.Graph("hello")
+    >>> g.output("y", rlx.ops.tanh(g.input("x", (64, 64), "f32") * 2.0))
+    >>> print(explain(plan(g, target="x86-64-v3")).splitlines()[0])
+    hello for x86-64-v3: 1 kernel, 0 B of activations, 0 B of weights
+    """
+    costs = kernel_costs(module)
+    parts = [
+        _head(module),
+        _stages(module),
+        _kernels(module, costs, thunks or {}),
+        _memory(module.plan, module.mir),
+        _decisions(module),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+
+
+def kernel_costs(module: LirModule) -> list[KernelCost]:
+    """Predicted IO and time of every kernel, in the order in which they run."""
+    io = IoModel(module.mir, module.plan.binding)
+    gate = IoFusionGate(**module.gate) if module.gate else None
+    out = []
+    for kernel in module.plan.schedule:
+        node = module.mir.nodes[kernel]
+        profile = io.profile(node)
+        heavy, light = _work(node, module.plan.binding)
+        compute = contraction_ps("cpu", heavy) + elementwise_ps("cpu", light)
+        out.append(KernelCost(node, profile, heavy + light, _time(gate, profile, compute)))
+    return out
+
+
+def _time(gate: IoFusionGate | None, io: GraphIoProfile, compute: int) -> int:
+    """Dispatch, and the slower of moving and computing."""
+    if gate is None:
+        return compute
+    launches = gate.score_ps(FusionBenefit(io.kernel_launches, io.sync_points, 0, 0))
+    moving = gate.score_ps(FusionBenefit(0, 0, 0, io.device_traffic_bytes))
+    return launches + max(moving, compute)
+
+
+def _work(node: Node, binding: Mapping[str, int]) -> tuple[int, int]:
+    """Operations of contractions and of everything else in a kernel."""
+    inside = node.bodies[0].nodes if node.op.role is Role.REGION else [node]
+    heavy = light = 0
+    for n in inside:
+        if n.op.role is not Role.COMPUTE or n.op.level is Level.HIR or not n.op.has("cost"):
+            continue
+        cost = run_rule(n.op, "cost", *(o.type for o in n.operands), node=n)
+        known = evaluate(cost, {s: binding.get(s, 1) for s in symbols(cost)})
+        heavy, light = (heavy + known, light) if n.op.heavy else (heavy, light + known)
+    return heavy, light
+
+
+# -- sections
+
+
+def _head(module: LirModule) -> list[str]:
+    plan = module.plan
+    count = len(plan.schedule)
+    sizes = ", ".join(f"{s} = {plan.binding[s]}" for s in plan.dynamic_symbols)
+    weights = plan.sizes()["weight"]
+    lines = [
+        f"{module.name} for {module.target}: {count} kernel{'s' * (count != 1)}, "
+        f"{bytes_text(plan.arena_size)} of activations, {bytes_text(weights)} of weights"
+    ]
+    if sizes:
+        lines.append(f"planned for {sizes}; other sizes only move values, they compile nothing")
+    for kind, items in (("in ", plan.io.inputs), ("out", plan.io.outputs)):
+        for name, node in items:
+            lines.append(f"  {kind}  {name}: {module.mir.nodes[node].type}")
+    return lines
+
+
+def _stages(module: LirModule) -> list[str]:
+    trace = module.trace
+    if trace is None:
+        return []
+    fired = Counter(f.rule for f in trace.firings)
+    lines = ["Stages: values in the graph after each"]
+    for name, count in trace.stages:
+        lines.append(f"  {count:5}  {name}")
+        if name == "simplify" and fired:
+            lines += _wrapped(", ".join(f"{rule} ({n})" for rule, n in fired.most_common()), "         ")
+    if module.derived is not None:
+        lines.append(f"  {len(module.derived.outputs):5}  weights are prepared once, at load")
+    return lines
+
+
+def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int, str]) -> list[str]:
+    if not costs:
+        return []
+    total = sum(c.picoseconds for c in costs) or 1
+    lines = [
+        f"Kernels in order: predicted {time_text(total).lstrip('+')} in all, "
+        f"{bytes_text(sum(c.io.device_traffic_bytes for c in costs))} moved",
+        "     time  share    moved  kernel",
+    ]
+    for c in costs:
+        share = round(100 * c.picoseconds / total)
+        time = time_text(c.picoseconds).lstrip("+")
+        moved = bytes_text(c.io.device_traffic_bytes)
+        text = f"{time:>9}  {share:4} % {moved:>8}  %{c.node.id} {kernel_name(c.node)} -> {c.node.type}"
+        lines += _wrapped(text, "                             ", first="")
+        if c.node.id in thunks:
+            lines.append(f"                             runs on the host: {thunks[c.node.id]}")
+    return lines
+
+
+def kernel_name(node: Node) -> str:
+    """A kernel by its kind and the ops in it.
+
+    >>> from rlx import ops
+    >>> from rlx.compile import plan
+    >>> g = Graph()
+    >>> g.output("y", ops.softmax(g.input("x", (4, 4), "f32")))
+    >>> lir = plan(g)
+    >>> kernel_name(lir.mir.nodes[lir.plan.schedule[0]])
+    'reduce: reduce_max, sub, exp, reduce_sum, div'
+    """
+    if node.op.role is not Role.REGION:
+        return node.op.name
+    names: list[str] = []
+    for n in node.bodies[0].nodes:
+        if n.op.role is Role.COMPUTE and not n.op.has("view") and not n.op.reader_side:
+            names.append(n.op.name)
+    grouped = [(name, sum(1 for _ in run)) for name, run in groupby(names)]
+    text = ", ".join(name if n == 1 else f"{n} {name}" for name, n in grouped)
+    return f"{node.attrs['kind']}: {text}" if text else f"{node.attrs['kind']}: move"
+
+
+def _memory(plan: LirBufferPlan, graph: Graph) -> list[str]:
+    live = plan.live_bytes()
+    bound = max(live, default=0)
+    lines = ["Memory"]
+    for space, size in plan.sizes().items():
+        if size:
+            lines.append(f"  {bytes_text(size):>9}  {space}")
+    if not bound:
+        return lines
+    over = (
+        "the least that this order needs"
+        if plan.arena_size <= bound
+        else f"{plan.arena_size / bound:.3f} x bound"
+    )
+    lines.append(
+        f"  activations would take {bytes_text(plan.total_unshared_bytes())} without sharing; "
+        f"{bytes_text(plan.arena_size)} is {over}"
+    )
+    if plan.shared:
+        lines.append(f"  {len(plan.shared)} results take the place of an operand that ends with them")
+    peak = live.index(bound)
+    lines.append(
+        f"  |{_timeline(live)}|  alive at each step; most at step {peak}, kernel %{plan.schedule[peak]}"
+    )
+    lines.append("Largest values")
+    largest = sorted(
+        (n for n in plan.lifetimes if plan.assignments[n].space == "activation"),
+        key=lambda n: (-plan.assignments[n].size, n),
+    )[:LARGEST]
+    for n in largest:
+        first, last = plan.lifetimes[n]
+        at = ", ".join(graph.nodes[n].where[:2])
+        size = bytes_text(plan.assignments[n].size)
+        text = f"  {size:>9}  %{n} {graph.nodes[n].type}, steps {first} to {last}"
+        text += f", in place of %{plan.shared[n]}" if n in plan.shared else ""
+        lines.append(text + (f"  @ {at}" if at else ""))
+    return lines
+
+
+def _timeline(live: Sequence[int]) -> str:
+    """Bytes over time as a row of bars, the highest of each column."""
+    columns = min(TIMELINE, len(live))
+    most = max(live) or 1
+    out = []
+    for c in range(columns):
+        part = live[
+            c * len(live) // columns : max((c + 1) * len(live) // columns, c * len(live) // columns + 1)
+        ]
+        out.append(BARS[-(-max(part) * (len(BARS) - 1) // most)])
+    return "".join(out)
+
+
+def _decisions(module: LirModule) -> list[str]:
+    log = [*(module.trace.decisions if module.trace is not None else ()), *module.decisions]
+    if not log:
+        return []
+    kept = [d for d in log if d.verdict]
+    refused = [d for d in log if not d.verdict]
+    saved = GraphIoProfile()
+    for d in kept:
+        saved += d.before - d.after
+    lines = [
+        f"Fusion: {len(kept)} of {len(log)} candidates kept; they save {saved.kernel_launches} launches and "
+        f"{bytes_text(max(saved.device_traffic_bytes, 0))} of traffic"
+    ]
+    if module.gate:
+        gate = ", ".join(f"{k} {v}" for k, v in module.gate.items() if not isinstance(v, bool))
+        lines += _wrapped(f"the gate: {gate}", "  ")
+    rules = Counter(d.rule for d in kept)
+    lines.append("  kept: " + ", ".join(f"{rule} ({n})" for rule, n in rules.most_common()))
+    if refused:
+        lines.append(f"Refused, those with most at stake of {len(refused)}")
+        for d in _worth_telling(refused):
+            lines += _wrapped(_refusal(d, module.unfused), "    ", first="  ")
+        lines.append("  ask why_not(a, b) about two nodes by their numbers before fusion")
+    return lines
+
+
+def _worth_telling(refused: Sequence[Decision]) -> list[Decision]:
+    """Different refusals, largest first: the layers of a model refuse the same things."""
+    seen: set[tuple[str, str, int]] = set()
+    out = []
+    for d in sorted(refused, key=lambda d: (-abs(d.net_ps), d.region, d.rule)):
+        key = (d.rule, d.reason.rpartition("%")[0] or d.reason, d.score_ps)
+        if key not in seen:
+            seen.add(key)
+            out.append(d)
+    return out[:REFUSED]
+
+
+def _refusal(d: Decision, unfused: Graph | None) -> str:
+    names = ""
+    if unfused is not None and d.region:
+        ops = [unfused.nodes[i].op.name for i in d.region if i < len(unfused)]
+        shown = ops if len(ops) <= 4 else [ops[0], "...", *ops[-2:]]
+        names = f" {' + '.join(shown)} [%{d.region[0]}..%{d.region[-1]}]"
+    gain = f"io {time_text(d.score_ps)}, compute {time_text(-d.compute_ps_added)}"
+    return f"{d.rule}{names}: {gain}: {d.reason}"
+
+
+def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
+    """Lines of at most WIDTH characters; those after the first are indented."""
+    lines = []
+    now = indent if first is None else first
+    fresh = True
+    for word in text.split(" "):
+        if not fresh and len(now) + 1 + len(word) > WIDTH:
+            lines.append(now.rstrip())
+            now, fresh = indent, True
+        now += word if fresh else " " + word
+        fresh = fresh and not word
+    lines.append(now.rstrip())
+    return lines
