@@ -1,0 +1,192 @@
+"""Plans for any sizes, from what is known of a program: order of kernels, lifetimes, views, shared storage.
+
+This is the half of planning that a compiled program needs at run time. It knows nothing of ops, and its facts
+can be written down and read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlx.errors import GuardError
+from rlx.ir.bind import check_constraints
+from rlx.ir.dim import Dim, compile_dims, parse_dim
+from rlx.ir.graph import Graph
+from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirIoManifest, LirViewAlias
+from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.plan.place import Block, Placement, place, replay
+
+MOST_PLANS = 256  # bindings whose plans are kept
+GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not searched again
+
+
+class StoredValue(NamedTuple):
+    """A value with storage of its own."""
+
+    node: int
+    size: Dim
+    space: str
+
+
+class PlacedView(NamedTuple):
+    """A value inside another's storage: bytes into it, and strides in elements (None: dense)."""
+
+    root: int
+    offset: Dim
+    strides: tuple[Dim, ...] | None
+
+
+class Placer:
+    """Gives a plan for any binding quickly. `order`, `life` and `shared` say which values need room when."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stored: Sequence[StoredValue],
+        views: Mapping[int, PlacedView],
+        phases: PhaseSchedule,
+        binding: Mapping[str, int],
+    ) -> None:
+        self.graph, self.stored, self.aliases, self.phases = graph, list(stored), dict(views), phases
+        self.symbols = graph.symbols()
+        self.io = LirIoManifest.collect(graph)
+        self.binding = dict(binding)
+        self.order: list[int] = []
+        self.life: dict[int, tuple[int, int]] = {}
+        self.shared: dict[int, int] = {}
+        self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
+        self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
+        offsets = [v.offset for v in self.aliases.values()]
+        strides = [s for v in self.aliases.values() for s in v.strides or ()]
+        self._evaluate = compile_dims([*(s.size for s in self.stored), *offsets, *strides], self.symbols)
+
+    def sizes(self, binding: Mapping[str, int]) -> dict[int, int]:
+        """Bytes of every stored value."""
+        values = self._evaluate([binding[s] for s in self.symbols])
+        return {s.node: v for s, v in zip(self.stored, values, strict=False)}
+
+    def plan(self, binding: Mapping[str, int] | None = None) -> LirBufferPlan:
+        """Slots for a binding, whose guards are checked here; without one, for the assumed sizes."""
+        if binding is None:
+            binding = self.binding
+        else:
+            missing = [s for s in self.symbols if s not in binding]
+            if missing:
+                told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
+                raise GuardError(told)
+            check_constraints(self.graph.constraints, binding)
+        key = tuple([binding[s] for s in self.symbols])
+        known = self._plans.get(key)
+        if known is not None:
+            return known
+        values = self._evaluate(list(key))
+        sizes = {s.node: v for s, v in zip(self.stored, values, strict=False)}
+        aliases = self._aliases(values[len(self.stored) :])
+        slots: dict[int, LirBufferSlot] = {}
+        used = dict.fromkeys(("weight", "input", "output", "state"), 0)
+        spans: dict[int, tuple[int, int]] = {}  # storage -> steps in which any value in it is alive
+        for node, _, space in self.stored:
+            if space == "activation":
+                if node in self.life:
+                    own = self._storage(node)
+                    first, last = self.life[node]
+                    start, stop = spans.get(own, (first, last))
+                    spans[own] = (min(start, first), max(stop, last))
+                continue
+            slots[node] = LirBufferSlot(used[space], sizes[node], space)
+            used[space] += -(-sizes[node] // ALIGNMENT) * ALIGNMENT
+        placed = self._place([Block(own, sizes[own], *span) for own, span in spans.items()])
+        for i in self.life:
+            slots[i] = LirBufferSlot(placed.offsets[self._storage(i)], sizes[i], "activation")
+        made = LirBufferPlan(
+            slots,
+            list(self.order),
+            aliases,
+            self.phases,
+            self.io,
+            dict(self.life),
+            {"activation": placed.total, **used},
+            ALIGNMENT,
+            self.symbols,
+            dict(binding),
+            dict(self.shared),
+            placed.heuristic,
+            self.graph,
+        )
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = made
+        return made
+
+    def _storage(self, node: int) -> int:
+        """The first value of those that hand one storage on to each other."""
+        while node in self.shared:
+            node = self.shared[node]
+        return node
+
+    def _aliases(self, values: Sequence[int]) -> dict[int, LirViewAlias]:
+        """Views at the sizes in force; `values` are all offsets, then all strides."""
+        out, at = {}, len(self.aliases)
+        for i, (node, view) in enumerate(self.aliases.items()):
+            rank = len(view.strides or ())
+            strides = None if view.strides is None else tuple(values[at : at + rank])
+            at += rank
+            out[node] = LirViewAlias(view.root, values[i], strides)
+        return out
+
+    def _place(self, blocks: list[Block]) -> Placement:
+        if self.placed is not None:
+            again = replay(self.placed, blocks)
+            if again.ratio <= GOOD_ENOUGH:
+                return again
+        found = place(blocks)
+        self.placed = found.order
+        return found
+
+    # -- written down
+
+    def to_json(self) -> dict[str, Any]:
+        """All facts as plain JSON values; `from_json` reads them back for the same graph."""
+        return {
+            "stored": [[s.node, str(s.size), s.space] for s in self.stored],
+            "views": [
+                [id, v.root, str(v.offset), None if v.strides is None else [str(s) for s in v.strides]]
+                for id, v in self.aliases.items()
+            ],
+            "phases": [[node, str(phase)] for node, phase in self.phases.iter()],
+            "binding": self.binding,
+            "order": self.order,
+            "life": [[node, *span] for node, span in self.life.items()],
+            "shared": [list(pair) for pair in self.shared.items()],
+            "placed": self.placed,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], graph: Graph) -> Placer:
+        """The placer that wrote these facts; they are believed, so they must come from one's own hand."""
+        known: dict[str, Dim] = {}
+
+        def dim(text: str) -> Dim:
+            if text not in known:
+                known[text] = parse_dim(text)
+            return known[text]
+
+        phases = PhaseSchedule()
+        for node, phase in data["phases"]:
+            phases.set(node, Phase(phase))
+        made = Placer(
+            graph,
+            [StoredValue(node, dim(size), space) for node, size, space in data["stored"]],
+            {
+                id: PlacedView(root, dim(offset), None if strides is None else tuple(map(dim, strides)))
+                for id, root, offset, strides in data["views"]
+            },
+            phases,
+            data["binding"],
+        )
+        made.order = list(data["order"])
+        made.life = {node: (first, last) for node, first, last in data["life"]}
+        made.shared = dict(data["shared"])
+        made.placed = None if data["placed"] is None else tuple(data["placed"])
+        return made
