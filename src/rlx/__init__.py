@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from rlx import errors, ops
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlx import errors
 from rlx.compile import compile, lower, optimize
 from rlx.config import VERSION
-from rlx.frontend.onnx import from_onnx
-from rlx.functions import grad, jit, jvp, value_and_grad, vmap
-from rlx.ir.graph import Graph
-from rlx.ops.custom import register_op
 from rlx.session import Session, load
+
+if TYPE_CHECKING:
+    from rlx import cost, dist, driver, ops, zoo
+    from rlx.frontend.onnx import from_onnx
+    from rlx.functions import grad, jit, jvp, value_and_grad, vmap
+    from rlx.ir.graph import Graph
+    from rlx.ops.custom import register_op
 
 __version__ = VERSION
 
@@ -17,6 +23,9 @@ __all__ = [
     "Graph",
     "Session",
     "compile",
+    "cost",
+    "dist",
+    "driver",
     "errors",
     "from_onnx",
     "grad",
@@ -29,4 +38,31 @@ __all__ = [
     "register_op",
     "value_and_grad",
     "vmap",
+    "zoo",
 ]
+
+# Loaded with the first use: a program from a file starts without them.
+_PARTS = ("cost", "dist", "driver", "ops", "zoo")
+_HOMES = {
+    "Graph": "rlx.ir.graph",
+    "from_onnx": "rlx.frontend.onnx",
+    "grad": "rlx.functions",
+    "jit": "rlx.functions",
+    "jvp": "rlx.functions",
+    "register_op": "rlx.ops.custom",
+    "value_and_grad": "rlx.functions",
+    "vmap": "rlx.functions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"rlx.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

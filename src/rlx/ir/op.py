@@ -179,8 +179,15 @@ def declare(cls: type[Op]) -> Op:
     return op
 
 
+def _load_declarations() -> None:
+    """Import the ops of the package; what is looked up before is not there yet."""
+    import rlx.ops  # noqa: F401
+
+
 def get_op(name: str) -> Op:
     """The op of that name; an unknown one names its nearest relatives."""
+    if name not in _REGISTRY:
+        _load_declarations()
     try:
         return _REGISTRY[name]
     except KeyError:
@@ -193,6 +200,7 @@ def get_op(name: str) -> Op:
 
 def all_ops() -> list[Op]:
     """Every declared op, sorted by name."""
+    _load_declarations()
     return [_REGISTRY[k] for k in sorted(_REGISTRY)]
 
 
