@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,38 @@ def _two_sizes(equation: str, label: str) -> str:
     return f"einsum: {equation!r}: label {label!r} has two sizes"
 
 
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Which axes of two operands meet; the others are free."""
+
+    lhs_contract: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+    lhs_batch: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+
+    @property
+    def contract(self) -> tuple[tuple[int, int], ...]:
+        return tuple(zip(self.lhs_contract, self.rhs_contract, strict=True))
+
+    @property
+    def batch(self) -> tuple[tuple[int, int], ...]:
+        return tuple(zip(self.lhs_batch, self.rhs_batch, strict=True))
+
+    def left(self, rank: int) -> tuple[int, ...]:
+        return free_axes(rank, self.lhs_contract, self.lhs_batch)
+
+    def right(self, rank: int) -> tuple[int, ...]:
+        return free_axes(rank, self.rhs_contract, self.rhs_batch)
+
+    def result(self, a: Sequence[S], b: Sequence[S]) -> tuple[S, ...]:
+        """Shape of the result: batch axes, free axes of lhs, free axes of rhs."""
+        left, right = self.left(len(a)), self.right(len(b))
+        return (*(a[i] for i in self.lhs_batch), *(a[i] for i in left), *(b[j] for j in right))
+
+
 @declare
 class _dot_general(Op):
     """Contract axes of two tensors: the result has batch axes, free axes of lhs, free axes of rhs.
@@ -52,153 +85,79 @@ class _dot_general(Op):
         "out_dtype": Attr(optional(dtype_kind), None),
     }
 
-    def infer(
-        self,
-        a: TensorType,
-        b: TensorType,
-        *,
-        lhs_contract: Any,
-        rhs_contract: Any,
-        lhs_batch: Any,
-        rhs_batch: Any,
-        out_dtype: Any,
-    ) -> TensorType:
+    def infer(self, a: TensorType, b: TensorType, *, out_dtype: Any, **axes: Any) -> TensorType:
         need_dtype(self.name, a, is_number)
         need_dtype(self.name, b, is_number)
         d = same_dtype(self.name, (a, b)) if out_dtype is None else out_dtype
+        at = Axes(**axes)
         for side, t, used in (
-            ("lhs", a, (*lhs_contract, *lhs_batch)),
-            ("rhs", b, (*rhs_contract, *rhs_batch)),
+            ("lhs", a, (*at.lhs_contract, *at.lhs_batch)),
+            ("rhs", b, (*at.rhs_contract, *at.rhs_batch)),
         ):
             if len(set(used)) != len(used) or not all(0 <= i < t.rank for i in used):
                 raise ShapeError(f"dot_general: {side} axes {used} are not distinct axes of {t}")
-        if len(lhs_contract) != len(rhs_contract) or len(lhs_batch) != len(rhs_batch):
+        if len(at.lhs_contract) != len(at.rhs_contract) or len(at.lhs_batch) != len(at.rhs_batch):
             raise ShapeError("dot_general: lhs and rhs name different numbers of axes")
-        for i, j in (*zip(lhs_contract, rhs_contract, strict=True), *zip(lhs_batch, rhs_batch, strict=True)):
+        for i, j in (*at.contract, *at.batch):
             require_equal(a.shape[i], b.shape[j], partial(_sizes_differ, a, i, b, j))
-        batch = [a.shape[i] for i in lhs_batch]
-        left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
-        return TensorType(d, (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right)))
+        return TensorType(d, at.result(a.shape, b.shape))
 
-    def ref(
-        self,
-        a: np.ndarray,
-        b: np.ndarray,
-        *,
-        lhs_contract: Any,
-        rhs_contract: Any,
-        lhs_batch: Any,
-        rhs_batch: Any,
-        out_dtype: Any,
-    ) -> np.ndarray:
-        own = dtype(a.dtype)
+    def ref(self, a: np.ndarray, b: np.ndarray, *, out_dtype: Any, **axes: Any) -> np.ndarray:
+        at, own = Axes(**axes), dtype(a.dtype)
         out = own if out_dtype is None else out_dtype
         wide = accumulate_dtype(out if out.bits > own.bits else own).np
-        left, right = free_axes(a.ndim, lhs_contract, lhs_batch), free_axes(b.ndim, rhs_contract, rhs_batch)
-        batch = tuple(a.shape[i] for i in lhs_batch)
-        k, m = math.prod([a.shape[i] for i in lhs_contract]), math.prod([a.shape[i] for i in left])
+        left, right = at.left(a.ndim), at.right(b.ndim)
+        batch = math.prod([a.shape[i] for i in at.lhs_batch])
+        k, m = math.prod([a.shape[i] for i in at.lhs_contract]), math.prod([a.shape[i] for i in left])
         n = math.prod([b.shape[j] for j in right])
-        x = a.transpose(*lhs_batch, *left, *lhs_contract).astype(wide).reshape(math.prod(batch), m, k)
-        y = b.transpose(*rhs_batch, *rhs_contract, *right).astype(wide).reshape(math.prod(batch), k, n)
-        shape = (*batch, *(a.shape[i] for i in left), *(b.shape[j] for j in right))
-        product: np.ndarray = np.matmul(x, y).reshape(shape).astype(out.np)
+        x = a.transpose(*at.lhs_batch, *left, *at.lhs_contract).astype(wide).reshape(batch, m, k)
+        y = b.transpose(*at.rhs_batch, *at.rhs_contract, *right).astype(wide).reshape(batch, k, n)
+        product: np.ndarray = np.matmul(x, y).reshape(at.result(a.shape, b.shape)).astype(out.np)
         return product
 
-    def vjp(
-        self,
-        g: Node,
-        y: Node,
-        a: Node,
-        b: Node,
-        *,
-        lhs_contract: Any,
-        rhs_contract: Any,
-        lhs_batch: Any,
-        rhs_batch: Any,
-        out_dtype: Any,
-    ) -> list[Node]:
-        kinds = a.dtype, b.dtype
+    def vjp(self, g: Node, y: Node, a: Node, b: Node, *, out_dtype: Any, **axes: Any) -> list[Node]:
+        at, kinds = Axes(**axes), (a.dtype, b.dtype)
         if g.dtype is not a.dtype:  # out_dtype: the products below are those of the wider dtype
             a, b = op_call("cast", a, dtype=g.dtype), op_call("cast", b, dtype=g.dtype)
-        left, right = free_axes(a.rank, lhs_contract, lhs_batch), free_axes(b.rank, rhs_contract, rhs_batch)
-        nb = len(lhs_batch)
+        left, right, nb = at.left(a.rank), at.right(b.rank), len(at.lhs_batch)
         g_left, g_right = range(nb, nb + len(left)), range(nb + len(left), g.rank)
         both = tuple(range(nb))
-        da = dot_general(
-            g, b, (tuple(g_right), right), (both, rhs_batch)
-        )  # [batch, left, contracted in rhs order]
-        by_rhs = sorted(range(len(rhs_contract)), key=lambda i: rhs_contract[i])
-        order = (*lhs_batch, *left, *(lhs_contract[i] for i in by_rhs))
-        da = transpose(da, inverse_permutation(order))
-        db = dot_general(
-            g, a, (tuple(g_left), left), (both, lhs_batch)
-        )  # [batch, right, contracted in lhs order]
-        by_lhs = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i])
-        order = (*rhs_batch, *right, *(rhs_contract[i] for i in by_lhs))
-        db = transpose(db, inverse_permutation(order))
+        # [batch, left, contracted in the order of rhs]
+        da = dot_general(g, b, (tuple(g_right), right), (both, at.rhs_batch))
+        by_rhs = [i for i, _ in sorted(at.contract, key=lambda pair: pair[1])]
+        da = transpose(da, inverse_permutation((*at.lhs_batch, *left, *by_rhs)))
+        # [batch, right, contracted in the order of lhs]
+        db = dot_general(g, a, (tuple(g_left), left), (both, at.lhs_batch))
+        by_lhs = [j for _, j in sorted(at.contract)]
+        db = transpose(db, inverse_permutation((*at.rhs_batch, *right, *by_lhs)))
         grads = zip((da, db), kinds, strict=True)
         return [d if d.dtype is kind else op_call("cast", d, dtype=kind) for d, kind in grads]
 
-    def batch(
-        self,
-        flags: Sequence[bool],
-        a: Node,
-        b: Node,
-        *,
-        lhs_contract: Any,
-        rhs_contract: Any,
-        lhs_batch: Any,
-        rhs_batch: Any,
-        out_dtype: Any,
-    ) -> Node:
+    def batch(self, flags: Sequence[bool], a: Node, b: Node, *, out_dtype: Any, **axes: Any) -> Node:
+        at = Axes(**axes)
+        lhs, rhs = shift(at.lhs_contract), shift(at.rhs_contract)
         made: Node
-        if flags[0] and not flags[1] and not lhs_batch:  # the batch axis is one more free axis of lhs
-            made = dot_general(a, b, (shift(lhs_contract), rhs_contract), ((), ()), out_dtype)
+        if flags[0] and not flags[1] and not at.batch:  # the batch axis is one more free axis of lhs
+            made = dot_general(a, b, (lhs, at.rhs_contract), ((), ()), out_dtype)
             return made
-        if flags[1] and not flags[0] and not lhs_batch:
-            made = dot_general(a, b, (lhs_contract, shift(rhs_contract)), ((), ()), out_dtype)
-            at = a.rank - len(lhs_contract)
-            made = transpose(made, (at, *(i for i in range(made.rank) if i != at)))
+        if flags[1] and not flags[0] and not at.batch:
+            made = dot_general(a, b, (at.lhs_contract, rhs), ((), ()), out_dtype)
+            place = a.rank - len(at.lhs_contract)
+            made = transpose(made, (place, *(i for i in range(made.rank) if i != place)))
             return made
         a, b = lift_all(flags, (a, b))
-        contract = (shift(lhs_contract), shift(rhs_contract))
-        made = dot_general(a, b, contract, ((0, *shift(lhs_batch)), (0, *shift(rhs_batch))), out_dtype)
+        batch = ((0, *shift(at.lhs_batch)), (0, *shift(at.rhs_batch)))
+        made = dot_general(a, b, (lhs, rhs), batch, out_dtype)
         return made
 
-    def lower(
-        self,
-        a: TensorType,
-        b: TensorType,
-        *,
-        lhs_contract: Any,
-        rhs_contract: Any,
-        lhs_batch: Any,
-        rhs_batch: Any,
-        out_dtype: Any,
-    ) -> Form:
-        out = a.dtype if out_dtype is None else out_dtype
-        return Contract(
-            a.shape,
-            b.shape,
-            tuple(zip(lhs_batch, rhs_batch, strict=True)),
-            tuple(zip(lhs_contract, rhs_contract, strict=True)),
-            out,
-            accumulate_dtype(out if out.bits > a.dtype.bits else a.dtype),
-        )
+    def lower(self, a: TensorType, b: TensorType, *, out_dtype: Any, **axes: Any) -> Form:
+        at, out = Axes(**axes), a.dtype if out_dtype is None else out_dtype
+        wide = accumulate_dtype(out if out.bits > a.dtype.bits else a.dtype)
+        return Contract(a.shape, b.shape, at.batch, at.contract, out, wide)
 
-    def cost(
-        self,
-        a: TensorType,
-        b: TensorType,
-        *,
-        lhs_contract: Any,
-        rhs_contract: Any,
-        lhs_batch: Any,
-        rhs_batch: Any,
-        out_dtype: Any,
-    ) -> Dim:
+    def cost(self, a: TensorType, b: TensorType, *, out_dtype: Any, **axes: Any) -> Dim:
         total: Dim = 2 * a.numel
-        for j in free_axes(b.rank, rhs_contract, rhs_batch):
+        for j in Axes(**axes).right(b.rank):
             total = total * b.shape[j]
         return total
 

@@ -12,6 +12,16 @@ from rlx.backend.cpu.gemm_end import Frame, TileEnd
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 
+TILE_PARAMS = (
+    ("ptr", "args"),
+    ("ptr", "frame"),
+    ("ptr noalias", "a"),
+    ("ptr noalias", "b"),
+    ("ptr", "c"),
+    ("i64", "row"),
+    ("i64", "column"),
+)
+
 
 @dataclass(frozen=True)
 class TileWriter:
@@ -53,16 +63,7 @@ class TileWriter:
         )
         if self.module.defines(name):
             return name
-        params = [
-            ("ptr", "args"),
-            ("ptr", "frame"),
-            ("ptr noalias", "a"),
-            ("ptr noalias", "b"),
-            ("ptr", "c"),
-            ("i64", "row"),
-            ("i64", "column"),
-        ]
-        fn = self.module.function(name, params, internal=True, noinline=True)
+        fn = self.module.function(name, TILE_PARAMS, internal=True, noinline=True)
         _, frame, a, b, c, row, column = fn.args
         kind, element, width = self.kind, self.kind.element, panels * vectors
         a_row, a_k, k, c_row = (self.frame.read(fn, frame, field) for field in ("a_row", "a_k", "k", "c_row"))

@@ -16,6 +16,7 @@ import numpy as np
 from rlx.backend.cpu.gemm import DimValue, KernelInfo, Size
 from rlx.backend.cpu.gemm_cut import Tiles, share
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
+from rlx.backend.cpu.gemm_tile import TILE_PARAMS
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of, vector
 from rlx.backend.cpu.microkernel import LLVM_TYPES
 from rlx.backend.cpu.quant_pack import PANEL_VECTORS, QuantLayout
@@ -322,16 +323,7 @@ class _QuantGemm:
         name = f"{self.name}.{rows}x{panels}"
         if self.module.defines(name):
             return name
-        params = [
-            ("ptr", "args"),
-            ("ptr", "frame"),
-            ("ptr noalias", "a"),
-            ("ptr noalias", "b"),
-            ("ptr", "c"),
-            ("i64", "row"),
-            ("i64", "column"),
-        ]
-        fn = self.module.function(name, params, internal=True, noinline=True)
+        fn = self.module.function(name, TILE_PARAMS, internal=True, noinline=True)
         _, frame, a, b, c, row, column = fn.args
         layout, decoder = self.layout, self.decoder(fn)
         vectors = panels * PANEL_VECTORS
