@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
+from rlx.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
@@ -44,9 +45,10 @@ def plan(
     graph: Graph,
     target: str = "host",
     assume: Mapping[str, int] | None = None,
-    gate: IoFusionGate | None = None,
+    gate: IoFusionGate | str | None = None,
     pins: Mapping[tuple[int, int], bool] | None = None,
     precision: str = "f32",
+    budget: int | str | None = None,
     checks: bool = False,
     dump: PathLike | None = None,
     override: Mapping[str, PathLike] | None = None,
@@ -60,7 +62,6 @@ def plan(
     from rlx.backend.cpu.build import panel_tiles, supports
     from rlx.backend.cpu.conv import conv_target
     from rlx.backend.cpu.target import resolve
-    from rlx.cost.gate import default_gate
     from rlx.ir.lir import LirModule
     from rlx.ir.op import Level
     from rlx.passes.basic import materialize_outputs, split_derived
@@ -76,7 +77,7 @@ def plan(
     from rlx.plan.build import Planner
 
     machine = resolve(target)
-    chosen = gate or default_gate("cpu")
+    chosen = _gate(gate)
     trace = Trace(checks, dump, override or {})
     beside: dict[str, Any] = {}  # what stages give besides a graph
 
@@ -128,6 +129,16 @@ def plan(
     )
 
 
+def _gate(given: IoFusionGate | str | None) -> IoFusionGate:
+    from rlx.cost import IoFusionGate, calibrate, default_gate
+
+    if given is None or isinstance(given, IoFusionGate):
+        return given or default_gate("cpu")
+    if given != "calibrated":
+        raise ConfigError(f"gate {given!r} is unknown; give an IoFusionGate, or 'calibrated'")
+    return calibrate("cpu")
+
+
 def compile(
     graph: Graph,
     device: str = "cpu",
@@ -138,8 +149,17 @@ def compile(
     assume: Mapping[str, int] | None = None,
     cache: bool = True,
     debug: str | None = None,
+    gate: IoFusionGate | str | None = None,
+    pins: Mapping[tuple[int, int], bool] | None = None,
+    checks: bool = False,
+    dump: PathLike | None = None,
+    override: Mapping[str, PathLike] | None = None,
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
+
+    `assume` gives sizes to optimise for, `budget` the most bytes of activations ("64MiB"), `debug` is "nan"
+    or "poison". `gate` decides about fusion: a gate, or "calibrated" for constants measured on this machine.
+    The other options are those of `plan`.
 
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("double")
@@ -153,7 +173,17 @@ def compile(
     from rlx.runtime.program import CompiledProgram
 
     machine = resolve(config.TARGET.get() if target == "host" else target)
-    planned = functools.partial(plan, assume=assume, precision=precision)
+    planned = functools.partial(
+        plan,
+        assume=assume,
+        precision=precision,
+        budget=budget,
+        gate=gate,
+        pins=pins,
+        checks=checks,
+        dump=dump,
+        override=override,
+    )
     lir = planned(graph, machine.name)
     kernels, code = native_code(lir, machine, cache)
     threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()

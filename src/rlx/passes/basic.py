@@ -6,6 +6,7 @@ from rlx.ir.dim import Expr
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, rewrite
 from rlx.ir.op import Role, get_op
 from rlx.ir.types import TensorType, TupleType, type_symbols
+from rlx.ir.views import view_layouts
 
 
 def remove_dead(graph: Graph) -> Graph:
@@ -20,9 +21,10 @@ def materialize_outputs(graph: Graph) -> Graph:
     """Every output gets storage of its own: a view, an input or a value named twice is copied."""
     seen: set[int] = set()
     copied = set()
+    views = view_layouts(graph)
     for name, node in graph.outputs.items():
         computed = node.op.role in (Role.COMPUTE, Role.RESULT, Role.REGION)
-        if not computed or node.op.has("view") or node.op.reader_side or node.id in seen:
+        if not computed or node.id in views or node.op.reader_side or node.id in seen:
             copied.add(name)
         seen.add(node.id)
     if not copied:

@@ -141,11 +141,24 @@ class CompiledProgram:
             plan = self._plans[key] = self.lir.planner.plan(dict(binding))
         return plan
 
-    def explain(self) -> str:
-        """What the program does, why it was fused so, and where its memory goes."""
+    def explain(self, measure: bool = False) -> str:
+        """What the program does, why it was fused so, and where its memory goes.
+
+        With `measure`, both sides of the largest fusion decisions are built and timed too.
+        """
         from rlx.plan.explain import explain
 
-        return explain(self)
+        page = explain(self.lir, {id: t.why for id, t in self.kernels.thunks.items()})
+        if not measure:
+            return page
+        from rlx.measure import measure_decisions, report
+
+        return f"{page}\n{report(measure_decisions(self.lir, threads=self.threads))}\n"
+
+    def why_not(self, a: int, b: int) -> str:
+        """Why two nodes, by their numbers before fusion, are not one kernel, or that they are."""
+        answer: str = self.lir.decisions.why_not(a, b)
+        return answer
 
     def describe(self, node: Node) -> str:
         """A kernel's ops, for messages."""
