@@ -139,11 +139,18 @@ TRACEBACK: Knob[bool] = Knob(
 DIST_TIMEOUT: Knob[float] = Knob(
     "RLX_DIST_TIMEOUT", "seconds a rank waits for others when it is not told", _seconds, lambda: 30.0, "30"
 )
+WINOGRAD: Knob[bool] = Knob(
+    "RLX_WINOGRAD",
+    "0: convolutions are summed directly, never by Winograd's transforms",
+    _flag,
+    lambda: True,
+    "1",
+)
 REQUIRE: Knob[frozenset[str]] = Knob(
     "RLX_REQUIRE", "tests: optional parts that must be there, comma separated", _names, frozenset, "none"
 )
 
-KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, DIST_TIMEOUT, REQUIRE)
+KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, DIST_TIMEOUT, WINOGRAD, REQUIRE)
 
 
 def table() -> str:

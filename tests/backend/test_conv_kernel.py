@@ -354,3 +354,13 @@ def test_no_access_outside(target: Target, at_end: bool) -> None:
         out = guarded.copy(np.zeros(p.want.shape, np.float32), at_end)
         compiled(p.graph, target).bind(inputs, {"y": out})()
         assert np.all(np.abs(out - p.want) <= p.tolerance), case
+
+
+def test_winograd_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    net.graph.output("z", net.conv(net.graph.input("x", (1, 32, 28, 28), "f32"), 32))
+    names = []
+    for value in ("1", "0"):
+        monkeypatch.setenv("RLX_WINOGRAD", value)
+        names.append({n.op.name for r in compiled(net.graph).lir.mir.nodes for b in r.bodies for n in b.nodes})
+    assert "unpack_winograd" in names[0] and "unpack_winograd" not in names[1]

@@ -17,6 +17,7 @@ from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.winograd import emit_winograd
+from rlx.config import WINOGRAD
 from rlx.ir.compose import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.ir.form import Contract, dense_strides
 from rlx.ir.scalar import (
@@ -35,13 +36,13 @@ from rlx.ir.scalar import (
 )
 from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.winograd import WinogradLayout
-from rlx.passes.conv_layout import ConvTarget
+from rlx.passes.conv_cost import ConvTarget
 
 
 def conv_target(target: Target) -> ConvTarget:
     """The units that this target's convolution kernels work in."""
     lanes = target.lanes("f32")
-    return ConvTarget(lanes, lanes * VECTORS)
+    return ConvTarget(lanes, lanes * VECTORS, WINOGRAD.get())
 
 
 def emit_conv(

@@ -242,7 +242,7 @@ class _Direct:
         if self.packs:
             scratch = self.table.scratch()
             pixel = self.tiles.row(fn, band.first_tile)
-            place = [band.d, band.first, pixel, self.band_lines, self.piece_pixels]
+            place = [band.d, band.first, pixel, self.band_lines, self.piece_pixels, self.piece_pixels]
             fn.call(self.packer, [fn.args[0], scratch, x, *place])
             before = fn.mul(pixel, self.tile.pixel_step)
 

@@ -127,9 +127,10 @@ class ConvEnd:
     def pixel_step(self, fn: Function) -> Int:
         return self.table.dim(fn, self.out.axes[2])
 
-    def place(self, fn: Function, frame: Value, block: Int, pixel: Int) -> Value:
-        """Address of a pixel of a block of channels."""
+    def place(self, fn: Function, frame: Value, block: Int, pixel: Int, below: int = 0) -> Value:
+        """Address of a pixel of a block of channels, `below` the frame's line."""
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        h = fn.add(h, below)
         offset: Int = 0
         for index, step in zip(
             (image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False
@@ -183,16 +184,24 @@ class BlockedEnd(ConvEnd):
 
 
 class PlanarStore(ConvEnd):
-    """Storing pixels of one channel."""
+    """Lanes are pixels of one line of one channel."""
 
     def store_pixels(
-        self, fn: Function, frame: Value, sums: Value, channel: Int, pixel: Int, mask: Value | None
+        self,
+        fn: Function,
+        frame: Value,
+        sums: Value,
+        channel: Int,
+        pixel: Int,
+        mask: Value | None,
+        below: int = 0,
     ) -> None:
-        """The epilogue of one vector of pixels, and its store."""
+        """The epilogue of one vector of pixels, `below` the frame's line, and its store."""
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        h = fn.add(h, below)
         lane = Lane(4, pixel, self.lanes, mask)
         value = self.epilogue.value(self.epilogue.at(fn, [image, channel, d, h, pixel], lane, sums, None))
-        place, step = self.place(fn, frame, channel, pixel), self.pixel_step(fn)
+        place, step = self.place(fn, frame, channel, pixel, below), self.pixel_step(fn)
         if not (isinstance(step, int) and step == 1):
             index = fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64"))
             fn.scatter(value, place, fn.value(index), mask)
@@ -201,24 +210,22 @@ class PlanarStore(ConvEnd):
         else:
             fn.masked_store(value, place, mask)
 
-
-class LineEnd(PlanarStore):
-    """Lanes are pixels, rows are channels: straight from registers."""
-
-    def finish(
-        self, fn: Function, frame: Value, sums: list[Value], channel: Int, pixel: Int, rows: int, masked: bool
+    def store_row(
+        self,
+        fn: Function,
+        frame: Value,
+        sums: list[Value],
+        channel: Int,
+        pixel: Int,
+        masked: bool,
+        below: int = 0,
     ) -> None:
-        """Sums of `rows` channels by consecutive vectors of pixels; with `masked`, the last one ends the
-        line.
-        """
-        vectors = len(sums) // rows
-        for n, total in enumerate(sums):
-            row, j = divmod(n, vectors)
-            mask = None
-            if masked and j == vectors - 1:
-                width = self.table.dim(fn, self.epilogue.space[4])
-                mask = fn.lanes(fn.sub(width, fn.add(pixel, j * self.lanes)), self.lanes)
-            self.store_pixels(fn, frame, total, fn.add(channel, row), fn.add(pixel, j * self.lanes), mask)
+        """Consecutive vectors of pixels; with `masked`, the last one ends the line."""
+        for j, total in enumerate(sums):
+            at, mask = fn.add(pixel, j * self.lanes), None
+            if masked and j == len(sums) - 1:
+                mask = fn.lanes(fn.sub(self.table.dim(fn, self.epilogue.space[4]), at), self.lanes)
+            self.store_pixels(fn, frame, total, channel, at, mask, below)
 
 
 class PlanarEnd(PlanarStore):

@@ -16,8 +16,8 @@ ELEMENT = "float"
 
 @dataclass(frozen=True)
 class Line:
-    """One line to copy: source pixel 0 stands at position `low` of the padded line, which is zero everywhere
-    but in begin..end. `step` is the number of elements from one pixel of the source to the next.
+    """One line to copy: `positions` places of which begin..end hold pixels of x, others zeros. The source's
+    pixel 0 stands at place `low`; `step` is the number of elements from one of its pixels to the next.
     """
 
     to: Value
@@ -25,18 +25,15 @@ class Line:
     low: Int
     begin: Int
     end: Int
+    positions: Int
     step: Int
 
 
 class Mover(Protocol):
-    """How the pixels of a line are laid out in scratch."""
+    """How the places of a line are laid out in scratch; what the width of a line counts is up to it."""
 
     def elements(self, fn: Function, width: Int) -> Int:
-        """Elements of a line of `width`."""
-        ...
-
-    def positions(self, fn: Function, width: Int) -> Int:
-        """Padded positions that a line of `width` has room for."""
+        """Elements of a line in scratch."""
         ...
 
     def zero(self, fn: Function, to: Value, width: Int) -> None: ...
@@ -47,31 +44,22 @@ class Mover(Protocol):
 def emit_line_packer(
     module: Module, name: str, table: ArgumentTable, shape: Geometry, image: Image, mover: Mover
 ) -> str:
-    """Name of the function pack(args, to, x, d, h, pixel, lines, width).
+    """Name of the function pack(args, to, x, d, h, pixel, lines, width, positions).
 
     It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
-    that of output line `h` on, each from the window of output `pixel` on; what `width` counts is up to the
-    mover.
+    that of output line `h` on, each with `positions` places from the window of output `pixel` on.
     """
     name = f"{name}.lines"
-    params = [
-        ("ptr", "args"),
-        ("ptr noalias", "to"),
-        ("ptr noalias", "x"),
-        ("i64", "d"),
-        ("i64", "h"),
-        ("i64", "pixel"),
-        ("i64", "lines"),
-        ("i64", "width"),
-    ]
+    words = ("d", "h", "pixel", "lines", "width", "positions")
+    params = [("ptr", "args"), ("ptr noalias", "to"), ("ptr noalias", "x"), *(("i64", w) for w in words)]
     fn = module.function(name, params, internal=True, noinline=True)
-    _, to, x, d, h, pixel, lines, width = fn.args
+    _, to, x, d, h, pixel, lines, width, positions = fn.args
     taps, blocks = shape.window[0], -(-shape.per_in // image.lanes)
     size = [table.dim(fn, s) for s in shape.size]
     low = [table.dim(fn, s) for s in shape.low]
     steps = [table.dim(fn, s) for s in image.axes]
     block_step = table.dim(fn, image.block)
-    positions, elements = mover.positions(fn, width), mover.elements(fn, width)
+    elements = mover.elements(fn, width)
     before = fn.sub(low[2], fn.mul(pixel, shape.strides[2]))  # zeros before the first pixel of x
     begin = fn.smin(fn.smax(before, 0), positions)
     end = fn.smin(fn.smax(fn.add(before, size[2]), begin), positions)
@@ -92,7 +80,7 @@ def emit_line_packer(
                 there = fn.gep(target, fn.mul(r, elements), ELEMENT)
                 inside = both(fn, in_plane, fn.cmp("ult", at_h, size[1]))
                 origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), ELEMENT)
-                found = Line(there, origin, before, begin, end, steps[2])
+                found = Line(there, origin, before, begin, end, positions, steps[2])
                 fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.zero(fn, there, width))
 
             fn.loop(0, lines, 1, [], line)
@@ -140,16 +128,13 @@ class PixelMover:
     def elements(self, fn: Function, width: Int) -> Int:
         return fn.mul(width, self.pixel)
 
-    def positions(self, fn: Function, width: Int) -> Int:
-        return width
-
     def zero(self, fn: Function, to: Value, width: Int) -> None:
         _zero(fn, self.lanes, to, 0, self.elements(fn, width), self.whole)
 
     def copy(self, fn: Function, line: Line, width: Int) -> None:
         first, last = fn.mul(line.begin, self.pixel), fn.mul(line.end, self.pixel)
         _zero(fn, self.lanes, line.to, 0, first, self.whole)
-        _zero(fn, self.lanes, line.to, last, self.elements(fn, width), self.whole)
+        _zero(fn, self.lanes, line.to, last, fn.mul(line.positions, self.pixel), self.whole)
         source = fn.gep(line.source, fn.mul(fn.sub(line.begin, line.low), line.step), ELEMENT)
         if not (isinstance(line.step, int) and line.step == self.pixel):
             moved = vector(ELEMENT, self.pixel)
@@ -184,9 +169,6 @@ class PhasedMover:
     def elements(self, fn: Function, width: Int) -> Int:
         return fn.mul(width, self.stride)
 
-    def positions(self, fn: Function, width: Int) -> Int:
-        return fn.mul(width, self.stride)
-
     def zero(self, fn: Function, to: Value, width: Int) -> None:
         _zero(fn, self.lanes, to, 0, self.elements(fn, width))
 
@@ -194,26 +176,33 @@ class PhasedMover:
         if self.stride == 1:
             PixelMover(1, self.lanes).copy(fn, line, width)
             return
-        self.zero(fn, line.to, width)
+
+        def place(i: Int) -> Value:
+            """Where position i of the line lies."""
+            phase = fn.mul(fn.urem(i, self.stride), width)
+            return fn.gep(line.to, fn.add(phase, fn.udiv(i, self.stride)), ELEMENT)
+
+        def zero(i: Int, _: list[Value]) -> None:
+            fn.store(constant(ELEMENT, 0.0), place(i))
 
         def one(i: Int, _: list[Value]) -> None:
-            """Position i of the padded line."""
-            phase, place = fn.urem(i, self.stride), fn.udiv(i, self.stride)
-            value = fn.load(ELEMENT, fn.gep(line.source, fn.mul(fn.sub(i, line.low), line.step), ELEMENT))
-            fn.store(value, fn.gep(line.to, fn.add(fn.mul(phase, width), place), ELEMENT))
+            source = fn.gep(line.source, fn.mul(fn.sub(i, line.low), line.step), ELEMENT)
+            fn.store(fn.load(ELEMENT, source), place(i))
 
         def several(i: Int, _: list[Value]) -> None:
             """A vector of each phase from position i on, which begins all phases."""
             wide = fn.load(vector(ELEMENT, block), fn.gep(line.source, fn.sub(i, line.low), ELEMENT))
-            place = fn.udiv(i, self.stride)
+            column = fn.udiv(i, self.stride)
             for phase in range(self.stride):
                 part = fn.shuffle(wide, None, range(phase, block, self.stride))
-                fn.store(part, fn.gep(line.to, fn.add(fn.mul(width, phase), place), ELEMENT))
+                fn.store(part, fn.gep(line.to, fn.add(fn.mul(width, phase), column), ELEMENT))
 
         block = self.stride * self.lanes
         start = stop = fn.smin(fn.round_up(line.begin, self.stride), line.end)
         if isinstance(line.step, int) and line.step == 1:
             stop = fn.add(start, fn.mul(fn.udiv(fn.sub(line.end, start), block), block))
+        fn.loop(0, line.begin, 1, [], zero)
         fn.loop(line.begin, start, 1, [], one)
         fn.loop(start, stop, block, [], several)
         fn.loop(stop, line.end, 1, [], one)
+        fn.loop(line.end, line.positions, 1, [], zero)

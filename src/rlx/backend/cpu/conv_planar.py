@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlx.backend.cpu.conv_end import Epilogue, LineEnd
+from rlx.backend.cpu.conv_end import Epilogue, PlanarStore
 from rlx.backend.cpu.conv_lines import PhasedMover, emit_line_packer
 from rlx.backend.cpu.conv_shape import Geometry, Image
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
@@ -23,6 +23,7 @@ from rlx.ir.dim import Dim, ceildiv, dim_max
 ELEMENT = "float"
 MOST_VECTORS = 8
 SUMS = 24  # accumulators of a register tile
+MOST_UNROLLED = 25  # window elements whose weights stay in registers
 
 
 def emit_planar(
@@ -56,7 +57,7 @@ class _Planar:
         self.x = Image.planar(x.steps, x.shape)
         store = nest.stores[0]
         self.frame = Frame(self.fn, 8)
-        self.end = LineEnd(
+        self.end = PlanarStore(
             module,
             name,
             self.table,
@@ -69,8 +70,10 @@ class _Planar:
         )
         few_registers = module.target.registers < 32
         sums = SUMS // 2 if few_registers else SUMS
-        self.rows = min(shape.per_out, 4 if few_registers else 8)
-        self.vectors = max(min(sums // self.rows, MOST_VECTORS), 1)
+        # With one channel in a group, a tile is some lines of it: lines of x are then read once for several.
+        self.by_lines = shape.per_in == shape.per_out == shape.window[0] == 1 and shape.depth <= MOST_UNROLLED
+        self.rows = min(4 if few_registers or self.by_lines else 8, 4 if self.by_lines else shape.per_out)
+        self.vectors = max(min(sums // self.rows, 4 if self.by_lines else MOST_VECTORS), 1)
         if isinstance(shape.out[2], int):
             self.vectors = max(min(self.vectors, -(-shape.out[2] // self.lanes)), 1)
 
@@ -80,11 +83,14 @@ class _Planar:
     # ---- lines in scratch
 
     @property
+    def positions(self) -> Dim:
+        """Places of a line that windows read."""
+        return (self.shape.out[2] - 1) * self.shape.strides[2] + self.shape.reach[2]
+
+    @property
     def phase_width(self) -> Dim:
         """Pixels of one phase of a line, with room to read whole vectors past its end."""
-        stride = self.shape.strides[2]
-        padded = (self.shape.out[2] - 1) * stride + self.shape.reach[2]
-        return ceildiv(padded, stride) + self.vectors * self.lanes
+        return ceildiv(self.positions, self.shape.strides[2]) + self.vectors * self.lanes
 
     @property
     def line_elements(self) -> Dim:
@@ -121,6 +127,7 @@ class _Planar:
         self.frame.share("x_block", fn.mul(plane, shape.window[0]))
         self.frame.share("x_d", plane)
         self.frame.share("x_h", fn.mul(self.line, shape.dilations[1]))
+        self.frame.share("line", self.line)
         self.frame.share("phase", self.size(self.phase_width))
         mover = PhasedMover(shape.strides[2], self.lanes)
         self.packer = emit_line_packer(self.module, self.name, self.table, shape, self.x, mover)
@@ -146,33 +153,47 @@ class _Planar:
         )
         x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
         scratch = self.table.scratch()
-        width = self.size(self.phase_width)
-        fn.call(self.packer, [fn.args[0], scratch, x, unit.d, unit.first, 0, self.band_lines, width])
+        sizes = [self.band_lines, self.size(self.phase_width), self.size(self.positions)]
+        fn.call(self.packer, [fn.args[0], scratch, x, unit.d, unit.first, 0, *sizes])
         weights = self.table.operand(fn, self.nest.w).pointer
+
+        def lines(first: Int, last: Int, step: int) -> None:
+            def line(h: Int, _: list[Value]) -> None:
+                self.frame.change("h", h)
+                above = fn.mul(fn.sub(h, unit.first), shape.strides[1])
+                there = fn.gep(scratch, fn.mul(above, self.line), ELEMENT)
+                self.channels(there, weights, fn.mul(unit.group, shape.per_out), step)
+
+            fn.loop(first, last, step, [], line)
+
+        step = self.rows if self.by_lines else 1
+        count = fn.sub(unit.last, unit.first)
+        whole = fn.add(unit.first, fn.mul(fn.udiv(count, step), step))
+        lines(unit.first, whole, step)
+        if step > 1:
+            lines(whole, unit.last, 1)
+
+    def channels(self, x: Value, weights: Value, first: Int, lines: int) -> None:
+        """Some lines of all channels of a group."""
+        fn, shape = self.fn, self.shape
+        if self.by_lines:
+            self.run_line(x, fn.gep(weights, fn.mul(first, shape.depth), ELEMENT), first, lines)
+            return
         count = -(-shape.per_out // self.rows)  # tiles of channels, the first `tall` of one more
         low, tall = divmod(shape.per_out, count)
 
-        def line(h: Int, _: list[Value]) -> None:
-            self.frame.change("h", h)
-            above = fn.mul(fn.sub(h, unit.first), shape.strides[1])
-            there = fn.gep(scratch, fn.mul(above, self.line), ELEMENT)
+        def tiles(before: int, number: int, rows: int) -> None:
+            def tile(t: Int, _: list[Value]) -> None:
+                channel = fn.add(first, fn.add(fn.mul(t, rows), before))
+                self.run_line(x, fn.gep(weights, fn.mul(channel, shape.depth), ELEMENT), channel, rows)
 
-            def channels(before: int, tiles: int, rows: int) -> None:
-                def tile(t: Int, _: list[Value]) -> None:
-                    channel = fn.add(fn.mul(unit.group, shape.per_out), fn.add(fn.mul(t, rows), before))
-                    self.run_line(
-                        there, fn.gep(weights, fn.mul(channel, shape.depth), ELEMENT), channel, rows
-                    )
+            fn.loop(0, number, 1, [], tile)
 
-                fn.loop(0, tiles, 1, [], tile)
-
-            channels(0, tall, low + 1)
-            channels(tall * (low + 1), count - tall, low)
-
-        fn.loop(unit.first, unit.last, 1, [], line)
+        tiles(0, tall, low + 1)
+        tiles(tall * (low + 1), count - tall, low)
 
     def run_line(self, x: Value, w: Value, channel: Int, rows: int) -> None:
-        """One line of some channels: full tiles, then one of as many vectors as are left."""
+        """Rows of tiles: full ones, then one of as many vectors as are left."""
         fn = self.fn
         width = self.size(self.shape.out[2])
         wide = self.vectors * self.lanes
@@ -207,9 +228,38 @@ class _Planar:
         ]
         fn = self.module.function(name, params, internal=True, noinline=True)
         _, frame, x, w, channel, pixel = fn.args
-        sums = self.sums(fn, frame, x, w, rows, vectors)
-        self.end.finish(fn, frame, sums, channel, pixel, rows, masked)
+        sums = (self.line_sums if self.by_lines else self.sums)(fn, frame, x, w, rows, vectors)
+        for i in range(rows):
+            row = sums[i * vectors : (i + 1) * vectors]
+            if self.by_lines:
+                self.end.store_row(fn, frame, row, channel, pixel, masked, below=i)
+            else:
+                self.end.store_row(fn, frame, row, fn.add(channel, i), pixel, masked)
         return name
+
+    def line_sums(
+        self, fn: Function, frame: Value, x: Value, w: Value, rows: int, vectors: int
+    ) -> list[Value]:
+        """Sums of `rows` lines of one channel: a line of x is read once for all windows that meet it."""
+        shape, lanes = self.shape, self.lanes
+        _, taps_h, taps_w = shape.window
+        _, stride, _ = shape.strides
+        _, dilation, _ = shape.dilations
+        phase, x_h = self.frame.read(fn, frame, "phase"), self.frame.read(fn, frame, "line")
+        weights = [fn.broadcast(fn.gep(w, k, ELEMENT), ELEMENT, lanes) for k in range(taps_h * taps_w)]
+        sums = [fn.splat(0.0, lanes)] * (rows * vectors)
+        for i in range((rows - 1) * stride + shape.reach[1]):
+            met = [(r, (i - r * stride) // dilation) for r in range(rows) if (i - r * stride) % dilation == 0]
+            met = [(r, k) for r, k in met if 0 <= k < taps_h]
+            for k in range(taps_w if met else 0):
+                place, number = divmod(k * shape.dilations[2], shape.strides[2])
+                there = fn.gep(x, fn.add(fn.mul(x_h, i), fn.add(fn.mul(phase, number), place)), ELEMENT)
+                for j in range(vectors):
+                    pixels = fn.load(vector(ELEMENT, lanes), fn.gep(there, j * lanes, ELEMENT))
+                    for r, tap in met:
+                        at = r * vectors + j
+                        sums[at] = fn.fma(weights[tap * taps_w + k], pixels, sums[at])
+        return sums
 
     def sums(self, fn: Function, frame: Value, x: Value, w: Value, rows: int, vectors: int) -> list[Value]:
         shape, lanes = self.shape, self.lanes

@@ -1,0 +1,79 @@
+"""When Winograd's transforms pay: a model of direct and transformed 3x3 convolutions on one core.
+
+F(4, 3) does 4 times fewer products than the window and F(2, 3) 2.25 times fewer, but their weights are 4 and
+1.8 times larger and are read from memory once a run, and inputs and sums pass through scratch. Small images
+with many channels therefore stay with m = 2 or with direct sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.ir.dim import Dim
+from rlx.ir.graph import Node
+from rlx.ops.winograd import WinogradLayout
+
+USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
+
+
+@dataclass(frozen=True)
+class ConvTarget:
+    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
+    one core of it does in a nanosecond.
+    """
+
+    lanes: int
+    columns: int
+    winograd: bool = True  # whether transforms may be used at all
+    flops: float = 117.0
+    weight_bytes: float = 15.0  # read from memory once a run, beside a busy neighbour
+    scratch_bytes: float = 30.0  # written to and read from L2
+    moved_elements: float = 3.0  # from planar to blocked and back
+
+
+@dataclass(frozen=True)
+class WinogradChoice:
+    """The best transform of a convolution and the nanoseconds that it saves over direct sums."""
+
+    layout: WinogradLayout
+    gain: float
+
+
+def _usual(d: Dim, size: int = USUAL_SIZE) -> int:
+    return d if isinstance(d, int) else size
+
+
+def elements(shape: tuple[Dim, ...]) -> int:
+    """Elements of an image [N, C, axes], with usual sizes for symbolic ones."""
+    total = _usual(shape[0], 1)
+    for d in shape[1:]:
+        total *= _usual(d)
+    return total
+
+
+def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
+    """The transform that pays most; None where the window does not fit or direct sums are cheapest."""
+    w, one = node.operands[1], (1, 1)
+    if not target.winograd or node.attrs["groups"] != 1 or w.shape[2:] != (3, 3):
+        return None
+    if node.attrs["strides"] != one or node.attrs["dilations"] != one:
+        return None
+    out, channels = int(w.shape[0]), int(w.shape[1])
+    if out % target.lanes or channels % target.lanes:
+        return None
+    n, (h, wide) = _usual(node.shape[0], 1), (_usual(d) for d in node.shape[2:])
+    size = out * channels
+
+    def cost(m: int) -> float:
+        """Nanoseconds; m = 1 is the direct sum."""
+        if m == 1:
+            return 18 * n * h * wide * size / target.flops + 36 * size / target.weight_bytes
+        points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
+        products = 2 * tiles * points * size / target.flops + 4 * points * size / target.weight_bytes
+        return products + 8 * tiles * points * (out + channels) / target.scratch_bytes
+
+    best = min((1, 2, 4), key=cost)
+    if best == 1:
+        return None
+    layout = WinogradLayout(best, out, channels, target.columns, target.lanes)
+    return WinogradChoice(layout, cost(1) - cost(best))
