@@ -120,7 +120,9 @@ def test_rows_of_any_number_and_any_threads(n: int) -> None:
         got = run(one, x)
         for a, b in zip(got, run(two, x), strict=True):
             np.testing.assert_array_equal(a, b)
-        assert_accurate(got[0] + 1j * got[1].astype(np.complex128), np.fft.rfft(x.astype(np.float64)), n, kind)
+        assert_accurate(
+            got[0] + 1j * got[1].astype(np.complex128), np.fft.rfft(x.astype(np.float64)), n, kind
+        )
 
 
 @pytest.mark.parametrize("shape", [(20, 33), (64, 5), (100, 16), (3, 40, 21), (256, 3)])
@@ -158,7 +160,9 @@ def test_power_of_tapered_frames_is_one_kernel() -> None:
 
 
 def test_weights_before_and_after_a_transform() -> None:
-    """What is stored reads operands of its own; a result that others need is stored too; rows may be left out."""
+    """What is stored reads operands of its own; a result that others need is stored
+    too; rows may be left out.
+    """
     shape, kind = (3, 20, 128), np.float32
 
     def build(x, w, gain):

@@ -200,8 +200,8 @@ def _memory(plan: LirBufferPlan, graph: Graph) -> list[str]:
     for n in largest:
         first, last = plan.lifetimes[n]
         at = ", ".join(graph.nodes[n].where[:2])
-        size = bytes_text(plan.assignments[n].size)
-        text = f"  {size:>9}  %{n} {graph.nodes[n].type}, steps {first} to {last}"
+        taken = bytes_text(plan.assignments[n].size)
+        text = f"  {taken:>9}  %{n} {graph.nodes[n].type}, steps {first} to {last}"
         text += f", in place of %{plan.shared[n]}" if n in plan.shared else ""
         lines.append(text + (f"  @ {at}" if at else ""))
     return lines

@@ -245,7 +245,9 @@ class Expression:
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)
 
     def _place(self, operand: Operand, offset: Int, element: str, guard: Value | None) -> Value:
-        """Address of an element. Where a guard lets no lane read, one that exists: a load from a page that does
+        """Address of an element.
+
+        Where a guard lets no lane read, one that exists: a load from a page that does
         not is slow even if the fault is suppressed.
         """
         fn = self.fn

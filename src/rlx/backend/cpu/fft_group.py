@@ -72,6 +72,7 @@ class GroupTransform:
             buffer.put(x, fn.add(fn.mul(t, step), offset))
 
         def along(t: Int, _: list[Value]) -> None:
+            assert rows.lane is not None
             put(kernel.point(rows.index[0], t, rows.lane).vector(source), t)
 
         if rows.lane is not None and kernel.lies_across(source):
