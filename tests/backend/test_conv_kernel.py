@@ -362,5 +362,6 @@ def test_winograd_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     names = []
     for value in ("1", "0"):
         monkeypatch.setenv("RLX_WINOGRAD", value)
-        names.append({n.op.name for r in compiled(net.graph).lir.mir.nodes for b in r.bodies for n in b.nodes})
+        regions = compiled(net.graph).lir.mir.nodes
+        names.append({n.op.name for region in regions for body in region.bodies for n in body.nodes})
     assert "unpack_winograd" in names[0] and "unpack_winograd" not in names[1]
