@@ -9,7 +9,27 @@ import rlx
 from rlx.backend.cpu.storage import NAMES
 from rlx.ir.dtype import convert, dtype
 
-EDGES = [0.0, np.inf, np.nan, 448, 449, 464, 465, 480, 57344, 61440, 61441, 5, 6, 7, 0.25, 0.75, 1.25, 240, 248]
+EDGES = [
+    0.0,
+    np.inf,
+    np.nan,
+    448,
+    449,
+    464,
+    465,
+    480,
+    57344,
+    61440,
+    61441,
+    5,
+    6,
+    7,
+    0.25,
+    0.75,
+    1.25,
+    240,
+    248,
+]
 EDGES += [2.0**-127, 1.5 * 2.0**-127, 1.4 * 2.0**-127, 2.0**-128]
 
 

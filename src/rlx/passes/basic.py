@@ -58,12 +58,16 @@ def is_derivable(node: Node) -> bool:
 
 
 def is_free_view(node: Node) -> bool:
-    """Views of part of a tensor, or that repeat it: they cost nothing where they are read, a copy of them would."""
+    """Views of part of a tensor, or that repeat it: they cost nothing where they are
+    read, a copy of them would.
+    """
     return node.op.has("view") and node.tensor.numel != node.operands[0].tensor.numel
 
 
 def weight_only(graph: Graph) -> set[int]:
-    """Nodes to compute at load: those that depend on weights alone, but not the free views that others read."""
+    """Nodes to compute at load: those that depend on weights alone, but not the free
+    views that others read.
+    """
     rooted = {n.id for n in graph.roots()}
     fixed: set[int] = set()
     for node in graph.nodes:
