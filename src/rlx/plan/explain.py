@@ -271,13 +271,13 @@ def _refusal(d: Decision, unfused: Graph | None) -> str:
 def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
     """Lines of at most WIDTH characters; those after the first are indented."""
     lines = []
-    now = indent if first is None else first
+    words = text.lstrip(" ")
+    now = (indent if first is None else first) + " " * (len(text) - len(words))
     fresh = True
-    for word in text.split(" "):
+    for word in words.split(" "):
         if not fresh and len(now) + 1 + len(word) > WIDTH:
-            lines.append(now.rstrip())
+            lines.append(now)
             now, fresh = indent, True
         now += word if fresh else " " + word
-        fresh = fresh and not word
-    lines.append(now.rstrip())
-    return lines
+        fresh = False
+    return [*lines, now]

@@ -1,0 +1,108 @@
+"""What differs between two plans: kernels, traffic, memory, and the decisions that went another way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rlx.cost.decision import Decision, bytes_text, time_text
+from rlx.ir.lir import LirModule
+from rlx.plan.explain import KernelCost, kernel_costs, kernel_name
+
+
+def diff_plans(a: LirModule, b: LirModule) -> str:
+    """A report of what changes from `a` to `b`; empty if they are the same plan.
+
+    >>> import rlx
+    >>> from rlx.compile import plan
+    >>> def one(f):
+    ...     g = rlx.Graph("g")
+    ...     g.output("y", f(g.input("x", (64, 64), "f32")))
+    ...     return plan(g, target="x86-64-v3")
+    >>> print(diff_plans(one(rlx.ops.exp), one(lambda x: rlx.ops.sum(rlx.ops.exp(x)))))
+    kernels   1 -> 1
+    traffic   32 KiB -> 16 KiB
+    predicted 1.511 us -> 875.8 ns
+    output    16 KiB -> 64 B
+    - map: exp -> f32[64,64]
+    + reduce: exp, reduce_sum -> f32[]
+    outputs   y: f32[64,64] -> f32[]
+    """
+    if a.fingerprint() == b.fingerprint():
+        return ""
+    return "\n".join(_lines(a, b))
+
+
+def _lines(a: LirModule, b: LirModule) -> Iterator[str]:
+    costs = kernel_costs(a), kernel_costs(b)
+    yield from _changed("target", a.target, b.target)
+    for key in sorted({*a.options, *b.options}):
+        yield from _changed(f"option {key}", a.options.get(key), b.options.get(key))
+    for key in (*a.gate, *(k for k in b.gate if k not in a.gate)):
+        yield from _changed(f"gate {key}", a.gate.get(key), b.gate.get(key))
+    yield from _changed("sizes", _sizes(a), _sizes(b))
+    yield f"kernels   {len(costs[0])} -> {len(costs[1])}"
+    moved = [sum(c.io.device_traffic_bytes for c in side) for side in costs]
+    yield f"traffic   {bytes_text(moved[0])} -> {bytes_text(moved[1])}"
+    took = [time_text(sum(c.picoseconds for c in side)).lstrip("+") for side in costs]
+    yield f"predicted {took[0]} -> {took[1]}"
+    for space, size in a.plan.sizes().items():
+        other = b.plan.sizes()[space]
+        if size != other:
+            yield f"{space:<9} {bytes_text(size)} -> {bytes_text(other)}"
+    yield from _kernel_lines(*costs)
+    yield from _output_lines(a, b)
+    yield from _decision_lines(a, b)
+
+
+def _changed(what: str, old: object, new: object) -> Iterator[str]:
+    if old != new:
+        yield f"{what}: {old} -> {new}"
+
+
+def _sizes(module: LirModule) -> str:
+    return ", ".join(f"{s}={n}" for s, n in sorted(module.plan.binding.items()))
+
+
+def _kernel_lines(before: list[KernelCost], after: list[KernelCost]) -> Iterator[str]:
+    """Kernels that went and came, by what they are; equal ones are counted."""
+    old, new = (Counter(f"{kernel_name(c.node)} -> {c.node.type}" for c in side) for side in (before, after))
+    for sign, counts in (("-", old - new), ("+", new - old)):
+        for name, n in counts.items():
+            yield f"{sign} {name}" + (f"  ({n} times)" if n > 1 else "")
+
+
+def _output_lines(a: LirModule, b: LirModule) -> Iterator[str]:
+    for kind in ("inputs", "outputs"):
+        sides = [
+            {name: str(m.mir.nodes[node].type) for name, node in getattr(m.plan.io, kind)} for m in (a, b)
+        ]
+        for name in (*sides[0], *(n for n in sides[1] if n not in sides[0])):
+            old, new = sides[0].get(name), sides[1].get(name)
+            if old != new:
+                yield f"{kind:<9} {name}: {old or 'none'} -> {new or 'none'}"
+
+
+def _decision_lines(a: LirModule, b: LirModule) -> Iterator[str]:
+    """Candidates that both plans considered, by where they come from, and judged differently."""
+    old, new = (_by_place(m) for m in (a, b))
+    for key, before in old.items():
+        after = new.get(key)
+        if after is not None and after.verdict != before.verdict:
+            word = "kept" if after.verdict else "refused"
+            at = f" (at {', '.join(after.where)})" if after.where else ""
+            gain = f"{time_text(before.net_ps)} -> {time_text(after.net_ps)}"
+            yield f"now {word}: {after.rule}, {gain}: {after.reason}{at}"
+
+
+def _by_place(module: LirModule) -> dict[tuple[str, tuple[str, ...], int], Decision]:
+    """Decisions by rule, ops and place; ids differ between plans."""
+    names: dict[tuple[str, tuple[str, ...], int], Decision] = {}
+    seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for d in module.decisions:
+        graph = module.unfused
+        ops = tuple(graph.nodes[i].op.name for i in d.region) if graph is not None else d.where
+        key = (d.rule, ops)
+        names[(*key, seen[key])] = d
+        seen[key] += 1
+    return names
