@@ -11,7 +11,8 @@ from rlx.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
-    from rlx.ir.graph import Graph
+    from rlx.errors import UnsupportedError
+from rlx.ir.graph import Graph
     from rlx.ir.lir import LirModule
     from rlx.passes.pipeline import PathLike
     from rlx.passes.rules import Firing
@@ -59,6 +60,10 @@ def plan(
     the text of each; `override` maps a stage to a file whose graph replaces what the stage gives. `pins` says
     of pairs of nodes (by their ids in `decisions`) whether they shall be one kernel; `gate` decides the rest.
     """
+    if budget is not None:
+        raise UnsupportedError(
+            "budget is not supported by this version: compile without it and see prog.memory(binding) for what a run needs"
+        )
     from rlx.backend.cpu.build import panel_tiles, supports
     from rlx.backend.cpu.conv import conv_target
     from rlx.backend.cpu.target import resolve
@@ -157,7 +162,7 @@ def compile(
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
-    `assume` gives sizes to optimise for, `budget` the most bytes of activations ("64MiB"), `debug` is "nan"
+    `assume` gives sizes to optimise for, `budget` is refused by this version, `debug` is "nan"
     or "poison". `gate` decides about fusion: a gate, or "calibrated" for constants measured on this machine.
     The other options are those of `plan`.
 

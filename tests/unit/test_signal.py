@@ -9,6 +9,7 @@ import rlx
 from rlx import ops
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
+from rlx.transform.grad import gradient_graph
 
 signal = pytest.importorskip("scipy.signal")
 SINGLE = {"rtol": 2e-5, "atol": 2e-6}
@@ -154,7 +155,7 @@ def test_gradient_of_the_fused_peaks_is_that_of_the_separate_steps() -> None:
             else:
                 _, value = ops.spectral_peaks(ops.welch(node, nperseg=64)[1], 4, 1 / 64)
             g.output("loss", ops.sum(value * value))
-        made = rlx.transform.grad.gradient_graph(g, "loss", ["x"])
+        made = gradient_graph(g, "loss", ["x"])
         return rlx.backend.reference.interpreter.evaluate(made, {"x": x})["grad_x"]
 
     np.testing.assert_allclose(gradient(True), gradient(False), rtol=1e-9, atol=1e-12)

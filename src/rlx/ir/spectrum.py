@@ -31,14 +31,7 @@ def is_transform(form: Form | None) -> bool:
 def holds_transform(body: Graph) -> bool:
     """Whether a body has a transform in it."""
     live = body.live()
-    return any(
-        n.op.name in TRANSFORMS and n.op.role is Role.COMPUTE and is_transform(lower_node(n))
-        for n in body.nodes
-        if n.id in live
-    )
-
-
-TRANSFORMS = ("fft_split", "rfft_split", "irfft_split")
+    return any(n.op.family == "fourier" and is_transform(lower_node(n)) for n in body.nodes if n.id in live)
 
 
 class TransformComposer(Composer):

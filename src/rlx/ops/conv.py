@@ -55,6 +55,7 @@ class _conv(Op):
     """
 
     name = "conv"
+    family = "conv"
     arity = 2
     heavy = True
     attrs = {**GEOMETRY, "groups": Attr(integer, 1), "out_dtype": Attr(optional(dtype_kind), None)}

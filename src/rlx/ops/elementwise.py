@@ -45,6 +45,7 @@ CONSTANT_PIECES = "its value is constant between jumps; the gradient is zero or 
 class Elementwise(Op):
     """Base of the table's ops: everything but meaning and gradient is the same for all."""
 
+    family = "elementwise"
     accepts: Accepts
     result: Callable[..., DType]
     work: int = 1

@@ -70,6 +70,7 @@ class fft_split(Op):
     """All coefficients of a complex sequence given by its parts, along the last axis."""
 
     name = "fft_split"
+    family = "fourier"
     arity = 2
     attrs = {"sign": Attr(integer, -1)}
 
@@ -135,6 +136,7 @@ class rfft_split(Op):
     """Coefficients 0 .. n // 2 of a real sequence along the last axis, as real and imaginary parts."""
 
     name = "rfft_split"
+    family = "fourier"
     arity = 1
 
     def infer(self, x: TensorType) -> TupleType:
@@ -177,6 +179,7 @@ class irfft_split(Op):
     """
 
     name = "irfft_split"
+    family = "fourier"
     arity = 2
     attrs = {"n": Attr(dim)}
 

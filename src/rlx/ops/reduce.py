@@ -49,6 +49,7 @@ def spread(g: Node, like: Node, axes: Sequence[int]) -> Node:
 class Reduction(Op):
     """Base of reductions to one value per kept index."""
 
+    family = "reduction"
     arity = 1
     attrs = {"axes": Attr(ints), "keepdims": Attr(boolean, False)}
     combine: str

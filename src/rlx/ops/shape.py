@@ -312,6 +312,7 @@ def broadcast_to(x: Any, shape: Sequence[Any]) -> Any:
 class _slice(Op):
     """Element i of the result along an axis is element start + i * step; steps may be negative."""
 
+    family = "slice"
     name = "slice"
     arity = 1
     attrs = {"starts": Attr(dims), "sizes": Attr(dims), "steps": Attr(ints)}
@@ -419,6 +420,7 @@ def _differ_outside(t: TensorType, first: TensorType, axis: int) -> str:
 class _concat(Op):
     """Join along an existing axis."""
 
+    family = "concat"
     name = "concat"
     attrs = {"axis": Attr(integer)}
 

@@ -328,6 +328,7 @@ class _window_reduce(Op):
     """Sum, maximum or minimum over each window of the last axes; padding takes no part."""
 
     name = "window_reduce"
+    family = "pool"
     arity = 1
     attrs = {"combine": Attr(one_of("sum", "max", "min")), "window": Attr(dims), **GEOMETRY}
 

@@ -14,7 +14,7 @@ from rlx.ir.compose import lower_node
 from rlx.ir.form import Map
 from rlx.ir.graph import Graph, Node, copy_node, rewrite
 from rlx.ir.op import Role, get_op
-from rlx.ir.scalar import LOADS, PRIMITIVES, axes
+from rlx.ir.scalar import LOADS, axes
 from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.shape import concat, reshape, transpose
@@ -28,7 +28,7 @@ MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part o
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
     """Convolutions read packed weights, and images between them have blocked channels."""
-    if not any(n.op.name == "conv" for n in graph.nodes):
+    if not any(n.op.family == "conv" for n in graph.nodes):
         return graph
     writer = _Writer(_Plan(graph, target))
     out = rewrite(graph, writer.visit)
@@ -41,7 +41,7 @@ def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
 
 def _is_packable(node: Node) -> bool:
     """Whether a convolution may have packed weights at all."""
-    if node.op.name != "conv":
+    if node.op.family != "conv":
         return False
     x, w = (o.tensor for o in node.operands)
     f32 = all(t.dtype.name == "f32" for t in (x, w, node.tensor))
@@ -146,7 +146,7 @@ class _Plan:
 
     def _accepts(self, user: Node, value: Node) -> bool:
         """Whether `user` would rather read `value` in blocked channels."""
-        if user.op.name == "conv":
+        if user.op.family == "conv":
             return user.operands[0] is value and user.operands[1] is not value and self.reads_blocked(user)
         if user.id in self.chain_of:
             return user.shape == value.shape and self.end[self.chain_of[user.id]] in self.blocked
@@ -155,14 +155,15 @@ class _Plan:
         return (self.is_elementwise(user) or self.is_channel_concat(user)) and user.id in self.wanted
 
     def is_pool(self, node: Node) -> bool:
-        if node.op.name != "window_reduce" or node.dtype.name != "f32":
+        if node.op.family != "pool" or node.dtype.name != "f32":
             return False
         return node.rank == len(node.attrs["window"]) + 2 and 3 <= node.rank <= 5
 
     def is_global_sum(self, node: Node) -> bool:
         """A reduction over all pixels."""
         if (
-            node.op.name not in ("reduce_sum", "reduce_max", "reduce_min")
+            node.op.family != "reduction"
+            or getattr(node.op, "combine", "") not in ("sum", "max", "min")
             or node.operands[0].rank < 3
             or node.dtype.name != "f32"
         ):
@@ -172,7 +173,7 @@ class _Plan:
 
     def is_elementwise(self, node: Node) -> bool:
         """An elementwise op on images: its other operands are images, numbers, or one number per channel."""
-        if node.op.name not in PRIMITIVES or node.attrs or isinstance(node.type, TupleType):
+        if node.op.family != "elementwise" or node.attrs or isinstance(node.type, TupleType):
             return False
         if not 3 <= node.rank <= 5 or not self._whole(node.shape[1]):
             return False
@@ -183,7 +184,7 @@ class _Plan:
         return all(d == 1 for i, d in enumerate(aligned) if i != 1) and aligned[1] in (1, node.shape[1])
 
     def is_channel_concat(self, node: Node) -> bool:
-        if node.op.name != "concat" or not 3 <= node.rank <= 5 or node.dtype.name != "f32":
+        if node.op.family != "concat" or not 3 <= node.rank <= 5 or node.dtype.name != "f32":
             return False
         return node.attrs["axis"] == 1 and all(self._whole(o.shape[1]) for o in node.operands)
 
@@ -199,7 +200,7 @@ class _Writer:
     def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         plan = self.plan
         made: Node | None = None
-        if node.op.name == "conv" and node.operands[1].op.reader_side:
+        if node.op.family == "conv" and node.operands[1].op.reader_side:
             return None  # its layouts were chosen already
         if _is_packable(node):
             made = self.convolution(node, operands)

@@ -140,7 +140,6 @@ class _Grower:
 def is_transform(facts: Facts, node: Node) -> bool:
     """Whether a node is a Fourier transform that ops may join."""
     from rlx.ir.compose import lower_node
-    from rlx.ir.spectrum import TRANSFORMS
     from rlx.ir.spectrum import is_transform as has_known_length
 
-    return node.op.name in TRANSFORMS and has_known_length(lower_node(node))
+    return node.op.family == "fourier" and has_known_length(lower_node(node))

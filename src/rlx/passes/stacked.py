@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+from rlx.ir.compose import lower_node
 from rlx.ir.form import Map, Pieces, Reduce
 from rlx.ir.graph import Node
 from rlx.ir.op import Role, get_op
@@ -48,7 +49,10 @@ def reduction_of_stack(s: Subject) -> Node | None:
 
 
 def _is_square(node: Node) -> bool:
-    return node.op.name == "mul" and node.operands[0] is node.operands[1]
+    if node.op.family != "elementwise" or len(node.operands) != 2 or node.operands[0] is not node.operands[1]:
+        return False
+    form = lower_node(node)
+    return isinstance(form, Map) and form.body.prim == "mul"
 
 
 class _Part:
@@ -85,7 +89,7 @@ class _Part:
                 )
             return None
         if (
-            node.op.name == "slice"
+            node.op.family == "slice"
             and subject.moved is not None
             and subject.moved[self.along] == axis(self.along)
         ):
@@ -105,7 +109,7 @@ class _Part:
             return None
         if any(p.extent[self.along] != 1 or p.body.prim != "load" for p in form.pieces):
             return None
-        if node.op.name != "concat" or node.attrs["axis"] != self.along:
+        if node.op.family != "concat" or node.attrs["axis"] != self.along:
             return None
         part = node.operands[self.number]
         shape = self._rest(part.shape)
