@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
-from rlx.errors import ConfigError
+from rlx.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
-    from rlx.errors import UnsupportedError
-from rlx.ir.graph import Graph
+    from rlx.ir.graph import Graph
     from rlx.ir.lir import LirModule
     from rlx.passes.pipeline import PathLike
     from rlx.passes.rules import Firing
@@ -62,7 +61,7 @@ def plan(
     """
     if budget is not None:
         raise UnsupportedError(
-            "budget is not supported by this version: compile without it and see prog.memory(binding) for what a run needs"
+            "budget is not supported by this version; compile without it, prog.memory(binding) says what a run needs"
         )
     from rlx.backend.cpu.build import panel_tiles, supports
     from rlx.backend.cpu.conv import conv_target
