@@ -183,6 +183,11 @@ class LirModule:
     def plan(self) -> LirBufferPlan:
         return self.buffers
 
+    @property
+    def outline(self) -> Graph:
+        """Names, roles, types and operands of all nodes, which is what running needs of the graph."""
+        return self.mir
+
     def as_graph(self) -> Graph:
         """The graph of kernels, shared."""
         return self.mir

@@ -137,6 +137,13 @@ def parse_module(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> Li
     return _Reader(text, blobs or {}).module()
 
 
+def read_buffers(text: str, graph: Graph) -> LirBufferPlan:
+    """The memory plan in a program's text, whose graph was read before; it is not checked."""
+    reader = _Reader(text, {})
+    reader.at = reader.lines.index("plan {")
+    return _PlanReader(reader, graph).read()
+
+
 _NODE = re.compile(r"%(\d{1,12})$")
 
 

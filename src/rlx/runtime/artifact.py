@@ -12,11 +12,10 @@ runs nothing in the file but code that this user has signed:
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +23,21 @@ import numpy as np
 
 from rlx.backend.cpu.generator import generator_version
 from rlx.backend.cpu.target import Target, resolve
-from rlx.errors import FormatError, RlxError
-from rlx.ir.graph import Graph
+from rlx.errors import RlxError
+from rlx.ir.dtype import dtype
+from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Level, Role
-from rlx.ir.parse import parse_graph, read_signed
-from rlx.ir.text import graph_text
-from rlx.plan.build import Planner
-from rlx.runtime import container
+from rlx.runtime.container import Container
 from rlx.runtime.native_code import FORMAT, code_blob, open_blob
+from rlx.runtime.stored import StoredLir
 from rlx.runtime.trust import accept, accepted, keyring
 from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
-VARIANT_PARTS = ("lir", "derived", "code", "decisions", "unfused")
-SIGNED_PARTS = ("lir", "derived", "code")
+SIGNED_PARTS = ("plan", "outline", "code")
 
 
 class ArtifactWarning(UserWarning):
@@ -55,159 +52,15 @@ class Origin:
     plan: Callable[[Graph, str], LirModule]
 
 
-# -- saving
-
-
-class _Arrays:
-    """Arrays of a file; each is stored once, whoever refers to it."""
-
-    def __init__(self) -> None:
-        self.arrays: list[np.ndarray] = []
-        self._number: dict[object, int] = {}
-
-    def add(self, key: object, array: np.ndarray) -> int:
-        if key not in self._number:
-            self._number[key] = len(self.arrays)
-            self.arrays.append(array)
-        return self._number[key]
-
-
-def save(
-    program: CompiledProgram,
-    path: str | os.PathLike[str],
-    targets: Sequence[str] = (),
-    facts: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a program to a file, with code for its own target and for `targets`.
-
-    `facts` are JSON values of the caller's that are kept in the header.
-    """
-    if program.origin is None:
-        name = program.graph.name
-        raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
-    source, values = program.origin.graph(), program.param_values
-    arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
-    variants = [_Variant.of(program.lir, program.weight_memory)]
-    known = {resolve(program.lir.target).name}
-    for target in (resolve(t).name for t in targets):
-        if target not in known:
-            known.add(target)
-            variants.append(_Variant.of(_planned(program.origin, source, target, values)))
-    described = [v.write(f"{i}.", parts, blobs, arrays, values) for i, v in enumerate(variants)]
-    parts["source"] = graph_text(source, blobs=blobs).encode()
-    tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
-    header = {
-        "name": source.name,
-        "facts": dict(facts or {}),
-        "variants": described,
-        **{kind: _add_all(arrays, kind, table) for kind, table in tables.items()},
-    }
-    container.write(path, header, parts, arrays.arrays)
-
-
-def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
-    """The program for another target, with the values that params have now."""
-    lir = origin.plan(source, target)
-    for graph in (lir.mir, lir.derived):
-        if graph is not None:
-            graph.param_values |= {k: v for k, v in values.items() if k in graph.params}
-    return lir
-
-
-def _add_all(arrays: _Arrays, kind: str, table: Mapping[str, np.ndarray]) -> dict[str, int]:
-    return {name: arrays.add((kind, name), array) for name, array in table.items()}
-
-
-@dataclass
-class _Variant:
-    """A program for one target, on its way into a file."""
-
-    lir: LirModule
-    memory: Mapping[int, np.ndarray]
-
-    @staticmethod
-    def of(lir: LirModule, memory: Mapping[int, np.ndarray] | None = None) -> _Variant:
-        return _Variant(lir, Weights(lir).memory if memory is None else memory)
-
-    def write(
-        self,
-        prefix: str,
-        parts: dict[str, bytes],
-        blobs: dict[str, np.ndarray],
-        arrays: _Arrays,
-        values: Mapping[str, np.ndarray],
-    ) -> dict[str, Any]:
-        """Add parts and arrays; returns the description for the header."""
-        lir, target = self.lir, resolve(self.lir.target)
-        texts = {
-            "lir": graph_text(lir.mir, blobs=blobs),
-            "derived": "" if lir.derived is None else graph_text(lir.derived, blobs=blobs),
-            "unfused": "" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs),
-            "decisions": json.dumps([d.to_json() for d in lir.decisions]),
-        }
-        parts |= {prefix + name: text.encode() for name, text in texts.items()}
-        parts[prefix + "code"] = code_blob(lir, target, cache=True)
-        weights = []
-        for id, memory in self.memory.items():
-            node = lir.mir.nodes[id]
-            direct = node.op.role is Role.PARAM and node.attrs["name"] in values
-            key = ("params", node.attrs["name"]) if direct else (prefix, id)
-            weights.append([id, arrays.add(key, memory.view(node.dtype.np).reshape(node.shape))])
-        described = {
-            "target": target.name,
-            "generator": _generator(),
-            "binding": lir.planner.binding,
-            "placed": list(lir.planner.placed or ()),
-            "gate": lir.gate,
-            "options": lir.options,
-            "weights": weights,
-        }
-        digests = {name: hashlib.sha256(parts[prefix + name]).hexdigest() for name in SIGNED_PARTS}
-        return {**described, "mac": keyring().sign(_signed_bytes(described, digests)).hex()}
-
-
-def _generator() -> str:
+def generator() -> str:
     """What code must have been made by to fit this runtime."""
     return f"{FORMAT}-{generator_version()}"
 
 
-def _signed_bytes(described: Mapping[str, Any], digests: Mapping[str, str]) -> bytes:
+def signed_bytes(described: Mapping[str, Any], digests: Mapping[str, str]) -> bytes:
     """What a signature covers: plan, code and how they go together. Not the weights: data cannot run."""
     covered = {key: value for key, value in described.items() if key != "mac"}
     return b"rlx program\n" + json.dumps([covered, digests], sort_keys=True).encode()
-
-
-# -- loading
-
-
-class StoredLir(LirModule):
-    """A plan from a file. What running does not need is read when it is asked for."""
-
-    def __init__(
-        self, file: Artifact, number: int, mir: Graph, planner: Planner, about: Mapping[str, Any]
-    ) -> None:
-        super().__init__(mir, planner.plan(), target=about["target"], gate=about["gate"], planner=planner)
-        self.options = about["options"]
-        self._file, self._number = file, number
-        for name in ("derived", "decisions", "unfused"):
-            del self.__dict__[name]  # set by the dataclass; the properties below take their place
-
-    @functools.cached_property
-    def derived(self) -> Graph | None:  # type: ignore[override]
-        return self._file.graph(f"{self._number}.derived", Level.MIR)
-
-    @functools.cached_property
-    def unfused(self) -> Graph | None:  # type: ignore[override]
-        return self._file.graph(f"{self._number}.unfused", Level.MIR)
-
-    @functools.cached_property
-    def decisions(self) -> Any:  # type: ignore[override]
-        from rlx.cost.decision import DecisionLog
-
-        try:
-            return DecisionLog.from_json(json.loads(self._file.container.text(f"{self._number}.decisions")))
-        except (ValueError, TypeError, RecursionError):
-            raise self._file.container.fail("its decisions are not understood") from None
 
 
 class Artifact:
@@ -224,12 +77,13 @@ class Artifact:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.container = container.Container(path)
+        self.container = Container(path)
         header = self.container.header
         kinds = {"name": str, "facts": dict, "variants": list, "params": dict, "states": dict, "blobs": dict}
         wrong = [key for key, kind in kinds.items() if not isinstance(header.get(key), kind)]
         if wrong or not all(map(_is_variant, header["variants"])):
             raise self.container.fail(f"its header has no sound {wrong[0] if wrong else 'variants'}")
+        self._tables: dict[str, dict[str, np.ndarray]] = {}
         self.name: str = header["name"]
         self.facts: dict[str, Any] = header["facts"]
 
@@ -246,7 +100,7 @@ class Artifact:
     def find(self, target: Target) -> int | None:
         """The variant for a target, made by the generator of this version; None if there is none."""
         for number, about in enumerate(self._variants):
-            if about["target"] == target.name and about["generator"] == _generator():
+            if about["target"] == target.name and about["generator"] == generator():
                 return number
         return None
 
@@ -261,7 +115,7 @@ class Artifact:
 
     def _signed(self, number: int) -> bytes:
         digests = {name: self.container.digest(f"{number}.{name}") for name in SIGNED_PARTS}
-        return _signed_bytes(self._variants[number], digests)
+        return signed_bytes(self._variants[number], digests)
 
     def accept(self) -> list[str]:
         """Check the whole file and trust the code of all variants from now on; returns their targets."""
@@ -278,34 +132,57 @@ class Artifact:
         assert graph is not None, "the source is never empty"
         return graph
 
-    def graph(self, part: str, level: Level, checked: bool = True) -> Graph | None:
-        """A graph of the file, verified unless its signature was; None for an empty part."""
+    def graph(self, part: str, level: Level) -> Graph | None:
+        """A graph of the file, verified; None for an empty part."""
         text = self.container.text(part)
         if not text and part != "source":
             return None
-        try:
-            graph = parse_graph(text, self._blobs) if checked else read_signed(text, self._blobs)
-            graph.param_values = {k: v for k, v in self.params.items() if k in graph.params}
-            graph.state_values = {k: v for k, v in self._table("states").items() if k in graph.state_inputs}
-            if checked:
-                from rlx.ir.verify import verify
+        from rlx.ir.parse import parse_graph
+        from rlx.ir.verify import verify
 
-                verify(graph, level)
+        return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), level), part)
+
+    def read(self, text: str, parse: Callable[..., Graph], part: str = "plan") -> Graph:
+        """A graph with the values that the file has for it."""
+        try:
+            graph = parse(text, self._blobs)
+            self.give_values(graph)
         except RlxError as e:
             raise self.container.fail(f"its part {part!r} does not hold a sound graph: {e}") from e
         return graph
 
+    def give_values(self, graph: Graph) -> None:
+        """Hand a graph the values of its params and states; each must have the type of its node."""
+        graph.param_values = self.values("params", graph.params)
+        graph.state_values = self.values("states", graph.state_inputs)
+
+    def values(self, kind: str, nodes: Mapping[str, Node]) -> dict[str, np.ndarray]:
+        """Values of the file for params or states, which must have the types of their nodes."""
+        found = {name: value for name, value in self._table(kind).items() if name in nodes}
+        for name, value in found.items():
+            want = nodes[name].tensor
+            fits = value.shape == want.shape or not want.is_static
+            if dtype(value.dtype) is not want.dtype or not fits:
+                raise self.container.fail(
+                    f"its value of {name!r} is {value.dtype}{list(value.shape)}, not {want}"
+                )
+        return found
+
     @functools.cached_property
     def params(self) -> dict[str, np.ndarray]:
         """Values of params by name, over the memory of the file."""
-        return self._table("params")
+        return dict(self._table("params"))
 
-    @functools.cached_property
+    @property
     def _blobs(self) -> dict[str, np.ndarray]:
         return self._table("blobs")
 
     def _table(self, kind: str) -> dict[str, np.ndarray]:
-        return {name: self.container.array(number) for name, number in self.container.header[kind].items()}
+        """Arrays of a table of the header by name."""
+        if kind not in self._tables:
+            numbers = self.container.header[kind]
+            self._tables[kind] = {name: self.container.array(number) for name, number in numbers.items()}
+        return self._tables[kind]
 
     # -- programs
 
@@ -320,21 +197,10 @@ class Artifact:
         """The program of a variant."""
         from rlx.runtime.program import CompiledProgram
 
-        trusted = self.is_trusted(number)
         self.container.check_arrays()
-        about = self._variants[number]
-        target = resolve(about["target"])
-        mir = self.graph(f"{number}.lir", Level.MIR, checked=not trusted)
-        if mir is None:
-            raise self.container.fail("its plan is empty")
-        try:
-            planner = Planner(mir, about["binding"])
-            if trusted:
-                planner.placed = tuple(about["placed"]) or None
-            lir = StoredLir(self, number, mir, planner, about)
-        except RlxError as e:
-            raise self.container.fail(f"its plan is not sound: {e}") from e
-        notes = []
+        target, notes = resolve(self._variants[number]["target"]), []
+        trusted = self.is_trusted(number)
+        lir = StoredLir(self, number, self._variants[number]) if trusted else self._checked(number)
         if trusted or trust_native:
             kernels, code = self._code(number, target)
         else:
@@ -343,11 +209,26 @@ class Artifact:
                 "it was made again from the plan (rlx trust FILE accepts it)"
             )
             warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
-            lir.derived, lir.unfused  # noqa: B018  (verified before code is made from the plan)
             kernels, code = open_blob(code_blob(lir, target, cache), target)
-        program = CompiledProgram(lir, kernels, code, threads, debug, self._weights(lir, about["weights"]))
+        weights = self._weights(lir, self._variants[number]["weights"])
+        program = CompiledProgram(lir, kernels, code, threads, debug, weights)
         program.notes = notes
         return program
+
+    def _checked(self, number: int) -> LirModule:
+        """The plan of a variant that nobody vouches for: verified and proved."""
+        text = self.container.text(f"{number}.plan")
+        try:
+            lir = LirModule.from_text(text, self._blobs)
+        except RlxError as e:
+            raise self.container.fail(f"its plan is not sound: {e}") from e
+        if lir.target != self._variants[number]["target"]:
+            raise self.container.fail(f"its plan is for {lir.target!r}, but it says otherwise")
+        for graph in (lir.mir, lir.derived):
+            if graph is not None:
+                self.give_values(graph)
+        lir.unfused = self.graph(f"{number}.unfused", Level.MIR)
+        return lir
 
     def _code(self, number: int, target: Target) -> tuple[Any, Any]:
         blob = self.container.part(f"{number}.code")
@@ -360,9 +241,9 @@ class Artifact:
         """Weights where they lie in the file; every one must have the size of its node."""
         memory: dict[int, np.ndarray] = {}
         for id, number in entries:
-            if not 0 <= id < len(lir.mir.nodes):
+            if not 0 <= id < len(lir.outline.nodes):
                 raise self.container.fail(f"it has a weight for %{id}, which its plan does not have")
-            node, raw = lir.mir.nodes[id], self.container.raw(number)
+            node, raw = lir.outline.nodes[id], self.container.raw(number)
             if node.op.role not in (Role.PARAM, Role.CONSTANT) or len(raw) != _static_bytes(node):
                 raise self.container.fail(f"it has a weight of {len(raw)} bytes for {node}")
             memory[id] = raw
@@ -378,8 +259,6 @@ def _is_variant(about: Any) -> bool:
     kinds = {
         "target": str,
         "generator": str,
-        "binding": dict,
-        "placed": list,
         "gate": dict,
         "options": dict,
         "weights": list,
@@ -388,8 +267,4 @@ def _is_variant(about: Any) -> bool:
     if not isinstance(about, dict) or not all(isinstance(about.get(key), kinds[key]) for key in kinds):
         return False
     pairs = about["weights"]
-    return (
-        all(type(n) is int and n >= 0 for n in about["binding"].values())
-        and all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs)
-        and all(type(n) is int for n in about["placed"])
-    )
+    return all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs)

@@ -136,7 +136,7 @@ def _first_array(end_of_parts: int, array_bytes: int) -> int:
 
 
 def _encoded(header: Mapping[str, Any]) -> bytes:
-    return json.dumps(header, sort_keys=True).encode()
+    return json.dumps(header).encode()
 
 
 def _prefix(header: bytes, total: int, version: int = VERSION) -> bytes:

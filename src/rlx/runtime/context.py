@@ -10,8 +10,8 @@ import numpy as np
 from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.errors import InputError
 from rlx.ir.dim import evaluate
-from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan
+from rlx.ir.graph import Node
+from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.loops import Call, Pointer, scan_calls
@@ -39,7 +39,7 @@ class Context:
 
     def __init__(
         self,
-        graph: Graph,
+        lir: LirModule,
         kernels: KernelSet,
         code: object,
         plan: LirBufferPlan,
@@ -49,7 +49,8 @@ class Context:
         one_by_one: bool = False,
         profile: bool = False,
     ) -> None:
-        self.graph, self.kernels, self.code, self.plan = graph, kernels, code, plan
+        graph = self.graph = lir.outline
+        self.lir, self.kernels, self.code, self.plan = lir, kernels, code, plan
         self.threads, self.profile = threads, profile
         self.arena = allocate(max(plan.arena_size, 64))
         self.dims, self._dims_at, per_thread = dims, {}, 0
@@ -110,14 +111,14 @@ class Context:
     def _is_empty_loop(self, id: int) -> bool:
         if id not in self.kernels.loops:
             return False
-        length = self.graph.nodes[id].attrs["length"]
+        length = self.lir.mir.nodes[id].attrs["length"]
         return (length if isinstance(length, int) else evaluate(length, self.plan.binding)) == 0
 
     def _calls(self, id: int) -> list[Call]:
         """The kernel calls of a node: one, or all steps of a loop."""
-        node = self.graph.nodes[id]
         if id in self.kernels.loops:
-            return scan_calls(self, node, self.kernels.loops[id], self._keep) or []
+            return scan_calls(self, self.lir.mir.nodes[id], self.kernels.loops[id], self._keep) or []
+        node = self.graph.nodes[id]
         kernel, first = self.kernels.kernels[id], self._dims_at[id]
         values = [*node.operands, *self.graph.results(node)]
         dims = list(self.dims[first : first + len(kernel.dims)])

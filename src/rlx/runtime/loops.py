@@ -17,7 +17,6 @@ from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan
 from rlx.ir.op import Role
-from rlx.plan.build import Planner
 from rlx.runtime.memory import Region, allocate
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ def _bytes(node: Node, binding: Mapping[str, int]) -> int:
 
 
 def _buffers(body: Graph, binding: Mapping[str, int], carries: int) -> LoopBuffers:
+    from rlx.plan.build import Planner
+
     plan = Planner(body, {}).plan({s: binding[s] for s in body.symbols()})
     pairs = []
     for n in list(body.outputs.values())[:carries]:

@@ -22,10 +22,11 @@ def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
     """What is cached and saved: the description of the kernels, then the object file."""
     from rlx.backend.cpu.build import build_kernels
     from rlx.backend.cpu.jit import compile_object
+    from rlx.ir.views import view_layouts
     from rlx.runtime.cache import default_cache
 
     def make() -> bytes:
-        made = build_kernels(lir, target, lir.planner.views)
+        made = build_kernels(lir, target, view_layouts(lir.mir))
         description = made.describe().encode()
         code = compile_object(made.text, target) if made.text else b""
         return _LENGTH.pack(len(description)) + description + code

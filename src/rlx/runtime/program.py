@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.backend.reference.interpreter import Interpreter
 from rlx.errors import InputError, KernelError
 from rlx.ir.bind import check_array, match_shape
 from rlx.ir.dim import Expr, compile_dims, symbols
@@ -77,7 +76,7 @@ class CompiledProgram:
         origin: Origin | None = None,
     ) -> None:
         self.lir, self.kernels, self._code, self.threads, self.debug = lir, kernels, code, threads, debug
-        graph = self.graph = lir.mir
+        graph = self.graph = lir.outline
         self.inputs: list[Node] = graph.inputs
         self.outputs: list[Node] = list(graph.outputs.values())
         self.input_names = [n.attrs["name"] for n in self.inputs]
@@ -162,11 +161,9 @@ class CompiledProgram:
 
     def describe(self, node: Node) -> str:
         """A kernel's ops, for messages."""
-        ops = (
-            [n.op.name for n in node.bodies[0].nodes if n.op.role is Role.COMPUTE]
-            if node.bodies
-            else [node.op.name]
-        )
+        bodies = self.lir.mir.nodes[node.id].bodies
+        inside = bodies[0].nodes if bodies else [node]
+        ops = [n.op.name for n in inside if n is node or n.op.role is Role.COMPUTE]
         return f"%{node.id} ({' + '.join(ops)})"
 
     def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
@@ -180,7 +177,7 @@ class CompiledProgram:
         ...     rlx.load(folder + "/double.rlx")(np.ones(2, np.float32))
         array([2., 2.], dtype=float32)
         """
-        from rlx.runtime.artifact import save
+        from rlx.runtime.save import save
 
         save(self, path, targets)
 
@@ -355,10 +352,12 @@ class CompiledProgram:
                 self._check_finite(context, step)
             return {}, None
         assert step.thunk is not None
+        from rlx.backend.reference.interpreter import Interpreter
+
         start = time.perf_counter_ns()
-        node = self.graph.nodes[step.thunk.node]
+        node = self.lir.mir.nodes[step.thunk.node]
         interpreter = Interpreter(
-            self.graph, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
+            self.lir.mir, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
         )
         for o in node.operands:
             interpreter.values[o.id] = context.array(o)
@@ -431,7 +430,7 @@ class CompiledProgram:
     def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Context:
         values = self._dims([plan.binding[s] for s in self._symbols])
         return Context(
-            self.graph,
+            self.lir,
             self.kernels,
             self._code,
             plan,

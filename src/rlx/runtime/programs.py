@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import config
 from rlx.errors import FormatError
-from rlx.runtime.artifact import Artifact, save
+from rlx.runtime.artifact import Artifact
 from rlx.runtime.cache import CacheInfo, CacheWarning
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class ProgramStore:
         self, program: CompiledProgram, model: Path, options: Mapping[str, Any], others: Iterable[Path] = ()
     ) -> None:
         """Store a program; a folder that cannot be written costs a warning, never an error."""
+        from rlx.runtime.save import save
+
         files = [[str(path), *(_identity(path) or ())] for path in others]
         size = sum(len(m) for m in program.weight_memory.values())
         size += sum(value.nbytes for value in program.param_values.values())

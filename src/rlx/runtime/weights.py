@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.lir import ALIGNMENT, LirModule
 from rlx.ir.op import Role
 from rlx.runtime.memory import Region, allocate
@@ -49,6 +48,8 @@ class Weights:
         self.memory, self.region = memory, region
 
     def _arrays(self) -> dict[int, np.ndarray]:
+        from rlx.backend.reference.interpreter import evaluate
+
         derived, graph = self.lir.derived, self.lir.mir
         computed: Mapping[str, np.ndarray] = {}
         if derived is not None and all(name in self.values for name in derived.params):

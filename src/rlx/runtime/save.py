@@ -1,0 +1,133 @@
+"""Writing compiled programs to `.rlx` files; `rlx.runtime.artifact` says what is in them and reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.backend.cpu.target import resolve
+from rlx.errors import FormatError
+from rlx.ir.graph import Graph
+from rlx.ir.lir import LirModule
+from rlx.ir.op import Role
+from rlx.ir.outline import outline
+from rlx.ir.text import graph_text
+from rlx.runtime import container
+from rlx.runtime.artifact import SIGNED_PARTS, Origin, generator, signed_bytes
+from rlx.runtime.native_code import code_blob
+from rlx.runtime.trust import keyring
+from rlx.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
+
+class _Arrays:
+    """Arrays of a file; each is stored once, whoever refers to it."""
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []
+        self._number: dict[object, int] = {}
+
+    def add(self, key: object, array: np.ndarray) -> int:
+        if key not in self._number:
+            self._number[key] = len(self.arrays)
+            self.arrays.append(array)
+        return self._number[key]
+
+
+def save(
+    program: CompiledProgram,
+    path: str | os.PathLike[str],
+    targets: Sequence[str] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a program to a file, with code for its own target and for `targets`.
+
+    `facts` are JSON values of the caller's that are kept in the header.
+    """
+    if program.origin is None:
+        name = program.graph.name
+        raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
+    source, values = program.origin.graph(), program.param_values
+    arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
+    variants = [_Variant.of(program.lir, program.weight_memory)]
+    known = {resolve(program.lir.target).name}
+    for target in (resolve(t).name for t in targets):
+        if target not in known:
+            known.add(target)
+            variants.append(_Variant.of(_planned(program.origin, source, target, values)))
+    described = [v.write(f"{i}.", parts, blobs, arrays, values) for i, v in enumerate(variants)]
+    parts["source"] = graph_text(source, blobs=blobs).encode()
+    tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
+    header = {
+        "name": source.name,
+        "facts": dict(facts or {}),
+        "variants": described,
+        **{kind: _add_all(arrays, kind, table) for kind, table in tables.items()},
+    }
+    container.write(path, header, parts, arrays.arrays)
+
+
+def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
+    """The program for another target, with the values that params have now."""
+    lir = origin.plan(source, target)
+    for graph in (lir.mir, lir.derived):
+        if graph is not None:
+            graph.param_values |= {k: v for k, v in values.items() if k in graph.params}
+    return lir
+
+
+def _add_all(arrays: _Arrays, kind: str, table: Mapping[str, np.ndarray]) -> dict[str, int]:
+    return {name: arrays.add((kind, name), array) for name, array in table.items()}
+
+
+@dataclass
+class _Variant:
+    """A program for one target, on its way into a file."""
+
+    lir: LirModule
+    memory: Mapping[int, np.ndarray]
+
+    @staticmethod
+    def of(lir: LirModule, memory: Mapping[int, np.ndarray] | None = None) -> _Variant:
+        return _Variant(lir, Weights(lir).memory if memory is None else memory)
+
+    def write(
+        self,
+        prefix: str,
+        parts: dict[str, bytes],
+        blobs: dict[str, np.ndarray],
+        arrays: _Arrays,
+        values: Mapping[str, np.ndarray],
+    ) -> dict[str, Any]:
+        """Add parts and arrays; returns the description for the header."""
+        lir, target = self.lir, resolve(self.lir.target)
+        outlined = {"graph": outline(lir.mir), "placer": lir.planner.to_json()}
+        parts[prefix + "plan"] = lir.to_text(blobs).encode()
+        parts[prefix + "outline"] = json.dumps(outlined).encode()
+        parts[prefix + "code"] = code_blob(lir, target, cache=True)
+        parts[prefix + "unfused"] = (
+            b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
+        )
+        weights = []
+        for id, memory in self.memory.items():
+            node = lir.mir.nodes[id]
+            direct = node.op.role is Role.PARAM and node.attrs["name"] in values
+            key = ("params", node.attrs["name"]) if direct else (prefix, id)
+            weights.append([id, arrays.add(key, memory.view(node.dtype.np).reshape(node.shape))])
+        described = {
+            "target": target.name,
+            "generator": generator(),
+            "options": lir.options,
+            "gate": lir.gate,
+            "weights": weights,
+        }
+        digests = {name: hashlib.sha256(parts[prefix + name]).hexdigest() for name in SIGNED_PARTS}
+        return {**described, "mac": keyring().sign(signed_bytes(described, digests)).hex()}
