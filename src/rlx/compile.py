@@ -61,7 +61,7 @@ def plan(
     """
     if budget is not None:
         raise UnsupportedError(
-            "budget is not supported by this version; compile without it, prog.memory(binding) says what a run needs"
+            "budget is not supported by this version; compile without it and ask prog.memory(binding)"
         )
     from rlx.backend.cpu.build import panel_tiles, supports
     from rlx.backend.cpu.conv import conv_target
