@@ -9,8 +9,8 @@ import rlx
 from rlx.backend.reference.interpreter import evaluate
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
-HOST_OPS = {"cond", "custom", "loop", "unique"}
-HOST_REASONS = ("dtype c64 ", "dtype c128 ", "a Fourier transform of")
+HOST_OPS = {"cond", "custom", "loop", "pack_sparse", "unique"}
+HOST_REASONS = ("dtype c64 ", "dtype c128 ", "a Fourier transform of", "is read by products only")
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=IDS)

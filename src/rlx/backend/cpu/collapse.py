@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rlx.errors import UnsupportedError
 from rlx.ir.compose import Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import Scalar, axis, const, rebuild, replace_axes, size
@@ -38,6 +39,8 @@ def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
     def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
         if e.prim != "load":
             return None
+        if len(args) != len(strides[e.data]):
+            raise UnsupportedError("an operand in a layout of its own is read by products only")
         total: list[Dim] = [0] * rank
         rest: Dim = 0
         for i, stride in zip(args, strides[e.data], strict=True):
