@@ -161,9 +161,9 @@ def compile(
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
-    `assume` gives sizes to optimise for, `budget` is refused by this version, `debug` is "nan"
-    or "poison". `gate` decides about fusion: a gate, or "calibrated" for constants measured on this machine.
-    The other options are those of `plan`.
+    `assume` gives sizes to optimise for, `budget` is refused by this version, `debug` is "nan" (names the
+    first kernel that makes one). `gate` decides about fusion: a gate, or "calibrated" for constants
+    measured on this machine. The other options are those of `plan`.
 
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("double")
@@ -176,6 +176,13 @@ def compile(
     from rlx.runtime.native_code import native_code
     from rlx.runtime.program import CompiledProgram
 
+    threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
+    if device != "cpu":
+        raise UnsupportedError(f"device {device!r} runs no programs in this version; compile for 'cpu'")
+    if debug not in (None, "nan"):
+        raise UnsupportedError(
+            f"debug={debug!r} is not supported by native programs in this version; use 'nan'"
+        )
     machine = resolve(config.TARGET.get() if target == "host" else target)
     planned = functools.partial(
         plan,
@@ -190,5 +197,4 @@ def compile(
     )
     lir = planned(graph, machine.name)
     kernels, code = native_code(lir, machine, cache)
-    threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
     return CompiledProgram(lir, kernels, code, threads, debug, origin=Origin(lambda: graph, planned))
