@@ -5,6 +5,7 @@ a graph from a file.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ class Trace:
     firings: list[Firing] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)  # of stages before fusion
     stages: list[tuple[str, int]] = field(default_factory=list)  # name, live nodes after it
+    seconds: list[tuple[str, float]] = field(default_factory=list)  # name, CPU time of the stage itself
 
 
 def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
@@ -63,10 +65,12 @@ def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
         if name not in known:
             raise ConfigError(f"there is no stage {name!r} to override; stages are: {', '.join(known)}")
     for number, stage in enumerate(stages):
+        start = time.process_time()
         if stage.name in trace.override:
             graph = read_stage(trace.override[stage.name], graph, stage.level)
         else:
             graph = stage.run(graph)
+        trace.seconds.append((stage.name, time.process_time() - start))
         if trace.checks:
             try:
                 verify(graph, stage.level)
