@@ -162,8 +162,9 @@ def compile(
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
     `assume` gives sizes to optimise for, `budget` is refused by this version, `debug` is "nan" (names the
-    first kernel that makes one). `gate` decides about fusion: a gate, or "calibrated" for constants
-    measured on this machine. The other options are those of `plan`.
+    first kernel that makes one) or "poison" (spoils freed memory and stops kernels that touch it). `gate`
+    decides about fusion: a gate, or "calibrated" for constants measured on this machine. The other options
+    are those of `plan`.
 
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("double")
@@ -173,16 +174,14 @@ def compile(
     """
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Origin
+    from rlx.runtime.debug import check_mode
     from rlx.runtime.native_code import native_code
     from rlx.runtime.program import CompiledProgram
 
     threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
     if device != "cpu":
         raise UnsupportedError(f"device {device!r} runs no programs in this version; compile for 'cpu'")
-    if debug not in (None, "nan"):
-        raise UnsupportedError(
-            f"debug={debug!r} is not supported by native programs in this version; use 'nan'"
-        )
+    check_mode(debug)
     machine = resolve(config.TARGET.get() if target == "host" else target)
     planned = functools.partial(
         plan,

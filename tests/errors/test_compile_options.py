@@ -13,10 +13,6 @@ import rlx
     ("options", "text"),
     [
         ({"device": "opencl"}, "device 'opencl' runs no programs in this version; compile for 'cpu'"),
-        (
-            {"debug": "poison"},
-            "debug='poison' is not supported by native programs in this version; use 'nan'",
-        ),
         ({"budget": "1MiB"}, "budget is not supported by this version"),
     ],
 )
@@ -25,3 +21,10 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], text: str) -> Non
     g.output("y", g.input("x", ("n",), "f32") * 2.0)
     with pytest.raises(rlx.errors.UnsupportedError, match=text.replace("(", r"\(")):
         rlx.compile(g, **options)
+
+
+def test_an_unknown_debug_mode_is_refused() -> None:
+    g = rlx.Graph("double")
+    g.output("y", g.input("x", ("n",), "f32") * 2.0)
+    with pytest.raises(rlx.errors.ConfigError, match="debug='all' is no debug mode; give 'nan' or 'poison'"):
+        rlx.compile(g, debug="all")

@@ -19,6 +19,7 @@ from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context, Step
+from rlx.runtime.debug import WATCHES, Watch, check_mode
 from rlx.runtime.driver import RecordError
 from rlx.runtime.memory import aligned_empty
 from rlx.runtime.trace import Run, spans
@@ -75,7 +76,8 @@ class CompiledProgram:
         weights: Weights | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.lir, self.kernels, self._code, self.threads, self.debug = lir, kernels, code, threads, debug
+        self.lir, self.kernels, self._code, self.threads = lir, kernels, code, threads
+        self.debug = check_mode(debug)
         graph = self.graph = lir.outline
         self.inputs: list[Node] = graph.inputs
         self.outputs: list[Node] = list(graph.outputs.values())
@@ -257,7 +259,12 @@ class CompiledProgram:
             except RecordError as e:
                 raise keep[2]._kernel_error(e) from None
 
-        return run
+        def run_watched() -> None:
+            watch = keep[2]._watch(context)
+            for number, step in enumerate(context.steps):
+                keep[2]._run_step(context, step, number, watch)
+
+        return run if self.debug is None else run_watched
 
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
         binding: dict[str, int] = {}
@@ -293,10 +300,11 @@ class CompiledProgram:
     ) -> list[np.ndarray]:
         outputs = [aligned_empty(shape, d) for shape, d in self._output_shapes(context)]
         self._connect(context, inputs, outputs, states)
+        watch = self._watch(context)
         number = 0
         while number < len(context.steps):
             step = context.steps[number]
-            found, value = self._run_step(context, step)
+            found, value = self._run_step(context, step, number, watch)
             number += 1
             if found:  # sizes that depend on data are known now: plan the rest for them
                 binding |= found
@@ -313,6 +321,7 @@ class CompiledProgram:
                 later.take_over(context, number)
                 self._store_thunk(later, step, value)
                 context = later
+                watch = watch and watch.moved(later, number)
         new = {s.name: np.array(context.array(s.output)) for s in self.graph.states}  # one may be another's
         for name, value in new.items():
             states[name][...] = value
@@ -339,18 +348,29 @@ class CompiledProgram:
         for name, node in self.graph.state_inputs.items():
             context.connect(node.id, states[name])
 
-    def _run_step(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
+    def _watch(self, context: Context) -> Watch | None:
+        """Who looks at the steps of a run in debug mode."""
+        return None if self.debug is None else WATCHES[self.debug](context, self.describe)
+
+    def _run_step(
+        self, context: Context, step: Step, number: int = 0, watch: Watch | None = None
+    ) -> tuple[dict[str, int], Any]:
         """Run one step; returns the sizes that it revealed and, with them, the value that did."""
+        if watch is None:
+            return self._run_unwatched(context, step)
+        watch.before(number)
+        found, value = self._run_unwatched(context, step)
+        if not found:
+            watch.after(number)
+        return found, value
+
+    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
         if step.program is not None:
             try:
                 step.program.run()
             except RecordError as e:
                 raise self._kernel_error(e) from None
-            if step.reveals:
-                return self._revealed(context, step)
-            if self.debug == "nan":
-                self._check_finite(context, step)
-            return {}, None
+            return self._revealed(context, step) if step.reveals else ({}, None)
         assert step.thunk is not None
         from rlx.backend.reference.interpreter import Interpreter
 
@@ -394,17 +414,6 @@ class CompiledProgram:
             if target.id in context.memory or target.id in context.bound:
                 context.raw(target.id)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
-    def _check_finite(self, context: Context, step: Step) -> None:
-        for id in step.nodes:
-            node = self.graph.nodes[id]
-            for result in self.graph.results(node):
-                root = context.plan.view_aliases.get(result.id)
-                stored = result.id in context.memory or result.id in context.bound
-                if root is None and result.dtype.is_float and stored:
-                    values = context.array(result)
-                    if not np.isfinite(values.astype(np.float32)).all():
-                        raise KernelError(f"kernel {self.describe(node)} made a NaN or infinity", node.where)
-
     def _kernel_error(self, e: RecordError) -> KernelError:
         node = self.graph.nodes[int(e.name)]
         what = MESSAGES.get(e.code, f"error code {e.code}")
@@ -437,7 +446,7 @@ class CompiledProgram:
             values,
             self._weights.memory,
             self.threads,
-            one_by_one=self.debug == "nan",
+            one_by_one=self.debug is not None,
             profile=profile,
         )
 
