@@ -1,7 +1,7 @@
 """Debug modes of native programs: kernels run one at a time, and each is looked at before the next starts.
 
 `nan` names the first kernel that makes a NaN or an infinity. `poison` keeps track of which value every piece
-of the arena holds: memory is spoilt before a run and wherever a value ends, and a kernel is stopped that reads
+of the arena holds: memory is spoilt before a run and wherever a value ends, and a kernel stops that reads
 what is not there (any more), writes outside its results, or leaves elements of them unwritten.
 """
 
