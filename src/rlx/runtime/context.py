@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,15 +187,7 @@ class Context:
 
     def array(self, node: Node) -> np.ndarray:
         """A value as an array over its memory."""
-        shape, itemsize = node.tensor.bind(self.plan.binding), node.dtype.itemsize
-        alias = self.plan.view_aliases.get(node.id)
-        raw = self.raw(alias.root if alias else node.id)
-        if alias is None or alias.strides is None:
-            start = alias.byte_offset if alias else 0
-            count = int(np.prod(shape, dtype=np.int64)) * itemsize
-            return raw[start : start + count].view(node.dtype.np).reshape(shape)
-        flat = raw.view(node.dtype.np)[alias.byte_offset // itemsize :]
-        return np.lib.stride_tricks.as_strided(flat, shape, [s * itemsize for s in alias.strides])
+        return array_over(self.plan, node, self.raw)
 
     def take_over(self, old: Context, done: int) -> None:
         """Copy what steps before `done` computed and later ones read from a context for other sizes."""
@@ -209,3 +201,16 @@ class Context:
                     if root in made and root in self.memory and root in old.memory:
                         size = min(len(self.memory[root]), len(old.memory[root]))
                         self.memory[root][:size] = old.memory[root][:size]
+
+
+def array_over(plan: LirBufferPlan, node: Node, raw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """A value as an array over the bytes that `raw` gives for the value in whose storage it lies."""
+    shape, itemsize = node.tensor.bind(plan.binding), node.dtype.itemsize
+    alias = plan.view_aliases.get(node.id)
+    stored = raw(alias.root if alias else node.id)
+    if alias is None or alias.strides is None:
+        start = alias.byte_offset if alias else 0
+        count = int(np.prod(shape, dtype=np.int64)) * itemsize
+        return stored[start : start + count].view(node.dtype.np).reshape(shape)
+    flat = stored.view(node.dtype.np)[alias.byte_offset // itemsize :]
+    return np.lib.stride_tricks.as_strided(flat, shape, [s * itemsize for s in alias.strides])

@@ -372,21 +372,25 @@ class CompiledProgram:
                 raise self._kernel_error(e) from None
             return self._revealed(context, step) if step.reveals else ({}, None)
         assert step.thunk is not None
-        from rlx.backend.reference.interpreter import Interpreter
-
         start = time.perf_counter_ns()
-        node = self.lir.mir.nodes[step.thunk.node]
-        interpreter = Interpreter(
-            self.lir.mir, {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
-        )
-        for o in node.operands:
-            interpreter.values[o.id] = context.array(o)
-        out = interpreter.compute(node)
-        found = {k: v for k, v in interpreter.binding.items() if context.plan.binding.get(k) != v}
+        found, out = self._on_host(self.lir.mir.nodes[step.thunk.node], context.plan, context.array)
         if not found:
             self._store_thunk(context, step, out)
         step.span = (start, time.perf_counter_ns())
         return found, out
+
+    def _on_host(
+        self, node: Node, plan: LirBufferPlan, array: Callable[[Node], np.ndarray]
+    ) -> tuple[dict[str, int], Any]:
+        """A node computed by its reference: the sizes that it revealed, and its value."""
+        from rlx.backend.reference.interpreter import Interpreter
+
+        known = {k: v for k, v in plan.binding.items() if k not in self._unknown(node)}
+        interpreter = Interpreter(self.lir.mir, known)
+        for o in node.operands:
+            interpreter.values[o.id] = array(o)
+        out = interpreter.compute(node)
+        return {k: v for k, v in interpreter.binding.items() if plan.binding.get(k) != v}, out
 
     def _revealed(self, context: Context, step: Step) -> tuple[dict[str, int], np.ndarray]:
         """Size and value of a result that a kernel has left in scratch."""
