@@ -43,6 +43,7 @@ from rlx.ops.activation import (
 from rlx.ops.attention import attention, rope, rope_tables
 from rlx.ops.bitcast import bitcast
 from rlx.ops.choice import sample_tokens
+from rlx.ops.collective import all_gather, all_reduce, all_to_all, broadcast, rank_index, reduce_scatter
 from rlx.ops.complex import conj, imag, make_complex, real
 from rlx.ops.contract import dot_general, einsum, matmul
 from rlx.ops.control import cond
@@ -210,6 +211,9 @@ __all__ = [
     "add",
     "affine_grid",
     "all",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
     "any",
     "arange",
     "argmax",
@@ -231,6 +235,7 @@ __all__ = [
     "bitwise_or",
     "bitwise_xor",
     "blackman_window",
+    "broadcast",
     "broadcast_to",
     "cast",
     "cbrt",
@@ -380,8 +385,10 @@ __all__ = [
     "random_fold",
     "random_key",
     "random_split",
+    "rank_index",
     "real",
     "reciprocal",
+    "reduce_scatter",
     "register_op",
     "relu",
     "repeat",
