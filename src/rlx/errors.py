@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 _PACKAGE = __name__.partition(".")[0]
@@ -24,14 +23,19 @@ def source_location() -> str:
     return _PACKAGE
 
 
-@contextmanager
-def provenance(where: tuple[str, ...]) -> Iterator[None]:
-    """What is made or refused inside comes from these source locations."""
-    token = _WHERE.set(where)
-    try:
-        yield
-    finally:
-        _WHERE.reset(token)
+class provenance:
+    """`with provenance(where):` what is made or refused inside comes from these source locations."""
+
+    __slots__ = ("_token", "_where")
+
+    def __init__(self, where: tuple[str, ...]) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        self._token = _WHERE.set(self._where)
+
+    def __exit__(self, *raised: object) -> None:
+        _WHERE.reset(self._token)
 
 
 def current_where() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role
 from rlx.ir.scalar import LOADS, Scalar
-from rlx.ir.types import TensorType, tensor_types
+from rlx.ir.types import tensor_types
 from rlx.ir.views import view_layouts
 
 ASSUMED_SIZE = 128
@@ -80,7 +80,8 @@ class IoModel:
         self.binding = assumed_binding(graph, assume)
         self.views = view_layouts(graph)
         self._dims: dict[Dim, int] = {}
-        self._types: dict[TensorType, int] = {}
+        self._elements: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
         self._reads: dict[int, dict[int, int]] = {}
 
     def size(self, d: Dim) -> int:
@@ -99,15 +100,20 @@ class IoModel:
             total *= self.size(d)
         return total
 
-    def elements(self, type_: TensorType) -> int:
-        known = self._types.get(type_)
+    def elements(self, node: Node) -> int:
+        """Elements of a value."""
+        known = self._elements.get(node.id)
         if known is None:
-            known = self._types[type_] = self.points(type_.shape)
+            known = self._elements[node.id] = self.points(node.shape)
         return known
 
     def bytes(self, node: Node) -> int:
         """Bytes of a value (of all results, for a node with several)."""
-        return sum(self.elements(t) * t.dtype.itemsize for t in tensor_types(node.type))
+        known = self._bytes.get(node.id)
+        if known is None:
+            items = tensor_types(node.type)
+            known = self._bytes[node.id] = sum(self.points(t.shape) * t.dtype.itemsize for t in items)
+        return known
 
     def is_view(self, node: Node) -> bool:
         """Whether a value needs no kernel because its reader can take it from where it lies."""
@@ -121,10 +127,10 @@ class IoModel:
 
     def stored(self, node: Node) -> int:
         """Elements of memory behind a value: a broadcast view has fewer than its shape says."""
-        least = self.elements(node.tensor)
+        least = self.elements(node)
         while self.is_view(node):
             node = node.operands[0]
-            least = min(least, self.elements(node.tensor))
+            least = min(least, self.elements(node))
         return least
 
     def reads(self, node: Node) -> Mapping[int, int]:
@@ -139,7 +145,7 @@ class IoModel:
                 stored = self.stored(operand)
                 count = stored if counts is None else min(stored, counts.get(number, 0))
                 root = self.root(operand)
-                most = self.elements(root.tensor)
+                most = self.elements(root)
                 known[root.id] = min(most, known.get(root.id, 0) + count)
         return MappingProxyType(known)
 

@@ -24,9 +24,11 @@ MOST_NEGATIVE = {"f32": -3.0e38, "f64": -1.0e308}  # a softmax that clamps its m
 
 def holds_attention(body: Graph) -> bool:
     """Whether a body has two contractions, as attention has."""
+    heavy = [n for n in body.nodes if n.op.heavy and n.op.role is Role.COMPUTE and not n.bodies]
+    if len(heavy) < 2:
+        return False
     live = body.live()
-    heavy = [n for n in body.nodes if n.id in live and n.op.heavy and n.op.role is Role.COMPUTE]
-    return sum(isinstance(lower_node(n), Contract) for n in heavy if not n.bodies) == 2
+    return sum(isinstance(lower_node(n), Contract) for n in heavy if n.id in live) == 2
 
 
 @dataclass

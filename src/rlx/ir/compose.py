@@ -52,6 +52,12 @@ _MOST_FORMS = 10_000
 
 def lower_node(node: Node) -> Form:
     """The form of a MIR node. Models repeat their layers, so forms are kept by op, attributes and types."""
+    if node._form is None:
+        node._form = _form_of(node)
+    return node._form
+
+
+def _form_of(node: Node) -> Form:
     if node.bodies:
         form: Form = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
         return form

@@ -123,15 +123,22 @@ def current_graph() -> Graph | None:
     return _CURRENT.get()
 
 
-@contextmanager
-def inferring(log: ConstraintLog, where: tuple[str, ...]) -> Iterator[None]:
-    """Type rules that run inside enter what they assume in `log`, as coming from `where`."""
-    token = _LOG.set(log)
-    try:
-        with provenance(where):
-            yield
-    finally:
-        _LOG.reset(token)
+class inferring(provenance):
+    """`with inferring(log, where):` type rules inside enter what they assume in `log`, as from `where`."""
+
+    __slots__ = ("_log", "_outer")
+
+    def __init__(self, log: ConstraintLog, where: tuple[str, ...]) -> None:
+        super().__init__(where)
+        self._log = log
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._outer = _LOG.set(self._log)
+
+    def __exit__(self, *raised: object) -> None:
+        _LOG.reset(self._outer)
+        super().__exit__(*raised)
 
 
 class Graph:
@@ -311,7 +318,9 @@ class Graph:
             self._register(node)
         return node
 
-    def adopt(self, node: Node, operands: Sequence[Node]) -> Node | None:
+    def adopt(
+        self, node: Node, operands: Sequence[Node], where: tuple[str, ...] | None = None
+    ) -> Node | None:
         """Append a copy of another graph's node without inferring its type again; None where that is unsound.
 
         A type follows from op, attributes and operand types, so equal operand types are enough, as long as
@@ -325,7 +334,9 @@ class Graph:
             if new.graph is not self or (old.type is not new.type and old.type != new.type):
                 return None
         id, given = len(self.nodes), tuple(operands)
-        made = Node(self, id, node.op, given, node.attrs, node.bodies, node.type, node.where)
+        where = node.where if where is None else where
+        made = Node(self, id, node.op, given, node.attrs, node.bodies, node.type, where)
+        made._form = node._form
         self.nodes.append(made)
         if node.op.role is not Role.COMPUTE:
             self._register(made)

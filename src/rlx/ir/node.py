@@ -13,13 +13,14 @@ from rlx.ir.op import Op, get_op
 from rlx.ir.types import TensorType, TupleType, Type
 
 if TYPE_CHECKING:
+    from rlx.ir.form import Form
     from rlx.ir.graph import Graph
 
 
 class Node:
     """One value: an op applied to operands, with its type and the source locations it came from."""
 
-    __slots__ = ("attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
+    __slots__ = ("_form", "attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
     __array_priority__ = 1000  # ndarray + node is node's business
     __array_ufunc__ = None
 
@@ -35,7 +36,9 @@ class Node:
         where: tuple[str, ...],
     ) -> None:
         self.graph, self.id, self.op, self.operands = graph, id, op, operands
-        self.attrs, self.bodies, self.type, self.where = MappingProxyType(dict(attrs)), bodies, type, where
+        self.attrs = attrs if isinstance(attrs, MappingProxyType) else MappingProxyType(dict(attrs))
+        self.bodies, self.type, self.where = bodies, type, where
+        self._form: Form | None = None  # kept by `rlx.ir.compose.lower_node`
 
     @property
     def tensor(self) -> TensorType:

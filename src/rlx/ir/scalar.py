@@ -17,7 +17,7 @@ Operators build primitives; integers on the right become constants; small index 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -53,11 +53,12 @@ def primitive(
 class Scalar:
     """One expression; equal structure compares and hashes equal."""
 
-    __slots__ = ("_hash", "args", "data", "dtype", "prim")
+    __slots__ = ("_below", "_hash", "args", "data", "dtype", "prim")
 
     def __init__(self, prim: str, args: tuple[Scalar, ...], dtype: DType, data: Any = None) -> None:
         self.prim, self.args, self.dtype, self.data = prim, args, dtype, data
         self._hash = hash((prim, args, dtype.name, repr(data)))
+        self._below: tuple[Scalar, ...] | None = None  # what `walk` gives, without the expression itself
 
     def __hash__(self) -> int:
         return self._hash
@@ -126,18 +127,27 @@ class Scalar:
             return self if other.data else other
         return call("logical_and", self, other)
 
-    def walk(self) -> Iterator[Scalar]:
+    def walk(self) -> tuple[Scalar, ...]:
         """Every distinct sub-expression, arguments before users."""
+        if self._below is None:
+            self._below = self._find_below()
+        return (*self._below, self)
+
+    def _find_below(self) -> tuple[Scalar, ...]:
+        order: list[Scalar] = []
         seen: set[Scalar] = set()
-        stack: list[tuple[Scalar, bool]] = [(self, False)]
+        stack: list[Scalar | None] = [*reversed(self.args)]  # None: the expression under it is complete
         while stack:
-            s, done = stack.pop()
-            if done:
-                yield s
+            s = stack.pop()
+            if s is None:
+                order.append(stack.pop())  # type: ignore[arg-type]
             elif s not in seen:
                 seen.add(s)
-                stack.append((s, True))
-                stack.extend((a, False) for a in reversed(s.args))
+                if s.args:
+                    stack += (s, None, *reversed(s.args))
+                else:
+                    order.append(s)
+        return tuple(order)
 
 
 def _lift(value: Scalar | int | float | bool, like: DType) -> Scalar:
@@ -254,7 +264,7 @@ def rebuild(s: Scalar, change: Callable[[Scalar, tuple[Scalar, ...]], Scalar | N
     """A copy in which `change(old, new_args)` may replace sub-expressions (None keeps them)."""
     memo: dict[Scalar, Scalar] = {}
     for e in s.walk():
-        args = tuple(memo[a] for a in e.args)
+        args = tuple([memo[a] for a in e.args])
         made = change(e, args)
         if made is None:
             made = e if args == e.args else remake(e, args)

@@ -30,8 +30,11 @@ def is_transform(form: Form | None) -> bool:
 
 def holds_transform(body: Graph) -> bool:
     """Whether a body has a transform in it."""
+    fourier = [n for n in body.nodes if n.op.family == "fourier"]
+    if not fourier:
+        return False
     live = body.live()
-    return any(n.op.family == "fourier" and is_transform(lower_node(n)) for n in body.nodes if n.id in live)
+    return any(is_transform(lower_node(n)) for n in fourier if n.id in live)
 
 
 class TransformComposer(Composer):

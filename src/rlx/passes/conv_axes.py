@@ -10,6 +10,8 @@ from rlx.ops.shape import reshape
 def drop_unit_axes(graph: Graph) -> Graph:
     """Leave spatial axes out where nothing moves along them, so that pixels lie side by side again."""
     convolution = get_op("conv")
+    if all(n.op is not convolution for n in graph.nodes):
+        return graph
 
     def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         if node.op is not convolution:

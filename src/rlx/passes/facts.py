@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from rlx.cost.io import IoModel
@@ -154,7 +154,7 @@ class Facts:
             known = self._points[node.id] = self.io.points(space)
         return known
 
-    def outputs(self, owned: Sequence[int], evaluated: set[int]) -> list[int]:
+    def outputs(self, owned: Sequence[int], evaluated: Container[int]) -> list[int]:
         """Values of a group that are needed outside of it, in order."""
         out = []
         for i in (v for o in owned for v in self.values(o)):

@@ -170,13 +170,14 @@ class Fuser:
             if self.apart(node.id, now.members):
                 refused[node.id] = APART
                 continue
-            if not (now.span | self.reach.span([node.id])).acyclic:
+            span = now.span | self.reach.span([node.id])
+            if not span.acyclic:
                 continue  # what lies between may join later, and then this too
             if not self._pinned and self.better_elsewhere(now, node):
                 refused[node.id] = "its reader can compute it from values that are stored anyway"
                 continue
             try:
-                wider = now.add(node, self.reach)
+                wider = now.add(node, span)
             except Misfit as why:
                 refused[node.id] = str(why)
                 continue
@@ -304,7 +305,7 @@ class Fuser:
         if self.apart(node.id, t.members):
             return APART, 0
         try:
-            wider = t.add(node, self.reach)
+            wider = t.add(node, t.span | self.reach.span([node.id]))
         except Misfit as why:
             return str(why), 0
         compute = elementwise_ps(self.options.device, wider.work_added - t.work_added)

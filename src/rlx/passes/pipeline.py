@@ -64,6 +64,7 @@ def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
     for name in trace.override:
         if name not in known:
             raise ConfigError(f"there is no stage {name!r} to override; stages are: {', '.join(known)}")
+    live: tuple[Graph, int] | None = None  # the last graph whose nodes were counted
     for number, stage in enumerate(stages):
         start = time.process_time()
         if stage.name in trace.override:
@@ -76,7 +77,9 @@ def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
                 verify(graph, stage.level)
             except VerifyError as e:
                 raise VerifyError(f"after stage {stage.name!r}: {e.message}", e.where) from e
-        trace.stages.append((stage.name, len(graph.live())))
+        if live is None or live[0] is not graph:
+            live = graph, len(graph.live())
+        trace.stages.append((stage.name, live[1]))
         if trace.dump is not None:
             write_stage(Path(trace.dump), f"{number:02}-{stage.name}", graph)
     return graph

@@ -142,7 +142,10 @@ class RegionMaker:
                     made[node.id] = body.add(kind, (), attrs, where=())
                 else:
                     operands = [made[o.id] for o in node.operands]
-                    made[node.id] = body.add(node.op, operands, node.attrs, where=())
+                    copy = body.adopt(node, operands, where=())
+                    if copy is None:
+                        copy = body.add(node.op, operands, node.attrs, where=())
+                    made[node.id] = copy
             body.set_outputs({f"y{k}": made[i] for k, i in enumerate(outputs)})
         return body
 

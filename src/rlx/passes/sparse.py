@@ -38,30 +38,37 @@ def weight_value(graph: Graph, node: Node) -> np.ndarray | None:
 def find_sparse_weights(graph: Graph) -> Graph:
     """Contractions with a sparse constant matrix, on either side, read its non-zero elements."""
     contraction = get_op("dot_general")
-    rooms: dict[int, int | None] = {}
+    counts: dict[int, int | None] = {}  # weight -> its non-zero elements, if it is sparse
 
-    def room(node: Node) -> int | None:
-        """Non-zero elements of a weight that is sparse."""
-        if node.id not in rooms:
-            rooms[node.id] = _count(graph, node)
-        return rooms[node.id]
-
-    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+    def sparse_side(node: Node) -> int | None:
+        """The number of the operand that is sparse."""
         if node.op is not contraction or node.attrs["lhs_batch"] or len(node.attrs["lhs_contract"]) != 1:
             return None
         if any(o.dtype is not node.dtype for o in node.operands) or node.dtype.name not in ("f32", "f64"):
             return None
         for side in (1, 0):
-            other, weight = operands[1 - side], node.operands[side]
-            count = room(weight)
-            if count is None or _few_rows(node.operands[1 - side]):
-                continue
-            kept, reduced = (
-                node.attrs[f"{s}_contract"] for s in (("lhs", "rhs") if side else ("rhs", "lhs"))
-            )
-            made: Node = dot_general(other, _packed(operands[side], reduced[0], count), (kept, (0,)))
-            return made if side else transpose(made, (made.rank - 1, *range(made.rank - 1)))
+            weight = node.operands[side]
+            if weight.id not in counts:
+                counts[weight.id] = _count(graph, weight)
+            if counts[weight.id] is not None and not _few_rows(node.operands[1 - side]):
+                return side
         return None
+
+    live = graph.live()
+    sides = {n.id: side for n in graph.nodes if n.id in live and (side := sparse_side(n)) is not None}
+    if not sides:
+        return graph
+
+    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        if node.id not in sides:
+            return None
+        side = sides[node.id]
+        count = counts[node.operands[side].id]
+        assert count is not None
+        kept, reduced = (node.attrs[f"{s}_contract"] for s in (("lhs", "rhs") if side else ("rhs", "lhs")))
+        packed = _packed(operands[side], reduced[0], count)
+        made: Node = dot_general(operands[1 - side], packed, (kept, (0,)))
+        return made if side else transpose(made, (made.rank - 1, *range(made.rank - 1)))
 
     return rewrite(graph, visit)
 

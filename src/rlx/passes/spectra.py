@@ -95,13 +95,13 @@ class _Grower:
                 continue
             reads = [a for a in self.facts.accesses(self.facts.graph.nodes[r]) if a.root == i]
             if r == self.root.id:
-                total += sum(self.facts.io.elements(a.operand.tensor) for a in reads)
+                total += sum(self.facts.io.elements(a.operand) for a in reads)
             else:
                 total += len(reads) * self.evaluations(r, above)
         return total
 
     def elements(self, i: int) -> int:
-        return self.facts.io.elements(self.facts.graph.nodes[i].tensor)
+        return self.facts.io.elements(self.facts.graph.nodes[i])
 
     def may_join(self, now: Trial, i: int) -> bool:
         fuser, members = self.fuser, now.members
@@ -132,9 +132,8 @@ class _Grower:
                 if read not in inside:
                     reads[read] = reads.get(read, 0) + count
         outputs = tuple(facts.outputs(own, set(own)))
-        after = before if len(own) == 1 else pricing.of(reads, outputs, before.sync_points)
         fit = Fit(facts, dict.fromkeys(own, Status.FULL), "transform")
-        return Trial(pricing, fit, self.fuser.reach.span(own), outputs, before, after, 0, reads, True)
+        return Trial(pricing, fit, self.fuser.reach.span(own), outputs, before, reads, True)
 
 
 def is_transform(facts: Facts, node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlx.cost.profile import GraphIoProfile
 from rlx.ir.graph import Node
@@ -45,7 +46,7 @@ class Pricing:
         io, nodes = self.facts.io, self.facts.graph.nodes
         traffic = sum(io.bytes(nodes[i]) for i in outputs)
         for root, count in reads.items():
-            stored = nodes[root].tensor
+            stored = nodes[root]
             traffic += min(count, io.elements(stored)) * stored.dtype.itemsize
         return GraphIoProfile(1, min(waits, 1), 0, traffic)
 
@@ -59,8 +60,6 @@ class Trial:
     span: Span
     outputs: tuple[int, ...]
     before: GraphIoProfile
-    after: GraphIoProfile
-    work_added: int
     reads: Mapping[int, int]  # values from outside -> elements read
     pointwise: bool  # every op works at the same points: nothing is computed more often than alone
     copies: tuple[int, ...] = ()  # members that other kernels compute for themselves too
@@ -78,37 +77,51 @@ class Trial:
             for root, count in facts.io.reads(facts.graph.nodes[i]).items():
                 if root not in fit.status:
                     reads[root] = reads.get(root, 0) + count
-        after = before if len(own) == 1 else pricing.of(reads, outputs, before.sync_points)
         pointwise = fit.kind != "reduce"
-        span = reach.span(own)
-        return Trial(pricing, fit, span, outputs, before, after, 0, reads, pointwise, copies)
+        return Trial(pricing, fit, reach.span(own), outputs, before, reads, pointwise, copies)
+
+    # Prices are worked out when they are asked for: most trials are dropped before.
+
+    @cached_property
+    def after(self) -> GraphIoProfile:
+        """IO of the group as one kernel."""
+        if self._single:
+            return self.before
+        return self.pricing.of(self.reads, self.outputs, self.before.sync_points)
+
+    @cached_property
+    def work_added(self) -> int:
+        """Operations beyond those of its ops as kernels of their own."""
+        if self.pointwise or self._single:
+            return 0
+        facts = self.pricing.facts
+        return evaluated_work(facts, self.fit, self.outputs) - separate_work(facts, self.fit)
 
     @property
+    def _single(self) -> bool:
+        return len(self.fit.status) - len(self.copies) == 1
+
+    @cached_property
     def members(self) -> tuple[int, ...]:
         return tuple(sorted(self.fit.status))
 
-    @property
+    @cached_property
     def group(self) -> Group:
         return Group(tuple(i for i in self.members if i not in self.copies), self.copies)
 
-    def add(self, node: Node, reach: Reach) -> Trial:
-        """The group with one more op; Misfit says why it does not fit."""
+    def add(self, node: Node, span: Span) -> Trial:
+        """The group with one more op, and the span of both; Misfit says why it does not fit."""
         facts = self.pricing.facts
         fit = self.fit.add(node)
-        outputs = tuple(facts.outputs(sorted((*self.outputs, node.id)), set(fit.status)))
+        outputs = tuple(facts.outputs(sorted((*self.outputs, node.id)), fit.status))
         reads = dict(self.reads)
         reads.pop(node.id, None)
         for root, count in facts.io.reads(node).items():
             if root not in fit.status:
                 reads[root] = reads.get(root, 0) + count
         before = self.before + self.pricing.single(node.id)
-        after = self.pricing.of(reads, outputs, before.sync_points)
         pointwise = self.pointwise and fit.kind != "reduce" and self._same_points(node)
-        added = 0
-        if not pointwise:
-            added = evaluated_work(facts, fit, outputs) - separate_work(facts, fit)
-        span = self.span | reach.span([node.id])
-        return Trial(self.pricing, fit, span, outputs, before, after, added, reads, pointwise, self.copies)
+        return Trial(self.pricing, fit, span, outputs, before, reads, pointwise, self.copies)
 
     def _same_points(self, node: Node) -> bool:
         facts = self.pricing.facts

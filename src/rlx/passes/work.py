@@ -32,7 +32,7 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
     for i in outputs:
         node = nodes[i]
         by_row = fit.status[i] is Status.ROW
-        needed[i][-1] = rows if by_row else io.elements(node.tensor)
+        needed[i][-1] = rows if by_row else io.elements(node)
     total = 0
     for i in members:
         node, passes = nodes[i], needed[i]
