@@ -73,6 +73,7 @@ def plan(
     from rlx.passes.conv_axes import drop_unit_axes
     from rlx.passes.conv_layout import lay_out_convolutions
     from rlx.passes.fuse import Options, fuse
+    from rlx.passes.join import join_blocks
     from rlx.passes.layout import pack_weights
     from rlx.passes.merge import merge_products
     from rlx.passes.pipeline import Stage, Trace, run_stages
@@ -85,8 +86,14 @@ def plan(
     trace = Trace(checks, dump, override or {})
     beside: dict[str, Any] = {}  # what stages give besides a graph
 
+    def join(hir: Graph) -> Graph:
+        joined, decisions = join_blocks(hir, chosen, assume)
+        trace.decisions += decisions
+        return joined
+
     def merge(mir: Graph) -> Graph:
-        merged, trace.decisions = merge_products(mir, chosen, assume)
+        merged, decisions = merge_products(mir, chosen, assume)
+        trace.decisions += decisions
         return merged
 
     def derive(mir: Graph) -> Graph:
@@ -95,7 +102,7 @@ def plan(
 
     options = Options(chosen, "cpu", assume, pins, supports)
 
-    def join(mir: Graph) -> Graph:
+    def fuse_all(mir: Graph) -> Graph:
         mir = prepare_bodies(mir, lambda body: fuse(body, options)[0])
         fused, beside["decisions"] = fuse(mir, options)
         beside["unfused"] = mir
@@ -105,6 +112,7 @@ def plan(
         graph,
         (
             Stage("input", lambda g: g, Level.HIR),
+            Stage("join blocks", join, Level.HIR),
             Stage("expand", lower),
             Stage("simplify", lambda g: optimize(g, trace.firings)),
             Stage("sparse weights", find_sparse_weights),
@@ -115,7 +123,7 @@ def plan(
             Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
             Stage("outputs", materialize_outputs),
             Stage("derive weights", derive),
-            Stage("fuse", join),
+            Stage("fuse", fuse_all),
         ),
         trace,
     )

@@ -70,7 +70,7 @@ def test_an_override_is_verified(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"broken\.txt"):
         plan(model(), override={"simplify": broken})
     with pytest.raises(
-        ConfigError, match="no stage 'simplfy' to override; stages are: input, expand, simplify"
+        ConfigError, match="no stage 'simplfy' to override; stages are: input, join blocks, expand, simplify"
     ):
         plan(model(), override={"simplfy": broken})
     with pytest.raises(ConfigError, match="cannot read"):

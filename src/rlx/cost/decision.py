@@ -15,8 +15,9 @@ from .profile import GraphIoProfile, fusion_benefit
 class Decision:
     """One candidate: the nodes it unites, IO before and after, and why it was kept or refused.
 
-    `region` holds the ids of all nodes that would be one kernel, in ascending order. `pinned` says that the
-    user decided; the score is then recorded but did not count.
+    `region` holds the ids of all nodes that would be one kernel, in ascending order, `ops` their names where
+    a graph to look them up in is not at hand. `pinned` says that the user decided; the score is then recorded
+    but did not count.
     """
 
     region: tuple[int, ...]
@@ -29,6 +30,7 @@ class Decision:
     where: tuple[str, ...] = ()
     pinned: bool = False
     rule: str = "fuse"
+    ops: tuple[str, ...] = ()
 
     @property
     def net_ps(self) -> int:
@@ -42,7 +44,7 @@ class Decision:
 
     def __str__(self) -> str:
         mark = ("keep" if self.verdict else "refuse") + (" (pinned)" if self.pinned else "")
-        nodes = " ".join(f"%{node}" for node in self.region)
+        nodes = " ".join(f"%{node}" for node in self.region) or " + ".join(self.ops)
         price = f"io {time_text(self.score_ps)}, compute {time_text(-self.compute_ps_added)}"
         at = f" (at {', '.join(self.where)})" if self.where else ""
         return f"{mark} {self.rule} [{nodes}]: {price}: {self.reason}{at}"
@@ -65,6 +67,7 @@ class Decision:
             "pinned": self.pinned,
             "reason": self.reason,
             "where": list(self.where),
+            "ops": list(self.ops),
         }
 
     @staticmethod
@@ -82,6 +85,7 @@ class Decision:
                 where=tuple(str(place) for place in data["where"]),
                 pinned=bool(data["pinned"]),
                 rule=str(data["rule"]),
+                ops=tuple(str(op) for op in data.get("ops", ())),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise FormatError(f"not a fusion decision: {cause!r}; write it with Decision.to_json") from cause
@@ -97,6 +101,7 @@ def decide(
     rule: str = "fuse",
     where: Sequence[str] = (),
     pin: bool | None = None,
+    ops: Sequence[str] = (),
 ) -> Decision:
     """Score a candidate and say why it is kept or refused. `pin` overrules the gate.
 
@@ -118,6 +123,7 @@ def decide(
         where=tuple(where),
         pinned=pin is not None,
         rule=rule,
+        ops=tuple(ops),
     )
 
 

@@ -115,6 +115,7 @@ class Op:
     lower: Callable[..., Any]
     cost: Callable[..., Any]
     view: Callable[..., Any]
+    joined: Callable[..., Any]  # one op that does this and what gives its operand; None where there is none
 
     def has(self, rule: str) -> bool:
         """Whether this declaration gives the rule."""

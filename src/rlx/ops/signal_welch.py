@@ -238,6 +238,15 @@ class _spectral_peaks(Op):
         at = (cast(position, dtype=p.dtype) + 1.0) * spacing
         return where(found, at, zero), where(found, value, zero)
 
+    def joined(self, p: Node, *, k: int, spacing: float) -> Node | None:
+        """Peaks of a mean spectrum at its own frequencies are `welch_peaks` of the signal."""
+        how = dict(p.attrs)
+        if p.op is not _welch or len(p.operands) != 1 or how.pop("average") != "mean":
+            return None
+        if spacing != how["fs"] / how["nfft"]:
+            return None
+        return p.graph.add(_welch_peaks, p.operands, {"k": k, **how})
+
     def samples(self) -> list[Sample]:
         def one(type_: str, k: int, spacing: float = 1.0, grad: bool = True) -> Sample:
             return Sample((Arg(type_, 0.0, 2.0, distinct=True),), {"k": k, "spacing": spacing}, grad=grad)

@@ -116,8 +116,12 @@ def _stages(module: LirModule) -> list[str]:
     if trace is None:
         return []
     fired = Counter(f.rule for f in trace.firings)
-    lines = ["Stages: values in the graph after each"]
+    lines = ["Stages that changed the graph: values in it after each"]
+    before = -1
     for name, count in trace.stages:
+        if count == before and not (name == "simplify" and fired):
+            continue
+        before = count
         lines.append(f"  {count:5}  {name}")
         if name == "simplify" and fired:
             lines += _wrapped(", ".join(f"{rule} ({n})" for rule, n in fired.most_common()), "         ")
@@ -259,11 +263,13 @@ def _worth_telling(refused: Sequence[Decision]) -> list[Decision]:
 
 
 def _refusal(d: Decision, unfused: Graph | None) -> str:
-    names = ""
-    if unfused is not None and d.region:
+    ops = list(d.ops)
+    if unfused is not None and not ops:
         ops = [unfused.nodes[i].op.name for i in d.region if i < len(unfused)]
-        shown = ops if len(ops) <= 4 else [ops[0], "...", *ops[-2:]]
-        names = f" {' + '.join(shown)} [%{d.region[0]}..%{d.region[-1]}]"
+    shown = ops if len(ops) <= 4 else [ops[0], "...", *ops[-2:]]
+    names = f" {' + '.join(shown)}" if shown else ""
+    if d.region:
+        names += f" [%{d.region[0]}..%{d.region[-1]}]"
     gain = f"io {time_text(d.score_ps)}, compute {time_text(-d.compute_ps_added)}"
     return f"{d.rule}{names}: {gain}: {d.reason}"
 
