@@ -48,6 +48,23 @@ class LirViewAlias:
     strides: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LirFetch:
+    """One filling of a place in the ring: a streamed weight, read from its file to `size` bytes at `offset`.
+
+    Filling may begin when all steps before `at` are done. Step `first` waits for it; `last` is the last
+    step that reads it, after which the place is free. A weight that is read in two places of the program is
+    fetched twice.
+    """
+
+    node: int
+    offset: int
+    size: int
+    at: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True)
 class LirIoManifest:
     """Ordered (name, node id) lists of what goes in and out."""
@@ -84,6 +101,7 @@ class LirBufferPlan:
     graph: Graph | None = field(
         default=None, repr=False, compare=False
     )  # the kernels that this is a plan for
+    fetches: tuple[LirFetch, ...] = ()  # weights that are streamed through the ring, in the order of filling
 
     @property
     def arena_size(self) -> int:
@@ -123,6 +141,10 @@ class LirBufferPlan:
         alias = self.view_aliases.get(node)
         return node if alias is None else alias.root
 
+    def stretches(self) -> list[int]:
+        """Steps at which a run stops to fill the ring or to wait for it: the first of each stretch."""
+        return sorted({0, *(f.at for f in self.fetches), *(f.first for f in self.fetches)})
+
     def takes_over(self, node: int, other: int, step: int) -> bool:
         """Whether a value begins at this step in the storage of another, which ends there."""
         return self.shared.get(node) == other and self.lifetimes[other][1] == step == self.lifetimes[node][0]
@@ -149,7 +171,7 @@ class LirBufferPlan:
         """Prove the plan, or raise a PlanError that names the nodes: no two live slots overlap, every view
         lies
         inside its root and its root lives as long, every read is of a written slot, every slot lies inside
-        its space and is aligned.
+        its space and is aligned, no place in the ring is filled again before its last reader.
         """
         from rlx.ir.lir_check import check_plan
 

@@ -15,7 +15,7 @@ from rlx.ir.op import Role
 from rlx.ir.types import TupleType
 
 if TYPE_CHECKING:
-    from rlx.ir.lir import LirBufferPlan
+    from rlx.ir.lir import LirBufferPlan, LirFetch
 
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)
 
@@ -28,7 +28,9 @@ def check_plan(plan: LirBufferPlan) -> None:
         _check_sizes(plan, plan.graph)
         _check_lifetimes(plan, plan.graph)
         _check_aliases(plan, plan.graph)
+        _check_fetched(plan, plan.graph)
     _check_apart(plan)
+    _check_ring(plan)
 
 
 def _check_slots(plan: LirBufferPlan) -> None:
@@ -42,7 +44,7 @@ def _check_slots(plan: LirBufferPlan) -> None:
             raise PlanError(
                 f"%{node} ends at byte {slot.offset + slot.size} of the {slot.space} space, which has {room}"
             )
-        if slot.space != "activation" and slot.size:
+        if slot.space not in ("activation", "ring") and slot.size:
             ends.setdefault(slot.space, []).append((slot.offset, slot.offset + slot.size, node))
     for space, slots in ends.items():
         slots.sort()
@@ -179,3 +181,50 @@ def _enter(plan: LirBufferPlan, alive: list[tuple[int, int]], node: int, step: i
             f"are both alive at step {step}"
         )
     bisect.insort(alive, (slot.offset, node))
+
+
+def _check_fetched(plan: LirBufferPlan, graph: Graph) -> None:
+    """Every step that reads a weight in the ring finds it there, by one fetch."""
+    fetches: dict[int, list[LirFetch]] = {}
+    for fetch in plan.fetches:
+        fetches.setdefault(fetch.node, []).append(fetch)
+    for step, kernel in enumerate(plan.schedule):
+        where = graph.nodes[kernel].where
+        for o in graph.nodes[kernel].operands:
+            root = plan.root(o.id)
+            slot = plan.assignments.get(root)
+            if slot is None or slot.space != "ring":
+                continue
+            there = sum(f.first <= step <= f.last for f in fetches.get(root, ()))
+            if there != 1:
+                times = f"{there} fetches bring it" if there else "no fetch brings it"
+                raise PlanError(f"%{kernel} reads %{root} at step {step}, but {times}", where)
+
+
+def _check_ring(plan: LirBufferPlan) -> None:
+    """Fetches are in order and in bounds; none begins before the last reader of what lies in its place."""
+    room, begun = plan.space_sizes.get("ring", 0), 0
+    alive: list[LirFetch] = []
+    for fetch in plan.fetches:
+        slot = plan.assignments.get(fetch.node)
+        if slot is None or slot.space != "ring" or slot.size != fetch.size:
+            raise PlanError(f"%{fetch.node} is fetched, but has no slot of {fetch.size} bytes in the ring")
+        if fetch.offset < 0 or fetch.offset % plan.alignment or fetch.offset + fetch.size > room:
+            raise PlanError(
+                f"the fetch of %{fetch.node} to byte {fetch.offset} of the ring is not aligned, "
+                f"or does not fit its {room} bytes"
+            )
+        if not begun <= fetch.at <= fetch.first <= fetch.last < len(plan.schedule):
+            raise PlanError(
+                f"the fetch of %{fetch.node} begins at step {fetch.at}, is awaited at {fetch.first} and read "
+                f"until {fetch.last}, which is not in order"
+            )
+        begun = fetch.at
+        alive = [f for f in alive if f.last >= fetch.at]
+        for other in alive:
+            if other.offset < fetch.offset + fetch.size and fetch.offset < other.offset + other.size:
+                raise PlanError(
+                    f"%{fetch.node} and %{other.node} overlap in the ring: %{fetch.node} is fetched from "
+                    f"step {fetch.at} on, but %{other.node} is read until step {other.last}"
+                )
+        alive.append(fetch)

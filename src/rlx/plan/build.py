@@ -16,6 +16,7 @@ from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable, share_storage
 from rlx.plan.placer import PlacedView, Placer, StoredValue
 from rlx.plan.schedule import Dag, lifetimes, schedule
+from rlx.plan.stream import Streaming
 
 LEAF_SPACE = {Role.INPUT: "input", Role.PARAM: "weight", Role.CONSTANT: "weight", Role.STATE: "state"}
 __all__ = ["Planner", "View", "view_layouts"]
@@ -86,6 +87,10 @@ class Planner(Placer):
         """The planner of a plan that was read from a file: same order of kernels, same storage shared."""
         made = Planner(graph, plan.binding, plan.schedule)
         made.shared = dict(plan.shared)
+        if "ring" in plan.space_sizes:
+            sizes = plan.sizes()
+            unread = tuple(s.node for s in made.stored if s.node not in plan.assignments)
+            made.streaming = Streaming(sizes["weight"] + sizes["ring"], sizes["ring"], plan.fetches, unread)
         own = [i for i in made.life if i not in made.shared]
         made.placed = tuple(sorted(own, key=lambda i: (plan.assignments[i].offset, i)))
         made._plans[tuple([plan.binding[s] for s in made.symbols])] = plan

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlx.errors import GuardError
+from rlx.cost.decision import bytes_text
+from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
 from rlx.ir.dim import Dim, compile_dims, parse_dim
 from rlx.ir.graph import Graph
-from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirIoManifest, LirViewAlias
+from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirFetch, LirIoManifest, LirViewAlias
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.plan.place import Block, Placement, place, replay
+from rlx.plan.stream import BudgetTooSmall, Streaming, stream_weights
 
 MOST_PLANS = 256  # bindings whose plans are kept
 GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not searched again
@@ -55,6 +57,7 @@ class Placer:
         self.order: list[int] = []
         self.life: dict[int, tuple[int, int]] = {}
         self.shared: dict[int, int] = {}
+        self.streaming: Streaming | None = None  # of weights, if they have a budget
         self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         offsets = [v.offset for v in self.aliases.values()]
@@ -85,6 +88,13 @@ class Placer:
         aliases = self._aliases(values[len(self.stored) :])
         slots: dict[int, LirBufferSlot] = {}
         used = dict.fromkeys(("weight", "input", "output", "state"), 0)
+        fetches: tuple[LirFetch, ...] = ()
+        absent: set[int] = set()
+        if self.streaming is not None:
+            fetches, used["ring"] = self.streaming.fetches, self.streaming.ring
+            absent = {*self.streaming.unread, *(f.node for f in fetches)}
+        for f in reversed(fetches):  # of a weight that is fetched twice, the first place counts
+            slots[f.node] = LirBufferSlot(f.offset, f.size, "ring")
         spans: dict[int, tuple[int, int]] = {}  # storage -> steps in which any value in it is alive
         for node, _, space in self.stored:
             if space == "activation":
@@ -93,6 +103,8 @@ class Placer:
                     first, last = self.life[node]
                     start, stop = spans.get(own, (first, last))
                     spans[own] = (min(start, first), max(stop, last))
+                continue
+            if node in absent:
                 continue
             slots[node] = LirBufferSlot(used[space], sizes[node], space)
             used[space] += -(-sizes[node] // ALIGNMENT) * ALIGNMENT
@@ -113,11 +125,38 @@ class Placer:
             dict(self.shared),
             placed.heuristic,
             self.graph,
+            fetches=fetches,
         )
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         self._plans[key] = made
         return made
+
+    def stream(self, budget: int) -> None:
+        """From now on plans keep weights within `budget` bytes: resident ones and a ring for the others."""
+        sizes = {s.node: s.size for s in self.stored if s.space == "weight"}
+        fixed = {node: size for node, size in sizes.items() if isinstance(size, int)}
+        for node in sizes.keys() - fixed.keys():
+            raise BudgetError(f"weight %{node} has {sizes[node]} bytes; weight_budget needs fixed sizes")
+        reads = [self._weights_of(kernel, fixed) for kernel in self.order]
+        try:
+            self.streaming = stream_weights(reads, fixed, budget)
+        except BudgetTooSmall as e:
+            kernel = self.graph.nodes[self.order[e.step]]
+            names = ", ".join(str(self.graph.nodes[n].attrs.get("name", f"%{n}")) for n in e.weights)
+            raise BudgetError(
+                f"weight_budget is {bytes_text(budget)}, but kernel %{kernel.id} alone reads "
+                f"{bytes_text(e.least)} of weights ({names}); the smallest budget that works is "
+                f"{e.least} bytes",
+                kernel.where,
+            ) from None
+        self._plans.clear()
+
+    def _weights_of(self, kernel: int, weights: Mapping[int, int]) -> list[int]:
+        """Weights that a kernel reads, through views too."""
+        reads = (o.id for o in self.graph.nodes[kernel].operands)
+        roots = (self.aliases[i].root if i in self.aliases else i for i in reads)
+        return [root for root in roots if root in weights]
 
     def _storage(self, node: int) -> int:
         """The first value of those that hand one storage on to each other."""
@@ -160,6 +199,7 @@ class Placer:
             "life": [[node, *span] for node, span in self.life.items()],
             "shared": [list(pair) for pair in self.shared.items()],
             "placed": self.placed,
+            "streaming": None if self.streaming is None else self.streaming.to_json(),
         }
 
     @staticmethod
@@ -189,4 +229,6 @@ class Placer:
         made.life = {node: (first, last) for node, first, last in data["life"]}
         made.shared = dict(data["shared"])
         made.placed = None if data["placed"] is None else tuple(data["placed"])
+        if data["streaming"] is not None:
+            made.streaming = Streaming.from_json(data["streaming"])
         return made

@@ -15,6 +15,7 @@
       slot %0 input 0 4096            space, offset, bytes
       slot %5 activation 0 4096 steps 0 1
       slot %7 activation 0 4096 steps 1 2 over %5      in the storage of %5, which ends
+      fetch %3 ring 0 4096 at 0 steps 2 3      offset, bytes; filled from, awaited at, read until
       view %6 of %5 at 64 strides 1 16         bytes into it; strides in elements, or dense
       phase prologue %0 %1
       input "x" %0
@@ -38,7 +39,7 @@ from rlx.config import VERSION
 from rlx.cost.decision import DecisionLog
 from rlx.errors import ParseError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirIoManifest, LirModule, LirViewAlias
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirFetch, LirIoManifest, LirModule, LirViewAlias
 from rlx.ir.op import Level
 from rlx.ir.parse import parse_graph
 from rlx.ir.phase import Phase, PhaseSchedule
@@ -103,6 +104,8 @@ def _plan_lines(plan: LirBufferPlan) -> Iterator[str]:
     yield f"order {_ids(plan.schedule)}"
     for node in sorted(plan.assignments):
         yield _slot_line(plan, node)
+    for f in plan.fetches:
+        yield f"fetch %{f.node} ring {f.offset} {f.size} at {f.at} steps {f.first} {f.last}"
     for node in sorted(plan.view_aliases):
         alias = plan.view_aliases[node]
         strides = "dense" if alias.strides is None else " ".join(["strides", *map(str, alias.strides)])
@@ -243,6 +246,7 @@ class _PlanReader:
         self.spaces: dict[str, int] = {}
         self.binding: dict[str, int] = {}
         self.order: list[int] = []
+        self.fetches: list[LirFetch] = []
         self.phases = PhaseSchedule()
         self.io: dict[str, list[tuple[str, int]]] = {"input": [], "param": [], "output": []}
         self.alignment, self.heuristic = 64, ""
@@ -285,6 +289,7 @@ class _PlanReader:
             self.shared,
             self.heuristic,
             self.graph,
+            fetches=tuple(self.fetches),
         )
 
     def node(self, word: str) -> int:
@@ -324,6 +329,13 @@ class _PlanReader:
                 self.shared[node] = self.node(next(words))
             else:
                 raise self.reader.fail(f"{word!r} is nothing that a slot has")
+
+    def read_fetch(self, rest: str) -> None:
+        name, ring, offset, size, at, step, steps, first, last = rest.split()
+        if (ring, at, steps) != ("ring", "at", "steps"):
+            raise self.reader.fail("a fetch is written: fetch %2 ring 0 4096 at 0 steps 1 1")
+        numbers = map(int, (offset, size, step, first, last))
+        self.fetches.append(LirFetch(self.node(name), *numbers))
 
     def read_view(self, rest: str) -> None:
         name, of, root, at, offset, kind, *strides = rest.split()

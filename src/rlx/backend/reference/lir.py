@@ -11,6 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from rlx.backend.reference.interpreter import Interpreter, evaluate
 from rlx.errors import InputError
 from rlx.ir.bind import check_array
 from rlx.ir.graph import Node
-from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule
 from rlx.ir.lir_check import written_by
 from rlx.ir.op import Role
 from rlx.ir.types import tensor_types
@@ -55,9 +56,12 @@ class LirInterpreter:
         given = self._given(inputs, params, states or {})
         later = [s for s in self.graph.symbols() if s not in self.binding]
         self._place({**self.binding, **dict.fromkeys(later, 0)})
+        streamed = {f.node for f in self.plan.fetches}
         for node, array in given.items():
-            self._write(self.graph.nodes[node], array)
+            if node not in streamed:
+                self._write(self.graph.nodes[node], array)
         for step, kernel in enumerate(self.plan.schedule):
+            self._fetch(step, given)
             self._run_kernel(self.graph.nodes[kernel])
             if self.poison:
                 self._spoil_dead(step)
@@ -102,9 +106,19 @@ class LirInterpreter:
 
     def _place(self, binding: Mapping[str, int]) -> None:
         """Fresh memory for a binding."""
-        self.plan = self.module.specialize(binding).plan
+        found = self.module.specialize(binding).plan
+        self.plan = replace(found, assignments=dict(found.assignments))  # streamed weights move
         fill = POISON if self.poison else 0
         self.memory = {space: np.full(n, fill, np.uint8) for space, n in self.plan.sizes().items()}
+
+    def _fetch(self, step: int, given: Mapping[int, np.ndarray]) -> None:
+        """Fill the ring as early as the plan allows, and read each weight where its latest fetch put it."""
+        for f in self.plan.fetches:
+            if f.at == step:
+                place = self.memory["ring"][f.offset : f.offset + f.size]
+                place[:] = np.ascontiguousarray(given[f.node]).reshape(-1).view(np.uint8)
+            if f.first == step:
+                self.plan.assignments[f.node] = LirBufferSlot(f.offset, f.size, "ring")
 
     def _bytes(self, value: int) -> np.ndarray:
         slot = self.plan.assignments[value]
