@@ -35,13 +35,31 @@ class Jit:
         self.stats: dict[str, Any] = {"traces": 0, "specialized": {}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, _ = flatten((args, kwargs))
+        if any(isinstance(leaf, Node) for leaf in leaves):
+            return self.function(*args, **kwargs)  # inside another trace
+        trace, program, arrays = self._compiled(args, kwargs)
+        out = program.run({f"arg{i}": a for i, a in enumerate(arrays)})
+        return unflatten(trace.result, list(out.values()))
+
+    def program(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled program that a call with these arguments runs; its inputs are arg0, arg1 ...
+
+        >>> import numpy as np, rlx
+        >>> double = rlx.jit(lambda x: x * 2.0)
+        >>> double.program(np.ones(3, np.float32)).run({"arg0": np.ones(2, np.float32)})
+        {'out0': array([2., 2.], dtype=float32)}
+        """
+        return self._compiled(args, kwargs)[1]
+
+    def _compiled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Trace, Any, Sequence[np.ndarray]]:
         fixed_args = {i: args[i] for i in self._static_places if i < len(args)}
         fixed_kwargs = {k: kwargs[k] for k in self._static_names if k in kwargs}
         moving = tuple(None if i in fixed_args else a for i, a in enumerate(args))
         moving_kwargs = {k: v for k, v in kwargs.items() if k not in fixed_kwargs}
         leaves, tree = flatten((moving, moving_kwargs))
-        if any(isinstance(leaf, Node) for leaf in leaves):
-            return self.function(*args, **kwargs)  # inside another trace
         arrays = [as_array(leaf) for leaf in leaves]
         key = (
             tree,
@@ -50,7 +68,7 @@ class Jit:
         )
         for trace, program in self._programs.get(key, ()):
             if fits(trace, arrays):
-                return self._run(trace, program, arrays)
+                return trace, program, arrays
 
         def call(*a: Any, **k: Any) -> Any:
             full = [fixed_args.get(i, v) for i, v in enumerate(a)]
@@ -64,11 +82,7 @@ class Jit:
         self._programs.setdefault(key, []).append((trace, program))
         self.stats["traces"] += 1
         self.stats["specialized"] |= trace.specialized
-        return self._run(trace, program, arrays)
-
-    def _run(self, trace: Trace, program: Any, arrays: Sequence[np.ndarray]) -> Any:
-        out = program.run({f"arg{i}": a for i, a in enumerate(arrays)})
-        return unflatten(trace.result, list(out.values()))
+        return trace, program, arrays
 
 
 def _static_arguments(

@@ -1,14 +1,20 @@
-"""Workloads on all engines in one interleaved run: ABAB rounds, medians with spread, outputs compared."""
+"""Workloads on all engines in one interleaved run: ABAB rounds, medians with spread, outputs compared.
+
+Every engine lives in a process of its own that is stopped (SIGSTOP) while another is timed: thread pools that
+spin after their work would otherwise take the cores of the next engine.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from rlx.bench.engines import ENGINES, installed
-from rlx.bench.workloads import Workload, make
+from rlx.bench.worker import YARDSTICK
+from rlx.bench.workloads import make
 from rlx.errors import RlxError
 
 TARGET_SECONDS = 0.02  # one timing lasts at least this long: shorter runs are repeated inside it
+SAMPLES = 3  # timings of an engine in one round
 
 
 @dataclass
@@ -52,26 +60,33 @@ class Row:
     flops: float
     bytes: float
     engines: list[Measured]
+    copies: int = 1
+    rate: float = 0.0
+    """What the machine gave in the same rounds: flops (or bytes) per second."""
+
+    def of(self, engine: str) -> Measured | None:
+        return next((m for m in self.engines if m.engine == engine and m.times and not m.error), None)
+
+    def best_peer(self) -> Measured | None:
+        peers = [m for m in self.engines if m.engine != "rlx" and m.times and not m.error]
+        return min(peers, key=lambda m: m.median, default=None)
 
     def ratio(self) -> float | None:
         """How many times faster RLX is than the best other engine."""
-        own = next((m for m in self.engines if m.engine == "rlx" and m.times), None)
-        others = [m.median for m in self.engines if m.engine != "rlx" and m.times]
-        return min(others) / own.median if own and others else None
+        own, best = self.of("rlx"), self.best_peer()
+        return best.median / own.median if own and best else None
+
+    def share(self) -> float | None:
+        """RLX's part of what the machine can do."""
+        own = self.of("rlx")
+        return (self.bytes or self.flops) / own.median / self.rate if own and self.rate else None
 
 
 class _Worker:
     def __init__(self, engine: str, spec: str, threads: int, cpus: Sequence[int]) -> None:
         self.engine = engine
-        command = [
-            sys.executable,
-            "-m",
-            "rlx.bench.worker",
-            engine,
-            spec,
-            str(threads),
-            ",".join(map(str, cpus)),
-        ]
+        places = ",".join(map(str, cpus))
+        command = [sys.executable, "-m", "rlx.bench.worker", engine, spec, str(threads), places]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             env[variable] = str(threads)
@@ -92,7 +107,17 @@ class _Worker:
         tail = self.process.stderr.read().strip().splitlines()
         raise RlxError(f"engine {self.engine} failed: {tail[-1] if tail else 'no message'}")
 
+    @contextmanager
+    def awake(self) -> Any:
+        """The process runs inside, and is stopped before and after."""
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGSTOP)
+
     def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
         if self.process.stdin:
             self.process.stdin.close()
         try:
@@ -102,56 +127,90 @@ class _Worker:
             self.process.wait()
 
 
-def run_row(spec: str, threads: int, engines: Sequence[str], rounds: int, say: Callable[[str], None]) -> Row:
+def run_row(
+    spec: str, threads: int, engines: Sequence[str] | None, rounds: int, say: Callable[[str], None]
+) -> Row:
     """Measure one workload."""
-    workload: Workload = make(spec)
-    able = [e for e in engines if ENGINES[e][1](workload)]
-    cpus = sorted(os.sched_getaffinity(0))[:threads]
+    workload = make(spec)
+    able = [e for e in engines or ("rlx", *workload.peers) if e in installed() and ENGINES[e].can(workload)]
     measured = {e: Measured(e) for e in able}
+    rate = Measured(YARDSTICK)
     workers: dict[str, _Worker] = {}
     try:
-        for e in able:
+        for e, into in [*measured.items(), (YARDSTICK, rate)]:
+            if e == YARDSTICK and not (workload.flops or workload.bytes):
+                continue
             say(f"{workload.name}: starting {e}")
-            worker = _Worker(e, spec, threads, cpus)
+            worker = _Worker(e, spec, threads, sorted(os.sched_getaffinity(0))[:threads])
             try:
-                measured[e].ready = worker.ask()["ready"]
+                into.ready = worker.ask()["ready"]
                 workers[e] = worker
+                worker.process.send_signal(signal.SIGSTOP)
             except RlxError as error:
-                measured[e].error = str(error)
+                into.error = str(error)
                 worker.close()
-        inner = {}
-        for e, worker in workers.items():
-            once = min(worker.ask({"time": 3, "inner": 1})["times"])
-            inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
-        for i in range(rounds):
-            say(f"{workload.name}: round {i + 1} of {rounds}")
-            for e, worker in workers.items():
-                measured[e].times += worker.ask({"time": 3, "inner": inner[e]})["times"]
+        _measure(workload.name, workers, measured | {YARDSTICK: rate}, rounds, say)
         _compare(workers, measured)
     finally:
         for worker in workers.values():
             worker.close()
     for m in measured.values():
         if m.difference > workload.tolerance:
-            m.error = f"outputs differ from RLX by {m.difference:.2g}"
-    return Row(workload.name, threads, workload.flops, workload.bytes, list(measured.values()))
+            m.error = f"outputs differ from RLX by {m.difference:.2g} of the largest"
+    return Row(
+        workload.name,
+        threads,
+        workload.flops,
+        workload.bytes,
+        list(measured.values()),
+        workload.copies,
+        rate.median if rate.times else 0.0,
+    )
+
+
+def _measure(
+    name: str,
+    workers: dict[str, _Worker],
+    measured: dict[str, Measured],
+    rounds: int,
+    say: Callable[[str], None],
+) -> None:
+    inner = {YARDSTICK: 1}
+    for e, worker in workers.items():
+        if e != YARDSTICK:
+            with worker.awake():
+                once = min(worker.ask({"time": SAMPLES, "inner": 1})["times"])
+            inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
+    for i in range(rounds):
+        say(f"{name}: round {i + 1} of {rounds}")
+        for e, worker in workers.items():
+            with worker.awake():
+                measured[e].times += worker.ask({"time": SAMPLES, "inner": inner[e]})["times"]
 
 
 def _compare(workers: dict[str, _Worker], measured: dict[str, Measured]) -> None:
-    """Largest difference of every engine's outputs from RLX's."""
+    """Largest difference of every engine's outputs from RLX's, relative to the largest value."""
+    if "rlx" not in workers:
+        return
     with tempfile.TemporaryDirectory() as folder:
         values = {}
-        for e, worker in workers.items():
-            path = str(Path(folder) / f"{e}.npz")
-            worker.ask({"save": path})
-            with np.load(path) as data:
-                values[e] = [data[k] for k in data.files]
-        if "rlx" in values:
-            for e, arrays in values.items():
-                pairs = zip(values["rlx"], arrays, strict=False)
-                measured[e].difference = max(
-                    (float(np.abs(a - b).max(initial=0)) for a, b in pairs), default=0.0
-                )
+        for e in measured:
+            if e in workers:
+                path = str(Path(folder) / f"{e}.npz")
+                with workers[e].awake():
+                    workers[e].ask({"save": path})
+                with np.load(path) as data:
+                    values[e] = [data[k].astype(np.float64) for k in data.files]
+        for e, arrays in values.items():
+            measured[e].difference = max(
+                (
+                    float(np.abs(a - b).max(initial=0)) / max(float(np.abs(a).max(initial=0)), 1e-30)
+                    if a.shape == b.shape
+                    else np.inf
+                    for a, b in zip(values["rlx"], arrays, strict=True)
+                ),
+                default=0.0,
+            )
 
 
 def run(
@@ -161,30 +220,5 @@ def run(
     rounds: int = 7,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """All workloads at all thread counts."""
-    chosen = list(engines) if engines else installed()
-    return [run_row(spec, t, chosen, rounds, say) for spec in specs for t in threads]
-
-
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows for machines."""
-    return [
-        {
-            "workload": r.workload,
-            "threads": r.threads,
-            "ratio": r.ratio(),
-            "engines": {
-                m.engine: {
-                    "median_s": m.median if m.times else None,
-                    "spread": m.spread if m.times else None,
-                    "start_s": m.ready,
-                    "gflops": r.flops / m.median / 1e9 if m.times and r.flops else None,
-                    "gbytes_per_s": r.bytes / m.median / 1e9 if m.times and r.bytes else None,
-                    "difference": m.difference,
-                    "error": m.error,
-                }
-                for m in r.engines
-            },
-        }
-        for r in rows
-    ]
+    """All workloads at all thread counts; by default each with the engines that it names as peers."""
+    return [run_row(spec, t, engines, rounds, say) for spec in specs for t in threads]

@@ -8,6 +8,10 @@ import sys
 import time
 from typing import Any
 
+from rlx.bench.workloads.base import Run, Workload
+
+YARDSTICK = "yardstick"
+
 
 def _quieten(cpus: list[int]) -> None:
     """Pin to the given cores and ask the scheduler for precedence, where it lets us."""
@@ -20,16 +24,37 @@ def _quieten(cpus: list[int]) -> None:
         pass
 
 
+def _time(run: Run, samples: int, inner: int) -> list[float]:
+    """Seconds of one run, `samples` times; each sample repeats it until it is long enough for the clock."""
+    run()  # wakes sleeping threads and fills caches
+    times = []
+    for _ in range(samples):
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        times.append((time.perf_counter() - start) / inner)
+    return times
+
+
+def _measure_yardstick(workload: Workload, threads: int) -> None:
+    """Answers with the best rate of each sample, in flops or bytes per second."""
+    from rlx.bench.yardsticks import yardsticks
+
+    ways = yardsticks(workload, threads)
+    for way in ways:
+        way.run()
+    _say({"ready": 0.0})
+    for line in sys.stdin:
+        samples = json.loads(line).get("time")
+        if not samples:
+            break
+        rates = [[way.amount / t for t in _time(way.run, samples, 1)] for way in ways]
+        _say({"times": [max(found) for found in zip(*rates, strict=True)]})
+
+
 def main() -> None:
-    engine, spec, threads, cpus = (
-        sys.argv[1],
-        sys.argv[2],
-        int(sys.argv[3]),
-        [int(c) for c in sys.argv[4].split(",")],
-    )
-    _quieten(cpus)
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(threads)
+    engine, spec, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    _quieten([int(c) for c in sys.argv[4].split(",")])
     import numpy as np
 
     from rlx.bench.engines import ENGINES
@@ -37,23 +62,18 @@ def main() -> None:
 
     answer: dict[str, Any]
     workload = make(spec)
+    if engine == YARDSTICK:
+        return _measure_yardstick(workload, threads)
     start = time.perf_counter()
-    run, results = ENGINES[engine][2](workload, threads)
+    run = ENGINES[engine].prepare(workload, threads)
     run()
     _say({"ready": time.perf_counter() - start})
     for line in sys.stdin:
         command = json.loads(line)
         if "time" in command:
-            times = []
-            for _ in range(command["time"]):
-                start = time.perf_counter()
-                for _ in range(command["inner"]):
-                    run()
-                times.append((time.perf_counter() - start) / command["inner"])
-            answer = {"times": times}
+            answer = {"times": _time(run, command["time"], command["inner"])}
         elif "save" in command:
-            run()
-            np.savez(command["save"], *results())
+            np.savez(command["save"], *[np.asarray(value) for value in run()])
             answer = {"saved": True}
         else:
             break

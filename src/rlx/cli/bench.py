@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from pathlib import Path
+
 import click
 
 from rlx.cli.output import print_json, print_table, progress
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
 @click.command()
 @click.argument("workloads", nargs=-1)
 @click.option("--threads", "-t", multiple=True, type=int, help="Thread counts [1 and 2].")
-@click.option("--engine", "-e", multiple=True, help="Engines to run [all that are installed].")
+@click.option("--engine", "-e", multiple=True, help="Engines to run [rlx and the peers of each workload].")
 @click.option("--rounds", default=7, show_default=True, help="Interleaved rounds of three timings each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@click.option("--page", type=click.Path(path_type=Path), help="Write the table as a Markdown page.")
+@click.option("--chart", type=click.Path(path_type=Path), help="Write a PNG chart of the ratios.")
+@click.option("--list", "list_", is_flag=True, help="Names of suites and workloads.")
 def bench(
-    workloads: tuple[str, ...], threads: tuple[int, ...], engine: tuple[str, ...], rounds: int, as_json: bool
+    workloads: tuple[str, ...],
+    threads: tuple[int, ...],
+    engine: tuple[str, ...],
+    rounds: int,
+    as_json: bool,
+    page: Path | None,
+    chart: Path | None,
+    list_: bool,
 ) -> None:
-    """Measure WORKLOADS: suites (quick, gemm, elementwise, minilm) or single ones like gemm:128,384,1536."""
-    from rlx.bench import harness
-    from rlx.bench.workloads import SUITES
+    """Measure WORKLOADS: suites (quick, gemm, elementwise, minilm, models ...) or single ones like
+    gemm:128,384,1536. `starts` measures cold and warm start, a new shape and memory."""
+    from rlx.bench import harness, known, report, starts
+    from rlx.bench.workloads import MAKERS, SUITES
 
-    specs = [s for w in (workloads or ("quick",)) for s in SUITES.get(w, (w,))]
+    if list_:
+        print_table(("suite", "workloads"), [(name, " ".join(specs)) for name, specs in SUITES.items()])
+        click.echo(f"workloads: {' '.join(MAKERS)}, and starts")
+        return
+    asked = workloads or ("quick",)
+    specs = [s for w in asked if w != "starts" for s in SUITES.get(w, (w,))]
     with progress("measuring") as say:
         rows = harness.run(specs, threads or (1, 2), engine or None, rounds, say)
+        begun = starts.measure(rounds, say) if "starts" in asked else []
+    if page is not None:
+        page.write_text(report.as_markdown(rows, shlex.join(["rlx", *sys.argv[1:]])))
+    if chart is not None:
+        report.chart(rows, chart)
     if as_json:
-        print_json(harness.as_json(rows))
+        print_json(report.as_json(rows) + starts.as_json(begun))
         return
-    names = list(dict.fromkeys(m.engine for r in rows for m in r.engines))
-    table = []
-    for r in rows:
-        cells = [r.workload, str(r.threads)]
-        by_name = {m.engine: m for m in r.engines}
-        for n in names:
-            m = by_name.get(n)
-            if m is None:
-                cells.append("-")
-            elif m.error:
-                cells.append(m.error)
-            else:
-                cells.append(f"{_time(m.median)} ±{m.spread:.0%}")
-        ratio = r.ratio()
-        cells.append("-" if ratio is None else f"{ratio:.2f}x")
-        table.append(cells)
-    print_table(("workload", "threads", *names, "rlx vs best"), table)
+    if rows:
+        print_table(*report.table(rows))
+        click.echo(report.summary(rows))
+    if begun:
+        print_table(*starts.table(begun))
+    for line in known.slow_peers(rows):
+        click.echo(f"suspicious: {line}", err=True)

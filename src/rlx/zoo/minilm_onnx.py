@@ -7,53 +7,40 @@ from typing import Any
 
 import numpy as np
 
+from rlx.zoo.onnx_writer import OnnxWriter
 
-class _Builder:
+
+class _Encoder(OnnxWriter):
+    """Blocks of a transformer encoder over named weights."""
+
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
         self.weights = weights
-        self.nodes: list[Any] = []
-        self.values: dict[str, np.ndarray] = {}
-        self.count = 0
 
-    def op(self, kind: str, *inputs: str, **attrs: Any) -> str:
-        from onnx import helper
-
-        self.count += 1
-        out = f"{kind.lower()}_{self.count}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [out], name=out, **attrs))
-        return out
-
-    def weight(self, name: str, transpose: bool = False) -> str:
-        key = name + (".T" if transpose else "")
-        self.values[key] = np.ascontiguousarray(self.weights[name].T if transpose else self.weights[name])
-        return key
-
-    def constant(self, value: Any, dtype: type = np.int64) -> str:
-        self.count += 1
-        name = f"const_{self.count}"
-        self.values[name] = np.asarray(value, dtype)
-        return name
+    def named(self, name: str, transpose: bool = False) -> str:
+        value = self.weights[name]
+        return self.weight(name + (".T" if transpose else ""), value.T if transpose else value)
 
     def linear(self, x: str, name: str) -> str:
-        y = self.op("MatMul", x, self.weight(f"{name}.weight", transpose=True))
-        return self.op("Add", y, self.weight(f"{name}.bias"))
+        y = self.op("MatMul", x, self.named(f"{name}.weight", transpose=True))
+        return self.op("Add", y, self.named(f"{name}.bias"))
 
     def norm(self, x: str, name: str, eps: float) -> str:
-        scale, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        scale, bias = self.named(f"{name}.weight"), self.named(f"{name}.bias")
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=eps)
 
 
 def build_onnx(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:
     """A ModelProto with the inputs, outputs and dynamic dims of `rlx.zoo.minilm.build`."""
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto
 
-    b = _Builder(weights)
+    b = _Encoder(weights)
     heads, hidden, eps = config["num_attention_heads"], config["hidden_size"], config["layer_norm_eps"]
     depth = hidden // heads
-    words = b.op("Gather", b.weight("embeddings.word_embeddings.weight"), "input_ids", axis=0)
+    words = b.op("Gather", b.named("embeddings.word_embeddings.weight"), "input_ids", axis=0)
     length = b.op("Shape", "input_ids", start=1, end=2)
     places = b.op(
-        "Slice", b.weight("embeddings.position_embeddings.weight"), b.constant([0]), length, b.constant([0])
+        "Slice", b.named("embeddings.position_embeddings.weight"), b.constant([0]), length, b.constant([0])
     )
     kind = b.constant(weights["embeddings.token_type_embeddings.weight"][0], np.float32)
     x = b.norm(b.op("Add", b.op("Add", words, places), kind), "embeddings.LayerNorm", eps)
@@ -85,17 +72,13 @@ def build_onnx(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> 
     mean = b.op("Div", total, count)
     square = b.op("ReduceSum", b.op("Mul", mean, mean), b.constant([-1]), keepdims=1)
     norm = b.op("Max", b.op("Sqrt", square), b.constant(1e-12, np.float32))
-    b.nodes.append(helper.make_node("Identity", [x], ["last_hidden_state"]))
-    b.nodes.append(helper.make_node("Div", [mean, norm], ["sentence_embedding"]))
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        b.nodes,
+    b.op("Identity", x, outputs=["last_hidden_state"])
+    b.op("Div", mean, norm, outputs=["sentence_embedding"])
+    return b.model(
         "minilm",
-        [info(n, TensorProto.INT64, ["batch", "seq"]) for n in ("input_ids", "attention_mask")],
-        [
-            info("last_hidden_state", TensorProto.FLOAT, ["batch", "seq", hidden]),
-            info("sentence_embedding", TensorProto.FLOAT, ["batch", hidden]),
-        ],
-        [numpy_helper.from_array(value, name) for name, value in b.values.items()],
+        dict.fromkeys(("input_ids", "attention_mask"), (np.int64, ("batch", "seq"))),
+        {
+            "last_hidden_state": (np.float32, ("batch", "seq", hidden)),
+            "sentence_embedding": (np.float32, ("batch", hidden)),
+        },
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

@@ -1,0 +1,140 @@
+"""Rows as a table, as JSON, as a Markdown page and as a chart."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlx.bench.harness import Row
+from rlx.errors import UnsupportedError
+
+
+def time_text(seconds: float) -> str:
+    """
+    >>> time_text(0.0123), time_text(4.2e-5)
+    ('12.30 ms', '42.0 us')
+    """
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Head and cells: median and spread of every engine, ratio to the best peer, share of the machine."""
+    names = list(dict.fromkeys(m.engine for r in rows for m in r.engines))
+    cells = []
+    for r in rows:
+        line = [r.workload, str(r.threads)]
+        by_name = {m.engine: m for m in r.engines}
+        for name in names:
+            m = by_name.get(name)
+            if m is None:
+                line.append("-")
+            else:
+                line.append(m.error or f"{time_text(m.median / r.copies)} ±{m.spread:.0%}")
+        ratio, share = r.ratio(), r.share()
+        line.append("-" if ratio is None else f"{ratio:.2f}x")
+        line.append("-" if share is None else f"{share:.0%}")
+        cells.append(line)
+    return ["workload", "threads", *names, "rlx vs best", "of machine"], cells
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Geometric mean and worst of the ratios, by thread count."""
+    lines = []
+    for threads in sorted({r.threads for r in rows}):
+        found = [
+            (ratio, r.workload) for r in rows if r.threads == threads and (ratio := r.ratio()) is not None
+        ]
+        if len(found) > 1:
+            mean = math.exp(sum(math.log(ratio) for ratio, _ in found) / len(found))
+            worst, name = min(found)
+            plural = "s" if threads > 1 else ""
+            lines.append(
+                f"{threads} thread{plural}: geometric mean {mean:.2f}x the best peer over {len(found)} rows, "
+                f"worst {worst:.2f}x ({name})"
+            )
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows for machines."""
+    return [
+        {
+            "workload": r.workload,
+            "threads": r.threads,
+            "ratio": r.ratio(),
+            "share_of_machine": r.share(),
+            "machine_rate": r.rate,
+            "copies": r.copies,
+            "engines": {
+                m.engine: {
+                    "median_s": m.median / r.copies if m.times else None,
+                    "spread": m.spread if m.times else None,
+                    "start_s": m.ready,
+                    "gflops": r.flops / m.median / 1e9 if m.times and r.flops else None,
+                    "gbytes_per_s": r.bytes / m.median / 1e9 if m.times and r.bytes else None,
+                    "difference": m.difference,
+                    "error": m.error,
+                }
+                for m in r.engines
+            },
+        }
+        for r in rows
+    ]
+
+
+def as_markdown(rows: Sequence[Row], command: str) -> str:
+    """A page with the table, the command that made it and the machine."""
+    head, cells = table(rows)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(line) + " |" for line in cells]
+    return "\n".join(
+        [
+            "# Benchmarks",
+            "",
+            f"Made by `{command}` on {_processor()}.",
+            "Medians of interleaved rounds, one process per engine, stopped while others are timed; ± is",
+            "half the distance between the quartiles. *rlx vs best* is the best peer's time over RLX's; *of",
+            "machine* is RLX's part of the multiply-adds (or of the plain reads and copies) that the same cores",
+            "did in the same rounds.",
+            "",
+            *lines,
+            "",
+            summary(rows),
+            "",
+        ]
+    )
+
+
+def _processor() -> str:
+    try:
+        names = [
+            line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")
+        ]
+    except OSError:
+        names = []
+    return f"{len(names)} cores of {names[0]}" if names else platform.processor() or platform.machine()
+
+
+def chart(rows: Sequence[Row], path: Path) -> None:
+    """A PNG with one bar per row: how many times faster than the best peer."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UnsupportedError("a chart needs matplotlib; install it with pip install 'rlx[bench]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = [(f"{r.workload}, {r.threads}t", ratio) for r in rows if (ratio := r.ratio()) is not None]
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.3 * len(found)))
+    names, ratios = [name for name, _ in found], [ratio for _, ratio in found]
+    axes.barh(names, ratios, color=["#2f7d4f" if ratio >= 1 else "#b5483a" for ratio in ratios])
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("times faster than the best peer")
+    axes.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,72 @@
+"""What is measured, by name: `gemm:128,384,1536` is one workload, `minilm` a suite of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.bench.workloads import models, products, rows, training
+from rlx.bench.workloads.base import Workload
+from rlx.errors import ConfigError
+
+MAKERS: dict[str, Callable[..., Workload]] = {
+    "gemm": products.gemm,
+    "int8": products.int8,
+    "nbits": products.nbits,
+    "chain": rows.chain,
+    "softmax": rows.softmax,
+    "layernorm": rows.layernorm,
+    "attention": rows.attention,
+    "minilm": models.minilm,
+    "minilm-bf16": models.minilm_bf16,
+    "minilm-dynamic": models.minilm_dynamic,
+    "resnet50": models.resnet50,
+    "gpt2-prefill": models.gpt2_prefill,
+    "gpt2-decode": models.gpt2_decode,
+    "lstm": models.lstm,
+    "whisper": models.whisper,
+    "train-mlp": training.mlp,
+    "train-transformer": training.transformer_block,
+}
+
+
+def _sizes(*values: int) -> str:
+    return ",".join(map(str, values))
+
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "quick": ("minilm:1,16", "minilm:1,128", "gemm:128,384,1536", "softmax:1024,1024", "layernorm:1024,1024"),
+    "gemm": tuple(f"gemm:{_sizes(*shape)}" for shape in products.SWEEP),
+    "elementwise": ("chain:4096,4096", "softmax:4096,4096", "layernorm:4096,4096"),
+    "attention": ("attention:12,128,32", "attention:12,512,64", "attention:12,512,64,1"),
+    "minilm": ("minilm:1,16", "minilm:1,128", "minilm:32,128", "minilm-dynamic:"),
+    "bf16": ("minilm-bf16:1,128", "minilm-bf16:32,128"),
+    "models": (
+        "resnet50:1",
+        "gpt2-prefill:128",
+        "gpt2-decode:128",
+        "lstm:128,1,256,256",
+        "whisper:0",
+        "whisper:1",
+    ),
+    "quant": ("int8:128,384,1536", "int8:128,1024,1024", "nbits:8,1,4096,4096", "nbits:4,1,4096,4096"),
+    "training": ("train-mlp:128", "train-transformer:8,128,256,4"),
+}
+SUITES["all"] = tuple(
+    spec for name, specs in SUITES.items() if name not in ("quick", "gemm") for spec in specs
+)
+
+
+def make(spec: str) -> Workload:
+    """A workload from its text, for example "gemm:128,384,1536".
+
+    >>> make("gemm:200,300,400").name
+    'gemm 200x300x400'
+    """
+    name, _, sizes = spec.partition(":")
+    if name not in MAKERS:
+        suites = ", ".join(SUITES)
+        raise ConfigError(f"no workload is called {name!r}; known: {', '.join(MAKERS)}; suites: {suites}")
+    try:
+        return MAKERS[name](*(int(s) for s in sizes.split(",") if s))
+    except (TypeError, ValueError):
+        raise ConfigError(f"workload {spec!r} has wrong sizes; write for example gemm:128,384,1536") from None

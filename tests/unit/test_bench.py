@@ -1,0 +1,113 @@
+"""The benchmark harness: workloads agree between engines, rows are reported, slow peers are noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from rlx.bench import harness, known, report
+from rlx.bench.engines import ENGINES
+from rlx.bench.harness import Measured, Row
+from rlx.bench.workloads import MAKERS, SUITES, make
+from rlx.bench.workloads.products import SWEEP
+from rlx.bench.yardsticks import peak, stream
+from rlx.errors import ConfigError
+
+SMALL = (
+    "gemm:3,20,13",
+    "gemm:128,384,384",
+    "int8:9,64,48",
+    "nbits:4,1,64,32",
+    "nbits:8,1,64,32",
+    "chain:5,33",
+    "softmax:5,33",
+    "layernorm:5,33",
+    "attention:2,24,16",
+    "attention:2,24,16,1",
+    "lstm:5,2,16,16",
+)
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_engines_agree(spec: str) -> None:
+    """RLX equals ONNX Runtime and NumPy on every kind of workload."""
+    workload = make(spec)
+    ours = [np.asarray(v, np.float64) for v in ENGINES["rlx"].prepare(workload, 1)()]
+    for name in ("onnxruntime", "numpy"):
+        engine = ENGINES[name]
+        if engine.installed and engine.can(workload):
+            for a, b in zip(ours, engine.prepare(workload, 1)(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=workload.tolerance * np.abs(a).max())
+
+
+def test_training_steps_lower_the_loss() -> None:
+    for spec in ("train-mlp:16", "train-transformer:2,8,16,2"):
+        workload = make(spec)
+        assert workload.rlx is not None
+        before, *weights = workload.rlx(1)()
+        workload.feed |= dict(zip(list(workload.feed)[2:], weights, strict=True))
+        assert workload.rlx(1)()[0] < before
+
+
+def test_the_sweep_has_sixty_shapes() -> None:
+    assert len(set(SWEEP)) == len(SWEEP) == 60
+
+
+def test_every_suite_names_workloads() -> None:
+    for specs in SUITES.values():
+        assert all(spec.partition(":")[0] in MAKERS for spec in specs)
+
+
+def test_unknown_workloads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no workload is called 'gem'"):
+        make("gem:1,2,3")
+    with pytest.raises(ConfigError, match="wrong sizes"):
+        make("gemm:1,2")
+
+
+def test_a_row_is_measured_in_processes_of_its_own() -> None:
+    row = harness.run_row("gemm:8,32,48", 1, ["rlx", "numpy"], 1, lambda line: None)
+    assert [m.engine for m in row.engines] == ["rlx", "numpy"]
+    assert all(len(m.times) == harness.SAMPLES and not m.error for m in row.engines)
+    share = row.share()
+    assert row.ratio() and share and 0 < share < 1.2
+
+
+def example() -> list[Row]:
+    engines = [Measured("rlx", [1e-3] * 3), Measured("openvino", [9e-3] * 3)]
+    return [Row("MiniLM b1 s16", 1, 1e9, 0.0, engines, rate=2e12), Row("other", 1, 0.0, 0.0, engines)]
+
+
+def test_reports(tmp_path: Path) -> None:
+    rows = example()
+    head, cells = report.table(rows)
+    assert head == ["workload", "threads", "rlx", "openvino", "rlx vs best", "of machine"]
+    assert cells[0] == ["MiniLM b1 s16", "1", "1.00 ms ±0%", "9.00 ms ±0%", "9.00x", "50%"]
+    assert "geometric mean 9.00x the best peer over 2 rows" in report.summary(rows)
+    assert json.loads(json.dumps(report.as_json(rows)))[0]["ratio"] == pytest.approx(9)
+    assert "| MiniLM b1 s16 | 1 |" in report.as_markdown(rows, "rlx bench minilm")
+
+
+def test_a_chart_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.chart(example(), tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_peer_slower_than_before_is_named() -> None:
+    assert len(known.slow_peers(example())) == 1
+
+
+def test_yardsticks_do_what_they_count() -> None:
+    from rlx.backend.cpu.target import resolve
+
+    target = resolve("host")
+    assert peak(target, 1, turns=1000).amount > 0
+    for way in stream(target, 2, 1 << 20, writes=True):
+        way.run()
+        assert way.amount == 2 << 20
