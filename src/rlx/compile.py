@@ -73,6 +73,7 @@ def plan(
     from rlx.passes.conv_axes import drop_unit_axes
     from rlx.passes.conv_layout import lay_out_convolutions
     from rlx.passes.fuse import Options, fuse
+    from rlx.passes.hoist import hoist_weights
     from rlx.passes.join import join_blocks
     from rlx.passes.layout import pack_weights
     from rlx.passes.merge import merge_products
@@ -108,19 +109,29 @@ def plan(
         beside["unfused"] = mir
         return fused
 
+    layouts = (
+        Stage("simplify", lambda g: optimize(g, trace.firings)),
+        Stage("sparse weights", find_sparse_weights),
+        Stage("precision", lambda g: lower_precision(g, precision)),
+        Stage("merge products", merge),
+        Stage("convolution axes", drop_unit_axes),
+        Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),
+        Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
+    )
+
+    def lay_out(body: Graph) -> Graph:
+        for stage in layouts:
+            body = stage.run(body)
+        return body
+
     mir = run_stages(
         graph,
         (
             Stage("input", lambda g: g, Level.HIR),
             Stage("join blocks", join, Level.HIR),
             Stage("expand", lower),
-            Stage("simplify", lambda g: optimize(g, trace.firings)),
-            Stage("sparse weights", find_sparse_weights),
-            Stage("precision", lambda g: lower_precision(g, precision)),
-            Stage("merge products", merge),
-            Stage("convolution axes", drop_unit_axes),
-            Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),
-            Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
+            *layouts,
+            Stage("bodies", lambda g: hoist_weights(g, lay_out)),
             Stage("outputs", materialize_outputs),
             Stage("derive weights", derive),
             Stage("fuse", fuse_all),

@@ -37,6 +37,7 @@ from rlx.ir.op import Op, Role
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.types import TensorType
 from rlx.passes.basic import materialize_outputs
+from rlx.passes.bodies import prepare_bodies
 from rlx.plan.build import Planner
 
 TARGET = "x86-64-v3"
@@ -414,7 +415,7 @@ def test_edited_texts_are_checked(case: tuple[str, str, str, type[RlxError], str
 
 def planned_as_is(graph: Graph) -> LirModule:
     """A graph as it stands: nothing is simplified away."""
-    graph = materialize_outputs(graph)
+    graph = materialize_outputs(prepare_bodies(graph, lambda body: body))
     planner = Planner(graph, {})
     return LirModule(graph, planner.plan(), target=TARGET, planner=planner)
 

@@ -141,10 +141,17 @@ class Template:
 
 @dataclass(frozen=True)
 class Loop:
-    """Bodies run by the program itself (if, while, scan): control is the kind."""
+    """Bodies run by the program itself (if, while, scan): control is the kind.
+
+    Operands from number `fixed_operands` on are, in every step, the bodies' inputs from `fixed_inputs` on.
+    The first `carries` results of a body are what its first inputs are in the next step.
+    """
 
     control: str
     config: tuple[tuple[str, Any], ...] = field(default=())
+    fixed_operands: int = 0
+    fixed_inputs: int = 0
+    carries: int = 0
 
 
 @dataclass(frozen=True)

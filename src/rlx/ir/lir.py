@@ -82,6 +82,46 @@ class LirIoManifest:
         )
 
 
+@dataclass(frozen=True)
+class LirWorkspace:
+    """Memory that a node with bodies has while it runs, as a slot of the activation space.
+
+    It holds a second place for each of its carried values (the first is the result), one for the word whether
+    a loop goes on, and the activations of its bodies, of which only one runs at a time. Inputs and outputs of
+    a body have no place here: they are the operands and results of the node.
+    """
+
+    slot: LirBufferSlot
+    bodies: tuple[LirBufferPlan, ...]
+    carries: int = 0
+
+    @property
+    def carry_offsets(self) -> list[int]:
+        """Where the second place of each carried value lies in the slot, and where the last one ends."""
+        carried = self.bodies[0].io.outputs[: self.carries]
+        rooms = [_room(self.bodies[0].assignments[node].size) for _, node in carried]
+        return [0, *accumulate(rooms)]
+
+    @property
+    def flag_offset(self) -> int:
+        """Where the word lies whether a loop goes on."""
+        return self.carry_offsets[-1]
+
+    @property
+    def arena_offset(self) -> int:
+        """Where the activations of the bodies begin."""
+        return self.flag_offset + ALIGNMENT
+
+    @property
+    def needed(self) -> int:
+        """Bytes of all of this."""
+        return self.arena_offset + max(_room(b.arena_size) for b in self.bodies)
+
+
+def _room(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass
 class LirBufferPlan:
     """Where every value lies, in which order kernels run, for one binding of the symbols."""
@@ -98,6 +138,7 @@ class LirBufferPlan:
     binding: dict[str, int] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)  # node -> the node whose storage it reuses in place
     heuristic: str = ""
+    work: dict[int, LirWorkspace] = field(default_factory=dict)  # of nodes with bodies
     graph: Graph | None = field(
         default=None, repr=False, compare=False
     )  # the kernels that this is a plan for
@@ -161,6 +202,10 @@ class LirBufferPlan:
                 room = -(-slot.size // self.alignment) * self.alignment
                 change[start] += room
                 change[last + 1] -= room
+        for node, work in self.work.items():
+            step = self.schedule.index(node)
+            change[step] += _room(work.slot.size)
+            change[step + 1] -= _room(work.slot.size)
         return list(accumulate(change))[: len(self.schedule)]
 
     def lower_bound(self) -> int:

@@ -9,13 +9,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rlx.errors import PlanError
+from rlx.ir.control import is_laid_out, loop_form
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import TupleType
 
 if TYPE_CHECKING:
-    from rlx.ir.lir import LirBufferPlan, LirFetch
+    from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirFetch
 
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)
 
@@ -29,6 +30,7 @@ def check_plan(plan: LirBufferPlan) -> None:
         _check_lifetimes(plan, plan.graph)
         _check_aliases(plan, plan.graph)
         _check_fetched(plan, plan.graph)
+        _check_work(plan, plan.graph)
     _check_apart(plan)
     _check_ring(plan)
 
@@ -144,40 +146,81 @@ def _check_aliases(plan: LirBufferPlan, graph: Graph) -> None:
             )
 
 
+def _check_work(plan: LirBufferPlan, graph: Graph) -> None:
+    """Every node whose bodies are laid out has room for them, and their plans are sound too."""
+    wanted = {k for k in plan.schedule if is_laid_out(graph.nodes[k])}
+    for node in sorted(wanted ^ plan.work.keys()):
+        told = (
+            "has no workspace for its bodies"
+            if node in wanted
+            else "has a workspace, but no bodies to lay out"
+        )
+        raise PlanError(f"%{node} {told}", graph.nodes[node].where)
+    for node, work in plan.work.items():
+        form = loop_form(graph.nodes[node])
+        assert form is not None, "it is laid out"
+        bodies = graph.nodes[node].bodies
+        if work.carries != form.carries or len(work.bodies) != len(bodies):
+            raise PlanError(f"the workspace of %{node} is for other bodies than it has")
+        for body, inside in zip(bodies, work.bodies, strict=True):
+            if inside.graph is not body or any(plan.binding.get(s) != n for s, n in inside.binding.items()):
+                raise PlanError(f"the workspace of %{node} is for another body, or other sizes, than it has")
+            check_plan(inside)
+        end, room = work.slot.offset + work.slot.size, plan.arena_size
+        if work.slot.space != "activation" or work.slot.size < work.needed or end > room:
+            raise PlanError(
+                f"the workspace of %{node} is {work.slot.size} bytes of the {work.slot.space} space, to byte "
+                f"{end}; its bodies need {work.needed} of the activation space, which has {room}"
+            )
+        if work.slot.offset % plan.alignment:
+            raise PlanError(f"the workspace of %{node} is not aligned to {plan.alignment}")
+
+
+def _slot(plan: LirBufferPlan, key: int) -> LirBufferSlot:
+    """The slot of a value, or (for ~node) the workspace of a node."""
+    return plan.assignments[key] if key >= 0 else plan.work[~key].slot
+
+
+def _name(key: int) -> str:
+    return f"%{key}" if key >= 0 else f"the workspace of %{~key}"
+
+
 def _check_apart(plan: LirBufferPlan) -> None:
     """No two values that are alive at one step share bytes, unless one takes over the other's place."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
-    for node, (first, last) in plan.lifetimes.items():
-        slot = plan.assignments.get(node)
+    spans = dict(plan.lifetimes)
+    spans |= {~node: (step, step) for step, node in enumerate(plan.schedule) if node in plan.work}
+    for node, (first, last) in spans.items():
+        slot = _slot(plan, node) if node < 0 else plan.assignments.get(node)
         if slot is not None and slot.space == "activation" and slot.size:
             begins.setdefault(first, []).append(node)
             ends.setdefault(last, []).append(node)
     alive: list[tuple[int, int]] = []  # (offset, node), apart from each other
     for step in sorted({*begins, *(s + 1 for s in ends)}):
         for node in ends.get(step - 1, ()):
-            alive.remove((plan.assignments[node].offset, node))
+            alive.remove((_slot(plan, node).offset, node))
         for node in begins.get(step, ()):
             _enter(plan, alive, node, step)
 
 
 def _enter(plan: LirBufferPlan, alive: list[tuple[int, int]], node: int, step: int) -> None:
-    slot = plan.assignments[node]
+    slot = _slot(plan, node)
     end = slot.offset + slot.size
     # Those alive lie apart (or in one place, handed on), so only a few before and behind can touch.
-    at = bisect.bisect_left(alive, (slot.offset, -1))
+    at = bisect.bisect_left(alive, slot.offset, key=lambda entry: entry[0])
     near = at - 1
     while near >= 0 and (near == at - 1 or alive[near][0] == alive[near + 1][0]):
         near -= 1
     for offset, other in alive[max(near, 0) :]:
         if offset >= end:
             break
-        theirs = plan.assignments[other]
+        theirs = _slot(plan, other)
         if slot.offset >= offset + theirs.size or plan.takes_over(node, other, step):
             continue
-        a, b = sorted((node, other))
+        a, b = map(_name, sorted((node, other)))
         raise PlanError(
-            f"%{a} and %{b} overlap: bytes {slot.offset} to {end} and {offset} to {offset + theirs.size} "
+            f"{a} and {b} overlap: bytes {slot.offset} to {end} and {offset} to {offset + theirs.size} "
             f"are both alive at step {step}"
         )
     bisect.insort(alive, (slot.offset, node))

@@ -88,7 +88,7 @@ class _cond(Op):
         return chosen if len(chosen) > 1 else chosen[0]
 
     def lower(self, condition: TensorType, *args: TensorType, bodies: Sequence[Graph]) -> Form:
-        return Loop("cond")
+        return Loop("cond", fixed_operands=1)
 
     def cost(self, condition: TensorType, *args: TensorType, bodies: Sequence[Graph]) -> Dim:
         return dim_max(*map(work, bodies))

@@ -220,7 +220,8 @@ class _loop(Op):
         return tuple(out[1:]) if carries > 1 else out[1]
 
     def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: Any) -> Form:
-        return Loop("loop", tuple(attrs.items()))
+        carries = attrs["carries"]
+        return Loop("loop", tuple(attrs.items()), 2 + carries, carries + 1, carries)
 
     def cost(
         self,

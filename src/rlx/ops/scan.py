@@ -203,7 +203,8 @@ class _scan(Op):
         return results if len(results) > 1 else results[0]
 
     def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: Any) -> Form:
-        return Loop("scan", tuple(attrs.items()))
+        moving = attrs["carries"] + attrs["scanned"]
+        return Loop("scan", tuple(attrs.items()), moving, moving, attrs["carries"])
 
     def cost(self, *types: TensorType, length: Dim, bodies: Sequence[Graph], **attrs: Any) -> Dim:
         return length * work(bodies[0])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rlx.cost.io import assumed_binding
 from rlx.errors import PlanError
+from rlx.ir.control import is_laid_out, loop_form
 from rlx.ir.form import is_dense
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, LirBufferPlan
@@ -14,7 +15,7 @@ from rlx.ir.phase import Phase, derive_phases
 from rlx.ir.types import TupleType
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable, share_storage
-from rlx.plan.placer import PlacedView, Placer, StoredValue
+from rlx.plan.placer import Inner, PlacedView, Placer, StoredValue
 from rlx.plan.schedule import Dag, lifetimes, schedule
 from rlx.plan.stream import Streaming
 
@@ -44,6 +45,10 @@ class Planner(Placer):
         self._keep_prologue()
         overwrites = {k: overwritable(graph.nodes[k]) for k in self.order}
         self.shared = share_storage(graph, self.order, self.life, self.views, overwrites)
+        for node in (graph.nodes[k] for k in self.order):
+            form = loop_form(node)
+            if form is not None and is_laid_out(node):
+                self.inner[node.id] = Inner(tuple(Planner(b, assume) for b in node.bodies), form.carries)
 
     def _keep_prologue(self) -> None:
         """What a stream computes once must not be overwritten by any of its steps."""
@@ -91,8 +96,12 @@ class Planner(Placer):
             sizes = plan.sizes()
             unread = tuple(s.node for s in made.stored if s.node not in plan.assignments)
             made.streaming = Streaming(sizes["weight"] + sizes["ring"], sizes["ring"], plan.fetches, unread)
-        own = [i for i in made.life if i not in made.shared]
-        made.placed = tuple(sorted(own, key=lambda i: (plan.assignments[i].offset, i)))
+        for id, work in plan.work.items():
+            bodies = zip(graph.nodes[id].bodies, work.bodies, strict=True)
+            made.inner[id] = Inner(tuple(Planner.replaying(b, p) for b, p in bodies), work.carries)
+        at = {i: plan.assignments[i].offset for i in made.life if i not in made.shared}
+        at |= {~id: work.slot.offset for id, work in plan.work.items()}
+        made.placed = tuple(sorted(at, key=lambda i: (at[i], i)))
         made._plans[tuple([plan.binding[s] for s in made.symbols])] = plan
         return made
 

@@ -6,7 +6,8 @@ can be written down and read back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rlx.cost.decision import bytes_text
@@ -14,7 +15,15 @@ from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
 from rlx.ir.dim import Dim, compile_dims, parse_dim
 from rlx.ir.graph import Graph
-from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirBufferSlot, LirFetch, LirIoManifest, LirViewAlias
+from rlx.ir.lir import (
+    ALIGNMENT,
+    LirBufferPlan,
+    LirBufferSlot,
+    LirFetch,
+    LirIoManifest,
+    LirViewAlias,
+    LirWorkspace,
+)
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.stream import BudgetTooSmall, Streaming, stream_weights
@@ -39,6 +48,13 @@ class PlacedView(NamedTuple):
     strides: tuple[Dim, ...] | None
 
 
+class Inner(NamedTuple):
+    """Bodies of a node, each with a placer of its own, and how many values they carry from step to step."""
+
+    bodies: tuple[Placer, ...]
+    carries: int
+
+
 class Placer:
     """Gives a plan for any binding quickly. `order`, `life` and `shared` say which values need room when."""
 
@@ -58,6 +74,7 @@ class Placer:
         self.life: dict[int, tuple[int, int]] = {}
         self.shared: dict[int, int] = {}
         self.streaming: Streaming | None = None  # of weights, if they have a budget
+        self.inner: dict[int, Inner] = {}
         self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         offsets = [v.offset for v in self.aliases.values()]
@@ -108,7 +125,11 @@ class Placer:
                 continue
             slots[node] = LirBufferSlot(used[space], sizes[node], space)
             used[space] += -(-sizes[node] // ALIGNMENT) * ALIGNMENT
-        placed = self._place([Block(own, sizes[own], *span) for own, span in spans.items()])
+        work = {node: self._workspace(inner, binding) for node, inner in self.inner.items()}
+        steps = {node: self.order.index(node) for node in work}
+        blocks = [Block(own, sizes[own], *span) for own, span in spans.items()]
+        blocks += [Block(~node, w.slot.size, steps[node], steps[node]) for node, w in work.items()]
+        placed = self._place(blocks)
         for i in self.life:
             slots[i] = LirBufferSlot(placed.offsets[self._storage(i)], sizes[i], "activation")
         made = LirBufferPlan(
@@ -124,6 +145,10 @@ class Placer:
             dict(binding),
             dict(self.shared),
             placed.heuristic,
+            {
+                node: replace(w, slot=LirBufferSlot(placed.offsets[~node], w.slot.size))
+                for node, w in work.items()
+            },
             self.graph,
             fetches=fetches,
         )
@@ -157,6 +182,12 @@ class Placer:
         reads = (o.id for o in self.graph.nodes[kernel].operands)
         roots = (self.aliases[i].root if i in self.aliases else i for i in reads)
         return [root for root in roots if root in weights]
+
+    def _workspace(self, inner: Inner, binding: Mapping[str, int]) -> LirWorkspace:
+        """What the bodies of a node need, not placed yet."""
+        plans = tuple(p.plan({s: binding[s] for s in p.symbols}) for p in inner.bodies)
+        empty = LirWorkspace(LirBufferSlot(0, 0), plans, inner.carries)
+        return replace(empty, slot=LirBufferSlot(0, empty.needed))
 
     def _storage(self, node: int) -> int:
         """The first value of those that hand one storage on to each other."""
@@ -200,11 +231,17 @@ class Placer:
             "shared": [list(pair) for pair in self.shared.items()],
             "placed": self.placed,
             "streaming": None if self.streaming is None else self.streaming.to_json(),
+            "inner": [[node, i.carries, [p.to_json() for p in i.bodies]] for node, i in self.inner.items()],
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any], graph: Graph) -> Placer:
-        """The placer that wrote these facts; they are believed, so they must come from one's own hand."""
+    def from_json(
+        data: Mapping[str, Any], graph: Graph, bodies: Callable[[int], Sequence[Graph]] | None = None
+    ) -> Placer:
+        """The placer that wrote these facts; they are believed, so they must come from one's own hand.
+
+        `bodies` finds the bodies of a node where `graph` is an outline, which has none.
+        """
         known: dict[str, Dim] = {}
 
         def dim(text: str) -> Dim:
@@ -231,4 +268,8 @@ class Placer:
         made.placed = None if data["placed"] is None else tuple(data["placed"])
         if data["streaming"] is not None:
             made.streaming = Streaming.from_json(data["streaming"])
+        for node, carries, facts in data["inner"]:
+            inside = graph.nodes[node].bodies if bodies is None else bodies(node)
+            placers = [Placer.from_json(f, b) for f, b in zip(facts, inside, strict=True)]
+            made.inner[node] = Inner(tuple(placers), carries)
         return made

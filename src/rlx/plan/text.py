@@ -17,6 +17,9 @@
       slot %7 activation 0 4096 steps 1 2 over %5      in the storage of %5, which ends
       fetch %3 ring 0 4096 at 0 steps 2 3      offset, bytes; filled from, awaited at, read until
       view %6 of %5 at 64 strides 1 16         bytes into it; strides in elements, or dense
+      work %9 4096 512 carries 1 {    bytes for the bodies of %9 and their carried values
+        body { ... }                  a plan for each body
+      }
       phase prologue %0 %1
       input "x" %0
       output "y" %7
@@ -39,7 +42,15 @@ from rlx.config import VERSION
 from rlx.cost.decision import DecisionLog
 from rlx.errors import ParseError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirFetch, LirIoManifest, LirModule, LirViewAlias
+from rlx.ir.lir import (
+    LirBufferPlan,
+    LirBufferSlot,
+    LirFetch,
+    LirIoManifest,
+    LirModule,
+    LirViewAlias,
+    LirWorkspace,
+)
 from rlx.ir.op import Level
 from rlx.ir.parse import parse_graph
 from rlx.ir.phase import Phase, PhaseSchedule
@@ -110,6 +121,15 @@ def _plan_lines(plan: LirBufferPlan) -> Iterator[str]:
         alias = plan.view_aliases[node]
         strides = "dense" if alias.strides is None else " ".join(["strides", *map(str, alias.strides)])
         yield f"view %{node} of %{alias.root} at {alias.byte_offset} {strides}"
+    for node in sorted(plan.work):
+        work = plan.work[node]
+        yield f"work %{node} {work.slot.offset} {work.slot.size} carries {work.carries} {{"
+        for body in work.bodies:
+            yield "  body {"
+            for line in _plan_lines(body):
+                yield "    " + line
+            yield "  }"
+        yield "}"
     for phase in Phase:
         found = sorted(plan.phases.nodes_in(phase))
         if found:
@@ -250,15 +270,17 @@ class _PlanReader:
         self.phases = PhaseSchedule()
         self.io: dict[str, list[tuple[str, int]]] = {"input": [], "param": [], "output": []}
         self.alignment, self.heuristic = 64, ""
+        self.work: dict[int, LirWorkspace] = {}
 
     def read(self) -> LirBufferPlan:
         reader = self.reader
+        close = reader.lines[reader.at].partition(reader.lines[reader.at].strip())[0] + "}"
         reader.at += 1
         while True:
             line = reader.line()
             if line is None:
                 raise reader.fail("the plan is not closed")
-            if line == "}":
+            if line == close:
                 reader.at += 1
                 break
             word, _, rest = line.strip().partition(" ")
@@ -288,6 +310,7 @@ class _PlanReader:
             self.binding,
             self.shared,
             self.heuristic,
+            self.work,
             self.graph,
             fetches=tuple(self.fetches),
         )
@@ -348,6 +371,21 @@ class _PlanReader:
                 f"%{node} has {self.graph.nodes[node].rank} axes, but {len(steps)} strides"
             )
         self.views[node] = LirViewAlias(self.node(root), int(offset), steps)
+
+    def read_work(self, rest: str) -> None:
+        name, offset, size, word, carries, brace = rest.split()
+        if (word, brace) != ("carries", "{"):
+            raise self.reader.fail("a workspace is written: work %9 0 512 carries 1 {")
+        node = self.node(name)
+        self.reader.at += 1
+        plans = []
+        for body in self.graph.nodes[node].bodies:
+            if (self.reader.line() or "").strip() != "body {":
+                raise self.reader.fail(f"a plan for each of the bodies of %{node} should follow")
+            plans.append(_PlanReader(self.reader, body).read())
+        if not plans or (self.reader.line() or "").strip() != "}":
+            raise self.reader.fail(f"the workspace of %{node} is not closed, or has plans for more bodies")
+        self.work[node] = LirWorkspace(LirBufferSlot(int(offset), int(size)), tuple(plans), int(carries))
 
     def read_phase(self, rest: str) -> None:
         phase, *nodes = rest.split()

@@ -13,8 +13,8 @@ from rlx.ir.dim import evaluate
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
+from rlx.runtime.control import Layout, Pointer
 from rlx.runtime.driver import NativeProgram, Record
-from rlx.runtime.loops import Call, Pointer, scan_calls
 from rlx.runtime.memory import allocate
 
 Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
@@ -59,9 +59,8 @@ class Context:
             self._dims_at[id] = at
             at += len(kernel.dims) + 1
             per_thread = max(per_thread, dims[at - 1])
-        for loop in kernels.loops.values():
-            for kernel in loop.values():
-                per_thread = max(per_thread, evaluate(kernel.scratch_per_thread, plan.binding))
+        for kernel in kernels.in_bodies():
+            per_thread = max(per_thread, evaluate(kernel.scratch_per_thread, plan.binding))
         self.scratch_per_thread = -(-per_thread // 64) * 64
         self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
         self.memory: dict[int, np.ndarray] = dict(weights)
@@ -94,10 +93,9 @@ class Context:
                 batch.clear()
 
         for id in self.plan.schedule:
-            if id in self.kernels.thunks or self._is_empty_loop(id):
+            if id in self.kernels.thunks:
                 flush()
-                why = "a loop of no steps hands its values on"
-                out.append(Step((id,), None, self.kernels.thunks.get(id) or HostThunk(id, why)))
+                out.append(Step((id,), None, self.kernels.thunks[id]))
             elif id in self.kernels.kernels and self.kernels.kernels[id].reveals:
                 flush()
                 out.append(Step((id,), self._segment([id]), None, reveals=True))
@@ -108,39 +106,27 @@ class Context:
         flush()
         return out
 
-    def _is_empty_loop(self, id: int) -> bool:
-        if id not in self.kernels.loops:
-            return False
-        length = self.lir.mir.nodes[id].attrs["length"]
-        return (length if isinstance(length, int) else evaluate(length, self.plan.binding)) == 0
-
-    def _calls(self, id: int) -> list[Call]:
-        """The kernel calls of a node: one, or all steps of a loop."""
-        if id in self.kernels.loops:
-            return scan_calls(self, self.lir.mir.nodes[id], self.kernels.loops[id], self._keep) or []
-        node = self.graph.nodes[id]
-        kernel, first = self.kernels.kernels[id], self._dims_at[id]
-        values = [*node.operands, *self.graph.results(node)]
-        dims = list(self.dims[first : first + len(kernel.dims)])
-        return [Call(kernel, str(id), [self.pointer(v.id) for v in values], dims)]
-
     def _segment(self, nodes: Sequence[int]) -> NativeProgram:
-        """Argument tables of a run of kernels."""
-        calls = [call for id in nodes for call in self._calls(id)]
+        """Argument tables of a run of kernels, branches and loops."""
+        layout = Layout(self.code.address, self.plan.binding, self._keep)  # type: ignore[attr-defined]
+        for id in nodes:
+            self._lay_out(id, layout)
         records = [
             Record(
-                self.code.address(c.kernel.name),  # type: ignore[attr-defined]
-                3 + len(c.pointers) + len(c.dims),
+                c.address,
+                3 + len(c.pointers) + len(c.words),
                 c.label,
-                serial=c.kernel.serial,
+                serial=c.serial,
+                barrier=c.barrier,
+                jump=c.to is not None,
             )
-            for c in calls
+            for c in layout.calls
         ]
         program = NativeProgram(
             records, threads=self.threads, keep=(self.code, self._keep), profile=self.profile
         )
         table = program.table
-        for i, call in enumerate(calls):
+        for i, call in enumerate(layout.calls):
             at = program.start(i)
             table[at + 1] = self.scratch.address
             table[at + 2] = self.scratch_per_thread
@@ -151,8 +137,22 @@ class Context:
                 else:
                     self.places[p.root].append((table, at, p.offset))
                 at += 1
-            table[at : at + len(call.dims)] = call.dims
+            table[at : at + len(call.words)] = call.words
         return program
+
+    def _lay_out(self, id: int, layout: Layout) -> None:
+        """The calls of a node: one, or those of its bodies."""
+        node, work = self.graph.nodes[id], self.plan.work.get(id)
+        operands = [self.pointer(o.id) for o in node.operands]
+        results = [self.pointer(r.id) for r in self.graph.results(node)]
+        if work is not None:
+            whole, kernels = self.lir.mir.nodes[id], self.kernels.inner[id]
+            place = Pointer(None, self.arena.address + work.slot.offset)
+            layout.control(whole, kernels, work, operands, results, place, str(id))
+        else:
+            kernel, first = self.kernels.kernels[id], self._dims_at[id]
+            dims = list(self.dims[first : first + len(kernel.dims)])
+            layout.kernel(kernel, str(id), operands + results, dims)
 
     def pointer(self, node: int) -> Pointer:
         """Where a value of the program lies."""

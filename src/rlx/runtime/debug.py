@@ -99,6 +99,7 @@ class PoisonWatch(Watch):
     def before(self, number: int) -> None:
         self.context.scratch.poison()
         for kernel in self.kernels(number):
+            self._check_workspace(kernel)
             for operand in kernel.operands:
                 root = self.plan.root(operand.id)
                 if root not in self.plan.lifetimes:
@@ -116,12 +117,24 @@ class PoisonWatch(Watch):
                 if result.id in self.plan.lifetimes:
                     self._enter(kernel, result.id)
                 self._check_written(kernel, result)
+            if kernel.id in self.plan.work:  # what bodies have computed ends with them
+                slot = self.plan.work[kernel.id].slot
+                self.context.arena.array[slot.offset : slot.offset + slot.size] = POISON
         for value in self.ending.get(number, ()):
             blocks = self._blocks(value)
             if (blocks == value).all():  # else another value has taken its place
                 self._room(value).fill(POISON)
                 blocks[:] = FREE
         self._check_free(number)
+
+    def _check_workspace(self, kernel: Node) -> None:
+        """Bodies run in memory that no value owns."""
+        if kernel.id in self.plan.work:
+            slot = self.plan.work[kernel.id].slot
+            first = slot.offset // self.block
+            for other in np.unique(self.owner[first : first - (-slot.size // self.block)]):
+                if other != FREE:
+                    raise self.fault(kernel, f"has its workspace over %{other}, which lives on")
 
     def _enter(self, kernel: Node, value: int) -> None:
         """A value begins: in free memory, or in the place of the operand that it takes over."""

@@ -3,6 +3,10 @@
 A program is three tables of 8-byte fields: a header, a list of records {kernel, args, flags} and the argument
 blocks. Nothing in them is code: binding other buffers or another shape is a store into `NativeProgram.table`.
 
+A record may be a jump instead of a kernel: where the byte it points to is zero, the walk goes on at another
+record. Branches and loops are made of these. All threads read the same byte, which nobody writes before they
+meet again, so all take the same way.
+
 Every record has its own error slot, the first field of its block. A kernel that finds a fault stores a code
 there; the driver notes the first such record and stops all threads at the next barrier.
 """
@@ -25,7 +29,7 @@ from rlx.runtime.cache import default_cache
 from rlx.runtime.memory import round_up, table
 from rlx.runtime.pool import Pool, default_pool
 
-SERIAL, NO_BARRIER = 1, 2
+SERIAL, NO_BARRIER, JUMP = 1, 2, 4
 ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of an argument block
 
 # Fields of the header. What threads write while others wait lies on cache lines of its own.
@@ -33,6 +37,7 @@ _RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED = range(7)
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
 _RECORD_FIELDS = 3
+COPY, COUNT_STEP = "rlx_copy", "rlx_count_step"  # kernels of the driver's own, for loops
 _FINE = -1  # no record failed; as an unsigned number it is above every index
 
 
@@ -50,6 +55,8 @@ class Record:
 
     A `serial` record runs on thread 0 alone, as the only thread. Without `barrier` the next record starts
     while other threads may still be in this one: only for records that do not touch each other's results.
+    A `jump` calls nothing: its two fields after the fixed ones are the address of a byte and the number of
+    the record to go on with where that byte is zero.
     """
 
     kernel: int
@@ -57,6 +64,12 @@ class Record:
     name: str = ""
     serial: bool = False
     barrier: bool = True
+    jump: bool = False
+
+    @property
+    def flags(self) -> int:
+        """What the driver reads of it, beside the addresses."""
+        return SERIAL * self.serial | NO_BARRIER * (not self.barrier) | JUMP * self.jump
 
 
 class NativeProgram:
@@ -100,7 +113,7 @@ class NativeProgram:
         steps = self._steps.reshape(-1, _RECORD_FIELDS)
         steps[:, 0] = [record.kernel for record in self.records]
         steps[:, 1] = self.table.ctypes.data + 8 * starts
-        steps[:, 2] = [SERIAL * record.serial | NO_BARRIER * (not record.barrier) for record in self.records]
+        steps[:, 2] = [record.flags for record in self.records]
         self.table[starts + ERROR_SLOT] = self._errors.ctypes.data + 8 * np.arange(len(self.records))
         self._header[_RECORDS] = self._steps.ctypes.data
         self._header[_COUNT] = len(self.records)
@@ -135,6 +148,8 @@ class NativeProgram:
     def run(self) -> None:
         """Run all records. Raises `RecordError` for the first kernel that stored an error code."""
         header = self._header
+        if self._profiled:
+            self._stamps[:] = 0  # a branch that is not taken leaves none
         if self._threads == 1:
             self._driver.run_program(self._address, 0)
         else:
@@ -173,6 +188,7 @@ class _Driver:
     def __init__(self, code: Code) -> None:
         self._code = code
         self.address = code.address("rlx_run_program")
+        self.address_of = code.address
         self.run_program = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(self.address)
 
 
@@ -181,8 +197,15 @@ def _driver() -> _Driver:
     return _Driver(native.build(emit_driver, default_cache()))
 
 
+def driver_address(name: str) -> int:
+    """The address of one of the driver's own kernels."""
+    return _driver().address_of(name)
+
+
 def emit_driver(module: Module) -> None:
-    """Write `void rlx_run_program(ptr program, i64 thread)` into `module`."""
+    """Write `void rlx_run_program(ptr program, i64 thread)` and the driver's own kernels into `module`."""
+    emit_copy(module)
+    emit_count_step(module)
     f = module.function("rlx_run_program", [("ptr", "program"), ("i64", "thread")])
     _Emitter(f).emit()
 
@@ -218,6 +241,10 @@ class _Emitter:
         def step(carried: list[Value]) -> list[Int]:
             index, epoch = carried
             flags = self.record_field(index, 2)
+            jump = f.cmp("ne", f.and_(flags, JUMP), 0)
+            return list(f.if_value(jump, lambda: [self.jump(index), epoch], lambda: run(index, epoch, flags)))
+
+        def run(index: Value, epoch: Value, flags: Value) -> list[Int]:
             serial = f.value(f.cmp("ne", f.and_(flags, SERIAL), 0))
             mine = f.value(f.or_(f.not_(serial), f.value(self.first)))
             f.branch(mine, lambda: self.run_record(index, f.select(serial, 1, self.threads)))
@@ -230,6 +257,13 @@ class _Emitter:
         f.while_loop([0, epoch], unfinished, step)
         restore()
         f.branch(self.first, lambda: f.store(native.clock(f), self.place(_FINISHED)))
+
+    def jump(self, index: Value) -> Int:
+        """The record after a jump."""
+        f = self.f
+        args = self.record_field(index, 1, "ptr")
+        byte = f.load("i8", f.field(args, OPERANDS, "ptr"))
+        return f.select(f.cmp("eq", byte, 0), f.field(args, OPERANDS + 1), f.add(index, 1))
 
     def record_field(self, index: Value, field: int, type_: str = "i64") -> Value:
         f = self.f
@@ -282,3 +316,37 @@ class _Emitter:
             return [f.atomic_load("i64", place)]
 
         return f.if_value(self.alone, lambda: [decision()], meet)[0]
+
+
+_KERNEL = [("ptr", "args"), ("i64", "thread"), ("i64", "threads")]
+_COPY_GRAIN = 4096  # bytes that one thread copies at least
+
+
+def emit_copy(module: Module) -> None:
+    """Write the kernel that copies bytes: from, to, how many."""
+    f = module.function(COPY, _KERNEL)
+    args, thread, threads = f.args
+    source, target = (f.field(args, OPERANDS + i, "ptr") for i in range(2))
+    total = f.field(args, OPERANDS + 2)
+    grains = f.sdiv(f.add(total, _COPY_GRAIN - 1), _COPY_GRAIN)
+    share = f.mul(f.sdiv(f.add(grains, f.sub(threads, 1)), threads), _COPY_GRAIN)
+    start = f.smin(f.mul(thread, share), total)
+    size = f.sub(f.smin(f.add(start, share), total), start)
+    copied = [f.gep(target, start, "i8"), f.gep(source, start, "i8"), size]
+    f.branch(f.cmp("sgt", size, 0), lambda: f.call("memcpy", copied, "ptr"))
+
+
+def emit_count_step(module: Module) -> None:
+    """Write the kernel that decides about the next step of a loop.
+
+    Reads whether to go on (a byte) and how many steps there may be (from data, and a limit); stores the
+    number of the step and whether there is one. Its last field is 0 for the first step, 1 for all others.
+    """
+    f = module.function(COUNT_STEP, _KERNEL)
+    args = f.args[0]
+    go, trips, place, alive = (f.field(args, OPERANDS + i, "ptr") for i in range(4))
+    limit, later = f.field(args, OPERANDS + 4), f.field(args, OPERANDS + 5)
+    step = f.value(f.mul(f.add(f.load("i64", place), 1), later))
+    f.store(step, place)
+    wanted = f.and_(f.cmp("ne", f.load("i8", go), 0), f.cmp("slt", step, f.smin(f.load("i64", trips), limit)))
+    f.store(f.zext(wanted, "i64"), alive)

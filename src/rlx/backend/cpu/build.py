@@ -11,7 +11,7 @@ from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.fft import emit_fft
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.kernels import HostThunk, KernelSet
+from rlx.backend.cpu.kernels import BodyKernels, HostThunk, KernelSet
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.packing import panels_of
 from rlx.backend.cpu.primitives import supported
@@ -20,7 +20,8 @@ from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.templates import emit_template
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import body_of, compose
-from rlx.ir.form import Call, Template, dense_strides
+from rlx.ir.control import loop_form, refusal
+from rlx.ir.form import Call, Loop, Template, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import (
     AttentionNest,
@@ -34,7 +35,6 @@ from rlx.ir.kernel import (
 )
 from rlx.ir.lir import LirModule
 from rlx.ir.types import TensorType, tensor_types
-from rlx.passes.bodies import is_native_loop
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
 
@@ -97,17 +97,16 @@ def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> 
     writer = _Writer(target)
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
-    loops: dict[int, dict[int, EmittedKernel]] = {}
+    inner: dict[int, tuple[BodyKernels, ...]] = {}
     for id in module.plan.schedule:
-        node = module.mir.nodes[id]
-        made = writer.loop(node) if is_native_loop(node) else writer.kernel(node, views)
+        made = writer.node(module.mir.nodes[id], views)
         if isinstance(made, str):
             thunks[id] = HostThunk(id, made)
-        elif isinstance(made, dict):
-            loops[id] = made
+        elif isinstance(made, tuple):
+            inner[id] = made
         else:
             kernels[id] = made
-    return KernelSet(kernels, thunks, writer.text(), writer.distinct, loops)
+    return KernelSet(kernels, thunks, writer.text(), writer.distinct, inner)
 
 
 class _Writer:
@@ -134,21 +133,38 @@ class _Writer:
             self.known[key] = _emit(self.module, len(self.known), node, body, inputs, outputs)
         return self.known[key]
 
-    def loop(self, node: Node) -> dict[int, EmittedKernel] | str:
-        """Kernels of a loop's body by node id, or the reason why the loop runs on the host."""
-        body = node.bodies[0]
+    def node(self, node: Node, views: dict[int, View]) -> EmittedKernel | tuple[BodyKernels, ...] | str:
+        """The kernel of a node or the kernels of its bodies, or the reason why it runs on the host."""
+        form = loop_form(node)
+        return self.kernel(node, views) if form is None else self.bodies(node, form)
+
+    def bodies(self, node: Node, form: Loop) -> tuple[BodyKernels, ...] | str:
+        why = refusal(node, form)
+        if why is not None:
+            return why
+        out = []
+        for body in node.bodies:
+            made = self.body(body)
+            if isinstance(made, str):
+                return made
+            out.append(made)
+        return tuple(out)
+
+    def body(self, body: Graph) -> BodyKernels | str:
+        """Kernels of a body by node id, or the reason why it runs on the host."""
         planner = Planner(body, {})
-        out: dict[int, EmittedKernel] = {}
+        out = BodyKernels({}, {})
         for id in planner.order:
             inner = body.nodes[id]
-            if is_native_loop(inner):
-                return "a loop inside a loop runs on the host"
-            made = self.kernel(inner, planner.views)
+            made = self.node(inner, planner.views)
             if isinstance(made, str):
                 return f"{inner.op.name} in its body: {made}"
-            if made.reveals:
+            if isinstance(made, tuple):
+                out.inner[id] = made
+            elif made.reveals:
                 return f"{inner.op.name} in its body has a size that depends on data"
-            out[id] = made
+            else:
+                out.kernels[id] = made
         return out
 
 

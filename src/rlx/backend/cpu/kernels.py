@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,30 @@ class HostThunk:
     why: str
 
 
+@dataclass(frozen=True)
+class BodyKernels:
+    """Kernels of a body, by node id, and of the bodies inside it."""
+
+    kernels: dict[int, EmittedKernel]
+    inner: dict[int, tuple[BodyKernels, ...]]
+
+    def all(self) -> Iterator[EmittedKernel]:
+        """Every kernel, those of inner bodies too."""
+        yield from self.kernels.values()
+        for bodies in self.inner.values():
+            for body in bodies:
+                yield from body.all()
+
+    def to_json(self) -> dict[str, Any]:
+        inner = {str(id): [b.to_json() for b in bodies] for id, bodies in self.inner.items()}
+        return {"kernels": _describe(self.kernels), "inner": inner}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> BodyKernels:
+        inner = {int(id): tuple(map(BodyKernels.from_json, bodies)) for id, bodies in data["inner"].items()}
+        return BodyKernels(_recall(data["kernels"]), inner)
+
+
 @dataclass
 class KernelSet:
     """Native kernels of a program: which one each node runs, and the IR text that defines them."""
@@ -36,27 +61,27 @@ class KernelSet:
     thunks: dict[int, HostThunk]
     text: str
     distinct: int
-    loops: dict[int, dict[int, EmittedKernel]] = field(default_factory=dict)
-    """Loop node -> kernels of its body."""
+    inner: dict[int, tuple[BodyKernels, ...]] = field(default_factory=dict)
+    """Node with bodies -> the kernels of each body."""
+
+    def in_bodies(self) -> Iterator[EmittedKernel]:
+        """Kernels of all bodies, however deep."""
+        for bodies in self.inner.values():
+            for body in bodies:
+                yield from body.all()
 
     def describe(self) -> str:
         """Everything but the code, as JSON text; `recall` is its inverse."""
         thunks = {str(id): t.why for id, t in self.thunks.items()}
-        loops = {str(id): _describe(kernels) for id, kernels in self.loops.items()}
-        data = {
-            "kernels": _describe(self.kernels),
-            "thunks": thunks,
-            "distinct": self.distinct,
-            "loops": loops,
-        }
-        return json.dumps(data)
+        whole = BodyKernels(self.kernels, self.inner)
+        return json.dumps({**whole.to_json(), "thunks": thunks, "distinct": self.distinct})
 
     @staticmethod
     def recall(text: str) -> KernelSet:
         data = json.loads(text)
         thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
-        loops = {int(id): _recall(kernels) for id, kernels in data["loops"].items()}
-        return KernelSet(_recall(data["kernels"]), thunks, "", data["distinct"], loops)
+        whole = BodyKernels.from_json(data)
+        return KernelSet(whole.kernels, thunks, "", data["distinct"], whole.inner)
 
 
 def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:

@@ -1,0 +1,36 @@
+"""Control flow that is laid out with the program around it: which nodes are, and why others are not."""
+
+from __future__ import annotations
+
+from rlx.ir.compose import lower_node
+from rlx.ir.form import Loop
+from rlx.ir.graph import Node
+from rlx.ir.op import Role
+from rlx.ir.types import type_symbols
+
+
+def loop_form(node: Node) -> Loop | None:
+    """The form of a node whose bodies the program itself runs; None for all others."""
+    if node.op.role is not Role.COMPUTE or not node.bodies or node.op.host_only is not None:
+        return None
+    form = lower_node(node)
+    return form if isinstance(form, Loop) else None
+
+
+def refusal(node: Node, form: Loop) -> str | None:
+    """Why the memory of control flow cannot be planned ahead, if so: its sizes depend on data."""
+    outside = set(node.graph.symbols())
+    found = set(type_symbols(node.type)) - {s for o in node.operands for s in type_symbols(o.type)}
+    if form.control == "loop" and len(node.bodies[0].outputs) > form.carries + 1:
+        return "how many rows it stacks depends on data"
+    for body in node.bodies:
+        later = [s for s in body.symbols() if s not in outside or s in found]
+        if later:
+            return f"size {later[0]!r} in its body depends on data"
+    return None
+
+
+def is_laid_out(node: Node) -> bool:
+    """Whether the bodies of a node become kernel calls of the program around it."""
+    form = loop_form(node)
+    return form is not None and refusal(node, form) is None

@@ -1,0 +1,261 @@
+"""Kernels, branches and loops of a segment as one list of records.
+
+A body is laid out in place: its kernels become calls whose pointers lead to the operands and results of the
+node around it, and to the node's workspace. Code does not grow with the number of steps.
+
+- A branch is a jump over one of its bodies; both store where the node's results are.
+- A loop of known length has a call per kernel and step, with the rows of that step.
+- Any other loop is two copies of its body, which carry values from the results to the workspace and back, and
+  jumps: a serial record counts steps and decides whether there is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlx.backend.cpu.kernels import BodyKernels, EmittedKernel
+from rlx.ir.control import loop_form
+from rlx.ir.dim import evaluate
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import LirBufferPlan, LirWorkspace
+from rlx.ir.op import Role
+from rlx.runtime.driver import COPY, COUNT_STEP, driver_address
+from rlx.runtime.memory import table
+
+ENDLESS = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address: absolute, or `offset` bytes into a value that is bound at every run."""
+
+    root: int | None
+    offset: int
+
+    def __add__(self, more: int) -> Pointer:
+        return Pointer(self.root, self.offset + more)
+
+
+@dataclass
+class Mark:
+    """A place in the list that jumps go to."""
+
+    at: int = -1
+
+
+@dataclass
+class Call:
+    """One record: a kernel with its operands and the sizes it reads, or a jump to a mark."""
+
+    address: int
+    label: str
+    pointers: list[Pointer]
+    values: list[int] = field(default_factory=list)
+    serial: bool = False
+    barrier: bool = True
+    to: Mark | None = None
+
+    @property
+    def words(self) -> list[int]:
+        """What follows the pointers in the argument block."""
+        return self.values if self.to is None else [self.to.at]
+
+
+class Layout:
+    """Collects the calls of a segment."""
+
+    def __init__(self, address: Callable[[str], int], binding: Mapping[str, int], keep: list[object]) -> None:
+        self.calls: list[Call] = []
+        self._address, self._binding, self._keep = address, binding, keep
+        self._label = ""
+        self._zero = table(1)  # what a jump that is always taken looks at
+        keep.append(self._zero)
+        self._constants: dict[tuple[int, int], np.ndarray] = {}
+
+    def kernel(self, kernel: EmittedKernel, label: str, pointers: list[Pointer], dims: list[int]) -> None:
+        """One call."""
+        self.calls.append(Call(self._address(kernel.name), label, pointers, dims, kernel.serial))
+
+    def control(
+        self,
+        node: Node,
+        kernels: Sequence[BodyKernels],
+        work: LirWorkspace,
+        operands: Sequence[Pointer],
+        results: Sequence[Pointer],
+        place: Pointer,
+        label: str,
+    ) -> None:
+        """All calls of a node with bodies; `place` is where its workspace is."""
+        form = loop_form(node)
+        assert form is not None, "only control flow has workspace"
+        self._label = label
+        control = _Control(self, node, kernels, work, operands, results, place)
+        getattr(control, form.control)(**dict(form.config))
+
+    # -- what control flow is made of
+
+    def jump(self, unless: Pointer | None, to: Mark) -> None:
+        """Go on at a mark where the byte is zero; always, where none is given."""
+        byte = Pointer(None, self._zero.ctypes.data) if unless is None else unless
+        self.calls.append(Call(0, self._label, [byte], barrier=False, to=to))
+
+    def mark(self, mark: Mark) -> None:
+        mark.at = len(self.calls)
+
+    def copy(self, source: Pointer, target: Pointer, nbytes: int, barrier: bool = True) -> None:
+        """Bytes from one place to another, by all threads."""
+        if nbytes:
+            self.calls.append(
+                Call(driver_address(COPY), self._label, [source, target], [nbytes], barrier=barrier)
+            )
+
+    def count(self, go: Pointer, trips: Pointer, cells: np.ndarray, limit: int, first: bool) -> None:
+        """Enter the first or another step: its number and whether there is one go to `cells`."""
+        step = Pointer(None, cells.ctypes.data)
+        self.calls.append(
+            Call(
+                driver_address(COUNT_STEP),
+                self._label,
+                [go, trips, step, step + 8],
+                [limit, int(not first)],
+                serial=True,
+            )
+        )
+
+    def cells(self) -> np.ndarray:
+        """Two words of control flow's own: nothing else is ever stored there, so no thread can come late."""
+        made = table(2)
+        self._keep.append(made)
+        return made
+
+    def size(self, dim: Any) -> int:
+        return dim if isinstance(dim, int) else evaluate(dim, self._binding)
+
+    def body(
+        self,
+        body: Graph,
+        kernels: BodyKernels,
+        plan: LirBufferPlan,
+        inputs: Sequence[Pointer],
+        outputs: Sequence[Pointer],
+        arena: Pointer,
+    ) -> None:
+        """One run of a body on the given places."""
+        known = {n.id: p for n, p in zip(body.inputs, inputs, strict=True)}
+        known |= {n.id: p for n, p in zip(body.outputs.values(), outputs, strict=True)}
+
+        def pointer(id: int) -> Pointer:
+            alias = plan.view_aliases.get(id)
+            root, offset = (alias.root, alias.byte_offset) if alias else (id, 0)
+            if root in known:
+                return known[root] + offset
+            if body.nodes[root].op.role is Role.CONSTANT:
+                return Pointer(None, self._constant(body.nodes[root])) + offset
+            return arena + (plan.assignments[root].offset + offset)
+
+        label = self._label
+        for id in plan.schedule:
+            node = body.nodes[id]
+            operands = [pointer(o.id) for o in node.operands]
+            results = [pointer(r.id) for r in body.results(node)]
+            if id in kernels.inner:
+                work = plan.work[id]
+                place = arena + work.slot.offset
+                self.control(node, kernels.inner[id], work, operands, results, place, label)
+            else:
+                kernel = kernels.kernels[id]
+                self.kernel(kernel, label, operands + results, [self.size(d) for d in kernel.dims])
+
+    def _constant(self, node: Node) -> int:
+        """The address of a constant inside a body."""
+        key = (id(node.graph), node.id)
+        if key not in self._constants:
+            self._constants[key] = np.array(node.attrs["value"].array, order="C")
+            self._keep.append(self._constants[key])
+        return int(self._constants[key].ctypes.data)
+
+
+@dataclass
+class _Control:
+    """One node with bodies and where everything of it lies; a method per kind of control."""
+
+    layout: Layout
+    node: Node
+    kernels: Sequence[BodyKernels]
+    work: LirWorkspace
+    operands: Sequence[Pointer]
+    results: Sequence[Pointer]
+    place: Pointer
+
+    def run(self, number: int, inputs: Sequence[Pointer], outputs: Sequence[Pointer]) -> None:
+        """One run of a body."""
+        body, plan = self.node.bodies[number], self.work.bodies[number]
+        arena = self.place + self.work.arena_offset
+        self.layout.body(body, self.kernels[number], plan, inputs, outputs, arena)
+
+    def bytes(self, node: Node) -> int:
+        return self.layout.size(node.tensor.nbytes)
+
+    @property
+    def body(self) -> Graph:
+        return self.node.bodies[0]
+
+    @property
+    def carries(self) -> tuple[list[Pointer], list[Pointer]]:
+        """Both places of every carried value: its result, and one in the workspace."""
+        spare = [self.place + offset for offset in self.work.carry_offsets[:-1]]
+        return list(self.results[: len(spare)]), spare
+
+    def hand_on(self, sources: Sequence[Pointer], barrier: bool = True) -> None:
+        """Copy carried values to the results."""
+        for source, result, n in zip(sources, self.results, self.body.outputs.values(), strict=False):
+            self.layout.copy(source, result, self.bytes(n), barrier)
+
+    def cond(self) -> None:
+        otherwise, end = Mark(), Mark()
+        chosen, *operands = self.operands
+        self.layout.jump(chosen, otherwise)
+        self.run(0, operands, self.results)
+        self.layout.jump(None, end)
+        self.layout.mark(otherwise)
+        self.run(1, operands, self.results)
+        self.layout.mark(end)
+
+    def scan(self, carries: int, scanned: int, length: Any, reverse: bool) -> None:
+        steps = self.layout.size(length)
+        rows = [self.bytes(n) for n in self.body.inputs]
+        out_rows = [self.bytes(n) for n in self.body.outputs.values()]
+        now, fixed = list(self.operands[:carries]), self.operands[carries + scanned :]
+        if steps == 0:
+            self.hand_on(now)
+        for step in range(steps):
+            t = steps - 1 - step if reverse else step
+            new = self.carries[(steps - 1 - step) % 2]  # the last step ends in the results
+            xs = [self.operands[i] + t * rows[i] for i in range(carries, carries + scanned)]
+            ys = [self.results[i] + t * out_rows[i] for i in range(carries, len(out_rows))]
+            self.run(0, [*now, *xs, *fixed], [*new, *ys])
+            now = new
+
+    def loop(self, carries: int, rows: Any, max_trips: int | None) -> None:
+        layout, (first, second) = self.layout, self.carries
+        trips, go, *rest = self.operands
+        cells, flag = layout.cells(), self.place + self.work.flag_offset
+        step = Pointer(None, cells.ctypes.data)
+        limit = ENDLESS if max_trips is None else max_trips
+        self.hand_on(rest[:carries], barrier=False)
+        layout.count(go, trips, cells, limit, first=True)
+        top, left, end = Mark(), Mark(), Mark()
+        layout.mark(top)
+        for source, target, leave in ((first, second, end), (second, first, left)):
+            layout.jump(step + 8, leave)
+            self.run(0, [*source, step, *rest[carries:]], [*target, flag])
+            layout.count(flag, trips, cells, limit, first=False)
+        layout.jump(None, top)
+        layout.mark(left)
+        self.hand_on(second)
+        layout.mark(end)
