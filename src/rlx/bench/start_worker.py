@@ -16,20 +16,20 @@ Model = Callable[[dict[str, np.ndarray]], Any]
 
 
 def _rlx(path: Path) -> Model:
-    import rlx
+    from rlx.session import load
 
-    run: Model = rlx.load(str(path)).run
+    run: Model = load(str(path)).run
     return run
 
 
 def _rlx_file(path: Path) -> Model:
     """From an artefact beside the model, made on the first start."""
-    import rlx
+    from rlx.session import load
 
     saved = path.with_suffix(".rlx")
     if not saved.exists():
-        rlx.load(str(path)).save(str(saved))
-    run: Model = rlx.load(str(saved)).run
+        load(str(path)).save(str(saved))
+    run: Model = load(str(saved)).run
     return run
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.bench.engines import ENGINES
+from rlx.config import CACHE
 
 FIRST, NEW = 128, 77  # lengths of sentences
 ENGINES_WITH_STARTS = ("rlx", "rlx from .rlx", "onnxruntime", "openvino")
@@ -64,7 +65,7 @@ def _write_model(folder: Path) -> Path:
 
 
 def _child(engine: str, model: Path, cache: Path) -> dict[str, float]:
-    env = {**os.environ, "RLX_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    env = {**os.environ, CACHE.name: str(cache), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "rlx.bench.start_worker", engine, str(model), str(FIRST), str(NEW)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

@@ -159,7 +159,7 @@ def whisper(twin: int = 0) -> Workload:
     feed = {"waveforms": samples, "waveforms_lens": np.array([480000])}
 
     def graph() -> Any:
-        from rlx import from_onnx
+        from rlx.frontend.onnx import from_onnx
 
         return from_onnx(str(own))
 

@@ -156,7 +156,8 @@ def attention(heads: int, length: int, depth: int, causal: int = 0) -> Workload:
         return w.model("attention", dict.fromkeys("qkv", value), {"y": value})
 
     def graph() -> Any:
-        from rlx import Graph, ops
+        from rlx import ops
+        from rlx.ir.graph import Graph
 
         g = Graph("attention")
         q, k, v = (g.input(name, shape, "f32") for name in "qkv")

@@ -35,21 +35,21 @@ def _workload(
     """`loss(xp, **tensors)` is written in a small common language, see `languages`."""
 
     def rlx_code(threads: int) -> Run:
-        import rlx
+        from rlx.functions import jit, value_and_grad
 
         language = rlx_language()
 
         def step(*tensors: Any) -> Any:
             named = dict(zip(feed, tensors, strict=True))
             fixed = {k: v for k, v in named.items() if k not in weights}
-            value = rlx.value_and_grad(
+            value = value_and_grad(
                 lambda *w: loss(language, **fixed, **dict(zip(weights, w, strict=True))),
                 argnums=tuple(range(len(weights))),
             )
             total, gradients = value(*(named[w] for w in weights))
             return (total, *(named[w] - RATE * g for w, g in zip(weights, gradients, strict=True)))
 
-        return _bound(rlx.jit(step, threads=threads), feed)
+        return _bound(jit(step, threads=threads), feed)
 
     def torch_ways(tensors: dict[str, Any]) -> list[Run]:
         import torch
