@@ -81,6 +81,7 @@ def plan(
     from rlx.passes.precision import lower_precision
     from rlx.passes.sparse import find_sparse_weights
     from rlx.plan.build import Planner
+    from rlx.plan.states import settle_states
 
     machine = resolve(target)
     chosen = _gate(gate)
@@ -135,6 +136,7 @@ def plan(
             Stage("outputs", materialize_outputs),
             Stage("derive weights", derive),
             Stage("fuse", fuse_all),
+            *([Stage("states", settle_states)] if graph.states else []),
         ),
         trace,
     )

@@ -115,6 +115,7 @@ class Scatter:
     index: tuple[Scalar, ...]
     value: Scalar
     combine: str
+    is_box: bool = False  # it sets a box of `space`'s sizes that is known to lie inside, at any place
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,17 @@ class LirBufferPlan:
         """Steps at which a run stops to fill the ring or to wait for it: the first of each stretch."""
         return sorted({0, *(f.at for f in self.fetches), *(f.first for f in self.fetches)})
 
+    def in_states(self) -> dict[int, int]:
+        """Values that are written over a state -> the state."""
+        found: dict[int, int] = {}
+        for node in self.shared:
+            if self.assignments[node].space == "state":
+                state = self.shared[node]
+                while state in self.shared:
+                    state = self.shared[state]
+                found[node] = state
+        return found
+
     def takes_over(self, node: int, other: int, step: int) -> bool:
         """Whether a value begins at this step in the storage of another, which ends there."""
         return self.shared.get(node) == other and self.lifetimes[other][1] == step == self.lifetimes[node][0]

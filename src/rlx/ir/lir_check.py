@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirFetch
 
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)
+REUSED = ("activation", "state")  # spaces in which values may follow each other in one place
 
 
 def check_plan(plan: LirBufferPlan) -> None:
@@ -31,12 +32,15 @@ def check_plan(plan: LirBufferPlan) -> None:
         _check_aliases(plan, plan.graph)
         _check_fetched(plan, plan.graph)
         _check_work(plan, plan.graph)
-    _check_apart(plan)
+        _check_states(plan, plan.graph)
+    for space in REUSED:
+        _check_apart(plan, space)
     _check_ring(plan)
 
 
 def _check_slots(plan: LirBufferPlan) -> None:
-    """Every slot is aligned and lies inside its space; leaves of one space lie apart."""
+    """Every slot is aligned and lies inside its space; leaves of one space lie apart. What is written over
+    a state has the state's slot."""
     ends: dict[str, list[tuple[int, int, int]]] = {}
     for node, slot in plan.assignments.items():
         if slot.offset % plan.alignment:
@@ -46,7 +50,11 @@ def _check_slots(plan: LirBufferPlan) -> None:
             raise PlanError(
                 f"%{node} ends at byte {slot.offset + slot.size} of the {slot.space} space, which has {room}"
             )
-        if slot.space not in ("activation", "ring") and slot.size:
+        over = plan.shared.get(node)
+        if slot.space == "state" and over is not None:
+            if plan.assignments.get(over) != slot:
+                raise PlanError(f"%{node} is written over %{over}, but does not lie in its slot")
+        elif slot.space not in ("activation", "ring") and slot.size:
             ends.setdefault(slot.space, []).append((slot.offset, slot.offset + slot.size, node))
     for space, slots in ends.items():
         slots.sort()
@@ -112,7 +120,8 @@ def _check_lifetimes(plan: LirBufferPlan, graph: Graph) -> None:
             if not isinstance(graph.nodes[value].type, TupleType):
                 raise PlanError(f"%{value} is used, but has no slot")
             continue
-        if slot.space != "activation":
+        alone = slot.space == "state" and value not in plan.lifetimes
+        if slot.space not in REUSED or (alone and value not in plan.shared):
             continue
         start, stop = plan.lifetimes.get(value, (0, -1))
         if start > first or stop < end:
@@ -185,7 +194,16 @@ def _name(key: int) -> str:
     return f"%{key}" if key >= 0 else f"the workspace of %{~key}"
 
 
-def _check_apart(plan: LirBufferPlan) -> None:
+def _check_states(plan: LirBufferPlan, graph: Graph) -> None:
+    """The new value of a state lies where the old one did."""
+    for s in graph.states:
+        if plan.assignments.get(s.output.id) != plan.assignments.get(s.input.id):
+            raise PlanError(f"the new value of state {s.name!r}, %{s.output.id}, is not written to its slot")
+        if s.output is not s.input and s.input.id not in plan.lifetimes:
+            raise PlanError(f"state {s.name!r}, %{s.input.id}, is written over, but has no lifetime")
+
+
+def _check_apart(plan: LirBufferPlan, space: str) -> None:
     """No two values that are alive at one step share bytes, unless one takes over the other's place."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
@@ -193,7 +211,7 @@ def _check_apart(plan: LirBufferPlan) -> None:
     spans |= {~node: (step, step) for step, node in enumerate(plan.schedule) if node in plan.work}
     for node, (first, last) in spans.items():
         slot = _slot(plan, node) if node < 0 else plan.assignments.get(node)
-        if slot is not None and slot.space == "activation" and slot.size:
+        if slot is not None and slot.space == space and slot.size:
             begins.setdefault(first, []).append(node)
             ends.setdefault(last, []).append(node)
     alive: list[tuple[int, int]] = []  # (offset, node), apart from each other

@@ -98,7 +98,8 @@ class Op:
     bodies: ClassVar[int] = 0
     effects: ClassVar[str] = "none"  # none | ordered | rng
     not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
-    family: ClassVar[str] = ""  # for passes: elementwise, reduction, conv, pool, concat, slice, fourier
+    # for passes: elementwise, reduction, conv, pool, concat, slice, fourier, copy, update
+    family: ClassVar[str] = ""
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead

@@ -62,33 +62,48 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
     """The phase of every node.
 
     Prologue: what depends only on params, constants and `once` inputs. Epilogue: sampling and everything
-    after the last heavy step. The rest, and all of a graph without a heavy step, is steady state.
+    after the last heavy step that no new state needs. The rest, and all of a graph without a heavy step, is
+    steady state. No phase reads what a later one computes, and what reads a state's old value is steady.
     """
     schedule = PhaseSchedule()
     once: set[int] = set()
+    states = {s.output.id for s in graph.states}
     for node in graph.nodes:
         role = node.op.role
         if role in (Role.PARAM, Role.CONSTANT) or (role is Role.INPUT and node.attrs["once"]):
             once.add(node.id)
-        elif node.operands and all(o.id in once for o in node.operands):
+        elif node.operands and node.id not in states and all(o.id in once for o in node.operands):
             once.add(node.id)
         first = node.id in once or role in (Role.INPUT, Role.PARAM, Role.CONSTANT)
         schedule.set(node.id, Phase.PROLOGUE if first else Phase.STEADY_STATE)
-    heavy = [n for n in graph.nodes if n.id not in once and any(op.heavy for op in ops_inside(n))]
+    heavy = {n.id for n in graph.nodes if n.id not in once and any(op.heavy for op in ops_inside(n))}
     if not heavy:
         return schedule
-    before_heavy: set[int] = set()
+    needed = heavy | states | _readers_of_states(graph)
     for node in reversed(graph.nodes):
-        if any(op.heavy for op in ops_inside(node)) or node.id in before_heavy:
-            before_heavy.add(node.id)
-            before_heavy.update(o.id for o in node.operands)
-    after_heavy: set[int] = {n.id for n in heavy}
-    state_outputs = {s.output.id for s in graph.states}
+        if node.id in needed:
+            needed.update(o.id for o in node.operands)
+    after = set(heavy)  # the heavy steps, what follows them, what samples, and what follows that
     for node in graph.nodes:
-        if any(o.id in after_heavy for o in node.operands):
-            after_heavy.add(node.id)
-        if schedule.get(node.id) is Phase.PROLOGUE or node.id in before_heavy or node.id in state_outputs:
-            continue
-        if node.id in after_heavy or any(op.selects for op in ops_inside(node)):
+        if any(o.id in after for o in node.operands) or any(op.selects for op in ops_inside(node)):
+            after.add(node.id)
+        if node.id in after and node.id not in needed and schedule.get(node.id) is not Phase.PROLOGUE:
             schedule.set(node.id, Phase.EPILOGUE)
     return schedule
+
+
+def _readers_of_states(graph: Graph) -> set[int]:
+    """What reads a state, through views too: it runs before the state is replaced."""
+    old = {s.input.id for s in graph.states if s.output is not s.input}
+    found: set[int] = set()
+    for node in graph.nodes:
+        if any(o.id in old for o in node.operands):
+            found.add(node.id)
+            if node.op.role is Role.COMPUTE and node.op.has("view"):
+                old.add(node.id)
+    return found
+
+
+def runs_in_streams(graph: Graph) -> bool:
+    """Whether a program has something that outlives a step: states, or inputs that are given once."""
+    return bool(graph.states) or any(n.attrs["once"] for n in graph.inputs)

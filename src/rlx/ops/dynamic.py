@@ -133,6 +133,7 @@ class _dynamic_slice(Op):
 class _dynamic_update_slice(Op):
     """x with a slice along `axes` replaced by `update` at clamped starts; in place where x dies here."""
 
+    family = "update"
     name = "dynamic_update_slice"
     attrs = {"axes": Attr(ints)}
 
@@ -187,7 +188,7 @@ class _dynamic_update_slice(Op):
         offsets = _offsets(x, axes, self._sizes(update, axes), 2)
         at = space_axes(x.rank)
         index = tuple(i + offsets[a] if a in offsets else i for a, i in enumerate(at))
-        return Scatter(0, x.shape, update.shape, index, load(1, at, x.dtype), "set")
+        return Scatter(0, x.shape, update.shape, index, load(1, at, x.dtype), "set", is_box=x.rank > 0)
 
     def cost(self, x: TensorType, update: TensorType, *starts: TensorType, axes: Sequence[int]) -> Dim:
         return 0

@@ -493,6 +493,7 @@ def concat(arrays: Sequence[Any], axis: int = 0) -> Any:
 class copy(Op):
     """The same values in storage of their own (an output that would otherwise be a view or an input)."""
 
+    family = "copy"
     name = "copy"
     arity = 1
 

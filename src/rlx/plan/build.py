@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 from rlx.cost.io import assumed_binding
@@ -11,12 +12,13 @@ from rlx.ir.form import is_dense
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, LirBufferPlan
 from rlx.ir.op import Role
-from rlx.ir.phase import Phase, derive_phases
+from rlx.ir.phase import Phase, derive_phases, runs_in_streams
 from rlx.ir.types import TupleType
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable, share_storage
 from rlx.plan.placer import Inner, PlacedView, Placer, StoredValue
 from rlx.plan.schedule import Dag, lifetimes, schedule
+from rlx.plan.states import StatePlan, plan_states, state_lifetimes
 from rlx.plan.stream import Streaming
 
 LEAF_SPACE = {Role.INPUT: "input", Role.PARAM: "weight", Role.CONSTANT: "weight", Role.STATE: "state"}
@@ -34,17 +36,21 @@ class Planner(Placer):
             n.id for n in graph.nodes if n.id in live and n.id not in self.views and self._is_kernel(n)
         ]
         stored = [n for n in graph.nodes if n.id not in self.views and self._has_slot(n, live)]
+        phases = derive_phases(graph)
+        self.states = self._settled(plan_states(graph, self.views, phases))
         super().__init__(
             graph,
             [StoredValue(n.id, n.tensor.nbytes, self._space(n)) for n in stored],
             {id: _placed_view(graph.nodes[id], view) for id, view in self.views.items()},
-            derive_phases(graph),
+            phases,
             assumed_binding(graph, assume),
         )
         self.order, self.life = self._schedule(order)
         self._keep_prologue()
         overwrites = {k: overwritable(graph.nodes[k]) for k in self.order}
         self.shared = share_storage(graph, self.order, self.life, self.views, overwrites)
+        self.shared |= self.states.over
+        self.life |= state_lifetimes(graph, self.states.over, self.order, self._root)
         for node in (graph.nodes[k] for k in self.order):
             form = loop_form(node)
             if form is not None and is_laid_out(node):
@@ -59,6 +65,11 @@ class Planner(Placer):
                 first = self.phases.get(value) is Phase.PROLOGUE and value in self.life
                 if first and self.phases.get(kernel) is not Phase.PROLOGUE:
                     self.life[value] = (0, last)
+
+    def _settled(self, states: StatePlan) -> StatePlan:
+        for name, why in states.refused.items():
+            raise PlanError(f"state {name!r} needs a copy before planning: {why}")
+        return states
 
     def _is_kernel(self, node: Node) -> bool:
         return node.op.role in (Role.COMPUTE, Role.REGION)
@@ -85,6 +96,8 @@ class Planner(Placer):
     def _space(self, node: Node) -> str:
         if node.op.role in LEAF_SPACE:
             return LEAF_SPACE[node.op.role]
+        if node.id in self.states.over:
+            return "state"
         return "output" if node.id in self.outputs else "activation"
 
     @staticmethod
@@ -99,11 +112,15 @@ class Planner(Placer):
         for id, work in plan.work.items():
             bodies = zip(graph.nodes[id].bodies, work.bodies, strict=True)
             made.inner[id] = Inner(tuple(Planner.replaying(b, p) for b, p in bodies), work.carries)
-        at = {i: plan.assignments[i].offset for i in made.life if i not in made.shared}
+        at = {i: plan.assignments[i].offset for i in made.life if made._is_placed(i)}
         at |= {~id: work.slot.offset for id, work in plan.work.items()}
         made.placed = tuple(sorted(at, key=lambda i: (at[i], i)))
         made._plans[tuple([plan.binding[s] for s in made.symbols])] = plan
         return made
+
+    def _is_placed(self, value: int) -> bool:
+        """Whether a value has room of its own among activations."""
+        return value not in self.shared and self.graph.nodes[value].op.role not in LEAF_SPACE
 
     def _schedule(self, given: Sequence[int] | None) -> tuple[list[int], dict[int, tuple[int, int]]]:
         """Order of kernels with the lowest peak (or the given one), and lifetimes of values in it."""
@@ -125,14 +142,18 @@ class Planner(Placer):
         sizes = {i: -(-size_of[i] // ALIGNMENT) * ALIGNMENT for i in nodes if i in activation}
         ends = [self._root(n.id) for n in self.graph.roots()]
         dag = Dag(
-            nodes=nodes,
+            nodes=_in_valid_order(nodes, operands, self.states.after) if self.states.after else nodes,
             operands=operands,
             sizes=sizes,
             defines={k: [r for r in v if r in size_of] for k, v in defines.items() if k in kernel_set},
+            after=self.states.after,
             outputs=[i for i in ends if i in kernel_set or i in owner],
         )
         if given is None:
             order: Sequence[int] = schedule(dag).order
+            if runs_in_streams(self.graph):
+                rank = {phase: number for number, phase in enumerate(Phase)}
+                order = sorted(order, key=lambda i: rank[self.phases.get(owner[i] if i in owner else i)])
         else:
             order = [i for k in given for i in (k, *dag.defines.get(k, ()))]
         life = lifetimes(dag, order)
@@ -141,6 +162,27 @@ class Planner(Placer):
             steps.append(step - (i in owner))
             step += i in kernel_set
         return [i for i in order if i in kernel_set], {i: (steps[a], steps[b]) for i, (a, b) in life.items()}
+
+
+def _in_valid_order(
+    nodes: Sequence[int], operands: Mapping[int, Sequence[int]], after: Mapping[int, Sequence[int]]
+) -> list[int]:
+    """Nodes after what they read and what they overwrite; otherwise by number."""
+    needs = {n: {*operands.get(n, ()), *after.get(n, ())} for n in nodes}
+    later: dict[int, list[int]] = {}
+    for n, before in needs.items():
+        for b in before:
+            later.setdefault(b, []).append(n)
+    ready = [n for n in nodes if not needs[n]]  # ascending, hence a heap
+    out: list[int] = []
+    while ready:
+        n = heapq.heappop(ready)
+        out.append(n)
+        for i in later.get(n, ()):
+            needs[i].discard(n)
+            if not needs[i]:
+                heapq.heappush(ready, i)
+    return out
 
 
 def _placed_view(node: Node, view: View) -> PlacedView:

@@ -108,6 +108,22 @@ def _head(module: LirModule) -> list[str]:
     for kind, items in (("in ", plan.io.inputs), ("out", plan.io.outputs)):
         for name, node in items:
             lines.append(f"  {kind}  {name}: {module.mir.nodes[node].type}")
+    return lines + _states(module)
+
+
+def _states(module: LirModule) -> list[str]:
+    """Every state and how a run replaces it."""
+    lines = []
+    new = {s.name: s.output for s in module.mir.states}
+    for name, old in module.mir.state_inputs.items():
+        value = new.get(name, old)
+        if value is old:
+            how = "never replaced"
+        elif value.op.family == "copy":
+            how = f"replaced by a copy, %{value.id}: its new value could not be written in place"
+        else:
+            how = f"%{value.id} is written in place"
+        lines.append(f"  state {name}: {old.type}, {how}")
     return lines
 
 

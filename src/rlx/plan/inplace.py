@@ -1,15 +1,16 @@
 """In-place results: a kernel may write where an operand lies that nobody needs afterwards.
 
 It may if it reads every element of that operand before it writes the same element, and reads it nowhere else.
-A loop nest does so where all its loads of the operand are at the point that it stores.
+A loop nest does so where all its loads of the operand are at the point that it stores; an update of part of a
+tensor writes that part only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlx.ir.compose import body_of, compose
-from rlx.ir.form import dense_strides
+from rlx.ir.compose import body_of, compose, lower_node
+from rlx.ir.form import Scatter, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import ComposeError, Nest
 from rlx.ir.op import Role
@@ -20,7 +21,8 @@ from rlx.ir.views import View
 def overwritable(node: Node) -> list[int]:
     """Numbers of the operands whose storage the result of a kernel may take, in order."""
     if node.op.role is not Role.REGION:
-        return []
+        form = lower_node(node) if node.op.family == "update" else None
+        return [form.base] if isinstance(form, Scatter) else []
     body = body_of(node)
     if len(body.outputs) != 1:
         return []

@@ -121,7 +121,7 @@ class Placer:
                     start, stop = spans.get(own, (first, last))
                     spans[own] = (min(start, first), max(stop, last))
                 continue
-            if node in absent:
+            if node in absent or node in self.shared:
                 continue
             slots[node] = LirBufferSlot(used[space], sizes[node], space)
             used[space] += -(-sizes[node] // ALIGNMENT) * ALIGNMENT
@@ -131,7 +131,11 @@ class Placer:
         blocks += [Block(~node, w.slot.size, steps[node], steps[node]) for node, w in work.items()]
         placed = self._place(blocks)
         for i in self.life:
-            slots[i] = LirBufferSlot(placed.offsets[self._storage(i)], sizes[i], "activation")
+            own = self._storage(i)
+            if own in placed.offsets:
+                slots[i] = LirBufferSlot(placed.offsets[own], sizes[i], "activation")
+            else:  # in the memory of a state
+                slots[i] = slots[own]
         made = LirBufferPlan(
             slots,
             list(self.order),

@@ -70,6 +70,7 @@ class Context:
         self.outside = {n.id for n in graph.nodes if n.op.role in (Role.INPUT, Role.STATE)} | {
             n.id for n in graph.outputs.values()
         }
+        self._over = plan.in_states()
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
         self._keep: list[object] = []
@@ -161,7 +162,8 @@ class Context:
 
     def _root(self, node: int) -> tuple[int, int]:
         alias = self.plan.view_aliases.get(node)
-        return (alias.root, alias.byte_offset) if alias else (node, 0)
+        root, offset = (alias.root, alias.byte_offset) if alias else (node, 0)
+        return self._over.get(root, root), offset
 
     def _address(self, root: int) -> int:
         if root not in self.memory:
@@ -182,8 +184,13 @@ class Context:
 
     def raw(self, root: int) -> np.ndarray:
         """Bytes of a stored value."""
+        root = self._over.get(root, root)
         found = self.bound.get(root)
         return self.memory[root] if found is None else found
+
+    def stores(self, node: int) -> bool:
+        """Whether a value has memory of its own that can be seen now."""
+        return node in self.memory or self._over.get(node, node) in self.bound
 
     def array(self, node: Node) -> np.ndarray:
         """A value as an array over its memory."""

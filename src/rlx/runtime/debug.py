@@ -44,8 +44,7 @@ class Watch:
 
     def stored_results(self, kernel: Node) -> list[Node]:
         """Values that a kernel writes to memory."""
-        memory, bound = self.context.memory, self.context.bound
-        return [r for r in self.context.graph.results(kernel) if r.id in memory or r.id in bound]
+        return [r for r in self.context.graph.results(kernel) if self.context.stores(r.id)]
 
     def fault(self, kernel: Node, what: str) -> KernelError:
         return KernelError(f"kernel {self.describe(kernel)} {what}", kernel.where)
@@ -75,7 +74,9 @@ class PoisonWatch(Watch):
         for node in context.graph.outputs.values():
             context.raw(node.id).fill(POISON)
         self.ending: dict[int, list[int]] = {}
-        for value, (_, last) in self.plan.lifetimes.items():
+        # Values of the arena; those that lie in states are not tracked.
+        self.life = {v: span for v, span in self.plan.lifetimes.items() if v in context.memory}
+        for value, (_, last) in self.life.items():
             self.ending.setdefault(last, []).append(value)
 
     def moved(self, later: Context, done: int) -> Watch:
@@ -102,7 +103,7 @@ class PoisonWatch(Watch):
             self._check_workspace(kernel)
             for operand in kernel.operands:
                 root = self.plan.root(operand.id)
-                if root not in self.plan.lifetimes:
+                if root not in self.life:
                     continue
                 there = self._blocks(root)
                 wrong = there[there != root]
@@ -114,7 +115,7 @@ class PoisonWatch(Watch):
     def after(self, number: int) -> None:
         for kernel in self.kernels(number):
             for result in self.stored_results(kernel):
-                if result.id in self.plan.lifetimes:
+                if result.id in self.life:
                     self._enter(kernel, result.id)
                 self._check_written(kernel, result)
             if kernel.id in self.plan.work:  # what bodies have computed ends with them
@@ -166,7 +167,7 @@ class PoisonWatch(Watch):
                 kernel, f"wrote at byte {int(stray[0]) * self.block} of the arena, which is free"
             )
         for result in self.stored_results(kernel):
-            if result.id in self.plan.lifetimes and self._owned(result.id):
+            if result.id in self.life and self._owned(result.id):
                 slot = self.plan.assignments[result.id]
                 if (self._room(result.id)[slot.size :] != POISON).any():
                     raise self.fault(

@@ -322,9 +322,6 @@ class CompiledProgram:
                 self._store_thunk(later, step, value)
                 context = later
                 watch = watch and watch.moved(later, number)
-        new = {s.name: np.array(context.array(s.output)) for s in self.graph.states}  # one may be another's
-        for name, value in new.items():
-            states[name][...] = value
         return outputs
 
     def _output_shapes(self, context: Context) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -415,7 +412,7 @@ class CompiledProgram:
         for target, value in zip(
             self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True
         ):
-            if target.id in context.memory or target.id in context.bound:
+            if context.stores(target.id):
                 context.raw(target.id)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
     def _kernel_error(self, e: RecordError) -> KernelError:

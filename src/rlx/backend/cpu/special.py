@@ -56,7 +56,8 @@ def emit_scatter(
     module: Module, name: str, form: Scatter, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Every thread owns a part of the output: it copies the base there, then applies the updates that fall
-    into it, in ascending order. So results do not depend on the number of threads.
+    into it, in ascending order. So results do not depend on the number of threads. Where the output is the
+    base, nothing is copied; a box written into it is then split by its own rows.
     """
     k = _Kernel(module, name, inputs, outputs)
     fn, dtype, out = k.fn, outputs[0].dtype, k.frame.output(0)
@@ -68,7 +69,7 @@ def emit_scatter(
         at = k.offset(unflatten(fn, i, shape), base.strides)
         fn.store(fn.load(memory_type(dtype), k.place(base, at, dtype)), k.place(out, i, dtype))
 
-    fn.loop(low, high, 1, [], copy)
+    elsewhere = fn.value(fn.cmp("ne", base.pointer, out.pointer))
     space = [k.dim(d) for d in form.space]
     dense = dense_strides(form.shape)
 
@@ -94,8 +95,36 @@ def emit_scatter(
             value = PRIMITIVES[_COMBINE[form.combine]](fn, dtype, [k.load(out, flat, dtype), value])
         k.store(value, out, flat, dtype)
 
-    fn.loop(0, k.total(space), 1, [], update)
+    def scattered() -> None:
+        fn.branch(elsewhere, lambda: fn.loop(low, high, 1, [], copy))
+        fn.loop(0, k.total(space), 1, [], update)
+
+    if form.is_box:
+        fn.branch(elsewhere, scattered, lambda: _write_box(k, form, space, dtype))
+    else:
+        scattered()
     return k.frame.finish()
+
+
+def _write_box(k: _Kernel, form: Scatter, space: Sequence[Int], dtype: DType) -> None:
+    """A box of the output becomes the update, which is known to lie inside: threads share its rows."""
+    fn, out, width = k.fn, k.frame.output(0), k.frame.module.target.vector_bytes // 4
+    low, high = k.frame.share(k.total(space[:-1]))
+    dense = dense_strides(form.shape)
+
+    def row(r: Int, _: list[Value]) -> None:
+        lead = unflatten(fn, r, space[:-1])
+        index = [k.at([*lead, 0])(e) for e in form.index]
+        start = fn.value(k.offset(index, dense))
+
+        def lanes(i: Int, _: list[Value]) -> None:
+            mask = fn.lanes(fn.sub(space[-1], i), width)
+            value = k.at([*lead, i], Lane(len(space) - 1, i, width, mask)).vector(form.value)
+            fn.masked_store(to_memory(fn, value, dtype), k.place(out, fn.add(start, i), dtype), mask)
+
+        fn.loop(0, space[-1], width, [], lanes)
+
+    fn.loop(low, high, 1, [], row)
 
 
 def emit_cumulate(
