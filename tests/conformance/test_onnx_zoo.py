@@ -19,10 +19,6 @@ from rlx.cli.png import read_png  # noqa: E402
 ZooPath = Callable[..., Path]
 Feeds = Iterator[dict[str, np.ndarray]]
 
-ON_HOST = {"silero-ifless": {"cond"}}
-"""Ops that do not run natively yet, by model."""
-
-
 def page(zoo_path: ZooPath) -> np.ndarray:
     """A scanned page of text, [height, width, 3] in 0 .. 1."""
     pixels = np.asarray(read_png(zoo_path("page")), np.float32) / 255
@@ -105,8 +101,7 @@ MODELS: dict[str, Callable[[ZooPath], Feeds]] = {
 def test_model(id: str, zoo_path: ZooPath, record_property: Callable[[str, Any], None]) -> None:
     path = zoo_path(id)
     program = rlx.compile(rlx.from_onnx(path))
-    thunks = {t["op"] for t in program.stats["host_thunks"]}
-    assert thunks <= ON_HOST.get(id, set())
+    assert not program.stats["host_thunks"]
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = {node.attrs["name"] for node in program.inputs}
     worst = 0.0

@@ -13,7 +13,7 @@ import numpy as np
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.errors import InputError, KernelError
 from rlx.ir.bind import check_array, match_shape
-from rlx.ir.dim import Expr, compile_dims, symbols
+from rlx.ir.dim import Expr, compile_dims, evaluate, symbols
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
@@ -111,7 +111,7 @@ class CompiledProgram:
             for t in self.kernels.thunks.values()
         ]
         return {
-            "kernels": len(self.kernels.kernels),
+            "kernels": len(self.kernels.kernels) + sum(1 for _ in self.kernels.in_bodies()),
             "distinct_kernels": self.kernels.distinct,
             "host_thunks": thunks,
             "threads": self.threads,
@@ -128,6 +128,8 @@ class CompiledProgram:
         for k in self.kernels.kernels.values():
             at += len(k.dims) + 1
             most = max(most, values[at - 1])
+        for k in self.kernels.in_bodies():
+            most = max(most, evaluate(k.scratch_per_thread, plan.binding))
         sizes["scratch"] = -(-most // 64) * 64 * self.threads
         return sizes
 

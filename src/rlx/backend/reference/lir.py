@@ -10,17 +10,17 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter, evaluate
-from rlx.errors import InputError
+from rlx.errors import InputError, PlanError
 from rlx.ir.bind import check_array
-from rlx.ir.graph import Node
-from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.ir.lir_check import written_by
 from rlx.ir.op import Role
 from rlx.ir.types import tensor_types
@@ -28,7 +28,120 @@ from rlx.ir.types import tensor_types
 POISON = 0xFF  # NaN in every float, -1 or the largest value in integers
 
 
-class LirInterpreter:
+class PlannedRun:
+    """A graph of kernels on memory that a plan has placed: spaces as arrays of bytes."""
+
+    def __init__(self, graph: Graph, plan: LirBufferPlan, poison: bool) -> None:
+        self.graph, self.plan, self.poison = graph, plan, poison
+        self.binding: dict[str, int] = dict(plan.binding)
+        self.memory: dict[str, np.ndarray] = {}  # space -> bytes
+
+    def run_kernels(self, before: Callable[[int], None] = lambda step: None) -> None:
+        """All kernels in their order; `before` is called with the number of each."""
+        for step, kernel in enumerate(self.plan.schedule):
+            before(step)
+            self._run_kernel(self.graph.nodes[kernel])
+            if self.poison:
+                self._spoil_dead(step)
+
+    def _bytes(self, value: int) -> np.ndarray:
+        slot = self.plan.assignments[value]
+        return self.memory[slot.space][slot.offset : slot.offset + slot.size]
+
+    def read(self, node: Node) -> np.ndarray:
+        """A value as an array over its bytes: its own, or through a view."""
+        shape, itemsize = node.tensor.bind(self.plan.binding), node.dtype.itemsize
+        alias = self.plan.view_aliases.get(node.id)
+        if alias is None or alias.strides is None:
+            start = alias.byte_offset if alias else 0
+            raw = self._bytes(self.plan.root(node.id))
+            count = int(np.prod(shape, dtype=np.int64)) * itemsize
+            return raw[start : start + count].view(node.dtype.np).reshape(shape)
+        flat = self._bytes(alias.root).view(node.dtype.np)[alias.byte_offset // itemsize :]
+        return np.lib.stride_tricks.as_strided(flat, shape, [s * itemsize for s in alias.strides])
+
+    def write(self, node: Node, value: np.ndarray) -> None:
+        """Store a value in its own bytes."""
+        target = self._bytes(node.id)
+        if target.size:
+            target[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+    def _spoil_dead(self, step: int) -> None:
+        """Overwrite values whose last step this was, unless another value took their place."""
+        for value, (_, last) in self.plan.lifetimes.items():
+            if last == step and value not in self.plan.shared.values() and not self._is_needed(value):
+                self._bytes(value)[:] = POISON
+
+    def _is_needed(self, value: int) -> bool:
+        return any(self.plan.root(n.id) == value for n in self.graph.roots())
+
+    # -- kernels
+
+    def _run_kernel(self, node: Node) -> None:
+        run = _OneKernel(self.graph, self.binding, self)
+        for o in node.operands:
+            run.values[o.id] = self.read(o)
+        out = run.compute(node)
+        results = written_by(self.graph, node)
+        values = out if isinstance(out, tuple) else (out,)
+        numbers = [r.attrs["index"] if r.op.role is Role.RESULT else 0 for r in results]
+        found = {s: n for s, n in run.binding.items() if s not in self.binding}
+        if found and any(_mentions(t, found) for t in tensor_types(node.type)):
+            self._grow(found, node)
+        for result, number in zip(results, numbers, strict=True):
+            if result.id in self.plan.assignments:
+                self.write(result, np.array(values[number]))
+
+    def _grow(self, found: Mapping[str, int], at: Node) -> None:
+        """Sizes that depend on data are known now."""
+        raise PlanError(f"%{at.id} decides a size by data, which a body cannot be planned for", at.where)
+
+
+class _OneKernel(Interpreter):
+    """Computes one node of a planned run: its bodies run in their workspace."""
+
+    def __init__(self, graph: Graph, binding: Mapping[str, int], owner: PlannedRun) -> None:
+        super().__init__(graph, binding)
+        self.owner = owner
+
+    def bodies(self, node: Node) -> Any:
+        work = self.owner.plan.work.get(node.id)
+        if work is None:
+            return super().bodies(node)
+        start, size = work.slot.offset, work.slot.size
+        place = self.owner.memory["activation"][start : start + size]
+        return _PlannedBodies(node, work, place, self.owner.poison)
+
+
+class _PlannedBodies:
+    """Runs the bodies of a node in its workspace, for its `ref`."""
+
+    def __init__(self, node: Node, work: LirWorkspace, place: np.ndarray, poison: bool) -> None:
+        self.node, self.work, self.place, self.poison = node, work, place, poison
+
+    def __call__(self, number: int, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        plan = self.work.bodies[number]
+        run = PlannedRun(self.node.bodies[number], plan, self.poison)
+        fill = POISON if self.poison else 0
+        run.memory = {space: np.full(n, fill, np.uint8) for space, n in plan.sizes().items()}
+        start = self.work.arena_offset
+        run.memory["activation"] = self.place[start : start + plan.arena_size]
+        run.memory["activation"][:] = fill
+        for node, value in zip(run.graph.inputs, values, strict=True):
+            run.write(node, value)
+        for node in run.graph.nodes:
+            if node.op.role is Role.CONSTANT:
+                run.write(node, node.attrs["value"].array)
+        run.run_kernels()
+        return [np.array(run.read(node)) for node in run.graph.outputs.values()]
+
+    def empty(self, number: int) -> list[np.ndarray]:
+        binding = dict(self.work.bodies[number].binding)
+        outputs = self.node.bodies[number].outputs.values()
+        return [np.empty(n.tensor.bind(binding), n.dtype.np) for n in outputs]
+
+
+class LirInterpreter(PlannedRun):
     """Runs one program; `memory` and `plan` stay readable after a run.
 
     >>> import rlx
@@ -40,10 +153,8 @@ class LirInterpreter:
     """
 
     def __init__(self, module: LirModule, poison: bool = False) -> None:
-        self.module, self.graph, self.poison = module, module.mir, poison
-        self.plan: LirBufferPlan = module.plan
-        self.binding: dict[str, int] = {}
-        self.memory: dict[str, np.ndarray] = {}  # space -> bytes
+        super().__init__(module.mir, module.plan, poison)
+        self.module = module
         self.states: dict[str, np.ndarray] = {}
 
     def run(
@@ -59,14 +170,10 @@ class LirInterpreter:
         streamed = {f.node for f in self.plan.fetches}
         for node, array in given.items():
             if node not in streamed:
-                self._write(self.graph.nodes[node], array)
-        for step, kernel in enumerate(self.plan.schedule):
-            self._fetch(step, given)
-            self._run_kernel(self.graph.nodes[kernel])
-            if self.poison:
-                self._spoil_dead(step)
-        self.states = {s.name: np.array(self._read(s.output)) for s in self.graph.states}
-        return {name: np.array(self._read(node)) for name, node in self.graph.outputs.items()}
+                self.write(self.graph.nodes[node], array)
+        self.run_kernels(lambda step: self._fetch(step, given))
+        self.states = {s.name: np.array(self.read(s.output)) for s in self.graph.states}
+        return {name: np.array(self.read(node)) for name, node in self.graph.outputs.items()}
 
     # -- what goes in
 
@@ -119,56 +226,6 @@ class LirInterpreter:
                 place[:] = np.ascontiguousarray(given[f.node]).reshape(-1).view(np.uint8)
             if f.first == step:
                 self.plan.assignments[f.node] = LirBufferSlot(f.offset, f.size, "ring")
-
-    def _bytes(self, value: int) -> np.ndarray:
-        slot = self.plan.assignments[value]
-        return self.memory[slot.space][slot.offset : slot.offset + slot.size]
-
-    def _read(self, node: Node) -> np.ndarray:
-        """A value as an array over its bytes: its own, or through a view."""
-        shape, itemsize = node.tensor.bind(self.plan.binding), node.dtype.itemsize
-        alias = self.plan.view_aliases.get(node.id)
-        if alias is None or alias.strides is None:
-            start = alias.byte_offset if alias else 0
-            raw = self._bytes(self.plan.root(node.id))
-            count = int(np.prod(shape, dtype=np.int64)) * itemsize
-            return raw[start : start + count].view(node.dtype.np).reshape(shape)
-        flat = self._bytes(alias.root).view(node.dtype.np)[alias.byte_offset // itemsize :]
-        return np.lib.stride_tricks.as_strided(flat, shape, [s * itemsize for s in alias.strides])
-
-    def _write(self, node: Node, value: np.ndarray) -> None:
-        target = self._bytes(node.id)
-        if target.size:
-            target[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-
-    def _spoil_dead(self, step: int) -> None:
-        """Overwrite values whose last step this was, unless another value took their place."""
-        for value, (_, last) in self.plan.lifetimes.items():
-            if last == step and value not in self.plan.shared.values() and not self._is_needed(value):
-                self._bytes(value)[:] = POISON
-
-    def _is_needed(self, value: int) -> bool:
-        return any(self.plan.root(n.id) == value for n in self.graph.roots())
-
-    # -- kernels
-
-    def _run_kernel(self, node: Node) -> None:
-        run = Interpreter(self.graph, self._known())
-        for o in node.operands:
-            run.values[o.id] = self._read(o)
-        out = run.compute(node)
-        results = written_by(self.graph, node)
-        values = out if isinstance(out, tuple) else (out,)
-        numbers = [r.attrs["index"] if r.op.role is Role.RESULT else 0 for r in results]
-        found = {s: n for s, n in run.binding.items() if s not in self.binding}
-        if found and any(_mentions(t, found) for t in tensor_types(node.type)):
-            self._grow(found, node)
-        for result, number in zip(results, numbers, strict=True):
-            if result.id in self.plan.assignments:
-                self._write(result, np.array(values[number]))
-
-    def _known(self) -> dict[str, int]:
-        return dict(self.binding)
 
     def _grow(self, found: Mapping[str, int], at: Node) -> None:
         """Sizes that depend on data are known now: place anew, and carry over what was computed."""
