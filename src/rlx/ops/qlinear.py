@@ -13,12 +13,13 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
 from rlx.ir.attr import Attr, strings
-from rlx.ir.dtype import F32, I32, DType, dtype
+from rlx.ir.dtype import F32, I32, U8, DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType
+from rlx.ops.bitcast import bitcast
 from rlx.ops.contract import matrix_product
-from rlx.ops.elementwise import round
+from rlx.ops.elementwise import bitwise_xor, round
 from rlx.ops.nn import given
 from rlx.ops.quant import to
 from rlx.ops.reduce import reduce_sum
@@ -60,8 +61,11 @@ def as_rows(p: Any) -> Any:
 
 def product(a: Node, b: Node, zeros: Mapping[str, Node]) -> Node:
     """(a - za) @ (b - zb) in i32."""
-    out = matrix_product(a, b, I32)
     left, right = zeros.get("left"), zeros.get("right")
+    if b.dtype is U8:  # processors multiply unsigned bytes with signed ones: b and zb less 128
+        b = bitcast(bitwise_xor(b, 128), "i8")
+        right = (b.graph.constant(np.int32(0)) if right is None else to(right, I32)) - 128
+    out = matrix_product(a, b, I32)
     if left is not None:
         za = as_rows(to(left, I32))
         columns = reduce_sum(to(b, I32), axes=(b.rank - 2,), keepdims=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlx.ir.dtype import I8, U8
 from rlx.ir.graph import Graph, Node, rewrite
 from rlx.ir.op import Role, get_op
 from rlx.ops.contract import dot_general
@@ -47,7 +48,9 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
             return None
         a, b = operands
         tile = by_dtype.get(b.dtype.name)
-        if node.operands[1].id not in fixed or tile is None or b.rank != 2 or a.dtype is not b.dtype:
+        if node.operands[1].id not in fixed or tile is None or b.rank != 2:
+            return None
+        if a.dtype is not b.dtype and (a.dtype, b.dtype) != (U8, I8):
             return None
         if node.attrs["lhs_batch"] or len(node.attrs["rhs_contract"]) != 1 or not b.tensor.is_static:
             return None

@@ -43,7 +43,7 @@ SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: 
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
     """Panels that this target's contraction kernels read, per dtype."""
-    layouts = {d: panels_of(1, 1, target, d) for d in ("f32", "f64", "bf16", "f16")}
+    layouts = {d: panels_of(1, 1, target, d) for d in ("f32", "f64", "bf16", "f16", "i8")}
     return tuple(PanelTile(d, p.columns, p.lanes, p.group) for d, p in layouts.items())
 
 

@@ -22,14 +22,14 @@ from rlx.ir.types import Shape
 HEAVY_EPILOGUE = (
     8  # scalar operations per element from which an epilogue is written once, not into every tile
 )
-# dtype of the operands -> dtypes that sums may have
+# dtypes of the operands -> dtype of the sums
 GEMM_DTYPES = {
-    "f32": ("f32",),
-    "f64": ("f64",),
-    "bf16": ("f32",),
-    "f16": ("f32",),
-    "i8": ("i32",),
-    "u8": ("i32",),
+    ("f32", "f32"): "f32",
+    ("f64", "f64"): "f64",
+    ("bf16", "bf16"): "f32",
+    ("f16", "f16"): "f32",
+    ("i8", "i8"): "i32",
+    ("u8", "i8"): "i32",
 }
 
 
@@ -104,9 +104,7 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     left_dtype, right_dtype = inputs[nest.lhs.data].dtype, inputs[nest.rhs.data].dtype
     if form.accumulate is not form.dtype or len(nest.stores) != 1:
         return None
-    if left_dtype is not right_dtype or form.dtype.name not in GEMM_DTYPES.get(left_dtype.name, ()):
-        return None
-    if left_dtype.name == "u8":  # kernels take unsigned rows with signed columns
+    if GEMM_DTYPES.get((left_dtype.name, right_dtype.name)) != form.dtype.name:
         return None
     rank, kept = len(nest.space), nest.kept
     a = linear_steps(nest.lhs, inputs[nest.lhs.data].steps, rank)
@@ -122,7 +120,7 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
         return None
     swapped = False
     if not n_axes or (not packed and m_axes and _size(nest, n_axes) == 1 and _size(nest, m_axes) != 1):
-        if not m_axes or packed:
+        if not m_axes or packed or left_dtype is not right_dtype:
             return None
         a, b, m_axes, n_axes, swapped = b, a, n_axes, m_axes, True
     out = nest.stores[0].strides
