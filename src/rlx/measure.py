@@ -39,32 +39,51 @@ class Measured:
 
 
 def measure_decisions(module: LirModule, count: int = 20, threads: int | None = None) -> list[Measured]:
-    """Time both sides of the largest decisions of a program that can be built both ways, kept and refused.
+    """Time both sides of the largest decisions of a program that can be built both ways: half of them kept,
+    half refused, or what there is.
 
     Refusals for another reason than the price (ops that do not fit one kernel, or are better off in another)
     are left out: the gate has predicted nothing about them.
     """
     if module.unfused is None:
         raise RlxError(f"program {module.name!r} was read from a file; compile it to measure its decisions")
-    facts = Facts(module.unfused, IoModel(module.unfused, module.plan.binding))
-    out: list[Measured] = []
-    seen: set[str] = set()
-    kept = {frozenset(d.region) for d in module.decisions.kept()}
     gate = IoFusionGate(**module.gate)
-    for decision in sorted(module.decisions, key=lambda d: (-abs(d.net_ps), d.region, d.rule)):
-        if len(out) == count:
-            break
-        if not decision.verdict and gate.accepts(decision.score_ps, decision.compute_ps_added):
-            continue
-        graph = _part(facts, decision.region, module.plan.binding)
-        text = graph_text(graph, locations=False) if graph is not None else ""
-        if graph is None or text in seen:  # the layers of a model are alike
-            continue
-        seen.add(text)
-        sides = _sides(graph, _alone(decision, kept), module, threads)
-        if sides is not None:
-            out.append(Measured(decision, *_time(*sides)))
-    return out
+    largest = module.decisions.largest(len(module.decisions))
+    kept = _Measurements(module, threads, (d for d in largest if d.verdict))
+    refused = _Measurements(
+        module,
+        threads,
+        (d for d in largest if not d.verdict and not gate.accepts(d.score_ps, d.compute_ps_added)),
+    )
+    out = refused.take(count // 2)
+    out += kept.take(count - len(out))
+    out += refused.take(count - len(out))
+    return sorted(out, key=lambda m: (-abs(m.decision.net_ps), m.decision.region, m.decision.rule))
+
+
+class _Measurements:
+    """Measures decisions of one program in the order given, as many as are asked for."""
+
+    def __init__(self, module: LirModule, threads: int | None, decisions: Iterable[Decision]) -> None:
+        assert module.unfused is not None
+        self.module, self.threads, self.decisions = module, threads, iter(decisions)
+        self.facts = Facts(module.unfused, IoModel(module.unfused, module.plan.binding))
+        self.kept = {frozenset(d.region) for d in module.decisions.kept()}
+        self.seen: set[str] = set()
+
+    def take(self, count: int) -> list[Measured]:
+        """The next `count` that can be built both ways."""
+        out: list[Measured] = []
+        while len(out) < count and (decision := next(self.decisions, None)) is not None:
+            graph = _part(self.facts, decision.region, self.module.plan.binding)
+            text = graph_text(graph, locations=False) if graph is not None else ""
+            if graph is None or text in self.seen:  # the layers of a model are alike
+                continue
+            self.seen.add(text)
+            sides = _sides(graph, _alone(decision, self.kept), self.module, self.threads)
+            if sides is not None:
+                out.append(Measured(decision, *_time(*sides)))
+        return out
 
 
 def _alone(decision: Decision, kept: set[frozenset[int]]) -> int | None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pytest
 from sample_models import bert
 
 import rlx
 from rlx import ops
 from rlx.compile import plan
 from rlx.cost import IoFusionGate
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, provenance
 from rlx.ir.lir import LirModule
 from rlx.plan.diff import diff_plans
 from rlx.plan.explain import explain
+from rlx.session import read_graph
+from rlx.zoo.minilm import load_graph
 
 Golden = Callable[[str, str], None]
 TARGET = "x86-64-v3"
@@ -35,7 +39,46 @@ def test_the_page_of_a_small_program(golden: Golden) -> None:
 
 
 def test_the_page_of_an_encoder(golden: Golden) -> None:
-    golden("explain/encoder", explain(plan(bert(1), target=TARGET)))
+    """Two layers are one block of lines."""
+    golden("explain/encoder", explain(plan(bert(2), target=TARGET)))
+
+
+def convnet() -> Graph:
+    """A network with names of its own for places, as an imported model has."""
+    g = rlx.Graph("convnet")
+    x = g.input("image", ("batch", 3, "height", "width"), "f32")
+    rng = np.random.default_rng(0)
+    channels = 3
+    for i, (out, stride) in enumerate(((16, 2), (16, 1), (32, 2))):
+        w = g.param(
+            f"w{i}", (out, channels, 3, 3), "f32", rng.standard_normal((out, channels, 3, 3), np.float32)
+        )
+        with provenance((f"Conv.{i}", f"Relu.{i}")):
+            x = ops.relu(ops.conv(x, w, strides=stride, padding=1))
+        channels = out
+    with provenance(("Pool",)):
+        g.output("y", ops.mean(x, axis=(2, 3)))
+    return g
+
+
+def test_the_page_of_a_convolutional_network(golden: Golden) -> None:
+    sizes = {"height": 64, "width": 48}
+    golden("explain/convnet", explain(plan(convnet(), target=TARGET, assume=sizes)))
+
+
+@pytest.mark.parametrize("id", ["minilm", "ppocr-det"])
+def test_pages_of_real_models_are_whole_and_fit_a_terminal(id: str, zoo_path: Callable[..., Path]) -> None:
+    path = zoo_path(id)
+    graph = load_graph(path.parent) if id == "minilm" else read_graph(path)
+    lir = plan(graph, target=TARGET, assume=dict(zip(graph.symbols(), (1, 128, 128), strict=False)))
+    page = explain(lir)
+    for heading in ("Stages", "Kernels in order", "Memory", "Largest values", "Fusion", "Refused"):
+        assert f"\n{heading}" in page
+    lines = page.splitlines()
+    assert max(len(line) for line in lines if "@" not in line and not line.startswith("  out")) <= 110
+    assert page.count(" steps ") >= 10 and "alive at each step" in page
+    if id == "minilm":
+        assert "6 times, " in page and len(lines) < 90  # its layers are told once
 
 
 def test_a_page_says_what_the_host_runs() -> None:

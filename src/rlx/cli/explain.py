@@ -14,16 +14,17 @@ from rlx.cli.output import print_json
 @click.command(epilog=MODEL_HELP)
 @click.argument("model")
 @compile_options
-@click.option("--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Sizes for the memory plan.")
+@click.option("--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Sizes for times and memory.")
+@click.option("--measure", is_flag=True, help="Build and time both sides of the largest fusion decisions.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-def explain(model: str, bind: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **options: Any) -> None:
     """Show the kernels of MODEL, the fusion decisions with their prices, and the memory plan."""
     sizes = sizes_of(bind)
     program = open_model(model, **options)
-    if not as_json:
-        click.echo(program.explain())
-        return
     binding = {**program.lir.planner.binding, **sizes}
+    if not as_json:
+        click.echo(program.explain(measure, binding))
+        return
     kernels = [
         {"node": id, "kernel": program.describe(node), "type": str(node.type), "where": list(node.where)}
         for id in program.lir.plan.schedule

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,12 +17,26 @@ from rlx.ir.dim import evaluate, symbols
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Level, Role, run_rule
+from rlx.ir.phase import Phase
+from rlx.ir.types import tensor_types
 
 WIDTH = 100
 TIMELINE = 60  # columns
 BARS = " ▁▂▃▄▅▆▇█"
 LARGEST = 10
 REFUSED = 8
+LONGEST_LAYER = 100  # kernels that are looked at as one repeating block
+COLUMN = " " * 30  # where the text of a kernel goes on
+SPACE_TEXTS = {
+    "activation": "values between kernels; places are shared over time",
+    "weight": "shared by all runs",
+    "input": "memory of the caller",
+    "output": "memory of the caller",
+    "state": "kept from step to step",
+    "ring": "weights that are streamed",
+    "scratch": "for kernels to work in, all threads",
+}
+_IDS = re.compile(r"%\d+")
 
 
 @dataclass(frozen=True)
@@ -34,8 +49,9 @@ class KernelCost:
     picoseconds: int
 
 
-def explain(module: LirModule, thunks: Mapping[int, str] | None = None) -> str:
-    """The page of a program, at the sizes that its plan is for. `thunks` says which kernels the host runs.
+def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch: int = 0) -> str:
+    """The page of a program, at the sizes that its plan is for. `thunks` says which kernels the host runs,
+    `scratch` how many bytes kernels get to work in.
 
     >>> import rlx
     >>> from rlx.compile import plan
@@ -49,7 +65,7 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None) -> str:
         _head(module),
         _stages(module),
         _kernels(module, costs, thunks or {}),
-        _memory(module.plan, module.mir),
+        _memory(module.plan, module.mir, scratch),
         _decisions(module),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
@@ -104,7 +120,9 @@ def _head(module: LirModule) -> list[str]:
         f"{bytes_text(plan.arena_size)} of activations, {bytes_text(weights)} of weights"
     ]
     if sizes:
-        lines.append(f"planned for {sizes}; other sizes only move values, they compile nothing")
+        lines += _wrapped(
+            f"planned for {sizes}; other sizes only move values, they compile nothing", "  ", ""
+        )
     for kind, items in (("in ", plan.io.inputs), ("out", plan.io.outputs)):
         for name, node in items:
             lines.append(f"  {kind}  {name}: {module.mir.nodes[node].type}")
@@ -153,17 +171,85 @@ def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int
     lines = [
         f"Kernels in order: predicted {time_text(total).lstrip('+')} in all, "
         f"{bytes_text(sum(c.io.device_traffic_bytes for c in costs))} moved",
-        "     time  share    moved  kernel",
+        "  A kernel is one native function: values between the ops in it never reach memory.",
+        *_phases(module.plan),
+        "      time  share    moved  kernel",
     ]
-    for c in costs:
-        share = round(100 * c.picoseconds / total)
+    places = {c.node.where for c in costs}
+    rows = _Rows(module.plan.binding, total, thunks, locations=len(places) > len(costs) // 4)
+    at = 0
+    for length, times in _repeats([(kernel_name(c.node), c.node.type, c.picoseconds, c.io) for c in costs]):
+        block, last = costs[at : at + length], costs[at + length * times - 1]
+        if times > 1:
+            lines.append(
+                f"  {times} times, %{block[0].node.id} to %{last.node.id}; shares are of all of them:"
+            )
+        for c in block:
+            lines += rows.row(c, times)
+        at += length * times
+    return lines
+
+
+def _phases(plan: LirBufferPlan) -> list[str]:
+    """How a stream runs the program, if it does not run all of it at every step."""
+    told = {Phase.PROLOGUE: "once per stream", Phase.EPILOGUE: "after the last heavy step"}
+    counts = {phase: len(plan.nodes_in_phase(phase)) for phase in told}
+    parts = [f"{text}: {counts[phase]}" for phase, text in told.items() if counts[phase]]
+    return [f"  Kernels that run {', '.join(parts)}."] if parts else []
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Lines of the table of kernels."""
+
+    binding: Mapping[str, int]
+    total: int
+    thunks: Mapping[int, str]
+    locations: bool
+
+    def row(self, c: KernelCost, times: int) -> list[str]:
+        """A kernel that runs `times` times: its own time and bytes, the share of all."""
+        share = round(100 * c.picoseconds * times / self.total)
         time = time_text(c.picoseconds).lstrip("+")
         moved = bytes_text(c.io.device_traffic_bytes)
-        text = f"{time:>9}  {share:4} % {moved:>8}  %{c.node.id} {kernel_name(c.node)} -> {c.node.type}"
-        lines += _wrapped(text, "                             ", first="")
-        if c.node.id in thunks:
-            lines.append(f"                             runs on the host: {thunks[c.node.id]}")
-    return lines
+        text = f"{time:>9}  {share:4} % {moved:>8}  %{c.node.id} {kernel_name(c.node)} -> "
+        text += _type_text(c.node, self.binding)
+        lines = _wrapped(text, COLUMN, first="|" if times > 1 else " ")
+        if self.locations and c.node.where:
+            more = f" and {len(c.node.where) - 1} more" if len(c.node.where) > 1 else ""
+            lines.append(f"{COLUMN}@ {c.node.where[0]}{more}")
+        if c.node.id in self.thunks:
+            lines.append(f"{COLUMN}runs on the host: {self.thunks[c.node.id]}")
+        return lines
+
+
+def _repeats(items: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
+    """Cuts a sequence into blocks (length, times): layers that repeat, and what stands alone.
+
+    >>> list(_repeats("xabababy"))
+    [(1, 1), (2, 3), (1, 1)]
+    """
+    number = {item: i for i, item in enumerate(dict.fromkeys(items))}
+    keys, at = [number[item] for item in items], 0
+    while at < len(keys):
+        best = (1, 1)
+        for length in range(1, min(LONGEST_LAYER, (len(keys) - at) // 2) + 1):
+            block, times = keys[at : at + length], 1
+            while keys[at + length * times : at + length * (times + 1)] == block:
+                times += 1
+            if times > 1 and length * times > best[0] * best[1]:
+                best = (length, times)
+        yield best
+        at += best[0] * best[1]
+
+
+def _type_text(node: Node, binding: Mapping[str, int]) -> str:
+    """The type of a value at the sizes in force; what data decides keeps its name."""
+    texts = []
+    for t in tensor_types(node.type):
+        known = [d if not set(symbols(d)) <= binding.keys() else evaluate(d, binding) for d in t.shape]
+        texts.append(str(t.with_shape(known)))
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def kernel_name(node: Node) -> str:
@@ -188,13 +274,13 @@ def kernel_name(node: Node) -> str:
     return f"{node.attrs['kind']}: {text}" if text else f"{node.attrs['kind']}: move"
 
 
-def _memory(plan: LirBufferPlan, graph: Graph) -> list[str]:
+def _memory(plan: LirBufferPlan, graph: Graph, scratch: int) -> list[str]:
     live = plan.live_bytes()
     bound = max(live, default=0)
     lines = ["Memory"]
-    for space, size in plan.sizes().items():
+    for space, size in (plan.sizes() | ({"scratch": scratch} if scratch else {})).items():
         if size:
-            lines.append(f"  {bytes_text(size):>9}  {space}")
+            lines.append(f"  {bytes_text(size):>9}  {space:<10}  {SPACE_TEXTS.get(space, '')}".rstrip())
     if not bound:
         return lines
     over = (
@@ -209,19 +295,18 @@ def _memory(plan: LirBufferPlan, graph: Graph) -> list[str]:
     if plan.shared:
         lines.append(f"  {len(plan.shared)} results take the place of an operand that ends with them")
     peak = live.index(bound)
-    lines.append(
-        f"  |{_timeline(live)}|  alive at each step; most at step {peak}, kernel %{plan.schedule[peak]}"
-    )
-    lines.append("Largest values")
+    lines.append(f"  alive at each step, most at step {peak} (kernel %{plan.schedule[peak]}):")
+    lines.append(f"  |{_timeline(live)}|")
+    lines.append(f"Largest values, of {sum(n not in plan.shared for n in plan.lifetimes)} that need a place")
     largest = sorted(
         (n for n in plan.lifetimes if plan.assignments[n].space == "activation"),
         key=lambda n: (-plan.assignments[n].size, n),
     )[:LARGEST]
     for n in largest:
         first, last = plan.lifetimes[n]
-        at = ", ".join(graph.nodes[n].where[:2])
+        at = graph.nodes[n].where[0] if graph.nodes[n].where else ""
         taken = bytes_text(plan.assignments[n].size)
-        text = f"  {taken:>9}  %{n} {graph.nodes[n].type}, steps {first} to {last}"
+        text = f"  {taken:>9}  %{n} {_type_text(graph.nodes[n], plan.binding)}, steps {first} to {last}"
         text += f", in place of %{plan.shared[n]}" if n in plan.shared else ""
         lines.append(text + (f"  @ {at}" if at else ""))
     return lines
@@ -251,7 +336,8 @@ def _decisions(module: LirModule) -> list[str]:
         saved += d.before - d.after
     lines = [
         f"Fusion: {len(kept)} of {len(log)} candidates kept; they save {saved.kernel_launches} launches and "
-        f"{bytes_text(max(saved.device_traffic_bytes, 0))} of traffic"
+        f"{bytes_text(max(saved.device_traffic_bytes, 0))} of traffic",
+        "  A candidate is kept if the IO it saves is worth more than the compute it adds.",
     ]
     if module.gate:
         gate = ", ".join(f"{k} {v}" for k, v in module.gate.items() if not isinstance(v, bool))
@@ -259,30 +345,37 @@ def _decisions(module: LirModule) -> list[str]:
     rules = Counter(d.rule for d in kept)
     lines.append("  kept: " + ", ".join(f"{rule} ({n})" for rule, n in rules.most_common()))
     if refused:
-        lines.append(f"Refused, those with most at stake of {len(refused)}")
-        for d in _worth_telling(refused):
+        lines.append(
+            f"Refused, those with most at stake of {len(refused)}: what joining would save, and why not"
+        )
+        for d in _worth_telling(refused, module.unfused):
             lines += _wrapped(_refusal(d, module.unfused), "    ", first="  ")
         lines.append("  ask why_not(a, b) about two nodes by their numbers before fusion")
     return lines
 
 
-def _worth_telling(refused: Sequence[Decision]) -> list[Decision]:
+def _worth_telling(refused: Sequence[Decision], unfused: Graph | None) -> list[Decision]:
     """Different refusals, largest first: the layers of a model refuse the same things."""
-    seen: set[tuple[str, str, int]] = set()
+    seen: set[tuple[str, ...]] = set()
     out = []
     for d in sorted(refused, key=lambda d: (-abs(d.net_ps), d.region, d.rule)):
-        key = (d.rule, d.reason.rpartition("%")[0] or d.reason, d.score_ps)
+        key = (_IDS.sub("", d.reason), *decision_ops(d, unfused))
         if key not in seen:
             seen.add(key)
             out.append(d)
     return out[:REFUSED]
 
 
+def decision_ops(d: Decision, unfused: Graph | None) -> tuple[str, ...]:
+    """Names of the ops that a decision is about: its own record, or what its ids mean before fusion."""
+    if d.ops or unfused is None:
+        return d.ops
+    return tuple(unfused.nodes[i].op.name for i in d.region if i < len(unfused))
+
+
 def _refusal(d: Decision, unfused: Graph | None) -> str:
-    ops = list(d.ops)
-    if unfused is not None and not ops:
-        ops = [unfused.nodes[i].op.name for i in d.region if i < len(unfused)]
-    shown = ops if len(ops) <= 4 else [ops[0], "...", *ops[-2:]]
+    ops = decision_ops(d, unfused)
+    shown = ops if len(ops) <= 4 else (ops[0], "...", *ops[-2:])
     names = f" {' + '.join(shown)}" if shown else ""
     if d.region:
         names += f" [%{d.region[0]}..%{d.region[-1]}]"

@@ -144,14 +144,17 @@ class CompiledProgram:
             plan = self._plans[key] = self.lir.planner.plan(dict(binding))
         return plan
 
-    def explain(self, measure: bool = False) -> str:
+    def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
         """What the program does, why it was fused so, and where its memory goes.
 
-        With `measure`, both sides of the largest fusion decisions are built and timed too.
+        It is told at the sizes of `binding`, else at those that were assumed. With `measure`, both sides of
+        the largest fusion decisions are built and timed too.
         """
         from rlx.plan.explain import explain
 
-        page = explain(self.lir, {id: t.why for id, t in self.kernels.thunks.items()})
+        lir = self.lir if binding is None else self.lir.specialize(binding)
+        scratch = self.memory(lir.plan.binding)["scratch"]
+        page = explain(lir, {id: t.why for id, t in self.kernels.thunks.items()}, scratch)
         if not measure:
             return page
         from rlx.measure import measure_decisions, report
