@@ -403,11 +403,14 @@ class Graph:
                 out[o.id].append(node)
         return out
 
+    def ends(self) -> list[Node]:
+        """Nodes whose values are there at the end: outputs and new state values."""
+        return list(dict.fromkeys([*self.outputs.values(), *(s.output for s in self.states)]))
+
     def roots(self) -> list[Node]:
         """Nodes that must be computed: outputs, new state values, ordered effects."""
-        kept = [*self.outputs.values(), *(s.output for s in self.states)]
-        kept += [n for n in self.nodes if n.op.effects == "ordered"]
-        return list(dict.fromkeys(kept))
+        ordered = [n for n in self.nodes if n.op.effects == "ordered"]
+        return list(dict.fromkeys([*self.ends(), *ordered]))
 
     def live(self) -> set[int]:
         """Ids of nodes reachable from the roots."""

@@ -21,6 +21,7 @@ from rlx.ir.graph import Graph, rewrite
 from rlx.ir.phase import Phase, PhaseSchedule
 
 SPACES = ("activation", "weight", "input", "output", "state", "ring", "heap", "scratch")
+PLACED = ("activation", "heap")  # spaces in which values take each other's place
 ALIGNMENT = 64
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirFetch
 
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)
-REUSED = ("activation", "state")  # spaces in which values may follow each other in one place
+REUSED = ("activation", "heap", "state")  # spaces in which values may follow each other in one place
 
 
 def check_plan(plan: LirBufferPlan) -> None:
@@ -54,7 +54,7 @@ def _check_slots(plan: LirBufferPlan) -> None:
         if slot.space == "state" and over is not None:
             if plan.assignments.get(over) != slot:
                 raise PlanError(f"%{node} is written over %{over}, but does not lie in its slot")
-        elif slot.space not in ("activation", "ring") and slot.size:
+        elif slot.space not in ("activation", "heap", "ring") and slot.size:
             ends.setdefault(slot.space, []).append((slot.offset, slot.offset + slot.size, node))
     for space, slots in ends.items():
         slots.sort()
@@ -111,7 +111,7 @@ def _check_lifetimes(plan: LirBufferPlan, graph: Graph) -> None:
         for value in touched:
             first, _ = used.get(value, (step, step))
             used[value] = (first, step)
-    for n in graph.roots():
+    for n in graph.ends():
         value = plan.root(n.id)
         used[value] = (used.get(value, (last, last))[0], last)
     for value, (first, end) in used.items():

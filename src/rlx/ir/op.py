@@ -104,6 +104,7 @@ class Op:
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
+    in_place: ClassVar[bool] = False  # may write its result where its only operand lies
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
 
     infer: Callable[..., Any]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class Collective(Op):
     arity = 1
     effects = "ordered"
     attrs = {"axis": Attr(string), "ranks": Attr(_group_size)}
+    meeting: ClassVar[str]  # the function of `rlx.dist` that moves the data
 
     everywhere: Callable[..., list[np.ndarray]]
     """Results of all ranks of a group for their operands."""
@@ -108,6 +109,8 @@ class all_reduce(Collective):
     """The operands of all ranks combined (sum, mean, max, min or prod) in the order of the ranks."""
 
     name = "all_reduce"
+    meeting = "all_reduce"
+    in_place = True
     attrs = {**Collective.attrs, "kind": Attr(one_of(*KINDS), "sum")}
 
     def infer(self, x: TensorType, *, axis: str, ranks: int, kind: str) -> TensorType:
@@ -152,6 +155,7 @@ class stack_ranks(Collective):
     """The operands of all ranks along a new first axis, in the order of the ranks."""
 
     name = "stack_ranks"
+    meeting = "all_gather"
 
     def infer(self, x: TensorType, *, axis: str, ranks: int) -> TensorType:
         need_dtype(self.name, x, is_computable)
@@ -178,6 +182,7 @@ class reduce_part(_Parts):
     """Part r of the operands of all ranks, combined, for rank r; parts lie along the first axis."""
 
     name = "reduce_part"
+    meeting = "reduce_scatter"
     attrs = {**Collective.attrs, "kind": Attr(one_of(*KINDS), "sum")}
 
     def infer(self, x: TensorType, *, axis: str, ranks: int, kind: str) -> TensorType:
@@ -213,6 +218,7 @@ class swap_parts(_Parts):
     """Part r of this rank's operand goes to rank r; part s of the result came from rank s."""
 
     name = "swap_parts"
+    meeting = "all_to_all"
 
     def infer(self, x: TensorType, *, axis: str, ranks: int) -> TensorType:
         self._check(x, ranks)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from rlx.cost.io import assumed_binding
 from rlx.errors import PlanError
 from rlx.ir.control import is_laid_out, loop_form
 from rlx.ir.form import is_dense
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import ALIGNMENT, LirBufferPlan
+from rlx.ir.lir import ALIGNMENT, PLACED, LirBufferPlan
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, derive_phases, runs_in_streams
 from rlx.ir.types import TupleType
@@ -32,6 +33,7 @@ class Planner(Placer):
         self.views = view_layouts(graph)
         live = graph.live()
         self.outputs = self._output_nodes(graph)
+        self.met = self._met_values(graph)
         self.kernels = [
             n.id for n in graph.nodes if n.id in live and n.id not in self.views and self._is_kernel(n)
         ]
@@ -48,7 +50,8 @@ class Planner(Placer):
         self.order, self.life = self._schedule(order)
         self._keep_prologue()
         overwrites = {k: overwritable(graph.nodes[k]) for k in self.order}
-        self.shared = share_storage(graph, self.order, self.life, self.views, overwrites)
+        shared = share_storage(graph, self.order, self.life, self.views, overwrites)
+        self.shared = {k: v for k, v in shared.items() if k not in self.met or v in self.met}
         self.shared |= self.states.over
         self.life |= state_lifetimes(graph, self.states.over, self.order, self._root)
         for node in (graph.nodes[k] for k in self.order):
@@ -98,7 +101,15 @@ class Planner(Placer):
             return LEAF_SPACE[node.op.role]
         if node.id in self.states.over:
             return "state"
-        return "output" if node.id in self.outputs else "activation"
+        if node.id in self.outputs:
+            return "output"
+        return "heap" if node.id in self.met else "activation"
+
+    def _met_values(self, graph: Graph) -> set[int]:
+        """Values that other ranks read or write: operands of collectives, and results in their place."""
+        collectives = [n for n in graph.nodes if n.op.family == "collective"]
+        operands = {self._root(n.operands[0].id) for n in collectives}
+        return operands | {n.id for n in collectives if n.op.in_place}
 
     @staticmethod
     def replaying(graph: Graph, plan: LirBufferPlan) -> Planner:
@@ -120,7 +131,8 @@ class Planner(Placer):
 
     def _is_placed(self, value: int) -> bool:
         """Whether a value has room of its own among activations."""
-        return value not in self.shared and self.graph.nodes[value].op.role not in LEAF_SPACE
+        own = value not in self.shared and value not in self.met
+        return own and self.graph.nodes[value].op.role not in LEAF_SPACE
 
     def _schedule(self, given: Sequence[int] | None) -> tuple[list[int], dict[int, tuple[int, int]]]:
         """Order of kernels with the lowest peak (or the given one), and lifetimes of values in it."""
@@ -138,15 +150,19 @@ class Planner(Placer):
         for k in self.kernels:
             reads = [self._root(o.id) for o in self.graph.nodes[k].operands]
             operands[k] = list(dict.fromkeys(r for r in reads if r in kernel_set or r in owner))
-        activation = {s.node for s in self.stored if s.space == "activation"}
-        sizes = {i: -(-size_of[i] // ALIGNMENT) * ALIGNMENT for i in nodes if i in activation}
-        ends = [self._root(n.id) for n in self.graph.roots()]
+        placed = {s.node for s in self.stored if s.space in PLACED}
+        sizes = {i: -(-size_of[i] // ALIGNMENT) * ALIGNMENT for i in nodes if i in placed}
+        ends = [self._root(n.id) for n in self.graph.ends()]
+        after = {k: list(v) for k, v in self.states.after.items()}
+        ordered = [k for k in self.kernels if self.graph.nodes[k].op.effects == "ordered"]
+        for earlier, later in pairwise(ordered):
+            after.setdefault(later, []).append(earlier)
         dag = Dag(
-            nodes=_in_valid_order(nodes, operands, self.states.after) if self.states.after else nodes,
+            nodes=_in_valid_order(nodes, operands, after) if self.states.after else nodes,
             operands=operands,
             sizes=sizes,
             defines={k: [r for r in v if r in size_of] for k, v in defines.items() if k in kernel_set},
-            after=self.states.after,
+            after=after,
             outputs=[i for i in ends if i in kernel_set or i in owner],
         )
         if given is None:

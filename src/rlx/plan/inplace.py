@@ -21,6 +21,8 @@ from rlx.ir.views import View
 def overwritable(node: Node) -> list[int]:
     """Numbers of the operands whose storage the result of a kernel may take, in order."""
     if node.op.role is not Role.REGION:
+        if node.op.in_place:
+            return [0]
         form = lower_node(node) if node.op.family == "update" else None
         return [form.base] if isinstance(form, Scatter) else []
     body = body_of(node)

@@ -17,6 +17,7 @@ from rlx.ir.dim import Dim, compile_dims, parse_dim
 from rlx.ir.graph import Graph
 from rlx.ir.lir import (
     ALIGNMENT,
+    PLACED,
     LirBufferPlan,
     LirBufferSlot,
     LirFetch,
@@ -114,7 +115,7 @@ class Placer:
             slots[f.node] = LirBufferSlot(f.offset, f.size, "ring")
         spans: dict[int, tuple[int, int]] = {}  # storage -> steps in which any value in it is alive
         for node, _, space in self.stored:
-            if space == "activation":
+            if space in PLACED:
                 if node in self.life:
                     own = self._storage(node)
                     first, last = self.life[node]
@@ -127,15 +128,21 @@ class Placer:
             used[space] += -(-sizes[node] // ALIGNMENT) * ALIGNMENT
         work = {node: self._workspace(inner, binding) for node, inner in self.inner.items()}
         steps = {node: self.order.index(node) for node in work}
-        blocks = [Block(own, sizes[own], *span) for own, span in spans.items()]
+        met = {s.node for s in self.stored if s.space == "heap"}
+        heap = place(Block(own, sizes[own], *span) for own, span in spans.items() if own in met)
+        blocks = [Block(own, sizes[own], *span) for own, span in spans.items() if own not in met]
         blocks += [Block(~node, w.slot.size, steps[node], steps[node]) for node, w in work.items()]
         placed = self._place(blocks)
         for i in self.life:
             own = self._storage(i)
             if own in placed.offsets:
                 slots[i] = LirBufferSlot(placed.offsets[own], sizes[i], "activation")
+            elif own in met:
+                slots[i] = LirBufferSlot(heap.offsets[own], sizes[i], "heap")
             else:  # in the memory of a state
                 slots[i] = slots[own]
+        if met:
+            used["heap"] = heap.total
         made = LirBufferPlan(
             slots,
             list(self.order),

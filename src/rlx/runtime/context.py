@@ -48,6 +48,7 @@ class Context:
         threads: int,
         one_by_one: bool = False,
         profile: bool = False,
+        heap: np.ndarray | None = None,
     ) -> None:
         graph = self.graph = lir.outline
         self.lir, self.kernels, self.code, self.plan = lir, kernels, code, plan
@@ -67,6 +68,8 @@ class Context:
         for id, slot in plan.assignments.items():
             if slot.space == "activation":
                 self.memory[id] = self.arena.array[slot.offset : slot.offset + slot.size]
+            elif slot.space == "heap" and heap is not None:
+                self.memory[id] = heap[slot.offset : slot.offset + slot.size]
         self.outside = {n.id for n in graph.nodes if n.op.role in (Role.INPUT, Role.STATE)} | {
             n.id for n in graph.outputs.values()
         }
