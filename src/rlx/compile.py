@@ -59,10 +59,6 @@ def plan(
     the text of each; `override` maps a stage to a file whose graph replaces what the stage gives. `pins` says
     of pairs of nodes (by their ids in `decisions`) whether they shall be one kernel; `gate` decides the rest.
     """
-    if budget is not None:
-        raise UnsupportedError(
-            "budget is not supported by this version; compile without it and ask prog.memory(binding)"
-        )
     from rlx.backend.cpu.build import panel_tiles, supports
     from rlx.backend.cpu.conv import conv_target
     from rlx.backend.cpu.target import resolve
@@ -80,6 +76,7 @@ def plan(
     from rlx.passes.pipeline import Stage, Trace, run_stages
     from rlx.passes.precision import lower_precision
     from rlx.passes.sparse import find_sparse_weights
+    from rlx.plan.budget import fit_budget, parse_bytes
     from rlx.plan.build import Planner
     from rlx.plan.states import settle_states
 
@@ -140,13 +137,17 @@ def plan(
         ),
         trace,
     )
-    planner = Planner(mir, assume or {})
-    used = chosen.constants()
+    used, kept = chosen.constants(), dict[str, Any](precision=precision)
+    if budget is None:
+        planner = Planner(mir, assume or {})
+    else:
+        kept["budget"] = parse_bytes(budget)
+        mir, planner = fit_budget(mir, assume or {}, kept["budget"], used)
     return LirModule(
         mir,
         planner.plan(),
         target=machine.name,
-        options={"precision": precision},
+        options=kept,
         gate=used,
         planner=planner,
         trace=trace,
@@ -182,10 +183,11 @@ def compile(
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
-    `assume` gives sizes to optimise for, `budget` is refused by this version, `debug` is "nan" (names the
-    first kernel that makes one) or "poison" (spoils freed memory and stops kernels that touch it). `gate`
-    decides about fusion: a gate, or "calibrated" for constants measured on this machine. The other options
-    are those of `plan`.
+    `assume` gives sizes to optimise for. `budget` is the most memory for activations, like "64MiB": the
+    program is made to fit it, or refused with what is alive together and the least budget that works; one
+    with symbolic sizes is judged when it meets sizes. `debug` is "nan" (names the first kernel that makes
+    one) or "poison" (spoils freed memory and stops kernels that touch it). `gate` decides about fusion: a
+    gate, or "calibrated" for constants measured on this machine. The other options are those of `plan`.
 
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("double")

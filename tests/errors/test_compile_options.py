@@ -13,7 +13,6 @@ import rlx
     ("options", "text"),
     [
         ({"device": "opencl"}, "device 'opencl' runs no programs in this version; compile for 'cpu'"),
-        ({"budget": "1MiB"}, "budget is not supported by this version"),
     ],
 )
 def test_what_is_not_there_is_refused(options: dict[str, Any], text: str) -> None:

@@ -22,6 +22,7 @@ def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--threads", "-t", type=click.IntRange(min=1), help="Threads of a run [all cores]."),
         click.option("--precision", type=click.Choice(["f32", "bf16", "f16"]), help="Of products [f32]."),
         click.option("--target", help="What to compile for [this machine]; rlx devices lists them."),
+        click.option("--budget", metavar="BYTES", help="Most memory for activations, like 64MiB [any]."),
         click.option("--assume", "-a", multiple=True, metavar="NAME=SIZE", help="A size to optimise for."),
         click.option("--cache/--no-cache", default=None, help="Use compiled code of earlier runs [yes]."),
     )
@@ -35,6 +36,7 @@ def open_model(
     threads: int | None,
     precision: str | None,
     target: str | None,
+    budget: str | None,
     assume: tuple[str, ...],
     cache: bool | None,
     trust_native: bool = False,
@@ -42,7 +44,7 @@ def open_model(
     """The program of a model; options that were not given are left to `rlx.load`."""
     from rlx.session import load
 
-    given = {"threads": threads, "precision": precision, "target": target, "cache": cache}
+    given = {"threads": threads, "precision": precision, "target": target, "budget": budget, "cache": cache}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if assume:
         options["assume"] = sizes_of(assume, "--assume")

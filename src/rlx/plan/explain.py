@@ -66,6 +66,7 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch:
         _stages(module),
         _kernels(module, costs, thunks or {}),
         _memory(module.plan, module.mir, scratch),
+        _budget(module),
         _decisions(module),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
@@ -310,6 +311,31 @@ def _memory(plan: LirBufferPlan, graph: Graph, scratch: int) -> list[str]:
         text += f", in place of %{plan.shared[n]}" if n in plan.shared else ""
         lines.append(text + (f"  @ {at}" if at else ""))
     return lines
+
+
+def _budget(module: LirModule) -> list[str]:
+    """What a memory budget changed."""
+    fitted = module.planner.fitted if module.planner is not None else None
+    if fitted is None:
+        return []
+    lines = [
+        f"Budget: {bytes_text(fitted['bytes'])} of activations; {bytes_text(fitted['before'])} before, "
+        f"{bytes_text(fitted['after'])} now"
+    ]
+    if fitted["reordered"]:
+        lines.append("  kernels run in another order")
+    again = fitted["recomputed"]
+    if again:
+        share = 100 * fitted["ps_added"] / max(fitted["ps"], 1)
+        count = sum(len(r["kernels"]) for r in again)
+        lines.append(
+            f"  {count} kernel{'s' * (count > 1)} run{'s' * (count == 1)} again instead of keeping results: "
+            f"predicted {time_text(fitted['ps_added'])}, {share:.1f} % more"
+        )
+    for r in again:
+        at = f"  @ {', '.join(r['where'][:2])}" if r["where"] else ""
+        lines += _wrapped(f"{r['value']} by {'; '.join(r['kernels'])}{at}", "      ", first="    ")
+    return lines if len(lines) > 1 else [f"{lines[0]}: nothing had to change"]
 
 
 def _timeline(live: Sequence[int]) -> str:

@@ -26,6 +26,7 @@ from rlx.ir.lir import (
     LirWorkspace,
 )
 from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.plan.certificate import OverBudgetError
 from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.stream import BudgetTooSmall, Streaming, stream_weights
 
@@ -78,6 +79,8 @@ class Placer:
         self.inner: dict[int, Inner] = {}
         self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
+        self.budget: int | None = None  # the most bytes of activations that a plan may take
+        self.fitted: dict[str, Any] | None = None  # what the budget changed, as `rlx.plan.budget` reports it
         offsets = [v.offset for v in self.aliases.values()]
         strides = [s for v in self.aliases.values() for s in v.strides or ()]
         self._evaluate = compile_dims([*(s.size for s in self.stored), *offsets, *strides], self.symbols)
@@ -88,15 +91,20 @@ class Placer:
         return {s.node: v for s, v in zip(self.stored, values, strict=False)}
 
     def plan(self, binding: Mapping[str, int] | None = None) -> LirBufferPlan:
-        """Slots for a binding, whose guards are checked here; without one, for the assumed sizes."""
+        """Slots for a binding, whose guards and budget are checked; without one, for the assumed sizes."""
         if binding is None:
-            binding = self.binding
-        else:
-            missing = [s for s in self.symbols if s not in binding]
-            if missing:
-                told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
-                raise GuardError(told)
-            check_constraints(self.graph.constraints, binding)
+            return self._plan(self.binding)
+        missing = [s for s in self.symbols if s not in binding]
+        if missing:
+            told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
+            raise GuardError(told)
+        check_constraints(self.graph.constraints, binding)
+        made = self._plan(binding)
+        if self.budget is not None and made.arena_size > self.budget:
+            raise OverBudgetError(made, self.budget)
+        return made
+
+    def _plan(self, binding: Mapping[str, int]) -> LirBufferPlan:
         key = tuple([binding[s] for s in self.symbols])
         known = self._plans.get(key)
         if known is not None:
@@ -243,6 +251,8 @@ class Placer:
             "placed": self.placed,
             "streaming": None if self.streaming is None else self.streaming.to_json(),
             "inner": [[node, i.carries, [p.to_json() for p in i.bodies]] for node, i in self.inner.items()],
+            "budget": self.budget,
+            "fitted": self.fitted,
         }
 
     @staticmethod
@@ -283,4 +293,5 @@ class Placer:
             inside = graph.nodes[node].bodies if bodies is None else bodies(node)
             placers = [Placer.from_json(f, b) for f, b in zip(facts, inside, strict=True)]
             made.inner[node] = Inner(tuple(placers), carries)
+        made.budget, made.fitted = data["budget"], data["fitted"]
         return made

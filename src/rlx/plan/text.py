@@ -227,6 +227,8 @@ class _Reader:
             raise self.fail("the graph or the plan is missing")
         plan.check()
         mir = graphs["graph"]
+        planner = Planner.replaying(mir, plan)
+        planner.budget = head["option"].get("budget")
         return LirModule(
             mir,
             plan,
@@ -235,7 +237,7 @@ class _Reader:
             head["option"],
             head["gate"],
             DecisionLog.from_json(decisions),
-            Planner.replaying(mir, plan),
+            planner,
         )
 
     def value(self, text: str) -> Any:

@@ -117,6 +117,7 @@ class CompiledProgram:
             "threads": self.threads,
             "target": self.lir.target,
             "weights": sum(len(m) for m in self._weights.memory.values()),
+            "budget": self.lir.planner.fitted,
         }
 
     def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
