@@ -163,6 +163,21 @@ def test_convolutions_and_loops_run_poisoned() -> None:
         np.testing.assert_array_equal(got[name], value)
 
 
+def test_branches_and_open_loops_run_poisoned() -> None:
+    """Their bodies have memory of their own in the arena."""
+    g = Graph("branches")
+    x = ops.cumsum(g.input("x", (8, 8), "f32"), axis=1)
+    y = ops.cond(ops.sum(x) > 0.0, lambda: ops.cumsum(ops.exp(-x), axis=0), lambda: x * 2.0)
+    z = ops.while_loop(lambda v: ops.sum(v) < 50.0, lambda v: ops.cumsum(v, axis=1) + 0.5, y * 0.0 + 0.1)
+    g.output("y", y)
+    g.output("z", ops.cumsum(z, axis=0) + x)
+    for sign in (1.0, -1.0):
+        feed = {"x": sign * np.random.default_rng(2).random((8, 8), np.float32)}
+        want, got = rlx.compile(g).run(feed), rlx.compile(g, debug="poison").run(feed)
+        for name, value in want.items():
+            np.testing.assert_array_equal(got[name], value)
+
+
 @pytest.mark.parametrize("mode", ["nan", "poison"])
 def test_bound_buffers_are_watched_too(mode: str) -> None:
     program = rlx.compile(two_readers(), debug=mode)

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlx.errors import ConfigError, KernelError
 from rlx.ir.graph import Node
+from rlx.ir.lir import LirBufferSlot
 from rlx.runtime.context import Context
 from rlx.runtime.memory import POISON
 
@@ -94,8 +95,8 @@ class PoisonWatch(Watch):
     def _alive(self, later: Context, done: int) -> list[int]:
         """Values that steps before `done` made and later ones read."""
         plan = later.plan
-        spans = plan.lifetimes.items()
-        return [v for v, (first, last) in spans if first < done <= last and v in later.memory]
+        alive = [v for v, (first, last) in plan.lifetimes.items() if first < done <= last]
+        return [v for v in alive if v in later.memory and plan.assignments[v].space == "activation"]
 
     def before(self, number: int) -> None:
         self.context.scratch.poison()
@@ -121,6 +122,8 @@ class PoisonWatch(Watch):
             if kernel.id in self.plan.work:  # what bodies have computed ends with them
                 slot = self.plan.work[kernel.id].slot
                 self.context.arena.array[slot.offset : slot.offset + slot.size] = POISON
+            if kernel.id in self.plan.work:  # what its bodies left behind is nobody's
+                self._bytes(self.plan.work[kernel.id].slot).fill(POISON)
         for value in self.ending.get(number, ()):
             blocks = self._blocks(value)
             if (blocks == value).all():  # else another value has taken its place
@@ -174,6 +177,10 @@ class PoisonWatch(Watch):
                         kernel, f"wrote past the end of %{result.id}, which has {slot.size} bytes"
                     )
 
+    def _in_arena(self, value: int) -> bool:
+        slot = self.plan.assignments.get(value)
+        return slot is not None and slot.space == "activation"
+
     def _owned(self, value: int) -> bool:
         return bool((self._blocks(value) == value).all())
 
@@ -184,7 +191,9 @@ class PoisonWatch(Watch):
 
     def _room(self, value: int) -> np.ndarray:
         """All bytes of a value's blocks."""
-        slot = self.plan.assignments[value]
+        return self._bytes(self.plan.assignments[value])
+
+    def _bytes(self, slot: LirBufferSlot) -> np.ndarray:
         room = -(-slot.size // self.block) * self.block
         return self.context.arena.array[slot.offset : slot.offset + room]
 
