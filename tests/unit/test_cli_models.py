@@ -14,9 +14,9 @@ import pytest
 
 from rlx.cli.inputs import image_tensor, make_inputs
 from rlx.cli.main import main
-from rlx.cli.png import read_png
 from rlx.errors import FormatError, InputError
 from rlx.ir.types import parse_type
+from rlx.zoo.media import read_png
 
 GRAPH = """graph "scale" {
   %0 = input() {name="x", type=f32[batch,4]}

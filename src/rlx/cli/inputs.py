@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import wave
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import click
 import numpy as np
 
-from rlx.cli.png import read_png
 from rlx.errors import FormatError, InputError
 from rlx.ir.dim import Expr, evaluate, symbols
 from rlx.ir.dtype import convert
 from rlx.ir.types import TensorType
+from rlx.zoo.media import read_png, read_wav
 
 MADE_UP = ("random", "zeros", "ones")
 
@@ -97,7 +96,7 @@ def from_file(path: Path, of: TensorType, sizes: Mapping[str, int]) -> np.ndarra
         case ".png":
             return image_tensor(read_png(path), of, sizes, path.name)
         case ".wav":
-            return _sound_tensor(_read_wav(path), of, sizes, path.name)
+            return _sound_tensor(read_wav(path), of, sizes, path.name)
     raise InputError(f"{path}: inputs come from .npy, .png or .wav files, or are {', '.join(MADE_UP)}")
 
 
@@ -156,22 +155,6 @@ def _resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     rows = pixels[top] * (1 - down)[:, None, None] + pixels[bottom] * down[:, None, None]
     mixed = rows[:, left] * (1 - across)[:, None] + rows[:, right] * across[:, None]
     return np.rint(mixed).astype(np.uint8)
-
-
-def _read_wav(path: Path) -> np.ndarray:
-    """Samples as f32 in -1..1, channels averaged."""
-    try:
-        with wave.open(str(path), "rb") as file:
-            width, channels = file.getsampwidth(), file.getnchannels()
-            raw = file.readframes(file.getnframes())
-    except (OSError, EOFError, wave.Error) as e:
-        raise FormatError(f"cannot read {path}: {e}") from e
-    kinds = {1: ("u1", 128, 128), 2: ("<i2", 0, 32768), 4: ("<i4", 0, 2**31)}  # dtype, silence, full scale
-    if width not in kinds:
-        raise FormatError(f"{path} has {8 * width} bits per sample; RLX reads 8, 16 and 32")
-    kind, zero, scale = kinds[width]
-    samples = (np.frombuffer(raw, kind).astype(np.float64) - zero) / scale
-    return samples.reshape(-1, channels).mean(axis=1).astype(np.float32)
 
 
 def _sound_tensor(samples: np.ndarray, of: TensorType, sizes: Mapping[str, int], name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.bench.workloads import models, products, rows, training
+from rlx.bench.workloads import models, products, rows, trained, training
 from rlx.bench.workloads.base import Workload
 from rlx.errors import ConfigError
 
@@ -26,6 +26,7 @@ MAKERS: dict[str, Callable[..., Workload]] = {
     "whisper": models.whisper,
     "train-mlp": training.mlp,
     "train-transformer": training.transformer_block,
+    **trained.MAKERS,
 }
 
 
@@ -49,6 +50,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "whisper:1",
     ),
     "quant": ("int8:128,384,1536", "int8:128,1024,1024", "nbits:8,1,4096,4096", "nbits:4,1,4096,4096"),
+    "zoo": tuple(f"{name}:" for name in trained.MAKERS),
     "training": ("train-mlp:128", "train-transformer:8,128,256,4"),
 }
 SUITES["all"] = tuple(

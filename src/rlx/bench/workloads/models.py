@@ -20,7 +20,8 @@ def _minilm_feed(batch: int, seq: int) -> Arrays:
     }
 
 
-def _minilm(name: str, feed: Arrays, precision: str = "f32", **more: Any) -> Workload:
+def minilm_on(name: str, feed: Arrays, precision: str = "f32", **more: Any) -> Workload:
+    """The real encoder on a feed."""
     from rlx import zoo
 
     folder = zoo.fetch("minilm").parent
@@ -50,12 +51,12 @@ def _minilm_flops(batch: int, seq: int) -> float:
 def minilm(batch: int, seq: int) -> Workload:
     """The real encoder with its trained weights."""
     flops = _minilm_flops(batch, seq)
-    return _minilm(f"MiniLM b{batch} s{seq}", _minilm_feed(batch, seq), flops=flops, tolerance=2e-4)
+    return minilm_on(f"MiniLM b{batch} s{seq}", _minilm_feed(batch, seq), flops=flops, tolerance=2e-4)
 
 
 def minilm_bf16(batch: int, seq: int) -> Workload:
     """RLX in bf16 beside OpenVINO in bf16."""
-    return _minilm(
+    return minilm_on(
         f"MiniLM bf16 b{batch} s{seq}",
         _minilm_feed(batch, seq),
         "bf16",
@@ -69,7 +70,7 @@ def minilm_bf16(batch: int, seq: int) -> Workload:
 def minilm_dynamic() -> Workload:
     """Sentences of 16 lengths from 1 to 512, one after the other: one program, no padding."""
     lengths = [int(n) for n in rng(7).permutation(np.unique(np.linspace(1, 512, 16).astype(int)))]
-    return _minilm(
+    return minilm_on(
         "MiniLM b1, 16 lengths 1..512",
         _minilm_feed(1, lengths[0]),
         sweep=[_minilm_feed(1, n) for n in lengths],

@@ -1,8 +1,12 @@
-"""Reading PNG images with the standard library alone: gray, colour, palette; 8 or 16 bits; not interlaced."""
+"""Reading PNG images and WAV sounds with the standard library alone.
+
+Images are gray, colour or have a palette, with 8 or 16 bits, and are not interlaced.
+"""
 
 from __future__ import annotations
 
 import struct
+import wave
 import zlib
 from pathlib import Path
 
@@ -87,3 +91,19 @@ def _from_both(line: np.ndarray, above: np.ndarray, pixel: int, kind: int) -> No
             guess = a if to_a <= to_b and to_a <= to_c else b if to_b <= to_c else c
         now[x] = (now[x] + guess) & 255
     line[:] = now
+
+
+def read_wav(path: Path) -> np.ndarray:
+    """Samples as f32 in -1..1, channels averaged."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            width, channels = file.getsampwidth(), file.getnchannels()
+            raw = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error) as e:
+        raise FormatError(f"cannot read {path}: {e}") from e
+    kinds = {1: ("u1", 128, 128), 2: ("<i2", 0, 32768), 4: ("<i4", 0, 2**31)}  # dtype, silence, full scale
+    if width not in kinds:
+        raise FormatError(f"{path} has {8 * width} bits per sample; RLX reads 8, 16 and 32")
+    kind, zero, scale = kinds[width]
+    samples = (np.frombuffer(raw, kind).astype(np.float64) - zero) / scale
+    return samples.reshape(-1, channels).mean(axis=1).astype(np.float32)
