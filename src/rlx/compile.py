@@ -52,6 +52,7 @@ def plan(
     checks: bool = False,
     dump: PathLike | None = None,
     override: Mapping[str, PathLike] | None = None,
+    weight_budget: int | str | None = None,
 ) -> LirModule:
     """Everything up to LIR: no native code is made.
 
@@ -76,7 +77,7 @@ def plan(
     from rlx.passes.pipeline import Stage, Trace, run_stages
     from rlx.passes.precision import lower_precision
     from rlx.passes.sparse import find_sparse_weights
-    from rlx.plan.budget import fit_budget, parse_bytes
+    from rlx.plan.budget import fit_budget
     from rlx.plan.build import Planner
     from rlx.plan.states import settle_states
 
@@ -141,9 +142,9 @@ def plan(
     if budget is None:
         planner = Planner(mir, assume or {})
     else:
-        kept["budget"] = parse_bytes(budget)
+        kept["budget"] = config.parse_bytes(budget)
         mir, planner = fit_budget(mir, assume or {}, kept["budget"], used)
-    return LirModule(
+    made = LirModule(
         mir,
         planner.plan(),
         target=machine.name,
@@ -153,6 +154,9 @@ def plan(
         trace=trace,
         **beside,
     )
+    if weight_budget is not None:
+        made.set_weight_budget(config.parse_bytes(weight_budget, "weight_budget"))
+    return made
 
 
 def _gate(given: IoFusionGate | str | None) -> IoFusionGate:
@@ -180,6 +184,8 @@ def compile(
     checks: bool = False,
     dump: PathLike | None = None,
     override: Mapping[str, PathLike] | None = None,
+    weight_budget: int | str | None = None,
+    weight_file: PathLike | None = None,
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
@@ -188,6 +194,9 @@ def compile(
     with symbolic sizes is judged when it meets sizes. `debug` is "nan" (names the first kernel that makes
     one) or "poison" (spoils freed memory and stops kernels that touch it). `gate` decides about fusion: a
     gate, or "calibrated" for constants measured on this machine. The other options are those of `plan`.
+
+    With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are read ahead of the
+    kernels that need them: in `weight_file`, which `rlx.load` can open later, or in one of the cache's own.
 
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("double")
@@ -205,6 +214,8 @@ def compile(
     if device != "cpu":
         raise UnsupportedError(f"device {device!r} runs no programs in this version; compile for 'cpu'")
     check_mode(debug)
+    if weight_budget is None and weight_file is not None:
+        raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
     machine = resolve(config.TARGET.get() if target == "host" else target)
     planned = functools.partial(
         plan,
@@ -216,7 +227,14 @@ def compile(
         checks=checks,
         dump=dump,
         override=override,
+        weight_budget=weight_budget,
     )
     lir = planned(graph, machine.name)
     kernels, code = native_code(lir, machine, cache)
-    return CompiledProgram(lir, kernels, code, threads, debug, origin=Origin(lambda: graph, planned))
+    origin = Origin(lambda: graph, planned)
+    weights = None
+    if weight_budget is not None:
+        from rlx.runtime.streaming import streamed
+
+        weights = streamed(lir, origin, weight_file)
+    return CompiledProgram(lir, kernels, code, threads, debug, weights, origin)

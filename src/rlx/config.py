@@ -14,6 +14,7 @@ An argument given in code always wins over the environment; the environment wins
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,23 @@ class Knob(Generic[T]):
 def _default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     return (Path(base) if base else Path.home() / ".cache") / "rlx"
+
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?) *([a-z]*)")
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(given: int | str, option: str = "budget") -> int:
+    """A number of bytes, from a number or from text with a unit; `option` is what an error names.
+
+    >>> parse_bytes("64MiB"), parse_bytes("1.5 kb"), parse_bytes(100)
+    (67108864, 1500, 100)
+    """
+    found = None if isinstance(given, bool) else _BYTES.fullmatch(str(given).lower())
+    if found is None or found[2] not in _UNITS:
+        raise ConfigError(f"{option} {given!r} is no number of bytes; write for example '64MiB' or 67108864")
+    unit = _UNITS[found[2]]
+    return int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
 
 
 def _directory(text: str) -> Path:

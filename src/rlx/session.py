@@ -34,8 +34,9 @@ def load(
     `model` is an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or `zoo:ID`.
     `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. A
     compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
-    neither). `trust_native` runs the code of a `.rlx` file whoever signed it; else code that this user did
-    not sign is made again from the plan.
+    neither). A `weight_budget`, like "200MiB", keeps weights that exceed it in the file and reads them ahead
+    of the kernels that need them. `trust_native` runs the code of a `.rlx` file whoever signed it; else code
+    that this user did not sign is made again from the plan.
 
     >>> import tempfile, numpy as np, rlx
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,6 +50,8 @@ def load(
     array([2., 2.], dtype=float32)
     """
     name = os.fspath(model)
+    if options.get("weight_budget") is not None:
+        options["weight_budget"] = config.parse_bytes(options["weight_budget"], "weight_budget")
     if name.startswith(ZOO_PREFIX):
         return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, options)
     path = Path(name)
@@ -190,7 +193,7 @@ def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> C
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Artifact
 
-    known = {*_RUN_TIME_OPTIONS, "target", "device"}
+    known = {*_RUN_TIME_OPTIONS, "target", "device", "weight_budget"}
     fixed = sorted(options.keys() - known)
     if fixed:
         raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
@@ -209,7 +212,8 @@ def _open(file: Artifact, number: int, options: Mapping[str, Any], trust_native:
 
     threads = options.get("threads") or config.THREADS.get()
     debug = options.get("debug") or config.DEBUG.get()
-    program = file.program(number, threads, debug, trust_native, options.get("cache", True))
+    budget = options.get("weight_budget")
+    program = file.program(number, threads, debug, trust_native, options.get("cache", True), budget)
     program.origin = Origin(file.source, lambda graph, target: _plan(graph, target, program))
     return program
 

@@ -13,10 +13,11 @@ import rlx
 from rlx import ops
 from rlx.backend.reference.lir import run_lir
 from rlx.compile import plan
+from rlx.config import parse_bytes
 from rlx.errors import BudgetError, ConfigError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
-from rlx.plan.budget import parse_bytes, steps_of
+from rlx.plan.budget import steps_of
 from rlx.plan.certificate import OverBudgetError
 from rlx.plan.recompute import recompute_once
 from rlx.plan.reorder import reorder

@@ -23,6 +23,7 @@ def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--precision", type=click.Choice(["f32", "bf16", "f16"]), help="Of products [f32]."),
         click.option("--target", help="What to compile for [this machine]; rlx devices lists them."),
         click.option("--budget", metavar="BYTES", help="Most memory for activations, like 64MiB [any]."),
+        click.option("--weight-budget", metavar="BYTES", help="Most memory for weights, like 200MiB [any]."),
         click.option("--assume", "-a", multiple=True, metavar="NAME=SIZE", help="A size to optimise for."),
         click.option("--cache/--no-cache", default=None, help="Use compiled code of earlier runs [yes]."),
     )
@@ -37,6 +38,7 @@ def open_model(
     precision: str | None,
     target: str | None,
     budget: str | None,
+    weight_budget: str | None,
     assume: tuple[str, ...],
     cache: bool | None,
     trust_native: bool = False,
@@ -44,7 +46,8 @@ def open_model(
     """The program of a model; options that were not given are left to `rlx.load`."""
     from rlx.session import load
 
-    given = {"threads": threads, "precision": precision, "target": target, "budget": budget, "cache": cache}
+    given = {"threads": threads, "precision": precision, "target": target, "cache": cache}
+    given |= {"budget": budget, "weight_budget": weight_budget}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if assume:
         options["assume"] = sizes_of(assume, "--assume")

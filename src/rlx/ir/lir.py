@@ -292,6 +292,12 @@ class LirModule:
             )
         return replace(self, buffers=self.planner.plan(dict(binding)))
 
+    def set_weight_budget(self, budget: int) -> None:
+        """Plan weights again for a budget of bytes: what does not fit goes through a ring."""
+        self.planner.stream(budget)
+        self.buffers = self.planner.plan()
+        self.options = {**self.options, "weight_budget": budget}
+
     @property
     def code_key(self) -> str:
         """Digest of what the code generator reads: kernels, layouts, target; no offsets, sizes, weights."""

@@ -245,10 +245,14 @@ def _enter(plan: LirBufferPlan, alive: list[tuple[int, int]], node: int, step: i
 
 
 def _check_fetched(plan: LirBufferPlan, graph: Graph) -> None:
-    """Every step that reads a weight in the ring finds it there, by one fetch."""
+    """Every step that reads a weight in the ring finds it there, in one place."""
     fetches: dict[int, list[LirFetch]] = {}
     for fetch in plan.fetches:
         fetches.setdefault(fetch.node, []).append(fetch)
+    for node, times in fetches.items():
+        for a, b in pairwise(times):
+            if b.first <= a.last:
+                raise PlanError(f"%{node} is fetched for step {b.first}, but is there until step {a.last}")
     for step, kernel in enumerate(plan.schedule):
         where = graph.nodes[kernel].where
         for o in graph.nodes[kernel].operands:
@@ -256,10 +260,8 @@ def _check_fetched(plan: LirBufferPlan, graph: Graph) -> None:
             slot = plan.assignments.get(root)
             if slot is None or slot.space != "ring":
                 continue
-            there = sum(f.first <= step <= f.last for f in fetches.get(root, ()))
-            if there != 1:
-                times = f"{there} fetches bring it" if there else "no fetch brings it"
-                raise PlanError(f"%{kernel} reads %{root} at step {step}, but {times}", where)
+            if not any(f.first <= step <= f.last for f in fetches.get(root, ())):
+                raise PlanError(f"%{kernel} reads %{root} at step {step}, but no fetch brings it", where)
 
 
 def _check_ring(plan: LirBufferPlan) -> None:

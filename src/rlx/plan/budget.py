@@ -9,12 +9,10 @@ Programs with symbolic sizes are judged when sizes are known: where a plan is ma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlx.errors import ConfigError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import ALIGNMENT, LirModule
 from rlx.ir.lir_check import written_by
@@ -28,22 +26,7 @@ from rlx.plan.recompute import recompute_once
 from rlx.plan.reorder import reorder
 from rlx.plan.steps import Step, Steps, Value
 
-UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 MOST_ROUNDS = 200
-
-
-def parse_bytes(given: int | str) -> int:
-    """A number of bytes, from a number or from text with a unit.
-
-    >>> parse_bytes("64MiB"), parse_bytes("1.5 kb"), parse_bytes(100)
-    (67108864, 1500, 100)
-    """
-    found = (
-        None if isinstance(given, bool) else re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", str(given).lower())
-    )
-    if found is None or found[2] not in UNITS:
-        raise ConfigError(f"budget {given!r} is no number of bytes; write for example '64MiB' or 67108864")
-    return int(float(found[1]) * UNITS[found[2]]) if "." in found[1] else int(found[1]) * UNITS[found[2]]
 
 
 @dataclass(frozen=True)

@@ -193,14 +193,19 @@ class Artifact:
         debug: str | None = None,
         trust_native: bool = False,
         cache: bool = True,
+        weight_budget: int | None = None,
     ) -> CompiledProgram:
-        """The program of a variant."""
+        """The program of a variant; `weight_budget` bytes replace the budget that it was compiled with."""
         from rlx.runtime.program import CompiledProgram
 
-        self.container.check_arrays()
-        target, notes = resolve(self._variants[number]["target"]), []
+        about = self._variants[number]
+        target, notes = resolve(about["target"]), []
         trusted = self.is_trusted(number)
-        lir = StoredLir(self, number, self._variants[number]) if trusted else self._checked(number)
+        lir = StoredLir(self, number, about) if trusted else self._checked(number)
+        if weight_budget is not None:
+            lir.set_weight_budget(weight_budget)
+        streamed = "weight_budget" in lir.options
+        self.container.check_arrays(mapped=not streamed)
         if trusted or trust_native:
             kernels, code = self._code(number, target)
         else:
@@ -210,7 +215,13 @@ class Artifact:
             )
             warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
             kernels, code = open_blob(code_blob(lir, target, cache), target)
-        weights = self._weights(lir, self._variants[number]["weights"])
+        weights: Weights
+        if streamed:
+            from rlx.runtime.streaming import streamed_weights
+
+            weights = streamed_weights(lir, dict(self.params), self.container, about["weights"])
+        else:
+            weights = self._weights(lir, about["weights"])
         program = CompiledProgram(lir, kernels, code, threads, debug, weights)
         program.notes = notes
         return program

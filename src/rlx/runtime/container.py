@@ -19,7 +19,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,13 +29,14 @@ from numpy.typing import NDArray
 
 from rlx.errors import FormatError, RlxError
 from rlx.ir.dtype import dtype
+from rlx.runtime.memory import drop_pages
 
 MAGIC = b"RLXPROG\0"
 VERSION = 1
 ALIGNMENT = 64
 HUGE_PAGE = 2 << 20
 _PAGE = 4096  # of the page sums, whatever the machine's pages are
-_BLOCK = 64 << 20  # bytes that are hashed at a time
+_BLOCK = 8 << 20  # bytes that are hashed at a time
 _PREFIX = struct.Struct("<8sIIQQ32s")
 _MOST_HEADER = 1 << 30
 _MOST_ELEMENTS = 2**40
@@ -119,11 +120,13 @@ def _write(
         file.write(content)
     for (_, _, offset), array in zip(entries, arrays, strict=True):
         file.seek(first + offset)
-        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        dense = np.ascontiguousarray(array)  # computed here, if it is a lazy one
+        file.write(dense.reshape(-1).view(np.uint8).data)
+        drop_pages(dense)
     file.truncate(total)
     file.flush()
-    mapped = _mapped(file, total)[first:]
-    described["array_sums"], described["array_sha256"] = page_sums(mapped), _sha256(mapped)
+    described["array_sums"] = _page_sums(_read_blocks(file, first, total))
+    described["array_sha256"] = _sha256(_read_blocks(file, first, total))
     encoded = _encoded(described)
     file.seek(0)
     file.write(_prefix(encoded, total))
@@ -144,17 +147,17 @@ def _prefix(header: bytes, total: int, version: int = VERSION) -> bytes:
     return _PREFIX.pack(MAGIC, version, 0, len(header), total, hashlib.sha256(bare + header).digest())
 
 
-def page_sums(data: Bytes) -> str:
+def _page_sums(blocks: Iterable[Bytes]) -> str:
     """A digest of the sums of all pages: damage to any word shows, at the price of reading the words once."""
     digest = hashlib.sha256()
-    for block in _blocks(data):
+    for block in blocks:
         digest.update(block.view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1, dtype=np.uint64).tobytes())
     return digest.hexdigest()
 
 
-def _sha256(data: Bytes) -> str:
+def _sha256(blocks: Iterable[Bytes]) -> str:
     digest = hashlib.sha256()
-    for block in _blocks(data):
+    for block in blocks:
         digest.update(block.data)
     return digest.hexdigest()
 
@@ -164,12 +167,29 @@ def _blocks(data: Bytes) -> Iterator[Bytes]:
         yield data[start : start + _BLOCK]
 
 
+def _read_blocks(file: BinaryIO, start: int, end: int) -> Iterator[Bytes]:
+    """The bytes of a file from `start` to `end`, read into one buffer: nothing of them stays in memory."""
+    buffer = np.empty(min(_BLOCK, end - start), np.uint8)
+    file.seek(start)
+    for at in range(start, end, _BLOCK):
+        block = buffer[: end - at]
+        if file.readinto(block.data) != len(block):  # type: ignore[attr-defined]
+            raise OSError("it ends before its last array")
+        yield block
+
+
 def _mapped(file: BinaryIO, size: int) -> Bytes:
     """The file's bytes as an array; the mapping lives as long as an array over it."""
     return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
 
 
 # -- reading
+
+
+def file_identity(descriptor: int) -> tuple[int, int, int, bytes]:
+    """What differs between files: device, inode, size, and the prefix with its digest of all the rest."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, os.pread(descriptor, _PREFIX.size, 0)
 
 
 class Container:
@@ -183,6 +203,7 @@ class Container:
         try:
             with open(path, "rb") as file:
                 self._open(file)
+                self.identity = file_identity(file.fileno())
         except (OSError, MemoryError) as e:
             raise FormatError(f"cannot read {self.path}: {getattr(e, 'strerror', None) or e}") from e
 
@@ -212,7 +233,7 @@ class Container:
         first = _first_array(end, self.header["array_bytes"])
         if first + self.header["array_bytes"] != size or self.header["array_bytes"] % _PAGE:
             raise self.fail("its arrays do not end where the file ends")
-        self._arrays = self._data[first:]
+        self._first, self._arrays = first, self._data[first:]
 
     def _parsed(self, text: bytes) -> dict[str, Any]:
         try:
@@ -278,6 +299,11 @@ class Container:
         """The bytes of an array."""
         return self._array(number)[2]
 
+    def place(self, number: int) -> tuple[int, int]:
+        """Where the bytes of an array begin in the file, and how many they are."""
+        nbytes = len(self._array(number)[2])
+        return self._first + self.header["arrays"][number][2], nbytes
+
     def _array(self, number: int) -> tuple[Any, tuple[int, ...], Bytes]:
         entries = self.header["arrays"]
         if type(number) is not int or not 0 <= number < len(entries):
@@ -298,14 +324,22 @@ class Container:
             raise self.fail(f"array {number} does not lie inside the file")
         return of, tuple(shape), self._arrays[offset : offset + size]
 
-    def check_arrays(self) -> None:
-        """Compare the arrays with their page sums."""
-        if page_sums(self._arrays) != self.header["array_sums"]:
+    def check_arrays(self, mapped: bool = True) -> None:
+        """Compare the arrays with their page sums; if not `mapped`, no page of them stays in memory."""
+        if mapped:
+            sums = _page_sums(_blocks(self._arrays))
+        else:
+            try:
+                with open(self.path, "rb", buffering=0) as file:
+                    sums = _page_sums(_read_blocks(file, self._first, len(self._data)))
+            except OSError as e:
+                raise self.fail(f"cannot be read: {e.strerror or e}") from e
+        if sums != self.header["array_sums"]:
             raise self.fail("its weights do not fit their checksum; the file is damaged")
 
     def check_all(self) -> None:
         """Compare every byte that matters with its SHA-256."""
         for name in self._parts:
             self.part(name)
-        if _sha256(self._arrays) != self.header["array_sha256"]:
+        if _sha256(_blocks(self._arrays)) != self.header["array_sha256"]:
             raise self.fail("its weights do not fit their checksum; the file is damaged")

@@ -49,6 +49,7 @@ class Context:
         one_by_one: bool = False,
         profile: bool = False,
         heap: np.ndarray | None = None,
+        ring: np.ndarray | None = None,
     ) -> None:
         graph = self.graph = lir.outline
         self.lir, self.kernels, self.code, self.plan = lir, kernels, code, plan
@@ -64,6 +65,8 @@ class Context:
             per_thread = max(per_thread, evaluate(kernel.scratch_per_thread, plan.binding))
         self.scratch_per_thread = -(-per_thread // 64) * 64
         self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
+        self.ring, self._position = ring, {id: at for at, id in enumerate(plan.schedule)}
+        self._ends = {plan.schedule[at - 1] for at in plan.stretches() if at}
         self.memory: dict[int, np.ndarray] = dict(weights)
         for id, slot in plan.assignments.items():
             if slot.space == "activation":
@@ -105,13 +108,14 @@ class Context:
                 out.append(Step((id,), self._segment([id]), None, reveals=True))
             else:
                 batch.append(id)
-                if one_by_one:
+                if one_by_one or id in self._ends:
                     flush()
         flush()
         return out
 
     def _segment(self, nodes: Sequence[int]) -> NativeProgram:
         """Argument tables of a run of kernels, branches and loops."""
+        self._bring(self._position[nodes[0]])
         layout = Layout(self.code.address, self.plan.binding, self._keep)  # type: ignore[attr-defined]
         for id in nodes:
             self._lay_out(id, layout)
@@ -157,6 +161,19 @@ class Context:
             kernel, first = self.kernels.kernels[id], self._dims_at[id]
             dims = list(self.dims[first : first + len(kernel.dims)])
             layout.kernel(kernel, str(id), operands + results, dims)
+
+    def arrive(self, step: Step) -> int:
+        """A run comes to a step; returns the place of its first kernel in the schedule."""
+        position = self._position[step.nodes[0]]
+        if step.program is None:  # kernels have addresses in their tables, thunks look here
+            self._bring(position)
+        return position
+
+    def _bring(self, position: int) -> None:
+        """Streamed weights lie where the stretch of kernels around `position` reads them."""
+        for f in self.plan.fetches:
+            if f.first <= position <= f.last and self.ring is not None:
+                self.memory[f.node] = self.ring[f.offset : f.offset + f.size]
 
     def pointer(self, node: int) -> Pointer:
         """Where a value of the program lies."""

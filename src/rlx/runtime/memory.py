@@ -161,6 +161,21 @@ def _forbid(address: int, nbytes: int) -> None:
         raise OutOfMemoryError(f"mprotect refused a guard page: {os.strerror(ctypes.get_errno())}")
 
 
+def drop_pages(array: Any) -> None:
+    """If an array lies in the mapping of a file, give its pages back; they are read again when needed."""
+    base = array
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not array.flags.c_contiguous:
+        return
+    if not memoryview(base).readonly:
+        return  # pages of its own, which nothing could read again
+    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first, end = round_up(start, PAGE), (start + array.nbytes) // PAGE * PAGE
+    if end > first:
+        base.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
 def round_up(value: int, multiple: int) -> int:
     """The least multiple of `multiple` that is not below `value`.
 

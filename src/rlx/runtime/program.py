@@ -116,8 +116,9 @@ class CompiledProgram:
             "host_thunks": thunks,
             "threads": self.threads,
             "target": self.lir.target,
-            "weights": sum(len(m) for m in self._weights.memory.values()),
+            "weights": sum(len(m) for m in self._weights.everything.values()),
             "budget": self.lir.planner.fitted,
+            "streaming": self._weights.stats,
         }
 
     def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -197,7 +198,7 @@ class CompiledProgram:
     @property
     def weight_memory(self) -> Mapping[int, np.ndarray]:
         """Bytes of every weight by node id, as kernels read them."""
-        return self._weights.memory
+        return self._weights.everything
 
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; derived weights follow."""
@@ -265,12 +266,13 @@ class CompiledProgram:
             except RecordError as e:
                 raise keep[2]._kernel_error(e) from None
 
-        def run_watched() -> None:
+        def run_steps() -> None:
             watch = keep[2]._watch(context)
-            for number, step in enumerate(context.steps):
-                keep[2]._run_step(context, step, number, watch)
+            with keep[2]._weights.running():
+                for number, step in enumerate(context.steps):
+                    keep[2]._run_step(context, step, number, watch)
 
-        return run if self.debug is None else run_watched
+        return run if self.debug is None and self._weights.ring is None else run_steps
 
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
         binding: dict[str, int] = {}
@@ -298,6 +300,16 @@ class CompiledProgram:
         return out
 
     def _execute(
+        self,
+        context: Context,
+        inputs: Sequence[np.ndarray],
+        states: dict[str, np.ndarray],
+        binding: dict[str, int],
+    ) -> list[np.ndarray]:
+        with self._weights.running():
+            return self._run_steps(context, inputs, states, binding)
+
+    def _run_steps(
         self,
         context: Context,
         inputs: Sequence[np.ndarray],
@@ -359,6 +371,7 @@ class CompiledProgram:
         self, context: Context, step: Step, number: int = 0, watch: Watch | None = None
     ) -> tuple[dict[str, int], Any]:
         """Run one step; returns the sizes that it revealed and, with them, the value that did."""
+        self._weights.reach(context.arrive(step))
         if watch is None:
             return self._run_unwatched(context, step)
         watch.before(number)
@@ -453,6 +466,7 @@ class CompiledProgram:
             values,
             self._weights.memory,
             self.threads,
+            ring=self._weights.ring,
             one_by_one=self.debug is not None,
             profile=profile,
         )

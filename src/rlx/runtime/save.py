@@ -20,9 +20,9 @@ from rlx.ir.outline import outline
 from rlx.ir.text import graph_text
 from rlx.runtime import container
 from rlx.runtime.artifact import SIGNED_PARTS, Origin, generator, signed_bytes
+from rlx.runtime.derive import LazyArray, lazy_weights
 from rlx.runtime.native_code import code_blob
 from rlx.runtime.trust import keyring
-from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -32,10 +32,10 @@ class _Arrays:
     """Arrays of a file; each is stored once, whoever refers to it."""
 
     def __init__(self) -> None:
-        self.arrays: list[np.ndarray] = []
+        self.arrays: list[Any] = []
         self._number: dict[object, int] = {}
 
-    def add(self, key: object, array: np.ndarray) -> int:
+    def add(self, key: object, array: Any) -> int:
         if key not in self._number:
             self._number[key] = len(self.arrays)
             self.arrays.append(array)
@@ -55,14 +55,28 @@ def save(
     if program.origin is None:
         name = program.graph.name
         raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
-    source, values = program.origin.graph(), program.param_values
+    write(path, program.lir, program.origin, program.weight_memory, program.param_values, targets, facts)
+
+
+def write(
+    path: str | os.PathLike[str],
+    lir: LirModule,
+    origin: Origin,
+    weights: Mapping[int, Any],
+    values: Mapping[str, np.ndarray],
+    targets: Sequence[str] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a program; its weights are arrays, their bytes, or lazy arrays, by node id."""
+    source = origin.graph()
     arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
-    variants = [_Variant.of(program.lir, program.weight_memory)]
-    known = {resolve(program.lir.target).name}
+    variants = [_Variant(lir, weights)]
+    known = {resolve(lir.target).name}
     for target in (resolve(t).name for t in targets):
         if target not in known:
             known.add(target)
-            variants.append(_Variant.of(_planned(program.origin, source, target, values)))
+            other = _planned(origin, source, target, values)
+            variants.append(_Variant(other, lazy_weights(other, (other.derived or other.mir).param_values)))
     described = [v.write(f"{i}.", parts, blobs, arrays, values) for i, v in enumerate(variants)]
     parts["source"] = graph_text(source, blobs=blobs).encode()
     tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
@@ -93,11 +107,7 @@ class _Variant:
     """A program for one target, on its way into a file."""
 
     lir: LirModule
-    memory: Mapping[int, np.ndarray]
-
-    @staticmethod
-    def of(lir: LirModule, memory: Mapping[int, np.ndarray] | None = None) -> _Variant:
-        return _Variant(lir, Weights(lir).memory if memory is None else memory)
+    weights: Mapping[int, Any]  # arrays, their bytes, or lazy arrays, by node id
 
     def write(
         self,
@@ -117,11 +127,13 @@ class _Variant:
             b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
         )
         weights = []
-        for id, memory in self.memory.items():
+        for id, weight in self.weights.items():
             node = lir.mir.nodes[id]
             direct = node.op.role is Role.PARAM and node.attrs["name"] in values
             key = ("params", node.attrs["name"]) if direct else (prefix, id)
-            weights.append([id, arrays.add(key, memory.view(node.dtype.np).reshape(node.shape))])
+            if not isinstance(weight, LazyArray):
+                weight = weight.view(node.dtype.np).reshape(node.shape)
+            weights.append([id, arrays.add(key, weight)])
         described = {
             "target": target.name,
             "generator": generator(),

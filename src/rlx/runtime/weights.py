@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
 from rlx.ir.lir import ALIGNMENT, LirModule
-from rlx.ir.op import Role
+from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import Region, allocate
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def _room(nbytes: int) -> int:
@@ -20,6 +24,8 @@ class Weights:
 
     Weights that were laid out before are given with the `values` of params that they were made from.
     """
+
+    ring: np.ndarray | None = None  # where streamed weights come to lie
 
     def __init__(
         self,
@@ -35,35 +41,21 @@ class Weights:
             self.load()
 
     def load(self) -> None:
-        """Run the derived-weight graph and lay everything out; params without a value are left out."""
-        arrays = self._arrays()
+        """Compute derived weights and lay everything out; params without a value are left out."""
+        arrays = lazy_weights(self.lir, self.values)
         region = allocate(max(sum(_room(a.nbytes) for a in arrays.values()), ALIGNMENT))
         memory, at = {}, 0
         for id, array in arrays.items():
-            dense = np.ascontiguousarray(array)
-            place = region.array[at : at + dense.nbytes]
-            place[:] = dense.reshape(-1).view(np.uint8)
+            place = region.array[at : at + array.nbytes]
+            place[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             memory[id] = place
-            at += _room(dense.nbytes)
+            at += _room(array.nbytes)
         self.memory, self.region = memory, region
 
-    def _arrays(self) -> dict[int, np.ndarray]:
-        from rlx.backend.reference.interpreter import evaluate
-
-        derived, graph = self.lir.derived, self.lir.mir
-        computed: Mapping[str, np.ndarray] = {}
-        if derived is not None and all(name in self.values for name in derived.params):
-            computed = evaluate(derived, {}, self.values)
-        arrays: dict[int, np.ndarray] = {}
-        for node in graph.nodes:
-            if node.op.role is Role.CONSTANT:
-                arrays[node.id] = node.attrs["value"].array
-            elif node.op.role is Role.PARAM:
-                name = node.attrs["name"]
-                found = computed.get(name, self.values.get(name))
-                if found is not None:
-                    arrays[node.id] = found
-        return arrays
+    @property
+    def everything(self) -> Mapping[int, Any]:
+        """Bytes of every weight, in memory or not: what is written to files."""
+        return self.memory
 
     def set(self, name: str, value: np.ndarray) -> None:
         """Give a param a value; what is derived from it follows."""
@@ -71,3 +63,18 @@ class Weights:
         source.set_param(name, value)
         self.values[name] = source.param_values[name]
         self.load()
+
+    # -- what a run tells its weights; only streamed ones listen
+
+    def running(self) -> AbstractContextManager[None]:
+        """Held by a run from its first step to its last."""
+        return _NOTHING
+
+    def reach(self, step: int) -> None:
+        """All kernels before `step` of the schedule are done; returns when the weights from there on are in
+        place, up to the next stretch of the plan."""
+
+    @property
+    def stats(self) -> dict[str, Any] | None:
+        """What streaming has done so far; None for weights that stay in memory."""
+        return None

@@ -1,0 +1,195 @@
+"""Weights that exceed their budget: they stay in a file and are read into a ring ahead of the kernels.
+
+The plan says which weights are resident, where the others come to lie in the ring and from which step on each
+may be read (`LirFetch`). A native thread reads with `pread`, which needs no lock of Python's, while kernels
+run; a run stops between two stretches of kernels until what the next one reads is there. Nothing is read
+through the mapping of the file, whose pages would count as memory of this process.
+
+There is one ring per program, whatever the number of sizes it runs with: runs of several threads take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx import config
+from rlx.driver.copy import BarrierToken, CopyStats, ThreadCopy
+from rlx.driver.region import FileMemory, HostMemory, Tile
+from rlx.errors import CopyError, FormatError, UnsupportedError
+from rlx.ir.lir import LirFetch, LirModule
+from rlx.ir.op import Role
+from rlx.runtime import container
+from rlx.runtime.container import Container, file_identity
+from rlx.runtime.derive import lazy_weights
+from rlx.runtime.memory import allocate
+from rlx.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from rlx.runtime.artifact import Origin
+
+
+class StreamedWeights(Weights):
+    """Weights of a program whose plan has a budget, in the arrays of a file."""
+
+    def __init__(
+        self, lir: LirModule, values: dict[str, np.ndarray], file: Container, numbers: Mapping[int, int]
+    ) -> None:
+        super().__init__(lir, values, {})
+        self._file, self._numbers = file, dict(numbers)
+        self._source = FileMemory(file.path)
+        if file_identity(self._source.descriptor) != file.identity:
+            raise FormatError(f"{file.path} was replaced while it was opened; load it again")
+        plan = self._plan = lir.planner.plan()
+        self._fetches = plan.fetches
+        self._lock = threading.Lock()
+        self._engine: ThreadCopy | None = None
+        self._owner = 0  # the process of the engine
+        self._next = 0  # of the fetches, the first that this run has not begun
+        self._pending: deque[tuple[LirFetch, BarrierToken]] = deque()
+        self._read_resident()
+        ring = allocate(max(plan.sizes()["ring"], 64))
+        self.ring = ring.array
+        self._ring = HostMemory.wrap(ring.array)
+
+    def _read_resident(self) -> None:
+        slots = {n: s for n, s in self._plan.assignments.items() if s.space == "weight"}
+        self.region = allocate(max(self._plan.sizes()["weight"], 64))
+        for node, slot in slots.items():
+            if node in self._numbers:
+                place = self.region.array[slot.offset : slot.offset + slot.size]
+                self._source.read_into(self._file.place(self._numbers[node])[0], place)
+                self.memory[node] = place
+
+    @property
+    def everything(self) -> Mapping[int, Any]:
+        return {node: self._file.raw(number) for node, number in self._numbers.items()}
+
+    def set(self, name: str, value: np.ndarray) -> None:
+        raise UnsupportedError(
+            f"param {name!r} cannot be set: weights of program {self.lir.name!r} are streamed from "
+            f"{self._file.path}; load it without weight_budget"
+        )
+
+    # -- during a run
+
+    def running(self) -> AbstractContextManager[None]:
+        return self._run()
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        with self._lock:
+            self._check_unchanged()
+            if self._engine is None or self._owner != os.getpid():  # threads do not survive a fork
+                self._engine, self._owner = ThreadCopy(), os.getpid()
+            self._next = 0
+            try:
+                yield
+            finally:
+                self._finish()
+
+    def reach(self, step: int) -> None:
+        assert self._engine is not None, "a run is under way"
+        while self._next < len(self._fetches) and self._fetches[self._next].at <= step:
+            fetch = self._fetches[self._next]
+            self._next += 1
+            if fetch.last >= step:  # a run may pass over kernels, and over what they would have read
+                self._pending.append((fetch, self._begin(fetch)))
+        while self._pending and self._pending[0][0].first <= step:
+            self._engine.wait(self._pending.popleft()[1])
+
+    def _begin(self, fetch: LirFetch) -> BarrierToken:
+        assert self._engine is not None
+        offset, nbytes = self._file.place(self._numbers[fetch.node])
+        source = Tile(self._source, offset, 1, nbytes, nbytes)
+        return self._engine.issue(source, Tile(self._ring, fetch.offset, 1, nbytes, nbytes))
+
+    def _finish(self) -> None:
+        """Nothing may write to the ring after a run, however it ended."""
+        while self._pending:
+            try:
+                assert self._engine is not None
+                self._engine.wait(self._pending.popleft()[1])
+            except CopyError:
+                pass  # the run has failed already, or does not need it
+
+    def _check_unchanged(self) -> None:
+        known, now = self._file.identity, file_identity(self._source.descriptor)
+        if now != known:
+            what = "was written to" if now[2] == known[2] else f"has {now[2]} bytes instead of {known[2]}"
+            raise FormatError(f"{self._file.path} {what} since it was opened; restore it, or load it again")
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        done = CopyStats() if self._engine is None else self._engine.stats
+        sizes = self._plan.sizes()
+        return {
+            "file": self._file.path,
+            "resident_bytes": sizes["weight"],
+            "ring_bytes": sizes["ring"],
+            "bytes_per_run": sum(f.size for f in self._fetches),
+            "fetches_per_run": len(self._fetches),
+            "fetches": done.copies,
+            "bytes": done.bytes,
+            "reading_seconds": done.busy,
+            "waiting_seconds": done.waited,
+            "overlap": done.overlap,
+        }
+
+
+def streamed_weights(
+    lir: LirModule, values: dict[str, np.ndarray], file: Container, entries: Iterable[tuple[int, int]]
+) -> StreamedWeights:
+    """Weights where they lie in a file; every one must have the size of its node."""
+    numbers: dict[int, int] = {}
+    nodes = lir.outline.nodes
+    for id, number in entries:
+        if not 0 <= id < len(nodes) or nodes[id].op.role not in (Role.PARAM, Role.CONSTANT):
+            raise file.fail(f"it has a weight for %{id}, which is none in its plan")
+        if file.place(number)[1] != nodes[id].tensor.nbytes:
+            raise file.fail(f"it has a weight of {file.place(number)[1]} bytes for {nodes[id]}")
+        numbers[id] = number
+    missing = [f.node for f in lir.planner.plan().fetches if f.node not in numbers]
+    if missing:
+        name = nodes[missing[0]].attrs.get("name", f"%{missing[0]}")
+        raise UnsupportedError(
+            f"weight {name!r} of program {lir.name!r} has no value; give every param one before compiling "
+            "with a weight_budget"
+        )
+    return StreamedWeights(lir, values, file, numbers)
+
+
+def streamed(lir: LirModule, origin: Origin, path: str | os.PathLike[str] | None) -> StreamedWeights:
+    """Compute the weights of a program one by one into a file, and stream them from there.
+
+    With a `path` it becomes a whole `.rlx` file. Without, it holds weights only, lies in the cache, and has
+    no name any more when this returns: it is gone when the program is.
+    """
+    values = dict((lir.derived or lir.mir).param_values)
+    weights = lazy_weights(lir, values)
+    if path is not None:
+        from rlx.runtime.save import write
+
+        write(path, lir, origin, weights, values)
+        file = Container(path)
+        return streamed_weights(lir, values, file, file.header["variants"][0]["weights"])
+    folder = config.CACHE.get() / "streamed"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(".weights", dir=folder)
+        os.close(descriptor)
+    except OSError as e:
+        raise FormatError(f"cannot write weights to {folder}: {e.strerror or e}; set RLX_CACHE") from e
+    try:
+        container.write(name, {}, {}, list(weights.values()))
+        return streamed_weights(lir, values, Container(name), zip(weights, range(len(weights)), strict=True))
+    finally:
+        Path(name).unlink(missing_ok=True)

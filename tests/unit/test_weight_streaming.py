@@ -1,0 +1,386 @@
+"""Weights that exceed their budget are streamed: same results, bounded memory, errors without hangs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.errors import (
+    BudgetError,
+    ConfigError,
+    CopyError,
+    FormatError,
+    RlxError,
+    UnsupportedError,
+)
+from rlx.ir.graph import Graph
+
+WIDTH, LAYERS = 256, 8
+WEIGHT = WIDTH * WIDTH * 4  # bytes of one layer
+BUDGET = 3 * WEIGHT + WEIGHT // 2
+
+
+def layers(count: int = LAYERS, width: int = WIDTH) -> Graph:
+    """A chain of products with biases."""
+    rng = np.random.default_rng(0)
+    g = rlx.Graph("layers")
+    x = g.input("x", ("n", width), "f32")
+    for i in range(count):
+        w, b = g.param(f"w{i}", (width, width), "f32"), g.param(f"b{i}", (width,), "f32")
+        x = ops.tanh(x @ w + b)
+        g.set_param(f"w{i}", rng.normal(0, 0.1, (width, width)).astype(np.float32))
+        g.set_param(f"b{i}", rng.normal(0, 0.1, width).astype(np.float32))
+    g.output("y", x)
+    return g
+
+
+def sample(rows: int = 3) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(rows, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    result: np.ndarray = rlx.compile(layers())(sample())
+    return result
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "layers.rlx"
+    rlx.compile(layers()).save(path)
+    return path
+
+
+@pytest.fixture
+def program(saved: Path) -> Any:
+    return rlx.load(saved, weight_budget=BUDGET)
+
+
+# -- results
+
+
+def test_a_file_runs_within_its_budget(program: Any, expected: np.ndarray) -> None:
+    for _ in range(3):
+        np.testing.assert_array_equal(program(sample()), expected)
+    facts = program.stats["streaming"]
+    assert facts["resident_bytes"] + facts["ring_bytes"] <= BUDGET
+    assert facts["bytes"] == 3 * facts["bytes_per_run"] and facts["fetches"] == 3 * facts["fetches_per_run"]
+    sizes = program.memory({"n": 3})
+    assert sizes["weight"] + sizes["ring"] <= BUDGET and sizes["ring"] > 0
+
+
+def test_compile_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+) -> None:
+    monkeypatch.setenv("RLX_CACHE", str(tmp_path))
+    program = rlx.compile(layers(), weight_budget="900KiB")
+    np.testing.assert_array_equal(program(sample()), expected)
+    assert list((tmp_path / "streamed").iterdir()) == []
+    assert program.memory({"n": 3})["ring"] > 0
+
+
+def test_compile_can_keep_the_file(tmp_path: Path, expected: np.ndarray) -> None:
+    path = tmp_path / "kept.rlx"
+    program = rlx.compile(layers(), weight_budget=BUDGET, weight_file=path)
+    np.testing.assert_array_equal(program(sample()), expected)
+    again = rlx.load(path)
+    assert again.stats["streaming"]["ring_bytes"] > 0, "a file keeps the budget that it was compiled with"
+    np.testing.assert_array_equal(again(sample()), expected)
+    whole = rlx.load(path, weight_budget="1GiB")
+    assert whole.memory({"n": 1})["ring"] == 0
+    np.testing.assert_array_equal(whole(sample()), expected)
+
+
+def test_a_file_without_budget_is_resident(saved: Path, expected: np.ndarray) -> None:
+    program = rlx.load(saved)
+    assert program.stats["streaming"] is None
+    np.testing.assert_array_equal(program(sample()), expected)
+
+
+def test_a_streamed_program_is_saved_whole(program: Any, tmp_path: Path, expected: np.ndarray) -> None:
+    program.save(tmp_path / "copy.rlx")
+    np.testing.assert_array_equal(rlx.load(tmp_path / "copy.rlx")(sample()), expected)
+
+
+def test_other_sizes_share_the_ring(program: Any) -> None:
+    whole = rlx.compile(layers())
+    for rows in (1, 2, 5, 1):
+        np.testing.assert_array_equal(program(sample(rows)), whole(sample(rows)))
+
+
+def test_threads_take_turns(program: Any, expected: np.ndarray) -> None:
+    found: list[np.ndarray] = []
+    workers = [threading.Thread(target=lambda: found.append(program(sample()))) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert len(found) == 4
+    for y in found:
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_bound_buffers_and_traces_stream_too(program: Any, expected: np.ndarray) -> None:
+    x, y = sample(), np.zeros_like(expected)
+    run = program.bind({"x": x}, {"y": y})
+    for _ in range(2):
+        y[:] = 0
+        run()
+        np.testing.assert_array_equal(y, expected)
+    (traced,) = program.trace({"x": x})
+    assert len({span.node.id for span in traced.spans}) == LAYERS
+
+
+def test_a_weight_that_is_read_twice_is_fetched_twice(tmp_path: Path) -> None:
+    g = rlx.Graph("twice")
+    rng = np.random.default_rng(0)
+    x = g.input("x", (3, WIDTH), "f32")
+    ws = [g.param(f"w{i}", (WIDTH, WIDTH), "f32") for i in range(4)]
+    for i in range(4):
+        g.set_param(f"w{i}", rng.normal(0, 0.1, (WIDTH, WIDTH)).astype(np.float32))
+    for w in (*ws, *ws):
+        x = ops.tanh(x @ w)
+    g.output("y", x)
+    program = rlx.compile(g, weight_budget=2 * WEIGHT)
+    assert program.stats["streaming"]["fetches_per_run"] == 8
+    np.testing.assert_array_equal(program(sample()), rlx.compile(g)(sample()))
+
+
+@pytest.mark.parametrize("debug", ["nan", "poison"])
+def test_debug_modes_stream(saved: Path, expected: np.ndarray, debug: str) -> None:
+    np.testing.assert_array_equal(rlx.load(saved, weight_budget=BUDGET, debug=debug)(sample()), expected)
+
+
+def test_an_onnx_like_load_streams_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    monkeypatch.setenv("RLX_CACHE", str(tmp_path / "cache"))
+    helper, g = onnx.helper, layers()
+    nodes, last = [], "x"
+    for i in range(LAYERS):
+        nodes += [
+            helper.make_node("MatMul", [last, f"w{i}"], [f"p{i}"]),
+            helper.make_node("Add", [f"p{i}", f"b{i}"], [f"s{i}"]),
+            helper.make_node("Tanh", [f"s{i}"], [f"t{i}"]),
+        ]
+        last = f"t{i}"
+    kind = onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", kind, ["n", WIDTH])],
+        [helper.make_tensor_value_info(last, kind, ["n", WIDTH])],
+        [onnx.numpy_helper.from_array(v, k) for k, v in g.param_values.items()],
+    )
+    path = tmp_path / "layers.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), path)
+    for _ in range(2):  # compiled, then found
+        program = rlx.load(path, weight_budget=BUDGET)
+        np.testing.assert_array_equal(program(sample()), expected)
+        assert program.memory({"n": 3})["ring"] > 0
+    assert program.stats["streaming"]["file"].startswith(str(tmp_path / "cache" / "programs"))
+
+
+# -- refusals
+
+
+def test_a_budget_that_cannot_work_names_the_least_that_does(saved: Path) -> None:
+    with pytest.raises(BudgetError, match=r"smallest budget that works is (\d+) bytes") as e:
+        rlx.load(saved, weight_budget="100KiB")
+    least = int(str(e.value).split("works is ")[1].split()[0])
+    with pytest.raises(BudgetError):
+        rlx.load(saved, weight_budget=least - 1)
+    assert rlx.load(saved, weight_budget=least)(sample()).shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize("given", ["much", "-1", "5 parsecs", True, "nan"])
+def test_budgets_that_are_no_bytes_are_refused(saved: Path, given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"weight_budget .* is no number of bytes"):
+        rlx.load(saved, weight_budget=given)
+
+
+def test_params_without_a_value_are_named() -> None:
+    g = rlx.Graph("empty")
+    g.output("y", g.input("x", (2, WIDTH), "f32") @ g.param("w", (WIDTH, WIDTH), "f32"))
+    with pytest.raises(RlxError, match="has no value"):
+        rlx.compile(g, weight_budget=WEIGHT)(np.ones((2, WIDTH), np.float32))
+
+
+def test_streamed_params_cannot_be_set(program: Any, expected: np.ndarray) -> None:
+    with pytest.raises(UnsupportedError, match=r"'w0' cannot be set.*without weight_budget"):
+        program.set_param("w0", np.zeros((WIDTH, WIDTH), np.float32))
+    np.testing.assert_array_equal(program(sample()), expected)
+
+
+def test_a_weight_file_needs_a_budget(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give a weight_budget too"):
+        rlx.compile(layers(), weight_file=tmp_path / "w.rlx")
+
+
+# -- faults
+
+
+@pytest.fixture(autouse=True)
+def no_hangs() -> Iterator[None]:
+    """A run that hangs ends the whole test process, with a traceback."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def test_a_truncated_file_is_refused_when_it_is_loaded(saved: Path) -> None:
+    os.truncate(saved, saved.stat().st_size - 4096)
+    with pytest.raises(FormatError, match="truncated"):
+        rlx.load(saved, weight_budget=BUDGET)
+
+
+def test_a_damaged_weight_is_refused_when_it_is_loaded(saved: Path) -> None:
+    with open(saved, "r+b") as file:
+        file.seek(-WEIGHT, os.SEEK_END)
+        file.write(b"damaged!")
+    with pytest.raises(FormatError, match="do not fit their checksum"):
+        rlx.load(saved, weight_budget=BUDGET)
+
+
+def test_a_file_that_is_truncated_later_is_named_and_works_again_when_restored(
+    program: Any, saved: Path, expected: np.ndarray
+) -> None:
+    whole = saved.read_bytes()
+    os.truncate(saved, len(whole) // 2)
+    for _ in range(2):
+        with pytest.raises(FormatError, match=rf"{saved.name} has \d+ bytes instead of .* load it again"):
+            program(sample())
+    with open(saved, "r+b") as file:
+        file.write(whole)
+    np.testing.assert_array_equal(program(sample()), expected)
+
+
+def test_a_file_that_shrinks_during_a_run_is_named(
+    program: Any, saved: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, weights = saved.read_bytes(), program._weights
+    monkeypatch.setattr(weights, "_check_unchanged", lambda: os.truncate(saved, 1 << 20))
+    with pytest.raises(CopyError, match=r"layers.rlx: the file ends before; it was truncated"):
+        program(sample())
+    monkeypatch.undo()
+    with open(saved, "r+b") as file:
+        file.write(whole)
+    np.testing.assert_array_equal(program(sample()), expected)
+
+
+def test_a_file_that_is_written_to_is_named(program: Any, saved: Path) -> None:
+    os.utime(saved)
+    program(sample())  # as the cache does with what was used; the content is the same
+    changed = layers()
+    changed.set_param("w3", np.ones((WIDTH, WIDTH), np.float32))
+    rlx.compile(changed).save(saved.with_name("other.rlx"))
+    saved.write_bytes(saved.with_name("other.rlx").read_bytes())  # same inode, same size
+    with pytest.raises(FormatError, match="was written to since it was opened"):
+        program(sample())
+    assert rlx.load(saved, weight_budget=BUDGET)(sample()).shape == (3, WIDTH)
+
+
+def test_a_file_that_is_replaced_is_still_read_whole(
+    program: Any, saved: Path, tmp_path: Path, expected: np.ndarray
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"something else")
+    np.testing.assert_array_equal(program(sample()), expected)
+    os.replace(other, saved)
+    np.testing.assert_array_equal(program(sample()), expected)
+    saved.unlink()
+    np.testing.assert_array_equal(program(sample()), expected)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlx.runtime import streaming
+
+    real = streaming.FileMemory
+
+    def swapped(path: str) -> Any:
+        content = saved.read_bytes()
+        saved.unlink()
+        saved.write_bytes(content)
+        return real(path)
+
+    monkeypatch.setattr(streaming, "FileMemory", swapped)
+    with pytest.raises(FormatError, match="was replaced while it was opened; load it again"):
+        rlx.load(saved, weight_budget=BUDGET)
+
+
+def test_a_read_error_is_named_and_later_runs_work(
+    program: Any, tmp_path: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads from the descriptor of a folder fail with EISDIR: a real error of the system."""
+    weights = program._weights
+    descriptor, folder = weights._source.descriptor, os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(weights, "_check_unchanged", lambda: None)
+    kept = os.dup(descriptor)
+    os.dup2(folder, descriptor)
+    try:
+        for _ in range(2):
+            with pytest.raises(CopyError, match=os.strerror(errno.EISDIR)):
+                program(sample())
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        os.close(folder)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(program(sample()), expected)
+
+
+# -- memory of the process
+
+_MEASURE = """
+import json, sys
+import numpy as np, rlx
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(l.split()[1]) << 10 for l in lines if l.startswith("VmHWM"))
+program = rlx.load(sys.argv[1], weight_budget=int(sys.argv[2]))
+x = np.random.default_rng(1).normal(size=(3, int(sys.argv[3]))).astype(np.float32)
+y = [program(x) for _ in range(3)][-1]
+print(json.dumps([peak(), float(np.abs(y).sum()), program.memory({"n": 3})]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_of_the_process_stays_within_the_budget(tmp_path: Path) -> None:
+    """60 MiB of weights, 10 MiB of budget: the process grows by about the budget, not by the weights."""
+    width, count = 1024, 15
+    path = tmp_path / "big.rlx"
+    program = rlx.compile(layers(count, width), weight_budget="10MiB", weight_file=path)
+    x = np.random.default_rng(1).normal(size=(3, width)).astype(np.float32)
+    total = float(np.abs(program(x)).sum())
+    small = tmp_path / "small.rlx"
+    rlx.compile(layers(1, width)).save(small)
+
+    def measured(file: Path, budget: int) -> tuple[int, float, dict[str, int]]:
+        command = [sys.executable, "-c", _MEASURE, str(file), str(budget), str(width)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert run.returncode == 0, run.stderr
+        peak, found, sizes = json.loads(run.stdout)
+        return peak, found, sizes
+
+    base, _, _ = measured(small, 5 << 20)
+    peak, found, sizes = measured(path, 10 << 20)
+    assert found == total
+    assert sizes["weight"] + sizes["ring"] <= 10 << 20
+    assert peak - base < (10 << 20) + sizes["activation"] + (12 << 20), "weights were mapped or kept"
