@@ -248,8 +248,8 @@ def _type_text(node: Node, binding: Mapping[str, int]) -> str:
     """The type of a value at the sizes in force; what data decides keeps its name."""
     texts = []
     for t in tensor_types(node.type):
-        known = [d if not set(symbols(d)) <= binding.keys() else evaluate(d, binding) for d in t.shape]
-        texts.append(str(t.with_shape(known)))
+        known = (evaluate(d, binding) if binding.keys() >= set(symbols(d)) else d for d in t.shape)
+        texts.append(str(t.with_shape(tuple(known))))
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 

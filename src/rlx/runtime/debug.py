@@ -120,9 +120,6 @@ class PoisonWatch(Watch):
                     self._enter(kernel, result.id)
                 self._check_written(kernel, result)
             if kernel.id in self.plan.work:  # what bodies have computed ends with them
-                slot = self.plan.work[kernel.id].slot
-                self.context.arena.array[slot.offset : slot.offset + slot.size] = POISON
-            if kernel.id in self.plan.work:  # what its bodies left behind is nobody's
                 self._bytes(self.plan.work[kernel.id].slot).fill(POISON)
         for value in self.ending.get(number, ()):
             blocks = self._blocks(value)
@@ -176,10 +173,6 @@ class PoisonWatch(Watch):
                     raise self.fault(
                         kernel, f"wrote past the end of %{result.id}, which has {slot.size} bytes"
                     )
-
-    def _in_arena(self, value: int) -> bool:
-        slot = self.plan.assignments.get(value)
-        return slot is not None and slot.space == "activation"
 
     def _owned(self, value: int) -> bool:
         return bool((self._blocks(value) == value).all())
