@@ -7,7 +7,7 @@ bands of lines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rlx.backend.cpu.conv_end import Epilogue
 from rlx.backend.cpu.conv_shape import Geometry, Image
@@ -102,24 +102,15 @@ class _Depthwise:
         width = self.size(self.shape.out[2])
         top, bottom = fn.smin(fn.smax(rows[0], first), last), fn.smax(fn.smin(rows[1], last), first)
         top, bottom = fn.smin(top, bottom), bottom
-        cut = Tiles.of(fn, fn.sub(columns[1], columns[0]), self.columns)
-        heights = cut.heights(self.columns)
-        if heights:
-            names = [self.strip(n) for n in heights]
-            table = self.module.table(f"{self.name}.strips", "ptr", names)
+        pixel = columns[0]
+        for wide, count in self.strips(fn.sub(columns[1], columns[0])):
 
-            def function(n: Int) -> Value:
-                place = fn.umin(fn.sub(n, heights[0]), len(names) - 1)
-                return fn.load("ptr", fn.gep(table, place, "ptr"))
+            def strip(t: Int, _: list[Value], wide: int = wide, first: Int = pixel) -> None:
+                at = fn.add(first, fn.mul(t, wide))
+                fn.call(self.strip(wide), [fn.args[0], self.frame.pointer, x, w, top, bottom, at])
 
-            low, high = function(cut.low), function(fn.add(cut.low, 1))
-
-            def strip(t: Int, _: list[Value]) -> None:
-                pixel = fn.add(columns[0], cut.row(fn, t))
-                callee = fn.select(fn.cmp("ult", t, cut.tall), high, low)
-                fn.call(callee, [fn.args[0], self.frame.pointer, x, w, top, bottom, pixel])
-
-            fn.loop(0, cut.count, 1, [], strip)
+            fn.loop(0, count, 1, [], strip)
+            pixel = fn.add(pixel, fn.mul(count, wide))
         border = self.border()
 
         def around(h: Int, begin: Int, end: Int) -> None:
@@ -133,6 +124,23 @@ class _Depthwise:
             around(h, columns[1], width)
 
         fn.loop(top, bottom, 1, [], sides)
+
+    def strips(self, columns: Int) -> Iterator[tuple[int, Int]]:
+        """Widths of the strips that columns are cut in, and how many there are of each.
+
+        Every width is code of its own. A known number is cut in strips of equal width, give or take one; of
+        another, as many as fit of the widest, then of half of that, and so on.
+        """
+        if isinstance(columns, int):
+            cut = Tiles.of(self.fn, columns, self.columns)
+            assert isinstance(cut.low, int) and isinstance(cut.tall, int) and isinstance(cut.count, int)
+            yield from ((w, n) for w, n in ((cut.low + 1, cut.tall), (cut.low, cut.count - cut.tall)) if n)
+            return
+        wide = self.columns
+        while wide:
+            yield wide, self.fn.udiv(columns, wide)
+            columns = self.fn.urem(columns, wide)
+            wide //= 2
 
     # ---- functions
 

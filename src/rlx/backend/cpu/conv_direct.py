@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.backend.cpu.conv_lines import PixelMover, emit_line_packer
-from rlx.backend.cpu.conv_shape import Geometry, Image, tile_pixels
+from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, tile_pixels
 from rlx.backend.cpu.conv_tile import ConvTile
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_cut import Tiles
@@ -26,6 +26,7 @@ from rlx.ir.dim import Dim
 from rlx.ops.conv_packing import KernelLayout
 
 ELEMENT = "float"
+MOST_IN_REGISTERS = 8  # operations of an epilogue that tiles apply themselves
 
 
 def emit_direct(
@@ -80,7 +81,7 @@ class _Direct:
         in_line = not self.packs and shape.moves_by_one and self.x.dense and self.y.dense
         self.flat = in_line and (nest.out_blocked or epilogue.sees_one_axis)
         self.frame = Frame(self.fn, 8)
-        end = (BlockedEnd if nest.out_blocked else PlanarEnd)(
+        self.end: BlockedEnd | PlanarEnd = (BlockedEnd if nest.out_blocked else PlanarEnd)(
             module,
             name,
             self.table,
@@ -93,7 +94,7 @@ class _Direct:
         )
         pixel = shape.strides[2] * self.x.lanes
         self.kind = kind_of("f32", module.target)
-        self.tile = ConvTile(module, name, self.kind, shape, self.x.lanes, pixel, self.frame, end)
+        self.tile = ConvTile(module, name, self.kind, shape, self.x.lanes, pixel, self.frame)
         self.blocks = -(-shape.per_in // self.x.lanes)
         self.pixels = tile_pixels(module.target)
 
@@ -143,6 +144,7 @@ class _Direct:
         self.plan_pieces()
         self.plan_bands(images, chunks)
         self.share_steps()
+        self.stage = fn.alloca(ELEMENT, VECTORS * self.lanes * (-(-self.pixels // self.lanes) * self.lanes))
 
         outer = fn.mul(fn.mul(images, self.bands), self.pieces)
         low, high = self.table.share(fn.mul(outer, chunks))
@@ -278,13 +280,28 @@ class _Direct:
                 lambda: panel(panels.full, panels.tail // self.lanes, masked),
             )
 
+    def end_in_registers(self, heights: int) -> BlockedEnd | None:
+        """The end, if tiles apply it themselves: what follows is short, and few heights of tiles are needed.
+
+        Else sums go through a stage in L1: code for tiles of all heights is shared by the kernels of a
+        module, and an epilogue is written once. A symbolic width has tiles of every height.
+        """
+        short = self.end.epilogue.length <= MOST_IN_REGISTERS
+        return self.end if isinstance(self.end, BlockedEnd) and short and heights <= 2 else None
+
     def run_panel(
         self, band: Band, line_of: Callable[[Int], Value], w: Value, channel: Int, vectors: int, masked: bool
     ) -> None:
         """All tiles of a band with one panel."""
         fn, tiles = self.fn, self.tiles
         heights = tiles.heights(self.pixels)
-        names = [self.tile.function(height, vectors, masked) for height in heights]
+        in_registers = self.end_in_registers(len(heights))
+        if in_registers is not None:
+            names = [self.tile.function(height, vectors, masked, in_registers) for height in heights]
+        else:
+            names = [self.tile.summing(height, vectors) for height in heights]
+            finisher = self.end.finisher(vectors, masked)
+            steps = self.tile.steps(fn, self.frame.pointer)
 
         def function(pixels: Int) -> Value:
             if len(names) == 1:
@@ -295,10 +312,16 @@ class _Direct:
         low, high = function(tiles.low), function(fn.add(tiles.low, 1))
 
         def run(x: Value, t: Int) -> None:
-            pixel = tiles.row(fn, t)
-            callee = fn.select(fn.cmp("ult", t, tiles.tall), high, low)
+            pixel, args = tiles.row(fn, t), (fn.args[0], self.frame.pointer)
+            taller = fn.cmp("ult", t, tiles.tall)
+            callee: Value = fn.select(taller, high, low)  # type: ignore[assignment]
             place = fn.gep(x, fn.mul(pixel, self.tile.pixel_step), ELEMENT)
-            fn.call(callee, [fn.args[0], self.frame.pointer, place, w, channel, pixel])  # type: ignore[arg-type]
+            if in_registers is not None:
+                fn.call(callee, [*args, place, w, channel, pixel])
+            else:
+                fn.call(callee, [place, w, self.stage, *steps])
+                pixels = fn.select(taller, fn.add(tiles.low, 1), tiles.low)
+                fn.call(finisher, [*args, self.stage, channel, pixel, pixels])
 
         def line(h: Int, _: list[Value]) -> None:
             x = line_of(h)

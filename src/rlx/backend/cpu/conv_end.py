@@ -3,6 +3,7 @@ registers) or a planar one (turned through the stack, lanes are pixels)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,10 +16,19 @@ from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vecto
 from rlx.backend.cpu.primitives import memory_type, to_memory
 from rlx.ir.compose import Nest, Store
 from rlx.ir.dim import Dim, known_eq
-from rlx.ir.scalar import Scalar, axis, const, rebuild, replace_axes
+from rlx.ir.scalar import PRIMITIVES, Scalar, axis, const, rebuild, replace_axes
 from rlx.ir.types import Shape
 
 ELEMENT = "float"
+FINISHER = [
+    ("ptr", "args"),
+    ("ptr", "frame"),
+    ("ptr", "stage"),
+    ("i64", "channel"),
+    ("i64", "pixel"),
+    ("i64", "pixels"),
+]
+"""Parameters of the function that ends a tile whose sums lie in a stage, [pixel][vector][lane]."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,14 @@ class Epilogue:
                 out.append(e)
         return out
 
+    @cached_property
+    def length(self) -> int:
+        """Operations per vector of sums."""
+        fixed = set(self.fixed)
+        return sum(
+            PRIMITIVES[e.prim].cost for e in self.body.walk() if e.prim in PRIMITIVES and e not in fixed
+        )
+
     def at(
         self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None
     ) -> Expression:
@@ -142,7 +160,7 @@ class ConvEnd:
 
 
 class BlockedEnd(ConvEnd):
-    """Lanes are channels."""
+    """Lanes are channels. A tile ends straight from registers, or from a stage that holds its sums."""
 
     def finish(
         self,
@@ -155,32 +173,60 @@ class BlockedEnd(ConvEnd):
         masked: bool,
     ) -> None:
         vectors = len(sums) // pixels
-        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
-        first = fn.udiv(channel, self.lanes)
         results: list[tuple[Value, Value]] = []
         for j in range(vectors):
-            block = fn.add(first, j)
-            mask = None
-            if masked and j == vectors - 1:
-                mask = fn.lanes(fn.sub(self.channels, fn.mul(block, self.lanes)), self.lanes)
-            lane = Lane(2, 0, self.lanes, mask)
-            common = self.epilogue.at(fn, [image, block, 0, d, h, pixel], lane, None, None)
-            for e in self.epilogue.fixed:
-                common(e)
-            start = self.place(fn, frame, block, pixel)
-            for p in range(pixels):
-                place = [d, h, fn.add(pixel, p)]
-                if self.flat and not self.epilogue.sees_one_axis:
-                    place = unflatten(
-                        fn, fn.add(pixel, p), [self.table.dim(fn, s) for s in self.epilogue.space[3:]]
-                    )
-                at = self.epilogue.at(fn, [image, block, 0, *place], lane, sums[p * vectors + j], common)
-                value = self.epilogue.value(at)
-                if mask is not None:
-                    value = fn.select(mask, value, constant(value.type, 0))
-                results.append((value, fn.gep(start, p * self.lanes, self.element)))
+            end = self._vector(fn, frame, channel, pixel, j, masked and j == vectors - 1)
+            results += [end(p, sums[p * vectors + j]) for p in range(pixels)]
         for value, there in results:
             fn.store(value, there)
+
+    def finisher(self, vectors: int, masked: bool) -> str:
+        """Name of the function that ends a tile of any number of pixels in the stage."""
+        name = f"{self.name}.finish{vectors}" + ("m" if masked else "")
+        if self.module.defines(name):
+            return name
+        fn = self.module.function(name, FINISHER, internal=True, noinline=True)
+        _, frame, stage, channel, pixel, pixels = fn.args
+        ends = [
+            self._vector(fn, frame, channel, pixel, j, masked and j == vectors - 1) for j in range(vectors)
+        ]
+        type_ = vector(ELEMENT, self.lanes)
+
+        def one(p: Int, _: list[Value]) -> None:
+            for j, end in enumerate(ends):
+                at = fn.mul(fn.add(fn.mul(p, vectors), j), self.lanes)
+                value, there = end(p, fn.load(type_, fn.gep(stage, at, ELEMENT)))
+                fn.store(value, there)
+
+        fn.loop(0, pixels, 1, [], one)
+        return name
+
+    def _vector(
+        self, fn: Function, frame: Value, channel: Int, pixel: Int, j: int, masked: bool
+    ) -> Callable[[Int, Value], tuple[Value, Value]]:
+        """What ends vector j of a pixel: (pixel of the tile, sums) -> what to store, and where."""
+        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        block = fn.add(fn.udiv(channel, self.lanes), j)
+        mask = None
+        if masked:
+            mask = fn.lanes(fn.sub(self.channels, fn.mul(block, self.lanes)), self.lanes)
+        lane = Lane(2, 0, self.lanes, mask)
+        common = self.epilogue.at(fn, [image, block, 0, d, h, pixel], lane, None, None)
+        for e in self.epilogue.fixed:
+            common(e)
+        start = self.place(fn, frame, block, pixel)
+
+        def end(p: Int, sums: Value) -> tuple[Value, Value]:
+            place = [d, h, fn.add(pixel, p)]
+            if self.flat and not self.epilogue.sees_one_axis:
+                sizes = [self.table.dim(fn, s) for s in self.epilogue.space[3:]]
+                place = unflatten(fn, fn.add(pixel, p), sizes)
+            value = self.epilogue.value(self.epilogue.at(fn, [image, block, 0, *place], lane, sums, common))
+            if mask is not None:
+                value = fn.select(mask, value, constant(value.type, 0))
+            return value, fn.gep(start, fn.mul(p, self.lanes), self.element)
+
+        return end
 
 
 class PlanarStore(ConvEnd):
@@ -229,39 +275,16 @@ class PlanarStore(ConvEnd):
 
 
 class PlanarEnd(PlanarStore):
-    """Lanes are pixels: the sums go to the stack, from where one function turns and ends them."""
+    """Lanes are pixels: sums are turned in the stage, whose rows past the tile's pixels are read, but not
+    used.
+    """
 
-    def finish(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: list[Value],
-        channel: Int,
-        pixel: Int,
-        pixels: int,
-        masked: bool,
-    ) -> None:
-        vectors, lanes = len(sums) // pixels, self.lanes
-        width, blocks = vectors * lanes, -(-pixels // lanes)
-        stage = fn.alloca(ELEMENT, width * blocks * lanes)  # rows past the pixels are never used, but read
-        for n, total in enumerate(sums):
-            fn.store(total, fn.gep(stage, n * lanes, ELEMENT))
-        fn.call(self._finisher(vectors), [fn.args[0], frame, stage, channel, pixel, pixels])
-
-    def _finisher(self, vectors: int) -> str:
-        """Name of the function that ends a tile of `vectors` times lanes channels."""
+    def finisher(self, vectors: int, masked: bool) -> str:
+        """Name of the function that ends a tile in the stage; the frame's `channel_end` is the mask."""
         name = f"{self.name}.finish{vectors}"
         if self.module.defines(name):
             return name
-        params = [
-            ("ptr", "args"),
-            ("ptr", "frame"),
-            ("ptr", "stage"),
-            ("i64", "channel"),
-            ("i64", "pixel"),
-            ("i64", "pixels"),
-        ]
-        fn = self.module.function(name, params, internal=True, noinline=True)
+        fn = self.module.function(name, FINISHER, internal=True, noinline=True)
         _, frame, stage, channel, pixel, pixels = fn.args
         lanes, width, type_ = self.lanes, vectors * self.lanes, vector(ELEMENT, self.lanes)
         turned = fn.alloca(ELEMENT, width * lanes)

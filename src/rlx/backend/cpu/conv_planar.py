@@ -8,6 +8,7 @@ some output channels by some vectors of pixels; weights are read one by one wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ from rlx.ir.dim import Dim, ceildiv, dim_max
 ELEMENT = "float"
 MOST_VECTORS = 8
 SUMS = 24  # accumulators of a register tile
-MOST_UNROLLED = 25  # window elements whose weights stay in registers
+MOST_UNROLLED = 25  # window elements that are written out, with weights that stay in registers
+UNROLLED = 8  # at least so many of a longer line
 
 
 def emit_planar(
@@ -265,15 +267,16 @@ class _Planar:
         shape, lanes = self.shape, self.lanes
         taps_d, taps_h, taps_w = shape.window
         phase = self.frame.read(fn, frame, "phase")
-        loops = (  # extent, step in x, step in w of what is looped over; elements of a line are written out
+        loops = (  # extent, step in x, step in w of what is looped over
             (shape.per_in, self.frame.read(fn, frame, "x_block"), taps_d * taps_h * taps_w),
             (taps_d, self.frame.read(fn, frame, "x_d"), taps_h * taps_w),
             (taps_h, self.frame.read(fn, frame, "x_h"), taps_w),
         )
         type_ = vector(ELEMENT, lanes)
 
-        def taps(x: Value, w: Value, sums: list[Value]) -> list[Value]:
-            for k in range(taps_w):
+        def taps(x: Value, w: Value, sums: list[Value], count: int) -> list[Value]:
+            """Products of `count` elements of a line of the window, written out."""
+            for k in range(count):
                 place, number = divmod(k * shape.dilations[2], shape.strides[2])
                 there = fn.gep(x, fn.add(fn.mul(phase, number), place), ELEMENT)
                 pixels = [fn.load(type_, fn.gep(there, j * lanes, ELEMENT)) for j in range(vectors)]
@@ -283,9 +286,25 @@ class _Planar:
                         sums[i * vectors + j] = fn.fma(weight, pixels[j], sums[i * vectors + j])
             return sums
 
+        def line(x: Value, w: Value, sums: list[Value]) -> list[Value]:
+            """All products of a line of the window; a long one is a loop over parts with equal phases."""
+            if taps_w <= MOST_UNROLLED:
+                return taps(x, w, sums, taps_w)
+            turn = math.lcm(shape.dilations[2], shape.strides[2]) // shape.dilations[2]
+            part = turn * -(-UNROLLED // turn)
+            step = part * shape.dilations[2] // shape.strides[2]
+            whole, rest = divmod(taps_w, part)
+
+            def inside(k: Int, sums: list[Value]) -> list[Value]:
+                there = fn.gep(w, fn.mul(k, part), ELEMENT)
+                return taps(fn.gep(x, fn.mul(k, step), ELEMENT), there, list(sums), part)
+
+            sums = fn.loop(0, whole, 1, sums, inside)
+            return taps(fn.gep(x, whole * step, ELEMENT), fn.gep(w, whole * part, ELEMENT), sums, rest)
+
         def level(number: int, x: Value, w: Value, sums: list[Value]) -> list[Value]:
             if number == len(loops):
-                return taps(x, w, list(sums))
+                return line(x, w, list(sums))
             extent, x_step, w_step = loops[number]
 
             def inside(k: Int, sums: list[Value]) -> list[Value]:

@@ -3,6 +3,7 @@ channels and the window by the micro-kernel of all contractions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,7 @@ ELEMENT = "float"
 
 
 class TileEnd(Protocol):
-    """What becomes of the finished sums of a tile (pixels x vectors, in that order)."""
+    """What becomes of the finished sums of a tile (pixels x vectors, in that order) that are in registers."""
 
     def finish(
         self,
@@ -31,10 +32,10 @@ class TileEnd(Protocol):
 
 @dataclass(frozen=True)
 class ConvTile:
-    """Writes the functions tile(args, frame, x, w, channel, pixel) of one kernel.
+    """Writes the functions of register tiles.
 
-    `x` is the element that the first pixel's window starts with, `w` the panel. The frame holds x_block, x_d
-    and x_h: elements of x from one block, plane or line of a window to the next.
+    `x` is the element that the first pixel's window starts with, `w` the panel. x_block, x_d and x_h are the
+    elements of x from one block, plane or line of a window to the next.
     """
 
     module: Module
@@ -44,10 +45,36 @@ class ConvTile:
     block: int  # channels in a block of x, which lie side by side
     pixel_step: int  # elements from the window of one pixel to that of the next
     frame: Frame
-    end: TileEnd
 
-    def function(self, pixels: int, vectors: int, masked: bool) -> str:
-        """Name of the function of a tile; with `masked`, its last vector holds channels that do not exist."""
+    def summing(self, pixels: int, vectors: int) -> str:
+        """Name of the function that leaves the sums of a tile in `stage`, where another one ends them.
+
+        All kernels of a module with equal windows share it.
+        """
+        shape = self.shape
+        taps = "x".join(map(str, shape.window))
+        tail = shape.per_in % self.block
+        name = f"sums.{pixels}x{vectors}.{taps}.{shape.dilations[2]}.{self.block}.{self.pixel_step}.{tail}"
+        if self.module.defines(name):
+            return name
+        pointers = [("ptr noalias", "x"), ("ptr noalias", "w"), ("ptr noalias", "stage")]
+        words = [("i64", word) for word in ("blocks", "x_block", "x_d", "x_h")]
+        fn = self.module.function(name, [*pointers, *words], internal=True, noinline=True)
+        x, w, stage, blocks, *steps = fn.args
+        for n, total in enumerate(self._sums(fn, x, w, pixels, vectors, blocks, steps)):
+            fn.store(total, fn.gep(stage, n * self.kind.lanes, ELEMENT))
+        return name
+
+    def steps(self, fn: Function, frame: Value) -> list[Int]:
+        """Whole blocks of x and the steps through it, as `summing` takes them; the frame has the steps."""
+        named = (self.frame.read(fn, frame, f) for f in ("x_block", "x_d", "x_h"))
+        return [self.shape.per_in // self.block, *named]
+
+    def function(self, pixels: int, vectors: int, masked: bool, end: TileEnd) -> str:
+        """Name of the function tile(args, frame, x, w, channel, pixel), which sums and ends a tile.
+
+        With `masked`, its last vector holds channels that do not exist.
+        """
         name = f"{self.name}.{pixels}x{vectors}" + ("m" if masked else "")
         if self.module.defines(name):
             return name
@@ -61,19 +88,19 @@ class ConvTile:
         ]
         fn = self.module.function(name, params, internal=True, noinline=True)
         _, frame, x, w, channel, pixel = fn.args
-        start = [self.kind.zero] * (pixels * vectors)
-        sums = self._sums(fn, frame, x, w, start, pixels, vectors)
-        self.end.finish(fn, frame, sums, channel, pixel, pixels, masked)
+        blocks, *steps = self.steps(fn, frame)
+        sums = self._sums(fn, x, w, pixels, vectors, blocks, steps)
+        end.finish(fn, frame, sums, channel, pixel, pixels, masked)
         return name
 
     def _sums(
-        self, fn: Function, frame: Value, x: Value, w: Value, start: list[Value], pixels: int, vectors: int
+        self, fn: Function, x: Value, w: Value, pixels: int, vectors: int, blocks: Int, steps: Sequence[Int]
     ) -> list[Value]:
         shape = self.shape
         taps_d, taps_h, taps_w = shape.window
-        x_block, x_d, x_h = (self.frame.read(fn, frame, f) for f in ("x_block", "x_d", "x_h"))
+        x_block, x_d, x_h = steps
         width = vectors * self.kind.lanes
-        whole, tail = divmod(shape.per_in, self.block)
+        tail = shape.per_in % self.block
 
         def line(x: Value, w: Value, sums: list[Value], channels: int) -> list[Value]:
             """All products of one line of the window."""
@@ -113,8 +140,8 @@ class ConvTile:
             there = fn.gep(x, fn.mul(b, x_block), ELEMENT)
             return window(there, fn.gep(w, fn.mul(b, per_block), ELEMENT), sums, self.block)
 
-        sums = fn.loop(0, whole, 1, start, block)
+        sums = fn.loop(0, blocks, 1, [self.kind.zero] * (pixels * vectors), block)
         if tail:
-            there = fn.gep(x, fn.mul(whole, x_block), ELEMENT)
-            sums = window(there, fn.gep(w, whole * per_block, ELEMENT), sums, tail)
+            there = fn.gep(x, fn.mul(blocks, x_block), ELEMENT)
+            sums = window(there, fn.gep(w, fn.mul(blocks, per_block), ELEMENT), sums, tail)
         return sums

@@ -56,7 +56,8 @@ def _machine(target: Target, level: int) -> Any:
     )
 
 
-def _prepare(text: str, target: Target, level: int, passes: int) -> tuple[Any, Any]:
+def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[Any, Any]:
+    """The module of `text`, checked, and the machine that makes code of it (options: see `compile_object`)."""
     llvm = _llvm()
     try:
         module = llvm.parse_assembly(text)
@@ -85,14 +86,18 @@ def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -
     >>> compile_object("define void @f() { ret void }", resolve("x86-64"))[1:4]
     b'ELF'
     """
-    module, machine = _prepare(text, target, level, passes)
+    return generate(*parse(text, target, level, passes))
+
+
+def generate(module: Any, machine: Any) -> bytes:
+    """Object file of a parsed module: what counts as one run of LLVM."""
     _count()
     return bytes(machine.emit_object(module))
 
 
 def assembly(text: str, target: Target, level: int = 2, passes: int = 0) -> str:
     """Assembly of the module `text`, for people and for tests that count spills."""
-    module, machine = _prepare(text, target, level, passes)
+    module, machine = parse(text, target, level, passes)
     _count()
     return str(machine.emit_assembly(module))
 
