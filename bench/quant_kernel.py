@@ -20,10 +20,10 @@ from gemm_kernel import Array, Team, empty
 
 from rlx.backend.cpu.irtext import Int, Module, Value, constant, vector
 from rlx.backend.cpu.jit import Code, compile_and_load
-from rlx.backend.cpu.quant_gemm import emit_quant_gemm
-from rlx.backend.cpu.quant_pack import QuantLayout, pack_quantised
+from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.dim import sym
+from rlx.ops.quant_layout import pack_quantised
 
 COPIES_BYTES = 160 << 20
 SHAPES = [(1, 4096, 4096), (2, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (128, 4096, 4096)]
@@ -51,7 +51,7 @@ class Bench:
 
     def __init__(self, target: Target, team: Team, k: int, n: int, bits: int, args: Any) -> None:
         self.team, self.k, self.n, self.bits, self.group = team, k, n, bits, args.group
-        self.layout = QuantLayout.of(k, n, target, bits, args.group, "f16")
+        self.layout = quant_layout(k, n, target, bits, args.group, "f16")
         rng = np.random.default_rng(0)
         low = -(1 << (bits - 1))
         self.q = rng.integers(low, -low, (k, n)).astype(np.int8)

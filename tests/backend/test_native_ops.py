@@ -9,7 +9,7 @@ import rlx
 from rlx.backend.reference.interpreter import evaluate
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
-HOST_OPS = {"cond", "custom", "loop", "pack_sparse", "unique"}
+HOST_OPS = {"cond", "custom", "loop", "pack_groups", "pack_sparse", "unique"}
 HOST_REASONS = ("dtype c64 ", "dtype c128 ", "a Fourier transform of", "is read by products only")
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import rlx
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
-from rlx.backend.cpu.quant_gemm import emit_quant_gemm
-from rlx.backend.cpu.quant_pack import QuantLayout, pack_quantised
+from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.backend.cpu.target import Target, resolve, runs_here, targets
 from rlx.errors import ShapeError
 from rlx.ir.dim import sym
+from rlx.ops.quant_layout import QuantLayout, pack_quantised
 
 Array = NDArray[Any]
 TARGETS = [target for target in targets() if runs_here(target)]
@@ -87,7 +88,7 @@ def rows_of(count: int, k: int) -> Array:
 )
 def test_products(target: Target, bits: int, zeros: bool, k: int, n: int, group: int) -> None:
     scale = "f16" if zeros else "f32"
-    product = Product(target, QuantLayout.of(k, n, target, bits, group, scale, zeros))
+    product = Product(target, quant_layout(k, n, target, bits, group, scale, zeros))
     for rows in (0, 1, 2, 3, 4, 5, 9, 33, 70):
         a = rows_of(rows, k)
         product.check(a, product.run(a))
@@ -96,7 +97,7 @@ def test_products(target: Target, bits: int, zeros: bool, k: int, n: int, group:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_bf16_precision(bits: int) -> None:
     host = resolve("host")
-    product = Product(host, QuantLayout.of(96, 100, host, bits), precision="bf16")
+    product = Product(host, quant_layout(96, 100, host, bits), precision="bf16")
     for rows in (1, 2, 3, 6, 7, 40):
         a = rows_of(rows, 96)
         product.check(a, product.run(a))
@@ -105,7 +106,7 @@ def test_bf16_precision(bits: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_bits_depend_on_neither_rows_nor_threads(bits: int) -> None:
     host = resolve("host")
-    product = Product(host, QuantLayout.of(128, 300, host, bits))
+    product = Product(host, quant_layout(128, 300, host, bits))
     a = rows_of(40, 128)
     wanted = product.run(a)
     for threads in (2, 3, 20):
@@ -121,7 +122,7 @@ def test_epilogue(target: Target) -> None:
     ) -> Value:
         return fn.fadd(sums, fn.splat(fn.sitofp(fn.value(row), "float"), sums.width))
 
-    layout = QuantLayout.of(64, 50, target)
+    layout = quant_layout(64, 50, target)
     plain, shifted = Product(target, layout), Product(target, layout, add_row)
     a = rows_of(7, 64)
     assert np.allclose(shifted.run(a), plain.run(a) + np.arange(7)[:, None], rtol=1e-6)
@@ -129,7 +130,7 @@ def test_epilogue(target: Target) -> None:
 
 def test_infinite_and_missing_numbers_pass() -> None:
     host = resolve("host")
-    product = Product(host, QuantLayout.of(64, 20, host))
+    product = Product(host, quant_layout(64, 20, host))
     a = rows_of(3, 64)
     a[1, 5], a[2, 7] = np.inf, np.nan
     c = product.run(a)
@@ -142,10 +143,10 @@ def test_infinite_and_missing_numbers_pass() -> None:
 def test_refusals() -> None:
     host = resolve("host")
     with pytest.raises(ShapeError, match="4 or 8 bits, not 3"):
-        QuantLayout.of(8, 8, host, bits=3)
+        quant_layout(8, 8, host, bits=3)
     with pytest.raises(ShapeError, match="multiple of 8 along k, not 12"):
-        QuantLayout.of(8, 8, host, group=12)
-    layout = QuantLayout.of(8, 2, host, group=8)
+        quant_layout(8, 8, host, group=12)
+    layout = quant_layout(8, 2, host, group=8)
     with pytest.raises(ShapeError, match="must have shapes"):
         pack_quantised(np.zeros((8, 3), np.int8), np.ones((1, 2), np.float32), layout)
     with pytest.raises(ShapeError, match=r"codes of 4 bits lie in -8\.\.7"):
@@ -154,3 +155,27 @@ def test_refusals() -> None:
         pack_quantised(
             np.zeros((8, 2), np.int8), np.ones((1, 2), np.float32), layout, np.ones((1, 2), np.float32)
         )
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_program_keeps_the_weights_in_their_bits(bits: int, zeros: bool) -> None:
+    """Product, bias and activation are one kernel that reads the codes; rows of any number."""
+    k, n, group, rng = 72, 50, 32, np.random.default_rng(0)
+    codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (k, n)).astype(np.int8)
+    factors = [rng.uniform(0.1, 1, (3, n)).astype(np.float32) for _ in range(1 + zeros)]
+    g = rlx.Graph("quantised")
+    held = [g.param(f"p{i}", f.shape, "f32", value=f) for i, f in enumerate(factors)]
+    q = g.param("q", codes.shape, "i8", value=codes)
+    w = rlx.ops.dequantize_groups(q, *held, bits=bits, group=group)
+    x = g.input("x", ("m", k), "f32")
+    g.output("y", rlx.ops.relu(x @ w + 1.0))
+    program = rlx.compile(g)
+    assert program.stats["kernels"] == 1 and not program.stats["host_thunks"]
+    assert program.memory({"m": 4})["weight"] < codes.size * bits // 8 + 4096
+    matrix = rlx.ops.dequantize_groups(codes, *factors, bits=bits, group=group).astype(np.float64)
+    for m in (1, 2, 7, 33):
+        rows = rng.standard_normal((m, k)).astype(np.float32)
+        wanted = np.maximum(rows @ matrix + 1, 0)
+        room = 2 * k * 2.0**-23 * (abs(rows) @ abs(matrix) + 1)
+        assert (abs(program(rows) - wanted) <= room).all()

@@ -166,6 +166,7 @@ from rlx.ops.pool import (
 from rlx.ops.qlinear import matmul_integer, qlinear_matmul
 from rlx.ops.qlinear_conv import conv_integer, qlinear_conv
 from rlx.ops.quant import dequantize, dynamic_quantize, fake_quantize, quantize
+from rlx.ops.quant_groups import dequantize_groups
 from rlx.ops.random import (
     bernoulli,
     dropout_mask,
@@ -260,6 +261,7 @@ __all__ = [
     "deform_conv",
     "depth_to_space",
     "dequantize",
+    "dequantize_groups",
     "dft",
     "diag",
     "diagonal",

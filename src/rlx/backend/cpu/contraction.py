@@ -13,11 +13,13 @@ from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.primitives import to_memory
+from rlx.backend.cpu.quant_gemm import emit_quant_gemm
 from rlx.backend.cpu.sparse import emit_sparse
 from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import Scalar, body_cost, call, convert
 from rlx.ir.types import Shape
+from rlx.ops.quant_layout import QuantLayout
 
 HEAVY_EPILOGUE = (
     8  # scalar operations per element from which an epilogue is written once, not into every tile
@@ -79,9 +81,21 @@ def emit_contraction(
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_sparse":
         return emit_sparse(module, name, nest, inputs, outputs)
     plan = plan_gemm(nest, inputs)
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
+        return _Gemm(module, name, nest, plan, inputs, outputs).emit_quantised()  # type: ignore[arg-type]
     if plan is None:
         return emit_nest(module, name, as_reduction(nest), inputs, outputs)
     return _Gemm(module, name, nest, plan, inputs, outputs).emit()
+
+
+def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
+    """Why a product with quantised weights has no kernel, if so."""
+    plan = plan_gemm(nest, inputs)
+    if plan is None or plan.batch:
+        return "a product with quantised weights reads whole rows from memory"
+    if any(plan.a.axes[i] != 1 for i in plan.k):
+        return "a product with quantised weights reads rows whose elements lie side by side"
+    return None
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,8 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     left_dtype, right_dtype = inputs[nest.lhs.data].dtype, inputs[nest.rhs.data].dtype
     if form.accumulate is not form.dtype or len(nest.stores) != 1:
         return None
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
+        right_dtype = form.dtype  # the codes stand for f32
     if GEMM_DTYPES.get((left_dtype.name, right_dtype.name)) != form.dtype.name:
         return None
     rank, kept = len(nest.space), nest.kept
@@ -215,6 +231,29 @@ class _Gemm:
             dim_value=self.table.dim,
             epilogue=None if self.trivial else self.epilogue,
             heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
+        )
+        return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread)
+
+    def emit_quantised(self) -> EmittedKernel:
+        """With weights of 4 or 8 bits."""
+        plan, layout = self.plan, self.nest.rhs_layout
+        assert layout is not None
+        info = emit_quant_gemm(
+            self.module,
+            self.name,
+            self.size(plan.m),
+            QuantLayout(**dict(layout[1])),
+            a_start=plan.a.start,
+            a_row=self.step(plan.a.axes, plan.m),
+            c_row=self.step(self.store.strides, plan.m),
+            c_dtype=self.table.outputs[0].dtype.name,
+            operands=(
+                FIRST_OPERAND + self.nest.lhs.data,
+                FIRST_OPERAND + self.nest.rhs.data,
+                FIRST_OPERAND + len(self.table.inputs),
+            ),
+            dim_value=self.table.dim,
+            epilogue=None if self.trivial else self.epilogue,
         )
         return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread)
 

@@ -19,11 +19,19 @@ from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.gemm_tile import TILE_PARAMS
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of, vector
 from rlx.backend.cpu.microkernel import LLVM_TYPES
-from rlx.backend.cpu.quant_pack import PANEL_VECTORS, QuantLayout
+from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
+from rlx.ops.quant_layout import PANEL_VECTORS, QuantLayout
 
 _BLOCK_ROWS = 32  # rows of A prepared at a time
 _PANELS_AT_ONCE = 4  # most panels per call: few rows need several for enough independent sums
+
+
+def quant_layout(
+    k: int, n: int, target: Target, bits: int = 4, group: int = 32, scale: str = "f32", zeros: bool = False
+) -> QuantLayout:
+    """The layout that kernels for `target` read."""
+    return QuantLayout(k, n, bits, group, target.lanes("f32"), scale, zeros)
 
 
 def emit_quant_gemm(
@@ -32,6 +40,7 @@ def emit_quant_gemm(
     m: Size,
     layout: QuantLayout,
     *,
+    a_start: Size = 0,
     a_row: Size | None = None,
     c_row: Size | None = None,
     c_dtype: str = "f32",
@@ -40,17 +49,19 @@ def emit_quant_gemm(
     dim_value: DimValue | None = None,
     epilogue: Epilogue | None = None,
 ) -> KernelInfo:
-    """Write the kernel of A [m, k] (f32, rows `a_row` elements apart) times packed weights into the module.
+    """Write the kernel of A [m, k] times packed weights into the module.
+
+    A is f32, begins `a_start` elements after its operand's, and its rows are `a_row` elements apart.
 
     `operands` are the argument fields of A, the weights and C; the epilogue is that of `gemm.emit_gemm`. With
     precision "bf16", A may be rounded to bf16 where that is faster.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> target = resolve("x86-64-v3")
-    >>> emit_quant_gemm(Module(target), "product", 4, QuantLayout.of(64, 48, target)).scratch_bytes_per_thread
+    >>> emit_quant_gemm(Module(target), "product", 4, quant_layout(64, 48, target)).scratch_bytes_per_thread
     1024
     """
-    shape = (m, layout.k if a_row is None else a_row, layout.n if c_row is None else c_row)
+    shape = (m, layout.k if a_row is None else a_row, layout.n if c_row is None else c_row, a_start)
     return _QuantGemm(module, name, shape, layout, c_dtype, precision, operands, dim_value, epilogue).emit()
 
 
@@ -156,7 +167,7 @@ class _QuantGemm:
         self,
         module: Module,
         name: str,
-        shape: tuple[Size, Size, Size],
+        shape: tuple[Size, Size, Size, Size],
         layout: QuantLayout,
         c_dtype: str,
         precision: str,
@@ -171,7 +182,7 @@ class _QuantGemm:
             operands,
             dim_value,
         )
-        self.shape = shape  # m, row stride of A, row stride of C
+        self.shape = shape  # m, row stride of A, row stride of C, start of A
         self.parts = (1 if precision == "bf16" else 2) if layout.bits == 4 and module.target.has_bf16 else 0
         # Accumulators: per output its total and the sums of a group; beside them codes, a table and A.
         per_panel = PANEL_VECTORS * (1 + max(self.parts, 1))
@@ -207,11 +218,12 @@ class _QuantGemm:
     def emit(self) -> KernelInfo:
         fn, layout = self.main, self.layout
         args, thread, threads = fn.args
-        m, a_row, c_row = (self.size(x) for x in self.shape)
+        m, a_row, c_row, a_start = (self.size(x) for x in self.shape)
         self.frame.share("n", layout.n)
         self.frame.share("c_row", c_row)
         self.frame.change("stage", fn.alloca("float", self.rows * layout.columns))
         a, b, c = (fn.field(args, operand, "ptr") for operand in self.operands)
+        a = fn.gep(a, a_start, "float")
         scratch = fn.gep(fn.field(args, 1, "ptr"), fn.mul(thread, fn.field(args, 2)), "i8")
         first, stop = share(fn, layout.panels, thread, threads)
 

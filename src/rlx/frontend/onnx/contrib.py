@@ -123,12 +123,14 @@ def matmul_nbits(n: Call) -> Any:
             zero = unpacked(points.reshape(columns, -1), bits)[:, :blocks]
         else:
             zero = points.reshape(columns, blocks)
-    zero = np.full((columns, blocks), 1 << (bits - 1), np.uint8) if zero is None else zero
-    levels = weight.reshape(columns, blocks, block).astype(np.float32) - zero[..., None].astype(np.float32)
-    centred = n.importer.constant(levels.astype(np.int8), f"{n.label}.levels")
-    spread = ops.cast(centred, scales.dtype) * ops.reshape(scales, (columns, blocks, 1))  # type: ignore[operator]
-    matrix = ops.slice_axis(ops.reshape(spread, (columns, blocks * block)), 1, 0, k)
-    y = ops.matmul(x, ops.transpose(ops.cast(matrix, x.dtype)))
+    middle = 1 << (bits - 1)
+    codes = (weight[:, :k].T.astype(np.int16) - middle).astype(np.int8)
+    centred = n.importer.constant(codes, f"{n.label}.codes")
+    scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
+    shift = None if zero is None else zero.T.astype(np.float32) - middle
+    shifts = None if shift is None else n.importer.constant(shift, f"{n.label}.zeros")
+    matrix = ops.dequantize_groups(centred, scale, shifts, bits=bits, group=block)
+    y = ops.matmul(x, ops.cast(matrix, x.dtype))
     return y if n.get(5) is None else y + n[5]
 
 

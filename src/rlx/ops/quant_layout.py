@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
 
 PANEL_VECTORS = 2
@@ -20,6 +19,9 @@ class QuantLayout:
 
     4-bit codes come as one 32-bit word per column and 8 k: the even k in the low half, the odd in the high.
     8-bit codes come k by k.
+
+    >>> QuantLayout(64, 32, bits=4, group=32, lanes=16, scale="f16").nbytes
+    1152
     """
 
     k: int
@@ -35,24 +37,6 @@ class QuantLayout:
             raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}")
         if self.group < 8 or self.group % 8:
             raise ShapeError(f"a group of quantised weights is a multiple of 8 along k, not {self.group}")
-
-    @staticmethod
-    def of(
-        k: int,
-        n: int,
-        target: Target,
-        bits: int = 4,
-        group: int = 32,
-        scale: str = "f32",
-        zeros: bool = False,
-    ) -> QuantLayout:
-        """The layout that kernels for `target` read.
-
-        >>> from rlx.backend.cpu.target import resolve
-        >>> QuantLayout.of(64, 32, resolve("x86-64-v4"), scale="f16").nbytes
-        1152
-        """
-        return QuantLayout(k, n, bits, group, target.lanes("f32"), scale, zeros)
 
     @property
     def columns(self) -> int:
@@ -102,8 +86,7 @@ def pack_quantised(
 ) -> NDArray[np.uint8]:
     """Codes `q` [k, n] (-8..7 or -128..127), `scales` and `zeros` [groups, n] as the kernels read them.
 
-    >>> from rlx.backend.cpu.target import resolve
-    >>> layout = QuantLayout.of(8, 1, resolve("x86-64"), bits=8, group=8)
+    >>> layout = QuantLayout(8, 1, bits=8, group=8, lanes=4)
     >>> pack_quantised(np.ones((8, 1), np.int8), np.ones((1, 1), np.float32), layout).shape
     (96,)
     """
@@ -143,3 +126,32 @@ def _factors(factors: NDArray[np.floating], layout: QuantLayout) -> NDArray[np.f
     return np.ascontiguousarray(
         padded.reshape(layout.groups, layout.panels, layout.columns).transpose(1, 0, 2)
     )
+
+
+def unpack_quantised(packed: NDArray[np.uint8], layout: QuantLayout) -> NDArray[np.float32]:
+    """The matrix (q - zero) * scale that lies in packed weights.
+
+    >>> layout = QuantLayout(8, 1, bits=4, group=8, lanes=4)
+    >>> codes = np.arange(-4, 4).reshape(8, 1)
+    >>> unpack_quantised(pack_quantised(codes, np.full((1, 1), 0.5), layout), layout)[:, 0].tolist()
+    [-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5]
+    """
+    blocks = np.ascontiguousarray(packed).reshape(layout.panels, layout.groups, layout.group_bytes)
+    kind = np.float16 if layout.scale == "f16" else np.float32
+
+    def factors(start: int) -> NDArray[np.float32]:
+        part = np.ascontiguousarray(blocks[..., start : start + layout.factors_bytes])
+        return part.view(kind).astype(np.float32)[:, :, None, :]
+
+    codes = np.ascontiguousarray(blocks[..., layout.codes_start :])
+    shape = (layout.panels, layout.groups, layout.group, layout.columns)
+    if layout.bits == 8:
+        levels = codes.view(np.int8).reshape(shape).astype(np.float32)
+    else:
+        words = codes.view(np.uint32).reshape(layout.panels, layout.groups, -1, 1, 1, layout.columns)
+        shifts = (4 * np.arange(4)[:, None] + 16 * np.arange(2)).astype(np.uint32)
+        levels = ((words >> shifts[None, None, None, :, :, None]) & 15).reshape(shape).astype(np.float32) - 8
+    if layout.zeros:
+        levels -= factors(layout.factors_bytes)
+    matrix = (levels * factors(0)).transpose(1, 2, 0, 3).reshape(layout.depth, -1)
+    return np.ascontiguousarray(matrix[: layout.k, : layout.n])
