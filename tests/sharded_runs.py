@@ -36,7 +36,7 @@ def cut(value: np.ndarray, placements: Mapping[str, Placement], mesh: Mesh, rank
             value = np.split(value, ranks, placement.dim)[at[axis]]
         elif isinstance(placement, Partial) and at[axis] > 0:
             value = np.zeros_like(value)
-    return np.ascontiguousarray(value)
+    return np.array(value, order="C")
 
 
 def feeds(inputs: Arrays, shardings: Placements, mesh: Mesh) -> list[Arrays]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
@@ -11,8 +11,10 @@ from rlx.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
+    from rlx.dist.transport import SymmetricTransport
     from rlx.ir.graph import Graph
     from rlx.ir.lir import LirModule
+    from rlx.ir.mesh import Mesh, Placements
     from rlx.passes.pipeline import PathLike
     from rlx.passes.rules import Firing
 
@@ -186,6 +188,9 @@ def compile(
     override: Mapping[str, PathLike] | None = None,
     weight_budget: int | str | None = None,
     weight_file: PathLike | None = None,
+    mesh: Mesh | None = None,
+    shardings: Mapping[str, Placements] | None = None,
+    transport: SymmetricTransport | None = None,
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
@@ -193,7 +198,9 @@ def compile(
     program is made to fit it, or refused with what is alive together and the least budget that works; one
     with symbolic sizes is judged when it meets sizes. `debug` is "nan" (names the first kernel that makes
     one) or "poison" (spoils freed memory and stops kernels that touch it). `gate` decides about fusion: a
-    gate, or "calibrated" for constants measured on this machine. The other options are those of `plan`.
+    gate, or "calibrated" for constants measured on this machine. With a `mesh` the program is one rank's part
+    of the graph: `shardings` says how inputs, params, states and outputs lie on it, `transport` who the other
+    ranks are (by default the job that `rlx launch` started). The other options are those of `plan`.
 
     With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are read ahead of the
     kernels that need them: in `weight_file`, which `rlx.load` can open later, or in one of the cache's own.
@@ -217,6 +224,11 @@ def compile(
     if weight_budget is None and weight_file is not None:
         raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
     machine = resolve(config.TARGET.get() if target == "host" else target)
+    make: Callable[..., Any] = CompiledProgram
+    if mesh is not None:
+        from rlx.dist.program import one_rank
+
+        graph, make = one_rank(optimize(lower(graph)), mesh, shardings or {}, transport, assume)
     planned = functools.partial(
         plan,
         assume=assume,
@@ -230,6 +242,8 @@ def compile(
         weight_budget=weight_budget,
     )
     lir = planned(graph, machine.name)
+    if mesh is None:
+        _refuse_collectives(lir)
     kernels, code = native_code(lir, machine, cache)
     origin = Origin(lambda: graph, planned)
     weights = None
@@ -237,4 +251,12 @@ def compile(
         from rlx.runtime.streaming import streamed
 
         weights = streamed(lir, origin, weight_file)
-    return CompiledProgram(lir, kernels, code, threads, debug, weights, origin)
+    return make(lir, kernels, code, threads, debug, weights=weights, origin=origin)
+
+
+def _refuse_collectives(lir: LirModule) -> None:
+    for node in lir.mir.nodes:
+        if node.op.has("everywhere"):
+            axis, ranks = node.attrs["axis"], node.attrs["ranks"]
+            told = f"%{node.id} ({node.op.name}) meets the {ranks} ranks of axis {axis!r}"
+            raise UnsupportedError(f"{told}; compile with mesh= and run it on all of them", node.where)

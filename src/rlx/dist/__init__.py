@@ -25,6 +25,7 @@ from rlx.dist.mpi import MpiTransport
 from rlx.dist.shm import SharedMemoryTransport
 from rlx.dist.transport import SymmetricTransport
 from rlx.dist.types import Rank, ReduceKind, SymmetricBuffer
+from rlx.ir.mesh import Mesh, Partial, Replicate, Shard, ShardingError
 
 __all__ = [
     "Rank",
@@ -50,4 +51,9 @@ __all__ = [
     "RanksMissing",
     "RankFailed",
     "Timeout",
+    "Mesh",
+    "Shard",
+    "Replicate",
+    "Partial",
+    "ShardingError",
 ]

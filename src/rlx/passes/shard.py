@@ -37,7 +37,7 @@ class Sharded:
         at = self.mesh.coordinates(rank)
         for axis, dim in self.parts.get(name, ()):
             value = np.split(value, self.mesh.axes[axis], dim)[at[axis]]
-        return value
+        return np.array(value) if name in self.parts else value  # a copy: the whole may be dropped
 
     def fill(self, whole: Graph, rank: int) -> None:
         """Give the graph one rank's parts of the values that params and states of the whole graph have."""
@@ -47,7 +47,7 @@ class Sharded:
             (graph.state_values, whole.state_values),
         ):
             for name, value in values.items():
-                own[name] = np.ascontiguousarray(self.part(name, value, rank))
+                own[name] = self.part(name, value, rank)
         for name, axis in self.rank_params.items():
             graph.param_values[name] = np.asarray(at[axis], np.int64)
 
@@ -79,6 +79,8 @@ def shard(
             here = mesh.axes[node.attrs["axis"]]
             raise ShardingError(f"{told} {here} along {node.attrs['axis']!r}", node.where)
     for axis, ranks in mesh.axes.items():
+        if ranks == 1:
+            continue
         own = {name: placements[axis] for name, placements in given.items() if axis in placements}
         _shard_axis(done, axis, ranks, own, assume)
     return done

@@ -83,6 +83,7 @@ class Context:
         # Of a profiled run: where it went on when data had decided sizes, and after which step.
         self.later: Context | None = None
         self.left_at = 0
+        self.meetings: dict[int, Callable[[], None]] = {}  # collective -> what runs it on this memory
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
         self.steps = self._steps(one_by_one)
         # Whether values at the edges are read by NumPy too: by host thunks, as states, or to be checked.

@@ -156,12 +156,16 @@ class CompiledProgram:
 
         lir = self.lir if binding is None else self.lir.specialize(binding)
         scratch = self.memory(lir.plan.binding)["scratch"]
-        page = explain(lir, {id: t.why for id, t in self.kernels.thunks.items()}, scratch)
+        page = explain(lir, self._host_reasons(), scratch)
         if not measure:
             return page
         from rlx.measure import measure_decisions, report
 
         return f"{page}\n{report(measure_decisions(self.lir, threads=self.threads))}\n"
+
+    def _host_reasons(self) -> dict[int, str]:
+        """Why nodes are computed on the host, by their ids."""
+        return {id: t.why for id, t in self.kernels.thunks.items()}
 
     def why_not(self, a: int, b: int) -> str:
         """Why two nodes, by their numbers before fusion, are not one kernel, or that they are."""
@@ -234,7 +238,7 @@ class CompiledProgram:
 
         Arrays must be contiguous; every call reads the inputs' and writes the outputs' present memory.
         """
-        if self.kernels.thunks or self.graph.states or self._found_later:
+        if self._host_reasons() or self.graph.states or self._found_later:
             raise InputError(
                 f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run"
             )
@@ -272,7 +276,8 @@ class CompiledProgram:
                 for number, step in enumerate(context.steps):
                     keep[2]._run_step(context, step, number, watch)
 
-        return run if self.debug is None and self._weights.ring is None else run_steps
+        plain = self.debug is None and self._weights.ring is None and len(native) == len(context.steps)
+        return run if plain else run_steps
 
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
         binding: dict[str, int] = {}
@@ -456,6 +461,10 @@ class CompiledProgram:
             while len(self._free) > KEPT_CONTEXTS:
                 self._free.pop(next(k for k in self._free if k != key))
 
+    def _heap(self, plan: LirBufferPlan) -> np.ndarray | None:
+        """Memory that other ranks see too, for the heap space of a plan."""
+        return None
+
     def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Context:
         values = self._dims([plan.binding[s] for s in self._symbols])
         return Context(
@@ -469,6 +478,7 @@ class CompiledProgram:
             ring=self._weights.ring,
             one_by_one=self.debug is not None,
             profile=profile,
+            heap=self._heap(plan),
         )
 
     def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> list[Run]:

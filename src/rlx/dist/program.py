@@ -1,0 +1,184 @@
+"""A compiled program that is one rank's part of a sharded one: its collectives meet the other ranks.
+
+Every rank compiles the same graph to the same code and plan; weights hold the rank's parts. Operands of
+collectives lie in the symmetric heap at the same offsets on all ranks: others read them where they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from rlx.dist.environment import init
+from rlx.dist.errors import TransportError
+from rlx.dist.transport import SymmetricTransport
+from rlx.dist.types import ReduceKind, SymmetricBuffer
+from rlx.errors import InputError, UnsupportedError
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import LirBufferPlan
+from rlx.ir.mesh import Mesh, Placements
+from rlx.passes.shard import Sharded, shard
+from rlx.plan.collectives import Exchange, exchanges, report
+from rlx.runtime.context import Context, Step
+from rlx.runtime.program import CompiledProgram
+
+Meeting = Callable[[], None]
+
+
+def one_rank(
+    graph: Graph,
+    mesh: Mesh,
+    shardings: Mapping[str, Placements],
+    transport: SymmetricTransport | None,
+    assume: Mapping[str, int] | None,
+) -> tuple[Graph, Callable[..., RankProgram]]:
+    """This rank's part of a MIR graph with its values, and what makes a program of it."""
+    transport = transport or init()
+    if transport.num_ranks != mesh.size:
+        raise TransportError(
+            f"{mesh} has {mesh.size} ranks, but the transport has {transport.num_ranks}; start the job with "
+            f"`rlx launch -n {mesh.size}` or pass transport="
+        )
+    sharded = shard(graph, mesh, shardings, assume)
+    sharded.fill(graph, int(transport.this_rank))
+    return sharded.graph, functools.partial(RankProgram, sharded=sharded, transport=transport)
+
+
+class RankProgram(CompiledProgram):
+    """What `rlx.compile(g, mesh=..., transport=...)` returns on each rank. All ranks run it together.
+
+    Inputs are this rank's parts of those that are sharded, outputs likewise. One run at a time.
+    """
+
+    def __init__(self, *given: Any, sharded: Sharded, transport: SymmetricTransport, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.sharded, self.transport, self.mesh = sharded, transport, sharded.mesh
+        self._groups = self._split()
+        self._region: SymmetricBuffer | None = None  # of the heap; large enough for all plans so far
+        self._running = threading.Lock()
+
+    def _split(self) -> dict[str, SymmetricTransport]:
+        """A transport per axis that has anybody to meet; all ranks come here in the same order."""
+        axes = [axis for axis, ranks in self.mesh.axes.items() if ranks > 1]
+        if len(axes) == 1:
+            return {axes[0]: self.transport}
+        return {axis: self.transport.split(self.mesh.groups(axis)) for axis in axes}
+
+    # -- facts
+
+    def exchanges(self, binding: Mapping[str, int] | None = None) -> list[Exchange]:
+        """Collectives in the order in which they run, with the bytes that each rank receives."""
+        return exchanges(self.lir, None if binding is None else self.plan_for(binding))
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Sizes and counts, and every collective with the bytes that this rank receives in it."""
+        facts = super().stats
+        met = self.exchanges()
+        own = {e.node for e in met}
+        facts["host_thunks"] = [t for t in facts["host_thunks"] if t["node"] not in own]
+        facts["collectives"] = [{"node": e.node, "what": e.what, "bytes": e.bytes} for e in met]
+        facts["bytes_moved"] = sum(e.bytes for e in met)
+        facts["mesh"], facts["rank"] = dict(self.mesh.axes), int(self.transport.this_rank)
+        return facts
+
+    def _host_reasons(self) -> dict[int, str]:
+        own = {e.node for e in self.exchanges()}
+        return {id: why for id, why in super()._host_reasons().items() if id not in own}
+
+    def explain(self, *given: Any, **options: Any) -> str:
+        """The page of the program, and which collectives were inserted why."""
+        return super().explain(*given, **options) + "\n" + report(self.lir, self.sharded) + "\n"
+
+    def save(self, path: Any, targets: Sequence[str] = ()) -> None:
+        """Refused: a file holds one program for all, this is one rank's."""
+        raise UnsupportedError(
+            f"program {self.graph.name!r} is one rank's part of a sharded one and cannot be saved; "
+            "save the graph (rlx.ir.serialize) and compile it on every rank"
+        )
+
+    def set_param(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter its whole value; this rank keeps its part."""
+        source = self.lir.derived or self.lir.mir
+        if name in source.params:
+            want = list(source.params[name].shape)
+            for axis, dim in self.sharded.parts.get(name, ()):
+                want[dim] = want[dim] * self.mesh.axes[axis]
+            if np.shape(value) != tuple(want):
+                raise InputError(f"param {name!r} has the whole shape {tuple(want)}, got {np.shape(value)}")
+            value = self.sharded.part(name, np.asarray(value), int(self.transport.this_rank))
+        super().set_param(name, value)
+
+    # -- running
+
+    def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
+        with self._running:
+            return super()._run(given, states)
+
+    def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Context:
+        context = super()._make_context(plan, profile)
+        context.meetings = {
+            e.node: self._meeting(context, self.graph.nodes[e.node]) for e in self.exchanges()
+        }
+        return context
+
+    def _heap(self, plan: LirBufferPlan) -> np.ndarray | None:
+        """This rank's heap memory for a plan. All ranks plan the same sizes in the same order."""
+        need = plan.sizes()["heap"]
+        if self._region is None or self._region.len < need:
+            if self._region is not None:
+                self._free.clear()  # contexts over the old region
+                self.transport.free(self._region)
+            if need > self.transport.heap_size:
+                raise TransportError(
+                    f"program {self.graph.name!r} needs {need} bytes of heap per rank, the job has "
+                    f"{self.transport.heap_size}; start it with `rlx launch --heap BYTES`"
+                )
+            self._region = self.transport.alloc(need)
+        try:
+            return self.transport.view(self.transport.this_rank, self._region)
+        except TransportError:  # ranks of several machines share no memory: collectives copy
+            return np.zeros(need, np.uint8)
+
+    def _meeting(self, context: Context, node: Node) -> Meeting:
+        """The collective of a node on the memory of a context; what a run brings is looked up in the run."""
+        group, ranks = self._groups[node.attrs["axis"]], node.attrs["ranks"]
+        kind = ReduceKind(node.attrs["kind"]) if "kind" in node.attrs else ReduceKind.SUM
+        operand = node.operands[0]
+        shared = context.plan.shared.get(node.id) == operand.id
+
+        def reduce_all() -> None:
+            result = context.array(node)
+            if not shared:
+                result[...] = context.array(operand)
+            all_reduce(group, None, result, kind)
+
+        def gather() -> None:
+            x, result = context.array(operand), context.array(node)
+            all_gather(group, None, x.reshape(-1), out=result.reshape(-1))
+
+        def scatter() -> None:
+            x, result = context.array(operand), context.array(node)
+            reduce_scatter(group, None, x.reshape(ranks, -1), kind, out=result.reshape(1, -1))
+
+        def swap() -> None:
+            x, result = context.array(operand), context.array(node)
+            all_to_all(group, None, x.reshape(ranks, -1), out=result.reshape(ranks, -1))
+
+        ways = {"all_reduce": reduce_all, "all_gather": gather, "reduce_scatter": scatter, "all_to_all": swap}
+        return ways[node.op.meeting]  # type: ignore[attr-defined]
+
+    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
+        meeting = context.meetings.get(step.nodes[0]) if step.thunk is not None else None
+        if meeting is None:
+            return super()._run_unwatched(context, step)
+        start = time.perf_counter_ns()
+        meeting()
+        step.span = (start, time.perf_counter_ns())
+        return {}, None

@@ -1,0 +1,266 @@
+"""Sharded programs, compiled and run on ranks that are threads or processes, against the whole program."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_programs import random_program
+
+import rlx
+from rlx import ops
+from rlx.backend.reference.interpreter import evaluate
+from rlx.dist import Mesh, Partial, Shard, TransportError, run_threads
+from rlx.errors import InputError, UnsupportedError
+from rlx.ir.graph import Graph, Node
+from rlx.plan.text import parse_module
+from sharded_runs import Arrays, Placements, assert_parts, feeds, random_shardings
+
+TP = Mesh({"tp": 2})
+
+
+def on_ranks(mesh: Mesh, work: Callable[[Any, int], Any], heap: int = 1 << 20) -> list[Any]:
+    return run_threads(mesh.size, lambda t: work(t, int(t.this_rank)), heap_size=heap, timeout=20)
+
+
+def run_sharded(graph: Graph, mesh: Mesh, shardings: Placements, inputs: Arrays) -> list[Arrays]:
+    given = feeds(inputs, shardings, mesh)
+
+    def work(transport: Any, rank: int) -> Arrays:
+        program = rlx.compile(graph, threads=1, mesh=mesh, shardings=shardings, transport=transport)
+        first = program.run(given[rank])
+        again = program.run(given[rank])
+        for name, value in first.items():
+            np.testing.assert_array_equal(value, again[name])
+        return first
+
+    return on_ranks(mesh, work)
+
+
+def mlp(rows: Any = 8) -> tuple[Graph, Arrays, Placements]:
+    """Two layers, the first cut by columns, the second by rows."""
+    rng = np.random.default_rng(0)
+    g = Graph("mlp")
+    x = g.input("x", (rows, 16), "f32")
+
+    def weight(name: str, *shape: int) -> Node:
+        return g.param(name, shape, "f32", rng.standard_normal(shape).astype(np.float32) / 4)
+
+    hidden = ops.gelu(x @ weight("up", 16, 64) + weight("up_bias", 64))
+    g.output("y", hidden @ weight("down", 64, 16) + weight("down_bias", 16))
+    shardings: Placements = {
+        "up": {"tp": Shard(1)},
+        "up_bias": {"tp": Shard(0)},
+        "down": {"tp": Shard(0)},
+    }
+    return g, {"x": rng.standard_normal((8, 16)).astype(np.float32)}, shardings
+
+
+def test_tensor_parallel_layers_equal_the_whole() -> None:
+    g, inputs, shardings = mlp("n")
+    assert_parts(run_sharded(g, TP, shardings, inputs), rlx.compile(g).run(inputs), {}, TP, 1e-5)
+
+
+def test_each_rank_holds_its_part_and_operands_lie_in_the_heap() -> None:
+    g, _, shardings = mlp()
+    whole = rlx.compile(g, threads=1).stats["weights"]
+
+    def work(transport: Any, rank: int) -> None:
+        program = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport)
+        assert program.stats["weights"] < 0.55 * whole
+        assert program.stats["host_thunks"] == []
+        (met,) = program.stats["collectives"]
+        assert met["what"] == "all_reduce sum over 'tp' (2 ranks)"
+        assert met["bytes"] == program.stats["bytes_moved"] == 8 * 16 * 4
+        plan = program.lir.plan
+        plan.check()
+        node = program.graph.nodes[met["node"]]
+        assert plan.slot(node.id).space == plan.slot(node.operands[0].id).space == "heap"
+        assert plan.slot(node.id).offset == plan.slot(node.operands[0].id).offset  # in place
+        assert program.memory()["heap"] == 8 * 16 * 4
+        page = program.explain()
+        assert "Ranks: tp = 2; 1 collective, each rank receives 512 B in a run" in page
+        assert re.search(r"all_reduce sum over 'tp': %\d+ dot_general .* Partial\('sum'\) -> Replicate", page)
+        assert "runs on the host" not in page
+
+    on_ranks(TP, work)
+
+
+def test_plans_with_a_heap_survive_text() -> None:
+    g, _, shardings = mlp("n")
+
+    def work(transport: Any, rank: int) -> tuple[str, str]:
+        lir = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport).lir
+        blobs: dict[str, np.ndarray] = {}
+        again = parse_module(lir.to_text(blobs), blobs)
+        again.specialize({"n": 5}).plan.check()
+        return lir.code_key, lir.fingerprint()
+
+    first, second = on_ranks(TP, work)
+    assert first == second  # one program for all ranks
+
+
+def test_set_param_takes_the_whole_value() -> None:
+    g, inputs, shardings = mlp()
+    value = np.random.default_rng(9).standard_normal((64, 16)).astype(np.float32)
+
+    def work(transport: Any, rank: int) -> Arrays:
+        program = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport)
+        program.set_param("down", value)
+        with pytest.raises(InputError, match=r"param 'down' has the whole shape \(64, 16\), got \(32, 16\)"):
+            program.set_param("down", value[:32])
+        with pytest.raises(UnsupportedError, match="cannot be saved"):
+            program.save("never.rlx")
+        return program.run(inputs)
+
+    whole = rlx.compile(g)
+    whole.set_param("down", value)
+    assert_parts(on_ranks(TP, work), whole.run(inputs), {}, TP, 1e-5)
+
+
+def test_bound_buffers_and_growing_shapes() -> None:
+    g, _, shardings = mlp("n")
+    whole, rng = rlx.compile(g), np.random.default_rng(1)
+    batches = [rng.standard_normal((n, 16)).astype(np.float32) for n in (3, 40, 5, 300)]
+
+    def work(transport: Any, rank: int) -> None:
+        program = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport)
+        for x in (*batches, *batches):
+            np.testing.assert_allclose(program(x), whole(x), rtol=1e-5, atol=1e-5)
+        out = np.empty((40, 16), np.float32)
+        run = program.bind({"x": batches[1]}, {"y": out})
+        run()
+        run()
+        np.testing.assert_allclose(out, whole(batches[1]), rtol=1e-5, atol=1e-5)
+
+    on_ranks(TP, work)
+
+
+def train_graph() -> Graph:
+    """Loss and gradients of a small network for a batch."""
+    g = Graph("train")
+    x, y = g.input("x", ("n", 8), "f32"), g.input("y", ("n", 4), "f32")
+    up, down = g.input("up", (8, 16), "f32"), g.input("down", (16, 4), "f32")
+    g.output("loss", ops.mean((ops.tanh(x @ up) @ down - y) ** 2.0))
+    from rlx.transform.grad import gradient_graph
+
+    return gradient_graph(g, "loss", ["up", "down"])
+
+
+def test_data_parallel_gradients_are_those_of_the_joint_batch() -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"x": (12, 8), "y": (12, 4), "up": (8, 16), "down": (16, 4)}
+    inputs = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+    mesh = Mesh({"dp": 3})
+    shardings: Placements = {"x": {"dp": Shard(0)}, "y": {"dp": Shard(0)}}
+    g = train_graph()
+    assert_parts(run_sharded(g, mesh, shardings, inputs), rlx.compile(g).run(inputs), {}, mesh, 1e-6)
+
+
+def test_collectives_written_by_hand() -> None:
+    g = Graph("manual")
+    x = g.input("x", (4, 6), "f32")
+    over: dict[str, Any] = {"axis": "tp", "ranks": 2}
+    g.output("mean", ops.all_reduce(x, kind="mean", **over))
+    g.output("all", ops.all_gather(ops.tanh(x), dim=1, **over))
+    g.output("part", ops.reduce_scatter(x * 2.0, dim=1, kind="max", **over))
+    g.output("turned", ops.all_to_all(x, split=0, concat=1, **over))
+    with g.building():
+        g.output("first", ops.broadcast(x, root=1, **over) + ops.cast(ops.rank_index(**over), "f32"))
+    rng = np.random.default_rng(0)
+    given = [{"x": rng.standard_normal((4, 6)).astype(np.float32)} for _ in range(2)]
+    a, b = (each["x"] for each in given)
+
+    def work(transport: Any, rank: int) -> Arrays:
+        return rlx.compile(g, threads=1, mesh=TP, transport=transport).run(given[rank])
+
+    for rank, out in enumerate(on_ranks(TP, work)):
+        np.testing.assert_array_equal(out["mean"], (a + b) / 2)
+        np.testing.assert_allclose(out["all"], np.tanh(np.concatenate([a, b], 1)), rtol=1e-5)
+        np.testing.assert_array_equal(out["part"], np.split(np.maximum(2 * a, 2 * b), 2, 1)[rank])
+        np.testing.assert_array_equal(
+            out["turned"], np.concatenate([np.split(v, 2, 0)[rank] for v in (a, b)], 1)
+        )
+        np.testing.assert_array_equal(out["first"], b + np.float32(rank))
+
+
+def test_two_axes_of_two_ranks() -> None:
+    g, inputs, shardings = mlp()
+    mesh = Mesh({"dp": 2, "tp": 2})
+    shardings = {**shardings, "x": {"dp": Shard(0)}, "y": {"dp": Shard(0)}}
+    got = run_sharded(g, mesh, shardings, inputs)
+    assert_parts(got, rlx.compile(g).run(inputs), shardings, mesh, 1e-5)
+
+
+def test_states_are_cut_too() -> None:
+    g = Graph("counter")
+    x = g.input("x", (4,), "f32")
+    total = g.state("total", (4,), "f32", np.arange(4, dtype=np.float32))
+    g.set_state("total", total + x)
+    g.output("y", total + x)
+    shardings: Placements = {"total": {"tp": Shard(0)}, "x": {"tp": Shard(0)}}
+    inputs = {"x": np.ones(4, np.float32)}
+    want = {"y": np.arange(4, dtype=np.float32) + 1}
+    assert_parts(run_sharded(g, TP, shardings, inputs), want, {}, TP, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("axes", [{"a": 2}, {"a": 2, "b": 2}], ids=["two ranks", "four ranks"])
+def test_random_programs_run_natively_on_ranks(seed: int, axes: dict[str, int]) -> None:
+    graph, inputs = random_program(seed + 100)
+    mesh = Mesh(axes)
+    shardings = random_shardings(graph, mesh, np.random.default_rng(seed))
+    got = run_sharded(graph, mesh, shardings, inputs)
+    assert_parts(got, evaluate(graph, inputs), shardings, mesh, 2e-4)
+
+
+def test_refusals() -> None:
+    g, inputs, shardings = mlp()
+    with pytest.raises(
+        TransportError, match=r"has 2 ranks, but the transport has 1; start the job with `rlx launch -n 2`"
+    ):
+        rlx.compile(g, mesh=TP, shardings=shardings)
+    manual = Graph()
+    manual.output("y", ops.all_reduce(manual.input("x", (4,), "f32"), axis="tp", ranks=2))
+    with pytest.raises(UnsupportedError, match="meets the 2 ranks of axis 'tp'; compile with mesh="):
+        rlx.compile(manual)
+
+    def small_heap(transport: Any, rank: int) -> None:
+        program = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport)
+        with pytest.raises(TransportError, match="needs 512 bytes of heap per rank, the job has 256"):
+            program.run(inputs)
+
+    on_ranks(TP, small_heap, heap=256)
+    assert Partial() != Partial("max")
+
+
+SCRIPT = """
+import numpy as np, rlx
+from rlx import ops
+from rlx.dist import Mesh, Shard, init
+g = rlx.Graph()
+x = g.input("x", ("n", 16), "f32")
+w = np.arange(16 * 8, dtype=np.float32).reshape(16, 8) / 100
+g.output("y", ops.softmax(x @ g.param("w", (16, 8), "f32", w)))
+program = rlx.compile(g, threads=1, mesh=Mesh({"tp": 2}), shardings={"w": {"tp": Shard(0)}})
+for n in (2, 50, 3):
+    x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
+    np.testing.assert_allclose(program(x), rlx.compile(g, threads=1)(x), rtol=1e-5, atol=1e-6)
+print("rank", init().this_rank, "fine", len(program.stats["collectives"]))
+"""
+
+
+def test_ranks_that_are_processes(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    start = f"from rlx.cli.main import main; main(['launch', '-n', '2', {str(script)!r}])"
+    command = [sys.executable, "-c", start]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 fine 1" in done.stdout and "rank 1 fine 1" in done.stdout
