@@ -71,11 +71,18 @@ def test_unknown_workloads_are_refused() -> None:
 
 
 def test_a_row_is_measured_in_processes_of_its_own() -> None:
-    row = harness.run_row("gemm:8,32,48", 1, ["rlx", "numpy"], 1, lambda line: None)
+    (row,) = harness.run(["gemm:8,32,48"], [1], ["rlx", "numpy"], 1)
     assert [m.engine for m in row.engines] == ["rlx", "numpy"]
     assert all(len(m.times) == harness.SAMPLES and not m.error for m in row.engines)
     share = row.share()
     assert row.ratio() and share and 0 < share < 1.2
+
+
+def test_an_engine_that_fails_is_named_and_the_others_go_on() -> None:
+    with harness.Workers(1) as workers:
+        with pytest.raises(harness.EngineError, match="engine numpy: ConfigError: no workload is called"):
+            workers.get("numpy").ask("make", spec="gem:1,2")
+        assert workers.get("numpy").ask("make", spec="gemm:4,8,16")["ready"] > 0
 
 
 def example() -> list[Row]:

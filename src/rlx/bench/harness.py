@@ -6,6 +6,7 @@ spin after their work would otherwise take the cores of the next engine.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,16 @@ from typing import Any
 import numpy as np
 
 from rlx.bench.engines import ENGINES, installed
-from rlx.bench.worker import YARDSTICK
 from rlx.bench.workloads import make
+from rlx.bench.yardsticks import YARDSTICK
 from rlx.errors import RlxError
 
 TARGET_SECONDS = 0.02  # one timing lasts at least this long: shorter runs are repeated inside it
 SAMPLES = 3  # timings of an engine in one round
+
+
+class EngineError(RlxError):
+    """An engine cannot run a workload, or its process ended."""
 
 
 @dataclass
@@ -83,38 +87,35 @@ class Row:
 
 
 class _Worker:
-    def __init__(self, engine: str, spec: str, threads: int, cpus: Sequence[int]) -> None:
+    """A process with one engine, stopped unless it is asked something."""
+
+    def __init__(self, engine: str, threads: int) -> None:
         self.engine = engine
-        places = ",".join(map(str, cpus))
-        command = [sys.executable, "-m", "rlx.bench.worker", engine, spec, str(threads), places]
+        cpus = sorted(os.sched_getaffinity(0))[:threads]
+        command = [sys.executable, "-m", "rlx.bench.worker", engine, str(threads)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             env[variable] = str(threads)
+        pin = functools.partial(os.sched_setaffinity, 0, cpus)  # before libraries start their threads
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env, preexec_fn=pin
         )
 
-    def ask(self, command: dict[str, Any] | None = None) -> dict[str, Any]:
-        assert self.process.stdin and self.process.stdout
-        if command is not None:
-            self.process.stdin.write(json.dumps(command) + "\n")
-            self.process.stdin.flush()
+    def ask(self, do: str, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(json.dumps({"do": do, **command}) + "\n")
+        self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
+                self.process.send_signal(signal.SIGSTOP)
                 answer: dict[str, Any] = json.loads(line)
+                if "error" in answer:
+                    raise EngineError(f"engine {self.engine}: {answer['error']}")
                 return answer
-        assert self.process.stderr
         tail = self.process.stderr.read().strip().splitlines()
-        raise RlxError(f"engine {self.engine} failed: {tail[-1] if tail else 'no message'}")
-
-    @contextmanager
-    def awake(self) -> Any:
-        """The process runs inside, and is stopped before and after."""
-        self.process.send_signal(signal.SIGCONT)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGSTOP)
+        raise EngineError(f"engine {self.engine} ended: {tail[-1] if tail else 'no message'}")
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -127,39 +128,52 @@ class _Worker:
             self.process.wait()
 
 
+class Workers:
+    """One process per engine, started when first needed, for all workloads at one number of threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self._running = threads, dict[str, _Worker]()
+
+    def get(self, engine: str) -> _Worker:
+        worker = self._running.get(engine)
+        if worker is None or worker.process.poll() is not None:
+            worker = self._running[engine] = _Worker(engine, self.threads)
+        return worker
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._running.values():
+            worker.close()
+
+
 def run_row(
-    spec: str, threads: int, engines: Sequence[str] | None, rounds: int, say: Callable[[str], None]
+    spec: str, workers: Workers, engines: Sequence[str] | None, rounds: int, say: Callable[[str], None]
 ) -> Row:
     """Measure one workload."""
     workload = make(spec)
     able = [e for e in engines or ("rlx", *workload.peers) if e in installed() and ENGINES[e].can(workload)]
     measured = {e: Measured(e) for e in able}
     rate = Measured(YARDSTICK)
-    workers: dict[str, _Worker] = {}
-    try:
-        for e, into in [*measured.items(), (YARDSTICK, rate)]:
-            if e == YARDSTICK and not (workload.flops or workload.bytes):
-                continue
-            say(f"{workload.name}: starting {e}")
-            worker = _Worker(e, spec, threads, sorted(os.sched_getaffinity(0))[:threads])
-            try:
-                into.ready = worker.ask()["ready"]
-                workers[e] = worker
-                worker.process.send_signal(signal.SIGSTOP)
-            except RlxError as error:
-                into.error = str(error)
-                worker.close()
-        _measure(workload.name, workers, measured | {YARDSTICK: rate}, rounds, say)
-        _compare(workers, measured)
-    finally:
-        for worker in workers.values():
-            worker.close()
+    ready: dict[str, _Worker] = {}
+    for e, into in [*measured.items(), (YARDSTICK, rate)]:
+        if e == YARDSTICK and not (workload.flops or workload.bytes):
+            continue
+        say(f"{workload.name}: preparing {e}")
+        try:
+            into.ready = workers.get(e).ask("make", spec=spec)["ready"]
+            ready[e] = workers.get(e)
+        except EngineError as error:
+            into.error = str(error)
+    _measure(workload.name, ready, measured | {YARDSTICK: rate}, rounds, say)
+    _compare(ready, measured)
     for m in measured.values():
         if m.difference > workload.tolerance:
             m.error = f"outputs differ from RLX by {m.difference:.2g} of the largest"
     return Row(
         workload.name,
-        threads,
+        workers.threads,
         workload.flops,
         workload.bytes,
         list(measured.values()),
@@ -175,17 +189,14 @@ def _measure(
     rounds: int,
     say: Callable[[str], None],
 ) -> None:
-    inner = {YARDSTICK: 1}
+    inner = {}
     for e, worker in workers.items():
-        if e != YARDSTICK:
-            with worker.awake():
-                once = min(worker.ask({"time": SAMPLES, "inner": 1})["times"])
-            inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
+        once = min(worker.ask("time", samples=SAMPLES, inner=1)["times"])
+        inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
     for i in range(rounds):
         say(f"{name}: round {i + 1} of {rounds}")
         for e, worker in workers.items():
-            with worker.awake():
-                measured[e].times += worker.ask({"time": SAMPLES, "inner": inner[e]})["times"]
+            measured[e].times += worker.ask("time", samples=SAMPLES, inner=inner[e])["times"]
 
 
 def _compare(workers: dict[str, _Worker], measured: dict[str, Measured]) -> None:
@@ -197,8 +208,7 @@ def _compare(workers: dict[str, _Worker], measured: dict[str, Measured]) -> None
         for e in measured:
             if e in workers:
                 path = str(Path(folder) / f"{e}.npz")
-                with workers[e].awake():
-                    workers[e].ask({"save": path})
+                workers[e].ask("save", path=path)
                 with np.load(path) as data:
                     values[e] = [data[k].astype(np.float64) for k in data.files]
         for e, arrays in values.items():
@@ -221,4 +231,9 @@ def run(
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """All workloads at all thread counts; by default each with the engines that it names as peers."""
-    return [run_row(spec, t, engines, rounds, say) for spec in specs for t in threads]
+    rows: dict[tuple[str, int], Row] = {}
+    for count in threads:
+        with Workers(count) as workers:
+            for spec in specs:
+                rows[spec, count] = run_row(spec, workers, engines, rounds, say)
+    return [rows[spec, count] for spec in specs for count in threads]

@@ -8,14 +8,16 @@ import sys
 import time
 from typing import Any
 
-from rlx.bench.workloads.base import Run, Workload
+import numpy as np
 
-YARDSTICK = "yardstick"
+from rlx.bench.engines import ENGINES
+from rlx.bench.workloads import make
+from rlx.bench.workloads.base import Run
+from rlx.bench.yardsticks import YARDSTICK, Yardstick, yardsticks
 
 
-def _quieten(cpus: list[int]) -> None:
-    """Pin to the given cores and ask the scheduler for precedence, where it lets us."""
-    os.sched_setaffinity(0, set(cpus))
+def _quieten() -> None:
+    """Ask the scheduler for precedence, where it lets us."""
     try:
         os.setsid()
         with open("/proc/self/autogroup", "w") as f:
@@ -36,53 +38,48 @@ def _time(run: Run, samples: int, inner: int) -> list[float]:
     return times
 
 
-def _measure_yardstick(workload: Workload, threads: int) -> None:
-    """Answers with the best rate of each sample, in flops or bytes per second."""
-    from rlx.bench.yardsticks import yardsticks
+class _Bench:
+    """An engine, or the yardstick, on the workload that was asked for last."""
 
-    ways = yardsticks(workload, threads)
-    for way in ways:
-        way.run()
-    _say({"ready": 0.0})
-    for line in sys.stdin:
-        samples = json.loads(line).get("time")
-        if not samples:
-            break
-        rates = [[way.amount / t for t in _time(way.run, samples, 1)] for way in ways]
-        _say({"times": [max(found) for found in zip(*rates, strict=True)]})
+    def __init__(self, engine: str, threads: int) -> None:
+        self.engine, self.threads = engine, threads
+        self.run: Run = list
+        self.yardsticks: list[Yardstick] = []
+
+    def make(self, spec: str) -> dict[str, Any]:
+        self.run, self.yardsticks = list, []  # lets go of the last workload
+        workload = make(spec)
+        if self.engine == YARDSTICK:
+            self.yardsticks = yardsticks(workload, self.threads)
+            return {"ready": 0.0}
+        start = time.perf_counter()
+        self.run = ENGINES[self.engine].prepare(workload, self.threads)
+        self.run()
+        return {"ready": time.perf_counter() - start}
+
+    def time(self, samples: int, inner: int) -> dict[str, Any]:
+        """Seconds of a run; of the yardstick its best rate, in flops or bytes per second."""
+        if self.engine != YARDSTICK:
+            return {"times": _time(self.run, samples, inner)}
+        rates = [[way.amount / t for t in _time(way.run, samples, 1)] for way in self.yardsticks]
+        return {"times": [max(found) for found in zip(*rates, strict=True)]}
+
+    def save(self, path: str) -> dict[str, Any]:
+        np.savez(path, *[np.asarray(value) for value in self.run()])
+        return {"saved": True}
 
 
 def main() -> None:
-    engine, spec, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    _quieten([int(c) for c in sys.argv[4].split(",")])
-    import numpy as np
-
-    from rlx.bench.engines import ENGINES
-    from rlx.bench.workloads import make
-
-    answer: dict[str, Any]
-    workload = make(spec)
-    if engine == YARDSTICK:
-        return _measure_yardstick(workload, threads)
-    start = time.perf_counter()
-    run = ENGINES[engine].prepare(workload, threads)
-    run()
-    _say({"ready": time.perf_counter() - start})
+    _quieten()
+    bench = _Bench(sys.argv[1], int(sys.argv[2]))
     for line in sys.stdin:
         command = json.loads(line)
-        if "time" in command:
-            answer = {"times": _time(run, command["time"], command["inner"])}
-        elif "save" in command:
-            np.savez(command["save"], *[np.asarray(value) for value in run()])
-            answer = {"saved": True}
-        else:
-            break
-        _say(answer)
-
-
-def _say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+        try:
+            answer = getattr(bench, command.pop("do"))(**command)
+        except Exception as error:  # told to the harness, which goes on with the other engines
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
