@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.ir.lir import LirModule
     from rlx.ir.mesh import Mesh, Placements
+    from rlx.passes.fuse import Supports
     from rlx.passes.pipeline import PathLike
     from rlx.passes.rules import Firing
 
@@ -55,6 +56,7 @@ def plan(
     dump: PathLike | None = None,
     override: Mapping[str, PathLike] | None = None,
     weight_budget: int | str | None = None,
+    device: str = "cpu",
 ) -> LirModule:
     """Everything up to LIR: no native code is made.
 
@@ -62,9 +64,8 @@ def plan(
     the text of each; `override` maps a stage to a file whose graph replaces what the stage gives. `pins` says
     of pairs of nodes (by their ids in `decisions`) whether they shall be one kernel; `gate` decides the rest.
     """
-    from rlx.backend.cpu.build import panel_tiles, supports
+    from rlx.backend.cpu.build import panel_tiles
     from rlx.backend.cpu.conv import conv_target
-    from rlx.backend.cpu.target import resolve
     from rlx.ir.lir import LirModule
     from rlx.ir.op import Level
     from rlx.passes.basic import materialize_outputs, split_derived
@@ -83,13 +84,13 @@ def plan(
     from rlx.plan.build import Planner
     from rlx.plan.states import settle_states
 
-    machine = resolve(target)
-    chosen = _gate(gate)
+    machine, supports = _target(device, target)
+    chosen = _gate(gate, device)
     trace = Trace(checks, dump, override or {})
     beside: dict[str, Any] = {}  # what stages give besides a graph
 
     def join(hir: Graph) -> Graph:
-        joined, decisions = join_blocks(hir, chosen, assume)
+        joined, decisions = join_blocks(hir, chosen, assume, device)
         trace.decisions += decisions
         return joined
 
@@ -102,7 +103,11 @@ def plan(
         main, beside["derived"] = split_derived(mir)
         return main
 
-    options = Options(chosen, "cpu", assume, pins, supports)
+    def only_host(stage: Stage) -> list[Stage]:
+        """A layout that kernels of the CPU read, and no others."""
+        return [stage] if device == "cpu" else []
+
+    options = Options(chosen, device, assume, pins, supports)
 
     def fuse_all(mir: Graph) -> Graph:
         mir = prepare_bodies(mir, lambda body: fuse(body, options)[0])
@@ -112,12 +117,12 @@ def plan(
 
     layouts = (
         Stage("simplify", lambda g: optimize(g, trace.firings)),
-        Stage("sparse weights", find_sparse_weights),
+        *only_host(Stage("sparse weights", find_sparse_weights)),
         Stage("precision", lambda g: lower_precision(g, precision)),
         Stage("merge products", merge),
         Stage("convolution axes", drop_unit_axes),
-        Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine))),
-        Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine))),
+        *only_host(Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine)))),
+        *only_host(Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine)))),
     )
 
     def lay_out(body: Graph) -> Graph:
@@ -141,6 +146,8 @@ def plan(
         trace,
     )
     used, kept = chosen.constants(), dict[str, Any](precision=precision)
+    if device != "cpu":
+        kept["device"] = device
     if budget is None:
         planner = Planner(mir, assume or {})
     else:
@@ -161,14 +168,29 @@ def plan(
     return made
 
 
-def _gate(given: IoFusionGate | str | None) -> IoFusionGate:
+def _target(device: str, target: str) -> tuple[Any, Supports]:
+    """What kernels are made for, and which of them that backend has."""
+    if device == "cpu":
+        from rlx.backend.cpu.build import supports
+        from rlx.backend.cpu.target import resolve
+
+        return resolve(target), supports
+    if device != "opencl":
+        raise UnsupportedError(f"device {device!r} runs no programs in this version; use 'cpu' or 'opencl'")
+    from rlx.backend.opencl.build import resolve as resolve_opencl
+
+    machine = resolve_opencl(target)
+    return machine, machine.supports
+
+
+def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
     from rlx.cost import IoFusionGate, calibrate, default_gate
 
     if given is None or isinstance(given, IoFusionGate):
-        return given or default_gate("cpu")
+        return given or default_gate(device)
     if given != "calibrated":
         raise ConfigError(f"gate {given!r} is unknown; give an IoFusionGate, or 'calibrated'")
-    return calibrate("cpu")
+    return calibrate(device)
 
 
 def compile(
@@ -205,6 +227,9 @@ def compile(
     With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are read ahead of the
     kernels that need them: in `weight_file`, which `rlx.load` can open later, or in one of the cache's own.
 
+    On device "opencl" the device decides about threads, and what it has no kernel for is a host thunk, named
+    in `stats`.
+
     >>> import numpy as np, rlx
     >>> g = rlx.Graph("double")
     >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
@@ -218,12 +243,14 @@ def compile(
     from rlx.runtime.program import CompiledProgram
 
     threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
-    if device != "cpu":
-        raise UnsupportedError(f"device {device!r} runs no programs in this version; compile for 'cpu'")
     check_mode(debug)
+    if device != "cpu":
+        _target(device, target)
+        for name, given in (("weight_budget", weight_budget), ("mesh", mesh)):
+            if given is not None:
+                raise UnsupportedError(f"{name} is for device 'cpu' only; compile for {device} without it")
     if weight_budget is None and weight_file is not None:
         raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
-    machine = resolve(config.TARGET.get() if target == "host" else target)
     make: Callable[..., Any] = CompiledProgram
     if mesh is not None:
         from rlx.dist.program import one_rank
@@ -240,7 +267,13 @@ def compile(
         dump=dump,
         override=override,
         weight_budget=weight_budget,
+        device=device,
     )
+    if device != "cpu":
+        from rlx.runtime.device_program import compile_for_device
+
+        return compile_for_device(graph, device, target, debug, planned)
+    machine = resolve(config.TARGET.get() if target == "host" else target)
     lir = planned(graph, machine.name)
     if mesh is None:
         _refuse_collectives(lir)

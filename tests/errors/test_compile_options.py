@@ -12,7 +12,7 @@ import rlx
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"device": "opencl"}, "device 'opencl' runs no programs in this version; compile for 'cpu'"),
+        ({"device": "cuda"}, "device 'cuda' runs no programs in this version; use 'cpu' or 'opencl'"),
     ],
 )
 def test_what_is_not_there_is_refused(options: dict[str, Any], text: str) -> None:

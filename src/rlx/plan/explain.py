@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -60,7 +60,7 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch:
     >>> print(explain(plan(g, target="x86-64-v3")).splitlines()[0])
     hello for x86-64-v3: 1 kernel, 0 B of activations, 0 B of weights
     """
-    costs = kernel_costs(module)
+    costs = kernel_costs(module, thunks or {})
     parts = [
         _head(module),
         _stages(module),
@@ -72,16 +72,23 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch:
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
-def kernel_costs(module: LirModule) -> list[KernelCost]:
-    """Predicted IO and time of every kernel, in the order in which they run."""
+def kernel_costs(module: LirModule, thunks: Container[int] = ()) -> list[KernelCost]:
+    """Predicted IO and time of every kernel, in the order in which they run.
+
+    The host waits for the operands of `thunks`, and reads them back where memory is not shared.
+    """
     io = IoModel(module.mir, module.plan.binding)
     gate = IoFusionGate(**module.gate) if module.gate else None
+    device = module.options.get("device", "cpu")
     out = []
     for kernel in module.plan.schedule:
         node = module.mir.nodes[kernel]
         profile = io.profile(node)
+        if kernel in thunks:
+            read_back = max(profile.device_traffic_bytes - io.bytes(node), 0)
+            profile += GraphIoProfile(0, max(1 - profile.sync_points, 0), read_back, 0)
         heavy, light = _work(node, module.plan.binding)
-        compute = contraction_ps("cpu", heavy) + elementwise_ps("cpu", light)
+        compute = contraction_ps(device, heavy) + elementwise_ps(device, light)
         out.append(KernelCost(node, profile, heavy + light, _time(gate, profile, compute)))
     return out
 
@@ -90,7 +97,7 @@ def _time(gate: IoFusionGate | None, io: GraphIoProfile, compute: int) -> int:
     """Dispatch, and the slower of moving and computing."""
     if gate is None:
         return compute
-    launches = gate.score_ps(FusionBenefit(io.kernel_launches, io.sync_points, 0, 0))
+    launches = gate.score_ps(FusionBenefit(io.kernel_launches, io.sync_points, io.host_output_bytes, 0))
     moving = gate.score_ps(FusionBenefit(0, 0, 0, io.device_traffic_bytes))
     return launches + max(moving, compute)
 

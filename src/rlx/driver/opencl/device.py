@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlx.driver.arena import Arena, ArenaSlot, arena_size
@@ -36,6 +37,8 @@ class OpenCLDevice(Device):
             float64="cl_khr_fp64" in self.handle.extensions,
         )
         self._programs: dict[str, Any] = {}
+        self._kernels: dict[str, Any] = {}  # kernel -> program that defines it
+        self._building = threading.Lock()
 
     @property
     def lost(self) -> bool:
@@ -76,15 +79,33 @@ class OpenCLDevice(Device):
 
     def build(self, source: str, name: str) -> Any:
         """The kernel `name` of OpenCL C text, compiled once per text."""
-        program = self._programs.get(source)
-        if program is None:
-            try:
-                with translated(self, f"build kernel {name}"):
-                    program = self._programs[source] = cl().Program(self.context, source).build()
-            except DeviceError as error:
-                if getattr(error.__cause__, "code", None) != cl().status_code.BUILD_PROGRAM_FAILURE:
-                    raise
-                raise CompileError(
-                    f"OpenCL C of kernel {name} does not compile: {error.__cause__}"
-                ) from error
-        return cl().Kernel(program, name)
+        if source not in self._programs:
+            self._programs[source] = self._compile(source, f"kernel {name}")
+        return cl().Kernel(self._programs[source], name)
+
+    def ensure(self, names: Iterable[str], write: Callable[[Sequence[str]], str]) -> None:
+        """Compile those of the named kernels that are not there yet, all in one program.
+
+        `write(names)` gives its text. A name must stand for one text only, as a digest does.
+        """
+        with self._building:
+            new = [name for name in dict.fromkeys(names) if name not in self._kernels]
+            if new:
+                program = self._compile(write(new), f"{len(new)} kernels")
+                self._kernels |= dict.fromkeys(new, program)
+
+    def kernel(self, name: str) -> Any:
+        """A kernel that `ensure` compiled, with arguments of its own."""
+        with translated(self, f"make kernel {name}"):
+            return cl().Kernel(self._kernels[name], name)
+
+    def _compile(self, source: str, what: str) -> Any:
+        exact = self.handle.single_fp_config & cl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+        options = ["-w", *["-cl-fp32-correctly-rounded-divide-sqrt"] * bool(exact)]
+        try:
+            with translated(self, f"build {what}"):
+                return cl().Program(self.context, source).build(options)
+        except DeviceError as error:
+            if getattr(error.__cause__, "code", None) != cl().status_code.BUILD_PROGRAM_FAILURE:
+                raise
+            raise CompileError(f"OpenCL C of {what} does not compile: {error.__cause__}") from error

@@ -80,20 +80,22 @@ class OpenCLStream(CommandStream):
     def launch(
         self,
         kernel: Any,
-        arguments: Sequence[OpenCLMemory | np.generic],
+        arguments: Sequence[OpenCLMemory | np.generic] | None,
         global_size: Sequence[int],
         local_size: Sequence[int] | None = None,
     ) -> None:
-        """Record a run of a kernel from `OpenCLDevice.build`. Arguments are memories and NumPy scalars."""
-        given = tuple(arguments)
-        handles = [argument.handle if isinstance(argument, OpenCLMemory) else argument for argument in given]
+        """Record a run of a kernel from `OpenCLDevice.build`. Arguments are memories and NumPy scalars; None
+        keeps those that `set_arguments` gave it.
+        """
+        given = () if arguments is None else tuple(arguments)
 
         def enqueue() -> list[Any]:
-            kernel.set_args(*handles)
+            if arguments is not None:
+                set_arguments(kernel, given)
             size = tuple(local_size) if local_size else None
             return [cl().enqueue_nd_range_kernel(self._queue, kernel, tuple(global_size), size)]
 
-        self._record(enqueue, given)
+        self._record(enqueue, (kernel, given))
 
     def call(self, function: Callable[[], object]) -> None:
         def run() -> list[Any]:
@@ -155,3 +157,8 @@ class OpenCLStream(CommandStream):
             for events, uses in self._running
             if any(event.command_execution_status > complete for event in events)
         ]
+
+
+def set_arguments(kernel: Any, arguments: Sequence[OpenCLMemory | np.generic]) -> None:
+    """Give a kernel its arguments. It does not keep memories alive: the caller does."""
+    kernel.set_args(*[a.handle if isinstance(a, OpenCLMemory) else a for a in arguments])

@@ -1,0 +1,154 @@
+"""From a plan to OpenCL C: which kernels this backend has, and their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlx.backend.cpu.kernels import HostThunk, KernelSet
+from rlx.backend.opencl import ctext, primitives
+from rlx.backend.opencl.printer import PrintedKernel, print_kernel
+from rlx.errors import CompileError, UnsupportedError
+from rlx.ir.compose import body_of, compose
+from rlx.ir.form import Call, dense_strides
+from rlx.ir.graph import Node
+from rlx.ir.kernel import (
+    AttentionNest,
+    ComposeError,
+    ContractNest,
+    ConvNest,
+    Kernel,
+    Nest,
+    Opaque,
+    TransformNest,
+)
+from rlx.ir.lir import LirModule
+from rlx.ir.scalar import LOADS, Scalar
+from rlx.ir.types import TensorType, tensor_types
+from rlx.ir.views import View, view_layouts
+
+_NOT_HERE = {
+    AttentionNest: "attention as one kernel",
+    ConvNest: "convolution",
+    TransformNest: "Fourier transform",
+}
+PRELUDE = "#pragma OPENCL FP_CONTRACT OFF\n"
+
+
+@dataclass(frozen=True)
+class OpenCLTarget:
+    """What kernels may use. Programs for one target run on every device that has it."""
+
+    float64: bool = True
+
+    @property
+    def name(self) -> str:
+        return "opencl" if self.float64 else "opencl-no-f64"
+
+    def supports(self, kernel: Kernel, types: Sequence[TensorType]) -> str | None:
+        """Why there is no OpenCL kernel over operands and results of these types; None if there is.
+
+        >>> from rlx.ir.compose import body_of, compose
+        >>> from rlx import Graph, ops
+        >>> g = Graph()
+        >>> y = ops.sort(g.input("x", (8,), "f32"))[0].operands[0]
+        >>> OpenCLTarget().supports(compose(body_of(y)), [])
+        'form Sort has no OpenCL kernel'
+        """
+        if isinstance(kernel, Opaque):
+            form = kernel.form
+            if isinstance(form, Call):
+                return form.why
+            return f"form {type(form).__name__} has no OpenCL kernel"
+        if type(kernel) in _NOT_HERE:
+            return f"{_NOT_HERE[type(kernel)]} has no OpenCL kernel"
+        assert isinstance(kernel, Nest | ContractNest)
+        for t in types:
+            refused = ctext.why_not(t.dtype, self.float64)
+            if refused is not None:
+                return refused
+        return next((why for e in _bodies(kernel) for why in [self._refuses(e)] if why is not None), None)
+
+    def _refuses(self, body: Scalar) -> str | None:
+        for e in body.walk():
+            refused = ctext.why_not(e.dtype, self.float64)
+            if refused is None and e.prim not in _PLAIN:
+                refused = primitives.why_not(e.prim, e.args[-1].dtype)
+            if refused is not None:
+                return refused
+        return None
+
+
+_PLAIN = frozenset({*LOADS, "const", "axis", "size", "acc", "cast"})
+
+
+def _bodies(kernel: Nest | ContractNest) -> Iterable[Scalar]:
+    """All expressions of a kernel."""
+    if isinstance(kernel, ContractNest):
+        yield from (kernel.lhs, kernel.rhs)
+    else:
+        yield from (s.body for s in kernel.stats)
+    yield from (s.body for s in kernel.stores)
+
+
+def resolve(name: str) -> OpenCLTarget:
+    """The target called `name`; "host" is what an OpenCL device usually has.
+
+    >>> resolve("opencl-no-f64").float64
+    False
+    """
+    known = {target.name: target for target in (OpenCLTarget(True), OpenCLTarget(False))}
+    if name != "host" and name not in known:
+        raise CompileError(f"unknown OpenCL target {name!r}: choose host, {', '.join(known)}")
+    return known.get(name, OpenCLTarget())
+
+
+def build_kernels(module: LirModule, target: OpenCLTarget) -> KernelSet:
+    """The kernels of a program, and host thunks for what has none."""
+    views = view_layouts(module.mir)
+    kernels: dict[int, PrintedKernel] = {}
+    thunks: dict[int, HostThunk] = {}
+    for id in module.plan.schedule:
+        made = _kernel(module.mir.nodes[id], target, views)
+        if isinstance(made, str):
+            thunks[id] = HostThunk(id, made)
+        else:
+            kernels[id] = made
+    return KernelSet(
+        dict(kernels), thunks, program_text(kernels.values()), len({k.name for k in kernels.values()})
+    )
+
+
+def program_text(kernels: Iterable[PrintedKernel]) -> str:
+    """One OpenCL C program with these kernels; equal ones, and the helpers they share, are written once."""
+    helpers: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for kernel in kernels:
+        helpers |= dict(kernel.helpers)
+        texts[kernel.name] = kernel.text
+    if not texts:
+        return ""
+    return (
+        "\n".join([PRELUDE, *(helpers[name].strip() + "\n" for name in sorted(helpers)), *texts.values()])
+        + "\n"
+    )
+
+
+def _kernel(node: Node, target: OpenCLTarget, views: dict[int, View]) -> PrintedKernel | str:
+    """The kernel of a node, or the reason why there is none."""
+    if node.op.host_only is not None:
+        return node.op.host_only
+    inputs = []
+    for o in node.operands:
+        view = views.get(o.id)
+        inputs.append((o.dtype, o.shape, dense_strides(o.shape) if view is None else view.layout.strides))
+    results = tensor_types(node.type)
+    try:
+        kernel = compose(body_of(node))
+        why = target.supports(kernel, [*(o.tensor for o in node.operands), *results])
+        if why is not None:
+            return why
+        assert isinstance(kernel, Nest | ContractNest)
+        return print_kernel(kernel, inputs, [(t.dtype, t.shape, dense_strides(t.shape)) for t in results])
+    except (UnsupportedError, ComposeError) as e:
+        return e.message

@@ -1,0 +1,191 @@
+"""The text of one kernel while it is written: arguments, variables, loops, helper functions.
+
+No size, stride or offset is part of the text: they are arguments, so that one text serves every shape. Only
+0, 1 and -1 stay, because they are how an access is made, not how large it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rlx.backend.opencl import primitives
+from rlx.backend.opencl.ctext import (
+    HALVES,
+    HELPERS,
+    cast,
+    from_memory,
+    literal,
+    memory_type,
+    to_memory,
+    variable_type,
+)
+from rlx.errors import UnsupportedError
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import I64, DType
+from rlx.ir.scalar import LOADS, Scalar, load_index
+from rlx.ir.types import Shape
+
+ERROR_INDEX = 1  # what a kernel reports when an index from data is out of range
+Slot = tuple[DType, Shape, Shape]  # dtype, shape and strides of an operand, in elements
+
+
+class KernelText:
+    """Statements and arguments of one kernel."""
+
+    def __init__(self, inputs: Sequence[Slot], outputs: Sequence[Slot], total: Dim) -> None:
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self.dims: dict[Dim, str] = {}
+        self.helpers: dict[str, str] = {}
+        self.checks = False
+        self.lines: list[str] = []
+        self._indent = 1
+        self._variables = 0
+        self._known: list[dict[Scalar, str]] = [{}]
+        self.accs: list[str] = []
+        self.axes: list[str] = []
+        self.total = "total"
+        self.total_dim = total
+
+    # -- arguments
+
+    def dim(self, d: Dim) -> str:
+        """A size as an argument of the kernel."""
+        if isinstance(d, int) and d in (-1, 0, 1):
+            return str(d) if d >= 0 else "(-1)"
+        if d == self.total_dim:
+            return self.total
+        return self.dims.setdefault(d, f"d{len(self.dims)}")
+
+    def finish(self, name: str) -> str:
+        """The text of the kernel."""
+        arguments, casts = [], []
+        slots = [
+            *(("x", i, s) for i, s in enumerate(self.inputs)),
+            *(("y", i, s) for i, s in enumerate(self.outputs)),
+        ]
+        for letter, number, (dtype, _, _) in slots:
+            arguments += [f"__global uchar *{letter}{number}_memory", f"long {letter}{number}_at"]
+            kind = f"__global {'const ' * (letter == 'x')}{memory_type(dtype)} *"
+            place = f"({letter}{number}_memory + {letter}{number}_at)"
+            casts.append(f"    {kind}{letter}{number} = ({kind}){place};")
+        if self.checks:
+            arguments += ["__global int *errors", "long node"]
+        arguments += ["long total", *(f"long {d}" for d in self.dims.values())]
+        head = f"__kernel void {name}({', '.join(arguments)}) {{"
+        return "\n".join([head, *casts, *self.lines, "}"])
+
+    # -- statements
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self._indent + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """A block of statements; what is computed inside is not known outside."""
+        self.line(f"{head} {{")
+        self._indent += 1
+        self._known.append(dict(self._known[-1]))
+        yield
+        self._known.pop()
+        self._indent -= 1
+        self.line("}")
+
+    def variable(self, type_: str, value: str) -> str:
+        name = f"v{self._variables}"
+        self._variables += 1
+        self.line(f"const {type_} {name} = {value};")
+        return name
+
+    def unflatten(self, flat: str, space: Shape, first: int) -> None:
+        """Axes `first`.. from a row-major number."""
+        names = [f"i{first + k}" for k in range(len(space))]
+        rest = flat
+        for k in range(len(space) - 1, 0, -1):
+            extent = self.dim(space[k])
+            self.line(f"const long {names[k]} = {rest} % {extent};")
+            above = f"{rest} / {extent}"
+            rest = self.variable("long", above) if k > 1 else above
+        if names:
+            self.line(f"const long {names[0]} = {rest};")
+        self.axes = [*self.axes[:first], *names]
+
+    # -- expressions
+
+    def value(self, e: Scalar) -> str:
+        """The C expression (a variable, an argument or a literal) that holds a value at this point."""
+        known = self._known[-1]
+        for part in e.walk():
+            if part not in known:
+                known[part] = self._write(part, [known[a] for a in part.args])
+        return known[e]
+
+    def _write(self, e: Scalar, args: list[str]) -> str:
+        if e.prim == "const":
+            return self.dim(e.data) if e.dtype is I64 else literal(e.data, e.dtype)
+        if e.prim == "axis":
+            return self.axes[e.data]
+        if e.prim == "size":
+            return self.dim(e.data)
+        if e.prim == "acc":
+            return self.accs[e.data or 0]
+        if e.prim == "at":
+            return self._read(e, args[0])
+        if e.prim in LOADS:
+            return self._load(e, args)
+        if e.prim == "cast":
+            if e.dtype.name in HALVES:
+                self.use(f"{e.dtype.name}_bits", f"{e.dtype.name}_value")
+            return self.variable(variable_type(e.dtype), cast(args[0], e.args[0].dtype, e.dtype))
+        return self.variable(variable_type(e.dtype), self.primitive(e.prim, e.args[-1].dtype, args))
+
+    def primitive(self, name: str, dtype: DType, args: list[str]) -> str:
+        """A primitive as an expression; its helper function becomes part of the program."""
+        text, helper = primitives.write(name, dtype, args)
+        if helper is not None:
+            self.helpers[helper[0]] = helper[1]
+        self.use(*(name for name in HELPERS if f"{name}(" in text))
+        return text
+
+    def use(self, *names: str) -> None:
+        for name in names:
+            self.helpers[name] = HELPERS[name]
+
+    def _load(self, e: Scalar, args: list[str]) -> str:
+        _, shape, strides = self.inputs[e.data]
+        index = args[len(e.args) - len(load_index(e)) :]
+        if len(index) != len(strides):
+            raise UnsupportedError("an operand in a layout of its own is read by products only")
+        offset = self.offset(index, strides)
+        if e.prim == "load":
+            return self._read(e, offset)
+        if e.prim == "load_or":
+            return self._read(e, offset, guard=args[0], fill=args[1])
+        inside = [f"{i} >= 0 && {i} < {self.dim(n)}" for i, n in zip(index, shape, strict=True)]
+        if not inside:
+            return self._read(e, offset)
+        self.checks = True
+        good = self.variable("bool", " && ".join(inside))
+        self.line(f"if (!{good}) errors[node] = {ERROR_INDEX};")
+        return self._read(e, offset, guard=good, fill=literal(0, e.dtype))
+
+    def _read(self, e: Scalar, offset: str, guard: str | None = None, fill: str = "") -> str:
+        if e.dtype.name in HALVES:
+            self.use(f"{e.dtype.name}_value")
+        got = from_memory(e.dtype, f"x{e.data}[{offset}]")
+        return self.variable(variable_type(e.dtype), got if guard is None else f"{guard} ? {got} : {fill}")
+
+    def offset(self, index: Sequence[str], strides: Shape) -> str:
+        """Element offset of an index."""
+        terms = []
+        for i, stride in zip(index, strides, strict=True):
+            step = self.dim(stride)
+            if step != "0" and i != "0":
+                terms.append(i if step == "1" else f"{i} * {step}")
+        return " + ".join(terms) or "0"
+
+    def store(self, number: int, index: Sequence[str], strides: Shape, value: str, dtype: DType) -> None:
+        """Write one element of an output."""
+        if dtype.name in HALVES:
+            self.use(f"{dtype.name}_bits")
+        self.line(f"y{number}[{self.offset(index, strides)}] = {to_memory(dtype, value)};")

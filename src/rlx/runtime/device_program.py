@@ -1,0 +1,239 @@
+"""A compiled program on a device with memory of its own: uploads, launches in a queue, read-backs.
+
+Every space of the plan is one arena on the device. A node without a kernel is a host thunk: its operands are
+read back, its reference computes, its results are uploaded; the queue is empty at that point, a sync point.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.backend.cpu.kernels import KernelSet
+from rlx.backend.opencl.build import OpenCLTarget, build_kernels, program_text, resolve
+from rlx.backend.opencl.printer import PrintedKernel
+from rlx.driver.device import open_device
+from rlx.errors import InputError, KernelError, RlxError, UnsupportedError
+from rlx.ir.graph import Graph, Node
+from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.runtime.device_context import DeviceContext, arena_for
+from rlx.runtime.memory import aligned_empty
+from rlx.runtime.program import MESSAGES, CompiledProgram
+
+if TYPE_CHECKING:
+    from rlx.driver.arena import Arena
+    from rlx.driver.opencl.device import OpenCLDevice
+
+
+class DeviceProgram(CompiledProgram):
+    """What `rlx.compile(..., device="opencl")` returns: called, asked and explained like any program."""
+
+    def __init__(self, lir: LirModule, kernels: KernelSet, device: str, debug: str | None = None) -> None:
+        if debug not in (None, "nan"):
+            raise UnsupportedError(f"debug={debug!r} watches host memory; compile for device 'cpu' to use it")
+        opened: Any = open_device(device)
+        super().__init__(lir, kernels, None, opened.capabilities.compute_units, debug)
+        self.device = device
+        self._opened: OpenCLDevice = opened
+        self._weight_arena: Arena | None = None
+        self._opening = threading.Lock()
+        self._printed = {k.name: k for k in kernels.kernels.values() if isinstance(k, PrintedKernel)}
+        self._ready()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """As for other programs; `sync_points` are those of one run: its host thunks and its end."""
+        return {**super().stats, "device": self.device, "sync_points": len(self.kernels.thunks) + 1}
+
+    def set_param(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter a value; derived weights follow, and all are uploaded before the next run."""
+        super().set_param(name, value)
+        self._weight_arena = None
+
+    def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
+        """Files hold programs for the host: one for a device is refused."""
+        raise UnsupportedError(
+            f"a program for {self.device} cannot be saved; compile for 'cpu' and save that, or save the graph"
+        )
+
+    def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> Any:
+        """Kernels on a device are not timed by this version."""
+        raise UnsupportedError(f"a program for {self.device} has no traces; compile for 'cpu' to trace it")
+
+    def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """A function that runs the program on fixed arrays: they are uploaded and read back by every call."""
+        binding: dict[str, int] = {}
+        for kind, names, given, nodes in (
+            ("input", self.input_names, inputs, self.inputs),
+            ("output", self.output_names, outputs, self.outputs),
+        ):
+            for name, node in zip(names, nodes, strict=True):
+                if name not in given:
+                    raise InputError(f"{kind} {name!r} of program {self.graph.name!r} is missing")
+                self._check_bound(kind, name, node, given[name], binding)
+
+        def run() -> None:
+            for name, value in self.run(inputs).items():
+                outputs[name][...] = value
+
+        return run
+
+    @staticmethod
+    def _check_bound(kind: str, name: str, node: Node, array: np.ndarray, binding: dict[str, int]) -> None:
+        from rlx.ir.bind import check_array
+
+        check_array(node.tensor, array, binding, f"{kind} {name!r}")
+
+    # -- the device
+
+    def _ready(self) -> tuple[OpenCLDevice, Arena]:
+        """The device with this program's kernels and weights on it; one that was lost is opened again."""
+        with self._opening:
+            if self._opened.lost:
+                reopened: Any = open_device(self.device)
+                self._opened, self._weight_arena = reopened, None
+                with self._lock:
+                    self._free.clear()
+            device = self._opened
+            device.ensure(self._printed, lambda names: program_text(self._printed[n] for n in names))
+            if self._weight_arena is None:
+                self._weight_arena = self._uploaded_weights(device)
+            return device, self._weight_arena
+
+    def _uploaded_weights(self, device: OpenCLDevice) -> Arena:
+        plan = self.lir.plan
+        arena = arena_for(device, self.graph, plan, "weight")
+        for id, data in self._weights.memory.items():
+            arena.memory.write(plan.assignments[id].offset, data)
+        return arena
+
+    def _acquire(self, binding: Mapping[str, int]) -> Any:
+        self._ready()
+        return super()._acquire(binding)
+
+    def _release(self, context: Any) -> None:
+        if not context.failed and context.device is self._opened:
+            super()._release(context)
+
+    def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Any:
+        device, weights = self._ready()
+        read = {plan.root(o.id) for id in plan.schedule for o in self.graph.nodes[id].operands}
+        for id in sorted(read):
+            if plan.assignments[id].space == "weight" and id not in self._weights.memory:
+                name = self.graph.nodes[id].attrs["name"]
+                raise InputError(f"param {name!r} has no value; give it one with set_param")
+        values = self._dims([plan.binding[s] for s in self._symbols])
+        return DeviceContext(self.graph, self.kernels, device, plan, values, weights)
+
+    # -- running
+
+    def _execute(
+        self,
+        context: Any,
+        inputs: Sequence[np.ndarray],
+        states: dict[str, np.ndarray],
+        binding: dict[str, int],
+    ) -> list[np.ndarray]:
+        first, now = context, context
+        first.failed = True  # until it is proved otherwise
+        self._feed(now, inputs, states)
+        for number, id in enumerate(first.plan.schedule):
+            node = self.graph.nodes[id]
+            if id not in self.kernels.thunks:
+                now.launch(id)
+            elif not self._unknown(node):
+                now.stream.call(partial(self._thunk, now, node))
+            else:
+                now = self._reveal(now, node, number, inputs, states, binding)
+            if self.debug is not None:
+                self._finish(now)
+                self._check_results(now, node)
+        outputs = [aligned_empty(n.tensor.bind(now.plan.binding), n.dtype.np) for n in self.outputs]
+        for node, array in zip(self.outputs, outputs, strict=True):
+            now.download(node.id, array)
+        self._finish(now)
+        new = {s.name: np.array(now.array(s.output)) for s in self.graph.states}  # one may be another's
+        for name, value in new.items():
+            states[name][...] = value
+        first.failed = False
+        return outputs
+
+    def _feed(
+        self, context: DeviceContext, inputs: Sequence[np.ndarray], states: Mapping[str, np.ndarray]
+    ) -> None:
+        context.begin()
+        for node, array in zip(self.inputs, inputs, strict=True):
+            context.upload(node.id, array)
+        for name, node in self.graph.state_inputs.items():
+            context.upload(node.id, states[name])
+
+    def _finish(self, context: DeviceContext) -> None:
+        context.finish()
+        for id, code in context.reported():
+            node = self.graph.nodes[id]
+            what = MESSAGES.get(code, f"error code {code}")
+            raise KernelError(f"kernel {self.describe(node)}: {what}", node.where)
+
+    def _thunk(self, context: DeviceContext, node: Node) -> None:
+        """Compute a node on the host; its operands are on the device, the queue is empty."""
+        self._store(context, node, self._computed(context, node)[1])
+
+    def _computed(self, context: DeviceContext, node: Node) -> tuple[dict[str, int], Any]:
+        try:
+            return self._on_host(self.lir.mir.nodes[node.id], context.plan, context.array)
+        except RlxError:
+            raise
+        except Exception as e:
+            raise KernelError(
+                f"host thunk {self.describe(node)} raised {type(e).__name__}: {e}", node.where
+            ) from e
+
+    def _store(self, context: DeviceContext, node: Node, out: Any) -> None:
+        values = out if isinstance(out, tuple) else (out,)
+        for target, value in zip(self.graph.results(node), values, strict=True):
+            if target.id in context.plan.assignments:
+                tile = context.tile(target.id)
+                tile.memory.write(tile.offset, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+    def _reveal(
+        self,
+        context: DeviceContext,
+        node: Node,
+        number: int,
+        inputs: Sequence[np.ndarray],
+        states: Mapping[str, np.ndarray],
+        binding: dict[str, int],
+    ) -> DeviceContext:
+        """Run a node whose result has a size that depends on data: the rest is planned for what it is."""
+        self._finish(context)
+        found, out = self._computed(context, node)
+        if found:
+            binding |= found
+            later: DeviceContext = self._make_context(self.plan_for(binding))
+            self._feed(later, inputs, states)
+            later.take_over(context, context.plan.schedule[:number])
+            self._finish(later)
+            context = later
+        self._store(context, node, out)
+        return context
+
+    def _check_results(self, context: DeviceContext, node: Node) -> None:
+        for result in self.graph.results(node):
+            if result.dtype.is_float and result.id in context.plan.assignments:
+                if not np.isfinite(context.array(result).astype(np.float32)).all():
+                    raise KernelError(f"kernel {self.describe(node)} made a NaN or infinity", node.where)
+
+
+def compile_for_device(
+    graph: Graph, device: str, target: str, debug: str | None, planned: Callable[[Graph, str], LirModule]
+) -> DeviceProgram:
+    """The program of a graph for a device; `planned` plans it for a target, "host" is what the device has."""
+    if target == "host":
+        target = OpenCLTarget(open_device(device).capabilities.float64).name
+    lir = planned(graph, target)
+    return DeviceProgram(lir, build_kernels(lir, resolve(target)), device, debug)
