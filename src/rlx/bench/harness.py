@@ -189,14 +189,18 @@ def _measure(
     rounds: int,
     say: Callable[[str], None],
 ) -> None:
-    inner = {}
-    for e, worker in workers.items():
-        once = min(worker.ask("time", samples=SAMPLES, inner=1)["times"])
-        inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
+    inner: dict[str, int] = {}
     for i in range(rounds):
         say(f"{name}: round {i + 1} of {rounds}")
-        for e, worker in workers.items():
-            measured[e].times += worker.ask("time", samples=SAMPLES, inner=inner[e])["times"]
+        for e in list(workers):
+            try:
+                if e not in inner:
+                    once = min(workers[e].ask("time", samples=SAMPLES, inner=1)["times"])
+                    inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
+                measured[e].times += workers[e].ask("time", samples=SAMPLES, inner=inner[e])["times"]
+            except EngineError as error:
+                measured[e].error = str(error)
+                del workers[e]
 
 
 def _compare(workers: dict[str, _Worker], measured: dict[str, Measured]) -> None:

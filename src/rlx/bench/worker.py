@@ -48,7 +48,7 @@ class _Bench:
 
     def make(self, spec: str) -> dict[str, Any]:
         self.run, self.yardsticks = list, []  # lets go of the last workload
-        workload = make(spec)
+        self.workload = workload = make(spec)  # kept: engines hold addresses of its arrays
         if self.engine == YARDSTICK:
             self.yardsticks = yardsticks(workload, self.threads)
             return {"ready": 0.0}
