@@ -163,6 +163,64 @@ def test_data_parallel_gradients_are_those_of_the_joint_batch() -> None:
     assert_parts(run_sharded(g, mesh, shardings, inputs), rlx.compile(g).run(inputs), {}, mesh, 1e-6)
 
 
+def test_a_training_step_on_two_ranks_gives_the_weights_of_the_joint_batch() -> None:
+    rng = np.random.default_rng(4)
+    weights = {"up": rng.standard_normal((8, 16)), "down": rng.standard_normal((16, 4))}
+    weights = {k: v.astype(np.float32) / 4 for k, v in weights.items()}
+    x, y = (rng.standard_normal((32, n)).astype(np.float32) for n in (8, 4))
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return ops.mean((ops.relu(x @ w["up"]) @ w["down"] - y) ** 2.0)
+
+    def updated(w: Any, x: Any, y: Any, average: Callable[[Any], Any]) -> Any:
+        _, gradients = rlx.value_and_grad(loss)(w, x, y)
+        return {k: w[k] - 0.1 * average(g) for k, g in gradients.items()}
+
+    def work(transport: Any, rank: int) -> Any:
+        def average(g: Any) -> Any:
+            return ops.all_reduce(g, axis="dp", ranks=2, kind="mean")
+
+        step = rlx.jit(
+            lambda w, x, y: updated(w, x, y, average), mesh=Mesh({"dp": 2}), transport=transport, threads=1
+        )
+        own, mine = weights, slice(16 * rank, 16 * rank + 16)
+        for _ in range(3):
+            own = step(own, x[mine], y[mine])
+        return own
+
+    alone = rlx.jit(lambda w, x, y: updated(w, x, y, lambda g: g), threads=1)
+    want = weights
+    for _ in range(3):
+        want = alone(want, x, y)
+    first, second = on_ranks(Mesh({"dp": 2}), work)
+    for name in want:
+        np.testing.assert_array_equal(first[name], second[name])
+        np.testing.assert_allclose(first[name], want[name], rtol=0, atol=1e-6)
+
+
+def test_minilm_on_two_ranks(zoo_path: Callable[..., Path]) -> None:
+    from rlx.zoo.minilm import load_graph, tensor_parallel
+
+    graph = load_graph(Path(zoo_path("minilm")).parent)
+    shardings = tensor_parallel(graph)
+    rng = np.random.default_rng(0)
+    inputs = {"input_ids": rng.integers(0, 30_000, (2, 24)), "attention_mask": np.ones((2, 24), np.int64)}
+    inputs["attention_mask"][1, 10:] = 0
+    whole = rlx.compile(graph, threads=1)
+    want, weights = whole.run(inputs), whole.stats["weights"]
+
+    def work(transport: Any, rank: int) -> Arrays:
+        program = rlx.compile(graph, threads=1, mesh=TP, shardings=shardings, transport=transport)
+        assert program.stats["weights"] < 0.51 * weights
+        assert program.stats["host_thunks"] == []
+        assert len(program.stats["collectives"]) == 13  # embeddings, and two sums for each of six layers
+        return program.run(inputs)
+
+    for out in on_ranks(TP, work, heap=8 << 20):
+        for name, value in want.items():
+            assert np.abs(out[name] - value).max() <= 1e-5
+
+
 def test_collectives_written_by_hand() -> None:
     g = Graph("manual")
     x = g.input("x", (4, 6), "f32")
@@ -256,11 +314,26 @@ print("rank", init().this_rank, "fine", len(program.stats["collectives"]))
 """
 
 
+def launched(script: Path) -> str:
+    """What a script prints on two ranks."""
+    start = (
+        f"import sys; from rlx.cli.main import main; sys.exit(main(['launch', '-n', '2', {str(script)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_examples_run() -> None:
+    folder = Path(__file__).parents[2] / "examples"
+    assert "weights of a rank: 50% of the whole" in launched(folder / "tensor_parallel.py")
+    assert "sums inserted by the compiler: after 5 steps" in launched(folder / "data_parallel.py")
+
+
 def test_ranks_that_are_processes(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
-    start = f"from rlx.cli.main import main; main(['launch', '-n', '2', {str(script)!r}])"
-    command = [sys.executable, "-c", start]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "rank 0 fine 1" in done.stdout and "rank 1 fine 1" in done.stdout
+    told = launched(script)
+    assert "rank 0 fine 1" in told and "rank 1 fine 1" in told

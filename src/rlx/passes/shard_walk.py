@@ -31,7 +31,7 @@ MEETING_NS = 8000
 BYTE_NS = 0.1
 SUM_BYTE_NS = 0.25
 HEAVY_NS = 0.02  # per operation of a contraction
-LIGHT_NS = 0.2
+LIGHT_NS = 0.03  # per operation of a kernel that works in registers
 IMPOSSIBLE = float("inf")
 
 

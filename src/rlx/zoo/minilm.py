@@ -11,6 +11,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.ir.graph import Graph, Node
+from rlx.ir.mesh import Shard
 
 
 class _Builder:
@@ -72,6 +73,24 @@ def build(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Graph
     g.output("last_hidden_state", x)
     g.output("sentence_embedding", mean / ops.maximum(length, 1e-12))
     return g
+
+
+def tensor_parallel(graph: Graph, axis: str = "tp") -> dict[str, dict[str, Shard]]:
+    """Shardings that split heads, feed-forward columns and embeddings over an axis of a mesh.
+
+    Projections to heads and to the inner layer are cut by rows of their weights (their outputs), the two
+    that lead back by columns (their inputs), so that each layer needs two sums over the ranks. Embeddings are
+    cut along the hidden axis. What is left out (norms, two biases) is small and the same on every rank.
+    """
+    into = ("query", "key", "value", "intermediate.dense")
+    out: dict[str, dict[str, Shard]] = {}
+    for name in graph.params:
+        layer = name.removesuffix(".weight").removesuffix(".bias")
+        if layer.endswith(into):
+            out[name] = {axis: Shard(0)}
+        elif name.endswith((".output.dense.weight", "_embeddings.weight")):
+            out[name] = {axis: Shard(1)}
+    return out
 
 
 def load_graph(folder: Path) -> Graph:
