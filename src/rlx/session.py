@@ -170,7 +170,7 @@ def _stored(
     import_: Callable[[], tuple[Graph, Sequence[Path]]],
 ) -> CompiledProgram:
     """The program of a model file: from the store, or compiled and stored."""
-    if not options.get("cache", True):
+    if not options.get("cache", True) or options.get("device", "cpu") != "cpu":  # files hold host programs
         return _compile(import_()[0], options)
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.programs import ProgramStore
@@ -198,6 +198,8 @@ def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> C
     if fixed:
         raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
     file = Artifact(path)
+    if options.get("device", "cpu") != "cpu":
+        return _compile(file.source(), options)
     number = file.find(resolve(options.get("target") or config.TARGET.get()))
     if number is not None:
         return _open(file, number, options, trust_native)

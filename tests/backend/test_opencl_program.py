@@ -200,6 +200,29 @@ def test_the_arena_is_device_memory_of_the_planned_size() -> None:
     assert context.arenas["input"].read(id).sum() == 192
 
 
+def test_kernels_touch_nothing_but_their_slots() -> None:
+    """Sizes that fill no whole group or row of lanes; every byte that no value owns keeps its guard."""
+    program = compiled(network())
+    plan_ = program.plan_for({"rows": 7})
+    context = program._make_context(plan_)
+    guards = {}
+    for space, arena in context.arenas.items():
+        free = np.ones(arena.size_bytes(), bool)
+        for slot in plan_.assignments.values():
+            if slot.space == space:
+                free[slot.offset : slot.offset + slot.size] = False
+        if space != "weight":
+            arena.memory.write(0, np.full(arena.size_bytes(), 0xA5, np.uint8))
+        guards[space] = (free, arena.memory.read(0, arena.size_bytes())[free])
+    x = np.random.default_rng(3).standard_normal((7, 12), np.float32)
+    (got,) = program._execute(context, [x], {}, {"rows": 7})
+    np.testing.assert_allclose(got, evaluate(network(), {"x": x})["y"], rtol=1e-5, atol=1e-6)
+    for space, (free, before) in guards.items():
+        after = context.arenas[space].memory.read(0, context.arenas[space].size_bytes())
+        np.testing.assert_array_equal(after[free], before, err_msg=space)
+    assert sum(len(before) for _, before in guards.values()) > 0
+
+
 def test_lower_precision_agrees_with_the_host() -> None:
     x = np.random.default_rng(2).standard_normal((9, 12), np.float32)
     for precision in ("bf16", "f16"):

@@ -19,6 +19,7 @@ MODEL_HELP = "MODEL is an .onnx or .rlx file, a graph as text, or zoo:ID (see rl
 def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `rlx.compile` that commands offer."""
     options = (
+        click.option("--device", help="Where to run: cpu or opencl [cpu]; rlx devices lists them."),
         click.option("--threads", "-t", type=click.IntRange(min=1), help="Threads of a run [all cores]."),
         click.option("--precision", type=click.Choice(["f32", "bf16", "f16"]), help="Of products [f32]."),
         click.option("--target", help="What to compile for [this machine]; rlx devices lists them."),
@@ -34,6 +35,7 @@ def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def open_model(
     model: str,
+    device: str | None,
     threads: int | None,
     precision: str | None,
     target: str | None,
@@ -46,7 +48,7 @@ def open_model(
     """The program of a model; options that were not given are left to `rlx.load`."""
     from rlx.session import load
 
-    given = {"threads": threads, "precision": precision, "target": target, "cache": cache}
+    given = {"device": device, "threads": threads, "precision": precision, "target": target, "cache": cache}
     given |= {"budget": budget, "weight_budget": weight_budget}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if assume:

@@ -142,10 +142,10 @@ def _show(facts: Mapping[str, Any], profile: str | None, out: str | None) -> Non
     ]
     print_table(("", "name", "type", "min", "mean", "max"), rows, right=("min", "mean", "max"))
     times, stats = sorted(facts["seconds"]), facts["stats"]
-    threads = f"{stats['threads']} thread{'s' * (stats['threads'] != 1)}"
+    where = stats.get("device") or f"{stats['threads']} thread{'s' * (stats['threads'] != 1)}"
     started = f"loaded in {human_time(facts['load_seconds'])}, first run {human_time(facts['first_seconds'])}"
     median, best = human_time(times[len(times) // 2]), human_time(times[0])
-    click.echo(f"\n{started}, then {median} (median of {len(times)}, best {best}) on {threads}")
+    click.echo(f"\n{started}, then {median} (median of {len(times)}, best {best}) on {where}")
     thunks = stats["host_thunks"]
     if thunks:
         click.echo(f"{len(thunks)} host thunks beside {stats['kernels']} kernels; rlx explain says why")
