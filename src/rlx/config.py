@@ -80,6 +80,18 @@ def parse_bytes(given: int | str, option: str = "budget") -> int:
     return int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
 
 
+def bytes_text(count: int) -> str:
+    """A byte count in the unit that reads best.
+
+    >>> bytes_text(512), bytes_text(40_000), bytes_text(3 << 20)
+    ('512 B', '39.1 KiB', '3 MiB')
+    """
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B"
+
+
 def _directory(text: str) -> Path:
     return Path(text).expanduser().absolute()
 

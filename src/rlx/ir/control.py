@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from rlx.ir.compose import lower_node
-from rlx.ir.form import Loop
+from typing import TYPE_CHECKING
+
 from rlx.ir.graph import Node
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
+
+if TYPE_CHECKING:
+    from rlx.ir.form import Loop
 
 
 def loop_form(node: Node) -> Loop | None:
     """The form of a node whose bodies the program itself runs; None for all others."""
     if node.op.role is not Role.COMPUTE or not node.bodies or node.op.host_only is not None:
         return None
+    from rlx.ir.compose import lower_node  # a program from a file has no use for forms, unless it loops
+    from rlx.ir.form import Loop
+
     form = lower_node(node)
     return form if isinstance(form, Loop) else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlx.cost.decision import bytes_text
+from rlx.config import bytes_text
 from rlx.errors import BudgetError
 from rlx.ir.lir import LirBufferPlan
 from rlx.ir.lir_check import written_by

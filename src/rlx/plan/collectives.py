@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlx.cost.decision import bytes_text
+from rlx.config import bytes_text
 from rlx.ir.compose import lower_node
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Node

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rlx.cost.decision import bytes_text
+from rlx.config import bytes_text
 from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
 from rlx.ir.dim import Dim, compile_dims, parse_dim

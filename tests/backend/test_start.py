@@ -1,0 +1,101 @@
+"""How little is done again: a new size compiles nothing, and a program from a file loads no compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backend.cpu import build, jit
+from rlx.runtime.program import CompiledProgram
+from rlx.zoo.minilm import build as encoder
+
+CONFIG = {"num_attention_heads": 2, "hidden_size": 32, "layer_norm_eps": 1e-12, "num_hidden_layers": 6}
+MOST_SECONDS = 0.005  # of CPU time for a new size, the run itself included
+
+
+def weights() -> dict[str, np.ndarray]:
+    """Random weights of MiniLM's layers, but narrow."""
+    rng = np.random.default_rng(0)
+    hidden, inner = 32, 64
+    shapes = {
+        "embeddings.word_embeddings.weight": (50, hidden),
+        "embeddings.position_embeddings.weight": (64, hidden),
+        "embeddings.token_type_embeddings.weight": (2, hidden),
+    }
+    linear = {
+        "attention.self.query": (hidden, hidden),
+        "attention.self.key": (hidden, hidden),
+        "attention.self.value": (hidden, hidden),
+        "attention.output.dense": (hidden, hidden),
+        "intermediate.dense": (inner, hidden),
+        "output.dense": (hidden, inner),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for i in range(CONFIG["num_hidden_layers"]):  # type: ignore[arg-type]
+        layer = f"encoder.layer.{i}"
+        for name, shape in linear.items():
+            shapes[f"{layer}.{name}.weight"], shapes[f"{layer}.{name}.bias"] = shape, shape[:1]
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    for name in norms:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (hidden,)
+    return {name: rng.standard_normal(shape).astype(np.float32) * 0.1 for name, shape in shapes.items()}
+
+
+@pytest.fixture(scope="module")
+def program() -> CompiledProgram:
+    return rlx.compile(encoder(CONFIG, weights()), threads=1)
+
+
+def run(program: CompiledProgram, batch: int, length: int) -> np.ndarray:
+    ids = np.arange(batch * length).reshape(batch, length) % 50
+    mask = np.ones((batch, length), np.int64)
+    return np.asarray(program.run({"input_ids": ids, "attention_mask": mask})["sentence_embedding"])
+
+
+def test_a_new_sequence_length_calls_neither_the_generator_nor_llvm(
+    program: CompiledProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(program, 1, 16)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a new size wrote a kernel")
+
+    monkeypatch.setattr(build, "emit_kernel", refuse)
+    compiles, key = jit.llvm_compiles, program.lir.code_key
+    spent = []
+    for length in range(17, 33):
+        start = time.thread_time()
+        run(program, 1, length)
+        spent.append(time.thread_time() - start)
+    assert run(program, 3, 7).shape == (3, 32)
+    assert jit.llvm_compiles == compiles and program.lir.code_key == key
+    assert program.lir.specialize({"batch": 1, "seq": 33}).code_key == key
+    assert min(spent) < MOST_SECONDS  # of many, as other processes slow this one down
+    np.testing.assert_array_equal(run(program, 1, 16), first)
+
+
+LOAD = """
+import sys, numpy as np, rlx
+program = rlx.load(sys.argv[1])
+ids = np.ones((1, 5), np.int64)
+program(ids, ids)
+print(*sorted(m for m in sys.modules if m.partition(".")[0] in ("rlx", "llvmlite")))
+"""
+
+COMPILER = ("rlx.passes", "rlx.cost", "rlx.ops", "rlx.frontend", "rlx.ir.compose", "rlx.ir.form", "llvmlite")
+
+
+def test_a_program_from_a_file_loads_no_compiler(program: CompiledProgram, tmp_path: Path) -> None:
+    file = tmp_path / "encoder.rlx"
+    program.save(file)
+    command = [sys.executable, "-c", LOAD, str(file)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    loaded = done.stdout.split()
+    assert "rlx.runtime.program" in loaded
+    assert not [m for m in loaded if m.startswith(COMPILER)]
