@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlx.ir.compose import lower_node
 from rlx.ir.form import Map
 from rlx.ir.graph import Graph, Node, copy_node, rewrite
@@ -17,13 +19,14 @@ from rlx.ir.op import Role, get_op
 from rlx.ir.scalar import LOADS, axes
 from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout
-from rlx.ops.shape import concat, reshape, transpose
+from rlx.ops.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.window import GEOMETRY
 from rlx.ops.winograd import WinogradLayout, transform_kernel
 from rlx.passes.conv_cost import ConvTarget, choose_winograd, elements
 from rlx.passes.layout import weight_ids
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
+LARGEST_FILLING = 1e6  # in lanes that nobody reads: far from overflow, whatever follows
 
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
@@ -71,6 +74,7 @@ class _Plan:
         self.kept = {n.id for n in graph.roots()}
         self.weights = weight_ids(graph)
         self.chain_of: dict[int, int] = {}  # elementwise op -> convolution whose epilogue it joins
+        self.fillings: dict[int, float | None] = {}  # of images whose last block is not full
         self.end: dict[int, int] = {}  # convolution -> last value of its epilogue
         nodes = [n for n in graph.nodes if n.id in live]
         for node in reversed(nodes):  # of two convolutions that meet, the later one takes the ops that follow
@@ -91,8 +95,7 @@ class _Plan:
 
     def _grow(self, conv: Node) -> None:
         """The elementwise ops after a convolution that end in one value."""
-        best, trial, grew = {conv.id}, {conv.id}, True
-        end = conv.id
+        trial, grew = {conv.id}, True
         while grew and len(trial) < MOST_EPILOGUE:
             grew = False
             for i in sorted(trial):
@@ -100,14 +103,23 @@ class _Plan:
                     if user.id not in trial and user.id not in self.chain_of and self._follows(user, i, conv):
                         trial.add(user.id)
                         grew = True
-            needed = [
-                i for i in sorted(trial) if i in self.kept or any(u.id not in trial for u in self.users[i])
-            ]
-            if len(needed) == 1:
-                best, end = set(trial), needed[0]
+        ways = [(end, self._closed(end, trial)) for end in sorted(trial)]
+        end, best = max(ways, key=lambda way: len(way[1]))
         self.end[conv.id] = end
         for i in best - {conv.id}:
             self.chain_of[i] = conv.id
+
+    def _closed(self, end: int, trial: set[int]) -> set[int]:
+        """`end` and all before it in `trial`, if nothing but `end` is read elsewhere; else nothing."""
+        found, todo = {end}, [end]
+        while todo:
+            for o in self.graph.nodes[todo.pop()].operands:
+                if o.id in trial and o.id not in found:
+                    found.add(o.id)
+                    todo.append(o.id)
+        inner = found - {end}
+        open_ = any(i in self.kept or any(u.id not in found for u in self.users[i]) for i in inner)
+        return set() if open_ else found
 
     def _follows(self, user: Node, value: int, conv: Node) -> bool:
         """Whether an op is elementwise over the convolution's result and reads `value` at its own point."""
@@ -129,7 +141,7 @@ class _Plan:
 
     # ---- blocked images
 
-    def _whole(self, channels: object) -> bool:
+    def is_whole(self, channels: object) -> bool:
         """Whether blocks of channels are full."""
         return isinstance(channels, int) and channels % self.target.lanes == 0
 
@@ -142,7 +154,7 @@ class _Plan:
 
     def _groups_fit(self, conv: Node) -> bool:
         groups, (out, per_in) = conv.attrs["groups"], conv.operands[1].shape[:2]
-        return groups == 1 or (self._whole(out // groups) and self._whole(per_in)) or is_depthwise(conv)
+        return groups == 1 or (self.is_whole(out // groups) and self.is_whole(per_in)) or is_depthwise(conv)
 
     def _accepts(self, user: Node, value: Node) -> bool:
         """Whether `user` would rather read `value` in blocked channels."""
@@ -169,24 +181,56 @@ class _Plan:
         ):
             return False
         x = node.operands[0]
-        return tuple(node.attrs["axes"]) == tuple(range(2, x.rank)) and self._whole(x.shape[1])
+        return tuple(node.attrs["axes"]) == tuple(range(2, x.rank)) and isinstance(x.shape[1], int)
 
     def is_elementwise(self, node: Node) -> bool:
         """An elementwise op on images: its other operands are images, numbers, or one number per channel."""
         if node.op.family != "elementwise" or node.attrs or isinstance(node.type, TupleType):
             return False
-        if not 3 <= node.rank <= 5 or not self._whole(node.shape[1]):
+        if not 3 <= node.rank <= 5 or not isinstance(node.shape[1], int):
             return False
-        return all(o.shape == node.shape or self._is_channel_vector(o, node) for o in node.operands)
+        if not all(o.shape == node.shape or self._is_channel_vector(o, node) for o in node.operands):
+            return False
+        return self.is_whole(node.shape[1]) or self._filling(node) is not None
 
     def _is_channel_vector(self, o: Node, node: Node) -> bool:
+        """One number for all, per channel, or per image and channel."""
         aligned = (*(1,) * (node.rank - o.rank), *o.shape)
-        return all(d == 1 for i, d in enumerate(aligned) if i != 1) and aligned[1] in (1, node.shape[1])
+        if any(d != 1 for d in aligned[2:]) or aligned[1] not in (1, node.shape[1]):
+            return False
+        return aligned[0] == 1 or (aligned[0] == node.shape[0] and aligned[1] == node.shape[1])
+
+    def _filling(self, node: Node) -> float | None:
+        """What an image has in the lanes after its last channel; None where that might not be finite.
+
+        Convolutions leave zeros there and multiply them by zeros, so any finite number does no harm.
+        """
+        if node.id not in self.fillings:
+            self.fillings[node.id] = self._find_filling(node)
+        return self.fillings[node.id]
+
+    def _find_filling(self, node: Node) -> float | None:
+        if node.op.family != "elementwise" or node.id in self.chain_of:
+            return 0.0
+        values = []
+        for o in node.operands:
+            if o.shape == node.shape:
+                found = self._filling(o)
+            elif o.tensor.numel != 1:
+                found = 0.0  # a number per channel is filled up with zeros
+            else:
+                found = float(o.attrs["value"].array.reshape(())) if o.op.role is Role.CONSTANT else None
+            if found is None:
+                return None
+            values.append(np.asarray(found, o.dtype.np))
+        with np.errstate(all="ignore"):
+            made = float(node.op.ref(*values))
+        return made if abs(made) < LARGEST_FILLING else None
 
     def is_channel_concat(self, node: Node) -> bool:
         if node.op.family != "concat" or not 3 <= node.rank <= 5 or node.dtype.name != "f32":
             return False
-        return node.attrs["axis"] == 1 and all(self._whole(o.shape[1]) for o in node.operands)
+        return node.attrs["axis"] == 1 and all(self.is_whole(o.shape[1]) for o in node.operands)
 
 
 class _Writer:
@@ -316,18 +360,20 @@ class _Writer:
         """Blocks and lanes that are left are the channels, in order."""
         blocks = x.operands[0]
         total = node.op(blocks, **{**node.attrs, "axes": tuple(range(2, blocks.rank - 1)), "keepdims": False})
-        made: Node = reshape(total, node.shape)
+        channels = reshape(total, (blocks.shape[0], blocks.shape[1] * self.lanes))
+        if not self.plan.is_whole(node.shape[1]):
+            channels = slice_axis(channels, 1, 0, node.shape[1])
+        made: Node = reshape(channels, node.shape)
         return made
 
     def elementwise(self, node: Node, operands: tuple[Node, ...]) -> Node:
         def aligned(o: Node) -> Node:
             if self.is_blocked(o):
                 return o.operands[0]
-            channels = o.shape[o.rank - node.rank + 1] if o.rank >= node.rank - 1 else 1
-            if channels == 1:
+            if o.tensor.numel == 1:
                 made: Node = reshape(o, ())
             else:
-                made = reshape(o, (channels // self.lanes, *(1,) * (node.rank - 2), self.lanes))
+                made = self.block(reshape(o, (*(1,) * (node.rank - o.rank), *o.shape)), lanes=self.lanes)
             return made
 
         made: Node = self.unblock(node.op(*(aligned(o) for o in operands)), channels=node.shape[1])
