@@ -12,6 +12,7 @@ from rlx.errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
     from rlx.dist.transport import SymmetricTransport
+    from rlx.driver.buffer import BufferHandle
     from rlx.ir.graph import Graph
     from rlx.ir.lir import LirModule
     from rlx.ir.mesh import Mesh, Placements
@@ -213,6 +214,7 @@ def compile(
     mesh: Mesh | None = None,
     shardings: Mapping[str, Placements] | None = None,
     transport: SymmetricTransport | None = None,
+    states: Mapping[str, BufferHandle] | None = None,
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
@@ -222,7 +224,9 @@ def compile(
     one) or "poison" (spoils freed memory and stops kernels that touch it). `gate` decides about fusion: a
     gate, or "calibrated" for constants measured on this machine. With a `mesh` the program is one rank's part
     of the graph: `shardings` says how inputs, params, states and outputs lie on it, `transport` who the other
-    ranks are (by default the job that `rlx launch` started). The other options are those of `plan`.
+    ranks are (by default the job that `rlx launch` started). `states` binds states to handles, so that they
+    survive runs; without it every run begins with their initial values. The other options are those of
+    `plan`.
 
     With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are read ahead of the
     kernels that need them: in `weight_file`, which `rlx.load` can open later, or in one of the cache's own.
@@ -284,7 +288,10 @@ def compile(
         from rlx.runtime.streaming import streamed
 
         weights = streamed(lir, origin, weight_file)
-    return make(lir, kernels, code, threads, debug, weights=weights, origin=origin)
+    program = make(lir, kernels, code, threads, debug, weights=weights, origin=origin)
+    if states is not None:
+        program.bind_states(states)
+    return program
 
 
 def _refuse_collectives(lir: LirModule) -> None:

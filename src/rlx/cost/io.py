@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from rlx.cost.profile import GraphIoProfile
 from rlx.cost.sync import host_sync_op_kinds
+from rlx.ir.bind import size_symbol
 from rlx.ir.compose import lower_node
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
 from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce
@@ -31,7 +32,8 @@ LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE, Role.RESULT, Role.T
 def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> dict[str, int]:
     """A size for every symbol: the one given, else 1 for batch-like ones, else 128.
 
-    Batch-like is a symbol that is the leading dim of inputs with more axes, and no other dim of any input.
+    Batch-like is a symbol that is the leading dim of inputs with more axes, and no other dim of any input. No
+    size is assumed above the bound of a size input.
 
     >>> g = Graph()
     >>> x = g.input("x", ("batch", "seq", 8), "f32")
@@ -40,17 +42,20 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
     """
     leading: set[str] = set()
     elsewhere: set[str] = set()
+    most: dict[str, int] = {}
     for node in graph.inputs:
+        size = size_symbol(node.tensor)
+        if size is not None and size.max is not None:
+            most[size.name] = size.max
         for axis, d in enumerate(node.shape):
             if isinstance(d, Expr):
-                first = axis == 0 and node.rank > 1 and len(symbols(d)) == 1
+                first = axis == 0 and node.rank > 1 and len(symbols(d)) == 1 and size is None
                 (leading if first else elsewhere).update(symbols(d))
     given = assume or {}
     batch = leading - elsewhere
     fixed = _fixed_by(graph.constraints)
-    return {
-        s: given.get(s, fixed.get(s, ASSUMED_BATCH if s in batch else ASSUMED_SIZE)) for s in graph.symbols()
-    }
+    usual = {s: ASSUMED_BATCH if s in batch else ASSUMED_SIZE for s in graph.symbols()}
+    return {s: given.get(s, fixed.get(s, min(n, most.get(s, n)))) for s, n in usual.items()}
 
 
 def _fixed_by(constraints: Iterable[Constraint]) -> dict[str, int]:

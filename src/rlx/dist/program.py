@@ -121,8 +121,8 @@ class RankProgram(CompiledProgram):
         with self._running:
             return super()._run(given, states)
 
-    def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Context:
-        context = super()._make_context(plan, profile)
+    def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Context:
+        context = super()._make_context(binding, profile)
         context.meetings = {
             e.node: self._meeting(context, self.graph.nodes[e.node]) for e in self.exchanges()
         }

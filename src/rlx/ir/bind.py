@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import GuardError, InputError
-from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
+from rlx.ir.dim import Constraint, Dim, Expr, Sym, evaluate, symbols
 from rlx.ir.dtype import dtype
 from rlx.ir.types import TensorType
 
@@ -65,6 +65,37 @@ def _solve(expr: Expr, name: str, value: int, binding: Mapping[str, int], what: 
 
 def _shape(shape: Iterable[Any]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
+
+
+def size_symbol(declared: TensorType) -> Sym | None:
+    """The symbol of a size input: an input of shape (symbol, 0), which has no elements and only says a size.
+
+    >>> from rlx.ir.types import parse_type
+    >>> size_symbol(parse_type("i8[n,0]")).name, size_symbol(parse_type("i8[n,1]"))
+    ('n', None)
+    """
+    if declared.rank != 2 or declared.shape[1] != 0 or not isinstance(declared.shape[0], Expr):
+        return None
+    terms = declared.shape[0].terms
+    atoms = [atom for monomial, _ in terms for atom, _ in monomial]
+    if (
+        len(atoms) != 1
+        or not isinstance(atoms[0], Sym)
+        or str(declared.shape[0])
+        not in (
+            atoms[0].name,
+            f"`{atoms[0].name}`",
+        )
+    ):
+        return None
+    return atoms[0]
+
+
+def as_given(declared: TensorType, value: Any) -> np.ndarray:
+    """What a caller gives for an input as an array; a number stands for a size."""
+    if isinstance(value, (int, np.integer)) and size_symbol(declared) is not None:
+        return np.empty((int(value), 0), declared.dtype.np)
+    return np.asarray(value)
 
 
 def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int], what: str) -> None:

@@ -24,7 +24,7 @@ from rlx.errors import (
     source_location,
 )
 from rlx.ir.attr import Blob, dims
-from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, symbols
+from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, sym, symbols
 from rlx.ir.dtype import dtype
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
@@ -192,6 +192,20 @@ class Graph:
     def input(self, name: str, shape: Sequence[Any], dtype: Any = "f32", once: bool = False) -> Node:
         """A named input. Text dims are symbols; `once` inputs are read in the prologue of a stream."""
         return self.add(get_op("input"), (), {"name": name, "type": _type(name, shape, dtype), "once": once})
+
+    def size(self, name: str, maximum: int, minimum: int = 0) -> Dim:
+        """A size that is given at every run, as a number, under this name: for example how much of a cache is
+        filled. Memory is planned for `maximum`, so that another size costs next to nothing.
+
+        >>> g = Graph("prefix")
+        >>> n = g.size("n", maximum=8)
+        >>> g.output("y", g.input("x", (8,), "f32")[:n])
+        >>> str(g.outputs["y"].type), str(g.inputs[0].type)
+        ('f32[n]', 'i8[n,0]')
+        """
+        dim = sym(name, minimum, maximum)
+        self.input(name, (dim, 0), "i8")
+        return dim
 
     def param(
         self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None

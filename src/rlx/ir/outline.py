@@ -14,7 +14,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.op import Op, Role, get_op
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
 
-_KEPT = ("name", "index")  # attributes by which nodes are found
+_KEPT = ("name", "index", "once")  # attributes by which nodes are found
 
 
 class NamedOp:

@@ -106,4 +106,4 @@ def _readers_of_states(graph: Graph) -> set[int]:
 
 def runs_in_streams(graph: Graph) -> bool:
     """Whether a program has something that outlives a step: states, or inputs that are given once."""
-    return bool(graph.states) or any(n.attrs["once"] for n in graph.inputs)
+    return bool(graph.states) or any(n.attrs.get("once") for n in graph.inputs)

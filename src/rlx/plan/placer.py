@@ -90,8 +90,12 @@ class Placer:
         values = self._evaluate([binding[s] for s in self.symbols])
         return {s.node: v for s, v in zip(self.stored, values, strict=False)}
 
-    def plan(self, binding: Mapping[str, int] | None = None) -> LirBufferPlan:
-        """Slots for a binding, whose guards and budget are checked; without one, for the assumed sizes."""
+    def plan(
+        self, binding: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
+    ) -> LirBufferPlan:
+        """Slots for a binding, whose guards and budget are checked; without one, for the assumed sizes.
+        Symbols in `room` get slots for those sizes instead.
+        """
         if binding is None:
             return self._plan(self.binding)
         missing = [s for s in self.symbols if s not in binding]
@@ -99,7 +103,7 @@ class Placer:
             told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
             raise GuardError(told)
         check_constraints(self.graph.constraints, binding)
-        made = self._plan(binding)
+        made = self._plan({**binding, **(room or {})})
         if self.budget is not None and made.arena_size > self.budget:
             raise OverBudgetError(made, self.budget)
         return made
@@ -213,6 +217,10 @@ class Placer:
         while node in self.shared:
             node = self.shared[node]
         return node
+
+    def aliases_at(self, binding: Mapping[str, int]) -> dict[int, LirViewAlias]:
+        """Views at given sizes."""
+        return self._aliases(self._evaluate([binding[s] for s in self.symbols])[len(self.stored) :])
 
     def _aliases(self, values: Sequence[int]) -> dict[int, LirViewAlias]:
         """Views at the sizes in force; `values` are all offsets, then all strides."""

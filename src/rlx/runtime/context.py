@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.errors import InputError
-from rlx.ir.dim import evaluate
+from rlx.ir.dim import Dim, evaluate
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
+from rlx.ir.phase import Phase, runs_in_streams
 from rlx.runtime.control import Layout, Pointer
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
+from rlx.runtime.sizes import Evaluate, Sizes
 
 Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
 
@@ -32,6 +34,17 @@ class Step:
     thunk: HostThunk | None
     span: tuple[int, int] = (0, 0)
     reveals: bool = False
+    phase: Phase = Phase.STEADY_STATE
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Words of one table that change with sizes that need no new plan: word = base + value."""
+
+    table: np.ndarray
+    index: np.ndarray
+    base: np.ndarray
+    values: Evaluate
 
 
 class Context:
@@ -50,9 +63,13 @@ class Context:
         profile: bool = False,
         heap: np.ndarray | None = None,
         ring: np.ndarray | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         graph = self.graph = lir.outline
-        self.lir, self.kernels, self.code, self.plan = lir, kernels, code, plan
+        self.key = tuple([plan.binding[s] for s in plan.dynamic_symbols])  # under which it is kept
+        if sizes is not None:  # then the binding is this context's own, and moves
+            plan = replace(plan, binding=dict(plan.binding), view_aliases=dict(plan.view_aliases))
+        self.lir, self.kernels, self.code, self.plan, self.sizes = lir, kernels, code, plan, sizes
         self.threads, self.profile = threads, profile
         self.arena = allocate(max(plan.arena_size, 64))
         self.dims, self._dims_at, per_thread = dims, {}, 0
@@ -79,7 +96,9 @@ class Context:
         self._over = plan.in_states()
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
+        self.connected: object = None  # the states whose memory is in the tables now
         self._keep: list[object] = []
+        self._moving: list[Moving] = []
         # Of a profiled run: where it went on when data had decided sizes, and after which step.
         self.later: Context | None = None
         self.left_at = 0
@@ -97,16 +116,20 @@ class Context:
 
         def flush() -> None:
             if batch:
-                out.append(Step(tuple(batch), self._segment(batch), None))
+                out.append(Step(tuple(batch), self._segment(batch), None, phase=phase))
                 batch.clear()
 
+        phased, phase = runs_in_streams(self.graph), Phase.STEADY_STATE
         for id in self.plan.schedule:
+            if phased and self.plan.phase_of(id) is not phase:
+                flush()
+                phase = self.plan.phase_of(id)
             if id in self.kernels.thunks:
                 flush()
-                out.append(Step((id,), None, self.kernels.thunks[id]))
+                out.append(Step((id,), None, self.kernels.thunks[id], phase=phase))
             elif id in self.kernels.kernels and self.kernels.kernels[id].reveals:
                 flush()
-                out.append(Step((id,), self._segment([id]), None, reveals=True))
+                out.append(Step((id,), self._segment([id]), None, reveals=True, phase=phase))
             else:
                 batch.append(id)
                 if one_by_one or id in self._ends:
@@ -118,7 +141,10 @@ class Context:
         """Argument tables of a run of kernels, branches and loops."""
         self._bring(self._position[nodes[0]])
         layout = Layout(self.code.address, self.plan.binding, self._keep)  # type: ignore[attr-defined]
+        calls_of: dict[int, int] = {}  # number of a call -> the node whose only call it is
         for id in nodes:
+            if id in self.kernels.kernels:
+                calls_of[len(layout.calls)] = id
             self._lay_out(id, layout)
         records = [
             Record(
@@ -147,7 +173,43 @@ class Context:
                     self.places[p.root].append((table, at, p.offset))
                 at += 1
             table[at : at + len(call.words)] = call.words
+        if self.sizes is not None:
+            starts = {id: program.start(i) + 3 for i, id in calls_of.items()}
+            self._moving += self._moving_words(table, starts, self.sizes)
         return program
+
+    def _moving_words(self, table: np.ndarray, starts: Mapping[int, int], sizes: Sizes) -> list[Moving]:
+        """The words of calls that change with sizes: dims, and addresses of views."""
+        found: list[tuple[int, Dim, int]] = []  # index, what changes, what is added
+        views = self.lir.planner.aliases
+        for id, at in starts.items():
+            node = self.graph.nodes[id]
+            values = [*node.operands, *self.graph.results(node)]
+            for number, value in enumerate(values):
+                view = views.get(value.id)
+                if view is not None and sizes.moves(view.offset):
+                    found.append((at + number, view.offset, self._address(self._root(value.id)[0])))
+            for number, d in enumerate(self.kernels.kernels[id].dims, len(values)):
+                if sizes.moves(d):
+                    found.append((at + number, d, 0))
+        if not found:
+            return []
+        index, dims, base = zip(*found, strict=True)
+        return [Moving(table, np.array(index), np.array(base), sizes.function(dims))]
+
+    def move_to(self, binding: Mapping[str, int]) -> None:
+        """Run at other sizes from now on, which the plan has room for."""
+        sizes = self.sizes
+        if sizes is None or all(self.plan.binding[s] == binding[s] for s in sizes.room):
+            return
+        sizes.check(binding)
+        values = [binding[s] for s in sizes.symbols]
+        for m in self._moving:
+            m.table[m.index] = m.base + m.values(values)
+        self.plan.binding.update((s, binding[s]) for s in sizes.room)
+        self.output_shapes = None
+        if any(s.thunk is not None for s in self.steps):  # the host reads through views
+            self.plan.view_aliases.update(self.lir.planner.aliases_at(self.plan.binding))
 
     def _lay_out(self, id: int, layout: Layout) -> None:
         """The calls of a node: one, or those of its bodies."""

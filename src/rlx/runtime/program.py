@@ -5,62 +5,36 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import InputError, KernelError
-from rlx.ir.bind import check_array, match_shape
-from rlx.ir.dim import Expr, compile_dims, evaluate, symbols
+from rlx.errors import GuardError, InputError, KernelError
+from rlx.ir.bind import as_given, check_array, match_shape
+from rlx.ir.dim import compile_dims, evaluate
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
+from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch, check_mode
 from rlx.runtime.driver import RecordError
+from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.memory import aligned_empty
+from rlx.runtime.sizes import Sizes
 from rlx.runtime.trace import Run, spans
 from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
+    from rlx.driver.buffer import BufferHandle
     from rlx.runtime.artifact import Origin
+    from rlx.runtime.stream import Stream
 
 MESSAGES = {1: "an index from data is out of range"}
 KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
-
-
-class InputEntry:
-    """Takes one input: checks it, binds its symbols, gives contiguous memory; quick where all is right."""
-
-    __slots__ = ("_dims", "_dtype", "_node", "_rank", "_static")
-
-    def __init__(self, node: Node) -> None:
-        self._node, self._dtype, self._rank = node, node.dtype.np, node.rank
-        self._static = node.tensor.is_static
-        names = [symbols(d)[0] if isinstance(d, Expr) and str(d) in symbols(d) else None for d in node.shape]
-        self._dims = list(zip(node.shape, names, strict=True))
-
-    def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
-        array = value if type(value) is np.ndarray else np.asarray(value)
-        if (array.dtype is not self._dtype and array.dtype != self._dtype) or not self._matches(
-            array.shape, binding
-        ):
-            check_array(self._node.tensor, array, binding, f"input {self._node.attrs['name']!r}")
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-    def _matches(self, shape: tuple[int, ...], binding: dict[str, int]) -> bool:
-        if self._static or len(shape) != self._rank:
-            return shape == self._node.shape
-        for n, (d, name) in zip(shape, self._dims, strict=True):
-            if name is not None:
-                if binding.setdefault(name, n) != n:
-                    return False
-            elif d != n:
-                return False
-        return True
 
 
 class CompiledProgram:
@@ -83,7 +57,7 @@ class CompiledProgram:
         self.outputs: list[Node] = list(graph.outputs.values())
         self.input_names = [n.attrs["name"] for n in self.inputs]
         self.output_names = list(graph.outputs)
-        self._entries = [InputEntry(n) for n in self.inputs]
+        self.entries = [entry_of(n) for n in self.inputs]
         self._symbols = graph.symbols()
         given = {s for n in (*self.inputs, *graph.state_inputs.values()) for s in type_symbols(n.type)}
         self._found_later = [s for s in self._symbols if s not in given]
@@ -91,6 +65,11 @@ class CompiledProgram:
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self._lock = threading.Lock()
         self._weights = weights or Weights(lir)
+        self._sizes = Sizes(lir, kernels) if any(isinstance(e, SizeEntry) for e in self.entries) else None
+        if self._sizes is not None and (not self._sizes.room or debug is not None):
+            self._sizes = None  # debug modes look at every byte of a value: it gets no more than it needs
+        self._handles: dict[str, BufferHandle] | None = None  # states bound at compile, which survive runs
+        self._turn = threading.Lock()  # runs that share those states come one after the other
         self.origin = origin
         self.notes: list[str] = []  # what a user should know about how this program came to be
         dims = [d for k in kernels.kernels.values() for d in (*k.dims, k.scratch_per_thread)]
@@ -140,11 +119,19 @@ class CompiledProgram:
         missing = [s for s in self._symbols if s not in binding]
         if missing:
             raise InputError(f"symbol {missing[0]!r} needs a size, for example {{{missing[0]!r}: 128}}")
-        key = tuple(binding[s] for s in self._symbols)
+        key = self._key(binding)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self.lir.planner.plan(dict(binding))
+            room = None if self._sizes is None else self._sizes.room
+            plan = self._plans[key] = self.lir.planner.plan(dict(binding), room)
         return plan
+
+    def _key(self, binding: Mapping[str, int]) -> tuple[int, ...]:
+        """What decides about the plan: sizes, or the room for them."""
+        if self._sizes is None:
+            return tuple([binding[s] for s in self._symbols])
+        room = self._sizes.room
+        return tuple([room[s] if s in room else binding[s] for s in self._symbols])
 
     def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
         """What the program does, why it was fused so, and where its memory goes.
@@ -253,7 +240,7 @@ class CompiledProgram:
                 check_array(node.tensor, given[name], binding, f"{kind} {name!r}")
                 if not given[name].flags.c_contiguous:
                     raise InputError(f"{kind} {name!r} is not contiguous; bind np.ascontiguousarray(array)")
-        context = self._make_context(self.plan_for(binding))
+        context = self._make_context(binding)
         for names, given, nodes in (
             (self.input_names, inputs, self.inputs),
             (self.output_names, outputs, self.outputs),
@@ -280,58 +267,112 @@ class CompiledProgram:
         return run if plain else run_steps
 
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
+        if states is None and self._handles is not None:
+            with self._turn:
+                kept = {name: h.buffer.numpy() for name, h in self._handles.items()}
+                return self._run_with(given, kept)
+        return self._run_with(given, states)
+
+    def _run_with(self, given: Sequence[Any], states: Mapping[str, np.ndarray] | None) -> list[np.ndarray]:
         binding: dict[str, int] = {}
-        arrays = [entry(value, binding) for entry, value in zip(self._entries, given, strict=True)]
-        for s in self._found_later:
-            binding[s] = 0
+        arrays = [entry(value, binding) for entry, value in zip(self.entries, given, strict=True)]
         states = self.initial_states(binding) if states is None else states
-        context = self._acquire(binding)
+        context = self.acquire(binding)
         try:
-            return self._execute(context, arrays, states, binding)
+            return self.execute(context, arrays, states, binding)
         finally:
-            self._release(context)
+            self.release(context)
+
+    def stream(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        states: Mapping[str, BufferHandle] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Stream:
+        """A stream of runs with states of its own, which survive from step to step.
+
+        `inputs` are those declared `once`; `states` gives memory to some or all states, the others start
+        anew; `sizes` says what symbols in the shapes of states are, if the first step is to find them there.
+
+        >>> import numpy as np, rlx
+        >>> g = rlx.Graph("sums")
+        >>> total = g.state("total", (), "f32") + g.input("x", (), "f32")
+        >>> g.set_state("total", total)
+        >>> g.output("y", total * 1.0)
+        >>> program = rlx.compile(g)
+        >>> one, other = program.stream(), program.stream()
+        >>> [float(s.step({"x": np.float32(x)})["y"]) for s, x in ((one, 1), (one, 2), (other, 5), (one, 3))]
+        [1.0, 3.0, 5.0, 6.0]
+        """
+        from rlx.runtime.stream import Stream
+
+        return Stream(self, inputs or {}, states or {}, sizes or {})
+
+    def bind_states(self, handles: Mapping[str, BufferHandle]) -> None:
+        """Let runs read and replace states in the memory of handles, so that they survive.
+
+        States without a handle here get one, too: see `states`.
+        """
+        from rlx.runtime.stream import handles_for
+
+        self._handles = handles_for(self, handles, {})
+
+    @property
+    def states(self) -> Mapping[str, BufferHandle]:
+        """The states that runs share, by name; none unless they were bound at compile."""
+        return self._handles or {}
 
     def initial_states(self, binding: Mapping[str, int]) -> dict[str, np.ndarray]:
         """What states hold before the first run."""
-        graph, out = self.graph, {}
-        for name, node in graph.state_inputs.items():
-            shape = node.tensor.bind(dict(binding))
-            value = graph.state_values.get(name)
-            out[name] = (
-                np.zeros(shape, node.dtype.np)
-                if value is None
-                else np.array(value, node.dtype.np).reshape(shape)
-            )
-        return out
+        nodes = self.graph.state_inputs.items()
+        return {name: self.initial_state(name, n.tensor.bind(dict(binding))) for name, n in nodes}
 
-    def _execute(
+    def initial_state(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """What one state holds before the first run: its own copy."""
+        value, kind = self.graph.state_values.get(name), self.graph.state_inputs[name].dtype.np
+        return np.zeros(shape, kind) if value is None else np.array(value, kind).reshape(shape)
+
+    def execute(
         self,
         context: Context,
         inputs: Sequence[np.ndarray],
-        states: dict[str, np.ndarray],
+        states: Mapping[str, np.ndarray],
         binding: dict[str, int],
+        skip: Collection[Phase] = (),
+        kept: Mapping[int, np.ndarray] | None = None,
     ) -> list[np.ndarray]:
+        """Run the steps of a context, but for those of phases to `skip`; replaces states. Outputs, by number,
+        that are `kept` have been made before."""
         with self._weights.running():
-            return self._run_steps(context, inputs, states, binding)
+            if self._weights.ring is not None:  # weights come in the order of the whole schedule
+                skip = ()
+            return self._run_steps(context, inputs, states, binding, skip, kept or {})
 
     def _run_steps(
         self,
         context: Context,
         inputs: Sequence[np.ndarray],
-        states: dict[str, np.ndarray],
+        states: Mapping[str, np.ndarray],
         binding: dict[str, int],
+        skip: Collection[Phase],
+        kept: Mapping[int, np.ndarray],
     ) -> list[np.ndarray]:
         outputs = [aligned_empty(shape, d) for shape, d in self._output_shapes(context)]
+        for number, array in kept.items():
+            outputs[number] = array
         self._connect(context, inputs, outputs, states)
         watch = self._watch(context)
         number = 0
         while number < len(context.steps):
             step = context.steps[number]
+            if step.phase in skip:
+                number += 1
+                continue
             found, value = self._run_step(context, step, number, watch)
             number += 1
             if found:  # sizes that depend on data are known now: plan the rest for them
                 binding |= found
-                later = self._make_context(self.plan_for(binding), context.profile)
+                later = self._make_context(binding, context.profile)
                 if context.profile:
                     context.later, context.left_at = later, number
                 outputs = [
@@ -365,8 +406,10 @@ class CompiledProgram:
             context.connect(node.id, array)
         for node, array in zip(self.outputs, outputs, strict=True):
             context.connect(node.id, array)
-        for name, node in self.graph.state_inputs.items():
-            context.connect(node.id, states[name])
+        if context.connected is not states:
+            context.connected = states
+            for name, node in self.graph.state_inputs.items():
+                context.connect(node.id, states[name])
 
     def _watch(self, context: Context) -> Watch | None:
         """Who looks at the steps of a run in debug mode."""
@@ -446,16 +489,31 @@ class CompiledProgram:
 
     # -- contexts: one per concurrent run and binding, from a pool
 
-    def _acquire(self, binding: Mapping[str, int]) -> Context:
-        key = tuple(binding[s] for s in self._symbols)
+    def acquire(self, binding: dict[str, int], last: Context | None = None) -> Context:
+        """A context for these sizes: the `last` one if it fits, else from the pool or new. Sizes that data
+        decide are entered in the binding as 0."""
+        for s in self._found_later:
+            binding[s] = 0
+        key = self._key(binding)
+        if last is not None and last.key == key:
+            last.move_to(binding)
+            return last
         with self._lock:
             free = self._free.get(key)
-            if free:
-                return free.pop()
-        return self._make_context(self.plan_for(binding))
+            found = free.pop() if free else None
+        if found is None:
+            return self._make_context(binding)
+        try:
+            found.move_to(binding)
+        except GuardError:
+            self.release(found)
+            raise
+        return found
 
-    def _release(self, context: Context) -> None:
-        key = tuple(context.plan.binding[s] for s in self._symbols)
+    def release(self, context: Context) -> None:
+        """Give a context back to the pool."""
+        key = context.key
+        context.connected = None
         with self._lock:
             self._free.setdefault(key, []).append(context)
             while len(self._free) > KEPT_CONTEXTS:
@@ -465,9 +523,10 @@ class CompiledProgram:
         """Memory that other ranks see too, for the heap space of a plan."""
         return None
 
-    def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Context:
+    def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Context:
+        plan = self.plan_for(binding)
         values = self._dims([plan.binding[s] for s in self._symbols])
-        return Context(
+        made = Context(
             self.lir,
             self.kernels,
             self._code,
@@ -479,18 +538,24 @@ class CompiledProgram:
             one_by_one=self.debug is not None,
             profile=profile,
             heap=self._heap(plan),
+            sizes=self._sizes,
         )
+        made.move_to(binding)
+        return made
 
     def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> list[Run]:
         """Run several times and say when every kernel ran, on which thread."""
-        given = [np.asarray(inputs[name], order="C") for name in self.input_names]
+        given = [
+            np.asarray(as_given(n.tensor, inputs[name]), order="C")
+            for name, n in zip(self.input_names, self.inputs, strict=True)
+        ]
         known: dict[str, int] = dict.fromkeys(self._found_later, 0)
         for node, array in zip(self.inputs, given, strict=True):
             check_array(node.tensor, array, known, f"input {node.attrs['name']!r}")
-        context, runs = self._make_context(self.plan_for(known), profile=True), []
+        context, runs = self._make_context(known, profile=True), []
         for _ in range(rounds):
             states, start = self.initial_states(known), time.perf_counter_ns()
-            self._execute(context, given, states, dict(known))
+            self.execute(context, given, states, dict(known))
             runs.append(Run(start, time.perf_counter_ns(), spans(context)))
         return runs
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError, RlxError
-from rlx.ir.bind import check_array, check_constraints, match_shape
+from rlx.ir.bind import as_given, check_array, check_constraints, match_shape
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node, substitute_dims
 from rlx.ir.op import Role
@@ -94,7 +94,7 @@ class Interpreter:
         for name, node in zip(names, nodes, strict=True):
             if name not in given:
                 raise InputError(f"{kind} {name!r} ({node.type}) of graph {self.graph.name!r} is missing")
-            array = np.asarray(given[name])
+            array = as_given(node.tensor, given[name])
             check_array(node.tensor, array, self.binding, f"{kind} {name!r}")
             self.values[node.id] = array
 

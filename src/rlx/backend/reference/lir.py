@@ -18,7 +18,7 @@ import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter, evaluate
 from rlx.errors import InputError, PlanError
-from rlx.ir.bind import check_array
+from rlx.ir.bind import as_given, check_array
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.ir.lir_check import written_by
@@ -189,7 +189,7 @@ class LirInterpreter(PlannedRun):
             name = node.attrs["name"]
             if value is None:
                 raise InputError(f"{kind} {name!r} ({node.type}) of program {self.graph.name!r} is missing")
-            array = np.asarray(value)
+            array = as_given(node.tensor, value)
             check_array(node.tensor, array, self.binding, f"{kind} {name!r}")
             values[node.id] = array
         for name, node in self.graph.state_inputs.items():

@@ -1,0 +1,71 @@
+"""Sizes that change from run to run, such as the tokens in a cache: memory is planned for the largest once.
+
+A size input (`g.size`) is an input without elements, whose first dim is a symbol with a bound. Where nothing
+but sizes of kernels depends on the symbol, every value gets room for the bound; a run at another size stores
+a few words into the argument tables and plans nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rlx.backend.cpu.kernels import KernelSet
+from rlx.ir.bind import check_constraints, size_symbol
+from rlx.ir.dim import Dim, compile_dims, known_le, substitute, sym, symbols
+from rlx.ir.lir import LirModule
+
+Evaluate = Callable[[Sequence[int]], tuple[int, ...]]
+
+
+class Sizes:
+    """Which symbols need no new plan, how much room they get, and what guards speak of them."""
+
+    def __init__(self, lir: LirModule, kernels: KernelSet) -> None:
+        graph = lir.outline
+        self.symbols = graph.symbols()
+        self.room: dict[str, int] = {}
+        for node in graph.inputs:
+            found = size_symbol(node.tensor)
+            if found is not None and found.max is not None and _movable(found.name, found.max, lir, kernels):
+                self.room[found.name] = found.max
+        self.guards = [c for c in graph.constraints if self.moves(c.lhs) or self.moves(c.rhs)]
+        self._known: dict[tuple[Dim, ...], Evaluate] = {}
+
+    def moves(self, d: Dim) -> bool:
+        """Whether a size changes with the symbols that need no new plan."""
+        return not isinstance(d, int) and any(s in self.room for s in symbols(d))
+
+    def check(self, binding: Mapping[str, int]) -> None:
+        """Guards at the sizes in force; the plan has not seen them."""
+        check_constraints(self.guards, binding)
+
+    def function(self, dims: Sequence[Dim]) -> Evaluate:
+        """All of these at once, from values of all symbols in order."""
+        key = tuple(dims)
+        if key not in self._known:
+            self._known[key] = compile_dims(key, self.symbols)
+        return self._known[key]
+
+
+def _movable(name: str, most: int, lir: LirModule, kernels: KernelSet) -> bool:
+    """Whether memory for the largest size serves all: nothing grows when the size falls, and only
+    addresses inside the program's own memory move."""
+    planner = lir.planner
+    bounded = {name: sym(name, 0, most)}
+
+    def grows(d: Dim) -> bool:
+        return known_le(substitute(d, bounded), substitute(d, {name: most})) is True
+
+    for stored in planner.stored:
+        if name in symbols(stored.size):
+            kept = stored.space in ("weight", "state", "ring")
+            if kept or (stored.space == "activation" and not grows(stored.size)):
+                return False
+    inside = {s.node for s in planner.stored if s.space in ("activation", "weight")}
+    if any(name in symbols(v.offset) and v.root not in inside for v in planner.aliases.values()):
+        return False
+    if any(name in body.symbols for inner in planner.inner.values() for body in inner.bodies):
+        return False
+    if any(name in symbols(d) for k in kernels.in_bodies() for d in (*k.dims, k.scratch_per_thread)):
+        return False
+    return all(grows(k.scratch_per_thread) for k in kernels.kernels.values())

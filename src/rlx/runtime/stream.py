@@ -1,0 +1,209 @@
+"""Streams: runs of one program in a row, with states of their own in handles that outlive every run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.driver.buffer import BufferHandle
+from rlx.errors import InputError, UnsupportedError
+from rlx.ir.graph import Node
+from rlx.ir.phase import Phase
+from rlx.ir.types import type_symbols
+from rlx.runtime.context import Context
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
+NOTHING: frozenset[Phase] = frozenset()
+
+
+class Stream:
+    """What `program.stream()` returns. One thread at a time steps it; other streams run beside it.
+
+    The prologue runs with the first step; its results stay in the stream's memory.
+    """
+
+    def __init__(
+        self,
+        program: CompiledProgram,
+        inputs: Mapping[str, Any],
+        states: Mapping[str, BufferHandle],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.program = program
+        graph, plan = program.graph, program.lir.planner
+        self._name = graph.name
+        self._binding: dict[str, int] = dict(sizes)  # sizes that hold for the whole stream
+        self._arrays: list[np.ndarray] = [_NONE] * len(program.inputs)  # of all inputs, in order
+        self._steps: dict[str, int] = {}  # inputs of every step -> their numbers
+        once = {n.attrs["name"] for n in program.inputs if n.attrs.get("once")}
+        self._refuse_unknown(inputs, once, "declared once")
+        for number, name in enumerate(program.input_names):
+            if name not in once:
+                self._steps[name] = number
+            elif name in inputs:
+                # A copy: the prologue may run again, whatever the caller does to the array.
+                self._arrays[number] = program.entries[number](np.array(inputs[name]), self._binding)
+            else:
+                raise InputError(
+                    f"input {name!r} of {self._name!r} is read once per stream; give it to stream()"
+                )
+        made_in = [plan.phases.get(n.id) for n in program.outputs]
+        self._late = [n for n, p in zip(graph.outputs, made_in, strict=True) if p is Phase.EPILOGUE]
+        self._first = [number for number, p in enumerate(made_in) if p is Phase.PROLOGUE]
+        self._kept: dict[int, np.ndarray] = {}  # outputs of the prologue, which steps may read
+        self._prologue = [k for k in plan.order if plan.phases.get(k) is Phase.PROLOGUE]
+        self._given = dict(states)
+        self._handles: dict[str, BufferHandle] | None = None
+        self._memory: dict[str, np.ndarray] = {}
+        if all(s in self._binding for n in graph.state_inputs.values() for s in type_symbols(n.type)):
+            self._bind_states()
+        self._context: Context | None = None
+        self._started = self._spoilt = False
+        self._turn = threading.Lock()
+
+    # -- running
+
+    def step(self, inputs: Mapping[str, Any] | None = None, epilogue: bool = True) -> dict[str, np.ndarray]:
+        """Run the steady part and the epilogue on the inputs of a step; returns the outputs by name.
+
+        Without `epilogue`, what follows the last heavy step is not run, and outputs made there are left out.
+        """
+        given = {} if inputs is None else inputs
+        with self._turn:
+            if self._spoilt:
+                raise InputError(
+                    f"a step of this stream of {self._name!r} failed halfway; call reset() first"
+                )
+            program, binding = self.program, dict(self._binding)
+            arrays, entries = self._arrays, program.entries
+            try:
+                for name, number in self._steps.items():
+                    arrays[number] = entries[number](given[name], binding)
+            except KeyError as e:
+                if e.args[0] in self._steps:
+                    raise InputError(f"input {e.args[0]!r} of program {self._name!r} is missing") from None
+                raise
+            if len(given) != len(self._steps):
+                self._refuse_unknown(given, self._steps, "of every step")
+            if self._handles is None:
+                self._bind_states(binding)
+            context = self._context_for(binding)
+            skip = NOTHING if epilogue else _EPILOGUE
+            if self._started:
+                skip |= _PROLOGUE
+            return self._run(context, binding, skip)
+
+    def _run(
+        self, context: Context, binding: dict[str, int], skip: frozenset[Phase]
+    ) -> dict[str, np.ndarray]:
+        try:
+            kept = self._kept if self._started else None
+            values = self.program.execute(context, self._arrays, self._memory, binding, skip, kept)
+        except BaseException:
+            self._spoilt = bool(self._memory)  # a kernel may have replaced part of the states
+            self._started = False
+            raise
+        if not self._started:
+            self._kept = {number: values[number] for number in self._first}
+            self._started = self.program.debug is None  # debug modes spoil what a run leaves behind
+        for number in self._first:
+            values[number] = values[number].copy()
+        out = dict(zip(self.program.output_names, values, strict=True))
+        if Phase.EPILOGUE in skip:
+            for name in self._late:
+                del out[name]
+        return out
+
+    def _context_for(self, binding: dict[str, int]) -> Context:
+        """The stream's context, or another if sizes ask for it; results of the prologue move there."""
+        old = self._context
+        found = self.program.acquire(binding, old)
+        if old is not None and found is not old:
+            for kernel in self._prologue if self._started else ():
+                for value in self.program.graph.results(self.program.graph.nodes[kernel]):
+                    if value.id in old.memory:
+                        found.memory[value.id][:] = old.memory[value.id]
+            self.program.release(old)
+        self._context = found
+        return found
+
+    # -- states
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return tuple(self.program.graph.state_inputs)
+
+    def state(self, name: str) -> BufferHandle:
+        """The memory of a state, which steps read and replace in place: `state(name).buffer.numpy()`."""
+        if name not in self.program.graph.state_inputs:
+            known = ", ".join(self.states) or "none"
+            raise InputError(f"program {self._name!r} has no state {name!r}; it has: {known}")
+        if self._handles is None:
+            raise InputError(
+                f"the size of state {name!r} is known with the first step; run one, or give sizes to stream()"
+            )
+        return self._handles[name]
+
+    def reset(self) -> None:
+        """Back to the beginning: states as they were at first. What was given once stays."""
+        with self._turn:
+            for handle in (self._handles or {}).values():
+                handle.reset()
+            self._spoilt = False
+
+    def _bind_states(self, binding: Mapping[str, int] | None = None) -> None:
+        """Memory for the states, once their sizes are known; from then on those sizes are fixed."""
+        if binding is not None:
+            nodes = self.program.graph.state_inputs.values()
+            self._binding |= {s: binding[s] for n in nodes for s in type_symbols(n.type)}
+        self._handles = handles_for(self.program, self._given, self._binding)
+        self._memory = {name: handle.buffer.numpy() for name, handle in self._handles.items()}
+
+    def _refuse_unknown(self, given: Mapping[str, Any], known: Any, what: str) -> None:
+        for name in given:
+            if name not in known:
+                names = ", ".join(sorted(known)) or "none"
+                raise InputError(f"{name!r} is no input {what}; program {self._name!r} has: {names}")
+
+
+_NONE = np.empty(0, np.uint8)
+_PROLOGUE, _EPILOGUE = frozenset([Phase.PROLOGUE]), frozenset([Phase.EPILOGUE])
+
+
+def handles_for(
+    program: CompiledProgram, given: Mapping[str, BufferHandle], binding: Mapping[str, int]
+) -> dict[str, BufferHandle]:
+    """A bound handle for every state: the given one, else a new one with the state's initial value."""
+    graph = program.graph
+    for name in given:
+        if name not in graph.state_inputs:
+            known = ", ".join(graph.state_inputs) or "none"
+            raise InputError(f"program {graph.name!r} has no state {name!r}; it has: {known}")
+    out = {}
+    for name, node in graph.state_inputs.items():
+        shape = _shape(name, node, binding)
+        handle = given.get(name)
+        if handle is None:
+            handle = BufferHandle(name, shape, node.dtype, program.initial_state(name, shape))
+        elif handle.shape != shape or handle.dtype is not node.dtype:
+            raise InputError(f"state {name!r} is {node.type}, its handle {handle.dtype}{list(handle.shape)}")
+        handle.bind("cpu")
+        out[name] = handle
+    return out
+
+
+def _shape(name: str, node: Node, binding: Mapping[str, int]) -> tuple[int, ...]:
+    missing = [s for s in type_symbols(node.type) if s not in binding]
+    if missing:
+        raise InputError(f"state {name!r} is {node.type}; say how large {missing[0]!r} is")
+    if node.dtype.bits < 8:
+        raise UnsupportedError(
+            f"state {name!r} is {node.type}: streams have no states of packed dtypes; cast it"
+        )
+    return node.tensor.bind(dict(binding))
