@@ -125,6 +125,8 @@ def _kind(path: Path) -> str:
         return "program"
     if start.startswith(b"RLXGRAPH"):
         return "graph"
+    if start.startswith((b"RLXPLAN", b"rlx plan ")):
+        raise FormatError(f"{path} is a plan, which has no model to run; compare it with rlx diff")
     if path.suffix != ".onnx" and start.lstrip()[:1] in (b"g", b"#"):
         return "text"
     if path.suffix == ".rlx":

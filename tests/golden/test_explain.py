@@ -87,11 +87,16 @@ def test_a_page_says_what_the_host_runs() -> None:
     assert "runs on the host: no kernel for it" in explain(lir, {first: "no kernel for it"})
 
 
-def test_a_program_from_text_has_a_page_without_stages() -> None:
+def test_a_program_from_text_has_the_same_page() -> None:
     blobs: dict[str, np.ndarray] = {}
-    again = LirModule.from_text(plan(small(), target=TARGET).to_text(blobs), blobs)
-    page = explain(again)
-    assert "Kernels in order" in page and "Stages" not in page
+    lir = plan(bert(1), target=TARGET)
+    assert explain(LirModule.from_text(lir.to_text(blobs), blobs)) == explain(lir)
+
+
+def test_a_program_from_a_file_has_the_same_page(tmp_path: Path) -> None:
+    program = rlx.compile(small())
+    program.save(tmp_path / "small.rlx")
+    assert rlx.load(tmp_path / "small.rlx").explain() == program.explain()
 
 
 def test_lines_of_a_page_fit_a_terminal() -> None:

@@ -172,6 +172,35 @@ def test_diff(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["same"] is False
 
 
+def test_diff_of_plans(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels, traffic, memory, outputs: by text files, by models, by both."""
+    other = tmp_path / "other.txt"
+    other.write_text(Path(model).read_text().replace("exp", "tanh"))
+    a, b = tmp_path / "a.plan", tmp_path / "b.plan"
+    for source, target in ((model, a), (str(other), b)):
+        assert main(["compile", source, "-o", str(target)]) == 0
+    assert "a plan for" in capsys.readouterr().out
+    assert a.read_text().startswith("rlx plan 1\n")
+    assert main(["diff", str(a), str(a)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["diff", str(a), str(b)]) == 3
+    out = capsys.readouterr().out
+    assert "kernels " in out and "traffic " in out and "predicted " in out
+    assert any(line.startswith("-") and "exp" in line for line in out.splitlines())
+    assert any(line.startswith("+") and "tanh" in line for line in out.splitlines())
+    assert main(["diff", model, str(b)]) == 3
+    assert capsys.readouterr().out == out
+    assert main(["diff", "--plan", model, str(other)]) == 3
+    assert capsys.readouterr().out == out
+    assert main(["run", str(a)]) == 1
+    assert "is a plan, which has no model to run; compare it with rlx diff" in capsys.readouterr().err
+
+
+def test_a_plan_is_for_one_target(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", model, "-o", str(tmp_path / "a.plan"), "--also", "x86-64"]) == 2
+    assert "the plan for one target" in capsys.readouterr().err
+
+
 # -- the rest
 
 

@@ -1,4 +1,4 @@
-"""rlx compile: a model into a .rlx file with plan, native code and weights."""
+"""rlx compile: a model into a .rlx file with plan, native code and weights, or into its plan as text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,29 @@ from rlx.cli.output import human_bytes, human_time, print_json, progress
 
 @click.command(epilog=MODEL_HELP)
 @click.argument("model")
-@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False), help="File to write.")
+@click.option(
+    "--output", "-o", required=True, type=click.Path(dir_okay=False), help="File to write: .rlx, or .plan."
+)
 @click.option("--also", multiple=True, metavar="TARGET", help="Add code for another target; may be repeated.")
 @compile_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Compile MODEL and save it as a .rlx file, which loads in a moment."""
+    """Compile MODEL and save it as a .rlx file, which loads in a moment.
+
+    A file that ends in .plan gets the plan as text instead, to read and to compare with rlx diff.
+    """
+    from rlx.plan.files import write_text
+
+    as_text = Path(output).suffix == ".plan"
+    if as_text and also:
+        raise click.UsageError(f"{output} is the plan for one target; --also is for .rlx files")
     start = time.perf_counter()
     program = open_model(model, **options)
     with progress(f"writing {output}"):
-        program.save(output, targets=also)
+        if as_text:
+            write_text(program.lir, output)
+        else:
+            program.save(output, targets=also)
     seconds, size = time.perf_counter() - start, Path(output).stat().st_size
     stats = program.stats
     if as_json:
@@ -35,5 +48,5 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
     thunks = len(stats["host_thunks"])
     click.echo(
         f"{output}: {human_bytes(size)}, {kernels} and {thunks} host thunk{'s' * (thunks != 1)}, "
-        f"code for {targets}, in {human_time(seconds)}"
+        f"{'a plan' if as_text else 'code'} for {targets}, in {human_time(seconds)}"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 from ..errors import FormatError
+from ..ir.graph import Graph
 from .gate import IoFusionGate
 from .profile import GraphIoProfile, fusion_benefit
 
@@ -30,7 +31,7 @@ class Decision:
     where: tuple[str, ...] = ()
     pinned: bool = False
     rule: str = "fuse"
-    ops: tuple[str, ...] = ()
+    ops: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def net_ps(self) -> int:
@@ -210,6 +211,22 @@ class DecisionLog(Sequence[Decision]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self._decisions))
+
+
+def decision_ops(decision: Decision, unfused: Graph | None) -> tuple[str, ...]:
+    """Names of the ops that a decision is about: its own record, or what its ids mean before fusion."""
+    if decision.ops or unfused is None:
+        return decision.ops
+    return tuple(unfused.nodes[i].op.name for i in decision.region if i < len(unfused))
+
+
+def ops_text(ops: Sequence[str]) -> str:
+    """Ops in a row, the middle of long ones left out.
+
+    >>> ops_text(["conv", "add", "mul", "maximum", "cast"])
+    'conv + ... + maximum + cast'
+    """
+    return " + ".join(ops if len(ops) <= 4 else (ops[0], "...", *ops[-2:]))
 
 
 def time_text(picoseconds: int) -> str:

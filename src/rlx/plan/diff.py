@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
-from rlx.cost.decision import Decision, bytes_text, time_text
+from rlx.cost.decision import Decision, bytes_text, decision_ops, ops_text, time_text
 from rlx.ir.lir import LirModule
 from rlx.plan.explain import KernelCost, kernel_costs, kernel_name
 
@@ -27,6 +29,7 @@ def diff_plans(a: LirModule, b: LirModule) -> str:
     - map: exp -> f32[64,64]
     + reduce: exp, reduce_sum -> f32[]
     outputs   y: f32[64,64] -> f32[]
+    now kept: reduction exp + reduce_sum, +1.511 us (at ...)
     """
     if a.fingerprint() == b.fingerprint():
         return ""
@@ -84,25 +87,51 @@ def _output_lines(a: LirModule, b: LirModule) -> Iterator[str]:
 
 
 def _decision_lines(a: LirModule, b: LirModule) -> Iterator[str]:
-    """Candidates that both plans considered, by where they come from, and judged differently."""
-    old, new = (_by_place(m) for m in (a, b))
-    for key, before in old.items():
-        after = new.get(key)
-        if after is not None and after.verdict != before.verdict:
-            word = "kept" if after.verdict else "refused"
-            at = f" (at {', '.join(after.where)})" if after.where else ""
-            gain = f"{time_text(before.net_ps)} -> {time_text(after.net_ps)}"
-            yield f"now {word}: {after.rule}, {gain}: {after.reason}{at}"
+    """Candidates that only one of the plans has kept, and what the other one says about them."""
+    old, new = _decisions(a), _decisions(b)
+    for word, here, there in (("no longer kept", old, new), ("now kept", new, old)):
+        kept = Counter(told.key for told in there if told.decision.verdict)
+        for told in here:
+            if not told.decision.verdict:
+                continue
+            if kept[told.key]:
+                kept[told.key] -= 1
+                continue
+            d = told.decision
+            at = f" (at {', '.join(d.where[:2])})" if d.where else ""
+            yield f"{word}: {d.rule} {ops_text(told.ops)}, {time_text(d.net_ps)}{at}"
+            why = _counterpart(told, there)
+            if why is not None:
+                plan = "the second plan" if there is new else "the first plan"
+                verdict = "keeps" if why.decision.verdict else "refuses"
+                yield f"    {plan} {verdict} {why.decision.rule} {ops_text(why.ops)}: {why.decision.reason}"
 
 
-def _by_place(module: LirModule) -> dict[tuple[str, tuple[str, ...], int], Decision]:
-    """Decisions by rule, ops and place; ids differ between plans."""
-    names: dict[tuple[str, tuple[str, ...], int], Decision] = {}
-    seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for d in module.decisions:
-        graph = module.unfused
-        ops = tuple(graph.nodes[i].op.name for i in d.region) if graph is not None else d.where
-        key = (d.rule, ops)
-        names[(*key, seen[key])] = d
-        seen[key] += 1
-    return names
+class _Told(NamedTuple):
+    """A decision, and its ops by name: ids differ between plans."""
+
+    decision: Decision
+    ops: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+        return self.decision.rule, self.ops, self.decision.where
+
+
+def _decisions(module: LirModule) -> list[_Told]:
+    earlier = module.trace.decisions if module.trace is not None else ()
+    return [_Told(d, decision_ops(d, module.unfused)) for d in (*earlier, *module.decisions)]
+
+
+def _counterpart(told: _Told, others: Sequence[_Told]) -> _Told | None:
+    """What the other plan decided about the same ops: of those that begin alike, the one most alike."""
+
+    def alike(other: _Told) -> tuple[int, int]:
+        common = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(told.ops, other.ops, strict=False))
+        )
+        same_place = len({*told.decision.where} & {*other.decision.where})
+        return same_place, common
+
+    near = [o for o in others if o.ops[:1] == told.ops[:1] and alike(o)[0]]
+    return max(near, key=lambda o: (alike(o), not o.decision.verdict), default=None)

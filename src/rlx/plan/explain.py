@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rlx.cost.compute import contraction_ps, elementwise_ps
-from rlx.cost.decision import Decision, bytes_text, time_text
+from rlx.cost.decision import Decision, bytes_text, decision_ops, ops_text, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import FusionBenefit, GraphIoProfile
@@ -399,17 +399,9 @@ def _worth_telling(refused: Sequence[Decision], unfused: Graph | None) -> list[D
     return out[:REFUSED]
 
 
-def decision_ops(d: Decision, unfused: Graph | None) -> tuple[str, ...]:
-    """Names of the ops that a decision is about: its own record, or what its ids mean before fusion."""
-    if d.ops or unfused is None:
-        return d.ops
-    return tuple(unfused.nodes[i].op.name for i in d.region if i < len(unfused))
-
-
 def _refusal(d: Decision, unfused: Graph | None) -> str:
     ops = decision_ops(d, unfused)
-    shown = ops if len(ops) <= 4 else (ops[0], "...", *ops[-2:])
-    names = f" {' + '.join(shown)}" if shown else ""
+    names = f" {ops_text(ops)}" if ops else ""
     if d.region:
         names += f" [%{d.region[0]}..%{d.region[-1]}]"
     gain = f"io {time_text(d.score_ps)}, compute {time_text(-d.compute_ps_added)}"

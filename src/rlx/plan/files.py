@@ -1,4 +1,4 @@
-"""Plans in files: magic, format version and checksum, then text, constants and values of params.
+"""Plans in files: magic, format version and checksum, then text, constants and values; or text alone.
 
 Nothing in a file is executed: text is parsed, verified and checked, arrays are plain arrays.
 """
@@ -19,6 +19,7 @@ from rlx.ir.lir import LirModule
 from rlx.plan.text import module_text, parse_module
 
 MAGIC = b"RLXPLAN\0"
+TEXT_MARK = b"rlx plan "
 VERSION = 1
 _HEAD = struct.Struct("<8sI32s")
 
@@ -61,13 +62,54 @@ def _odd(array: np.ndarray) -> bool:
     )
 
 
+def is_plan(start: bytes) -> bool:
+    """Whether the first bytes of a file are those of a plan, as `save` or as `write_text` writes it."""
+    return start.startswith((MAGIC, TEXT_MARK))
+
+
+def write_text(module: LirModule, path: str | os.PathLike[str]) -> None:
+    """Write a program as text that people and tools for text can compare.
+
+    Constants too large for it lie in the folder `<path>.blobs`; the values of params are not written.
+    """
+    blobs: dict[str, np.ndarray] = {}
+    text = module_text(module, blobs)
+    target, folder = Path(path), _blob_folder(path)
+    try:
+        target.write_text(text, encoding="utf-8")
+        for digest, array in blobs.items():
+            folder.mkdir(exist_ok=True)
+            plain = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}") if _odd(array) else array
+            np.save(folder / f"{digest}.{dtype(array.dtype)}.npy", plain)
+    except OSError as e:
+        raise FormatError(f"cannot write {target}: {e.strerror or e}") from e
+
+
+def _blob_folder(path: str | os.PathLike[str]) -> Path:
+    return Path(f"{os.fspath(path)}.blobs")
+
+
+def _read_text(raw: bytes, path: str) -> LirModule:
+    blobs: dict[str, np.ndarray] = {}
+    try:
+        for file in sorted(_blob_folder(path).glob("*.npy")):
+            digest, _, name = file.stem.partition(".")
+            array, want = np.load(file, allow_pickle=False), dtype(name).np
+            blobs[digest] = array if array.dtype == want else array.view(want)
+        return parse_module(raw.decode(), blobs)
+    except (OSError, ValueError, RlxError) as e:
+        raise FormatError(f"{path} does not hold a sound plan: {e}") from e
+
+
 def load(path: str | os.PathLike[str]) -> LirModule:
-    """Read a program that `save` wrote."""
+    """Read a program that `save` or `write_text` wrote; it is verified, and its plan checked."""
     name = os.fspath(path)
     try:
         raw = Path(path).read_bytes()
     except OSError as e:
         raise FormatError(f"cannot read {name}: {e.strerror or e}") from e
+    if raw.startswith(TEXT_MARK):
+        return _read_text(raw, name)
     if len(raw) < _HEAD.size or raw[: len(MAGIC)] != MAGIC:
         raise FormatError(f"{name} is not a plan file; it should begin with the bytes RLXPLAN")
     _, version, digest = _HEAD.unpack_from(raw)

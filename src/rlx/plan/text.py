@@ -24,9 +24,12 @@
       input "x" %0
       output "y" %7
     }
-    decision {...}                    JSON, one line each
+    decision {...}                    JSON, one line each: what fusion decided
+    stage "expand" 136                what was done to get here: a stage, and the values in the graph after it
+    firing {...}                      a rewrite, with its rule and place
+    earlier {...}                     a decision of a stage before fusion
 
-Without locations, names of graphs and decisions it is what the fingerprint is made of.
+Without locations, names of graphs and this record it is what the fingerprint is made of.
 """
 
 from __future__ import annotations
@@ -34,12 +37,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from rlx.config import VERSION
-from rlx.cost.decision import DecisionLog
+from rlx.cost.decision import Decision, DecisionLog, decision_ops
 from rlx.errors import ParseError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import (
@@ -56,6 +60,8 @@ from rlx.ir.parse import parse_graph
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.text import Printer, string_text
 from rlx.ir.verify import verify
+from rlx.passes.pipeline import Trace
+from rlx.passes.rules import Firing
 from rlx.plan.build import Planner
 
 FORMAT = 1
@@ -93,8 +99,21 @@ def _lines(
         yield "  " + line
     yield "}"
     if named:
-        for decision in module.decisions:
-            yield f"decision {json.dumps(decision.to_json())}"
+        yield from _record_lines(module)
+
+
+def _record_lines(module: LirModule) -> Iterator[str]:
+    """How the program came to be: decisions, stages, rewrites."""
+    for decision in module.decisions:
+        told = replace(decision, ops=decision_ops(decision, module.unfused))
+        yield f"decision {json.dumps(told.to_json())}"
+    if module.trace is not None:
+        for name, count in module.trace.stages:
+            yield f"stage {string_text(name)} {count}"
+        for firing in module.trace.firings:
+            yield f"firing {json.dumps(asdict(firing))}"
+        for decision in module.trace.decisions:
+            yield f"earlier {json.dumps(decision.to_json())}"
 
 
 def _graph_lines(printer: Printer, graph: Graph, named: bool) -> Iterator[str]:
@@ -167,12 +186,25 @@ def read_buffers(text: str, graph: Graph) -> LirBufferPlan:
     return _PlanReader(reader, graph).read()
 
 
+def read_trace(text: str) -> Trace | None:
+    """The record of stages in a program's text; None if it has none."""
+    reader = _Reader(text, {})
+    for number, line in enumerate(reader.lines):
+        reader.at = number  # so that a fault names its line
+        word, _, rest = line.partition(" ")
+        if word in RECORD:
+            reader.record(word, rest)
+    return reader.trace if reader.trace.stages else None
+
+
+RECORD = ("stage", "firing", "earlier")
 _NODE = re.compile(r"%(\d{1,12})$")
 
 
 class _Reader:
     def __init__(self, text: str, blobs: Mapping[str, np.ndarray]) -> None:
         self.lines, self.blobs, self.at = text.splitlines(), blobs, 0
+        self.trace = Trace()
 
     def fail(self, what: str) -> ParseError:
         return ParseError(f"line {self.at + 1} of the plan: {what}")
@@ -220,6 +252,8 @@ class _Reader:
                 continue
             elif word == "decision":
                 decisions.append(self.value(rest))
+            elif word in RECORD:
+                self.record(word, rest)
             else:
                 raise self.fail(f"{line[:40]!r} is nothing that a plan says")
             self.at += 1
@@ -238,7 +272,24 @@ class _Reader:
             head["gate"],
             DecisionLog.from_json(decisions),
             planner,
+            trace=self.trace if self.trace.stages else None,
         )
+
+    def record(self, word: str, rest: str) -> None:
+        """A line about how the program came to be."""
+        if word == "stage":
+            rest, _, count = rest.rpartition(" ")
+            if not count.isdecimal():
+                raise self.fail(f"stage {rest[:40]} has no number of values after it")
+            self.trace.stages.append((str(self.value(rest)), int(count)))
+        elif word == "earlier":
+            self.trace.decisions.append(Decision.from_json(self.value(rest)))
+        else:
+            facts = self.value(rest)
+            try:
+                self.trace.firings.append(Firing(**{**facts, "where": tuple(facts["where"])}))
+            except (TypeError, KeyError):
+                raise self.fail(f"{rest[:40]!r} is no record of a rewrite") from None
 
     def value(self, text: str) -> Any:
         try:

@@ -23,7 +23,6 @@ class StoredLir(LirModule):
     def __init__(self, file: Artifact, number: int, about: Mapping[str, Any]) -> None:
         self._file, self._number = file, number
         self.target, self.options, self.gate = about["target"], about["options"], about["gate"]
-        self.trace = None
         data = json.loads(file.container.part(f"{number}.outline"))
         self._outline = read_outline(data["graph"])
         self._outline.state_values = file.values("states", self._outline.state_inputs)
@@ -75,7 +74,13 @@ class StoredLir(LirModule):
         lines = [line for line in self._text.splitlines() if line.startswith("decision ")]
         return DecisionLog.from_json(json.loads(line.removeprefix("decision ")) for line in lines)
 
+    @functools.cached_property
+    def trace(self) -> Any:  # type: ignore[override]
+        from rlx.plan.text import read_trace
+
+        return read_trace(self._text)
+
     def specialize(self, binding: Mapping[str, int]) -> LirModule:
         """The same program placed for other sizes."""
-        names = ("mir", "derived", "target", "options", "gate", "decisions", "planner", "unfused")
+        names = ("mir", "derived", "target", "options", "gate", "decisions", "planner", "unfused", "trace")
         return LirModule(**{n: getattr(self, n) for n in names}, buffers=self.planner.plan(dict(binding)))
