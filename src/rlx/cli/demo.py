@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import statistics
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +28,8 @@ SENTENCES = (
     "The train to Vienna leaves at half past nine.",
     "A kitten chased a ball of wool across the floor.",
 )
+ROUNDS, RUNS = 3, 2  # turns that each engine takes, and runs in one of them
+SECONDS_BETWEEN = 0.02  # threads of the engine before must have stopped spinning
 QUERIES = ("a pet taking a nap", "machine learning", "what will the weather be like?")
 
 
@@ -34,7 +42,7 @@ class Encoder:
         from rlx.zoo.minilm import load_graph
 
         say("fetching the model (once)")
-        folder = zoo.fetch("minilm", notify=say).parent
+        folder = self.folder = zoo.fetch("minilm", notify=say).parent
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -62,9 +70,10 @@ class Encoder:
         return out
 
 
-def search(encoder: Encoder, sentences: list[str], query: str) -> tuple[list[tuple[float, str]], float]:
+def search(
+    encoder: Encoder, sentences: list[str], vectors: np.ndarray, query: str
+) -> tuple[list[tuple[float, str]], float]:
     """The best matches of a query, and the seconds that encoding it took."""
-    vectors = encoder(sentences)
     start = time.perf_counter()
     asked = encoder([query])[0]
     seconds = time.perf_counter() - start
@@ -73,7 +82,60 @@ def search(encoder: Encoder, sentences: list[str], query: str) -> tuple[list[tup
     return [(float(scores[i]), sentences[i]) for i in order], seconds
 
 
-def summary(encoder: Encoder, sentences: list[str]) -> dict[str, Any]:
+def onnxruntime_session(folder: Path, threads: int) -> Any:
+    """The same encoder in ONNX Runtime with as many threads; None if that is not installed."""
+    if any(importlib.util.find_spec(package) is None for package in ("onnxruntime", "onnx")):
+        return None
+    import onnxruntime
+    from safetensors.numpy import load_file
+
+    from rlx.zoo.minilm_onnx import build_onnx
+
+    config = json.loads((folder / "config.json").read_text())
+    model = build_onnx(config, load_file(folder / "model.safetensors"))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def in_turns(engines: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median seconds of each function; they take turns, so that all see the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(ROUNDS):
+        for name, run in engines.items():
+            time.sleep(SECONDS_BETWEEN)
+            run()
+            for _ in range(RUNS):
+                start = time.perf_counter()
+                run()
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dict[str, Any]:
+    """Time per sentence, of ONNX Runtime too where it is installed, and how far apart the vectors are."""
+    say("looking for ONNX Runtime")
+    session = onnxruntime_session(encoder.folder, encoder.program.threads)
+    engines: dict[str, Callable[[], Any]] = {"rlx": lambda: encoder.program.run(feed)["sentence_embedding"]}
+    if session is not None:
+        engines["onnxruntime"] = lambda: session.run(["sentence_embedding"], feed)[0]
+    say("timing")
+    times = in_turns(engines)
+    batch = len(feed["input_ids"])
+    facts: dict[str, Any] = {"ms_per_sentence": round(times["rlx"] / batch * 1e3, 3)}
+    if session is not None:
+        facts["onnxruntime"] = {
+            "ms_per_sentence": round(times["onnxruntime"] / batch * 1e3, 3),
+            "rlx_is_faster_by": round(times["onnxruntime"] / times["rlx"], 2),
+            "largest_difference": float(np.abs(engines["rlx"]() - engines["onnxruntime"]()).max()),
+        }
+    return facts
+
+
+def summary(encoder: Encoder, sentences: list[str], say: Any) -> dict[str, Any]:
     """What was compiled: ops before and after fusion, memory, times."""
     from rlx.compile import lower, optimize
 
@@ -81,11 +143,6 @@ def summary(encoder: Encoder, sentences: list[str]) -> dict[str, Any]:
     feed = encoder.feed(sentences)
     batch, seq = feed["input_ids"].shape
     binding = {"batch": batch, "seq": seq}
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        program.run(feed)
-        times.append((time.perf_counter() - start) / batch)
     memory = program.memory(binding)
     return {
         "hir_ops": len(encoder.graph),
@@ -96,21 +153,50 @@ def summary(encoder: Encoder, sentences: list[str]) -> dict[str, Any]:
         "seconds": {k: round(v, 3) for k, v in encoder.times.items()},
         "binding": binding,
         "memory": memory,
-        "ms_per_sentence": round(sorted(times)[len(times) // 2] * 1e3, 3),
+        "threads": program.threads,
+        **side_by_side(encoder, feed, say),
     }
+
+
+def typed() -> tuple[list[str], list[str]]:
+    """Sentences, an empty line, then queries, from the terminal or a pipe."""
+    asks = sys.stdin.isatty()
+
+    def lines(prompt: str, stop_at_blank: bool) -> list[str]:
+        found: list[str] = []
+        if asks:
+            click.echo(prompt, err=True)
+        for line in sys.stdin:
+            if not line.strip() and stop_at_blank:
+                break
+            if line.strip():
+                found.append(line.strip())
+        return found
+
+    sentences = lines(
+        "Sentences to search in, one a line; an empty line ends them (none: built-in ones).", True
+    )
+    return sentences, lines("What to search for, one a line; end with an empty line.", asks)
 
 
 @click.command()
 @click.option("--query", "-q", multiple=True, help="What to search for; may be given several times.")
 @click.option("--sentence", "-s", multiple=True, help="A sentence to search in; the built-in ones otherwise.")
+@click.option("--type", "-t", "ask", is_flag=True, help="Type sentences, an empty line, then queries.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
-def demo(query: tuple[str, ...], sentence: tuple[str, ...], as_json: bool) -> None:
-    """Search sentences by meaning with all-MiniLM-L6-v2, compiled to native code on this machine."""
-    sentences, queries = list(sentence) or list(SENTENCES), list(query) or list(QUERIES)
+def demo(query: tuple[str, ...], sentence: tuple[str, ...], ask: bool, as_json: bool) -> None:
+    """Search sentences by meaning with all-MiniLM-L6-v2, compiled to native code on this machine.
+
+    ONNX Runtime runs the same model beside it where it is installed.
+    """
+    more, asked = typed() if ask else ([], [])
+    sentences = [*sentence, *more] or list(SENTENCES)
+    queries = [*query, *asked] or list(QUERIES)
     with progress("loading") as say:
         encoder = Encoder(say)
-        found = {q: search(encoder, sentences, q) for q in queries}
-        facts = summary(encoder, sentences)
+        vectors = encoder(sentences)
+        found = {q: search(encoder, sentences, vectors, q) for q in queries}
+        facts = summary(encoder, sentences, say)
     if as_json:
         answers = {q: [{"score": s, "sentence": t} for s, t in hits] for q, (hits, _) in found.items()}
         print_json({"answers": answers, **facts})
@@ -127,9 +213,20 @@ def demo(query: tuple[str, ...], sentence: tuple[str, ...], as_json: bool) -> No
         ("weights", human_bytes(facts["memory"]["weight"])),
         ("scratch", human_bytes(facts["memory"]["scratch"])),
         ("time per sentence", f"{facts['ms_per_sentence']:.2f} ms in a batch of {facts['binding']['batch']}"),
+        ("the same by ONNX Runtime", beside(facts.get("onnxruntime"))),
     ]
     print_table(("what", "value"), rows)
     for q, (hits, seconds) in found.items():
         out.print(f"\n[bold]{q}[/bold]  ({seconds * 1e3:.1f} ms)")
         for score, text in hits:
             out.print(f"  {score:.3f}  {text}")
+
+
+def beside(peer: dict[str, Any] | None) -> str:
+    """How ONNX Runtime did, in words."""
+    if peer is None:
+        return "not installed (pip install onnxruntime onnx)"
+    return (
+        f"{peer['ms_per_sentence']:.2f} ms: RLX is {peer['rlx_is_faster_by']:.2f}x as fast; "
+        f"vectors differ by {peer['largest_difference']:.0e} at most"
+    )
