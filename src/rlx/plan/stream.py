@@ -1,7 +1,7 @@
 """Weights that do not fit their budget: which stay in memory, and how the others go through a ring.
 
-Some weights stay resident: small ones, then, from the first kernel on, as many as leave the ring room for two
-of the largest, so that a run begins at once and reads less. The others are fetched in the order in which
+Some weights stay resident: small ones, then, from the first kernel on, as many as leave room for the ring, so
+that a run begins at once and reads less. The others are fetched in the order in which
 kernels read them, into a ring of bytes. Kernels that follow each other and whose weights take little are one
 group: a run stops only before the first kernel of a group, to wait for what it reads.
 """
@@ -18,7 +18,7 @@ from rlx.ir.lir import ALIGNMENT, LirFetch
 
 SMALL = 64 << 10  # bytes up to which a weight stays resident before others
 MOST_GROUP = 4 << 20  # bytes that kernels of one group read; one kernel may read more
-RING_SHARE = 4  # the ring gets at least this part of the budget
+GROUPS = 4  # at least, of those that are not single kernels, fit the ring
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,12 @@ class BudgetTooSmall(BudgetError):
         )
 
 
+def _ring_need(largest: int, budget: int) -> int:
+    """Room for four times what the largest kernel reads, so that reading never stands still while a kernel
+    computes; two must do where that would leave little of the budget to weights that are never read again."""
+    return max(2 * largest, min(4 * largest, budget * 3 // 4))
+
+
 def _resident(needs: Sequence[Mapping[int, int]], budget: int) -> set[int]:
     """Weights to keep: small ones if all fit, then those read first while the ring keeps its room."""
     rooms = {node: room for need in needs for node, room in need.items()}
@@ -92,7 +98,7 @@ def _resident(needs: Sequence[Mapping[int, int]], budget: int) -> set[int]:
             continue
         for step in readers[node]:
             left[step] -= room
-        if taken + room + max(2 * max(left), budget // RING_SHARE) <= budget:
+        if taken + room + _ring_need(max(left), budget) <= budget:
             kept.add(node)
             taken += room
         else:
@@ -112,7 +118,7 @@ class _Group:
 
 def _groups(needs: Sequence[Mapping[int, int]], ring: int) -> list[_Group]:
     """Kernels with streamed weights, joined while they read little; others run with those before them."""
-    most = min(MOST_GROUP, ring // RING_SHARE)
+    most = min(MOST_GROUP, ring // GROUPS)
     groups: list[_Group] = []
     for step, need in enumerate(needs):
         if not need:

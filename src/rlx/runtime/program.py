@@ -419,7 +419,8 @@ class CompiledProgram:
         self, context: Context, step: Step, number: int = 0, watch: Watch | None = None
     ) -> tuple[dict[str, int], Any]:
         """Run one step; returns the sizes that it revealed and, with them, the value that did."""
-        self._weights.reach(context.arrive(step))
+        if self._weights.ring is not None:
+            self._stream(context, step)
         if watch is None:
             return self._run_unwatched(context, step)
         watch.before(number)
@@ -427,6 +428,12 @@ class CompiledProgram:
         if not found:
             watch.after(number)
         return found, value
+
+    def _stream(self, context: Context, step: Step) -> None:
+        """Have the weights of a step in place. Reading gets a core of its own where it is what binds."""
+        bound = self._weights.reach(context.arrive(step))
+        if step.program is not None and not context.profile:
+            step.program.threads = max(1, self.threads - bound)
 
     def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
         if step.program is not None:

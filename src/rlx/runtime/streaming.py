@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +38,33 @@ if TYPE_CHECKING:
     from rlx.runtime.artifact import Origin
 
 
+class _Load:
+    """How busy the reader was of late. It decides who gets the cores.
+
+    A reader that has something to do nearly all the time is what binds the program: kernels on all cores
+    would only hold it up. One that mostly waits for room costs kernels little: they get all cores.
+    """
+
+    FORGET, ENTER, LEAVE = 0.7, 0.75, 0.55
+
+    def __init__(self) -> None:
+        self.high = False
+        self._busy = self._wall = 0.0
+        self._seen = self._seen_busy = 0.0
+
+    def resume(self, busy: float) -> None:
+        """A run begins; the time since the last one does not count."""
+        self._seen, self._seen_busy = time.perf_counter(), busy
+
+    def note(self, busy: float) -> None:
+        """Between two stretches: seconds that the reader has been busy up to now."""
+        now = time.perf_counter()
+        self._wall = self.FORGET * self._wall + now - self._seen
+        self._busy = self.FORGET * self._busy + busy - self._seen_busy
+        self._seen, self._seen_busy = now, busy
+        self.high = self._busy > (self.LEAVE if self.high else self.ENTER) * self._wall
+
+
 class StreamedWeights(Weights):
     """Weights of a program whose plan has a budget, in the arrays of a file."""
 
@@ -55,6 +83,7 @@ class StreamedWeights(Weights):
         self._owner = 0  # the process of the engine
         self._next = 0  # of the fetches, the first that this run has not begun
         self._pending: deque[tuple[LirFetch, BarrierToken]] = deque()
+        self._load = _Load()
         self._read_resident()
         ring = allocate(max(plan.sizes()["ring"], 64))
         self.ring = ring.array
@@ -91,12 +120,13 @@ class StreamedWeights(Weights):
             if self._engine is None or self._owner != os.getpid():  # threads do not survive a fork
                 self._engine, self._owner = ThreadCopy(), os.getpid()
             self._next = 0
+            self._load.resume(self._engine.stats.busy)
             try:
                 yield
             finally:
                 self._finish()
 
-    def reach(self, step: int) -> None:
+    def reach(self, step: int) -> bool:
         assert self._engine is not None, "a run is under way"
         while self._next < len(self._fetches) and self._fetches[self._next].at <= step:
             fetch = self._fetches[self._next]
@@ -105,12 +135,22 @@ class StreamedWeights(Weights):
                 self._pending.append((fetch, self._begin(fetch)))
         while self._pending and self._pending[0][0].first <= step:
             self._engine.wait(self._pending.popleft()[1])
+        self._load.note(self._engine.stats.busy)
+        return self._load.high
 
     def _begin(self, fetch: LirFetch) -> BarrierToken:
         assert self._engine is not None
         offset, nbytes = self._file.place(self._numbers[fetch.node])
         source = Tile(self._source, offset, 1, nbytes, nbytes)
         return self._engine.issue(source, Tile(self._ring, fetch.offset, 1, nbytes, nbytes))
+
+    def read_only(self) -> float:
+        """Seconds to read what a run reads, in the same order to the same places, with nothing to compute."""
+        with self._run():
+            began = time.perf_counter()
+            self._pending.extend((fetch, self._begin(fetch)) for fetch in self._fetches)
+            self._finish()
+            return time.perf_counter() - began
 
     def _finish(self) -> None:
         """Nothing may write to the ring after a run, however it ended."""

@@ -70,9 +70,10 @@ class Weights:
         """Held by a run from its first step to its last."""
         return _NOTHING
 
-    def reach(self, step: int) -> None:
-        """All kernels before `step` of the schedule are done; returns when the weights from there on are in
-        place, up to the next stretch of the plan."""
+    def reach(self, step: int) -> bool:
+        """All kernels before `step` of the schedule are done; returns when the weights that are read from
+        there to the next stretch are in place, and says whether reading is what binds the program."""
+        return False
 
     @property
     def stats(self) -> dict[str, Any] | None:
