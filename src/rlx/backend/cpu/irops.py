@@ -57,17 +57,21 @@ class Arithmetic:
 
     def value(self, x: Number, type_: str = "i64") -> Value:
         """`x` as a Value: Python numbers become constants of `type_`."""
+        if isinstance(x, Value):
+            return x
         if isinstance(x, float) and not is_float(type_):
             raise CompileError(f"the float {x!r} stands where a value of type {type_} is needed")
-        return x if isinstance(x, Value) else constant(type_, x)
+        return constant(type_, x)
 
     def _same(self, *operands: Number) -> list[Value]:
         """All operands as Values of the one type among them (i64 when all are Python ints)."""
-        types = {x.type for x in operands if isinstance(x, Value)}
-        if len(types) > 1:
-            raise CompileError(f"operands of one instruction differ in type: {', '.join(sorted(types))}")
-        type_ = next(iter(types), "i64")
-        return [self.value(x, type_) for x in operands]
+        type_ = next((x.type for x in operands if isinstance(x, Value)), "i64")
+        same = [self.value(x, type_) for x in operands]
+        for x in same:
+            if x.type != type_:
+                types = ", ".join(sorted({x.type for x in same}))
+                raise CompileError(f"operands of one instruction differ in type: {types}")
+        return same
 
     def _binary(self, opcode: str, a: Number, b: Number) -> Value:
         left, right = self._same(a, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -21,16 +22,19 @@ def vector(element_type: str, width: int) -> str:
     return element_type if width == 1 else f"<{width} x {element_type}>"
 
 
+@functools.cache  # few types are asked about very often
 def element(type_: str) -> str:
     """Lane type of a vector type; a scalar is its own."""
     return type_.split(" x ")[1][:-1] if type_.startswith("<") else type_
 
 
+@functools.cache
 def width(type_: str) -> int:
     """Lanes of a type; 1 for a scalar."""
     return int(type_[1:].split(" x ")[0]) if type_.startswith("<") else 1
 
 
+@functools.cache
 def like(type_: str, element_type: str) -> str:
     """The type with the lanes of `type_` and elements of `element_type`.
 
@@ -40,21 +44,25 @@ def like(type_: str, element_type: str) -> str:
     return vector(element_type, width(type_))
 
 
+@functools.cache
 def is_float(type_: str) -> bool:
     return element(type_) in FLOATS
 
 
+@functools.cache
 def bits(type_: str) -> int:
     """Bits of one lane."""
     lane = element(type_)
     return int(lane[1:]) if lane[0] == "i" else _BYTES[lane] * 8
 
 
+@functools.cache
 def size_bytes(type_: str) -> int:
     """Bytes of one lane in memory."""
     return max(1, bits(type_) // 8)
 
 
+@functools.cache
 def mangle(type_: str) -> str:
     """The suffix that names an overloaded intrinsic: v16f32, i64, p0."""
     lane = element(type_)
