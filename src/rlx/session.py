@@ -26,13 +26,15 @@ def load(
     model: str | os.PathLike[str],
     *,
     shapes: Mapping[str, Sequence[Any]] | None = None,
+    states: Mapping[str, str] | None = None,
     trust_native: bool = False,
     **options: Any,
 ) -> CompiledProgram:
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
 
     `model` is an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or `zoo:ID`.
-    `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. A
+    `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. `states` names
+    inputs that take an output of the run before, as in {"state": "stateN"}: they become states. A
     compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
     neither). A `weight_budget`, like "200MiB", keeps weights that exceed it in the file and reads them ahead
     of the kernels that need them. `trust_native` runs the code of a `.rlx` file whoever signed it; else code
@@ -53,18 +55,21 @@ def load(
     if options.get("weight_budget") is not None:
         options["weight_budget"] = config.parse_bytes(options["weight_budget"], "weight_budget")
     if name.startswith(ZOO_PREFIX):
-        return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, options)
+        return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, states, options)
     path = Path(name)
     kind = _kind(path)
     if kind == "program":
         if shapes is not None:
             raise ConfigError(f"{name} is compiled already; shapes are for ONNX models")
+        if states is not None:
+            raise ConfigError(f"{name} is compiled already; its states are those that it was compiled with")
         return _from_artifact(path, trust_native, options)
     if kind == "onnx":
-        return _from_onnx(path, shapes, options)
+        return _from_onnx(path, shapes, states, options)
     if shapes is not None:
         raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
-    return _compile(read_graph(path), options)
+    graph = read_graph(path)
+    return _compile(graph.with_states(states) if states else graph, options)
 
 
 class Session:
@@ -142,53 +147,69 @@ def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledProgram:
 
 
 def _from_zoo(
-    id: str, shapes: Mapping[str, Sequence[Any]] | None, options: dict[str, Any]
+    id: str,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    options: dict[str, Any],
 ) -> CompiledProgram:
     from rlx import zoo
 
     path = zoo.fetch(id)
     if path.suffix != ".safetensors":
-        return load(path, shapes=shapes, **options)
+        return load(path, shapes=shapes, states=states, **options)
     from rlx.zoo.minilm import load_graph
 
-    return _stored(path, shapes, options, lambda: (load_graph(path.parent), ()))
+    return _stored(path, shapes, states, options, lambda: (load_graph(path.parent), ()))
 
 
 def _from_onnx(
-    path: Path, shapes: Mapping[str, Sequence[Any]] | None, options: dict[str, Any]
+    path: Path,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    options: dict[str, Any],
 ) -> CompiledProgram:
     def import_() -> tuple[Graph, Sequence[Path]]:
         from rlx.frontend.onnx.load import external_files
 
         return read_graph(path, shapes), external_files(path)
 
-    return _stored(path, shapes, options, import_)
+    return _stored(path, shapes, states, options, import_)
 
 
 def _stored(
     path: Path,
     shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
     options: dict[str, Any],
     import_: Callable[[], tuple[Graph, Sequence[Path]]],
 ) -> CompiledProgram:
     """The program of a model file: from the store, or compiled and stored."""
     if not options.get("cache", True) or options.get("device", "cpu") != "cpu":  # files hold host programs
-        return _compile(import_()[0], options)
+        return _compile(_imported(import_, states)[0], options)
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.programs import ProgramStore
 
     target = resolve(options.get("target") or config.TARGET.get())
     key = {k: v for k, v in options.items() if k not in _RUN_TIME_OPTIONS}
     key = {**key, "target": target.name, "shapes": None if shapes is None else repr(sorted(shapes.items()))}
+    if states:
+        key["states"] = dict(states)
     store = ProgramStore()
     found = store.find(path, key)
     number = None if found is None else found.find(target)
     if found is not None and number is not None:
         return _open(found, number, options, False)
-    graph, others = import_()
+    graph, others = _imported(import_, states)
     program = _compile(graph, options)
     store.put(program, path, key, others)
     return program
+
+
+def _imported(
+    import_: Callable[[], tuple[Graph, Sequence[Path]]], states: Mapping[str, str] | None
+) -> tuple[Graph, Sequence[Path]]:
+    graph, others = import_()
+    return (graph.with_states(states) if states else graph), others
 
 
 def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> CompiledProgram:

@@ -14,7 +14,7 @@ from rlx import ops
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.backend.reference.lir import LirInterpreter
 from rlx.compile import plan
-from rlx.errors import InputError, PlanError, ShapeError
+from rlx.errors import GuardError, InputError, PlanError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.parse import parse_graph
@@ -223,3 +223,49 @@ def stateful_graphs(draw: st.DrawFn) -> Graph:
 @given(stateful_graphs())
 def test_random_states_follow_the_reference(g: Graph) -> None:
     check_against_reference(g, steps=3)
+
+
+def counting() -> Graph:
+    g = rlx.Graph("count")
+    n, step = g.input("n", ("b",), "f32"), g.input("step", ("b",), "f32")
+    g.output("next", n + step)
+    g.output("double", n * 2.0)
+    return g
+
+
+def test_inputs_that_take_an_output_become_states() -> None:
+    g = counting().with_states({"n": "next"})
+    assert list(g.outputs) == ["double"] and [n.attrs["name"] for n in g.inputs] == ["step"]
+    stream = rlx.compile(g).stream()
+    ones = np.ones(2, np.float32)
+    assert [stream.step({"step": ones})["double"].tolist() for _ in range(3)] == [[0, 0], [2, 2], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ({"m": "next"}, "no input 'm' to make a state of; it has: n, step"),
+        ({"n": "nxt"}, "no output 'nxt' for state 'n'; it has: next, double"),
+    ],
+)
+def test_pairs_that_do_not_exist_are_refused(pairs: dict[str, str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        counting().with_states(pairs)
+
+
+def test_pairs_of_other_types_are_refused() -> None:
+    g = rlx.Graph("cast")
+    g.output("y", ops.cast(g.input("x", (2,), "f32"), "i32"))
+    with pytest.raises(InputError, match=r"state 'x' is f32\[2\], but 'y' is i32\[2\]"):
+        g.with_states({"x": "y"})
+
+
+def test_sizes_of_pairs_that_cannot_be_proved_equal_are_guards() -> None:
+    g = rlx.Graph("other")
+    x, z = g.input("x", ("n", 2), "f32"), g.input("z", ("m", 2), "f32")
+    g.output("sum", ops.sum(x))
+    g.output("y", z * 1.0)
+    stream = rlx.compile(g.with_states({"x": "y"})).stream(sizes={"n": 3})
+    assert [float(stream.step({"z": np.full((3, 2), i, np.float32)})["sum"]) for i in (1, 2, 3)] == [0, 6, 12]
+    with pytest.raises(GuardError, match="which does not hold for m=4, n=3"):
+        stream.step({"z": np.ones((4, 2), np.float32)})

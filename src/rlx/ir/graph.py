@@ -261,6 +261,21 @@ class Graph:
         self.states = [s for s in self.states if s.name != name]
         self.states.append(State(name, old, self._own(value)))
 
+    def with_states(self, pairs: Mapping[str, str]) -> Graph:
+        """A graph in which inputs that take an output of the run before are states, by input and output name.
+
+        States begin as zeros. Those outputs are no outputs any more.
+
+        >>> g = Graph("count")
+        >>> g.output("next", g.input("n", (), "i64") + g.input("step", (), "i64"))
+        >>> h = g.with_states({"n": "next"})
+        >>> [n.attrs["name"] for n in h.inputs], [s.name for s in h.states], list(h.outputs)
+        (['step'], ['n'], [])
+        """
+        from rlx.ir.stateful import with_states
+
+        return with_states(self, pairs)
+
     def output(self, name: str, node: Node) -> None:
         """Name a node as an output."""
         if name in self.outputs:

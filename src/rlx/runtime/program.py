@@ -103,16 +103,18 @@ class CompiledProgram:
     def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
         """Bytes per space for a binding, before running."""
         plan = self.plan_for(binding or {})
-        sizes = plan.sizes()
-        values = self._dims([plan.binding[s] for s in self._symbols])
+        return {**plan.sizes(), "scratch": self._scratch(plan.binding)}
+
+    def _scratch(self, binding: Mapping[str, int]) -> int:
+        """Bytes that kernels need beside their operands, for all threads."""
+        values = self._dims([binding[s] for s in self._symbols])
         at, most = 0, 0
         for k in self.kernels.kernels.values():
             at += len(k.dims) + 1
             most = max(most, values[at - 1])
         for k in self.kernels.in_bodies():
-            most = max(most, evaluate(k.scratch_per_thread, plan.binding))
-        sizes["scratch"] = -(-most // 64) * 64 * self.threads
-        return sizes
+            most = max(most, evaluate(k.scratch_per_thread, binding))
+        return -(-most // 64) * 64 * self.threads
 
     def plan_for(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """The plan for a binding; known ones are remembered."""
@@ -142,8 +144,7 @@ class CompiledProgram:
         from rlx.plan.explain import explain
 
         lir = self.lir if binding is None else self.lir.specialize(binding)
-        scratch = self.memory(lir.plan.binding)["scratch"]
-        page = explain(lir, self._host_reasons(), scratch)
+        page = explain(lir, self._host_reasons(), self._scratch(lir.plan.binding))
         if not measure:
             return page
         from rlx.measure import measure_decisions, report

@@ -13,11 +13,13 @@ def from_onnx(
     model: Any,
     values: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[Any]] | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph of an ONNX model (a path, bytes or a ModelProto); dynamic dims become symbols.
 
     `shapes` replaces the declared shape of inputs, `values` fixes inputs whose values decide shapes (they
-    stay inputs; the program is right for these values only).
+    stay inputs; the program is right for these values only). `states` names inputs that take an output of the
+    run before, as in {"state": "stateN"}: they become states (see `Graph.with_states`).
 
     >>> import onnx.parser, rlx
     >>> g = rlx.from_onnx(onnx.parser.parse_model('''
@@ -35,7 +37,7 @@ def from_onnx(
                 f"output {name!r} is a sequence, an optional or text, which a graph does not hold; "
                 "run the model with rlx.onnx_backend instead"
             )
-    return imported.graph
+    return imported.graph.with_states(states) if states else imported.graph
 
 
 __all__ = ["from_onnx"]
