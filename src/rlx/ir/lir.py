@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.config import VERSION
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, rewrite
@@ -300,11 +301,12 @@ class LirModule:
 
     @property
     def code_key(self) -> str:
-        """Digest of what the code generator reads: kernels, layouts, target; no offsets, sizes, weights."""
+        """Digest of what the code generator reads: kernels, layouts, target, and its version; no offsets,
+        sizes, weights."""
         from rlx.ir.text import Printer
 
         _, *lines = Printer(locations=False).graph_lines(self.mir)  # the first line holds the display name
-        return hashlib.sha256("\n".join([self.target, *lines]).encode()).hexdigest()
+        return hashlib.sha256("\n".join([VERSION, self.target, *lines]).encode()).hexdigest()
 
     def fingerprint(self) -> LirFingerprint:
         """Digest of the whole plan: any other constant, stride, offset or option gives another one."""
