@@ -289,3 +289,13 @@ def test_a_workspace_over_a_value_is_found() -> None:
         broken.check()
     with pytest.raises(PlanError, match="no workspace"):
         replace(lir.plan, work={}).check()
+
+
+def test_explain_shows_the_kernels_of_bodies() -> None:
+    program = rlx.compile(nested(halved))
+    page = program.explain()
+    for line in ("then:", "else:", "map: mul", "loop ->"):
+        assert line in page
+    (node,) = (program.graph.nodes[k] for k in program.lir.plan.schedule)
+    assert program.describe(node) == f"%{node.id} (scan)"
+    assert program.stats["kernels"] == 5

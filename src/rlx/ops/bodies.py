@@ -62,7 +62,9 @@ def work(body: Graph) -> Dim:
     """Scalar operations of one run of a body."""
     total: Dim = 0
     for node in body.nodes:
-        if node.op.role is Role.COMPUTE and node.op.has("cost"):
+        if node.op.role is Role.REGION:
+            total = total + work(node.bodies[0])
+        elif node.op.role is Role.COMPUTE and node.op.has("cost"):
             total = total + run_rule(node.op, "cost", *(o.type for o in node.operands), node=node)
     return total
 

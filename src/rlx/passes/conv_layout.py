@@ -360,10 +360,10 @@ class _Writer:
         """Blocks and lanes that are left are the channels, in order."""
         blocks = x.operands[0]
         total = node.op(blocks, **{**node.attrs, "axes": tuple(range(2, blocks.rank - 1)), "keepdims": False})
-        channels = reshape(total, (blocks.shape[0], blocks.shape[1] * self.lanes))
         if not self.plan.is_whole(node.shape[1]):
-            channels = slice_axis(channels, 1, 0, node.shape[1])
-        made: Node = reshape(channels, node.shape)
+            channels = reshape(total, (blocks.shape[0], blocks.shape[1] * self.lanes))
+            total = slice_axis(channels, 1, 0, node.shape[1])
+        made: Node = reshape(total, node.shape)
         return made
 
     def elementwise(self, node: Node, operands: tuple[Node, ...]) -> Node:

@@ -15,7 +15,7 @@ from rlx.cost.io import IoModel
 from rlx.cost.profile import FusionBenefit, GraphIoProfile
 from rlx.ir.dim import evaluate, symbols
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.phase import Phase
 from rlx.ir.types import tensor_types
@@ -184,7 +184,8 @@ def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int
         "      time  share    moved  kernel",
     ]
     places = {c.node.where for c in costs}
-    rows = _Rows(module.plan.binding, total, thunks, locations=len(places) > len(costs) // 4)
+    located = len(places) > len(costs) // 4
+    rows = _Rows(module.plan.binding, total, thunks, located, module.plan.work)
     at = 0
     for length, times in _repeats([(kernel_name(c.node), c.node.type, c.picoseconds, c.io) for c in costs]):
         block, last = costs[at : at + length], costs[at + length * times - 1]
@@ -214,6 +215,7 @@ class _Rows:
     total: int
     thunks: Mapping[int, str]
     locations: bool
+    work: Mapping[int, LirWorkspace]
 
     def row(self, c: KernelCost, times: int) -> list[str]:
         """A kernel that runs `times` times: its own time and bytes, the share of all."""
@@ -228,6 +230,20 @@ class _Rows:
             lines.append(f"{COLUMN}@ {c.node.where[0]}{more}")
         if c.node.id in self.thunks:
             lines.append(f"{COLUMN}runs on the host: {self.thunks[c.node.id]}")
+        elif c.node.id in self.work:
+            lines += self._bodies(c.node, self.work[c.node.id], COLUMN)
+        return lines
+
+    def _bodies(self, node: Node, work: LirWorkspace, indent: str) -> list[str]:
+        """The kernels of bodies, which run inside the program."""
+        lines = []
+        for body, plan in zip(node.bodies, work.bodies, strict=True):
+            lines.append(f"{indent}{body.name}:")
+            for kernel in (body.nodes[id] for id in plan.schedule):
+                text = f"%{kernel.id} {kernel_name(kernel)} -> {_type_text(kernel, self.binding)}"
+                lines += _wrapped(text, f"{indent}    ", first=f"{indent}  ")
+                if kernel.id in plan.work:
+                    lines += self._bodies(kernel, plan.work[kernel.id], f"{indent}    ")
         return lines
 
 

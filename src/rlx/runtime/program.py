@@ -162,9 +162,9 @@ class CompiledProgram:
 
     def describe(self, node: Node) -> str:
         """A kernel's ops, for messages."""
-        bodies = self.lir.mir.nodes[node.id].bodies
-        inside = bodies[0].nodes if bodies else [node]
-        ops = [n.op.name for n in inside if n is node or n.op.role is Role.COMPUTE]
+        whole = self.lir.mir.nodes[node.id]
+        inside = whole.bodies[0].nodes if whole.op.role is Role.REGION else [whole]
+        ops = [n.op.name for n in inside if n.op.role is Role.COMPUTE]
         return f"%{node.id} ({' + '.join(ops)})"
 
     def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
