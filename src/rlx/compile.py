@@ -80,6 +80,7 @@ def plan(
     from rlx.passes.merge import merge_products
     from rlx.passes.pipeline import Stage, Trace, run_stages
     from rlx.passes.precision import lower_precision
+    from rlx.passes.quant_weights import pack_quantised_weights
     from rlx.passes.sparse import find_sparse_weights
     from rlx.plan.budget import fit_budget
     from rlx.plan.build import Planner
@@ -123,6 +124,7 @@ def plan(
         Stage("merge products", merge),
         Stage("convolution axes", drop_unit_axes),
         *only_host(Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine)))),
+        *only_host(Stage("quantised weights", lambda g: pack_quantised_weights(g, machine.lanes("f32")))),
         *only_host(Stage("pack weights", lambda g: pack_weights(g, panel_tiles(machine)))),
     )
 
@@ -260,6 +262,8 @@ def compile(
         from rlx.dist.program import one_rank
 
         graph, make = one_rank(optimize(lower(graph)), mesh, shardings or {}, transport, assume)
+    else:
+        _refuse_collectives(graph)
     planned = functools.partial(
         plan,
         assume=assume,
@@ -279,8 +283,6 @@ def compile(
         return compile_for_device(graph, device, target, debug, planned)
     machine = resolve(config.TARGET.get() if target == "host" else target)
     lir = planned(graph, machine.name)
-    if mesh is None:
-        _refuse_collectives(lir)
     kernels, code = native_code(lir, machine, cache)
     origin = Origin(lambda: graph, planned)
     weights = None
@@ -294,9 +296,10 @@ def compile(
     return program
 
 
-def _refuse_collectives(lir: LirModule) -> None:
-    for node in lir.mir.nodes:
-        if node.op.has("everywhere"):
-            axis, ranks = node.attrs["axis"], node.attrs["ranks"]
-            told = f"%{node.id} ({node.op.name}) meets the {ranks} ranks of axis {axis!r}"
-            raise UnsupportedError(f"{told}; compile with mesh= and run it on all of them", node.where)
+def _refuse_collectives(graph: Graph) -> None:
+    from rlx.ir.mesh import meetings
+
+    for node, _ in meetings(graph):
+        axis, ranks = node.attrs["axis"], node.attrs["ranks"]
+        told = f"%{node.id} ({node.op.name}) meets the {ranks} ranks of axis {axis!r}"
+        raise UnsupportedError(f"{told}; compile with mesh= and run it on all of them", node.where)

@@ -12,6 +12,7 @@ import rlx
 from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.ranks import evaluate_ranks
+from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.mesh import Mesh, Partial, Replicate, Shard, ShardingError
 from rlx.passes.shard import Sharded, shard
@@ -192,6 +193,21 @@ def test_refusals_name_the_value_and_the_axis() -> None:
     refused({"y": {"tp": Shard(0)}}, "axis 0 of output 'y'")
     refused({"y": {"tp": Partial()}}, "output 'y' cannot be Partial.'sum'.: it comes out as Replicate")
     assert Replicate() == Replicate()
+
+
+def test_a_collective_in_a_body_is_refused() -> None:
+    g = Graph()
+    x = g.input("x", (3, 4), "f32")
+    last, _ = ops.scan(
+        lambda c, row: (c + ops.all_reduce(row, axis="tp", ranks=2), row),
+        g.constant(np.zeros(4, np.float32)),
+        x,
+    )
+    g.output("y", last)
+    with pytest.raises(ShardingError, match="all_reduce is in the body of a loop or branch"):
+        shard(mir(g), TP)
+    with pytest.raises(UnsupportedError, match="meets the 2 ranks of axis 'tp'"):
+        rlx.compile(g)
 
 
 def test_a_collective_over_another_number_of_ranks_is_refused() -> None:

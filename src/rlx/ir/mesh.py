@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlx.errors import ConfigError, ShapeError
 from rlx.ir.form import Call
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph, Node
 
 PARTIAL_KINDS = ("sum", "max", "min", "prod")
 
@@ -116,6 +119,15 @@ class Mesh:
     def group_of(self, axis: str, rank: int) -> tuple[int, ...]:
         """The group of one rank."""
         return next(group for group in self.groups(axis) if rank in group)
+
+
+def meetings(graph: Graph, in_body: bool = False) -> Iterator[tuple[Node, bool]]:
+    """Nodes of a graph and of bodies in it that need more ranks than one, and whether they are in a body."""
+    for node in graph.nodes:
+        if node.op.has("everywhere") and node.attrs["ranks"] > 1:
+            yield node, in_body
+        for body in node.bodies:
+            yield from meetings(body, True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,16 @@ import numpy as np
 from rlx.cost.io import assumed_binding
 from rlx.ir.dim import Constraint, Dim, Expr, divides, substitute, sym, symbols
 from rlx.ir.graph import Graph, Node, State, substitute_dims
-from rlx.ir.mesh import Mesh, Partial, Placement, Placements, Replicate, Shard, ShardingError
+from rlx.ir.mesh import (
+    Mesh,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    ShardingError,
+    meetings,
+)
 from rlx.ir.op import Role
 from rlx.passes.shard_walk import NAMED, Inserted, Walk
 from rlx.transform.expand import expand_graph
@@ -73,8 +82,11 @@ def shard(
     """
     given = _checked(graph, mesh, shardings or {})
     done = Sharded(graph, mesh)
-    for node in graph.nodes:
-        if node.op.has("everywhere") and mesh.check_axis(node.attrs["axis"]) != node.attrs["ranks"]:
+    for node, in_body in meetings(graph):
+        if in_body:
+            told = f"{node.op.name} is in the body of a loop or branch"
+            raise ShardingError(f"{told}, where ranks cannot meet; move it out", node.where)
+        if mesh.check_axis(node.attrs["axis"]) != node.attrs["ranks"]:
             told = f"{node.op.name} is over {node.attrs['ranks']} ranks, but {mesh} has"
             here = mesh.axes[node.attrs["axis"]]
             raise ShardingError(f"{told} {here} along {node.attrs['axis']!r}", node.where)
