@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 # Picoseconds per scalar operation of an elementwise kernel, and per operation of a contraction, whole device.
 # cpu: two Zen 4 cores; vector code reaches about 70 operations per ns on maps and 300 on products.
-# opencl: PoCL on the same cores, against native programs: maps take 3.7 times, products 330 times as long.
+# opencl: PoCL on the same cores, against native programs: maps take 3.7 times, products 2.5 times as long.
 ELEMENTWISE_PS = MappingProxyType({"cpu": 15, "opencl": 55})
-CONTRACTION_PS = MappingProxyType({"cpu": 4, "opencl": 1300})
+CONTRACTION_PS = MappingProxyType({"cpu": 4, "opencl": 10})
 DEFAULT_ELEMENTWISE_PS = 2
 DEFAULT_CONTRACTION_PS = 1
 

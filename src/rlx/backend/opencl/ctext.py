@@ -139,3 +139,8 @@ def cast(value: str, source: DType, to: DType) -> str:
     if to.name not in HALVES:
         return plain
     return f"{to.name}_value({to.name}_bits({plain}))"
+
+
+def as_variable(value: str, source: DType, to: DType) -> str:
+    """A value of one dtype as a variable of another; halves are variables of f32 already."""
+    return value if variable_type(source) == variable_type(to) else cast(value, source, to)

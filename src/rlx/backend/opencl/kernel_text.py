@@ -6,7 +6,7 @@ No size, stride or offset is part of the text: they are arguments, so that one t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rlx.backend.opencl import primitives
@@ -23,6 +23,7 @@ from rlx.backend.opencl.ctext import (
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64, DType
+from rlx.ir.kernel import Store
 from rlx.ir.scalar import LOADS, Scalar, load_index
 from rlx.ir.types import Shape
 
@@ -152,11 +153,8 @@ class KernelText:
             self.helpers[name] = HELPERS[name]
 
     def _load(self, e: Scalar, args: list[str]) -> str:
-        _, shape, strides = self.inputs[e.data]
-        index = args[len(e.args) - len(load_index(e)) :]
-        if len(index) != len(strides):
-            raise UnsupportedError("an operand in a layout of its own is read by products only")
-        offset = self.offset(index, strides)
+        index, shape = args[len(e.args) - len(load_index(e)) :], self.inputs[e.data][1]
+        offset = self._offset_of(e, index)
         if e.prim == "load":
             return self._read(e, offset)
         if e.prim == "load_or":
@@ -168,6 +166,16 @@ class KernelText:
         good = self.variable("bool", " && ".join(inside))
         self.line(f"if (!{good}) errors[node] = {ERROR_INDEX};")
         return self._read(e, offset, guard=good, fill=literal(0, e.dtype))
+
+    def place(self, e: Scalar) -> str:
+        """The element that a plain load reads, as an lvalue."""
+        return f"x{e.data}[{self._offset_of(e, [self.value(i) for i in load_index(e)])}]"
+
+    def _offset_of(self, e: Scalar, index: Sequence[str]) -> str:
+        strides = self.inputs[e.data][2]
+        if len(index) != len(strides):
+            raise UnsupportedError("an operand in a layout of its own is read by products only")
+        return self.offset(index, strides)
 
     def _read(self, e: Scalar, offset: str, guard: str | None = None, fill: str = "") -> str:
         if e.dtype.name in HALVES:
@@ -184,8 +192,43 @@ class KernelText:
                 terms.append(i if step == "1" else f"{i} * {step}")
         return " + ".join(terms) or "0"
 
+    def point_of_item(self, space: Shape) -> None:
+        """The axes of a space from the number of the work item; items beyond the last point do nothing."""
+        self.line("const long item = get_global_id(0);")
+        self.line("if (item >= total) return;")
+        self.unflatten("item", space, 0)
+
+    @contextmanager
+    def elsewhere(self, places: Mapping[int, str]) -> Iterator[None]:
+        """Expressions inside are at other indices along some axes."""
+        before = self.axes
+        self.axes = [places.get(i, name) for i, name in enumerate(before)]
+        stays = {
+            e: text
+            for e, text in self._known[-1].items()
+            if not any(x.prim == "axis" and x.data in places for x in e.walk())
+        }
+        self._known.append(stays)
+        yield
+        self._known.pop()
+        self.axes = before
+
+    def stores(self, stores: Sequence[tuple[int, Store]]) -> None:
+        """Write outputs, by number. All values come first: a result may take the place of an operand."""
+        values = [self.value(store.body) for _, store in stores]
+        for value, (number, store) in zip(values, stores, strict=True):
+            self.store(number, self.axes[: len(store.strides)], store.strides, value, self.outputs[number][0])
+
     def store(self, number: int, index: Sequence[str], strides: Shape, value: str, dtype: DType) -> None:
         """Write one element of an output."""
         if dtype.name in HALVES:
             self.use(f"{dtype.name}_bits")
         self.line(f"y{number}[{self.offset(index, strides)}] = {to_memory(dtype, value)};")
+
+
+def product(space: Shape) -> Dim:
+    """Number of points of a space."""
+    total: Dim = 1
+    for d in space:
+        total = total * d
+    return total

@@ -1,4 +1,4 @@
-"""Kernels as OpenCL C: a work item per point of a map or of a product, a work group per row of a reduction.
+"""Kernels as OpenCL C: a work item per point of a map or tile of a product, a group per row of a reduction.
 
 Sums are made in a fixed order: each of the LANES items of a row's group takes every LANES-th element, then
 the first combines what they have. The number of lanes is the same on every device, and so is the order.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from rlx.backend.cpu.collapse import collapse
 from rlx.backend.cpu.kernels import EmittedKernel
-from rlx.backend.opencl.ctext import cast, literal, variable_type, wide_type
-from rlx.backend.opencl.kernel_text import KernelText, Slot
+from rlx.backend.opencl.ctext import as_variable, literal, variable_type
+from rlx.backend.opencl.kernel_text import KernelText, Slot, product
+from rlx.backend.opencl.product import print_product
 from rlx.errors import UnsupportedError
-from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
-from rlx.ir.kernel import ContractNest, Nest, Stat, Store
+from rlx.ir.kernel import ContractNest, Nest, Stat
 from rlx.ir.types import Shape
 
 LANES = 32  # work items that share a row
@@ -53,19 +53,12 @@ def print_kernel(
 ) -> PrintedKernel:
     """The text of a kernel. Equal texts have equal names, whatever program they come from."""
     if isinstance(kernel, ContractNest):
-        return _print_product(kernel, inputs, outputs)
+        return finish(*print_product(kernel, inputs, outputs))
     flat = collapse(kernel, [strides for _, _, strides in inputs])
     return _print_rows(flat, inputs, outputs) if flat.stats else _print_map(flat, inputs, outputs)
 
 
-def _product(space: Shape) -> Dim:
-    total: Dim = 1
-    for d in space:
-        total = total * d
-    return total
-
-
-def _finish(text: KernelText, kind: str, by_rows: bool = False) -> PrintedKernel:
+def finish(text: KernelText, kind: str, by_rows: bool = False) -> PrintedKernel:
     helpers = tuple(sorted(text.helpers.items()))
     plain = text.finish("kernel")
     digest = hashlib.sha256("\n".join([plain, *(body for _, body in helpers)]).encode()).hexdigest()
@@ -80,46 +73,32 @@ def _finish(text: KernelText, kind: str, by_rows: bool = False) -> PrintedKernel
     )
 
 
-def _point_of_item(text: KernelText, space: Shape) -> None:
-    text.line("const long item = get_global_id(0);")
-    text.line("if (item >= total) return;")
-    text.unflatten("item", space, 0)
-
-
-def _write_stores(text: KernelText, stores: Sequence[tuple[int, Store]]) -> None:
-    """All values first: a result may take the place of an operand."""
-    values = [text.value(store.body) for _, store in stores]
-    for value, (number, store) in zip(values, stores, strict=True):
-        dtype = text.outputs[number][0]
-        text.store(number, text.axes[: len(store.strides)], store.strides, value, dtype)
-
-
 def _print_map(nest: Nest, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> PrintedKernel:
-    text = KernelText(inputs, outputs, _product(nest.space))
-    _point_of_item(text, nest.space)
-    _write_stores(text, list(enumerate(nest.stores)))
-    return _finish(text, "map")
+    text = KernelText(inputs, outputs, product(nest.space))
+    text.point_of_item(nest.space)
+    text.stores(list(enumerate(nest.stores)))
+    return finish(text, "map")
 
 
 def _print_rows(nest: Nest, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> PrintedKernel:
     outer, inner = nest.space[: nest.outer], nest.space[nest.outer :]
-    text = KernelText(inputs, outputs, _product(outer))
+    text = KernelText(inputs, outputs, product(outer))
     text.line("const long row = get_group_id(0), lane = get_local_id(0);")
     text.unflatten("row", outer, 0)
-    loop = f"for (long element = lane; element < {text.dim(_product(inner))}; element += {LANES})"
+    loop = f"for (long element = lane; element < {text.dim(product(inner))}; element += {LANES})"
     for number, stat in enumerate(nest.stats):
         text.accs.append(_print_stat(text, number, stat, loop, inner, nest.outer))
     full = [(i, s) for i, s in enumerate(nest.stores) if s.full]
     if full:
         with text.block(loop):
             text.unflatten("element", inner, nest.outer)
-            _write_stores(text, full)
+            text.stores(full)
     single = [(i, s) for i, s in enumerate(nest.stores) if not s.full]
     if single:
         with text.block("if (lane == 0)"):
             text.axes = text.axes[: nest.outer]
-            _write_stores(text, single)
-    return _finish(text, "reduce", by_rows=True)
+            text.stores(single)
+    return finish(text, "reduce", by_rows=True)
 
 
 def _print_stat(text: KernelText, number: int, stat: Stat, loop: str, inner: Shape, first: int) -> str:
@@ -147,12 +126,7 @@ def _print_stat(text: KernelText, number: int, stat: Stat, loop: str, inner: Sha
     text.line("barrier(CLK_LOCAL_MEM_FENCE);")
     if places:
         return text.variable("long", f"{found}_places[0]")
-    return text.variable(variable_type(stat.dtype), _as_variable(f"{found}_lanes[0]", dtype, stat.dtype))
-
-
-def _as_variable(value: str, source: DType, to: DType) -> str:
-    """A value of one dtype as a variable of another; halves are variables of f32 already."""
-    return value if variable_type(source) == variable_type(to) else cast(value, source, to)
+    return text.variable(variable_type(stat.dtype), as_variable(f"{found}_lanes[0]", dtype, stat.dtype))
 
 
 def _identity(stat: Stat, dtype: DType) -> str:
@@ -184,27 +158,3 @@ def _combine(text: KernelText, stat: Stat, found: str, value: str, place: str) -
     earlier = f"{place} {'>' if stat.last else '<'} {found}_place"
     wins = f"{found}_place < 0 || {better} || ({same} && {earlier})"
     text.line(f"if ({place} >= 0 && ({wins})) {{ {found} = {value}; {found}_place = {place}; }}")
-
-
-def _print_product(nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> PrintedKernel:
-    if nest.rhs_layout is not None:
-        raise UnsupportedError("packed weights have no OpenCL kernel")
-    kept, summed = nest.space[: nest.kept], nest.space[nest.kept :]
-    text = KernelText(inputs, outputs, _product(kept))
-    _point_of_item(text, kept)
-    dtype = nest.form.accumulate
-    text.line(f"{variable_type(dtype)} sum = {literal(0, dtype)};")
-    with text.block(f"for (long element = 0; element < {text.dim(_product(summed))}; ++element)"):
-        text.unflatten("element", summed, nest.kept)
-        a, b = (cast(text.value(x), x.dtype, dtype) for x in (nest.lhs, nest.rhs))
-        if dtype.is_float:
-            text.line(f"sum = fma({a}, {b}, sum);")
-        else:
-            wide = wide_type(dtype)
-            text.line(f"sum = ({variable_type(dtype)})(({wide})sum + ({wide}){a} * ({wide}){b});")
-    text.axes = text.axes[: nest.kept]
-    text.accs.append(
-        text.variable(variable_type(nest.form.dtype), _as_variable("sum", dtype, nest.form.dtype))
-    )
-    _write_stores(text, list(enumerate(nest.stores)))
-    return _finish(text, "contract")
