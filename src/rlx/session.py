@@ -33,7 +33,7 @@ def load(
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
 
     `model` is an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or `zoo:ID`.
-    `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model's inputs. `states` names
+    `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model. `states` names
     inputs that take an output of the run before, as in {"state": "stateN"}: they become states. A
     compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
     neither). A `weight_budget`, like "200MiB", keeps weights that exceed it in the file and reads them ahead

@@ -191,7 +191,7 @@ def test_no_size_is_part_of_the_text() -> None:
 def test_the_arena_is_device_memory_of_the_planned_size() -> None:
     program = compiled(network())
     plan_ = program.plan_for({"rows": 16})
-    context = program._make_context(plan_)
+    context = program._make_context(plan_.binding)
     for space, arena in context.arenas.items():
         assert arena.device == "opencl" and arena.size_bytes() == plan_.sizes()[space]
     id = plan_.io.inputs[0][1]
@@ -204,7 +204,7 @@ def test_kernels_touch_nothing_but_their_slots() -> None:
     """Sizes that fill no whole group or row of lanes; every byte that no value owns keeps its guard."""
     program = compiled(network())
     plan_ = program.plan_for({"rows": 7})
-    context = program._make_context(plan_)
+    context = program._make_context(plan_.binding)
     guards = {}
     for space, arena in context.arenas.items():
         free = np.ones(arena.size_bytes(), bool)
@@ -215,7 +215,7 @@ def test_kernels_touch_nothing_but_their_slots() -> None:
             arena.memory.write(0, np.full(arena.size_bytes(), 0xA5, np.uint8))
         guards[space] = (free, arena.memory.read(0, arena.size_bytes())[free])
     x = np.random.default_rng(3).standard_normal((7, 12), np.float32)
-    (got,) = program._execute(context, [x], {}, {"rows": 7})
+    (got,) = program.execute(context, [x], {}, {"rows": 7})
     np.testing.assert_allclose(got, evaluate(network(), {"x": x})["y"], rtol=1e-5, atol=1e-6)
     for space, (free, before) in guards.items():
         after = context.arenas[space].memory.read(0, context.arenas[space].size_bytes())

@@ -1,4 +1,4 @@
-"""silero-vad over chunks of a recording: a stream gives what the model gives if its state is passed by hand."""
+"""silero-vad over the chunks of a recording: a stream does what passing the state by hand does."""
 
 from __future__ import annotations
 

@@ -46,6 +46,8 @@ class DeviceContext:
         weights: Arena,
     ) -> None:
         self.graph, self.device, self.plan = graph, device, plan
+        self.key = tuple([plan.binding[s] for s in plan.dynamic_symbols])
+        self.connected: object = None
         self.arenas = {space: arena_for(device, self.graph, plan, space) for space in PER_RUN}
         self.arenas["weight"] = weights
         self.stream = device.stream()
@@ -118,6 +120,9 @@ class DeviceContext:
     def download(self, root: int, array: np.ndarray) -> None:
         """Record the copy of a value to a contiguous array."""
         self.stream.copy(self.tile(root), array.reshape(-1).view(np.uint8))
+
+    def take_results(self, kernels: Sequence[int], old: DeviceContext) -> None:
+        """Every run on a device computes everything: there is nothing to take."""
 
     def take_over(self, old: DeviceContext, done: Sequence[int]) -> None:
         """Record copies of what the nodes `done` computed and later ones read, from a context for other

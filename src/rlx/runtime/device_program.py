@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from rlx.backend.opencl.printer import PrintedKernel
 from rlx.driver.device import open_device
 from rlx.errors import InputError, KernelError, RlxError, UnsupportedError
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.lir import LirModule
+from rlx.ir.phase import Phase
 from rlx.runtime.device_context import DeviceContext, arena_for
 from rlx.runtime.memory import aligned_empty
 from rlx.runtime.program import MESSAGES, CompiledProgram
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 class DeviceProgram(CompiledProgram):
     """What `rlx.compile(..., device="opencl")` returns: called, asked and explained like any program."""
+
+    moves_sizes = False
 
     def __init__(self, lir: LirModule, kernels: KernelSet, device: str, debug: str | None = None) -> None:
         if debug not in (None, "nan"):
@@ -112,16 +115,20 @@ class DeviceProgram(CompiledProgram):
             arena.memory.write(plan.assignments[id].offset, data)
         return arena
 
-    def _acquire(self, binding: Mapping[str, int]) -> Any:
+    def acquire(self, binding: dict[str, int], last: Any = None) -> Any:
+        """A context for these sizes on the device as it is now."""
         self._ready()
-        return super()._acquire(binding)
+        usable = last is not None and not last.failed and last.device is self._opened
+        return super().acquire(binding, last if usable else None)
 
-    def _release(self, context: Any) -> None:
+    def release(self, context: Any) -> None:
+        """Give a context back, unless it or its device has failed."""
         if not context.failed and context.device is self._opened:
-            super()._release(context)
+            super().release(context)
 
-    def _make_context(self, plan: LirBufferPlan, profile: bool = False) -> Any:
+    def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Any:
         device, weights = self._ready()
+        plan = self.plan_for(binding)
         read = {plan.root(o.id) for id in plan.schedule for o in self.graph.nodes[id].operands}
         for id in sorted(read):
             if plan.assignments[id].space == "weight" and id not in self._weights.memory:
@@ -132,13 +139,16 @@ class DeviceProgram(CompiledProgram):
 
     # -- running
 
-    def _execute(
+    def execute(
         self,
         context: Any,
         inputs: Sequence[np.ndarray],
-        states: dict[str, np.ndarray],
+        states: Mapping[str, np.ndarray],
         binding: dict[str, int],
+        skip: Collection[Phase] = (),
+        kept: Mapping[int, np.ndarray] | None = None,
     ) -> list[np.ndarray]:
+        """Upload, run and read back. All phases run every time: nothing of a run is kept on the device."""
         first, now = context, context
         first.failed = True  # until it is proved otherwise
         self._feed(now, inputs, states)
@@ -214,7 +224,7 @@ class DeviceProgram(CompiledProgram):
         found, out = self._computed(context, node)
         if found:
             binding |= found
-            later: DeviceContext = self._make_context(self.plan_for(binding))
+            later: DeviceContext = self._make_context(binding)
             self._feed(later, inputs, states)
             later.take_over(context, context.plan.schedule[:number])
             self._finish(later)

@@ -40,6 +40,8 @@ KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
 class CompiledProgram:
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
+    moves_sizes = True  # a context can run at other sizes of size inputs
+
     def __init__(
         self,
         lir: LirModule,
@@ -65,9 +67,9 @@ class CompiledProgram:
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self._lock = threading.Lock()
         self._weights = weights or Weights(lir)
-        self._sizes = Sizes(lir, kernels) if any(isinstance(e, SizeEntry) for e in self.entries) else None
-        if self._sizes is not None and (not self._sizes.room or debug is not None):
-            self._sizes = None  # debug modes look at every byte of a value: it gets no more than it needs
+        # Debug modes look at every byte of a value: it gets no more than it needs.
+        sized = any(isinstance(e, SizeEntry) for e in self.entries) and self.moves_sizes and debug is None
+        self._sizes = Sizes(lir, kernels) if sized else None
         self._handles: dict[str, BufferHandle] | None = None  # states bound at compile, which survive runs
         self._turn = threading.Lock()  # runs that share those states come one after the other
         self.origin = origin
@@ -504,7 +506,8 @@ class CompiledProgram:
             binding[s] = 0
         key = self._key(binding)
         if last is not None and last.key == key:
-            last.move_to(binding)
+            if self._sizes is not None:
+                last.move_to(binding)
             return last
         with self._lock:
             free = self._free.get(key)
@@ -512,7 +515,8 @@ class CompiledProgram:
         if found is None:
             return self._make_context(binding)
         try:
-            found.move_to(binding)
+            if self._sizes is not None:
+                found.move_to(binding)
         except GuardError:
             self.release(found)
             raise

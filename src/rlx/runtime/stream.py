@@ -124,10 +124,8 @@ class Stream:
         old = self._context
         found = self.program.acquire(binding, old)
         if old is not None and found is not old:
-            for kernel in self._prologue if self._started else ():
-                for value in self.program.graph.results(self.program.graph.nodes[kernel]):
-                    if value.id in old.memory:
-                        found.memory[value.id][:] = old.memory[value.id]
+            if self._started and self._prologue:
+                found.take_results(self._prologue, old)
             self.program.release(old)
         self._context = found
         return found
