@@ -22,6 +22,7 @@ from rlx.errors import (
     ConfigError,
     CopyError,
     FormatError,
+    KernelError,
     RlxError,
     UnsupportedError,
 )
@@ -156,6 +157,35 @@ def test_a_weight_that_is_read_twice_is_fetched_twice(tmp_path: Path) -> None:
     program = rlx.compile(g, weight_budget=2 * WEIGHT)
     assert program.stats["streaming"]["fetches_per_run"] == 8
     np.testing.assert_array_equal(program(sample()), rlx.compile(g)(sample()))
+
+
+def test_streams_skip_phases_and_their_weights() -> None:
+    """A once input that is prepared by a product, a state, two layers, and a product after the last step."""
+    g = rlx.Graph("steps")
+    rng = np.random.default_rng(0)
+    ws = [
+        g.param(f"w{i}", (WIDTH, WIDTH), "f32", rng.normal(0, 0.1, (WIDTH, WIDTH)).astype(np.float32))
+        for i in range(5)
+    ]
+    context = ops.tanh(g.input("context", (2, WIDTH), "f32", once=True) @ ws[0] @ ws[1])
+    h = g.state("h", (2, WIDTH), "f32")
+    new = ops.tanh(ops.tanh((h + context + g.input("x", (2, WIDTH), "f32")) @ ws[2]) @ ws[3] @ ws[4])
+    g.set_state("h", new)
+    g.output("best", ops.argmax(ops.cumsum(new, axis=1), axis=1))
+    g.output("y", new * 2.0)
+    steps = [sample(2) * (i + 1) for i in range(4)]
+    found = []
+    for budget in (None, 2 * WEIGHT):
+        program = rlx.compile(g, weight_budget=budget)
+        stream = program.stream({"context": sample(2)})
+        outs = [stream.step({"x": x}, epilogue=i % 2 == 1) for i, x in enumerate(steps)]
+        found.append(outs)
+    facts = program.stats["streaming"]
+    assert facts["fetches"] < 4 * facts["fetches_per_run"], "the prologue's weights are read once"
+    for a, b in zip(*found, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
 
 
 @pytest.mark.parametrize("debug", ["nan", "poison"])
@@ -344,6 +374,32 @@ def test_a_read_error_is_named_and_later_runs_work(
         os.close(folder)
     monkeypatch.undo()
     np.testing.assert_array_equal(program(sample()), expected)
+
+
+def test_an_exception_on_the_host_is_named_and_later_runs_work(tmp_path: Path) -> None:
+    """The op stands between two streamed layers, so that reads are under way when it fails."""
+    faulty = [True]
+
+    def work(x: np.ndarray) -> np.ndarray:
+        if faulty[0]:
+            raise ZeroDivisionError("on purpose")
+        return np.cumsum(x, -1, dtype=x.dtype)
+
+    total = rlx.register_op("streamed_total", ref=work)
+    g = layers(4)
+    tanh = g.outputs["y"]
+    w = g.param("last", (WIDTH, WIDTH), "f32", np.eye(WIDTH, dtype=np.float32))
+    g.set_outputs({"y": total(tanh) @ w})
+    faulty[0] = False
+    expected = rlx.compile(g)(sample())
+    program = rlx.compile(g, weight_budget=2 * WEIGHT + 8192)
+    for fails in (True, True, False, True, False):
+        faulty[0] = fails
+        if fails:
+            with pytest.raises(KernelError, match=r"custom.*raised ZeroDivisionError on the host"):
+                program(sample())
+        else:
+            np.testing.assert_array_equal(program(sample()), expected)
 
 
 # -- memory of the process

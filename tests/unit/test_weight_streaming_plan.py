@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from rlx.compile import plan
 from rlx.errors import BudgetError, PlanError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
+from rlx.plan.explain import explain
 from rlx.plan.placer import Placer
 from rlx.plan.stream import stream_weights
 
@@ -120,6 +122,14 @@ def test_the_proof_finds_a_fetch_that(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         _changed(module, number, **changes).plan.check()
+
+
+def test_explain_says_what_is_fetched_when(module: LirModule) -> None:
+    page = explain(module)
+    assert "Streamed weights: 1.5 MiB are read in every run, through a ring of 634 KiB; 6 KiB stay" in page
+    third = module.plan.fetches[2]
+    assert re.search(rf"256 KiB  2 to 2 +step 1 +%{third.node} at 0\n", page)
+    assert "Streamed" not in explain(plan(layers(2), target=TARGET))
 
 
 def test_the_oracle_reads_the_ring_as_planned(module: LirModule) -> None:

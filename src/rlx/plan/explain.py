@@ -19,6 +19,7 @@ from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.phase import Phase
 from rlx.ir.types import tensor_types
+from rlx.plan.stream import stream_lines
 
 WIDTH = 100
 TIMELINE = 60  # columns
@@ -67,6 +68,7 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch:
         _kernels(module, costs, thunks or {}),
         _memory(module.plan, module.mir, scratch),
         _budget(module),
+        stream_lines(module.plan),
         _decisions(module),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.config import bytes_text
 from rlx.errors import BudgetError
-from rlx.ir.lir import ALIGNMENT, LirFetch
+from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirFetch
 
 SMALL = 64 << 10  # bytes up to which a weight stays resident before others
 MOST_GROUP = 4 << 20  # bytes that kernels of one group read; one kernel may read more
+SHOWN = 12  # groups on the page of `explain`
 GROUPS = 4  # at least, of those that are not single kernels, fit the ring
 
 
@@ -62,6 +64,31 @@ def stream_weights(reads: Sequence[Sequence[int]], sizes: Mapping[int, int], bud
     ring = (budget - sum(rooms[node] for node in resident)) // ALIGNMENT * ALIGNMENT
     streamed = [{n: room for n, room in need.items() if n not in resident} for need in needs]
     return Streaming(budget, ring, tuple(_fetches(_groups(streamed, ring), sizes, ring)), unread)
+
+
+def stream_lines(plan: LirBufferPlan) -> list[str]:
+    """The part of `explain` about streamed weights: each group, what it reads and when that is fetched."""
+    groups: dict[int, list[LirFetch]] = {}
+    for f in plan.fetches:
+        groups.setdefault(f.first, []).append(f)
+    if not groups:
+        return []
+    sizes = plan.sizes()
+    total = sum(f.size for f in plan.fetches)
+    lines = [
+        f"Streamed weights: {bytes_text(total)} are read in every run, through a ring of "
+        f"{bytes_text(sizes['ring'])}; {bytes_text(sizes['weight'])} stay in memory",
+        "       read  steps      begins at  weights",
+    ]
+    for first, fetches in list(groups.items())[:SHOWN]:
+        size = bytes_text(sum(f.size for f in fetches))
+        steps, at = f"{first} to {max(f.last for f in fetches)}", f"step {fetches[0].at}"
+        names = ", ".join(f"%{f.node} at {f.offset}" for f in fetches[:4])
+        more = f" and {len(fetches) - 4} more" if len(fetches) > 4 else ""
+        lines.append(f"  {size:>9}  {steps:<9}  {at:<9}  {names}{more}")
+    if len(groups) > SHOWN:
+        lines.append(f"  and {len(groups) - SHOWN} more groups; the plan's text lists every fetch")
+    return lines
 
 
 class BudgetTooSmall(BudgetError):

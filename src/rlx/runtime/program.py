@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import GuardError, InputError, KernelError
+from rlx.errors import GuardError, InputError, KernelError, RlxError
 from rlx.ir.bind import as_given, check_array, match_shape
 from rlx.ir.dim import compile_dims, evaluate
 from rlx.ir.graph import Node
@@ -347,8 +347,6 @@ class CompiledProgram:
         """Run the steps of a context, but for those of phases to `skip`; replaces states. Outputs, by number,
         that are `kept` have been made before."""
         with self._weights.running():
-            if self._weights.ring is not None:  # weights come in the order of the whole schedule
-                skip = ()
             return self._run_steps(context, inputs, states, binding, skip, kept or {})
 
     def _run_steps(
@@ -463,7 +461,13 @@ class CompiledProgram:
         interpreter = Interpreter(self.lir.mir, known)
         for o in node.operands:
             interpreter.values[o.id] = array(o)
-        out = interpreter.compute(node)
+        try:
+            out = interpreter.compute(node)
+        except RlxError:
+            raise
+        except Exception as e:
+            told = f"{self.describe(node)} raised {type(e).__name__} on the host: {e}"
+            raise KernelError(told, node.where) from e
         return {k: v for k, v in interpreter.binding.items() if plan.binding.get(k) != v}, out
 
     def _revealed(self, context: Context, step: Step) -> tuple[dict[str, int], np.ndarray]:
