@@ -299,3 +299,44 @@ def test_explain_shows_the_kernels_of_bodies() -> None:
     (node,) = (program.graph.nodes[k] for k in program.lir.plan.schedule)
     assert program.describe(node) == f"%{node.id} (scan)"
     assert program.stats["kernels"] == 5
+
+
+# -- loops that take long
+
+
+def counting() -> Graph:
+    g = Graph("counting")
+    start, most = g.input("start", (), "i64"), g.input("most", (), "i64")
+    g.output("y", ops.while_loop(lambda c: c < most, lambda c: c + 1, start))
+    return g
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loop_that_pauses_goes_on_where_it_was(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlx.runtime.driver import NativeProgram
+
+    entered: list[int] = []
+    enter = NativeProgram._enter
+    monkeypatch.setattr(NativeProgram, "_enter", lambda self: (entered.append(1), enter(self))[1])
+    program = rlx.compile(counting(), threads=threads)
+    most = 3_000_000 if threads == 1 else 300_000
+    assert program.run({"start": np.array(0), "most": np.array(most)})["y"] == most
+    assert len(entered) > 1, "it took longer than the time between pauses"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_endless_loop_can_be_interrupted(threads: int) -> None:
+    import signal
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    program = rlx.compile(counting(), threads=threads)
+    old = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            program.run({"start": np.array(0), "most": np.array(1 << 60)})
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert program.run({"start": np.array(3), "most": np.array(10)})["y"] == 10

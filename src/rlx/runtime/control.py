@@ -128,8 +128,8 @@ class Layout:
         )
 
     def cells(self) -> np.ndarray:
-        """Two words of control flow's own: nothing else is ever stored there, so no thread can come late."""
-        made = table(2)
+        """Words of a loop's own: nothing else is ever stored there, so no thread can come late."""
+        made = table(3)  # the number of the step, whether there is one, when to pause
         self._keep.append(made)
         return made
 

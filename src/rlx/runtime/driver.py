@@ -7,6 +7,9 @@ A record may be a jump instead of a kernel: where the byte it points to is zero,
 record. Branches and loops are made of these. All threads read the same byte, which nobody writes before they
 meet again, so all take the same way.
 
+A loop that goes on for long pauses now and then: the walk ends and is entered again where it was, so that
+Python sees signals (Ctrl-C) in between.
+
 Every record has its own error slot, the first field of its block. A kernel that finds a fault stores a code
 there; the driver notes the first such record and stops all threads at the next barrier.
 """
@@ -33,11 +36,13 @@ SERIAL, NO_BARRIER, JUMP = 1, 2, 4
 ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of an argument block
 
 # Fields of the header. What threads write while others wait lies on cache lines of its own.
-_RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED = range(7)
+_RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST = range(8)
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
 _RECORD_FIELDS = 3
 COPY, COUNT_STEP = "rlx_copy", "rlx_count_step"  # kernels of the driver's own, for loops
+PAUSE = 1 << 62  # what a loop stores in place of an error code when it wants to be entered again
+_PAUSE_NS = 50_000_000
 _FINE = -1  # no record failed; as an unsigned number it is above every index
 
 
@@ -147,24 +152,41 @@ class NativeProgram:
 
     def run(self) -> None:
         """Run all records. Raises `RecordError` for the first kernel that stored an error code."""
-        header = self._header
         if self._profiled:
             self._stamps[:] = 0  # a branch that is not taken leaves none
+        try:
+            self._enter()
+            while self._header[_FAILED] != _FINE:
+                self._go_on()
+        except BaseException:  # a failure, or a signal between two entries
+            self._forget()
+            raise
+        self._header[_FIRST] = 0
+
+    def _enter(self) -> None:
+        """Walk the records from the first one to run until the end, a pause or a failure."""
+        header = self._header
         if self._threads == 1:
             self._driver.run_program(self._address, 0)
         else:
             header[_ARRIVED] = 0  # stays 0 by itself, except in the child of a fork that came during a run
             self._pool.run(self._driver.address, self._address, self._threads)
-        if header[_FAILED] != _FINE:
-            self._raise()
 
-    def _raise(self) -> None:
-        """Report the failed record and make the program ready for the next run."""
+    def _go_on(self) -> None:
+        """Enter again after a pause, or report the failed record."""
         record = self._header[_FAILED]
         code = int(self._errors[record])
+        if code != PAUSE:
+            raise RecordError(record, self.records[record].name, code)
+        self._forget()
+        self._header[_FIRST] = record + 1
+        self._enter()
+
+    def _forget(self) -> None:
+        """Make the program ready for another run."""
         self._header[_FAILED] = _FINE
+        self._header[_FIRST] = 0
         self._errors[:] = 0
-        raise RecordError(record, self.records[record].name, code)
 
     @property
     def total_ns(self) -> int:
@@ -230,7 +252,9 @@ class _Emitter:
 
     def emit(self) -> None:
         f = self.f
-        f.branch(self.first, lambda: f.store(native.clock(f), self.place(_STARTED)))
+        start = self.load(_FIRST)
+        entered = f.and_(f.value(self.first), f.value(f.cmp("eq", start, 0)))
+        f.branch(f.value(entered), lambda: f.store(native.clock(f), self.place(_STARTED)))
         restore = native.default_float_mode(f)
         # Nobody can move the epoch before this thread arrives at its first barrier.
         epoch = f.atomic_load("i64", self.place(_EPOCH), "monotonic")
@@ -254,7 +278,7 @@ class _Emitter:
             stop = f.value(f.cmp("eq", f.and_(f.zext(meet, "i64"), epoch), 1))
             return [f.select(stop, self.count, f.add(index, 1)), epoch]
 
-        f.while_loop([0, epoch], unfinished, step)
+        f.while_loop([start, epoch], unfinished, step)
         restore()
         f.branch(self.first, lambda: f.store(native.clock(f), self.place(_FINISHED)))
 
@@ -340,7 +364,8 @@ def emit_count_step(module: Module) -> None:
     """Write the kernel that decides about the next step of a loop.
 
     Reads whether to go on (a byte) and how many steps there may be (from data, and a limit); stores the
-    number of the step and whether there is one. Its last field is 0 for the first step, 1 for all others.
+    number of the step and whether there is one. Its last field is 0 for the first step, 1 for all others. The
+    word after the number holds the time of the next pause.
     """
     f = module.function(COUNT_STEP, _KERNEL)
     args = f.args[0]
@@ -350,3 +375,8 @@ def emit_count_step(module: Module) -> None:
     f.store(step, place)
     wanted = f.and_(f.cmp("ne", f.load("i8", go), 0), f.cmp("slt", step, f.smin(f.load("i64", trips), limit)))
     f.store(f.zext(wanted, "i64"), alive)
+    now, due = native.clock(f), f.gep(place, 2, "i64")
+    late = f.and_(f.value(f.cmp("sgt", now, f.load("i64", due))), f.value(f.cmp("ne", later, 0)))
+    f.branch(f.value(late), lambda: f.store(f.value(PAUSE), f.field(args, ERROR_SLOT, "ptr")))
+    again = f.or_(f.value(late), f.value(f.cmp("eq", later, 0)))
+    f.branch(f.value(again), lambda: f.store(f.add(now, _PAUSE_NS), due))
