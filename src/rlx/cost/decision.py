@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from ..config import bytes_text
 from ..errors import FormatError
 from ..ir.graph import Graph
 from .gate import IoFusionGate
@@ -239,18 +240,6 @@ def time_text(picoseconds: int) -> str:
         if abs(picoseconds) >= scale:
             return f"{picoseconds / scale:+.4g} {unit}"
     return f"{picoseconds / 1000:+.4g} ns" if picoseconds else "0 ns"
-
-
-def bytes_text(count: int) -> str:
-    """A byte count in the unit that reads best.
-
-    >>> bytes_text(512), bytes_text(40_000), bytes_text(3 << 20)
-    ('512 B', '39.1 KiB', '3 MiB')
-    """
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} B"
 
 
 def _reason(

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from rlx.cost.decision import Decision, bytes_text, decision_ops, ops_text, time_text
+from rlx.config import bytes_text
+from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
 from rlx.ir.lir import LirModule
 from rlx.plan.explain import KernelCost, kernel_costs, kernel_name
 

@@ -8,8 +8,9 @@ from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from rlx.config import bytes_text
 from rlx.cost.compute import contraction_ps, elementwise_ps
-from rlx.cost.decision import Decision, bytes_text, decision_ops, ops_text, time_text
+from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import FusionBenefit, GraphIoProfile
