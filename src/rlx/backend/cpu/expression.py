@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlx.backend.cpu.irtext import Function, Int
-from rlx.backend.cpu.irtypes import Value, constant, like, vector
+from rlx.backend.cpu.irtypes import Value, constant, like, size_bytes, vector
 from rlx.backend.cpu.primitives import PRIMITIVES, emit_cast, from_memory, memory_type, register_type
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import LOADS, Scalar, load_index
 
+LARGE_BYTES = 2 << 20  # operands of this size are not found whole in a core's own caches
 ERROR_INDEX = 1  # code in the error slot: an index from data is out of range
 
 DimValue = Callable[[Function, Dim], Int]
@@ -25,6 +26,13 @@ class Operand:
     pointer: Value
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
+
+    def is_large(self, itemsize: int) -> bool:
+        """Whether it may come from memory rather than from a cache; where sizes are symbolic, it may."""
+        count: Dim = itemsize
+        for d in self.shape:
+            count = count * d
+        return not isinstance(count, int) or count >= LARGE_BYTES
 
 
 @dataclass
@@ -53,6 +61,8 @@ class Expression:
     error: Value | None = None
     saved: Mapping[Scalar, Callable[[], Value]] = field(default_factory=dict)
     memo: dict[Scalar, Value] = field(default_factory=dict)
+    ahead: Int = 0
+    """Elements by which whole vectors of large operands are asked for before they are read."""
 
     def __call__(self, s: Scalar) -> Value:
         if s not in self.memo:
@@ -242,6 +252,8 @@ class Expression:
         place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
         got = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
+        if mask is None and self.ahead != 0 and self.operands[s.data].is_large(size_bytes(element)):
+            fn.prefetch(fn.gep(place, self.ahead, element))
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)
 
     def _place(self, operand: Operand, offset: Int, element: str, guard: Value | None) -> Value:

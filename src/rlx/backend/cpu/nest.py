@@ -24,6 +24,7 @@ from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, call, const, rebuild
 
+AHEAD = 1024  # elements that maps ask memory for in advance: long bodies let few loads be on their way
 UNROLL = 4  # independent accumulators of a row reduction, to hide the latency of its chain
 SAVE_COST = (
     8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
@@ -69,7 +70,13 @@ class _MapNest(NestEmitter):
         fn, rank = self.fn, len(self.nest.space)
         if rank == 0:
             fn.branch(fn.cmp("eq", self.frame.thread, 0), lambda: self.stores(self.point([], None), []))
-        elif rank == 1:
+        else:
+            self.with_streaming(self.all)
+        return self.frame.finish()
+
+    def all(self) -> None:
+        fn = self.fn
+        if len(self.nest.space) == 1:
             blocks = fn.ceildiv(self.sizes[0], self.lanes)
             low, high = self.frame.share(blocks)
             start = fn.mul(low, self.lanes)
@@ -77,7 +84,6 @@ class _MapNest(NestEmitter):
             self.sweep([], start, stop)
         else:
             self.rows(self.sizes[:-1], lambda row: self.sweep(row, 0, self.sizes[-1]))
-        return self.frame.finish()
 
     def sweep(self, row: list[Int], start: Int, stop: Int) -> None:
         last = len(row)
@@ -86,7 +92,9 @@ class _MapNest(NestEmitter):
 
         def vector_at(i: Int, mask: Value | None) -> None:
             axes = [*row, i]
-            self.stores(self.point(axes, Lane(last, i, self.lanes, mask), outside), axes)
+            at = self.point(axes, Lane(last, i, self.lanes, mask), outside)
+            at.ahead = AHEAD
+            self.stores(at, axes)
 
         self.along(stop, self.lanes, vector_at, start)
 
@@ -104,6 +112,7 @@ class _RowNest(NestEmitter):
         nest = self.nest
         self.inner = list(range(nest.outer, len(nest.space)))
         self.saved = self.choose_saved() if len(self.inner) == 1 else {}
+        self.ahead: Int = 0
 
     def choose_saved(self) -> dict[Scalar, int]:
         """Expensive expressions that a later pass needs again -> number of their scratch row."""
@@ -155,6 +164,7 @@ class _RowNest(NestEmitter):
         ready: set[Scalar] = set()
         for number, stat in enumerate(self.nest.stats):
             reducer = reducer_for(fn, stat, self.lanes)
+            self.ahead = self.ahead_in(number)
             self.prepare(outside, [stat.body], set(range(self.nest.outer)), number)
             value = self.reduce(row, outside, stat.body, reducer, ready)
             outside.accs = [*outside.accs, value]
@@ -165,7 +175,15 @@ class _RowNest(NestEmitter):
             if not store.full:
                 self.write(outside, store, number, row)
         if full:
+            self.ahead = self.ahead_in(len(self.nest.stats))
             self.nested(row, outside, lambda axes, lane: self.full_stores(axes, lane, outside, ready))
+
+    def ahead_in(self, number: int) -> Int:
+        """The second pass over a row asks for the next row, which then comes while this one is computed."""
+        several = len(self.nest.stats) + any(s.full for s in self.nest.stores) > 1
+        if not several:
+            return AHEAD
+        return self.sizes[self.inner[-1]] if number == 1 and len(self.inner) == 1 else 0
 
     def full_stores(self, axes: list[Int], lane: Lane, outside: Expression, ready: set[Scalar]) -> None:
         at = self.at(axes, lane, outside, ready)
@@ -175,6 +193,7 @@ class _RowNest(NestEmitter):
 
     def at(self, axes: list[Int], lane: Lane, outside: Expression, ready: set[Scalar]) -> Expression:
         at = self.point(axes, lane, outside)
+        at.ahead = self.ahead
         fn = self.fn
 
         def load(e: Scalar) -> Value:
