@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from rlx.bench.harness import Row, run_row
+from rlx.bench.harness import Row, Workers, run_row
 from rlx.bench.workloads.trained import IDS
 
 COLUMNS = {"threads": 8, "rlx us": 10, "±": 6, "ort us": 10, "± ": 6, "ratio": 7, "error": 10, "thunks": 8}
@@ -52,10 +52,11 @@ def main() -> None:
     print(f"{'model':<16}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()))
     for threads in asked.threads:
         ratios = []
-        for id in asked.models:
-            row = run_row(f"zoo-{id}:", threads, None, asked.rounds, lambda text: None)
-            print(line(id, row), flush=True)
-            ratios.append(row.ratio())
+        with Workers(threads) as workers:
+            for id in asked.models:
+                row = run_row(f"zoo-{id}:", workers, None, asked.rounds, lambda text: None)
+                print(line(id, row), flush=True)
+                ratios.append(row.ratio())
         found = [r for r in ratios if r]
         if found:
             mean, least = statistics.geometric_mean(found), min(found)
