@@ -17,11 +17,11 @@ import numpy as np
 from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
-from rlx.dist.transport import SymmetricTransport
+from rlx.dist.transport import Array, SymmetricTransport
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import InputError, UnsupportedError
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan
+from rlx.ir.lir import PLACED, LirBufferPlan
 from rlx.ir.mesh import Mesh, Placements
 from rlx.passes.shard import Sharded, shard
 from rlx.plan.collectives import Exchange, exchanges, report
@@ -29,6 +29,30 @@ from rlx.runtime.context import Context, Step
 from rlx.runtime.program import CompiledProgram
 
 Meeting = Callable[[], None]
+
+
+# How data move, by what ops call it. Operand and result are flat; parts of ranks lie one after the other.
+
+
+def _reduce(group: SymmetricTransport, x: Array, result: Array, kind: ReduceKind, in_place: bool) -> None:
+    if not in_place:
+        result[:] = x
+    all_reduce(group, None, result, kind)
+
+
+def _gather(group: SymmetricTransport, x: Array, result: Array, kind: ReduceKind, in_place: bool) -> None:
+    all_gather(group, None, x, out=result)
+
+
+def _scatter(group: SymmetricTransport, x: Array, result: Array, kind: ReduceKind, in_place: bool) -> None:
+    reduce_scatter(group, None, x, kind, out=result)
+
+
+def _swap(group: SymmetricTransport, x: Array, result: Array, kind: ReduceKind, in_place: bool) -> None:
+    all_to_all(group, None, x, out=result)
+
+
+MOVES = {"all_reduce": _reduce, "all_gather": _gather, "reduce_scatter": _scatter, "all_to_all": _swap}
 
 
 def one_rank(
@@ -129,50 +153,45 @@ class RankProgram(CompiledProgram):
         return context
 
     def _heap(self, plan: LirBufferPlan) -> np.ndarray | None:
-        """This rank's heap memory for a plan. All ranks plan the same sizes in the same order."""
+        """This rank's heap memory for a plan. All ranks plan the same sizes in the same order.
+
+        Contexts over an earlier, smaller region keep it; sizes double, so that all of them stay below two of
+        the largest.
+        """
         need = plan.sizes()["heap"]
         if self._region is None or self._region.len < need:
-            if self._region is not None:
-                self._free.clear()  # contexts over the old region
-                self.transport.free(self._region)
             if need > self.transport.heap_size:
                 raise TransportError(
                     f"program {self.graph.name!r} needs {need} bytes of heap per rank, the job has "
                     f"{self.transport.heap_size}; start it with `rlx launch --heap BYTES`"
                 )
-            self._region = self.transport.alloc(need)
+            doubled = 0 if self._region is None else 2 * self._region.len
+            self._region = self.transport.alloc(max(need, min(doubled, self.transport.heap_size // 4)))
         try:
             return self.transport.view(self.transport.this_rank, self._region)
         except TransportError:  # ranks of several machines share no memory: collectives copy
             return np.zeros(need, np.uint8)
 
     def _meeting(self, context: Context, node: Node) -> Meeting:
-        """The collective of a node on the memory of a context; what a run brings is looked up in the run."""
-        group, ranks = self._groups[node.attrs["axis"]], node.attrs["ranks"]
-        kind = ReduceKind(node.attrs["kind"]) if "kind" in node.attrs else ReduceKind.SUM
-        operand = node.operands[0]
-        shared = context.plan.shared.get(node.id) == operand.id
+        """The collective of a node on the memory of a context."""
+        group, operand = self._groups[node.attrs["axis"]], node.operands[0]
+        kind = ReduceKind(node.attrs.get("kind", ReduceKind.SUM))
+        in_place = context.plan.shared.get(node.id) == operand.id
+        move = MOVES[node.op.meeting]  # type: ignore[attr-defined]
+        alias = context.plan.view_aliases.get(operand.id)
+        moves_about = context.sizes is not None or (alias is not None and alias.strides is not None)
+        own = all(context.plan.slot(n.id).space in PLACED for n in (operand, node))
 
-        def reduce_all() -> None:
-            result = context.array(node)
-            if not shared:
-                result[...] = context.array(operand)
-            all_reduce(group, None, result, kind)
+        def arrays() -> tuple[np.ndarray, np.ndarray]:
+            return context.array(operand).reshape(-1), context.array(node).reshape(-1)
 
-        def gather() -> None:
-            x, result = context.array(operand), context.array(node)
-            all_gather(group, None, x.reshape(-1), out=result.reshape(-1))
+        fixed = arrays() if own and not moves_about else None
 
-        def scatter() -> None:
-            x, result = context.array(operand), context.array(node)
-            reduce_scatter(group, None, x.reshape(ranks, -1), kind, out=result.reshape(1, -1))
+        def meet() -> None:
+            x, result = fixed or arrays()
+            move(group, x, result, kind, in_place)
 
-        def swap() -> None:
-            x, result = context.array(operand), context.array(node)
-            all_to_all(group, None, x.reshape(ranks, -1), out=result.reshape(ranks, -1))
-
-        ways = {"all_reduce": reduce_all, "all_gather": gather, "reduce_scatter": scatter, "all_to_all": swap}
-        return ways[node.op.meeting]  # type: ignore[attr-defined]
+        return meet
 
     def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
         meeting = context.meetings.get(step.nodes[0]) if step.thunk is not None else None
