@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ZOO_PREFIX = "zoo:"
 _RUN_TIME_OPTIONS = ("threads", "debug", "cache")
+_KEY_OPTIONS = ("device", "target", "precision", "assume", "budget", "weight_budget")
+"""What a stored program is known by, beside its file; with other options a model is compiled each time."""
 
 
 def load(
@@ -68,8 +70,7 @@ def load(
         return _from_onnx(path, shapes, states, options)
     if shapes is not None:
         raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
-    graph = read_graph(path)
-    return _compile(graph.with_states(states) if states else graph, options)
+    return _stored(path, None, states, options, lambda: (read_graph(path), ()))
 
 
 class Session:
@@ -184,13 +185,15 @@ def _stored(
     import_: Callable[[], tuple[Graph, Sequence[Path]]],
 ) -> CompiledProgram:
     """The program of a model file: from the store, or compiled and stored."""
-    if not options.get("cache", True) or options.get("device", "cpu") != "cpu":  # files hold host programs
+    special = any(options[k] for k in options.keys() - {*_KEY_OPTIONS, *_RUN_TIME_OPTIONS})
+    on_host = options.get("device", "cpu") == "cpu"  # files hold host programs
+    if special or not on_host or not options.get("cache", True):
         return _compile(_imported(import_, states)[0], options)
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.programs import ProgramStore
 
     target = resolve(options.get("target") or config.TARGET.get())
-    key = {k: v for k, v in options.items() if k not in _RUN_TIME_OPTIONS}
+    key = {k: v for k, v in options.items() if k in _KEY_OPTIONS}
     key = {**key, "target": target.name, "shapes": None if shapes is None else repr(sorted(shapes.items()))}
     if states:
         key["states"] = dict(states)

@@ -19,6 +19,7 @@ import pytest
 import rlx
 from rlx.backend.cpu import jit
 from rlx.errors import ConfigError, FormatError, InputError, RlxError
+from rlx.ir import serialize
 from rlx.runtime import container, save
 from rlx.runtime.artifact import Artifact, ArtifactWarning
 from rlx.runtime.cache import CacheWarning
@@ -478,6 +479,24 @@ def test_the_second_load_of_a_model_imports_no_frontend(onnx_file: Path) -> None
     (result, loaded), (again, loaded_again) = cold.stdout.split(), warm.stdout.split()
     assert result == again and int(loaded) == 4 and int(loaded_again) == 0
     assert ProgramStore().info().entries == 1
+
+
+def test_a_graph_in_a_file_is_compiled_once(tmp_path: Path) -> None:
+    file = tmp_path / "network.graph"
+    serialize.save(network(), file)
+    first = rlx.load(file)(X)
+    compiles = jit.llvm_compiles
+    np.testing.assert_array_equal(rlx.load(file)(X), first)
+    assert jit.llvm_compiles == compiles and ProgramStore().info().entries == 1
+
+
+def test_options_that_say_more_than_a_file_name_are_not_answered_from_the_store(onnx_file: Path) -> None:
+    rlx.load(onnx_file)
+    folder = onnx_file.with_name("stages")
+    rlx.load(onnx_file, dump=folder)
+    assert list(folder.glob("*-fuse.txt"))
+    gate = rlx.cost.default_gate("cpu")
+    np.testing.assert_array_equal(rlx.load(onnx_file, gate=gate, pins={})(X), rlx.load(onnx_file)(X))
 
 
 def test_a_changed_model_is_compiled_anew(onnx_file: Path) -> None:
