@@ -64,7 +64,7 @@ from rlx.ops.create import (
 from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
 from rlx.ops.custom import custom, register_op, unregister_op
 from rlx.ops.deform_conv import deform_conv
-from rlx.ops.dynamic import dynamic_slice, dynamic_update_slice
+from rlx.ops.dynamic import append, dynamic_slice, dynamic_update_slice
 from rlx.ops.elementwise import (
     abs,
     acos,
@@ -216,6 +216,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "any",
+    "append",
     "arange",
     "argmax",
     "argmin",

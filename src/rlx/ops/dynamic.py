@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError, TypeError_
+from rlx.errors import ShapeError, TypeError_, current_where
 from rlx.ir.attr import Attr, dims, ints
-from rlx.ir.dim import Dim, known_eq
+from rlx.ir.dim import Constraint, Dim, known_eq, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.form import Form, Map, Scatter
 from rlx.ir.graph import Node, require_at_least, require_equal
@@ -33,7 +33,8 @@ from rlx.ops.rules import (
     shift,
 )
 from rlx.ops.scatter import scatter
-from rlx.ops.shape import broadcast_to, reshape
+from rlx.ops.shape import broadcast_to, reshape, slice_axis
+from rlx.ops.stats import dim_value
 
 
 def _check(
@@ -251,4 +252,31 @@ def dynamic_update_slice(x: Any, update: Any, starts: Any, axes: Sequence[int] |
     return _dynamic_update_slice(x, update, *(_start(s) for _, s in rows), axes=tuple(a for a, _ in rows))
 
 
-__all__ = ["dynamic_slice", "dynamic_update_slice"]
+def append(cache: Any, rows: Any, at: Dim, axis: int = 0) -> tuple[Any, Any]:
+    """A cache with `rows` written at position `at` of an axis, and the part up to their end, which is filled.
+
+    On a state the rows are written in place, and the filled part is a view: both cost no more than the rows.
+    That they fit is proved, or becomes a guard.
+
+    >>> full, filled = append(np.zeros(5), np.array([1.0, 2.0]), 1)
+    >>> full, filled
+    (array([0., 1., 2., 0., 0.]), array([0., 1., 2.]))
+    """
+    have, new = shape_of(cache), shape_of(rows)
+    axis = normal_axis("append", axis, len(have))
+    end = at + new[axis]
+    fits = known_le(end, have[axis])
+    if fits is False:
+        raise ShapeError(f"append: {new[axis]} rows at {at} do not fit axis {axis} of size {have[axis]}")
+    if fits is None:
+        cache.graph.assume(Constraint("min", have[axis], end, current_where()))
+    if isinstance(at, int):
+        start: Any = at
+    else:
+        with cache.graph.building():
+            start = dim_value(at)
+    updated = dynamic_update_slice(cache, rows, [start], axes=(axis,))
+    return updated, slice_axis(updated, axis, 0, end)
+
+
+__all__ = ["append", "dynamic_slice", "dynamic_update_slice"]
