@@ -155,7 +155,8 @@ def plan(
         planner = Planner(mir, assume or {})
     else:
         kept["budget"] = config.parse_bytes(budget)
-        mir, planner = fit_budget(mir, assume or {}, kept["budget"], used)
+        can_slice = device == "cpu" and weight_budget is None  # streamed weights come kernel by kernel
+        mir, planner = fit_budget(mir, assume or {}, kept["budget"], used, can_slice)
     made = LirModule(
         mir,
         planner.plan(),

@@ -15,6 +15,7 @@ from rlx.cost.profile import GraphIoProfile
 from rlx.cost.sync import host_sync_op_kinds
 from rlx.ir.bind import size_symbol
 from rlx.ir.compose import lower_node
+from rlx.ir.control import own_symbols
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
 from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce
 from rlx.ir.graph import Graph, Node
@@ -213,9 +214,10 @@ class IoModel:
         form = lower_node(node)
         config = dict(form.config) if isinstance(form, Loop) else {}
         trips = next((self.size(config[k]) for k in TRIPS if config.get(k) is not None), 1)
+        all_rows = {s: self.size(config["size"]) for s in own_symbols(form)} if isinstance(form, Loop) else {}
         inside = []
         for body in node.bodies:
-            model = IoModel(body, self.binding, self.host_ops)
+            model = IoModel(body, {**self.binding, **all_rows}, self.host_ops)
             inside.append(_total(model, body.roots()))
         return max(inside, key=lambda p: p.as_tuple()[::-1]) * trips
 

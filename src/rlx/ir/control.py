@@ -23,9 +23,14 @@ def loop_form(node: Node) -> Loop | None:
     return form if isinstance(form, Loop) else None
 
 
+def own_symbols(form: Loop) -> tuple[str, ...]:
+    """Symbols of bodies that are sizes of its own: how many rows a slice has is the plan's choice."""
+    return tuple(value for key, value in form.config if key == "symbol" and form.control == "slices")
+
+
 def refusal(node: Node, form: Loop) -> str | None:
     """Why the memory of control flow cannot be planned ahead, if so: its sizes depend on data."""
-    outside = set(node.graph.symbols())
+    outside = {*node.graph.symbols(), *own_symbols(form)}
     found = set(type_symbols(node.type)) - {s for o in node.operands for s in type_symbols(o.type)}
     if form.control == "loop" and len(node.bodies[0].outputs) > form.carries + 1:
         return "how many rows it stacks depends on data"

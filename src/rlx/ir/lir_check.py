@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rlx.errors import PlanError
-from rlx.ir.control import is_laid_out, loop_form
+from rlx.ir.control import is_laid_out, loop_form, own_symbols
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
@@ -172,8 +172,11 @@ def _check_work(plan: LirBufferPlan, graph: Graph) -> None:
         if work.carries != form.carries or len(work.bodies) != len(bodies):
             raise PlanError(f"the workspace of %{node} is for other bodies than it has")
         for body, inside in zip(bodies, work.bodies, strict=True):
-            if inside.graph is not body or any(plan.binding.get(s) != n for s, n in inside.binding.items()):
+            sizes = {s: n for s, n in inside.binding.items() if s not in own_symbols(form)}
+            if inside.graph is not body or any(plan.binding.get(s) != n for s, n in sizes.items()):
                 raise PlanError(f"the workspace of %{node} is for another body, or other sizes, than it has")
+            if any(inside.binding.get(s, 0) < 1 for s in own_symbols(form)):
+                raise PlanError(f"the workspace of %{node} is for slices of no rows")
             check_plan(inside)
         end, room = work.slot.offset + work.slot.size, plan.arena_size
         if work.slot.space != "activation" or work.slot.size < work.needed or end > room:

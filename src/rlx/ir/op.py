@@ -253,6 +253,10 @@ class BodyRunner(Protocol):
         """An uninitialised array of the type of each result of a body."""
         ...
 
+    def planned(self, number: int, symbol: str) -> int | None:
+        """The size of a symbol that a body is planned for, where the run follows a plan."""
+        ...
+
 
 __all__ = [
     "Arg",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 # Ops that passes make, not users: imported so that they are declared.
-from rlx.ops import conv_packing, packing, region, sparse, structural, winograd  # noqa: F401
+from rlx.ops import conv_packing, packing, region, slices, sparse, structural, winograd  # noqa: F401
 from rlx.ops.activation import (
     cbrt,
     celu,

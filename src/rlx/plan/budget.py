@@ -1,23 +1,24 @@
 """Memory budgets: the most bytes of activations that a program may take.
 
 A program over its budget is made smaller step by step, cheapest way first: another order of its kernels,
-then kernels that run again instead of keeping their results. The steps do not depend on the budget, only
-where they end does. So the smallest plan on the way is what the refusal names as the least budget, and it
-works.
+chains of kernels in slices of rows, then kernels that run again instead of keeping their results. The steps
+do not depend on the budget, only where they end does. So the smallest plan on the way is what the refusal
+names as the least budget, and it works.
 Programs with symbolic sizes are judged when sizes are known: where a plan is made for a binding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlx.ir.graph import Graph
 from rlx.ir.lir import ALIGNMENT, LirModule
 from rlx.ir.lir_check import written_by
 from rlx.ir.phase import Phase, ops_inside
 from rlx.passes.recompute import Run, with_repeats
+from rlx.passes.split import find_chains, with_chains
 from rlx.plan.build import Planner
 from rlx.plan.certificate import OverBudgetError
 from rlx.plan.explain import kernel_costs, kernel_name
@@ -27,6 +28,7 @@ from rlx.plan.reorder import reorder
 from rlx.plan.steps import Step, Steps, Value
 
 MOST_ROUNDS = 200
+MANY = 64  # rows, to see whether slices help
 
 
 @dataclass(frozen=True)
@@ -71,23 +73,82 @@ class Report:
 
 
 def fit_budget(
-    graph: Graph, assume: Mapping[str, int], budget: int, gate: Mapping[str, Any]
+    graph: Graph, assume: Mapping[str, int], budget: int, gate: Mapping[str, Any], can_slice: bool = True
 ) -> tuple[Graph, Planner]:
     """A graph of kernels and its planner within a budget, which knows what was changed; or OverBudgetError.
 
-    `gate` are the constants by which the time of kernels that run again is predicted. A program with symbolic
-    sizes is made smaller for the assumed ones, and refused only where it is planned for sizes that do not
-    fit.
+    `gate` are the constants by which the time of kernels that run again is predicted, `can_slice` says
+    whether the backend runs slices. A program with symbolic sizes is made smaller for the assumed ones, and
+    refused only where it is planned for sizes that do not fit.
     """
     planner = Planner(graph, assume)
     size = planner.plan().arena_size
     report = Report(budget, size, size)
-    if size > budget:
-        graph, planner, report = _Search(graph, planner, assume, gate, report).run()
+    if size > budget or planner.symbols:
+        cuts = _cut(graph, planner, assume) if can_slice else []
+        graph, planner, report = _smaller(graph, planner, cuts, assume, gate, report)
         if report.after > budget and not planner.symbols:
             raise OverBudgetError(planner.plan(), budget)
-    planner.budget, planner.fitted = budget, report.to_json()
+    planner.limit(budget)
+    report.after = planner.plan().arena_size
+    planner.fitted = report.to_json()
     return graph, planner
+
+
+Made: TypeAlias = tuple[Graph, Planner, Report]
+
+
+def _smaller(
+    graph: Graph,
+    planner: Planner,
+    cuts: Sequence[tuple[Graph, Planner]],
+    assume: Mapping[str, int],
+    gate: Mapping[str, Any],
+    report: Report,
+) -> Made:
+    """The program that fits and takes least time, or the smallest one.
+
+    Another order costs nothing, slices cost less than computing again. A program with symbolic sizes is cut
+    if it can be: how many slices there are, sizes decide, and a single one costs nothing.
+    """
+    whole = _Search(graph, planner, assume, gate, report)
+    found = [whole.planned(reorder(steps_of(planner)), [])]
+    for cut, slicing in cuts:
+        found.append((cut, slicing, replace(report, after=slicing.plan().arena_size)))
+    if planner.symbols:
+        found = found[::-1]
+    fitting = [made for made in found if made[2].after <= report.budget]
+    if fitting:
+        return fitting[0]
+    searches = [whole, *(_Search(*start, assume, gate, report) for start in cuts)]
+    return min((*found, *(search.run() for search in searches)), key=_preference)
+
+
+def _preference(made: Made) -> tuple[bool, int, int]:
+    """Programs that fit first, of these the fastest, of others the smallest."""
+    report = made[2]
+    over = report.after > report.budget
+    return over, report.after if over else report.picoseconds_added, report.after
+
+
+def _cut(graph: Graph, planner: Planner, assume: Mapping[str, int]) -> list[tuple[Graph, Planner]]:
+    """The program with chains in slices: those at its fullest step, and those at steps half as full."""
+    live = planner.plan().live_bytes()
+    many = {symbol: max(n, MANY) for symbol, n in planner.binding.items()}  # symbols may be assumed to be 1
+    out: list[tuple[Graph, Planner]] = []
+    known: list[list[int]] = []
+    for share in (2,) if planner.symbols else (1, 2):
+        full = {k for k, n in zip(planner.order, live, strict=True) if share * n >= max(live)}
+        chains = find_chains(graph, planner.order, planner.phases, planner.binding, full)
+        members = [m for c in chains for m in c.members]
+        if members and members not in known:
+            known.append(members)
+            cut = with_chains(graph, planner.order, chains)
+            slicing = Planner(cut, assume)
+            slicing.limit(0)
+            if slicing.unchecked(many).arena_size < planner.unchecked(many).arena_size:
+                out.append((cut, slicing))
+    return out
 
 
 class _Search:
@@ -103,13 +164,16 @@ class _Search:
     ) -> None:
         self.graph, self.planner, self.assume, self.report = graph, planner, assume, report
         module = LirModule(graph, planner.plan(), gate=dict(gate))
-        self.costs = {c.node.id: c.picoseconds for c in kernel_costs(module)}
+        costs = kernel_costs(module)
+        self.picoseconds = sum(c.picoseconds for c in costs)
+        self.costs = {c.node.id: c.picoseconds for c in costs if c.node.graph is graph}
         once = {k for k in self.costs if any(op.effects != "none" for op in ops_inside(graph.nodes[k]))}
+        once |= planner.inner.keys()
         self.repeatable = {k: time for k, time in self.costs.items() if k not in once}
 
-    def run(self) -> tuple[Graph, Planner, Report]:
+    def run(self) -> Made:
         """The fitting program that takes least time, or the smallest one."""
-        fitting, smallest = [], []
+        found: list[Made] = []
         for start in self.starts():
             least = None
             for program, repeated in self.smaller(start):
@@ -117,25 +181,25 @@ class _Search:
                 if peak <= self.report.budget:
                     made = self.planned(program, repeated)
                     if made[2].after <= self.report.budget:
-                        fitting.append(made)
+                        found.append(made)
                         break
                 if least is None or peak < least[0]:
                     least = peak, program, repeated
             else:
                 assert least is not None, "the start is one of them"
-                smallest.append(self.planned(*least[1:]))
-            if fitting and not fitting[-1][2].repeated:
+                found.append(self.planned(*least[1:]))
+            if _preference(found[-1])[:2] == (False, 0):
                 break
-        if fitting:
-            return min(fitting, key=lambda made: made[2].picoseconds_added)
-        return min(smallest, key=lambda made: made[2].after)
+        return min(found, key=_preference)
 
     def starts(self) -> Iterator[Steps]:
         """Orders to begin with. That of the graph may need more at first, and leave more to compute again."""
         given = steps_of(self.planner)
         yield reorder(given)
         yield given
-        yield steps_of(Planner(self.graph, self.assume, sorted(self.planner.order)))
+        planner = Planner(self.graph, self.assume, sorted(self.planner.order))
+        planner.limit(0)
+        yield steps_of(planner)
 
     def smaller(self, program: Steps) -> Iterator[tuple[Steps, list[Repeated]]]:
         """Programs that need less and less memory."""
@@ -155,7 +219,7 @@ class _Search:
                 program = better
             yield program, repeated
 
-    def planned(self, program: Steps, repeated: list[Repeated]) -> tuple[Graph, Planner, Report]:
+    def planned(self, program: Steps, repeated: list[Repeated]) -> Made:
         """The program that runs these steps."""
         graph, order = self.graph, [s.kernel for s in program.steps]
         reordered = list(dict.fromkeys(order)) != self.planner.order
@@ -164,8 +228,9 @@ class _Search:
             roots = {id: view.root for id, view in self.planner.views.items()}
             graph, order = with_repeats(graph, runs, roots)
         planner = Planner(graph, self.assume, order)
+        planner.limit(0)
         report = replace(self.report, after=planner.plan().arena_size, reordered=reordered)
-        return graph, planner, replace(report, repeated=repeated, picoseconds=sum(self.costs.values()))
+        return graph, planner, replace(report, repeated=repeated, picoseconds=self.picoseconds)
 
 
 def steps_of(planner: Planner) -> Steps:

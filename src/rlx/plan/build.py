@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from rlx.cost.io import assumed_binding
 from rlx.errors import PlanError
-from rlx.ir.control import is_laid_out, loop_form
-from rlx.ir.form import is_dense
+from rlx.ir.control import is_laid_out, loop_form, own_symbols
+from rlx.ir.form import Loop, is_dense
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, PLACED, LirBufferPlan
 from rlx.ir.op import Role
@@ -17,7 +17,7 @@ from rlx.ir.phase import Phase, derive_phases, runs_in_streams
 from rlx.ir.types import TupleType
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable, share_storage
-from rlx.plan.placer import Inner, PlacedView, Placer, StoredValue
+from rlx.plan.placer import Cut, Inner, PlacedView, Placer, StoredValue
 from rlx.plan.schedule import Dag, lifetimes, schedule
 from rlx.plan.states import StatePlan, plan_states, state_lifetimes
 from rlx.plan.stream import Streaming
@@ -57,7 +57,8 @@ class Planner(Placer):
         for node in (graph.nodes[k] for k in self.order):
             form = loop_form(node)
             if form is not None and is_laid_out(node):
-                self.inner[node.id] = Inner(tuple(Planner(b, assume) for b in node.bodies), form.carries)
+                bodies = tuple(Planner(b, assume) for b in node.bodies)
+                self.inner[node.id] = Inner(bodies, form.carries, _cut(form))
 
     def _keep_prologue(self) -> None:
         """What a stream computes once must not be overwritten by any of its steps."""
@@ -122,7 +123,8 @@ class Planner(Placer):
             made.streaming = Streaming(sizes["weight"] + sizes["ring"], sizes["ring"], plan.fetches, unread)
         for id, work in plan.work.items():
             bodies = zip(graph.nodes[id].bodies, work.bodies, strict=True)
-            made.inner[id] = Inner(tuple(Planner.replaying(b, p) for b, p in bodies), work.carries)
+            placers = tuple(Planner.replaying(b, p) for b, p in bodies)
+            made.inner[id] = made.inner[id]._replace(bodies=placers)
         at = {i: plan.assignments[i].offset for i in made.life if made._is_placed(i)}
         at |= {~id: work.slot.offset for id, work in plan.work.items()}
         made.placed = tuple(sorted(at, key=lambda i: (at[i], i)))
@@ -199,6 +201,12 @@ def _in_valid_order(
             if not needs[i]:
                 heapq.heappush(ready, i)
     return out
+
+
+def _cut(form: Loop) -> Cut | None:
+    """How a body is run in slices, if it is."""
+    config = dict(form.config)
+    return Cut(config["symbol"], config["size"]) if own_symbols(form) else None
 
 
 def _placed_view(node: Node, view: View) -> PlacedView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from rlx.config import bytes_text
@@ -20,7 +20,11 @@ from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.phase import Phase
 from rlx.ir.types import tensor_types
+<<<<<<< HEAD
 from rlx.plan.stream import stream_lines
+=======
+from rlx.plan.slices import slices_of
+>>>>>>> 48b7ab1 (Memory budgets: chains of kernels that treat rows alike run in slices, as many as a binding needs; bench of what budgets cost)
 
 WIDTH = 100
 TIMELINE = 60  # columns
@@ -50,6 +54,9 @@ class KernelCost:
     operations: int
     picoseconds: int
 
+    def __mul__(self, times: int) -> KernelCost:
+        return KernelCost(self.node, self.io * times, self.operations * times, self.picoseconds * times)
+
 
 def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch: int = 0) -> str:
     """The page of a program, at the sizes that its plan is for. `thunks` says which kernels the host runs,
@@ -76,7 +83,8 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch:
 
 
 def kernel_costs(module: LirModule, thunks: Container[int] = ()) -> list[KernelCost]:
-    """Predicted IO and time of every kernel, in the order in which they run.
+    """Predicted IO and time of every kernel, in the order in which they run; of those that run in slices, of
+    all slices.
 
     The host waits for the operands of `thunks`, and reads them back where memory is not shared.
     """
@@ -86,6 +94,11 @@ def kernel_costs(module: LirModule, thunks: Container[int] = ()) -> list[KernelC
     out = []
     for kernel in module.plan.schedule:
         node = module.mir.nodes[kernel]
+        cut = slices_of(module.plan, node)
+        if cut is not None:
+            inside = replace(module, mir=node.bodies[0], buffers=module.plan.work[kernel].bodies[0])
+            out += [c * cut.count for c in kernel_costs(inside)]
+            continue
         profile = io.profile(node)
         if kernel in thunks:
             read_back = max(profile.device_traffic_bytes - io.bytes(node), 0)
@@ -188,7 +201,7 @@ def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int
     ]
     places = {c.node.where for c in costs}
     located = len(places) > len(costs) // 4
-    rows = _Rows(module.plan.binding, total, thunks, located, module.plan.work)
+    rows = _Rows(module.mir, module.plan.binding, total, thunks, located, module.plan.work)
     at = 0
     for length, times in _repeats([(kernel_name(c.node), c.node.type, c.picoseconds, c.io) for c in costs]):
         block, last = costs[at : at + length], costs[at + length * times - 1]
@@ -214,6 +227,7 @@ def _phases(plan: LirBufferPlan) -> list[str]:
 class _Rows:
     """Lines of the table of kernels."""
 
+    graph: Graph
     binding: Mapping[str, int]
     total: int
     thunks: Mapping[int, str]
@@ -231,6 +245,8 @@ class _Rows:
         if self.locations and c.node.where:
             more = f" and {len(c.node.where) - 1} more" if len(c.node.where) > 1 else ""
             lines.append(f"{COLUMN}@ {c.node.where[0]}{more}")
+        if c.node.graph is not self.graph:  # one of a chain that runs in slices
+            return lines
         if c.node.id in self.thunks:
             lines.append(f"{COLUMN}runs on the host: {self.thunks[c.node.id]}")
         elif c.node.id in self.work:
@@ -350,6 +366,11 @@ def _budget(module: LirModule) -> list[str]:
     ]
     if fitted["reordered"]:
         lines.append("  kernels run in another order")
+    for node, work in module.plan.work.items():
+        cut = slices_of(module.plan, module.mir.nodes[node])
+        if cut is not None:
+            count = len(work.bodies[0].schedule)
+            lines.append(f"  {count} kernels run in {cut}: %{node}, inside which they have their own numbers")
     again = fitted["recomputed"]
     if again:
         share = 100 * fitted["ps_added"] / max(fitted["ps"], 1)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rlx.config import bytes_text
 from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
-from rlx.ir.dim import Dim, compile_dims, parse_dim
+from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.ir.graph import Graph
 from rlx.ir.lir import (
     ALIGNMENT,
@@ -31,6 +31,7 @@ from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.stream import BudgetTooSmall, Streaming, stream_weights
 
 MOST_PLANS = 256  # bindings whose plans are kept
+MOST_SLICES = 64
 GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not searched again
 
 
@@ -50,11 +51,19 @@ class PlacedView(NamedTuple):
     strides: tuple[Dim, ...] | None
 
 
+class Cut(NamedTuple):
+    """How a body runs in slices: its symbol for the rows of one, and how many rows there are in all."""
+
+    rows: str
+    size: Dim
+
+
 class Inner(NamedTuple):
     """Bodies of a node, each with a placer of its own, and how many values they carry from step to step."""
 
     bodies: tuple[Placer, ...]
     carries: int
+    cut: Cut | None = None
 
 
 class Placer:
@@ -97,23 +106,65 @@ class Placer:
         Symbols in `room` get slots for those sizes instead.
         """
         if binding is None:
-            return self._plan(self.binding)
+            return self.unchecked(self.binding)
         missing = [s for s in self.symbols if s not in binding]
         if missing:
             told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
             raise GuardError(told)
         check_constraints(self.graph.constraints, binding)
-        made = self._plan({**binding, **(room or {})})
+        made = self.unchecked({**binding, **(room or {})})
         if self.budget is not None and made.arena_size > self.budget:
             raise OverBudgetError(made, self.budget)
         return made
 
-    def _plan(self, binding: Mapping[str, int]) -> LirBufferPlan:
+    def unchecked(self, binding: Mapping[str, int]) -> LirBufferPlan:
+        """Slots for a binding, whatever its guards and the budget say."""
         key = tuple([binding[s] for s in self.symbols])
-        known = self._plans.get(key)
-        if known is not None:
-            return known
-        values = self._evaluate(list(key))
+        made = self._plans.get(key)
+        if made is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            made = self._plans[key] = self._sliced(binding)
+        return made
+
+    def _sliced(self, binding: Mapping[str, int]) -> LirBufferPlan:
+        """A plan with no more slices than its budget asks for; the smallest there is, if none fits."""
+        parts = {node: 1 for node, inner in self.inner.items() if inner.cut is not None}
+        made = self._placed(binding, parts)
+        while self.budget is not None and made.arena_size > self.budget:
+            more = self._more_slices(made, parts, binding)
+            if more == parts:
+                break
+            parts = more
+            made = self._placed(binding, parts)
+        return made
+
+    def _more_slices(
+        self, made: LirBufferPlan, parts: Mapping[int, int], binding: Mapping[str, int]
+    ) -> dict[int, int]:
+        """More slices where the plan is over its budget; all there may be, where that is not the reason."""
+        assert self.budget is not None, "without a budget nothing is cut"
+        live, out = made.live_bytes(), dict(parts)
+        most = {node: min(MOST_SLICES, self._rows(node, binding)) for node in parts}
+        for node, count in parts.items():
+            size = made.work[node].slot.size
+            room = self.budget - (live[self.order.index(node)] - size)
+            if room < size:
+                enough = -(-size * count // room) if room > 0 else most[node]
+                out[node] = min(max(count + 1, enough), most[node])
+        if out == parts:
+            out = {node: min(2 * count, most[node]) for node, count in parts.items()}
+        return out
+
+    def _rows(self, node: int, binding: Mapping[str, int]) -> int:
+        """All rows of a node that runs in slices; at least 1."""
+        cut = self.inner[node].cut
+        assert cut is not None, "only these are asked for"
+        return max(evaluate(cut.size, binding), 1)
+
+    def _placed(self, binding: Mapping[str, int], parts: Mapping[int, int]) -> LirBufferPlan:
+        """A plan in which nodes run in so many slices."""
+        values = self._evaluate([binding[s] for s in self.symbols])
         sizes = {s.node: v for s, v in zip(self.stored, values, strict=False)}
         aliases = self._aliases(values[len(self.stored) :])
         slots: dict[int, LirBufferSlot] = {}
@@ -138,7 +189,12 @@ class Placer:
                 continue
             slots[node] = LirBufferSlot(used[space], sizes[node], space)
             used[space] += -(-sizes[node] // ALIGNMENT) * ALIGNMENT
-        work = {node: self._workspace(inner, binding) for node, inner in self.inner.items()}
+        work = {}
+        for node, inner in self.inner.items():
+            rows = {}
+            if inner.cut is not None:
+                rows[inner.cut.rows] = -(-self._rows(node, binding) // parts[node])
+            work[node] = self._workspace(inner, {**binding, **rows})
         steps = {node: self.order.index(node) for node in work}
         met = {s.node for s in self.stored if s.space == "heap"}
         heap = place(Block(own, sizes[own], *span) for own, span in spans.items() if own in met)
@@ -175,10 +231,14 @@ class Placer:
             self.graph,
             fetches=fetches,
         )
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
-        self._plans[key] = made
         return made
+
+    def limit(self, budget: int) -> None:
+        """From now on plans take no more than `budget` bytes of activations, if they can; of no bytes, the
+        least they can.
+        """
+        self.budget = budget
+        self._plans.clear()
 
     def stream(self, budget: int) -> None:
         """From now on plans keep weights within `budget` bytes: resident ones and a ring for the others."""
@@ -258,7 +318,10 @@ class Placer:
             "shared": [list(pair) for pair in self.shared.items()],
             "placed": self.placed,
             "streaming": None if self.streaming is None else self.streaming.to_json(),
-            "inner": [[node, i.carries, [p.to_json() for p in i.bodies]] for node, i in self.inner.items()],
+            "inner": [
+                [node, i.carries, [p.to_json() for p in i.bodies], i.cut and [i.cut.rows, str(i.cut.size)]]
+                for node, i in self.inner.items()
+            ],
             "budget": self.budget,
             "fitted": self.fitted,
         }
@@ -297,9 +360,9 @@ class Placer:
         made.placed = None if data["placed"] is None else tuple(data["placed"])
         if data["streaming"] is not None:
             made.streaming = Streaming.from_json(data["streaming"])
-        for node, carries, facts in data["inner"]:
+        for node, carries, facts, cut in data["inner"]:
             inside = graph.nodes[node].bodies if bodies is None else bodies(node)
             placers = [Placer.from_json(f, b) for f, b in zip(facts, inside, strict=True)]
-            made.inner[node] = Inner(tuple(placers), carries)
+            made.inner[node] = Inner(tuple(placers), carries, cut and Cut(cut[0], dim(cut[1])))
         made.budget, made.fitted = data["budget"], data["fitted"]
         return made

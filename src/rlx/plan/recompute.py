@@ -40,12 +40,12 @@ def recompute_once(program: Steps, costs: Mapping[int, int]) -> tuple[Steps, Aga
     >>> [(s.kernel, s.version) for s in made.steps], made.peak(), again.kernels
     ([(0, 0), (1, 0), (2, 0), (0, 1), (3, 0)], 200, (0,))
     """
-    live = program.live_bytes()
-    top = max(live, default=0)
+    live, now = program.live_bytes(), program.fullness()
+    top = now[0]
     best: tuple[tuple[float, int, int], Steps, Again] | None = None
     for value, kernels, made in _choices(program, live.index(top) if live else 0, costs):
         after = made.fullness()
-        if after >= program.fullness():
+        if after >= now:
             continue
         time = sum(costs[k] for k in kernels)
         # A plateau that gets shorter is a gain too, though a small one.

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.errors import InputError
-from rlx.ir.dim import Dim, evaluate
+from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
@@ -78,8 +78,7 @@ class Context:
             self._dims_at[id] = at
             at += len(kernel.dims) + 1
             per_thread = max(per_thread, dims[at - 1])
-        for kernel in kernels.in_bodies():
-            per_thread = max(per_thread, evaluate(kernel.scratch_per_thread, plan.binding))
+        per_thread = max(per_thread, kernels.scratch_in_bodies(plan))
         self.scratch_per_thread = -(-per_thread // 64) * 64
         self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
         self.ring, self._position = ring, {id: at for at, id in enumerate(plan.schedule)}

@@ -4,7 +4,7 @@ A body is laid out in place: its kernels become calls whose pointers lead to the
 node around it, and to the node's workspace. Code does not grow with the number of steps.
 
 - A branch is a jump over one of its bodies; both store where the node's results are.
-- A loop of known length has a call per kernel and step, with the rows of that step.
+- A loop of known length has a call per kernel and step, with the rows of that step; so have slices.
 - Any other loop is two copies of its body, which carry values from the results to the workspace and back, and
   jumps: a serial record counts steps and decides whether there is another one.
 """
@@ -12,7 +12,7 @@ node around it, and to the node's workspace. Code does not grow with the number 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,8 @@ class Layout:
                 self.control(node, kernels.inner[id], work, operands, results, place, label)
             else:
                 kernel = kernels.kernels[id]
-                self.kernel(kernel, label, operands + results, [self.size(d) for d in kernel.dims])
+                dims = [evaluate(d, {**self._binding, **plan.binding}) for d in kernel.dims]
+                self.kernel(kernel, label, operands + results, dims)
 
     def _constant(self, node: Node) -> int:
         """The address of a constant inside a body."""
@@ -240,6 +241,21 @@ class _Control:
             ys = [self.results[i] + t * out_rows[i] for i in range(carries, len(out_rows))]
             self.run(0, [*now, *xs, *fixed], [*new, *ys])
             now = new
+
+    def slices(self, symbol: str, size: Any, sliced: int) -> None:
+        total, plan = self.layout.size(size), self.work.bodies[0]
+        chunk = plan.binding[symbol]
+        one = {**plan.binding, symbol: 1}
+        widths = [evaluate(n.tensor.nbytes, one) for n in self.body.inputs[:sliced]]
+        out_widths = [evaluate(n.tensor.nbytes, one) for n in self.body.outputs.values()]
+        arena = self.place + self.work.arena_offset
+        for start in range(0, total, chunk):
+            xs = [p + start * width for p, width in zip(self.operands, widths, strict=False)]
+            ys = [p + start * width for p, width in zip(self.results, out_widths, strict=True)]
+            # Values of the last slice may be shorter; they lie where those of the others do.
+            inside = replace(plan, binding={**plan.binding, symbol: min(chunk, total - start)})
+            inputs = [*xs, *self.operands[sliced:]]
+            self.layout.body(self.body, self.kernels[0], inside, inputs, ys, arena)
 
     def loop(self, carries: int, rows: Any, max_trips: int | None) -> None:
         layout, (first, second) = self.layout, self.carries

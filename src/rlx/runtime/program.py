@@ -13,7 +13,7 @@ import numpy as np
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.errors import GuardError, InputError, KernelError, RlxError
 from rlx.ir.bind import as_given, check_array, match_shape
-from rlx.ir.dim import compile_dims, evaluate
+from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
@@ -105,17 +105,16 @@ class CompiledProgram:
     def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
         """Bytes per space for a binding, before running."""
         plan = self.plan_for(binding or {})
-        return {**plan.sizes(), "scratch": self._scratch(plan.binding)}
+        return {**plan.sizes(), "scratch": self._scratch(plan)}
 
-    def _scratch(self, binding: Mapping[str, int]) -> int:
+    def _scratch(self, plan: LirBufferPlan) -> int:
         """Bytes that kernels need beside their operands, for all threads."""
-        values = self._dims([binding[s] for s in self._symbols])
+        values = self._dims([plan.binding[s] for s in self._symbols])
         at, most = 0, 0
         for k in self.kernels.kernels.values():
             at += len(k.dims) + 1
             most = max(most, values[at - 1])
-        for k in self.kernels.in_bodies():
-            most = max(most, evaluate(k.scratch_per_thread, binding))
+        most = max(most, self.kernels.scratch_in_bodies(plan))
         return -(-most // 64) * 64 * self.threads
 
     def plan_for(self, binding: Mapping[str, int]) -> LirBufferPlan:
@@ -146,7 +145,7 @@ class CompiledProgram:
         from rlx.plan.explain import explain
 
         lir = self.lir if binding is None else self.lir.specialize(binding)
-        page = explain(lir, self._host_reasons(), self._scratch(lir.plan.binding))
+        page = explain(lir, self._host_reasons(), self._scratch(lir.plan))
         if not measure:
             return page
         from rlx.measure import measure_decisions, report

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.ir.dim import Dim, parse_dim
+from rlx.ir.dim import Dim, evaluate, parse_dim
+from rlx.ir.lir import LirBufferPlan
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class BodyKernels:
             for body in bodies:
                 yield from body.all()
 
+    def scratch(self, plan: LirBufferPlan, outside: Mapping[str, int]) -> int:
+        """The most scratch per thread that a kernel needs, at the sizes that the body is planned for."""
+        binding = {**outside, **plan.binding}
+        most = max((evaluate(k.scratch_per_thread, binding) for k in self.kernels.values()), default=0)
+        return max(most, _most_scratch(self.inner, plan, binding))
+
     def to_json(self) -> dict[str, Any]:
         inner = {str(id): [b.to_json() for b in bodies] for id, bodies in self.inner.items()}
         return {"kernels": _describe(self.kernels), "inner": inner}
@@ -70,6 +77,10 @@ class KernelSet:
             for body in bodies:
                 yield from body.all()
 
+    def scratch_in_bodies(self, plan: LirBufferPlan) -> int:
+        """The most scratch per thread that a kernel of a body needs."""
+        return _most_scratch(self.inner, plan, plan.binding)
+
     def describe(self) -> str:
         """Everything but the code, as JSON text; `recall` is its inverse."""
         thunks = {str(id): t.why for id, t in self.thunks.items()}
@@ -82,6 +93,17 @@ class KernelSet:
         thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
         whole = BodyKernels.from_json(data)
         return KernelSet(whole.kernels, thunks, "", data["distinct"], whole.inner)
+
+
+def _most_scratch(
+    inner: Mapping[int, tuple[BodyKernels, ...]], plan: LirBufferPlan, binding: Mapping[str, int]
+) -> int:
+    found = [
+        body.scratch(inside, binding)
+        for id, bodies in inner.items()
+        for body, inside in zip(bodies, plan.work[id].bodies, strict=True)
+    ]
+    return max(found, default=0)
 
 
 def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:

@@ -114,6 +114,9 @@ class _Bodies:
         outputs = self.node.bodies[number].outputs.values()
         return [np.empty(n.tensor.bind(dict(self.binding)), n.dtype.np) for n in outputs]
 
+    def planned(self, number: int, symbol: str) -> int | None:
+        return None
+
 
 def evaluate(
     graph: Graph,

@@ -18,7 +18,8 @@ import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter, evaluate
 from rlx.errors import InputError, PlanError
-from rlx.ir.bind import as_given, check_array
+from rlx.ir.bind import as_given, check_array, match_shape
+from rlx.ir.dim import evaluate as size_of
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.ir.lir_check import written_by
@@ -120,7 +121,7 @@ class _PlannedBodies:
         self.node, self.work, self.place, self.poison = node, work, place, poison
 
     def __call__(self, number: int, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        plan = self.work.bodies[number]
+        plan = _at_shapes(self.work.bodies[number], self.node.bodies[number], values)
         run = PlannedRun(self.node.bodies[number], plan, self.poison)
         fill = POISON if self.poison else 0
         run.memory = {space: np.full(n, fill, np.uint8) for space, n in plan.sizes().items()}
@@ -139,6 +140,24 @@ class _PlannedBodies:
         binding = dict(self.work.bodies[number].binding)
         outputs = self.node.bodies[number].outputs.values()
         return [np.empty(n.tensor.bind(binding), n.dtype.np) for n in outputs]
+
+    def planned(self, number: int, symbol: str) -> int | None:
+        return self.work.bodies[number].binding.get(symbol)
+
+
+def _at_shapes(plan: LirBufferPlan, body: Graph, values: Sequence[np.ndarray]) -> LirBufferPlan:
+    """A body's plan where its inputs are smaller than planned, as the last of several slices may be."""
+    found: dict[str, int] = {}
+    for node, value in zip(body.inputs, values, strict=True):
+        match_shape(node.shape, value.shape, found, "an input of a body")
+    binding = {**plan.binding, **found}
+    if binding == plan.binding:
+        return plan
+    slots = {
+        id: replace(slot, size=size_of(body.nodes[id].tensor.nbytes, binding))
+        for id, slot in plan.assignments.items()
+    }
+    return replace(plan, binding=binding, assignments=slots)
 
 
 class LirInterpreter(PlannedRun):
