@@ -20,11 +20,8 @@ from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.phase import Phase
 from rlx.ir.types import tensor_types
-<<<<<<< HEAD
-from rlx.plan.stream import stream_lines
-=======
 from rlx.plan.slices import slices_of
->>>>>>> 48b7ab1 (Memory budgets: chains of kernels that treat rows alike run in slices, as many as a binding needs; bench of what budgets cost)
+from rlx.plan.stream import stream_lines
 
 WIDTH = 100
 TIMELINE = 60  # columns
