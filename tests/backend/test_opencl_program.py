@@ -191,7 +191,7 @@ def test_no_size_is_part_of_the_text() -> None:
 def test_the_arena_is_device_memory_of_the_planned_size() -> None:
     program = compiled(network())
     plan_ = program.plan_for({"rows": 16})
-    context = program._make_context(plan_.binding)
+    context = program._make_context({"rows": 16})
     for space, arena in context.arenas.items():
         assert arena.device == "opencl" and arena.size_bytes() == plan_.sizes()[space]
     id = plan_.io.inputs[0][1]
@@ -204,7 +204,7 @@ def test_kernels_touch_nothing_but_their_slots() -> None:
     """Sizes that fill no whole group or row of lanes; every byte that no value owns keeps its guard."""
     program = compiled(network())
     plan_ = program.plan_for({"rows": 7})
-    context = program._make_context(plan_.binding)
+    context = program._make_context({"rows": 7})
     guards = {}
     for space, arena in context.arenas.items():
         free = np.ones(arena.size_bytes(), bool)
@@ -267,6 +267,26 @@ def test_states_are_uploaded_and_read_back() -> None:
     program = compiled(g)
     assert program(np.float32([1, 2])).tolist() == [22, 44]
     assert program(np.float32([1, 2])).tolist() == [22, 44]
+
+
+def test_streams_keep_states_between_steps() -> None:
+    g = Graph("cache")
+    x, cache = g.input("x", (1, 4), "f32"), g.state("cache", (8, 4), "f32")
+    count = g.state("count", (), "i64")
+    new = ops.dynamic_update_slice(cache, x * 2.0, [ops.reshape(count, ())], axes=(0,))
+    g.set_state("cache", new)
+    g.set_state("count", count + 1)
+    g.output("total", ops.sum(new, axis=0))
+    streams = [p.stream() for p in (compiled(g), rlx.compile(g))]
+    other = streams[0].program.stream()
+    for step in range(4):
+        row = np.full((1, 4), step + 1, np.float32)
+        got, want = (s.step({"x": row}) for s in streams)
+        np.testing.assert_array_equal(got["total"], want["total"])
+        assert other.step({"x": -row})["total"][0] == -got["total"][0]
+    np.testing.assert_array_equal(
+        streams[0].state("cache").buffer.numpy(), streams[1].state("cache").buffer.numpy()
+    )
 
 
 def test_several_threads_may_run_one_program() -> None:

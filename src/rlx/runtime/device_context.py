@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,12 @@ class DeviceContext:
         plan: LirBufferPlan,
         dims: Sequence[int],
         weights: Arena,
+        key: tuple[int, ...],
     ) -> None:
+        self.key = key  # what the pool of contexts knows it by
+        self.connected: object = None  # states are uploaded, not connected
+        self.memory: dict[int, np.ndarray] = {}  # values in host memory: none
         self.graph, self.device, self.plan = graph, device, plan
-        self.key = tuple([plan.binding[s] for s in plan.dynamic_symbols])
-        self.connected: object = None
         self.arenas = {space: arena_for(device, self.graph, plan, space) for space in PER_RUN}
         self.arenas["weight"] = weights
         self.stream = device.stream()
@@ -77,6 +79,9 @@ class DeviceContext:
         made = self.device.kernel(kernel.name)
         set_arguments(made, [*arguments, *(np.int64(d) for d in dims)])
         return Launch(made, *kernel.work(dims[0]))
+
+    def move_to(self, binding: Mapping[str, int]) -> None:
+        """A context is for one binding: there is nothing to move."""
 
     def launch(self, id: int) -> None:
         """Record a run of a node's kernel."""

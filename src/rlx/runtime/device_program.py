@@ -41,6 +41,7 @@ class DeviceProgram(CompiledProgram):
             raise UnsupportedError(f"debug={debug!r} watches host memory; compile for device 'cpu' to use it")
         opened: Any = open_device(device)
         super().__init__(lir, kernels, None, opened.capabilities.compute_units, debug)
+        self._sizes = None  # arguments of kernels are set for one binding: other sizes have other contexts
         self.device = device
         self._opened: OpenCLDevice = opened
         self._weight_arena: Arena | None = None
@@ -116,13 +117,14 @@ class DeviceProgram(CompiledProgram):
         return arena
 
     def acquire(self, binding: dict[str, int], last: Any = None) -> Any:
-        """A context for these sizes on the device as it is now."""
+        """As for other programs; a context of a lost device, or one whose run failed, is not used again."""
         self._ready()
-        usable = last is not None and not last.failed and last.device is self._opened
-        return super().acquire(binding, last if usable else None)
+        if last is not None and (last.failed or last.device is not self._opened):
+            last = None
+        return super().acquire(binding, last)
 
     def release(self, context: Any) -> None:
-        """Give a context back, unless it or its device has failed."""
+        """Give a context back to the pool if it is good for another run."""
         if not context.failed and context.device is self._opened:
             super().release(context)
 
@@ -135,7 +137,7 @@ class DeviceProgram(CompiledProgram):
                 name = self.graph.nodes[id].attrs["name"]
                 raise InputError(f"param {name!r} has no value; give it one with set_param")
         values = self._dims([plan.binding[s] for s in self._symbols])
-        return DeviceContext(self.graph, self.kernels, device, plan, values, weights)
+        return DeviceContext(self.graph, self.kernels, device, plan, values, weights, self._key(binding))
 
     # -- running
 
@@ -148,12 +150,17 @@ class DeviceProgram(CompiledProgram):
         skip: Collection[Phase] = (),
         kept: Mapping[int, np.ndarray] | None = None,
     ) -> list[np.ndarray]:
-        """Upload, run and read back. All phases run every time: nothing of a run is kept on the device."""
+        """Upload, run and read back, but for the epilogue if it is to be skipped; replaces states. Nothing on
+        the device is kept from run to run, so the prologue is never skipped.
+        """
+        late = Phase.EPILOGUE in skip
         first, now = context, context
         first.failed = True  # until it is proved otherwise
         self._feed(now, inputs, states)
         for number, id in enumerate(first.plan.schedule):
             node = self.graph.nodes[id]
+            if late and first.plan.phases.get(id) is Phase.EPILOGUE:
+                continue
             if id not in self.kernels.thunks:
                 now.launch(id)
             elif not self._unknown(node):
