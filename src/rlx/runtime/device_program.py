@@ -18,7 +18,7 @@ from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.opencl.build import OpenCLTarget, build_kernels, program_text, resolve
 from rlx.backend.opencl.printer import PrintedKernel
 from rlx.driver.device import open_device
-from rlx.errors import InputError, KernelError, RlxError, UnsupportedError
+from rlx.errors import InputError, KernelError, UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.phase import Phase
@@ -201,14 +201,7 @@ class DeviceProgram(CompiledProgram):
         self._store(context, node, self._computed(context, node)[1])
 
     def _computed(self, context: DeviceContext, node: Node) -> tuple[dict[str, int], Any]:
-        try:
-            return self._on_host(self.lir.mir.nodes[node.id], context.plan, context.array)
-        except RlxError:
-            raise
-        except Exception as e:
-            raise KernelError(
-                f"host thunk {self.describe(node)} raised {type(e).__name__}: {e}", node.where
-            ) from e
+        return self._on_host(self.lir.mir.nodes[node.id], context.plan, context.array)
 
     def _store(self, context: DeviceContext, node: Node, out: Any) -> None:
         values = out if isinstance(out, tuple) else (out,)
