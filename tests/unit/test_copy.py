@@ -364,7 +364,7 @@ first = overlap.go_first()
 for _ in range(8):
     found = overlap.measure()
     print(json.dumps([found.ratio, found.run.ratio, found.run.overlap, first]), flush=True)
-    if found.ratio <= 0.65:
+    if max(found.ratio, found.run.ratio) <= 0.65:
         break
 """
 
@@ -386,8 +386,8 @@ def test_pipelined_copies_hide_under_native_compute() -> None:
     )
     assert run.returncode == 0, run.stderr
     measured = [json.loads(line) for line in run.stdout.splitlines()]
-    ratio, own_ratio, overlap, first = min(measured)
-    if ratio > 0.65 and not first and os.getloadavg()[0] > 2:
+    ratio, own_ratio, overlap, first = min(measured, key=lambda m: max(m[:2]))
+    if max(ratio, own_ratio) > 0.65 and not first and os.getloadavg()[0] > 2:
         pytest.skip(f"the machine is busy (load {os.getloadavg()[0]:.1f}): overlap cannot be measured")
     assert ratio <= 0.65, f"[pipelined / serial, by statistics, overlap, first] = {measured}"
-    assert own_ratio <= 0.75 and overlap >= 0.5
+    assert own_ratio <= 0.65 and overlap >= 0.5

@@ -224,6 +224,20 @@ def test_an_onnx_like_load_streams_from_the_store(
     assert program.stats["streaming"]["file"].startswith(str(tmp_path / "cache" / "programs"))
 
 
+def test_the_command_line_streams(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("click")
+    from rlx.cli.main import main
+
+    command = ["run", str(saved), "--bind", "n=3", "--weight-budget", "900KiB"]
+    assert main([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["stats"]["streaming"]
+    assert facts["resident_bytes"] + facts["ring_bytes"] <= 900 << 10
+    assert main(command) == 0
+    assert "read in every run through a ring of" in capsys.readouterr().out
+    assert main([*command[:-1], "1KiB"]) != 0
+    assert "the smallest budget that works is" in capsys.readouterr().err
+
+
 # -- refusals
 
 

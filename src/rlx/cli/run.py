@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.cli.inputs import make_inputs, named, sizes_of
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
-from rlx.cli.output import human_time, print_json, print_table, progress
+from rlx.cli.output import human_bytes, human_time, print_json, print_table, progress
 from rlx.errors import FormatError
 
 if TYPE_CHECKING:
@@ -146,6 +146,13 @@ def _show(facts: Mapping[str, Any], profile: str | None, out: str | None) -> Non
     started = f"loaded in {human_time(facts['load_seconds'])}, first run {human_time(facts['first_seconds'])}"
     median, best = human_time(times[len(times) // 2]), human_time(times[0])
     click.echo(f"\n{started}, then {median} (median of {len(times)}, best {best}) on {where}")
+    streaming = stats["streaming"]
+    if streaming is not None:
+        click.echo(
+            f"weights: {human_bytes(streaming['resident_bytes'])} in memory, "
+            f"{human_bytes(streaming['bytes_per_run'])} read in every run through a ring of "
+            f"{human_bytes(streaming['ring_bytes'])}, {streaming['overlap']:.0%} of that hidden"
+        )
     thunks = stats["host_thunks"]
     if thunks:
         click.echo(f"{len(thunks)} host thunks beside {stats['kernels']} kernels; rlx explain says why")
