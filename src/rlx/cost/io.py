@@ -21,6 +21,7 @@ from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role
 from rlx.ir.scalar import LOADS, Scalar
+from rlx.ir.symbols import found_by_data
 from rlx.ir.types import tensor_types
 from rlx.ir.views import view_layouts
 
@@ -34,7 +35,8 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
     """A size for every symbol: the one given, else 1 for batch-like ones, else 128.
 
     Batch-like is a symbol that is the leading dim of inputs with more axes, and no other dim of any input. No
-    size is assumed above the bound of a size input.
+    size is assumed above the bound of a size input; a size that data decides is taken at its bound, because
+    that is what its values need room for.
 
     >>> g = Graph()
     >>> x = g.input("x", ("batch", "seq", 8), "f32")
@@ -56,7 +58,9 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
     batch = leading - elsewhere
     fixed = _fixed_by(graph.constraints)
     usual = {s: ASSUMED_BATCH if s in batch else ASSUMED_SIZE for s in graph.symbols()}
-    return {s: given.get(s, fixed.get(s, min(n, most.get(s, n)))) for s, n in usual.items()}
+    bounded = {s: bound for s, bound in found_by_data(graph).items() if bound is not None}
+    usual = {s: bounded.get(s, min(n, most.get(s, n))) for s, n in usual.items()}
+    return {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
 
 
 def _fixed_by(constraints: Iterable[Constraint]) -> dict[str, int]:

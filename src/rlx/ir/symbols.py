@@ -7,7 +7,7 @@ from typing import Any
 
 from rlx.ir.dim import Call, Dim, Expr, Sym
 from rlx.ir.graph import Graph
-from rlx.ir.types import TensorType, TupleType
+from rlx.ir.types import TensorType, TupleType, type_symbols
 
 Bounds = tuple[int, int | None]
 
@@ -26,6 +26,21 @@ def graph_symbols(graph: Graph) -> dict[str, list[Bounds]]:
     for value in _values(graph):
         _collect(value, found, seen)
     return dict(sorted(found.items()))
+
+
+def found_by_data(graph: Graph) -> dict[str, int | None]:
+    """Symbols that no input or state gives: an op finds them when it runs. Name -> most it can be, if known.
+
+    >>> from rlx.ops import nonzero
+    >>> g = Graph()
+    >>> g.output("at", nonzero(g.input("x", (4, 5), "f32"))[0])
+    >>> list(found_by_data(g).values())
+    [20]
+    """
+    given = {s for n in (*graph.inputs, *graph.state_inputs.values()) for s in type_symbols(n.type)}
+    later = [s for s in graph.symbols() if s not in given]
+    bounds = graph_symbols(graph) if later else {}  # a look at everything, which few graphs need
+    return {s: bounds[s][0][1] for s in later}
 
 
 def _values(graph: Graph) -> Iterator[Any]:

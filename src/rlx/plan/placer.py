@@ -278,6 +278,16 @@ class Placer:
             node = self.shared[node]
         return node
 
+    def within(self, binding: Mapping[str, int], room: Mapping[str, int]) -> LirBufferPlan:
+        """The plan for a binding in the places of a larger one: values stay where they are when a size that
+        data decides becomes known."""
+        here = self.plan(binding)
+        if not room:
+            return here
+        wide = self.plan({**binding, **room})
+        slots = {n: replace(s, offset=wide.assignments[n].offset) for n, s in here.assignments.items()}
+        return replace(here, assignments=slots, space_sizes=dict(wide.space_sizes))
+
     def aliases_at(self, binding: Mapping[str, int]) -> dict[int, LirViewAlias]:
         """Views at given sizes."""
         return self._aliases(self._evaluate([binding[s] for s in self.symbols])[len(self.stored) :])

@@ -68,8 +68,8 @@ class CompiledProgram:
         self._lock = threading.Lock()
         self._weights = weights or Weights(lir)
         # Debug modes look at every byte of a value: it gets no more than it needs.
-        sized = any(isinstance(e, SizeEntry) for e in self.entries) and self.moves_sizes and debug is None
-        self._sizes = Sizes(lir, kernels) if sized else None
+        sized = bool(self._found_later) or any(isinstance(e, SizeEntry) for e in self.entries)
+        self._sizes = Sizes(lir, kernels) if sized and self.moves_sizes and debug is None else None
         self._handles: dict[str, BufferHandle] | None = None  # states bound at compile, which survive runs
         self._turn = threading.Lock()  # runs that share those states come one after the other
         self.origin = origin
@@ -119,6 +119,8 @@ class CompiledProgram:
 
     def plan_for(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """The plan for a binding; known ones are remembered."""
+        if self._sizes is not None:  # the caller need not name what data will decide
+            binding = {**self._sizes.found, **binding}
         missing = [s for s in self._symbols if s not in binding]
         if missing:
             raise InputError(f"symbol {missing[0]!r} needs a size, for example {{{missing[0]!r}: 128}}")
@@ -370,11 +372,9 @@ class CompiledProgram:
                 continue
             found, value = self._run_step(context, step, number, watch)
             number += 1
-            if found:  # sizes that depend on data are known now: plan the rest for them
+            if found:  # sizes that depend on data are known now
                 binding |= found
-                later = self._make_context(binding, context.profile)
-                if context.profile:
-                    context.later, context.left_at = later, number
+                later = self._at_sizes(context, binding, set(found), number)
                 outputs = [
                     old
                     if old.shape == n.tensor.bind(binding)
@@ -382,11 +382,22 @@ class CompiledProgram:
                     for n, old in zip(self.outputs, outputs, strict=True)
                 ]
                 self._connect(later, inputs, outputs, states)
-                later.take_over(context, number)
                 self._store_thunk(later, step, value)
                 context = later
                 watch = watch and watch.moved(later, number)
         return outputs
+
+    def _at_sizes(self, context: Context, binding: dict[str, int], found: set[str], done: int) -> Context:
+        """Where a run goes on after `done` steps that have found sizes: in the same memory if it has room for
+        all that they can be, else in memory that is planned for them."""
+        if self._sizes is not None and found <= self._sizes.room.keys():
+            context.move_to(binding)
+            return context
+        later = self._make_context(binding, context.profile)
+        if context.profile:
+            context.later, context.left_at = later, done
+        later.take_over(context, done)
+        return later
 
     def _output_shapes(self, context: Context) -> list[tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every output; worked out once per context."""
@@ -493,7 +504,8 @@ class CompiledProgram:
             self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True
         ):
             if context.stores(target.id):
-                context.raw(target.id)[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+                data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+                context.raw(target.id)[: data.size] = data  # there may be room for more
 
     def _kernel_error(self, e: RecordError) -> KernelError:
         node = self.graph.nodes[int(e.name)]

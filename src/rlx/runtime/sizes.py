@@ -1,8 +1,9 @@
 """Sizes that change from run to run, such as the tokens in a cache: memory is planned for the largest once.
 
-A size input (`g.size`) is an input without elements, whose first dim is a symbol with a bound. Where nothing
-but sizes of kernels depends on the symbol, every value gets room for the bound; a run at another size stores
-a few words into the argument tables and plans nothing.
+A size input (`g.size`) is an input without elements, whose first dim is a symbol with a bound; an op like
+`nonzero` finds a size with a bound in its data. Where nothing but sizes of kernels depends on the symbol,
+every value gets room for the bound; a run at another size stores a few words into the argument tables and
+plans nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from rlx.backend.cpu.kernels import KernelSet
 from rlx.ir.bind import check_constraints, size_symbol
 from rlx.ir.dim import Dim, compile_dims, known_le, substitute, sym, symbols
 from rlx.ir.lir import LirModule
+from rlx.ir.symbols import found_by_data
 
 Evaluate = Callable[[Sequence[int]], tuple[int, ...]]
 
@@ -23,11 +25,17 @@ class Sizes:
     def __init__(self, lir: LirModule, kernels: KernelSet) -> None:
         graph = lir.outline
         self.symbols = graph.symbols()
-        self.room: dict[str, int] = {}
+        by_data = found_by_data(graph)
+        bounds = dict(by_data)
         for node in graph.inputs:
             found = size_symbol(node.tensor)
-            if found is not None and found.max is not None and _movable(found.name, found.max, lir, kernels):
-                self.room[found.name] = found.max
+            if found is not None:
+                bounds[found.name] = found.max
+        self.room: dict[str, int] = {}
+        for name, most in bounds.items():
+            if most is not None and _movable(name, most, lir, kernels):
+                self.room[name] = most
+        self.found = {s: n for s, n in self.room.items() if s in by_data}  # by an op, not by an input
         self.guards = [c for c in graph.constraints if self.moves(c.lhs) or self.moves(c.rhs)]
         self._known: dict[tuple[Dim, ...], Evaluate] = {}
 

@@ -24,6 +24,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.ir.lir_check import written_by
 from rlx.ir.op import Role
+from rlx.ir.symbols import found_by_data
 from rlx.ir.types import tensor_types
 
 POISON = 0xFF  # NaN in every float, -1 or the largest value in integers
@@ -175,6 +176,7 @@ class LirInterpreter(PlannedRun):
         super().__init__(module.mir, module.plan, poison)
         self.module = module
         self.states: dict[str, np.ndarray] = {}
+        self.room: dict[str, int] = {}  # sizes that data decides -> the most they can be
 
     def run(
         self,
@@ -184,8 +186,9 @@ class LirInterpreter(PlannedRun):
     ) -> dict[str, np.ndarray]:
         """Outputs by name; `states` after the run are in `self.states`."""
         given = self._given(inputs, params, states or {})
-        later = [s for s in self.graph.symbols() if s not in self.binding]
-        self._place({**self.binding, **dict.fromkeys(later, 0)})
+        bounds = {} if self.plan.work else found_by_data(self.graph)
+        self.room = {s: most for s, most in bounds.items() if most is not None}
+        self._place(self._known())
         streamed = {f.node for f in self.plan.fetches}
         for node, array in given.items():
             if node not in streamed:
@@ -230,10 +233,18 @@ class LirInterpreter(PlannedRun):
 
     # -- memory
 
+    def _known(self) -> dict[str, int]:
+        """All sizes; those that data decides are 0 until they are found."""
+        return {s: self.binding.get(s, 0) for s in self.graph.symbols()}
+
+    def _planned(self, binding: Mapping[str, int]) -> LirBufferPlan:
+        """The plan for a binding; sizes that have a bound have room for it."""
+        found = self.module.planner.within(binding, self.room)
+        return replace(found, assignments=dict(found.assignments))  # streamed weights move
+
     def _place(self, binding: Mapping[str, int]) -> None:
         """Fresh memory for a binding."""
-        found = self.module.specialize(binding).plan
-        self.plan = replace(found, assignments=dict(found.assignments))  # streamed weights move
+        self.plan = self._planned(binding)
         fill = POISON if self.poison else 0
         self.memory = {space: np.full(n, fill, np.uint8) for space, n in self.plan.sizes().items()}
 
@@ -247,11 +258,14 @@ class LirInterpreter(PlannedRun):
                 self.plan.assignments[f.node] = LirBufferSlot(f.offset, f.size, "ring")
 
     def _grow(self, found: Mapping[str, int], at: Node) -> None:
-        """Sizes that depend on data are known now: place anew, and carry over what was computed."""
+        """Sizes that depend on data are known now: where there is room for them, values stay where they are;
+        else all is placed anew, and what was computed carried over."""
         self.binding |= found
+        if found.keys() <= self.room.keys():
+            self.plan = self._planned(self._known())
+            return
         old_plan, old_memory = self.plan, self.memory
-        later = [s for s in self.graph.symbols() if s not in self.binding]
-        self._place({**self.binding, **dict.fromkeys(later, 0)})
+        self._place(self._known())
         done = old_plan.schedule[: old_plan.schedule.index(at.id)]
         kept = {r.id for k in done for r in written_by(self.graph, self.graph.nodes[k])}
         kept |= {i for i, slot in old_plan.assignments.items() if slot.space != "activation"}
