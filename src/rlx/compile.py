@@ -259,6 +259,10 @@ def compile(
     if weight_budget is None and weight_file is not None:
         raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
     make: Callable[..., Any] = CompiledProgram
+    if mesh is not None and weight_budget is not None:
+        raise UnsupportedError(
+            "weight_budget and mesh do not go together; give each rank memory for its part"
+        )
     if mesh is not None:
         from rlx.dist.program import one_rank
 

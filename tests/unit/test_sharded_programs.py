@@ -16,7 +16,7 @@ from random_programs import random_program
 import rlx
 from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
-from rlx.dist import Mesh, Partial, Shard, TransportError, run_threads
+from rlx.dist import Mesh, Partial, RankFailed, Shard, TransportError, run_threads
 from rlx.errors import InputError, UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.plan.text import parse_module
@@ -278,6 +278,26 @@ def test_random_programs_run_natively_on_ranks(seed: int, axes: dict[str, int]) 
     assert_parts(got, evaluate(graph, inputs), shardings, mesh, 2e-4)
 
 
+def test_a_rank_that_fails_is_named_to_the_others() -> None:
+    g, inputs, shardings = mlp()
+    seen: dict[int, BaseException] = {}
+
+    def work(transport: Any, rank: int) -> None:
+        program = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport)
+        program.run(inputs)
+        if rank == 1:
+            raise ValueError("out of cheese")
+        try:
+            program.run(inputs)
+        except RankFailed as e:
+            seen[rank] = e
+            raise
+
+    with pytest.raises((ValueError, RankFailed)):
+        on_ranks(TP, work)
+    assert "rank 1 failed: ValueError: out of cheese" in str(seen[0])
+
+
 def test_refusals() -> None:
     g, inputs, shardings = mlp()
     with pytest.raises(
@@ -288,6 +308,8 @@ def test_refusals() -> None:
     manual.output("y", ops.all_reduce(manual.input("x", (4,), "f32"), axis="tp", ranks=2))
     with pytest.raises(UnsupportedError, match="meets the 2 ranks of axis 'tp'; compile with mesh="):
         rlx.compile(manual)
+    with pytest.raises(UnsupportedError, match="weight_budget and mesh do not go together"):
+        rlx.compile(g, mesh=TP, shardings=shardings, weight_budget="1MiB")
 
     def small_heap(transport: Any, rank: int) -> None:
         program = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport)

@@ -79,6 +79,13 @@ RULES: dict[str, tuple[Callable[..., Node], tuple[tuple[int, ...], ...], dict[st
     "positions": (lambda a: ops.flip(a, 1), ((4, 6),), {"a": Shard(0), "y": Shard(0)}, []),
     "convolution": (lambda a, b: ops.conv(a, b), ((2, 4, 5), (6, 4, 3)), {"b": Shard(0), "y": Shard(1)}, []),
     "channels": (lambda a, b: ops.conv(a, b), ((2, 4, 5), (6, 4, 3)), {"b": Shard(1)}, ["all_reduce sum"]),
+    "partial input": (lambda a: ops.tanh(a * 2.0), ((4, 6),), {"a": Partial()}, ["all_reduce sum"]),
+    "partial product": (
+        lambda a, b: ops.sum(a @ b, axis=0),
+        ((4, 6), (6, 8)),
+        {"a": Partial(), "y": Shard(0)},
+        ["reduce_scatter sum"],
+    ),
     "no native form": (lambda a: ops.sort(a, axis=0), ((4, 6),), {"a": Shard(0)}, ["all_gather"]),
 }
 
