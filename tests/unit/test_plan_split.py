@@ -134,6 +134,28 @@ def test_attention_is_cut_along_the_batch() -> None:
     assert "kernels run in 2 slices of 3 rows, of batch = 6" in held.explain()
 
 
+def test_size_inputs_that_are_cut_along_are_laid_out_anew() -> None:
+    # A run at another size must not go on with the slices of the largest: they would write past the output.
+    g, rng = Graph("sized"), np.random.default_rng(0)
+    n = g.size("n", 64)
+    x = ops.tanh(ops.slice_axis(g.input("x", (64, 32), "f32"), 0, 0, n))
+    for i in range(2):
+        up = g.param(f"up{i}", (32, 128), "f32", rng.standard_normal((32, 128), np.float32))
+        down = g.param(f"down{i}", (128, 32), "f32", rng.standard_normal((128, 32), np.float32))
+        x = ops.gelu(x @ up) @ down
+    g.output("y", x)  # the chain itself writes the output
+    free, held = rlx.compile(g), rlx.compile(g, budget="12KiB")
+    verify(held.lir.mir, Level.MIR)  # the symbol has its bounds everywhere
+    assert held.lir.planner.inner
+    given = rng.standard_normal((64, 32), np.float32)
+    for size in (64, 10, 33, 64, 1, 0):
+        feed = {"n": size, "x": given}
+        np.testing.assert_array_equal(held.run(feed)["y"], free.run(feed)["y"])
+        out = np.full((64, 32), 7, np.float32)
+        held.bind({"n": np.empty((size, 0), np.int8), "x": given}, {"y": out[:size]})()
+        assert (out[size:] == 7).all()  # nothing beyond the rows there are
+
+
 def test_debug_modes_see_through_slices() -> None:
     g = feed_forward("n")
     feed = random_inputs(g, n=40)

@@ -13,7 +13,8 @@ from typing import Any
 
 from rlx.errors import RlxError
 from rlx.ir.compose import ComposeError, compose
-from rlx.ir.dim import Dim, Expr, evaluate, sym, symbols
+from rlx.ir.dim import Dim, Expr, Sym, evaluate, sym, symbols
+from rlx.ir.dim_expr import of_atom
 from rlx.ir.form import dense
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
 from rlx.ir.op import Role, get_op, run_rule
@@ -288,14 +289,16 @@ def _axes(graph: Graph, order: Sequence[int], binding: Mapping[str, int]) -> lis
         for t in tensor_types(graph.nodes[kernel].type):
             first = t.shape[0] if t.shape else 1
             if isinstance(first, Expr) and len(symbols(first)) == 1:
-                first = next(a for a in _symbols_of(first))
+                first = _symbol(first)
             if isinstance(first, Expr) or first > 1:
                 weights[first] = weights.get(first, 0) + evaluate(t.nbytes, binding)
     return sorted(weights, key=lambda d: (-weights[d], str(d)))[:MOST_AXES]
 
 
-def _symbols_of(d: Expr) -> list[Expr]:
-    return [sym(name) for name in symbols(d)]
+def _symbol(d: Expr) -> Dim:
+    """The only symbol of a dim, with the bounds that it has; the dim itself if it is none of its terms."""
+    atoms = [atom for monomial, _ in d.terms for atom, _ in monomial if isinstance(atom, Sym)]
+    return of_atom(atoms[0]) if atoms else d
 
 
 def _fresh(graph: Graph) -> str:

@@ -74,6 +74,8 @@ def _movable(name: str, most: int, lir: LirModule, kernels: KernelSet) -> bool:
         return False
     if any(name in body.symbols for inner in planner.inner.values() for body in inner.bodies):
         return False
+    if any(i.cut is not None and name in symbols(i.cut.size) for i in planner.inner.values()):
+        return False  # slices are laid out for the number of rows there is
     if any(name in symbols(d) for k in kernels.in_bodies() for d in (*k.dims, k.scratch_per_thread)):
         return False
     return all(grows(k.scratch_per_thread) for k in kernels.kernels.values())
