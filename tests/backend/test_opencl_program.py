@@ -117,6 +117,27 @@ def test_nan_is_never_dropped(kind: str) -> None:
         )
 
 
+@pytest.mark.parametrize("kind", ["f64", "i32", "i64", "u64"])
+def test_halves_are_rounded_once_from_wide_values(kind: str) -> None:
+    """A little beside a midpoint: a detour through f32 would fall onto it and then go the wrong way."""
+    if kind == "f64":
+        middle = np.array([2049, 4098, 257, 65793, 1 + 2.0**-11, 1 + 2.0**-8])
+        near = np.concatenate([middle * (1 + d) for d in (-(2.0**-40), 0, 2.0**-40)])
+        x = np.concatenate([near, -near, [0, 1e-320, np.nan, np.inf, 1e300, -65520.0]])
+    else:
+        bits = dtype(kind).bits
+        x = np.array([257 * 2 ** (bits - 10) + d for d in (-1, 0, 1)] + [2049, 65519, 65521], dtype(kind).np)
+    g = Graph("narrow")
+    v = g.input("x", ("n",), kind)
+    g.output("f16", ops.cast(v, "f16"))
+    g.output("bf16", ops.cast(v, "bf16"))
+    got, want = compiled(g).run({"x": x}), evaluate(g, {"x": x})
+    for name in want:
+        np.testing.assert_array_equal(
+            got[name].astype(np.float64), want[name].astype(np.float64), err_msg=name
+        )
+
+
 def test_floats_become_integers_by_saturation() -> None:
     x = np.float32([np.nan, np.inf, -np.inf, 1e30, -1e30, 2.9, -2.9, 2147483520.0, 0.0])
     g = Graph("casts")
@@ -386,6 +407,8 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     program = compiled(network())
     with pytest.raises(UnsupportedError, match="a program for opencl cannot be saved; compile for 'cpu'"):
         program.save(tmp_path / "x.rlx")
+    with pytest.raises(UnsupportedError, match="decisions are measured on 'cpu' only"):
+        program.explain(measure=True)
     with pytest.raises(UnsupportedError, match="has no traces"):
         program.trace({"x": np.ones((1, 12), np.float32)})
     with pytest.raises(UnsupportedError, match="debug='poison' watches host memory"):

@@ -59,6 +59,14 @@ class DeviceProgram(CompiledProgram):
         super().set_param(name, value)
         self._weight_arena = None
 
+    def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
+        """What the program does, why it was fused so, and where its memory goes."""
+        if measure:
+            raise UnsupportedError(
+                f"decisions are measured on 'cpu' only; explain {self.device} without measure"
+            )
+        return super().explain(binding=binding)
+
     def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
         """Files hold programs for the host: one for a device is refused."""
         raise UnsupportedError(

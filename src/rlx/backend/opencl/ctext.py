@@ -57,6 +57,15 @@ static ushort bf16_bits(float x) {  /* nearest, ties to even */
     return (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }""",
 }
+# A wide value on its way to a half is first rounded to odd: the last bit of the float says "not exactly here".
+HELPERS |= {
+    f"sticky_{type_}": f"""
+static float sticky_{type_}({type_} x) {{
+    float near = convert_float_rtz(x);
+    return ({type_})near == x || x != x ? near : as_float(as_uint(near) | 1);
+}}"""
+    for type_ in ("double", "int", "uint", "long", "ulong")
+}
 
 
 def why_not(dtype: DType, float64: bool) -> str | None:
@@ -135,12 +144,8 @@ def cast(value: str, source: DType, to: DType) -> str:
         return f"({value} != 0)"
     if to.is_int and source.is_float:
         return f"convert_{target}_sat_rtz({value})"
-    plain = value if VARIABLE[source.name] == target else f"({target}){value}"
     if to.name not in HALVES:
-        return plain
-    return f"{to.name}_value({to.name}_bits({plain}))"
-
-
-def as_variable(value: str, source: DType, to: DType) -> str:
-    """A value of one dtype as a variable of another; halves are variables of f32 already."""
-    return value if variable_type(source) == variable_type(to) else cast(value, source, to)
+        return value if VARIABLE[source.name] == target else f"({target}){value}"
+    wide = f"sticky_{VARIABLE[source.name]}"
+    single = f"{wide}({value})" if wide in HELPERS else f"(float){value}"
+    return f"{to.name}_value({to.name}_bits({single}))"

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from rlx.backend.opencl import primitives
 from rlx.backend.opencl.ctext import (
-    HALVES,
     HELPERS,
     cast,
     from_memory,
@@ -135,9 +134,7 @@ class KernelText:
         if e.prim in LOADS:
             return self._load(e, args)
         if e.prim == "cast":
-            if e.dtype.name in HALVES:
-                self.use(f"{e.dtype.name}_bits", f"{e.dtype.name}_value")
-            return self.variable(variable_type(e.dtype), cast(args[0], e.args[0].dtype, e.dtype))
+            return self.variable(variable_type(e.dtype), self.cast(args[0], e.args[0].dtype, e.dtype))
         return self.variable(variable_type(e.dtype), self.primitive(e.prim, e.args[-1].dtype, args))
 
     def primitive(self, name: str, dtype: DType, args: list[str]) -> str:
@@ -145,12 +142,20 @@ class KernelText:
         text, helper = primitives.write(name, dtype, args)
         if helper is not None:
             self.helpers[helper[0]] = helper[1]
-        self.use(*(name for name in HELPERS if f"{name}(" in text))
-        return text
+        return self._using(text)
 
-    def use(self, *names: str) -> None:
-        for name in names:
-            self.helpers[name] = HELPERS[name]
+    def cast(self, value: str, source: DType, to: DType) -> str:
+        """A value cast from one dtype to another."""
+        return self._using(cast(value, source, to))
+
+    def as_variable(self, value: str, source: DType, to: DType) -> str:
+        """A sum as a value of the dtype that it stands for; halves are variables of f32 already."""
+        return value if variable_type(source) == variable_type(to) else self.cast(value, source, to)
+
+    def _using(self, text: str) -> str:
+        """An expression whose helper functions become part of the program."""
+        self.helpers |= {name: body for name, body in HELPERS.items() if f"{name}(" in text}
+        return text
 
     def _load(self, e: Scalar, args: list[str]) -> str:
         index, shape = args[len(e.args) - len(load_index(e)) :], self.inputs[e.data][1]
@@ -178,9 +183,7 @@ class KernelText:
         return self.offset(index, strides)
 
     def _read(self, e: Scalar, offset: str, guard: str | None = None, fill: str = "") -> str:
-        if e.dtype.name in HALVES:
-            self.use(f"{e.dtype.name}_value")
-        got = from_memory(e.dtype, f"x{e.data}[{offset}]")
+        got = self._using(from_memory(e.dtype, f"x{e.data}[{offset}]"))
         return self.variable(variable_type(e.dtype), got if guard is None else f"{guard} ? {got} : {fill}")
 
     def offset(self, index: Sequence[str], strides: Shape) -> str:
@@ -221,9 +224,8 @@ class KernelText:
 
     def store(self, number: int, index: Sequence[str], strides: Shape, value: str, dtype: DType) -> None:
         """Write one element of an output."""
-        if dtype.name in HALVES:
-            self.use(f"{dtype.name}_bits")
-        self.line(f"y{number}[{self.offset(index, strides)}] = {to_memory(dtype, value)};")
+        stored = self._using(to_memory(dtype, value))
+        self.line(f"y{number}[{self.offset(index, strides)}] = {stored};")
 
 
 def product(space: Shape) -> Dim:

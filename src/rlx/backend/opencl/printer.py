@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlx.backend.cpu.collapse import collapse
 from rlx.backend.cpu.kernels import EmittedKernel
-from rlx.backend.opencl.ctext import as_variable, literal, variable_type
+from rlx.backend.opencl.ctext import literal, variable_type
 from rlx.backend.opencl.kernel_text import KernelText, Slot, product
 from rlx.backend.opencl.product import print_product
 from rlx.errors import UnsupportedError
@@ -126,7 +126,7 @@ def _print_stat(text: KernelText, number: int, stat: Stat, loop: str, inner: Sha
     text.line("barrier(CLK_LOCAL_MEM_FENCE);")
     if places:
         return text.variable("long", f"{found}_places[0]")
-    return text.variable(variable_type(stat.dtype), as_variable(f"{found}_lanes[0]", dtype, stat.dtype))
+    return text.variable(variable_type(stat.dtype), text.as_variable(f"{found}_lanes[0]", dtype, stat.dtype))
 
 
 def _identity(stat: Stat, dtype: DType) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backend.opencl.ctext import as_variable, cast, literal, memory_type, variable_type, wide_type
+from rlx.backend.opencl.ctext import literal, memory_type, variable_type, wide_type
 from rlx.backend.opencl.kernel_text import KernelText, Slot, product
 from rlx.errors import UnsupportedError
 from rlx.ir.affine import affine
@@ -49,7 +49,7 @@ def _plain(nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]) 
     text.line(f"{variable_type(dtype)} sum = {literal(0, dtype)};")
     with text.block(f"for (long element = 0; element < {text.dim(product(summed))}; ++element)"):
         text.unflatten("element", summed, nest.kept)
-        a, b = (cast(text.value(x), x.dtype, dtype) for x in (nest.lhs, nest.rhs))
+        a, b = (text.cast(text.value(x), x.dtype, dtype) for x in (nest.lhs, nest.rhs))
         if dtype.is_float:
             text.line(f"sum = fma({a}, {b}, sum);")
         else:
@@ -63,7 +63,7 @@ def _plain(nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]) 
 def _epilogue(text: KernelText, nest: ContractNest, total: str) -> None:
     form = nest.form
     text.accs.append(
-        text.variable(variable_type(form.dtype), as_variable(total, form.accumulate, form.dtype))
+        text.variable(variable_type(form.dtype), text.as_variable(total, form.accumulate, form.dtype))
     )
     text.stores(list(enumerate(nest.stores)))
 
@@ -148,7 +148,7 @@ class _Tiled:
 
     def _operand(self, operand: Scalar, axis: int | None, index: str) -> str:
         with self.text.elsewhere({} if axis is None else {axis: index}):
-            return cast(self.text.value(operand), operand.dtype, self.nest.form.accumulate)
+            return self.text.cast(self.text.value(operand), operand.dtype, self.nest.form.accumulate)
 
     def _store(self) -> None:
         """Elements one by one: what follows a product may be long."""
