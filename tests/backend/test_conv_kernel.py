@@ -283,6 +283,8 @@ WINOGRAD = [
     ((1, 48, 1, 1), 48),
     ((3, 16, 13, 30), 80),
     ((1, 32, 57, 5), 32),
+    ((1, 16, 10, 9), 24),
+    ((2, 16, 5, 6), 75),
 ]
 
 
@@ -305,7 +307,7 @@ def test_winograd_is_the_convolution(m: int, padding: Any, target: Target) -> No
         attrs = {k: getattr(layout, k) for k in unpack.attrs}
         kernel = unpack(transform_kernel(w, layout), **attrs)
         y = conv(unblock(x, channels=shape[1]), kernel, g.param("b", (out,), "f32"), padding=padding)
-        r = g.input("r", (y.shape[0], out // lanes, *y.shape[2:], lanes), "f32")
+        r = g.input("r", (y.shape[0], -(-out // lanes), *y.shape[2:], lanes), "f32")
         g.output("y", block(relu(y + unblock(r, channels=out)), lanes=lanes))
         image, weights, bias = (
             rng.standard_normal(s).astype(np.float32) for s in (shape, (out, shape[1], 3, 3), (out,))

@@ -43,7 +43,8 @@ def run(g: Graph, *feeds: dict[str, np.ndarray]) -> None:
     for feed in feeds:
         got, want = one.run(feed), evaluate(g, feed)
         for name, value in want.items():
-            np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-4)
+            largest = float(np.abs(value).max())  # sums of Winograd's transforms are as exact as this allows
+            np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5 * largest)
             assert got[name].tobytes() == two.run(feed)[name].tobytes() == spoilt.run(feed)[name].tobytes()
 
 
@@ -85,3 +86,20 @@ def test_lanes_that_nobody_reads_stay_finite() -> None:
     for name, value in evaluate(g, feed).items():
         assert np.isfinite(value).all()
         np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_nearest_neighbours_stay_in_blocks() -> None:
+    """An image that is repeated to twice its size and added to another, as in a feature pyramid."""
+    g = Graph("pyramid")
+    x = g.input("x", (1, 16, "h", "w"), "f32")
+    fine = ops.conv(x, weight(g, "fine", 32, 16, 3, 3), padding=((1, 1), (1, 1)))
+    coarse = ops.conv(x, weight(g, "coarse", 32, 16, 2, 2), strides=(2, 2))
+    h, w = coarse.shape[2:]
+    tall = ops.broadcast_to(ops.reshape(coarse, (1, 32, h, 1, w)), (1, 32, h, 2, w))
+    wide = ops.broadcast_to(ops.reshape(tall, (1, 32, 2 * h, w, 1)), (1, 32, 2 * h, w, 2))
+    near = ops.reshape(wide, (1, 32, 2 * h, 2 * w))
+    g.output("y", ops.conv(fine + near, weight(g, "last", 24, 32, 3, 3), padding=((1, 1), (1, 1))))
+    lir = plan(g, target="x86-64-v4")
+    images = [n for n in lir.mir.nodes if n.op.role.name == "REGION" and n.rank == 4 and n.shape[1] == 32]
+    assert not images, "no image is moved to planes"
+    run(g, image(1, 16, 8, 12), image(1, 16, 2, 4))

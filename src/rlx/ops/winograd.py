@@ -79,6 +79,11 @@ class WinogradLayout:
         return Panels(self.channels, self.out, self.columns, self.lanes, 1)
 
     @property
+    def wide_out(self) -> int:
+        """Outputs padded to whole vectors."""
+        return -(-self.out // self.lanes) * self.lanes
+
+    @property
     def points(self) -> int:
         return (self.m + 2) ** 2
 

@@ -59,10 +59,11 @@ def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
     if node.attrs["strides"] != one or node.attrs["dilations"] != one:
         return None
     out, channels = int(w.shape[0]), int(w.shape[1])
-    if out % target.lanes or channels % target.lanes:
+    if out < target.lanes or channels % target.lanes:
         return None
     n, (h, wide) = _usual(node.shape[0], 1), (_usual(d) for d in node.shape[2:])
-    size = out * channels
+    padded = -(-out // target.lanes) * target.lanes
+    size = padded * channels
 
     def cost(m: int) -> float:
         """Nanoseconds; m = 1 is the direct sum."""
@@ -70,7 +71,7 @@ def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
             return 18 * n * h * wide * size / target.flops + 36 * size / target.weight_bytes
         points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
         products = 2 * tiles * points * size / target.flops + 4 * points * size / target.weight_bytes
-        return products + 8 * tiles * points * (out + channels) / target.scratch_bytes
+        return products + 8 * tiles * points * (padded + channels) / target.scratch_bytes
 
     best = min((1, 2, 4), key=cost)
     if best == 1:

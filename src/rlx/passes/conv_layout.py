@@ -161,10 +161,11 @@ class _Plan:
         if user.op.family == "conv":
             return user.operands[0] is value and user.operands[1] is not value and self.reads_blocked(user)
         if user.id in self.chain_of:
-            return user.shape == value.shape and self.end[self.chain_of[user.id]] in self.blocked
+            return self.is_image(value, user) and self.end[self.chain_of[user.id]] in self.blocked
         if self.is_pool(user) or self.is_global_sum(user):
             return True
-        return (self.is_elementwise(user) or self.is_channel_concat(user)) and user.id in self.wanted
+        follows = self.is_elementwise(user) or self.is_channel_concat(user) or self.is_pixel_view(user)
+        return follows and user.id in self.wanted
 
     def is_pool(self, node: Node) -> bool:
         if node.op.family != "pool" or node.dtype.name != "f32":
@@ -189,9 +190,22 @@ class _Plan:
             return False
         if not 3 <= node.rank <= 5 or not isinstance(node.shape[1], int):
             return False
-        if not all(o.shape == node.shape or self._is_channel_vector(o, node) for o in node.operands):
+        if not all(self.is_image(o, node) or self._is_channel_vector(o, node) for o in node.operands):
             return False
         return self.is_whole(node.shape[1]) or self._filling(node) is not None
+
+    def is_image(self, o: Node, node: Node) -> bool:
+        """Whether an operand has a pixel for each of the result's; sizes may be equal by assumption only."""
+        if o.rank != node.rank or o.shape[:2] != node.shape[:2]:
+            return False
+        return all(d != 1 or e == 1 for d, e in zip(o.shape[2:], node.shape[2:], strict=True))
+
+    def is_pixel_view(self, node: Node) -> bool:
+        """A view that reshapes or repeats pixels and leaves images and channels alone."""
+        if not node.op.has("view") or tuple(node.attrs) != ("shape",) or node.dtype.name != "f32":
+            return False
+        x = node.operands[0]
+        return x.rank > 2 and node.rank > 2 and x.shape[:2] == node.shape[:2] and self.is_whole(node.shape[1])
 
     def _is_channel_vector(self, o: Node, node: Node) -> bool:
         """One number for all, per channel, or per image and channel."""
@@ -214,7 +228,7 @@ class _Plan:
             return 0.0
         values = []
         for o in node.operands:
-            if o.shape == node.shape:
+            if self.is_image(o, node):
                 found = self._filling(o)
             elif o.tensor.numel != 1:
                 found = 0.0  # a number per channel is filled up with zeros
@@ -252,6 +266,10 @@ class _Writer:
             made = self.pool(node, operands[0])
         elif plan.is_global_sum(node) and self.is_blocked(operands[0]):
             made = self.global_sum(node, operands[0])
+        elif plan.is_pixel_view(node) and node.id in plan.wanted and self.is_blocked(operands[0]):
+            blocks = operands[0].operands[0]
+            shape = (*blocks.shape[:2], *node.shape[2:], self.lanes)
+            made = self.unblock(node.op(blocks, shape=shape), channels=node.shape[1])
         elif node.id not in plan.chain_of and node.id in plan.wanted and self.all_blocked(node, operands):
             made = (
                 self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
@@ -273,7 +291,9 @@ class _Writer:
         plan = self.plan
         if not plan.is_elementwise(node) and not plan.is_channel_concat(node):
             return False
-        images = [o for o in operands if o.rank == node.rank and o.shape[2:] == node.shape[2:]]
+        if plan.is_channel_concat(node):
+            return all(self.is_blocked(o) for o in operands)
+        images = [o for o in operands if plan.is_image(o, node)]
         return bool(images) and all(self.is_blocked(o) for o in images)
 
     def readable(self, node: Node, operand: Node) -> Node:

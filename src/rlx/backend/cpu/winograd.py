@@ -33,7 +33,7 @@ HEAVY_WEIGHTS = 8  # times the size of the image from which threads share output
 
 def strip_tiles(layout: WinogradLayout, cache: int, pixels: int) -> int:
     """Most tiles in a strip: whole register tiles whose inputs and sums at all points fit `cache` bytes."""
-    per_tile = layout.points * (layout.channels + layout.out) * 4
+    per_tile = layout.points * (layout.channels + layout.wide_out) * 4
     return max(cache // per_tile // pixels, 2) * pixels
 
 
@@ -70,7 +70,7 @@ class _Winograd:
         )
         self.kind = kind_of("f32", module.target)
         self.pixels = tile_pixels(module.target)
-        self.in_blocks, self.out_blocks = layout.channels // self.lanes, layout.out // self.lanes
+        self.in_blocks, self.out_blocks = layout.channels // self.lanes, layout.wide_out // self.lanes
         self.most = strip_tiles(layout, module.target.l2_bytes, self.pixels)
 
     def size(self, d: Dim) -> Int:
@@ -82,7 +82,7 @@ class _Winograd:
 
     @property
     def scratch_bytes(self) -> int:
-        total = self.layout.channels + self.layout.out
+        total = self.layout.channels + self.layout.wide_out
         return (self.most * total + 2 * PAD) * self.layout.points * 4
 
     def emit(self) -> EmittedKernel:
@@ -106,7 +106,15 @@ class _Winograd:
         low, high = self.table.share(fn.mul(strips, chunks))
         self.transform = emit_input_transform(self.module, m, self.lanes)
         self.finish = emit_output_transform(
-            self.module, self.name, self.table, self.epilogue, self.y, m, self.lanes, self.shape.out
+            self.module,
+            self.name,
+            self.table,
+            self.epilogue,
+            self.y,
+            m,
+            self.lanes,
+            self.shape.out,
+            self.layout.out,
         )
 
         def unit(u: Int, _: list[Value]) -> None:

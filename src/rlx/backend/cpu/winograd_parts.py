@@ -173,8 +173,12 @@ def emit_output_transform(
     m: int,
     lanes: int,
     out: Shape,
+    channels: int,
 ) -> str:
-    """Name of the function that turns sums into outputs and stores them behind the epilogue."""
+    """Name of the function that turns sums into outputs and stores them behind the epilogue.
+
+    Lanes after the last of `channels` are stored as zeros.
+    """
     name = f"{name}.output"
     words = ("step", "first", "last", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
     params = [("ptr", "args"), ("ptr noalias", "sums"), *(("i64", w) for w in words)]
@@ -190,7 +194,8 @@ def emit_output_transform(
 
     def block(b: Int, _: list[Value]) -> None:
         source = fn.gep(sums, fn.mul(fn.mul(b, tiles), lanes), ELEMENT)
-        lane = Lane(2, 0, lanes)
+        mask = fn.lanes(fn.sub(channels, fn.mul(b, lanes)), lanes) if channels % lanes else None
+        lane = Lane(2, 0, lanes, mask)
 
         def tile(t: Int, image: Int, row: Int, column: Int) -> None:
             at = fn.gep(source, fn.mul(t, lanes), ELEMENT)
@@ -218,6 +223,8 @@ def emit_output_transform(
                     value = fn.load(type_, fn.gep(stage, fn.mul(fn.add(fn.mul(i, m), j), lanes), ELEMENT))
                     point = [image, b, 0, 0, fn.add(top, i), fn.add(left, j)]
                     result = epilogue.value(epilogue.at(fn, point, lane, value, common))
+                    if mask is not None:
+                        result = fn.select(mask, result, constant(result.type, 0))
                     fn.store(result, fn.gep(there, fn.mul(j, lanes), element))
 
                 fn.loop(0, pixels, 1, [], pixel)
