@@ -185,6 +185,25 @@ def test_masks_windows_and_layouts(target: Target, case: Case) -> None:
 
 
 @every_target
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(depth=64, value_depth=64),
+        Case(depth=32, value_depth=64, causal=True, offset=sym("offset")),
+        Case(depth=64, value_depth=16, heads_inside=True, groups=3),
+        Case(depth=16, value_depth=32, left=9, right=20),
+        Case(depth=16, value_depth=16, causal=True, offset=-2, empty_is_zero=False),
+    ],
+    ids=str,
+)
+def test_few_queries(target: Target, case: Case) -> None:
+    """Decoding: rows instead of blocks, with any number of keys left over."""
+    for queries in (1, 2, 4, 5):
+        for keys in (0, 1, 15, 16, 17, 33, 100):
+            run(target, case, queries, keys, offset=30, threads=1 + keys % 2)
+
+
+@every_target
 @pytest.mark.parametrize("empty_is_zero", [True, False])
 def test_queries_that_see_nothing(target: Target, empty_is_zero: bool) -> None:
     run(target, Case(causal=True, offset=-6, empty_is_zero=empty_is_zero), 20, 20)

@@ -5,7 +5,7 @@ Lanes are queries. A block of one to three vectors of queries is packed once as 
     P^T = exp2(S^T - max)    maximum and sum run down the rows: no horizontal step
     O^T = alpha O^T + V^T P^T
 and O^T is transposed and divided by the sum at the end. Neither K nor V is copied. Every output has one order
-of operations, set by the block of keys alone.
+of operations, set by the block of keys alone. A few queries are served one by one (`attention_row.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlx.backend.cpu import vmath
+from rlx.backend.cpu.attention_row import FEW, row_function
 from rlx.backend.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant, vector
@@ -66,10 +67,12 @@ def emit_attention(
     module: Module, name: str, spec: AttentionSpec, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel: every thread takes blocks of queries of any head."""
-    return _Attention(module, name, spec, inputs, outputs).emit()
+    return Attention(module, name, spec, inputs, outputs).emit()
 
 
-class _Attention:
+class Attention:
+    """A kernel under construction."""
+
     def __init__(
         self, module: Module, name: str, spec: AttentionSpec, inputs: Sequence[Slot], outputs: Sequence[Slot]
     ) -> None:
@@ -92,6 +95,9 @@ class _Attention:
         for n in batch:
             units = fn.mul(units, n)
         args, thread, threads = fn.args
+        always = isinstance(spec.queries, int) and spec.queries <= FEW
+        never = isinstance(spec.queries, int) and spec.queries > FEW
+        row = None if never else row_function(self)
         scratch = fn.gep(table.field(fn, 1, "ptr"), fn.mul(thread, table.field(fn, 2)), "i8")
         low = fn.udiv(fn.mul(units, thread), threads)
         high = fn.udiv(fn.mul(units, fn.add(thread, 1)), threads)
@@ -104,6 +110,11 @@ class _Attention:
             mask = self.base(fn, spec.mask, index, first, dim) if spec.mask else constant("ptr", 0)
             vectors = fn.ceildiv(count, self.lanes)
 
+            def one(i: Int, _: list[Value]) -> None:
+                q, k, v, o = places
+                q, o = (fn.gep(p, fn.mul(i, dim(a.row)), "float") for p, a in ((q, spec.q), (o, spec.o)))
+                fn.call(row or "", [args, scratch, q, k, v, o, fn.value(fn.add(first, i))])
+
             def call(n: int) -> None:
                 go = lambda: fn.call(  # noqa: E731
                     self.block(n), [args, scratch, *places, mask, fn.value(first), fn.value(count)]
@@ -113,7 +124,13 @@ class _Attention:
                 else:
                     fn.branch(fn.cmp("eq", vectors, n), go, lambda: call(n - 1))
 
-            call(self.most)
+            if row is None:
+                call(self.most)
+            elif always:
+                fn.loop(0, count, 1, [], one)
+            else:
+                few = fn.cmp("sle", queries, FEW)
+                fn.branch(few, lambda: fn.loop(0, count, 1, [], one), lambda: call(self.most))
 
         fn.loop(low, high, 1, [], unit)
         return EmittedKernel(self.name, table.dims, self.rows * self.width * 4 + 64)
@@ -131,6 +148,15 @@ class _Attention:
         pointer = self.table.field(fn, FIRST_OPERAND + number, "ptr")
         element = "i8" if access is self.spec.mask and self.spec.mask_kind == "bool" else "float"
         return fn.gep(pointer, offset, element)
+
+    def factor(self, fn: Function, total: Value) -> Value:
+        """1 / sum of the weights. A query that sees no key has sums of 0: its result is 0, or 0 / 0."""
+        one, zero = constant(self.type, 1.0), constant(self.type, 0.0)
+        if self.spec.empty_is_zero:
+            seen = fn.value(fn.or_(fn.fcmp("ogt", total, 0.0), fn.is_nan(total)))
+            return fn.select(seen, fn.fdiv(one, total), zero)
+        none = fn.cmp("eq", self.table.dim(fn, self.spec.keys), 0)  # a sum over no keys is 0 all the same
+        return fn.select(none, zero, fn.fdiv(one, total))
 
     # -- one block of queries
 
@@ -158,7 +184,7 @@ class _Attention:
 class _Block:
     """The function for one number of query vectors."""
 
-    def __init__(self, kernel: _Attention, fn: Function, vectors: int) -> None:
+    def __init__(self, kernel: Attention, fn: Function, vectors: int) -> None:
         self.kernel, self.fn, self.vectors, self.spec = kernel, fn, vectors, kernel.spec
         self.lanes, self.type = kernel.lanes, kernel.type
         self.nr = self.lanes * vectors
@@ -409,22 +435,13 @@ class _Block:
         fn, spec = self.fn, self.spec
         step = self.dim(spec.o.row)
         for j in range(self.vectors):
-            factor = self.factor(fn.load(self.type, self.at(self.sum, 0, j)))
+            factor = self.kernel.factor(fn, fn.load(self.type, self.at(self.sum, 0, j)))
             start = fn.gep(self.o, fn.mul(step, self.lanes * j), "float")
             left = fn.sub(self.count, self.lanes * j)
             if spec.o.column == 1 and spec.value_depth % self.lanes == 0:
                 self.write_squares(start, step, left, factor, j)
             else:
                 self.write_columns(start, step, left, factor, j)
-
-    def factor(self, total: Value) -> Value:
-        """1 / sum of the weights. A query that sees no key has sums of 0: its result is 0, or 0 / 0."""
-        fn, one, zero = self.fn, constant(self.type, 1.0), constant(self.type, 0.0)
-        if self.spec.empty_is_zero:
-            seen = fn.value(fn.or_(fn.fcmp("ogt", total, 0.0), fn.is_nan(total)))
-            return fn.select(seen, fn.fdiv(one, total), zero)
-        none = fn.cmp("eq", self.dim(self.spec.keys), 0)  # a sum over no keys is 0 all the same
-        return fn.select(none, zero, fn.fdiv(one, total))
 
     def write_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
         fn = self.fn

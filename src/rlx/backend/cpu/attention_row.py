@@ -1,0 +1,145 @@
+"""Attention of few queries, as when tokens are made one by one: lanes are features.
+
+A vector of keys is a tile: their products with the query are summed by a transpose in registers, so that the
+softmax runs on whole vectors; then each weight is spread over its row of values. Keys and values are read
+once. Every output has one order of operations, set by the number of keys alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rlx.backend.cpu import vmath
+from rlx.backend.cpu.irtext import Function, Int
+from rlx.backend.cpu.irtypes import Value, constant
+
+if TYPE_CHECKING:
+    from rlx.backend.cpu.attention import Attention
+
+FEW = 4  # queries up to which rows are faster than blocks of lanes
+MOST_VECTORS = 8  # of a head: query and result stay in registers
+CHAINS = 2  # sums of values that run side by side
+LOG2E = math.log2(math.e)
+
+
+def row_function(kernel: Attention) -> str | None:
+    """The function for one query of a kernel, written if it is not there; None if blocks must serve."""
+    spec, lanes = kernel.spec, kernel.lanes
+    dense = all(a.column == 1 for a in (spec.q, spec.k, spec.v, spec.o))
+    whole = spec.depth % lanes == 0 and spec.value_depth % lanes == 0
+    if (
+        not dense
+        or not whole
+        or spec.mask is not None
+        or max(spec.depth, spec.value_depth) > MOST_VECTORS * lanes
+    ):
+        return None
+    name = f"{kernel.name}.row"
+    if not kernel.module.defines(name):
+        pointers = [("ptr", "args"), ("ptr noalias", "scratch"), *(("ptr", p) for p in "qkvo")]
+        fn = kernel.module.function(name, [*pointers, ("i64", "query")], internal=True, noinline=True)
+        _Row(kernel, fn).emit()
+    return name
+
+
+class _Row:
+    """One query: running maximum, sum of weights per lane, and chains of sums of values."""
+
+    def __init__(self, kernel: Attention, fn: Function) -> None:
+        self.kernel, self.fn, self.spec = kernel, fn, kernel.spec
+        self.lanes, self.type = kernel.lanes, kernel.type
+        _, self.weights, self.q, self.k, self.v, self.o, self.query = fn.args
+        self.parts = self.spec.depth // self.lanes
+        self.value_parts = self.spec.value_depth // self.lanes
+
+    def emit(self) -> None:
+        fn, spec = self.fn, self.spec
+        factor = constant(self.type, spec.scale * LOG2E)
+        self.q_parts = [fn.fmul(self.vector(self.q, j), factor) for j in range(self.parts)]
+        low, self.high = self.range()
+        whole = fn.add(low, fn.mul(fn.sdiv(fn.smax(fn.sub(self.high, low), 0), self.lanes), self.lanes))
+        zero, least = constant(self.type, 0.0), constant(self.type, -math.inf)
+        start = [least, zero, *[zero] * (CHAINS * self.value_parts)]
+        carried = fn.loop(low, whole, self.lanes, start, lambda k0, now: self.tile(k0, now, self.inside))
+        rest = fn.cmp("slt", whole, self.high)
+        carried = fn.if_value(rest, lambda: self.tile(whole, carried, self.at_end), lambda: carried)
+        self.write(carried[1], carried[2:])
+
+    def vector(self, base: Value, j: int) -> Value:
+        return self.fn.load(self.type, self.fn.gep(base, self.lanes * j, "float"))
+
+    def range(self) -> tuple[Int, Int]:
+        """Keys that the query sees: from, to."""
+        fn, spec, table = self.fn, self.spec, self.kernel.table
+        high, low = table.dim(fn, spec.keys), 0  # type: Int, Int
+        position = fn.add(self.query, table.dim(fn, spec.offset))
+        ahead = 0 if spec.causal else spec.right
+        if ahead >= 0:
+            high = fn.smin(high, fn.add(position, ahead + 1))
+        if spec.left >= 0:
+            low = fn.smax(fn.sub(position, spec.left), 0)
+        return low, high
+
+    def inside(self, base: Value, k0: Int, i: int, step: Int) -> Value:
+        """Row of key k0 + i."""
+        fn = self.fn
+        return fn.gep(fn.gep(base, fn.mul(k0, step), "float"), fn.mul(step, i), "float")
+
+    def at_end(self, base: Value, k0: Int, i: int, step: Int) -> Value:
+        """The same where the last keys are fewer than lanes: the last one stands in, its weights are 0."""
+        fn = self.fn
+        return fn.gep(base, fn.mul(fn.smin(fn.add(k0, i), fn.sub(self.high, 1)), step), "float")
+
+    def tile(
+        self, k0: Int, carried: Sequence[Value], row: Callable[[Value, Int, int, Int], Value]
+    ) -> list[Value]:
+        """Keys from k0 on, one per lane."""
+        fn = self.fn
+        top, total, *sums = carried
+        scores = self.scores(k0, row)
+        if row == self.at_end:
+            there = fn.lanes(fn.sub(self.high, k0), self.lanes)
+            scores = fn.select(there, scores, constant(self.type, -math.inf))
+        new_top = fn.fmax(top, fn.splat(fn.reduce(fn.fmax, scores), self.lanes))
+        unseen = fn.fcmp("oeq", new_top, constant(self.type, -math.inf))
+        base = fn.select(unseen, constant(self.type, 0.0), new_top)
+        alpha, p = self.power(fn.fsub(top, base)), self.power(fn.fsub(scores, base))
+        fn.store(p, self.weights)
+        sums = [fn.fmul(s, alpha) for s in sums]
+        step = self.kernel.table.dim(fn, self.spec.v.row)
+        for i in range(self.lanes):
+            weight = fn.broadcast(fn.gep(self.weights, i, "float"), "float", self.lanes)
+            start, at = row(self.v, k0, i, step), (i % CHAINS) * self.value_parts
+            for j in range(self.value_parts):
+                sums[at + j] = fn.fma(weight, self.vector(start, j), sums[at + j])
+        return [new_top, fn.fma(total, alpha, p), *sums]
+
+    def scores(self, k0: Int, row: Callable[[Value, Int, int, Int], Value]) -> Value:
+        """Products with a vector of keys: partial sums of each key are one vector, turned and added up."""
+        fn = self.fn
+        step = self.kernel.table.dim(fn, self.spec.k.row)
+        partial = []
+        for i in range(self.lanes):
+            start = row(self.k, k0, i, step)
+            acc = fn.fmul(self.q_parts[0], self.vector(start, 0))
+            for j in range(1, self.parts):
+                acc = fn.fma(self.q_parts[j], self.vector(start, j), acc)
+            partial.append(acc)
+        rows = fn.transpose(partial)
+        while len(rows) > 1:
+            rows = [fn.fadd(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        return rows[0]
+
+    def power(self, x: Value) -> Value:
+        return vmath.apply(self.fn, "exp2", x, inline=True)
+
+    def write(self, total: Value, sums: Sequence[Value]) -> None:
+        fn, n = self.fn, self.value_parts
+        factor = self.kernel.factor(fn, fn.splat(fn.reduce_add(total), self.lanes))
+        for j in range(n):
+            value = sums[j]
+            for chain in range(1, CHAINS):
+                value = fn.fadd(value, sums[chain * n + j])
+            fn.store(fn.fmul(value, factor), fn.gep(self.o, self.lanes * j, "float"))
