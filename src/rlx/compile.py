@@ -194,7 +194,9 @@ def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
         return given or default_gate(device)
     if given != "calibrated":
         raise ConfigError(f"gate {given!r} is unknown; give an IoFusionGate, or 'calibrated'")
-    return calibrate(device)
+    from rlx.runtime.empty import run_empty_records
+
+    return calibrate(device, run_empty_records)
 
 
 def compile(

@@ -13,6 +13,7 @@ from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.lir import run_lir
 from rlx.compile import lower, optimize, plan
+from rlx.cost import default_gate
 from rlx.errors import ConfigError, ParseError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
@@ -127,4 +128,6 @@ def test_outputs_have_storage_of_their_own() -> None:
 def test_a_gate_is_a_gate_or_calibrated() -> None:
     with pytest.raises(ConfigError, match="gate 'fast' is unknown"):
         plan(model(), gate="fast")
-    assert plan(model(), gate="calibrated").gate["memory_bw"] > 0
+    gate = plan(model(), gate="calibrated").gate
+    assert gate["memory_bw"] > 0 and 1 <= gate["dispatch_ns"] < 1_000_000
+    assert gate["min_gain_ns"] == default_gate("cpu").min_gain_ns

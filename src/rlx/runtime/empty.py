@@ -1,0 +1,34 @@
+"""Kernels that do nothing, as many as one likes: what is left is the time that dispatching takes."""
+
+from __future__ import annotations
+
+import functools
+
+from rlx import config
+from rlx.backend.cpu.irtext import Module
+from rlx.backend.cpu.jit import Code
+from rlx.runtime.driver import OPERANDS, NativeProgram, Record
+from rlx.runtime.native import build
+
+
+def run_empty_records(count: int) -> None:
+    """Run so many empty kernels in the native driver, on all threads, with a barrier after each.
+
+    >>> run_empty_records(3)
+    """
+    _program(count).run()
+
+
+@functools.cache
+def _program(count: int) -> NativeProgram:
+    code = _code()
+    records = [Record(code.address("nothing"), OPERANDS, str(number)) for number in range(count)]
+    return NativeProgram(records, threads=config.THREADS.get(), keep=(code,))
+
+
+@functools.cache
+def _code() -> Code:
+    def emit(module: Module) -> None:
+        module.function("nothing", [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+
+    return build(emit)
