@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +206,38 @@ def test_explain_says_what_a_budget_did() -> None:
     assert "Budget: " in page and "again instead of keeping results: predicted +" in page
     assert "nothing had to change" in rlx.compile(g, budget="1GiB").explain()
     assert "Budget" not in rlx.compile(g).explain()
+
+
+def test_states_are_read_before_they_are_overwritten_under_any_budget() -> None:
+    g = rlx.Graph("stateful")
+    x, state = g.input("x", (32, 16), "f32"), g.state("s", (32, 16), "f32")
+    a = ops.cumsum(x, axis=0)
+    b = ops.cumsum(a * 2.0, axis=1)
+    g.set_state("s", ops.cumsum(state + x, axis=1))
+    late = ops.cumsum(ops.cumsum(b + state, axis=0) * state, axis=1)
+    g.output("y", ops.cumsum(ops.cumsum(late * a, axis=0) + b, axis=0))
+    free = plan(g)
+    with pytest.raises(OverBudgetError) as caught:
+        plan(g, budget=64)
+    held = plan(g, budget=caught.value.least)
+    held.plan.check()
+    feed = {"x": np.random.default_rng(0).standard_normal((32, 16), np.float32)}
+    want, got = run_lir(free, feed), run_lir(held, feed, poison=True)
+    np.testing.assert_array_equal(got["y"], want["y"])
+
+
+def test_orders_keep_what_must_run_before() -> None:
+    given = chain((0,), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3, 4), s0=8, s1=100, s2=90, s3=60, s4=8, s5=8)
+    free = [s.kernel for s in reorder(given).steps]
+    first, second = sorted((1, 2), key=free.index)
+    turned = chain(
+        (0,),
+        (second, 0),
+        (first, 0),
+        (3, 1),
+        (4, 2),
+        (5, 3, 4),
+        **{f"s{k}": v for k, v in given.sizes.items()},
+    )
+    held = [s.kernel for s in reorder(replace(turned, after={first: [second]})).steps]
+    assert held.index(second) < held.index(first)

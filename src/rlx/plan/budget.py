@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from rlx.ir.graph import Graph
 from rlx.ir.lir import ALIGNMENT, LirModule
 from rlx.ir.lir_check import written_by
-from rlx.ir.phase import Phase, ops_inside
+from rlx.ir.phase import Phase, ops_inside, runs_in_streams
 from rlx.passes.recompute import Run, with_repeats
 from rlx.passes.split import find_chains, with_chains
 from rlx.plan.build import Planner
@@ -111,8 +111,9 @@ def _smaller(
     Another order costs nothing, slices cost less than computing again. A program with symbolic sizes is cut
     if it can be: how many slices there are, sizes decide, and a single one costs nothing.
     """
+    in_streams = runs_in_streams(graph)  # phases have their order then, and what a stream keeps its place
     whole = _Search(graph, planner, assume, gate, report)
-    found = [whole.planned(reorder(steps_of(planner)), [])]
+    found = [(graph, planner, report) if in_streams else whole.planned(reorder(steps_of(planner)), [])]
     for cut, slicing in cuts:
         found.append((cut, slicing, replace(report, after=slicing.plan().arena_size)))
     if planner.symbols:
@@ -120,7 +121,7 @@ def _smaller(
     fitting = [made for made in found if made[2].after <= report.budget]
     if fitting:
         return fitting[0]
-    searches = [whole, *(_Search(*start, assume, gate, report) for start in cuts)]
+    searches = [] if in_streams else [whole, *(_Search(*start, assume, gate, report) for start in cuts)]
     return min((*found, *(search.run() for search in searches)), key=_preference)
 
 
@@ -169,6 +170,8 @@ class _Search:
         self.costs = {c.node.id: c.picoseconds for c in costs if c.node.graph is graph}
         once = {k for k in self.costs if any(op.effects != "none" for op in ops_inside(graph.nodes[k]))}
         once |= planner.inner.keys()
+        # What overwrites a state, and who reads it before, have their place.
+        once |= {k for later, earlier in planner.kernels_before().items() for k in (later, *earlier)}
         self.repeatable = {k: time for k, time in self.costs.items() if k not in once}
 
     def run(self) -> Made:
@@ -197,6 +200,8 @@ class _Search:
         given = steps_of(self.planner)
         yield reorder(given)
         yield given
+        if given.after:
+            return
         planner = Planner(self.graph, self.assume, sorted(self.planner.order))
         planner.limit(0)
         yield steps_of(planner)
@@ -266,4 +271,5 @@ def steps_of(planner: Planner) -> Steps:
         written.update(writes)
         steps.append(Step(kernel, tuple(reads), tuple((w, 0) for w in writes), tuple(in_place)))
     work = {node: w.slot.size for node, w in planner.plan().work.items()} if planner.inner else {}
-    return Steps(tuple(steps), rooms, work, kept, frozenset(always))
+    after = planner.kernels_before()
+    return Steps(tuple(steps), rooms, work, kept, frozenset(always), after)

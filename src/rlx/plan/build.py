@@ -136,6 +136,16 @@ class Planner(Placer):
         own = value not in self.shared and value not in self.met
         return own and self.graph.nodes[value].op.role not in LEAF_SPACE
 
+    def kernels_before(self) -> dict[int, list[int]]:
+        """kernel -> kernels that must run before it though it does not read them: readers of what it
+        overwrites, and effects in their order.
+        """
+        after = {k: list(v) for k, v in self.states.after.items()}
+        ordered = [k for k in self.kernels if self.graph.nodes[k].op.effects == "ordered"]
+        for earlier, later in pairwise(ordered):
+            after.setdefault(later, []).append(earlier)
+        return after
+
     def _schedule(self, given: Sequence[int] | None) -> tuple[list[int], dict[int, tuple[int, int]]]:
         """Order of kernels with the lowest peak (or the given one), and lifetimes of values in it."""
         size_of = self.sizes(self.binding)
@@ -155,10 +165,7 @@ class Planner(Placer):
         placed = {s.node for s in self.stored if s.space in PLACED}
         sizes = {i: -(-size_of[i] // ALIGNMENT) * ALIGNMENT for i in nodes if i in placed}
         ends = [self._root(n.id) for n in self.graph.ends()]
-        after = {k: list(v) for k, v in self.states.after.items()}
-        ordered = [k for k in self.kernels if self.graph.nodes[k].op.effects == "ordered"]
-        for earlier, later in pairwise(ordered):
-            after.setdefault(later, []).append(earlier)
+        after = self.kernels_before()
         dag = Dag(
             nodes=_in_valid_order(nodes, operands, after) if self.states.after else nodes,
             operands=operands,

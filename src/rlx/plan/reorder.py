@@ -58,11 +58,13 @@ class _Beam:
                 if v in writer:
                     self.needs[i] |= 1 << writer[v]
                     readers[v] = readers.get(v, 0) + 1
-        self.readers = {v: n for v, n in readers.items() if v[0] in program.sizes}
-        self.later: list[list[int]] = [[] for _ in steps]
+        runs: dict[int, int] = {}
         for i, s in enumerate(steps):
-            for w in sorted({writer[v] for v in s.reads if v in writer}):
-                self.later[w].append(i)
+            runs[s.kernel] = runs.get(s.kernel, 0) | 1 << i
+        for i, s in enumerate(steps):
+            for earlier in program.after.get(s.kernel, ()):
+                self.needs[i] |= runs.get(earlier, 0)
+        self.readers = {v: n for v, n in readers.items() if v[0] in program.sizes}
 
     def run(self) -> list[int] | None:
         count = len(self.program.steps)
@@ -87,8 +89,7 @@ class _Beam:
 
     def _ready(self, state: _State) -> list[int]:
         done = state.done
-        candidates = [i for i, need in enumerate(self.needs) if not done >> i & 1 and need & ~done == 0]
-        return candidates
+        return [i for i, need in enumerate(self.needs) if not done >> i & 1 and need & ~done == 0]
 
     def _advance(self, state: _State, i: int) -> _State:
         program, step = self.program, self.program.steps[i]

@@ -39,6 +39,7 @@ class Steps:
 
     `sizes` are aligned bytes by node (values outside the arena have none), `work` bytes that a kernel needs
     besides while it runs, `kept` nodes whose value is alive to the end, `always` those alive all the time.
+    `after` maps a kernel to kernels that must run before it though it does not read them.
 
     >>> a, b, c = Step(1, (), ((1, 0),)), Step(2, ((1, 0),), ((2, 0),), ((1, 0),)), Step(3, ((2, 0),))
     >>> Steps((a, b, c), {1: 64, 2: 64}).live_bytes()
@@ -50,6 +51,7 @@ class Steps:
     work: Mapping[int, int] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
     always: frozenset[int] = frozenset()
+    after: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def with_steps(self, steps: Sequence[Step]) -> Steps:
         return replace(self, steps=tuple(steps))
