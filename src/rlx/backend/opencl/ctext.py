@@ -57,7 +57,7 @@ static ushort bf16_bits(float x) {  /* nearest, ties to even */
     return (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }""",
 }
-# A wide value on its way to a half is first rounded to odd: the last bit of the float says "not exactly here".
+# A wide value on its way to a half is first rounded to odd: the last bit of the float says "not exactly".
 HELPERS |= {
     f"sticky_{type_}": f"""
 static float sticky_{type_}({type_} x) {{
