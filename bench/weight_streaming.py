@@ -141,6 +141,7 @@ def serve(path: Path, budget: str) -> None:
         logits = program(ids)
         seconds = time.perf_counter() - began
         after = program.stats["streaming"]
+        assert after is not None, "the file has a budget"
         reply = {
             "seconds": seconds,
             "reading": after["reading_seconds"] - before["reading_seconds"],

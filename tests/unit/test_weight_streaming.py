@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_programs import random_program
 
 import rlx
 from rlx import ops
@@ -27,6 +28,7 @@ from rlx.errors import (
     UnsupportedError,
 )
 from rlx.ir.graph import Graph
+from rlx.runtime.artifact import ArtifactWarning
 
 WIDTH, LAYERS = 256, 8
 WEIGHT = WIDTH * WIDTH * 4  # bytes of one layer
@@ -102,6 +104,60 @@ def test_compile_can_keep_the_file(tmp_path: Path, expected: np.ndarray) -> None
     whole = rlx.load(path, weight_budget="1GiB")
     assert whole.memory({"n": 1})["ring"] == 0
     np.testing.assert_array_equal(whole(sample()), expected)
+    whole.set_param("w0", np.ones((WIDTH, WIDTH), np.float32))  # nothing is streamed
+    changed = whole(sample())
+    assert not np.array_equal(changed, expected)
+    whole.save(tmp_path / "changed.rlx")
+    np.testing.assert_array_equal(rlx.load(tmp_path / "changed.rlx")(sample()), changed)
+
+
+def test_a_budget_for_all_weights_needs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+) -> None:
+    monkeypatch.setenv("RLX_CACHE", str(tmp_path))
+    program = rlx.compile(layers(), weight_budget="1GiB")
+    np.testing.assert_array_equal(program(sample()), expected)
+    assert program.stats["streaming"] is None and not (tmp_path / "streamed").exists()
+
+
+def test_a_file_of_somebody_else_is_checked_and_streamed(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    with pytest.warns(ArtifactWarning, match="not signed by this user"):
+        program = rlx.load(saved, weight_budget=BUDGET)
+    np.testing.assert_array_equal(program(sample()), expected)
+    assert program.memory({"n": 3})["ring"] > 0
+
+
+def test_sizes_that_data_decide_keep_the_ring() -> None:
+    g = rlx.Graph("picked")
+    rng = np.random.default_rng(0)
+    x = g.input("x", (6, WIDTH), "f32")
+    for i in range(4):
+        w = g.param(f"w{i}", (WIDTH, WIDTH), "f32", rng.normal(0, 0.1, (WIDTH, WIDTH)).astype(np.float32))
+        x = ops.tanh(x @ w)
+        if i == 1:
+            x = ops.gather(x, ops.nonzero(ops.sum(x, axis=1) > 0.0)[0])
+    g.output("y", x)
+    program = rlx.compile(g, weight_budget=2 * WEIGHT)
+    np.testing.assert_array_equal(program(sample(6)), rlx.compile(g)(sample(6)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_program_streams(seed: int) -> None:
+    g, inputs = random_program(seed)
+    whole = rlx.compile(g)
+    try:
+        least = 64
+        program = rlx.compile(g, weight_budget=least)
+    except BudgetError as e:
+        least = int(str(e).split("works is ")[1].split()[0])
+        program = rlx.compile(g, weight_budget=least)
+    sizes = program.memory(program.lir.planner.binding)
+    assert sizes["weight"] + sizes["ring"] <= max(least, 64)
+    for name, value in whole.run(inputs).items():
+        np.testing.assert_array_equal(program.run(inputs)[name], value)
 
 
 def test_a_file_without_budget_is_resident(saved: Path, expected: np.ndarray) -> None:

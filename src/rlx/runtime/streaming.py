@@ -85,9 +85,9 @@ class StreamedWeights(Weights):
         self._pending: deque[tuple[LirFetch, BarrierToken]] = deque()
         self._load = _Load()
         self._read_resident()
-        ring = allocate(max(plan.sizes()["ring"], 64))
-        self.ring = ring.array
-        self._ring = HostMemory.wrap(ring.array)
+        if self._fetches:
+            self.ring = allocate(plan.sizes()["ring"]).array
+            self._ring = HostMemory.wrap(self.ring)
 
     def _read_resident(self) -> None:
         slots = {n: s for n, s in self._plan.assignments.items() if s.space == "weight"}
@@ -100,9 +100,13 @@ class StreamedWeights(Weights):
 
     @property
     def everything(self) -> Mapping[int, Any]:
-        return {node: self._file.raw(number) for node, number in self._numbers.items()}
+        stored = {node: self._file.raw(number) for node, number in self._numbers.items()}
+        return stored if self._fetches else {**stored, **self.memory}
 
     def set(self, name: str, value: np.ndarray) -> None:
+        if not self._fetches:
+            super().set(name, value)
+            return
         raise UnsupportedError(
             f"param {name!r} cannot be set: weights of program {self.lir.name!r} are streamed from "
             f"{self._file.path}; load it without weight_budget"
@@ -111,7 +115,7 @@ class StreamedWeights(Weights):
     # -- during a run
 
     def running(self) -> AbstractContextManager[None]:
-        return self._run()
+        return self._run() if self._fetches else super().running()
 
     @contextmanager
     def _run(self) -> Iterator[None]:
@@ -207,12 +211,14 @@ def streamed_weights(
     return StreamedWeights(lir, values, file, numbers)
 
 
-def streamed(lir: LirModule, origin: Origin, path: str | os.PathLike[str] | None) -> StreamedWeights:
+def streamed(lir: LirModule, origin: Origin, path: str | os.PathLike[str] | None) -> Weights:
     """Compute the weights of a program one by one into a file, and stream them from there.
 
     With a `path` it becomes a whole `.rlx` file. Without, it holds weights only, lies in the cache, and has
-    no name any more when this returns: it is gone when the program is.
+    no name any more when this returns: it is gone when the program is. Weights that fit need none.
     """
+    if path is None and not lir.plan.fetches:
+        return Weights(lir)
     values = dict((lir.derived or lir.mir).param_values)
     weights = lazy_weights(lir, values)
     if path is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -387,12 +388,17 @@ class NativeCopy(NamedTuple):
 
 @functools.cache
 def native_copy() -> NativeCopy:
-    """Compile and load the loop, once per process (some 20 ms)."""
+    """Load the loop; it is compiled once per user (LLVM takes some 20 ms, and 80 MiB of memory)."""
     from rlx.backend.cpu.jit import compile_object, load
     from rlx.backend.cpu.target import resolve
+    from rlx.runtime.cache import default_cache
 
     target = resolve("host")
-    code = load(compile_object(_module_text(target.x86), target, passes=2), target)
+    text = _module_text(target.x86)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    code = load(
+        default_cache().get_or_make(key, target, lambda: compile_object(text, target, passes=2)), target
+    )
     word, nothing = ctypes.c_int64, None
 
     def function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
