@@ -268,6 +268,25 @@ def test_states_are_cut_too() -> None:
     assert_parts(run_sharded(g, TP, shardings, inputs), want, {}, TP, 0)
 
 
+def test_streams_of_ranks_keep_their_parts_of_states() -> None:
+    g = Graph("decode")
+    rng = np.random.default_rng(2)
+    x, total = g.input("x", (4, 8), "f32"), g.state("total", (4, 6), "f32")
+    grown = total + x @ g.param("into", (8, 6), "f32", rng.standard_normal((8, 6)).astype(np.float32))
+    g.set_state("total", grown)
+    g.output("y", grown @ g.param("back", (6, 2), "f32", rng.standard_normal((6, 2)).astype(np.float32)))
+    steps = [{"x": rng.standard_normal((4, 8)).astype(np.float32)} for _ in range(3)]
+    shardings: Placements = {"into": {"tp": Shard(1)}, "total": {"tp": Shard(1)}, "back": {"tp": Shard(0)}}
+
+    def work(transport: Any, rank: int) -> list[Arrays]:
+        stream = rlx.compile(g, threads=1, mesh=TP, shardings=shardings, transport=transport).stream()
+        return [stream.step(given) for given in steps]
+
+    whole, got = rlx.compile(g, threads=1).stream(), on_ranks(TP, work)
+    for number, given in enumerate(steps):
+        assert_parts([own[number] for own in got], whole.step(given), {}, TP, 1e-5)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("axes", [{"a": 2}, {"a": 2, "b": 2}], ids=["two ranks", "four ranks"])
 def test_random_programs_run_natively_on_ranks(seed: int, axes: dict[str, int]) -> None:
@@ -346,6 +365,17 @@ def launched(script: Path) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_page_about_ranks_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ranks.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block, names)
+    assert "tp = 2; 1 collective, each rank receives" in capsys.readouterr().out
+    (first, _), (second, _) = names["results"]
+    np.testing.assert_array_equal(first, second)
+    assert names["w"].shape == (4, 2)
 
 
 def test_examples_run() -> None:
