@@ -368,6 +368,24 @@ def test_what_it_has_no_kernel_for_is_a_named_and_billed_host_thunk() -> None:
     assert float(line.split()[0]) > 14, "a wait of 14 us is part of its price"
 
 
+def test_too_many_arguments_are_a_host_thunk() -> None:
+    def joined(count: int) -> Graph:
+        g = Graph("joined")
+        g.output("y", ops.concat([g.input(f"x{i}", (i + 1,), "f32") for i in range(count)], axis=0) * 2.0)
+        return g
+
+    for count, why in (
+        (20, None),
+        (38, "bytes of arguments are more than the 1024"),
+        (60, "61 operands and results"),
+    ):
+        program = compiled(joined(count))
+        parts = [np.full(i + 1, i, np.float32) for i in range(count)]
+        np.testing.assert_array_equal(program(*parts), np.concatenate(parts) * 2)
+        reasons = [t["why"] for t in program.stats["host_thunks"]]
+        assert (reasons == []) if why is None else any(why in r for r in reasons), reasons
+
+
 def test_the_discrete_gate_decides_otherwise_than_the_host() -> None:
     """Two readers of a dear value: the host computes it twice, the device, whose arithmetic is slow beside
     its memory, stores it. Peaks of many spectra: the device reads back the small result only; for the host,

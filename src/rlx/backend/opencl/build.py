@@ -32,6 +32,8 @@ _NOT_HERE = {
     ConvNest: "convolution",
     TransformNest: "Fourier transform",
 }
+ARGUMENT_BYTES = 1024  # what every device takes
+MOST_MEMORIES = 40  # operands and results, with an offset each; the rest of the arguments is for sizes
 PRELUDE = "#pragma OPENCL FP_CONTRACT OFF\n"
 
 
@@ -63,6 +65,8 @@ class OpenCLTarget:
         if type(kernel) in _NOT_HERE:
             return f"{_NOT_HERE[type(kernel)]} has no OpenCL kernel"
         assert isinstance(kernel, Nest | ContractNest)
+        if len(types) > MOST_MEMORIES:
+            return f"{len(types)} operands and results are more than the {MOST_MEMORIES} of an OpenCL kernel"
         for t in types:
             refused = ctext.why_not(t.dtype, self.float64)
             if refused is not None:
@@ -149,6 +153,9 @@ def _kernel(node: Node, target: OpenCLTarget, views: dict[int, View]) -> Printed
         if why is not None:
             return why
         assert isinstance(kernel, Nest | ContractNest)
-        return print_kernel(kernel, inputs, [(t.dtype, t.shape, dense_strides(t.shape)) for t in results])
+        made = print_kernel(kernel, inputs, [(t.dtype, t.shape, dense_strides(t.shape)) for t in results])
+        if made.argument_bytes > ARGUMENT_BYTES:
+            return f"{made.argument_bytes} bytes of arguments are more than the {ARGUMENT_BYTES} of OpenCL"
+        return made
     except (UnsupportedError, ComposeError) as e:
         return e.message

@@ -42,6 +42,7 @@ class PrintedKernel(EmittedKernel):
     helpers: tuple[tuple[str, str], ...] = ()
     by_rows: bool = False
     checks: bool = False  # takes the memory of error codes and the number of its own
+    argument_bytes: int = 0
 
     def work(self, total: int) -> tuple[int, int]:
         """Work items in all and in a group, for `total` points or rows."""
@@ -70,6 +71,7 @@ def finish(text: KernelText, kind: str, by_rows: bool = False) -> PrintedKernel:
         helpers=helpers,
         by_rows=by_rows,
         checks=text.checks,
+        argument_bytes=8 * (plain.partition("{")[0].count(",") + 1),
     )
 
 
