@@ -22,7 +22,7 @@ def test_the_quickstart_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    zoo_path("ppocr-cls")
+    zoo_path("ppocr-cls"), zoo_path("silero-ifless")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     assert len(blocks()) >= 3

@@ -19,6 +19,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.parse import parse_graph
 from rlx.ir.phase import Phase, derive_phases
+from rlx.plan.explain import kernel_costs
 
 Arrays = dict[str, np.ndarray]
 Feed = Callable[[np.random.Generator], Arrays]
@@ -52,7 +53,7 @@ def check_against_reference(g: Graph, steps: int = 4) -> LirModule:
     rng = np.random.default_rng(0)
     reference: Arrays = {}
     planned: Arrays = {}
-    stream = {name: np.array(v) for name, v in program.initial_states({}).items()}
+    stream = program.stream()
     for _ in range(steps):
         inputs = feed(g, rng)
         run = Interpreter(g)
@@ -61,12 +62,11 @@ def check_against_reference(g: Graph, steps: int = 4) -> LirModule:
         lir = LirInterpreter(program.lir, poison=True)
         by_plan = lir.run(inputs, states=planned)
         planned = lir.states
-        native = program._run([inputs[name] for name in program.input_names], stream)
-        for name, value in zip(program.output_names, native, strict=True):
+        for name, value in stream.step(inputs).items():
             np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(by_plan[name], want[name], rtol=1e-4, atol=1e-5)
         for name, value in reference.items():
-            np.testing.assert_allclose(stream[name], value, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(stream.state(name).read(), value, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(planned[name], value, rtol=1e-4, atol=1e-5)
     lir_module: LirModule = program.lir
     return lir_module
@@ -80,6 +80,8 @@ def test_an_append_is_written_into_the_slot_of_the_state() -> None:
     assert lir.plan.in_states() == {new.id: state.id}
     assert lir.plan.arena_size == 0
     assert len(lir.plan.schedule) == 2  # no copy
+    (cost,) = [c for c in kernel_costs(lir) if c.node is new]
+    assert cost.io.device_traffic_bytes == 2 * 2 * 4 * 4  # the row is read and written, the rest stays
 
 
 def test_a_chain_of_updates_stays_in_place() -> None:

@@ -183,6 +183,45 @@ def test_sizes_beyond_their_bound_are_refused() -> None:
     stream.step({"x": x, "past": np.int64(3)})
 
 
+def test_sizes_that_need_a_plan_of_their_own_get_one() -> None:
+    """The rest of a buffer shrinks as the size grows, so room for the largest size would not do."""
+    g = rlx.Graph("rest")
+    n = g.size("n", maximum=10)
+    s = g.state("s", (10, 2), "f32", init=np.arange(20, dtype=np.float32).reshape(10, 2))
+    g.set_state("s", s + 1.0)
+    rest = ops.slice_axis(s, 0, n, 10 - n)
+    g.output("y", ops.exp(rest * -1.0) @ ops.exp(ops.transpose(rest)))
+    program, stream = rlx.compile(g), None
+    assert program._sizes is not None and program._sizes.room == {}
+    stream, states = program.stream(), {}
+    for n_now in (3, 9, 0, 10, 3):
+        run = Interpreter(g)
+        want = run.run({"n": n_now}, states=states)["y"]
+        states = run.new_states()
+        np.testing.assert_allclose(stream.step({"n": n_now})["y"], want, rtol=1e-4)
+
+
+def test_host_thunks_and_moving_views_of_weights_see_the_size_in_force() -> None:
+    g = rlx.Graph("moving")
+    n = g.size("n", maximum=7)
+    table = g.param("table", (8, 3), "f32", value=np.arange(24, dtype=np.float32).reshape(8, 3))
+    total = g.state("total", (1, 3), "f32")
+    row = ops.slice_axis(table, 0, n, 1)
+    found = ops.unique(ops.slice_axis(table, 0, 0, n + 1))
+    g.set_state("total", total + row)
+    g.output("y", total * row)
+    g.output("top", ops.max(found[0] if isinstance(found, (tuple, list)) else found))
+    program = rlx.compile(g)
+    stream, states = program.stream(), {}
+    for n_now in (2, 5, 0, 7):
+        run = Interpreter(g)
+        want = run.run({"n": n_now}, states=states)
+        states = run.new_states()
+        got = stream.step({"n": n_now})
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value)
+
+
 def test_the_prologue_runs_once_and_the_epilogue_when_asked() -> None:
     g = predicting()
     program = rlx.compile(g)

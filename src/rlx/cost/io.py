@@ -17,7 +17,7 @@ from rlx.ir.bind import size_symbol
 from rlx.ir.compose import lower_node
 from rlx.ir.control import own_symbols
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
-from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce
+from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role
 from rlx.ir.scalar import LOADS, Scalar
@@ -200,10 +200,23 @@ class IoModel:
             return GraphIoProfile()
         if node.bodies and node.op.role is not Role.REGION:
             return self._control(node)
-        traffic = self.bytes(node)
+        traffic, part = self.bytes(node), self._written_part(node)
+        if part is not None:
+            return GraphIoProfile(1, 0, 0, 2 * part * node.dtype.itemsize)
         for root, count in self.reads(node).items():
             traffic += count * self.graph.nodes[root].dtype.itemsize
         return GraphIoProfile(1, int(self.waits(node)), 0, traffic)
+
+    def _written_part(self, node: Node) -> int | None:
+        """Elements that an update of a state writes; its plan leaves the others where they are."""
+        if node.op.family != "update" or node.op.role is not Role.COMPUTE:
+            return None
+        form = lower_node(node)
+        if not isinstance(form, Scatter):
+            return None
+        base = node.operands[form.base]
+        updates = base.op.role is Role.STATE or self._written_part(base) is not None
+        return self.points(form.space) if updates else None
 
     def waits(self, node: Node) -> bool:
         """Whether the host must step in to compute a node."""

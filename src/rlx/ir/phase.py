@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op, Role
+from rlx.ir.symbols import sizes_of
+from rlx.ir.types import type_symbols
 
 
 class Phase(StrEnum):
@@ -61,19 +63,22 @@ def ops_inside(node: Node) -> Iterator[Op]:
 def derive_phases(graph: Graph) -> PhaseSchedule:
     """The phase of every node.
 
-    Prologue: what depends only on params, constants and `once` inputs. Epilogue: sampling and everything
-    after the last heavy step that no new state needs. The rest, and all of a graph without a heavy step, is
-    steady state. No phase reads what a later one computes, and what reads a state's old value is steady.
+    Prologue: what depends only on params, constants, `once` inputs and their sizes. Epilogue: sampling and
+    everything after the last heavy step that no new state needs. The rest, and all of a graph without a heavy
+    step, is steady state. No phase reads what a later one computes, and what reads a state's old value is
+    steady.
     """
     schedule = PhaseSchedule()
     once: set[int] = set()
     states = {s.output.id for s in graph.states}
+    given = {s for n in graph.inputs if n.attrs["once"] for s in type_symbols(n.type)}  # sizes that last
     for node in graph.nodes:
         role = node.op.role
         if role in (Role.PARAM, Role.CONSTANT) or (role is Role.INPUT and node.attrs["once"]):
             once.add(node.id)
         elif node.operands and node.id not in states and all(o.id in once for o in node.operands):
-            once.add(node.id)
+            if sizes_of(node) <= given:
+                once.add(node.id)
         first = node.id in once or role in (Role.INPUT, Role.PARAM, Role.CONSTANT)
         schedule.set(node.id, Phase.PROLOGUE if first else Phase.STEADY_STATE)
     heavy = {n.id for n in graph.nodes if n.id not in once and any(op.heavy for op in ops_inside(n))}

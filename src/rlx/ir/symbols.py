@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlx.ir.dim import Call, Dim, Expr, Sym
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType, TupleType, type_symbols
 
 Bounds = tuple[int, int | None]
@@ -43,15 +43,34 @@ def found_by_data(graph: Graph) -> dict[str, int | None]:
     return {s: bounds[s][0][1] for s in later}
 
 
+def sizes_of(node: Node) -> set[str]:
+    """Symbols that a node's value depends on by itself: in its type, attributes and bodies.
+
+    >>> g = Graph()
+    >>> y = g.input("x", ("n", 4), "f32").reshape("m", 2)
+    >>> sorted(sizes_of(y))
+    ['m']
+    """
+    found: dict[str, list[Bounds]] = {}
+    seen: set[int] = set()
+    for value in _node_values(node):
+        _collect(value, found, seen)
+    return set(found)
+
+
 def _values(graph: Graph) -> Iterator[Any]:
     for c in graph.constraints:
         yield c.lhs
         yield c.rhs
     for node in graph.nodes:
-        yield node.type
-        yield from node.attrs.values()
-        for body in node.bodies:
-            yield from _values(body)
+        yield from _node_values(node)
+
+
+def _node_values(node: Node) -> Iterator[Any]:
+    yield node.type
+    yield from node.attrs.values()
+    for body in node.bodies:
+        yield from _values(body)
 
 
 def _collect(value: Any, found: dict[str, list[Bounds]], seen: set[int]) -> None:
