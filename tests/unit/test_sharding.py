@@ -150,6 +150,54 @@ def test_data_parallel_gradients_are_reduced_once() -> None:
     assert sorted(i.what for i in done.inserted) == ["all_reduce sum", "all_reduce sum"]
 
 
+@pytest.mark.parametrize(
+    ("placements", "inserted"),
+    [
+        ({"ids": Shard(0), "g": Shard(0)}, ["all_reduce sum"]),
+        ({"ids": Shard(0), "g": Shard(0), "y": Shard(1)}, ["reduce_scatter sum"]),
+        ({"g": Shard(1), "y": Shard(1)}, []),
+        ({"g": Shard(1), "base": Shard(1), "y": Shard(1)}, []),
+    ],
+    ids=["rows", "rows to columns", "columns", "columns of all"],
+)
+def test_gradients_of_embeddings(placements: dict[str, Shard], inserted: list[str]) -> None:
+    g = Graph()
+    ids, rows = g.input("ids", (6,), "i64"), g.input("g", (6, 4), "f32")
+    if "base" in placements:
+        table = g.input("base", (5, 4), "f32")
+    else:
+        table = ops.broadcast_to(g.constant(np.zeros((), np.float32)), (5, 4))
+    g.output("y", ops.scatter(table, ids, rows, axis=0, reduction="add"))
+    whole, shardings = mir(g), {k: {"tp": p} for k, p in placements.items()}
+    done = shard(whole, TP, shardings)
+    assert [i.what for i in done.inserted] == inserted
+    rng = np.random.default_rng(0)
+    inputs = {"ids": np.array([0, 3, 3, 1, 4, 3]), "g": rng.standard_normal((6, 4)).astype(np.float32)}
+    if "base" in placements:
+        inputs["base"] = rng.standard_normal((5, 4)).astype(np.float32)
+    got = run(done, whole, feeds(inputs, shardings, TP))
+    assert_parts(got, evaluate(g, inputs), shardings, TP, 1e-5)
+
+
+def test_a_table_that_is_not_zero_is_added_once() -> None:
+    g = Graph()
+    ids, rows, table = (
+        g.input("ids", (6,), "i64"),
+        g.input("g", (6, 4), "f32"),
+        g.input("base", (5, 4), "f32"),
+    )
+    g.output("y", ops.scatter(table, ids, rows, axis=0, reduction="add"))
+    whole = mir(g)
+    shardings = {"ids": {"tp": Shard(0)}, "g": {"tp": Shard(0)}}
+    inputs = {
+        "ids": np.array([0, 3, 3, 1, 4, 3]),
+        "g": np.ones((6, 4), np.float32),
+        "base": np.ones((5, 4), np.float32),
+    }
+    got = run(shard(whole, TP, shardings), whole, feeds(inputs, shardings, TP))
+    assert_parts(got, evaluate(g, inputs), {}, TP, 1e-6)
+
+
 def test_two_axes() -> None:
     g = Graph()
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlx.ir.compose import lower_node
 from rlx.ir.dim import known_eq
-from rlx.ir.form import Contract, Conv, Cumulate, Form, Map, Pieces, Reduce
+from rlx.ir.form import Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter
 from rlx.ir.graph import Node
 from rlx.ir.mesh import PARTIAL_KINDS, Collective
 from rlx.ir.op import Role
@@ -64,6 +64,8 @@ def links(node: Node) -> list[Link]:
         return list(_contracted(form))
     if isinstance(form, Conv) and form.groups == 1:
         return [Link((0, None), 0), Link((None, 0), 1), Link((1, 1), None, "sum")]
+    if isinstance(form, Scatter):
+        return list(_scattered(node, form))
     if isinstance(form, Collective):
         return [Link((i,), j) for i, j in form.pairs]
     return []
@@ -92,6 +94,31 @@ def _renamed(node: Node) -> Iterator[Link]:
         inner = next((j for j in right if node.shape[j] != 1), None)
         if outer is not None and inner is not None:
             yield Link((outer,), inner)
+
+
+def _scattered(node: Node, form: Scatter) -> Iterator[Link]:
+    """Along axes that go to their own place each rank writes its part; sums over others are partial."""
+    direct = [i.data if i.prim == "axis" else None for i in form.index]
+    reader = _Reader(node, form.space)
+    for e in (*(i for i in form.index if i.prim != "axis"), form.value):
+        reader.read(e)
+    for a, size in enumerate(form.space):
+        operands = None if a in reader.spoilt else reader.operands(a)
+        if operands is None or operands[form.base] is not None:
+            continue
+        to = [d for d, axis in enumerate(direct) if axis == a]
+        if len(to) == 1 and known_eq(form.shape[to[0]], size) is True:
+            yield Link((*operands[: form.base], to[0], *operands[form.base + 1 :]), to[0])
+        elif not to and form.combine == "add" and _is_zero(node.operands[form.base]):
+            yield Link(operands, None, "sum")
+
+
+def _is_zero(node: Node) -> bool:
+    """Whether a value is zero everywhere by the way it is made: a constant, repeated or moved."""
+    if node.op.role is Role.CONSTANT:
+        return not node.attrs["value"].array.any()
+    form = form_of(node)
+    return isinstance(form, Map) and form.body.prim == "load" and _is_zero(node.operands[form.body.data])
 
 
 class _Reader:

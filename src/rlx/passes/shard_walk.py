@@ -14,7 +14,7 @@ from typing import Any
 from rlx.errors import RlxError
 from rlx.ir.attr import dims
 from rlx.ir.dim import Dim, divides, evaluate, symbols
-from rlx.ir.form import Cumulate, Form, Map, Pieces, Reduce
+from rlx.ir.form import Cumulate, Form, Map, Pieces, Reduce, Scatter
 from rlx.ir.graph import ConstraintLog, Graph, Node, State, copy_node, inferring, provenance
 from rlx.ir.mesh import Partial, Placement, Replicate, Shard, ShardingError
 from rlx.ir.op import Role, get_op, run_rule
@@ -334,4 +334,6 @@ def _bodies(form: Form | None) -> list[Scalar]:
     """The expressions of a form: what must not depend on which part of an axis is computed."""
     if isinstance(form, (Map, Reduce, Cumulate)):
         return [form.body]
+    if isinstance(form, Scatter):
+        return [*form.index, form.value]
     return [p.body for p in form.pieces] if isinstance(form, Pieces) else []
