@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx.errors import GradientError, TransformError
 from rlx.frontend.trace import Trace, as_array, fits, trace_arrays, trace_types
+from rlx.ir.bind import match_shape
 from rlx.ir.graph import Graph, Node, current_graph, inline
 from rlx.ir.op import get_op
 from rlx.ir.tree import flatten, unflatten
@@ -78,11 +79,23 @@ class Jit:
         trace = trace_arrays(call, arrays, tree)
         from rlx.compile import compile
 
-        program = compile(trace.graph, **self.options)
+        options = dict(self.options)
+        if options.get("budget") is not None:  # what is done to fit it depends on sizes: those of this call
+            options.setdefault("assume", _sizes(trace.graph, arrays))
+        program = compile(trace.graph, **options)
         self._programs.setdefault(key, []).append((trace, program))
         self.stats["traces"] += 1
         self.stats["specialized"] |= trace.specialized
         return trace, program, arrays
+
+
+def _sizes(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[str, int]:
+    """The sizes that arguments give to the symbols of a traced function."""
+    binding: dict[str, int] = {}
+    for node in graph.inputs:
+        name = node.attrs["name"]
+        match_shape(node.shape, arrays[int(name.removeprefix("arg"))].shape, binding, f"argument {name}")
+    return binding
 
 
 def _static_arguments(
@@ -126,7 +139,8 @@ def _exact(value: Any) -> Any:
 def jit(
     function: Callable[..., Any] | None = None, *, static: Sequence[int | str] = (), **options: Any
 ) -> Any:
-    """Compile a Python function on arrays; options are those of rlx.compile.
+    """Compile a Python function on arrays; options are those of rlx.compile. A memory `budget` is met for the
+    sizes of the first call, unless `assume` says others, and checked for those of every call.
 
     >>> import numpy as np, rlx
     >>> @rlx.jit

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from rlx.backend.reference.lir import run_lir
 from rlx.compile import plan
 from rlx.config import parse_bytes
 from rlx.errors import BudgetError, ConfigError
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.plan.budget import steps_of
 from rlx.plan.certificate import OverBudgetError
@@ -142,6 +145,71 @@ def test_a_training_step_fits_seventy_percent() -> None:
     fitted = held.planner.fitted
     assert fitted["recomputed"] and 0 < fitted["ps_added"] < fitted["ps"] // 5
     assert any("conv" in kernel for r in fitted["recomputed"] for kernel in r["kernels"])
+
+
+def test_a_jitted_training_step_fits_for_the_sizes_of_its_first_call() -> None:
+    def loss(weights: list[Node], x: Node, wanted: Node) -> Node:
+        h = x
+        for kernel in weights[:-1]:
+            h = ops.relu(ops.conv(h, kernel, padding=((1, 1), (1, 1))))
+        h = ops.avg_pool(h, (4, 4), strides=(4, 4))
+        error = ops.reshape(h, (h.shape[0], h.shape[1] * h.shape[2] * h.shape[3])) @ weights[-1] - wanted
+        made: Node = ops.mean(error * error)
+        return made
+
+    rng = np.random.default_rng(0)
+    shapes = [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (128, 10)]
+    weights = [(rng.standard_normal(s) / 10).astype(np.float32) for s in shapes]
+    x, wanted = rng.standard_normal((4, 3, 16, 16), np.float32), rng.standard_normal((4, 10), np.float32)
+    free = rlx.jit(rlx.value_and_grad(loss))
+    value, grads = free(weights, x, wanted)
+    program = free.program(weights, x, wanted)
+    arrays = [*weights, x, wanted]
+    sizes = {
+        s: n
+        for i, a in zip(program.inputs, arrays, strict=True)
+        for s, n in zip(map(str, i.shape), a.shape, strict=True)
+    }
+    sizes = {s: sizes[s] for s in program.graph.symbols()}
+    budget = program.memory(sizes)["activation"] * 7 // 10
+    held = rlx.jit(rlx.value_and_grad(loss), budget=budget)
+    value_again, grads_again = held(weights, x, wanted)
+    inside = held.program(weights, x, wanted)
+    assert inside.memory(sizes)["activation"] <= budget and inside.stats["budget"]["recomputed"]
+    np.testing.assert_array_equal(value_again, value)
+    for got, want in zip(grads_again, grads, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_command_line_takes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("click")
+    from rlx.cli.main import main
+    from rlx.ir.text import graph_text
+
+    file, made = tmp_path / "long.txt", tmp_path / "long.rlx"
+    file.write_text(graph_text(long_lived()))
+    budget = plan(long_lived()).arena_size * 7 // 10
+    assert main(["explain", str(file), "--budget", str(budget)]) == 0
+    assert "Budget: " in capsys.readouterr().out
+    assert main(["compile", str(file), "-o", str(made), "--budget", str(budget)]) == 0
+    assert rlx.load(made).memory()["activation"] <= budget
+    assert main(["run", str(file), "--budget", "1KiB"]) != 0
+    assert "or more" in capsys.readouterr().err
+
+
+def test_plans_under_a_budget_do_not_depend_on_hashes() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from sample_training import training_graph; from rlx.compile import plan; g = training_graph()[0]; "
+        "free = plan(g, target='x86-64-v3').arena_size; "
+        "print(plan(g, target='x86-64-v3', budget=free * 7 // 10).fingerprint())"
+    )
+    texts = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+        texts.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(texts) == 1
 
 
 def test_a_training_step_refuses_with_the_least_that_works() -> None:
