@@ -64,6 +64,14 @@ def is_depthwise(conv: Node) -> bool:
     return groups > 1 and w[0] == groups and w[1] == 1 and len(w) <= 4
 
 
+def _keeps_channels(node: Node) -> bool:
+    """A view to another shape whose first two axes are those of its operand."""
+    if not node.op.has("view") or tuple(node.attrs) != ("shape",) or node.dtype.name != "f32":
+        return False
+    x = node.operands[0]
+    return x.rank > 2 and node.rank > 2 and x.shape[:2] == node.shape[:2]
+
+
 class _Plan:
     """Which values are stored in blocked channels."""
 
@@ -201,11 +209,23 @@ class _Plan:
         return all(d != 1 or e == 1 for d, e in zip(o.shape[2:], node.shape[2:], strict=True))
 
     def is_pixel_view(self, node: Node) -> bool:
-        """A view that reshapes or repeats pixels and leaves images and channels alone."""
-        if not node.op.has("view") or tuple(node.attrs) != ("shape",) or node.dtype.name != "f32":
-            return False
-        x = node.operands[0]
-        return x.rank > 2 and node.rank > 2 and x.shape[:2] == node.shape[:2] and self.is_whole(node.shape[1])
+        """One of the views that repeat pixels (nearest neighbours) and leave images and channels alone."""
+        return _keeps_channels(node) and self.is_whole(node.shape[1]) and self._repeats(node)
+
+    def _repeats(self, node: Node) -> bool:
+        """Whether this view repeats pixels, or those before or after it do."""
+        before = node
+        while _keeps_channels(before):
+            if before.tensor.numel != before.operands[0].tensor.numel:
+                return True
+            before = before.operands[0]
+        return self._repeats_later(node)
+
+    def _repeats_later(self, node: Node) -> bool:
+        return any(
+            _keeps_channels(u) and (u.tensor.numel != node.tensor.numel or self._repeats_later(u))
+            for u in self.users[node.id]
+        )
 
     def _is_channel_vector(self, o: Node, node: Node) -> bool:
         """One number for all, per channel, or per image and channel."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlx.errors import UnsupportedError
@@ -43,7 +43,7 @@ def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
             raise UnsupportedError("an operand in a layout of its own is read by products only")
         total: list[Dim] = [0] * rank
         rest: Dim = 0
-        for i, stride in zip(args, strides[e.data], strict=True):
+        for i, stride in _join(zip(args, strides[e.data], strict=True)):
             parts = affine(i, rank)
             if parts is None:
                 return None
@@ -59,6 +59,24 @@ def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
         return Scalar("at", (offset + size(rest),), e.dtype, e.data)
 
     return map_bodies(nest, lambda s: rebuild(s, change))
+
+
+def _join(indices: Iterable[tuple[Scalar, Dim]]) -> list[tuple[Scalar, Dim]]:
+    """Quotient and remainder of one index, which a reshape leaves, as that index where they lie together."""
+    out: list[tuple[Scalar, Dim]] = []
+    for index, stride in indices:
+        if out and index.prim == "mod":
+            (whole, outer), (part, count) = out[-1], index.args
+            inner, unit = part.args if part.prim == "floor_div" else (part, const(1))
+            size_, step, divisor = to_dim(count), to_dim(unit), None
+            if whole.prim == "floor_div" and whole.args[0] == inner:
+                divisor = to_dim(whole.args[1])
+            if size_ is not None and step is not None and divisor is not None:
+                if known_eq(divisor, size_ * step) is True and known_eq(outer, size_ * stride) is True:
+                    out[-1] = (part, stride)
+                    continue
+        out.append((index, stride))
+    return out
 
 
 def accesses(nest: Nest) -> Accesses:
