@@ -24,7 +24,7 @@ ALLOWED_UPWARD: dict[tuple[str, str], str] = {
     ("ir/build.py", "backend"): "an op called on plain arrays is computed by the reference interpreter",
     ("ops/bodies.py", "transform"): "control flow is differentiated and batched through its bodies",
     ("driver/host.py", "runtime"): "host arenas take their pages where programs take theirs",
-    ("driver/copy/native.py", "runtime"): "the copy loop is kept where code of programs is, and needs no LLVM then",
+    ("driver/copy/native.py", "runtime"): "the copy loop is kept in the cache of native code",
 }
 
 HEAVY = (

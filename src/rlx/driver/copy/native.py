@@ -396,9 +396,8 @@ def native_copy() -> NativeCopy:
     target = resolve("host")
     text = _module_text(target.x86)
     key = hashlib.sha256(text.encode()).hexdigest()
-    code = load(
-        default_cache().get_or_make(key, target, lambda: compile_object(text, target, passes=2)), target
-    )
+    made = default_cache().get_or_make(key, target, lambda: compile_object(text, target, passes=2))
+    code = load(made, target)
     word, nothing = ctypes.c_int64, None
 
     def function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
