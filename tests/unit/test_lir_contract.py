@@ -27,12 +27,14 @@ from rlx.ir.lir import (
     LirFingerprint,
     LirIoManifest,
     LirModule,
+    LirSegment,
     LirViewAlias,
 )
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import TupleType, type_symbols
+from rlx.plan.explain import explain
 from rlx.plan.placer import Placer
 
 TARGET = "x86-64-v3"
@@ -362,6 +364,50 @@ def test_the_oracle_keeps_values_in_place_when_a_size_is_found() -> None:
         assert run.plan.arena_size == run.module.plan.arena_size
         np.testing.assert_allclose(got["y"], y, rtol=1e-5)
         np.testing.assert_allclose(got["z"], z, rtol=1e-4)
+
+
+def test_segments_say_what_runs_in_one_piece() -> None:
+    g, name = selected()
+    lir = plan(g, target=TARGET)
+    pieces = lir.segments()
+    assert [k for s in pieces for k in s.kernels] == lir.plan.schedule
+    (finder,) = [s for s in pieces if s.defines]
+    assert finder.defines == (name,) and len(finder.kernels) == 1 and not finder.on_host
+    assert f"%{finder.kernels[0]} finds {name}" in explain(lir)
+    assert len(program(lambda x: ops.cumsum(ops.cumsum(x, 0), 1), (4, 4)).segments()) == 1
+    first = lir.plan.schedule[0]
+    assert lir.segments(on_host=[first])[0] == LirSegment((first,), on_host=True)
+
+
+def test_what_finds_a_size_lives_as_long_as_the_size_is_needed() -> None:
+    g = rlx.Graph("counted")
+    x = g.input("x", (3, "m"), "f32")
+    with g.building():
+        count = ops.nonzero(x)[0].shape[0]
+        ops.unique(x, axis=0)  # m is its operand's, and its own size nobody has
+        y = ops.iota((count,))
+    g.output("y", y)
+    alive = {g.nodes[i].op.name for i in g.live()}
+    assert "nonzero" in alive and "unique" not in alive
+    g.set_outputs({"z": ops.exp(x)})
+    assert {g.nodes[i].op.name for i in g.live()} == {"input", "exp"}
+
+
+def test_what_needs_a_size_waits_for_it() -> None:
+    """Also where no value is read: positions up to a number that data decides."""
+    g = rlx.Graph("positions")
+    x = g.input("x", ("n",), "f32")
+    with g.building():
+        count = ops.nonzero(x)[0].shape[0]
+        g.output("y", ops.cumsum(ops.iota((count,)) * 2, 0))
+    lir = plan(g, target=TARGET)
+    lir.plan.check()
+    backwards = dataclasses.replace(lir.plan, schedule=lir.plan.schedule[1:] + lir.plan.schedule[:1])
+    with pytest.raises(PlanError, match=r"%\d+ runs before %\d+, which finds its size"):
+        backwards.check()
+    x_in = np.array([1, 0, 2, 0, 3], np.float32)
+    np.testing.assert_array_equal(rlx.compile(g).run({"x": x_in})["y"], [0, 2, 6])
+    np.testing.assert_array_equal(run_lir(lir, {"x": x_in}, poison=True)["y"], [0, 2, 6])
 
 
 def test_a_size_without_a_bound_splits_the_program() -> None:

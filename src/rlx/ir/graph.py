@@ -28,7 +28,7 @@ from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, sy
 from rlx.ir.dtype import dtype
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
-from rlx.ir.types import TensorType, TupleType, Type, tensor_types
+from rlx.ir.types import TensorType, TupleType, Type, tensor_types, type_symbols
 
 _NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
 
@@ -442,15 +442,30 @@ class Graph:
         return list(dict.fromkeys([*self.ends(), *ordered]))
 
     def live(self) -> set[int]:
-        """Ids of nodes reachable from the roots."""
+        """Ids of nodes reachable from the roots, and of those that find sizes of such nodes in data."""
         seen: set[int] = set()
+        finders = [n for n in self.nodes if n.op.finds_size]
         stack = self.roots()
         while stack:
             node = stack.pop()
             if node.id not in seen:
                 seen.add(node.id)
                 stack.extend(node.operands)
+            if not stack and finders:
+                stack = self._wanted_finders(finders, seen)
         return seen
+
+    def _wanted_finders(self, finders: Sequence[Node], seen: set[int]) -> list[Node]:
+        """Nodes that nobody reads, but whose size live nodes have."""
+        from rlx.ir.symbols import node_symbols
+
+        wanted = {s for n in self.nodes if n.id in seen for s in node_symbols(n)}
+        found = []
+        for node in finders:
+            given = {s for o in node.operands for s in type_symbols(o.type)}
+            if node.id not in seen and wanted & (node_symbols(node).keys() - given):
+                found.append(node)
+        return found
 
 
 def _type(name: str, shape: Sequence[Any], of: Any) -> TensorType:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -20,6 +20,8 @@ from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, rewrite
 from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.ir.symbols import found_by_data
+from rlx.ir.types import type_symbols
 
 SPACES = ("activation", "weight", "input", "output", "state", "ring", "heap", "scratch")
 PLACED = ("activation", "heap")  # spaces in which values take each other's place
@@ -236,6 +238,15 @@ class LirBufferPlan:
         check_plan(self)
 
 
+@dataclass(frozen=True, slots=True)
+class LirSegment:
+    """Kernels that one native call runs, or one node that the host computes; and the sizes that it finds."""
+
+    kernels: tuple[int, ...]
+    on_host: bool = False
+    defines: tuple[str, ...] = ()
+
+
 @dataclass
 class LirModule:
     """A program ready for a backend: graph of kernels, plan, derived weights, target and options."""
@@ -284,6 +295,32 @@ class LirModule:
 
     def is_fully_static(self) -> bool:
         return not self.has_dynamic_dims()
+
+    def segments(self, on_host: Collection[int] = ()) -> list[LirSegment]:
+        """What runs in one piece, in order. Nodes that find a size in data, and those that the host computes
+        (by their declaration, or because the backend says so), are segments of their own.
+
+        >>> import rlx
+        >>> from rlx.compile import plan
+        >>> g = rlx.Graph()
+        >>> x = g.input("x", (9,), "f32")
+        >>> g.output("y", rlx.ops.exp(rlx.ops.compress(x > 0.0, x)))
+        >>> [(len(s.kernels), len(s.defines)) for s in plan(g).segments()]
+        [(1, 0), (1, 1), (1, 0)]
+        """
+        unknown, made, batch = set(found_by_data(self.outline)), list[LirSegment](), list[int]()
+        for kernel in self.plan.schedule:
+            node = self.outline.nodes[kernel]
+            host = kernel in on_host or node.op.host_only is not None
+            defines = tuple(s for s in type_symbols(node.type) if s in unknown)
+            unknown.difference_update(defines)
+            if not host and not defines:
+                batch.append(kernel)
+                continue
+            made += [LirSegment(tuple(batch))] * bool(batch)
+            made.append(LirSegment((kernel,), host, defines))
+            batch = []
+        return made + [LirSegment(tuple(batch))] * bool(batch)
 
     def specialize(self, binding: Mapping[str, int]) -> LirModule:
         """The same program placed for other sizes; kernels, order and code key stay as they are."""

@@ -13,6 +13,7 @@ from rlx.ir.control import is_laid_out, loop_form, own_symbols
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.symbols import waits_for_sizes
 from rlx.ir.types import TupleType
 
 if TYPE_CHECKING:
@@ -67,11 +68,15 @@ def _check_schedule(plan: LirBufferPlan, graph: Graph) -> None:
     """Kernels run once, after what they read; all that outputs need is run."""
     written = {n.id for n in graph.nodes if n.op.role in LEAVES}
     seen: set[int] = set()
+    sizes, scheduled = waits_for_sizes(graph), set(plan.schedule)
     for kernel in plan.schedule:
         if not 0 <= kernel < len(graph) or kernel in seen:
             raise PlanError(f"%{kernel} is no node of graph {graph.name!r}, or runs twice")
         seen.add(kernel)
         node = graph.nodes[kernel]
+        for finder in sizes.get(kernel, ()):
+            if finder in scheduled and finder not in seen:
+                raise PlanError(f"%{kernel} runs before %{finder}, which finds its size", node.where)
         for o in node.operands:
             root = plan.root(o.id)
             if root not in written:

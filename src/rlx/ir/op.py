@@ -101,6 +101,7 @@ class Op:
     # for passes: elementwise, reduction, conv, pool, concat, slice, fourier, copy, update
     family: ClassVar[str] = ""
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
+    finds_size: ClassVar[bool] = False  # a size of its result depends on data
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in

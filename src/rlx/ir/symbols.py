@@ -53,9 +53,42 @@ def sizes_of(node: Node) -> set[str]:
     """
     found: dict[str, list[Bounds]] = {}
     seen: set[int] = set()
-    for value in _node_values(node):
+    for value in _values_of(node):
         _collect(value, found, seen)
     return set(found)
+
+
+def waits_for_sizes(graph: Graph) -> dict[int, list[int]]:
+    """Nodes that need a size which another one finds in data -> those others, also where they read no value
+    of them. Nodes are in an order in which they can run: the first that has a size is the one that finds it.
+
+    >>> from rlx.ops import iota, nonzero
+    >>> g = Graph()
+    >>> found = nonzero(g.input("x", (9,), "f32"))[0]
+    >>> with g.building():
+    ...     g.output("y", iota((found.shape[0],)))
+    >>> waits_for_sizes(g)[g.outputs["y"].id]
+    [1]
+    """
+    unknown = found_by_data(graph)
+    finders: dict[str, int] = {}
+    out: dict[int, list[int]] = {}
+    if not unknown:
+        return out
+    for node in graph.nodes:
+        needed = [finders.setdefault(s, node.id) for s in sorted(node_symbols(node)) if s in unknown]
+        if any(i != node.id for i in needed):
+            out[node.id] = sorted({i for i in needed if i != node.id})
+    return out
+
+
+def node_symbols(node: Node) -> dict[str, list[Bounds]]:
+    """Symbols of one node, in its type, attributes and bodies, with their bounds."""
+    found: dict[str, list[Bounds]] = {}
+    seen: set[int] = set()
+    for value in _values_of(node):
+        _collect(value, found, seen)
+    return found
 
 
 def _values(graph: Graph) -> Iterator[Any]:
@@ -63,10 +96,10 @@ def _values(graph: Graph) -> Iterator[Any]:
         yield c.lhs
         yield c.rhs
     for node in graph.nodes:
-        yield from _node_values(node)
+        yield from _values_of(node)
 
 
-def _node_values(node: Node) -> Iterator[Any]:
+def _values_of(node: Node) -> Iterator[Any]:
     yield node.type
     yield from node.attrs.values()
     for body in node.bodies:

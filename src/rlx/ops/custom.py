@@ -142,6 +142,7 @@ class _custom(Op):
     """An op of the user, by the name and version it was registered with."""
 
     name = "custom"
+    finds_size = True
     attrs = {"function": Attr(string), "version": Attr(string, ""), "options": Attr(options, ())}
 
     def infer(self, *types: TensorType, function: str, version: str, options: Any) -> Type:

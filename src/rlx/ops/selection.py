@@ -46,6 +46,7 @@ class _nonzero(Op):
 
     name = "nonzero"
     arity = 1
+    finds_size = True
     attrs = {"count": Attr(dim)}
     not_differentiable = "its value is an index"
 
@@ -123,6 +124,7 @@ class _unique(Op):
 
     name = "unique"
     arity = 1
+    finds_size = True
     attrs = {"axis": Attr(optional(integer), None), "sorted": Attr(boolean, True), "count": Attr(dim)}
     not_differentiable = "its values are indices and counts"
     host_only = "it compares whole slices in an order that no kernel has; the host sorts them"

@@ -14,6 +14,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, PLACED, LirBufferPlan
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, derive_phases, runs_in_streams
+from rlx.ir.symbols import waits_for_sizes
 from rlx.ir.types import TupleType
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable, share_storage
@@ -138,12 +139,16 @@ class Planner(Placer):
 
     def kernels_before(self) -> dict[int, list[int]]:
         """kernel -> kernels that must run before it though it does not read them: readers of what it
-        overwrites, and effects in their order.
+        overwrites, effects in their order, and those that find its size in data.
         """
         after = {k: list(v) for k, v in self.states.after.items()}
         ordered = [k for k in self.kernels if self.graph.nodes[k].op.effects == "ordered"]
         for earlier, later in pairwise(ordered):
             after.setdefault(later, []).append(earlier)
+        kernels = set(self.kernels)
+        for later, finders in waits_for_sizes(self.graph).items():
+            if later in kernels:
+                after.setdefault(later, []).extend(i for i in finders if i in kernels)
         return after
 
     def _schedule(self, given: Sequence[int] | None) -> tuple[list[int], dict[int, tuple[int, int]]]:

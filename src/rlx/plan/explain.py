@@ -194,6 +194,7 @@ def _kernels(module: LirModule, costs: Sequence[KernelCost], thunks: Mapping[int
         f"{bytes_text(sum(c.io.device_traffic_bytes for c in costs))} moved",
         "  A kernel is one native function: values between the ops in it never reach memory.",
         *_phases(module.plan),
+        *_segments(module, thunks),
         "      time  share    moved  kernel",
     ]
     places = {c.node.where for c in costs}
@@ -218,6 +219,17 @@ def _phases(plan: LirBufferPlan) -> list[str]:
     counts = {phase: len(plan.nodes_in_phase(phase)) for phase in told}
     parts = [f"{text}: {counts[phase]}" for phase, text in told.items() if counts[phase]]
     return [f"  Kernels that run {', '.join(parts)}."] if parts else []
+
+
+def _segments(module: LirModule, thunks: Mapping[int, str]) -> list[str]:
+    """Where a run stops between native calls, if it does."""
+    pieces = module.segments(thunks)
+    if len(pieces) == 1:
+        return []
+    hosts = sum(s.on_host for s in pieces)
+    finders = [f"%{s.kernels[0]} finds {', '.join(s.defines)}" for s in pieces if s.defines]
+    told = [f"{hosts} of them on the host"] * bool(hosts) + finders
+    return _wrapped(f"A run has {len(pieces)} segments: {'; '.join(told)}.", "    ", "  ")
 
 
 @dataclass(frozen=True)
