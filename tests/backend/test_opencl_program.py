@@ -16,6 +16,7 @@ from rlx import Graph, ops
 from rlx.backend.opencl.build import OpenCLTarget, build_kernels
 from rlx.backend.reference.interpreter import evaluate
 from rlx.compile import plan
+from rlx.cost import default_gate
 from rlx.driver import DeviceLost, open_device
 from rlx.errors import CompileError, InputError, KernelError, UnsupportedError
 from rlx.ir.dtype import dtype
@@ -409,6 +410,13 @@ def test_the_discrete_gate_decides_otherwise_than_the_host() -> None:
     assert not on_host.verdict and "changes no IO" in on_host.reason
     assert on_device.verdict and "of readback" in on_device.reason and "1 host wait" in on_device.reason
     assert host.gate != device.gate and device.gate["unified_memory"] is False
+
+
+def test_the_gate_of_the_device_can_be_measured() -> None:
+    gate = compiled(network(), gate="calibrated").lir.gate
+    assert gate["unified_memory"] is False and gate["min_gain_ns"] == default_gate("opencl").min_gain_ns
+    assert 0 < gate["dispatch_ns"] < gate["roundtrip_ns"] < 10_000_000
+    assert 0.1 <= gate["host_readback_bw"] <= 2_000 and 0.1 <= gate["memory_bw"] <= 2_000
 
 
 def test_layouts_of_the_cpu_do_not_run() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from .gate import IoFusionGate, default_gate
 
 # Larger than the last-level cache of common machines, so that the copy is paid by DRAM.
 _COPY_BYTES = 96 << 20
+_QUEUE_BYTES = 32 << 20
 
 
 def calibrate(device: str = "cpu", run_empty_records: Callable[[int], None] | None = None) -> IoFusionGate:
@@ -33,9 +35,7 @@ def calibrate(device: str = "cpu", run_empty_records: Callable[[int], None] | No
     """
     gate = default_gate(device)
     if device != "cpu":
-        raise UnsupportedError(
-            f"calibrate cannot measure {device!r} yet, only cpu; use default_gate({device!r})"
-        )
+        return _measured_by_queue(gate, device)
     bandwidth = _copy_bandwidth()
     return replace(
         gate,
@@ -44,6 +44,43 @@ def calibrate(device: str = "cpu", run_empty_records: Callable[[int], None] | No
         memory_bw=bandwidth,
         host_readback_bw=bandwidth,
         host_thunk_penalty_ns=_wake_ns(),
+    )
+
+
+def _measured_by_queue(gate: IoFusionGate, name: str) -> IoFusionGate:
+    """A device with a queue of its own, measured by commands that every driver has."""
+    from rlx.driver import Tile, open_device, why_unavailable
+
+    missing = why_unavailable(name)
+    if missing is not None:
+        raise UnsupportedError(f"calibrate cannot measure {name!r}: {missing}; use default_gate({name!r})")
+    device = open_device(name)
+    stream = device.stream()
+    here, there = device.allocate(_QUEUE_BYTES), device.allocate(_QUEUE_BYTES)
+    host = np.zeros(_QUEUE_BYTES, np.uint8)
+
+    def commands(count: int, host_calls: int = 0) -> int:
+        for _ in range(count):
+            stream.fill(Tile(here, 0, 1, 4, 4))
+        for _ in range(host_calls):
+            stream.call(lambda: None)
+            stream.fill(Tile(here, 0, 1, 4, 4))
+        return _elapsed_ns(stream.submit_and_wait)
+
+    def copied(source: Any, target: Any) -> int:
+        stream.copy(source, target)
+        return _elapsed_ns(stream.submit_and_wait)
+
+    commands(10, 1), copied(here, there), copied(here, host)  # whatever is done once, is done now
+    one, many = (min(commands(n) for _ in range(5)) for n in (1, 201))
+    waits = min(commands(1, host_calls=10) for _ in range(5))
+    return replace(
+        gate,
+        dispatch_ns=max(1, (many - one) // 200),
+        roundtrip_ns=one,
+        memory_bw=max(0.1, round(2 * _QUEUE_BYTES / min(copied(here, there) for _ in range(3)), 1)),
+        host_readback_bw=max(0.1, round(_QUEUE_BYTES / min(copied(here, host) for _ in range(3)), 1)),
+        host_thunk_penalty_ns=max(1, (waits - one) // 10),
     )
 
 
