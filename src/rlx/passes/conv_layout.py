@@ -154,8 +154,10 @@ class _Plan:
         return isinstance(channels, int) and channels % self.target.lanes == 0
 
     def reads_blocked(self, conv: Node) -> bool:
-        """Whether a convolution has a kernel that reads blocked channels."""
-        return _is_packable(conv) and self._groups_fit(conv)
+        """Whether a convolution has a kernel that reads blocked channels: not for a few outputs, which would
+        leave most of its lanes unused."""
+        wide = conv.attrs["groups"] > 1 or int(conv.shape[1]) >= self.target.lanes // 4
+        return _is_packable(conv) and wide and self._groups_fit(conv)
 
     def writes_blocked(self, conv: Node) -> bool:
         return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
