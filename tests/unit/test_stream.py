@@ -245,6 +245,22 @@ def test_the_prologue_runs_once_and_the_epilogue_when_asked() -> None:
             np.testing.assert_array_equal(got["best"], want["best"])
 
 
+def test_new_weights_reach_streams_that_run() -> None:
+    g = predicting()
+    program = rlx.compile(g)
+    once, x = {"context": np.ones((2, 4), np.float32)}, np.ones((2, 4), np.float32)
+    stream = program.stream(once)
+    stream.step({"x": x})
+    weight = np.random.default_rng(5).standard_normal((4, 4)).astype(np.float32)
+    state = {"h": stream.state("h").read()}
+    program.set_param("w", weight)
+    run = Interpreter(g)
+    want = run.run({**once, "x": x}, {"w": weight}, state)
+    got = stream.step({"x": x})
+    np.testing.assert_allclose(got["context_out"], want["context_out"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stream.state("h").read(), run.new_states()["h"], rtol=1e-5, atol=1e-6)
+
+
 def test_once_inputs_are_given_to_the_stream_only() -> None:
     program = rlx.compile(predicting())
     context = np.ones((2, 4), np.float32)

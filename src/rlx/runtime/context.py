@@ -96,6 +96,7 @@ class Context:
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
         self.connected: object = None  # the states whose memory is in the tables now
+        self.generation = 0  # of the weights whose addresses are in the tables
         self._keep: list[object] = []
         self._moving: list[Moving] = []
         # Of a profiled run: where it went on when data had decided sizes, and after which step.

@@ -48,6 +48,7 @@ class DeviceContext:
     ) -> None:
         self.key = key  # what the pool of contexts knows it by
         self.connected: object = None  # states are uploaded, not connected
+        self.generation = 0  # of weights
         self.graph, self.device, self.plan = graph, device, plan
         self.arenas = {space: arena_for(device, self.graph, plan, space) for space in PER_RUN}
         self.arenas["weight"] = weights

@@ -66,6 +66,7 @@ class CompiledProgram:
         self._free: dict[tuple[int, ...], list[Context]] = {}
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self._lock = threading.Lock()
+        self._generation = 0  # of weights: contexts hold their addresses
         self._weights = weights or Weights(lir)
         # Debug modes look at every byte of a value: it gets no more than it needs.
         sized = bool(self._found_later) or any(isinstance(e, SizeEntry) for e in self.entries)
@@ -200,6 +201,7 @@ class CompiledProgram:
         with self._lock:
             self._weights.set(name, value)
             self._free.clear()
+            self._generation += 1
 
     # -- running
 
@@ -519,8 +521,8 @@ class CompiledProgram:
         decide are entered in the binding as 0."""
         for s in self._found_later:
             binding[s] = 0
-        key = self._key(binding)
-        if last is not None and last.key == key:
+        key, generation = self._key(binding), self._generation
+        if last is not None and last.key == key and last.generation == generation:
             if self._sizes is not None:
                 last.move_to(binding)
             return last
@@ -528,7 +530,9 @@ class CompiledProgram:
             free = self._free.get(key)
             found = free.pop() if free else None
         if found is None:
-            return self._make_context(binding)
+            made = self._make_context(binding)
+            made.generation = generation
+            return made
         try:
             if self._sizes is not None:
                 found.move_to(binding)
@@ -538,10 +542,12 @@ class CompiledProgram:
         return found
 
     def release(self, context: Context) -> None:
-        """Give a context back to the pool."""
+        """Give a context back to the pool, unless weights have changed since."""
         key = context.key
         context.connected = None
         with self._lock:
+            if context.generation != self._generation:
+                return
             self._free.setdefault(key, []).append(context)
             while len(self._free) > KEPT_CONTEXTS:
                 self._free.pop(next(k for k in self._free if k != key))

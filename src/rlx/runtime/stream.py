@@ -124,6 +124,8 @@ class Stream:
         old = self._context
         found = self.program.acquire(binding, old)
         if old is not None and found is not old:
+            if found.generation != old.generation:  # weights have changed, and what the prologue made of them
+                self._started = False
             if self._started and self._prologue:
                 found.take_results(self._prologue, old)
             self.program.release(old)
