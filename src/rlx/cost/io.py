@@ -58,8 +58,9 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
     batch = leading - elsewhere
     fixed = _fixed_by(graph.constraints)
     usual = {s: ASSUMED_BATCH if s in batch else ASSUMED_SIZE for s in graph.symbols()}
-    bounded = {s: bound for s, bound in found_by_data(graph).items() if bound is not None}
-    usual = {s: bounded.get(s, min(n, most.get(s, n))) for s, n in usual.items()}
+    usual = {s: min(n, most.get(s, n)) for s, n in usual.items()}
+    if not usual.keys() <= leading | elsewhere:  # states have the others, or an op finds them
+        usual |= {s: bound for s, bound in found_by_data(graph).items() if bound is not None}
     return {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
 
 

@@ -12,7 +12,7 @@ from rlx.ir.attr import Attr, integer, one_of, real
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.create import zeros
 from rlx.ops.elementwise import cast, greater, logical_and, round, where
@@ -245,7 +245,7 @@ class _spectral_peaks(Op):
             return None
         if spacing != how["fs"] / how["nfft"]:
             return None
-        return p.graph.add(_welch_peaks, p.operands, {"k": k, **how})
+        return p.graph.add(get_op("welch_peaks"), p.operands, {"k": k, **how})
 
     def samples(self) -> list[Sample]:
         def one(type_: str, k: int, spacing: float = 1.0, grad: bool = True) -> Sample:
