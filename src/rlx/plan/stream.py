@@ -112,10 +112,10 @@ def _resident(needs: Sequence[Mapping[int, int]], budget: int) -> set[int]:
     """Weights to keep: small ones if all fit, then those read first while the ring keeps its room."""
     rooms = {node: room for need in needs for node, room in need.items()}
     kept = {node for node, room in rooms.items() if room <= SMALL}
-    left = [sum(room for node, room in need.items() if node not in kept) for need in needs]
     taken = sum(rooms[node] for node in kept)
-    if taken + max(left, default=0) > budget:
-        return set()
+    left = [sum(room for node, room in need.items() if node not in kept) for need in needs]
+    if taken + max(left) > budget:
+        kept, taken, left = set(), 0, [sum(need.values()) for need in needs]
     readers: dict[int, list[int]] = {}
     for step, need in enumerate(needs):
         for node in need:
