@@ -56,8 +56,9 @@ class DeviceProgram(CompiledProgram):
 
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; derived weights follow, and all are uploaded before the next run."""
-        super().set_param(name, value)
-        self._weight_arena = None
+        with self._opening:  # no run may meet new weights and their old copy on the device
+            super().set_param(name, value)
+            self._weight_arena = None
 
     def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
         """What the program does, why it was fused so, and where its memory goes."""
