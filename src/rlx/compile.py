@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
     from rlx.passes.rules import Firing
 
 # Passes, planner and backend are imported where they are used: `import rlx` stays light.
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No looking for garbage inside: a compilation makes many small objects that stay until its end, and
+    going through all of them again and again takes up to a third of its time.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def lower(graph: Graph) -> Graph:
@@ -45,6 +61,7 @@ def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
     return remove_dead(share_bodies(apply_rules(graph, simplify_rules(), log)))
 
 
+@collector_paused()
 def plan(
     graph: Graph,
     target: str = "host",
@@ -199,6 +216,7 @@ def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
     return calibrate(device, run_empty_records)
 
 
+@collector_paused()
 def compile(
     graph: Graph,
     device: str = "cpu",

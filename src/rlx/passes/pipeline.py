@@ -4,11 +4,9 @@ a graph from a file.
 
 from __future__ import annotations
 
-import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,21 +51,6 @@ class Trace:
     seconds: list[tuple[str, float]] = field(default_factory=list)  # name, CPU time of the stage itself
 
 
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No looking for garbage inside: stages make many small objects that stay, and going through all of them
-    again and again takes up to a third of the time.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
-@collector_paused()
 def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
     """The graph after all stages.
 
