@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from typing import Any
@@ -11,19 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlx.bench.engines import ENGINES
+from rlx.bench.quiet import take_precedence
 from rlx.bench.workloads import make
 from rlx.bench.workloads.base import Run
 from rlx.bench.yardsticks import YARDSTICK, Yardstick, yardsticks
-
-
-def _quieten() -> None:
-    """Ask the scheduler for precedence, where it lets us."""
-    try:
-        os.setsid()
-        with open("/proc/self/autogroup", "w") as f:
-            f.write("-19")
-    except OSError:
-        pass
 
 
 def _time(run: Run, samples: int, inner: int) -> list[float]:
@@ -70,7 +60,7 @@ class _Bench:
 
 
 def main() -> None:
-    _quieten()
+    take_precedence()
     bench = _Bench(sys.argv[1], int(sys.argv[2]))
     for line in sys.stdin:
         command = json.loads(line)
