@@ -38,6 +38,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("rlx.runtime.program", ("CompiledProgram",)),
+    ("rlx.runtime.stream", ("Stream",)),
     ("rlx.ir.lir", ("LirModule", "LirBufferPlan", "LirBufferSlot", "LirViewAlias", "LirIoManifest")),
     ("rlx.ir.phase", ("Phase", "PhaseSchedule", "derive_phases")),
     ("rlx.ir.module", ("MirModule",)),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -101,6 +105,48 @@ def test_append_says_what_does_not_fit() -> None:
     at = g.size("at", maximum=7)
     full, filled = ops.append(g.state("s", (8, 2), "f32"), g.input("x", (1, 2), "f32"), at)
     assert g.constraints == [] and str(filled.type) == "f32[at+1,2]" and str(full.type) == "f32[8,2]"
+
+
+@pytest.mark.slow
+def test_a_step_grows_by_attention_only() -> None:
+    """CPU time of one thread at 64 and 1,023 cached tokens, less what attention's kernels take themselves."""
+    path = Path(__file__).parents[2] / "bench" / "decode.py"
+    bench = SimpleNamespace(**runpy.run_path(str(path)))
+    config = Config(layers=4, width=512, heads=8, vocabulary=4000, positions=1024)
+    program = rlx.compile(build(config, random_weights(config)), threads=1)
+    stream = program.stream()
+    stream.step({"tokens": np.arange(1023), "past": 0}, epilogue=False)
+    for _ in range(4):  # other processes share the caches: the best of a few measurements
+        times = bench.step_times(stream, (64, 1023), 60)
+        own = {n: bench.own_time(program, stream, n, 30) for n in times}
+        growth = (times[1023] - own[1023]) / (times[64] - own[64]) - 1
+        if abs(growth) <= 0.1:
+            break
+    assert own[1023] > 4 * own[64]
+    assert abs(growth) <= 0.1
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    graph, results = build(SMALL, weights()), []
+    for threads in (1, 2, 3):
+        stream = rlx.compile(graph, threads=threads).stream()
+        stream.step({"tokens": np.arange(9), "past": 0})
+        results.append(
+            [stream.step({"tokens": np.array([n]), "past": 9 + n})["logits"].tobytes() for n in range(5)]
+        )
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_decoder_whose_weights_are_streamed() -> None:
+    config = Config(layers=3, width=128, heads=2, vocabulary=300, positions=32)
+    graph = build(config, random_weights(config))
+    streams = [rlx.compile(graph, **options).stream() for options in ({}, {"weight_budget": "1200KiB"})]
+    assert streams[1].program.memory({"new": 1, "past": 0})["ring"] > 0
+    first = [s.step({"tokens": np.arange(4), "past": 0}, epilogue=False) for s in streams]
+    assert first[0].keys() == first[1].keys()
+    for past in range(4, 10):
+        one, other = (s.step({"tokens": np.array([past]), "past": past}) for s in streams)
+        np.testing.assert_array_equal(one["logits"], other["logits"])
 
 
 def test_shapes_are_those_of_gpt2() -> None:

@@ -25,6 +25,17 @@ class Stream:
     """What `program.stream()` returns. One thread at a time steps it; other streams run beside it.
 
     The prologue runs with the first step; its results stay in the stream's memory.
+
+    >>> import rlx
+    >>> g = rlx.Graph("last")
+    >>> before, x = g.state("before", (2,), "f32"), g.input("x", (2,), "f32")
+    >>> g.set_state("before", x)
+    >>> g.output("change", x - before)
+    >>> stream = rlx.compile(g).stream()
+    >>> [stream.step({"x": np.full(2, n, np.float32)})["change"].tolist() for n in (3, 5)]
+    [[3.0, 3.0], [2.0, 2.0]]
+    >>> stream.state("before").read().tolist()
+    [5.0, 5.0]
     """
 
     def __init__(
@@ -190,7 +201,8 @@ def handles_for(
         shape = _shape(name, node, binding)
         handle = given.get(name)
         if handle is None:
-            handle = BufferHandle(name, shape, node.dtype, program.initial_state(name, shape))
+            initial = program.initial_state(name, shape) if name in graph.state_values else None
+            handle = BufferHandle(name, shape, node.dtype, initial)
         elif handle.shape != shape or handle.dtype is not node.dtype:
             raise InputError(f"state {name!r} is {node.type}, its handle {handle.dtype}{list(handle.shape)}")
         handle.bind("cpu")
