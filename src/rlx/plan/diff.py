@@ -90,22 +90,40 @@ def _output_lines(a: LirModule, b: LirModule) -> Iterator[str]:
 def _decision_lines(a: LirModule, b: LirModule) -> Iterator[str]:
     """Candidates that only one of the plans has kept, and what the other one says about them."""
     old, new = _decisions(a), _decisions(b)
-    for word, here, there in (("no longer kept", old, new), ("now kept", new, old)):
-        kept = Counter(told.key for told in there if told.decision.verdict)
-        for told in here:
-            if not told.decision.verdict:
+    lost, won = _only_kept_in(old, new), _only_kept_in(new, old)
+    told: set[int] = set()
+    for word, here, there, plan in (
+        ("no longer kept", lost, new, "the second plan"),
+        ("now kept", won, old, "the first plan"),
+    ):
+        for one in here:
+            if id(one.decision) in told:
                 continue
-            if kept[told.key]:
-                kept[told.key] -= 1
-                continue
-            d = told.decision
+            d, other = one.decision, _counterpart(one, there)
             at = f" (at {', '.join(d.where[:2])})" if d.where else ""
-            yield f"{word}: {d.rule} {ops_text(told.ops)}, {time_text(d.net_ps)}{at}"
-            why = _counterpart(told, there)
-            if why is not None:
-                plan = "the second plan" if there is new else "the first plan"
-                verdict = "keeps" if why.decision.verdict else "refuses"
-                yield f"    {plan} {verdict} {why.decision.rule} {ops_text(why.ops)}: {why.decision.reason}"
+            gain = time_text(d.net_ps)
+            if other is not None and here is lost and other in won:  # the same place, another set of ops
+                told.add(id(other.decision))
+                gain += f" -> {time_text(other.decision.net_ps)}"
+                yield f"kept otherwise: {d.rule} {ops_text(one.ops)} -> {ops_text(other.ops)}, {gain}{at}"
+                continue
+            yield f"{word}: {d.rule} {ops_text(one.ops)}, {gain}{at}"
+            if other is not None:
+                verdict = "keeps" if other.decision.verdict else "refuses"
+                name = f"{other.decision.rule} {ops_text(other.ops)}"
+                yield f"    {plan} {verdict} {name}: {other.decision.reason}"
+
+
+def _only_kept_in(here: Sequence[_Told], there: Sequence[_Told]) -> list[_Told]:
+    """What one plan has kept and the other has not; equal ones cancel each other one by one."""
+    kept = Counter(told.key for told in there if told.decision.verdict)
+    out = []
+    for told in here:
+        if told.decision.verdict:
+            kept[told.key] -= 1
+            if kept[told.key] < 0:
+                out.append(told)
+    return out
 
 
 class _Told(NamedTuple):
