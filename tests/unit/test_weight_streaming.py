@@ -1,56 +1,26 @@
-"""Weights that exceed their budget are streamed: same results, bounded memory, errors without hangs."""
+"""Weights that exceed their budget are streamed: same results in every way to run a program."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from random_programs import random_program
+from streaming_models import BUDGET, LAYERS, WEIGHT, WIDTH, layers, sample
 
 import rlx
 from rlx import ops
 from rlx.errors import (
     BudgetError,
     ConfigError,
-    CopyError,
-    FormatError,
-    KernelError,
     RlxError,
     UnsupportedError,
 )
-from rlx.ir.graph import Graph
 from rlx.runtime.artifact import ArtifactWarning
-
-WIDTH, LAYERS = 256, 8
-WEIGHT = WIDTH * WIDTH * 4  # bytes of one layer
-BUDGET = 3 * WEIGHT + WEIGHT // 2
-
-
-def layers(count: int = LAYERS, width: int = WIDTH) -> Graph:
-    """A chain of products with biases."""
-    rng = np.random.default_rng(0)
-    g = rlx.Graph("layers")
-    x = g.input("x", ("n", width), "f32")
-    for i in range(count):
-        w, b = g.param(f"w{i}", (width, width), "f32"), g.param(f"b{i}", (width,), "f32")
-        x = ops.tanh(x @ w + b)
-        g.set_param(f"w{i}", rng.normal(0, 0.1, (width, width)).astype(np.float32))
-        g.set_param(f"b{i}", rng.normal(0, 0.1, width).astype(np.float32))
-    g.output("y", x)
-    return g
-
-
-def sample(rows: int = 3) -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(rows, WIDTH)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -328,237 +298,3 @@ def test_streamed_params_cannot_be_set(program: Any, expected: np.ndarray) -> No
 def test_a_weight_file_needs_a_budget(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give a weight_budget too"):
         rlx.compile(layers(), weight_file=tmp_path / "w.rlx")
-
-
-# -- faults
-
-
-@pytest.fixture(autouse=True)
-def no_hangs() -> Iterator[None]:
-    """A run that hangs ends the whole test process, with a traceback."""
-    import faulthandler
-
-    faulthandler.dump_traceback_later(120, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-
-
-def test_a_truncated_file_is_refused_when_it_is_loaded(saved: Path) -> None:
-    os.truncate(saved, saved.stat().st_size - 4096)
-    with pytest.raises(FormatError, match="truncated"):
-        rlx.load(saved, weight_budget=BUDGET)
-
-
-def test_a_damaged_weight_is_refused_when_it_is_loaded(saved: Path) -> None:
-    with open(saved, "r+b") as file:
-        file.seek(-WEIGHT, os.SEEK_END)
-        file.write(b"damaged!")
-    with pytest.raises(FormatError, match="do not fit their checksum"):
-        rlx.load(saved, weight_budget=BUDGET)
-
-
-def test_a_file_that_is_truncated_later_is_named_and_works_again_when_restored(
-    program: Any, saved: Path, expected: np.ndarray
-) -> None:
-    whole = saved.read_bytes()
-    os.truncate(saved, len(whole) // 2)
-    for _ in range(2):
-        with pytest.raises(FormatError, match=rf"{saved.name} has \d+ bytes instead of .* load it again"):
-            program(sample())
-    with open(saved, "r+b") as file:
-        file.write(whole)
-    np.testing.assert_array_equal(program(sample()), expected)
-
-
-def test_a_file_that_shrinks_during_a_run_is_named(
-    program: Any, saved: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, weights = saved.read_bytes(), program._weights
-    monkeypatch.setattr(weights, "_check_unchanged", lambda: os.truncate(saved, 1 << 20))
-    with pytest.raises(CopyError, match=r"layers.rlx: the file ends before; it was truncated"):
-        program(sample())
-    monkeypatch.undo()
-    with open(saved, "r+b") as file:
-        file.write(whole)
-    np.testing.assert_array_equal(program(sample()), expected)
-
-
-def test_a_file_that_is_written_to_is_named(program: Any, saved: Path) -> None:
-    os.utime(saved)
-    program(sample())  # as the cache does with what was used; the content is the same
-    changed = layers()
-    changed.set_param("w3", np.ones((WIDTH, WIDTH), np.float32))
-    rlx.compile(changed).save(saved.with_name("other.rlx"))
-    saved.write_bytes(saved.with_name("other.rlx").read_bytes())  # same inode, same size
-    with pytest.raises(FormatError, match="was written to since it was opened"):
-        program(sample())
-    assert rlx.load(saved, weight_budget=BUDGET)(sample()).shape == (3, WIDTH)
-
-
-def test_a_file_that_is_replaced_is_still_read_whole(
-    program: Any, saved: Path, tmp_path: Path, expected: np.ndarray
-) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(b"something else")
-    np.testing.assert_array_equal(program(sample()), expected)
-    os.replace(other, saved)
-    np.testing.assert_array_equal(program(sample()), expected)
-    saved.unlink()
-    np.testing.assert_array_equal(program(sample()), expected)
-
-
-def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rlx.runtime import streaming
-
-    real = streaming.FileMemory
-
-    def swapped(path: str) -> Any:
-        content = saved.read_bytes()
-        saved.unlink()
-        saved.write_bytes(content)
-        return real(path)
-
-    monkeypatch.setattr(streaming, "FileMemory", swapped)
-    with pytest.raises(FormatError, match="was replaced while it was opened; load it again"):
-        rlx.load(saved, weight_budget=BUDGET)
-
-
-def test_a_read_error_is_named_and_later_runs_work(
-    program: Any, tmp_path: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reads from the descriptor of a folder fail with EISDIR: a real error of the system."""
-    weights = program._weights
-    descriptor, folder = weights._source.descriptor, os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(weights, "_check_unchanged", lambda: None)
-    kept = os.dup(descriptor)
-    os.dup2(folder, descriptor)
-    try:
-        for _ in range(2):
-            with pytest.raises(CopyError, match=os.strerror(errno.EISDIR)):
-                program(sample())
-    finally:
-        os.dup2(kept, descriptor)
-        os.close(kept)
-        os.close(folder)
-    monkeypatch.undo()
-    np.testing.assert_array_equal(program(sample()), expected)
-
-
-def test_an_exception_on_the_host_is_named_and_later_runs_work(tmp_path: Path) -> None:
-    """The op stands between two streamed layers, so that reads are under way when it fails."""
-    faulty = [True]
-
-    def work(x: np.ndarray) -> np.ndarray:
-        if faulty[0]:
-            raise ZeroDivisionError("on purpose")
-        return np.cumsum(x, -1, dtype=x.dtype)
-
-    total = rlx.register_op("streamed_total", ref=work)
-    g = layers(4)
-    tanh = g.outputs["y"]
-    w = g.param("last", (WIDTH, WIDTH), "f32", np.eye(WIDTH, dtype=np.float32))
-    g.set_outputs({"y": total(tanh) @ w})
-    faulty[0] = False
-    expected = rlx.compile(g)(sample())
-    program = rlx.compile(g, weight_budget=2 * WEIGHT + 8192)
-    for fails in (True, True, False, True, False):
-        faulty[0] = fails
-        if fails:
-            with pytest.raises(KernelError, match=r"custom.*raised ZeroDivisionError on the host"):
-                program(sample())
-        else:
-            np.testing.assert_array_equal(program(sample()), expected)
-
-
-# -- memory of the process
-
-_MEASURE = """
-import json, sys
-import numpy as np, rlx
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(l.split()[1]) << 10 for l in lines if l.startswith("VmHWM"))
-program = rlx.load(sys.argv[1], weight_budget=int(sys.argv[2]))
-x = np.random.default_rng(1).normal(size=(3, int(sys.argv[3]))).astype(np.float32)
-y = [program(x) for _ in range(3)][-1]
-print(json.dumps([peak(), float(np.abs(y).sum()), program.memory({"n": 3})]))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_memory_of_the_process_stays_within_the_budget(tmp_path: Path) -> None:
-    """60 MiB of weights, 10 MiB of budget: the process grows by about the budget, not by the weights."""
-    width, count = 1024, 15
-    path = tmp_path / "big.rlx"
-    program = rlx.compile(layers(count, width), weight_budget="10MiB", weight_file=path)
-    x = np.random.default_rng(1).normal(size=(3, width)).astype(np.float32)
-    total = float(np.abs(program(x)).sum())
-    small = tmp_path / "small.rlx"
-    rlx.compile(layers(1, width)).save(small)
-
-    def measured(file: Path, budget: int) -> tuple[int, float, dict[str, int]]:
-        command = [sys.executable, "-c", _MEASURE, str(file), str(budget), str(width)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert run.returncode == 0, run.stderr
-        peak, found, sizes = json.loads(run.stdout)
-        return peak, found, sizes
-
-    base, _, _ = measured(small, 5 << 20)
-    peak, found, sizes = measured(path, 10 << 20)
-    assert found == total
-    assert sizes["weight"] + sizes["ring"] <= 10 << 20
-    assert peak - base < (10 << 20) + sizes["activation"] + (12 << 20), "weights were mapped or kept"
-
-
-def test_reading_gets_a_core_where_it_binds() -> None:
-    from rlx.runtime import streaming
-
-    load, now = streaming._Load(), [0.0]
-    original = streaming.time.perf_counter
-    streaming.time.perf_counter = lambda: now[0]  # type: ignore[assignment]
-    try:
-        load.resume(0.0)
-        busy = 0.0
-        for share, high in ((0.2, False), (0.65, False), (1.0, True), (0.65, True), (0.1, False)):
-            for _ in range(20):
-                now[0] += 1.0
-                busy += share
-                load.note(busy)
-            assert load.high is high, share
-    finally:
-        streaming.time.perf_counter = original
-
-
-# -- the whole model
-
-
-def _bench() -> Any:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-    try:
-        import weight_streaming
-    finally:
-        sys.path.pop(0)
-    return weight_streaming
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_small_gpt_runs_in_a_sixth_of_its_weights(tmp_path: Path) -> None:
-    bench = _bench()
-    model = bench.Model(layers=4, width=512, vocabulary=2048, context=64)
-    found = bench.measure(model, "10MiB", 32, 2, tmp_path)
-    assert found.equal and found.weights > 56 << 20
-    assert found.over <= 200 << 20, str(found)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_a_gpt_of_more_than_a_gigabyte_runs_in_200_mib(tmp_path: Path) -> None:
-    """Correct, within its memory, at the speed of what binds it: reads of the file, or compute."""
-    found = _bench().measure(_bench().Model(), "200MiB", 512, 7, tmp_path)
-    print(found)
-    assert found.equal and found.weights >= 1536 << 20
-    assert found.over <= 200 << 20 and found.maker_peak < found.weights // 2, str(found)
-    assert found.of_limit >= 0.8, str(found)
-    assert found.slowdown <= 1.25, str(found)
