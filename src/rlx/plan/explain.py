@@ -21,6 +21,7 @@ from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.phase import Phase
 from rlx.ir.types import tensor_types
 from rlx.plan.slices import slices_of
+from rlx.plan.states import why_copied
 from rlx.plan.stream import stream_lines
 
 WIDTH = 100
@@ -153,16 +154,16 @@ def _head(module: LirModule) -> list[str]:
 def _states(module: LirModule) -> list[str]:
     """Every state and how a run replaces it."""
     lines = []
-    new = {s.name: s.output for s in module.mir.states}
+    new, why = {s.name: s.output for s in module.mir.states}, why_copied(module.mir)
     for name, old in module.mir.state_inputs.items():
         value = new.get(name, old)
         if value is old:
             how = "never replaced"
-        elif value.op.family == "copy":
-            how = f"replaced by a copy, %{value.id}: its new value could not be written in place"
+        elif name in why:
+            how = f"replaced by a copy, %{value.id}: {why[name]}"
         else:
             how = f"%{value.id} is written in place"
-        lines.append(f"  state {name}: {old.type}, {how}")
+        lines += _wrapped(f"  state {name}: {old.type}, {how}", "    ", first="")
     return lines
 
 

@@ -9,6 +9,7 @@ possible a copy is made: a kernel of its own, which runs after all readers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -58,14 +59,25 @@ def settle_states(graph: Graph) -> Graph:
         if not refused:
             break
         graph = rewrite(graph, lambda node, operands, out: None)
-        copy = get_op("copy")
+        copying = get_op("copy")
         graph.states = [
-            State(s.name, s.input, graph.add(copy, (s.output,), where=s.output.where))
+            State(s.name, s.input, graph.add(copying, (s.output,), where=s.output.where))
             if s.name in refused
             else s
             for s in graph.states
         ]
     return graph
+
+
+def why_copied(graph: Graph) -> dict[str, str]:
+    """States that are replaced by a copy of their new value -> what kept it from being written in place."""
+    sources = {s.name: s.output.operands[0] for s in graph.states if s.output.op.family == "copy"}
+    if not sources:
+        return {}
+    direct = copy(graph)
+    direct.states = [State(s.name, s.input, sources.get(s.name, s.output)) for s in graph.states]
+    reasons = plan_states(direct, view_layouts(graph), derive_phases(direct)).refused
+    return {name: reasons.get(name, "the graph asks for one") for name in sources}
 
 
 class _Finder:
