@@ -225,7 +225,6 @@ def test_a_body_that_has_rows_elsewhere_is_refused() -> None:
         g.add(get_op("slices"), [x], {"symbol": "rows", "size": 6, "sliced": 1}, (body,))
 
 
-@pytest.mark.slow
 def test_minilm_fits_seventy_percent(zoo_path: object) -> None:
     from rlx.zoo.minilm import load_graph
 
