@@ -18,6 +18,7 @@ from rlx.runtime.control import Layout, Pointer
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
 from rlx.runtime.sizes import Evaluate, Sizes
+from rlx.runtime.weights import Weights
 
 Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
 
@@ -225,12 +226,14 @@ class Context:
             dims = list(self.dims[first : first + len(kernel.dims)])
             layout.kernel(kernel, str(id), operands + results, dims)
 
-    def arrive(self, step: Step) -> int:
-        """A run comes to a step; returns the place of its first kernel in the schedule."""
+    def arrive(self, step: Step, weights: Weights) -> None:
+        """Have streamed weights of a step in place. Reading gets a core of its own where it is what binds."""
         position = self._position[step.nodes[0]]
+        bound = weights.reach(position)
         if step.program is None:  # kernels have addresses in their tables, thunks look here
             self._bring(position)
-        return position
+        elif not self.profile:
+            step.program.threads = max(1, self.threads - bound)
 
     def _bring(self, position: int) -> None:
         """Streamed weights lie where the stretch of kernels around `position` reads them."""

@@ -433,7 +433,7 @@ class CompiledProgram:
     ) -> tuple[dict[str, int], Any]:
         """Run one step; returns the sizes that it revealed and, with them, the value that did."""
         if self._weights.ring is not None:
-            self._stream(context, step)
+            context.arrive(step, self._weights)
         if watch is None:
             return self._run_unwatched(context, step)
         watch.before(number)
@@ -441,12 +441,6 @@ class CompiledProgram:
         if not found:
             watch.after(number)
         return found, value
-
-    def _stream(self, context: Context, step: Step) -> None:
-        """Have the weights of a step in place. Reading gets a core of its own where it is what binds."""
-        bound = self._weights.reach(context.arrive(step))
-        if step.program is not None and not context.profile:
-            step.program.threads = max(1, self.threads - bound)
 
     def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
         if step.program is not None:
