@@ -265,6 +265,13 @@ def test_pairs_of_other_types_are_refused() -> None:
         g.with_states({"x": "y"})
 
 
+def test_a_cache_that_grows_by_concatenation_is_no_state() -> None:
+    g = rlx.Graph("grow")
+    g.output("present", ops.concat([g.input("past", ("n", 2), "f32"), g.input("x", (1, 2), "f32")], 0))
+    with pytest.raises(InputError, match=r"state 'past' is f32\[n,2\].*a state keeps its size"):
+        g.with_states({"past": "present"})
+
+
 def test_sizes_of_pairs_that_cannot_be_proved_equal_are_guards() -> None:
     g = rlx.Graph("other")
     x, z = g.input("x", ("n", 2), "f32"), g.input("z", ("m", 2), "f32")

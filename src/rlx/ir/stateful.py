@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlx.errors import InputError
+from rlx.ir.dim import known_eq
 from rlx.ir.graph import Graph, Node, State, copy_node, provenance
 from rlx.ir.op import Role, get_op
 
@@ -27,6 +28,11 @@ def with_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
         if old.dtype is not new.dtype or old.rank != new.rank:
             raise InputError(
                 f"state {name!r} is {old}, but {output!r} is {new}: one cannot replace the other"
+            )
+        if any(known_eq(a, b) is False for a, b in zip(old.shape, new.shape, strict=True)):
+            raise InputError(
+                f"state {name!r} is {old}, but {output!r} is {new}: a state keeps its size; for a cache that "
+                "grows, use a state of the largest size, g.size and ops.append"
             )
     out = Graph(graph.name)
     for c in graph.constraints:
