@@ -387,7 +387,8 @@ def test_pipelined_copies_hide_under_native_compute() -> None:
     assert run.returncode == 0, run.stderr
     measured = [json.loads(line) for line in run.stdout.splitlines()]
     ratio, own_ratio, overlap, first = min(measured, key=lambda m: max(m[:2]))
-    if max(ratio, own_ratio) > 0.65 and not first and os.getloadavg()[0] > 2:
+    crowded = os.getloadavg()[0] > (2 * (os.cpu_count() or 1) if first else 2)  # others may go first too
+    if max(ratio, own_ratio) > 0.65 and crowded:
         pytest.skip(f"the machine is busy (load {os.getloadavg()[0]:.1f}): overlap cannot be measured")
     assert ratio <= 0.65, f"[pipelined / serial, by statistics, overlap, first] = {measured}"
     assert own_ratio <= 0.65 and overlap >= 0.5
