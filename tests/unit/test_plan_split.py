@@ -120,6 +120,28 @@ def test_the_last_slice_may_be_shorter(n: int) -> None:
     np.testing.assert_allclose(planned, held.run(feed)["y"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("seq", [48, "seq"])
+def test_a_sequence_of_one_batch_is_cut(seq: int | str) -> None:
+    g, rng = Graph("prompt"), np.random.default_rng(0)
+    x = g.input("x", (1, seq, 32), "f32")
+    for i in range(2):
+        up = g.param(f"up{i}", (32, 128), "f32", rng.standard_normal((32, 128), np.float32))
+        down = g.param(f"down{i}", (128, 32), "f32", rng.standard_normal((128, 32), np.float32))
+        x = x + ops.gelu(x @ up) @ down
+    g.output("y", x)
+    sizes = {"seq": 48} if seq == "seq" else {}
+    free = rlx.compile(g, assume=sizes)
+    budget = free.memory(sizes)["activation"] * 6 // 10
+    held = rlx.compile(g, assume=sizes, budget=budget)
+    assert held.memory(sizes)["activation"] <= budget and slices(held.lir)[0][1] > 1
+    held.lir.plan.check()
+    verify(held.lir.mir, Level.MIR)
+    feed = {"x": rng.standard_normal((1, 48, 32), np.float32)}
+    np.testing.assert_array_equal(held.run(feed)["y"], free.run(feed)["y"])
+    planned = run_lir(held.lir, feed, poison=True)["y"]
+    np.testing.assert_allclose(planned, free.run(feed)["y"], rtol=1e-4, atol=1e-3)
+
+
 def test_attention_is_cut_along_the_batch() -> None:
     g, sizes = bert(2), {"batch": 6, "seq": 16}
     free = rlx.compile(g, assume=sizes)
@@ -221,8 +243,13 @@ def test_a_body_that_has_rows_elsewhere_is_refused() -> None:
     body.set_outputs([abs(body.input("x", (2, "rows"), "f32"))])
     g = Graph("g")
     x = g.input("x", (2, 6), "f32")
-    with pytest.raises(TypeError_, match="has no axis 0 of rows rows"):
-        g.add(get_op("slices"), [x], {"symbol": "rows", "size": 6, "sliced": 1}, (body,))
+    attrs = {"symbol": "rows", "size": 6, "sliced": 1}
+    with pytest.raises(TypeError_, match="has no axis of rows rows in front"):
+        g.add(get_op("slices"), [x], {**attrs, "axes": (0, 0)}, (body,))
+    behind = Graph("body")
+    behind.set_outputs([abs(behind.input("x", (1, "rows"), "f32"))])
+    with pytest.raises(TypeError_, match=r"axes are \(0, 0\), but its body has rows along \(1, 1\)"):
+        g.add(get_op("slices"), [x[:1]], {**attrs, "axes": (0, 0)}, (behind,))
 
 
 def test_minilm_fits_seventy_percent(zoo_path: object) -> None:

@@ -1,9 +1,9 @@
 """Kernels that treat rows alike: whether row i of every result comes from row i of what is cut alone.
 
-A value is cut along axis 0 if that axis, and no other, has a multiple of `rows` elements: so many belong to
-one row. All is decided on the kernel that a region composes to: one axis of its space runs along the rows,
-stores go to the row of that axis, and loads of cut operands come from it. That an index stays inside its row
-follows from the kernel being sound for one row.
+A value is cut along its first axis that is not 1 if that axis, and no other, has a multiple of `rows`
+elements: so many belong to one row. All is decided on the kernel that a region composes to: one axis of its
+space runs along the rows, stores go to the row of that axis, and loads of cut operands come from it. That an
+index stays inside its row follows from the kernel being sound for one row.
 """
 
 from __future__ import annotations
@@ -30,9 +30,26 @@ def rows_per(d: Dim, rows: str) -> Dim | None:
     return count if rows not in symbols(count) and d == count * sym(rows) else None
 
 
+def front(shape: Sequence[object]) -> int:
+    """The first axis that is not 1: slices along it lie one after the other in memory.
+
+    >>> front((1, 1, 5, 1)), front((7, 2)), front((1,))
+    (2, 0, 1)
+    """
+    return next((i for i, d in enumerate(shape) if d != 1), len(shape))
+
+
+def cut_axis(t: TensorType, rows: str) -> int | None:
+    """The axis along which a value has rows to be cut; None if it has none, or not only there."""
+    axis = front(t.shape)
+    if axis == len(t.shape) or rows_per(t.shape[axis], rows) is None or _mentions(t.shape[axis + 1 :], rows):
+        return None
+    return axis
+
+
 def is_cut(t: TensorType, rows: str) -> bool:
-    """Whether a value has rows to be cut along axis 0."""
-    return bool(t.shape) and rows_per(t.shape[0], rows) is not None and not _mentions(t.shape[1:], rows)
+    """Whether a value has rows to be cut."""
+    return cut_axis(t, rows) is not None
 
 
 def is_whole(t: TensorType, rows: str) -> bool:
@@ -50,12 +67,13 @@ def view_keeps_rows(layout: Layout, t: TensorType, root: TensorType, rows: str) 
         return False
     if is_whole(t, rows):
         return is_whole(root, rows)
-    if not is_cut(t, rows):
+    axis = cut_axis(t, rows)
+    if axis is None:
         return False
     if is_whole(root, rows):
-        return layout.strides[0] == 0
-    per = rows_per(t.shape[0], rows)
-    return is_cut(root, rows) and per is not None and layout.strides[0] * per == _row(root, rows)
+        return layout.strides[axis] == 0
+    per = rows_per(t.shape[axis], rows)
+    return is_cut(root, rows) and per is not None and layout.strides[axis] * per == _row(root, rows)
 
 
 def _row(t: TensorType, rows: str) -> Dim:

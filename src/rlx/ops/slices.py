@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeError_
-from rlx.ir.attr import Attr, dim, integer, string
+from rlx.ir.attr import Attr, dim, integer, ints, string
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.form import Form, Loop
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import BodyRunner, Op, Role, Sample, declare
 from rlx.ir.rebind import rebind
+from rlx.ir.rowwise import cut_axis
 from rlx.ir.types import TensorType, TupleType, Type
 from rlx.ops.bodies import (
     as_tuple,
@@ -35,15 +36,24 @@ class _slices(Op):
     """A body applied to all rows, in as many slices as the plan says.
 
     `symbol` is the body's name for the number of rows in a slice, `size` the number of all rows. The first
-    `sliced` operands are cut along axis 0, the others are read whole by every slice; results are joined along
-    axis 0. The body must treat rows alike: how they are cut changes nothing.
+    `sliced` operands are cut, the others are read whole by every slice; results are joined. `axes` are those
+    along which: of every value that is cut and every result the first that is not 1. The body must treat rows
+    alike: how they are cut changes nothing.
     """
 
     name = "slices"
     bodies = 1
-    attrs = {"symbol": Attr(string), "size": Attr(dim), "sliced": Attr(integer)}
+    attrs = {"symbol": Attr(string), "size": Attr(dim), "sliced": Attr(integer), "axes": Attr(ints)}
 
-    def infer(self, *types: TensorType, symbol: str, size: Dim, sliced: int, bodies: Sequence[Graph]) -> Type:
+    def infer(
+        self,
+        *types: TensorType,
+        symbol: str,
+        size: Dim,
+        sliced: int,
+        axes: tuple[int, ...],
+        bodies: Sequence[Graph],
+    ) -> Type:
         whole = {symbol: size}
         wanted = [n.tensor.substitute(whole) for n in bodies[0].inputs]
         if len(types) != len(wanted):
@@ -51,27 +61,41 @@ class _slices(Op):
         for i, (t, want) in enumerate(zip(types, wanted, strict=True)):
             check_equal(t, want, f"slices: operand {i} is {t}, but of all rows its body takes {want}")
         cut = [n.tensor for n in bodies[0].inputs[:sliced]] + output_types(bodies[0])
-        for t in cut:
-            inner = [d for d in t.shape[1:] if substitute(d, {symbol: 0}) != d]
-            if not t.shape or inner or substitute(t.shape[0], {symbol: 0}) != 0:
-                raise TypeError_(f"slices: {t} has no axis 0 of {symbol} rows, and no other, to be cut along")
+        found = tuple(cut_axis(t, symbol) for t in cut)
+        for t, axis in zip(cut, found, strict=True):
+            if axis is None:
+                raise TypeError_(f"slices: {t} has no axis of {symbol} rows in front to be cut along")
+        if found != axes:
+            raise TypeError_(f"slices: axes are {axes}, but its body has rows along {found}")
         for n in bodies[0].inputs[sliced:]:
             if n.tensor.substitute({symbol: 0}) != n.tensor:
                 raise TypeError_(f"slices: {n.type} depends on {symbol}, but every slice reads all of it")
         return TupleType(tuple(t.substitute(whole) for t in output_types(bodies[0])))
 
-    def ref(self, *arrays: np.ndarray, symbol: str, size: int, sliced: int, run: BodyRunner) -> Any:
+    def ref(
+        self, *arrays: np.ndarray, symbol: str, size: int, sliced: int, axes: tuple[int, ...], run: BodyRunner
+    ) -> Any:
         step = run.planned(0, symbol) or max(size, 1)
         parts = []
         for start in range(0, max(size, 1), step):
-            share = slice(start, min(start + step, size))
-            cut = [a.reshape(size, -1, *a.shape[1:]) if size else a for a in arrays[:sliced]]
-            mine = [c[share].reshape(-1, *a.shape[1:]) for c, a in zip(cut, arrays, strict=False)]
+            mine = []
+            for a, axis in zip(arrays[:sliced], axes, strict=False):
+                per = a.shape[axis] // max(size, 1)
+                mine.append(a.take(range(start * per, min(start + step, size) * per), axis))
             parts.append(run(0, [*mine, *arrays[sliced:]]))
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+        columns = zip(zip(*parts, strict=True), axes[sliced:], strict=True)
+        return tuple(np.concatenate(column, axis) for column, axis in columns)
 
     def vjp(
-        self, g: Any, y: Any, *operands: Node, symbol: str, size: Dim, sliced: int, bodies: Sequence[Graph]
+        self,
+        g: Any,
+        y: Any,
+        *operands: Node,
+        symbol: str,
+        size: Dim,
+        sliced: int,
+        axes: tuple[int, ...],
+        bodies: Sequence[Graph],
     ) -> list[Node | None]:
         incoming = as_tuple(g)
         seeded = [i for i, d in enumerate(incoming) if d is not None]
@@ -87,6 +111,7 @@ class _slices(Op):
         symbol: str,
         size: Dim,
         sliced: int,
+        axes: tuple[int, ...],
         bodies: Sequence[Graph],
     ) -> Any:
         whole = rebind(bodies[0], {symbol: size})
@@ -96,17 +121,27 @@ class _slices(Op):
     def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: Any) -> Form:
         return Loop("slices", tuple(attrs.items()), attrs["sliced"], attrs["sliced"])
 
-    def cost(self, *types: TensorType, symbol: str, size: Dim, sliced: int, bodies: Sequence[Graph]) -> Dim:
+    def cost(
+        self,
+        *types: TensorType,
+        symbol: str,
+        size: Dim,
+        sliced: int,
+        axes: tuple[int, ...],
+        bodies: Sequence[Graph],
+    ) -> Dim:
         inside = [n.bodies[0] for n in bodies[0].nodes if n.op.role is Role.REGION]
         return substitute(sum(map(work, inside), work(bodies[0])), {symbol: size})
 
     def samples(self) -> list[Sample]:
-        def attrs(size: Any, sliced: int) -> dict[str, Any]:
-            return {"symbol": "rows", "size": size, "sliced": sliced}
+        def attrs(size: Any, *axes: int) -> dict[str, Any]:
+            return {"symbol": "rows", "size": size, "sliced": 1, "axes": axes}
 
         two = sample_body(["f64[rows,3]", "f64[3]"], lambda x, w: [x * w, x + w])
         wide = sample_body(["f32[2*rows,2]"], lambda x: [x * x])
+        behind = sample_body(["f64[1,rows,2]"], lambda x: [x * x])
         return [
-            Sample(("f64[5,3]", "f64[3]"), attrs(5, 1), bodies=(two,)),
-            Sample(("f32[6,2]",), attrs(3, 1), bodies=(wide,), grad=False),
+            Sample(("f64[1,4,2]",), attrs(4, 1, 1), bodies=(behind,)),
+            Sample(("f64[5,3]", "f64[3]"), attrs(5, 0, 0, 0), bodies=(two,)),
+            Sample(("f32[6,2]",), attrs(3, 0, 0), bodies=(wide,), grad=False),
         ]

@@ -20,7 +20,7 @@ from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
 from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.rebind import rebind
-from rlx.ir.rowwise import is_cut, is_whole, keeps_rows, view_keeps_rows
+from rlx.ir.rowwise import cut_axis, front, is_cut, is_whole, keeps_rows, view_keeps_rows
 from rlx.ir.types import TensorType, Type, tensor_types
 from rlx.ir.views import View, view_layouts
 
@@ -47,14 +47,16 @@ class Axis:
 
     def begins(self, t: TensorType) -> bool:
         """Whether a type of the program has this axis, as it is, in front."""
-        return self.symbol is not None or t.shape[:1] == (self.size,)
+        axis = front(t.shape)
+        return self.symbol is not None or t.shape[axis : axis + 1] == (self.size,)
 
     def loosen_dims(self, dims: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Dims that begin with a multiple of the number of rows."""
-        first, size = (dims or (0,))[0], self.size
+        """Dims that begin, after ones, with a multiple of the number of rows."""
+        axis, size = front(dims), self.size
+        first = dims[axis] if axis < len(dims) else 0
         if not isinstance(first, int) or not isinstance(size, int) or first <= 0 or first % size:
             return dims
-        return (first // size * sym(self.rows), *dims[1:])
+        return (*dims[:axis], first // size * sym(self.rows), *dims[axis + 1 :])
 
     def fasten(self, t: Type) -> tuple[TensorType, ...]:
         """Types of a body as they are for all rows."""
@@ -283,11 +285,12 @@ def find_chains(
 
 
 def _axes(graph: Graph, order: Sequence[int], binding: Mapping[str, int]) -> list[Dim]:
-    """First dims of values, those of most bytes first."""
+    """First dims of values after ones, those of most bytes first."""
     weights: dict[Dim, int] = {}
     for kernel in order:
         for t in tensor_types(graph.nodes[kernel].type):
-            first = t.shape[0] if t.shape else 1
+            axis = front(t.shape)
+            first = t.shape[axis] if axis < t.rank else 1
             if isinstance(first, Expr) and len(symbols(first)) == 1:
                 first = _symbol(first)
             if isinstance(first, Expr) or first > 1:
@@ -386,11 +389,9 @@ def _emit(
                 copy_node(chain.made[r.id], [copies[chain.made[r.id].operands[0].id]], body)
     body.set_outputs({f"y{k}": copies[chain.made[v].id] for k, v in enumerate(escaping)})
     operands = [value(graph.nodes[chain.outside[n.id]]) for n in inputs]
-    attrs = {
-        "symbol": axis.rows,
-        "size": axis.size,
-        "sliced": sum(is_cut(n.tensor, axis.rows) for n in inputs),
-    }
+    cut = [n.tensor for n in inputs if is_cut(n.tensor, axis.rows)]
+    axes = tuple(cut_axis(t, axis.rows) for t in (*cut, *(chain.made[v].tensor for v in escaping)))
+    attrs = {"symbol": axis.rows, "size": axis.size, "sliced": len(cut), "axes": axes}
     where = tuple(dict.fromkeys(w for m in chain.members for w in graph.nodes[m].where))
     node = out.add(get_op("slices"), operands, attrs, (body,), where=where)
     for v, result in zip(escaping, out.results(node), strict=True):

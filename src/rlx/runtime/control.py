@@ -242,7 +242,7 @@ class _Control:
             self.run(0, [*now, *xs, *fixed], [*new, *ys])
             now = new
 
-    def slices(self, symbol: str, size: Any, sliced: int) -> None:
+    def slices(self, symbol: str, size: Any, sliced: int, axes: tuple[int, ...]) -> None:
         total, plan = self.layout.size(size), self.work.bodies[0]
         chunk = plan.binding[symbol]
         one = {**plan.binding, symbol: 1}
