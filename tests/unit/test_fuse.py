@@ -19,7 +19,7 @@ from rlx.cost.profile import GraphIoProfile
 from rlx.errors import VerifyError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
-from rlx.ir.op import Role
+from rlx.ir.op import Role, get_op
 
 NO_DISPATCH = IoFusionGate(0, 0, 25, 25, True, 80_000, 100)
 
@@ -256,6 +256,29 @@ def test_products_that_are_outputs_stay_apart() -> None:
     """Each output has memory of its own, so slices of one result would have to be copied."""
     lir = planned(built(lambda x, a, b: (x @ a, x @ b), (64, 16), params=((16, 64), (16, 64))))
     assert kinds(lir) == ["contract", "contract"] and not lir.trace.decisions[0].verdict
+
+
+# -- layouts
+
+
+@pytest.mark.parametrize("side", ["read", "stored"])
+def test_pieces_do_not_share_a_kernel_with_blocks(side: str) -> None:
+    """In one kernel, every piece would be read across lanes."""
+    g = rlx.Graph("pieces")
+    with g.building():
+        planes = [g.input(f"x{i}", (1, 24, 8, 8), "f32") for i in range(2)]
+        if side == "read":
+            blocked = g.input("b", (1, 2, 8, 8, 16), "f32")
+            planes.append(g.add(get_op("unblock_channels"), (blocked,), {"channels": 24}) * 2.0)
+        y = ops.concat(planes, axis=1)
+        y = g.add(get_op("block_channels"), (y,), {"lanes": 16}) if side == "stored" else y
+    g.set_outputs({"y": y})
+    lir = plan(g)
+    assert len(lir.plan.schedule) == 2
+    (refused,) = [d for d in lir.decisions.refused() if "pieces are joined by one kernel" in d.reason][:1]
+    assert refused.net_ps > 0  # by its price it would pay: the reason is how kernels read
+    feed = {n.attrs["name"]: np.random.default_rng(0).random(n.shape, np.float32) for n in g.inputs}
+    np.testing.assert_allclose(rlx.compile(g).run(feed)["y"], evaluate(g, feed)["y"], rtol=1e-6)
 
 
 # -- recomputing
