@@ -295,9 +295,7 @@ class PlanarEnd(PlanarStore):
             mask = fn.lanes(fn.sub(pixels, first), lanes)
             for j in range(vectors):
                 rows = fn.gep(stage, fn.add(fn.mul(first, width), j * lanes), ELEMENT)
-                loaded = [fn.load(type_, fn.gep(rows, p * width, ELEMENT)) for p in range(lanes)]
-                for c, one in enumerate(fn.transpose(loaded)):
-                    fn.store(one, fn.gep(turned, (j * lanes + c) * lanes, ELEMENT))
+                fn.call(turn_square(self.module, lanes), [rows, width, fn.gep(turned, j * lanes**2, ELEMENT)])
 
             def line(c: Int, _: list[Value]) -> None:
                 sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), ELEMENT))
@@ -307,3 +305,19 @@ class PlanarEnd(PlanarStore):
 
         fn.loop(0, pixels, lanes, [], block)
         return name
+
+
+def turn_square(module: Module, lanes: int) -> str:
+    """Name of the function turn(rows, step, target): target[c][r] = rows[r * step + c] for a square of lanes.
+
+    The kernels of a module share it: in registers it is long.
+    """
+    name = f"rlx_turn_square_{lanes}"
+    if not module.defines(name):
+        params = [("ptr noalias", "rows"), ("i64", "step"), ("ptr noalias", "target")]
+        fn = module.function(name, params, internal=True, noinline=True)
+        rows, step, target = fn.args
+        places = [fn.gep(rows, fn.mul(step, r), ELEMENT) for r in range(lanes)]
+        for c, one in enumerate(fn.transpose([fn.load(vector(ELEMENT, lanes), p) for p in places])):
+            fn.store(one, fn.gep(target, c * lanes, ELEMENT))
+    return name
