@@ -55,3 +55,34 @@ def test_all_loads_are_flat(shape: Any, sizes: Any, new: Any, axis: int) -> None
             flat = collapse(nest, [dense_strides(o.shape) for o in node.operands])
             prims = {e.prim for s in (*flat.stats, *flat.stores) for e in s.body.walk()}
             assert not prims & {"load", "floor_div", "mod"}
+
+
+def test_conditions_that_extents_decide_vanish() -> None:
+    """Pieces of pieces: what is known of an index is not asked again."""
+    g = Graph("pieces")
+    a, b = g.input("a", ("n", 20), "f32"), g.input("b", ("n", 20), "f32")
+    inner = ops.concat([ops.concat([a, -b], axis=0), ops.concat([b, a * 2.0], axis=0)], axis=1)
+    g.output("y", ops.reshape(ops.concat([inner, inner], axis=1), (2 * a.shape[0], 4, 20)) + 1.0)
+    rng = np.random.default_rng(0)
+    for n in (1, 3):
+        feed = {k: rng.standard_normal((n, 20)).astype(np.float32) for k in "ab"}
+        np.testing.assert_array_equal(rlx.compile(g).run(feed)["y"], evaluate(g, feed)["y"])
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [5, 40, "n"])
+def test_a_narrow_last_axis(last: int, rows: Any) -> None:
+    """Lanes run along a wide axis; every element is stored where it belongs, and none beside it."""
+    g = Graph("narrow")
+    parts = [g.input(f"x{i}", (6, rows), "f32") for i in range(last)]
+    turned = [
+        ops.reshape(ops.transpose(x * (i + 1.0), (1, 0)), (x.shape[1], 6, 1)) for i, x in enumerate(parts)
+    ]
+    y = ops.concat(turned, axis=2) if last > 1 else turned[0]
+    g.output("y", ops.where(y > 0.0, y, -y))
+    rng = np.random.default_rng(0)
+    for n in (1, 17, 40) if rows == "n" else (rows,):
+        feed = {f"x{i}": rng.standard_normal((6, n)).astype(np.float32) for i in range(last)}
+        want = evaluate(g, feed)["y"]
+        for how in ({"threads": 1}, {"threads": 2}, {"debug": "poison"}):
+            np.testing.assert_array_equal(rlx.compile(g, **how).run(feed)["y"], want)

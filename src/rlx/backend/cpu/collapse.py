@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rlx.backend.cpu.ranges import decided
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
@@ -140,7 +141,7 @@ def drop_axis(nest: Nest, number: int, merged: bool) -> Nest:
 
 def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
     """The nest with flat loads and as few axes as its accesses allow."""
-    nest = flatten_loads(nest, strides)
+    nest = flatten_loads(map_bodies(nest, lambda body: decided(body, nest.space)), strides)
     number = len(nest.space) - 1
     while number >= 0:
         if nest.space[number] == 1:

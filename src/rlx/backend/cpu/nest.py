@@ -19,10 +19,12 @@ from rlx.backend.cpu.irtypes import Value, vector
 from rlx.backend.cpu.nest_base import NestEmitter
 from rlx.backend.cpu.primitives import register_type
 from rlx.backend.cpu.reduction import Reducer, reducer_for
+from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.transposed import TransposedNest, read_axis
+from rlx.ir.affine import affine
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
-from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, call, const, rebuild
+from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, axis, call, const, rebuild, replace_axes
 
 AHEAD = 1024  # elements that maps ask memory for in advance: long bodies let few loads be on their way
 UNROLL = 4  # independent accumulators of a row reduction, to hide the latency of its chain
@@ -38,6 +40,7 @@ def emit_nest(
     flat = collapse(nest, [slot.steps for slot in inputs])
     frame = KernelFrame(module, name, inputs, outputs)
     if not flat.stats:
+        flat = _wide_axis_last(flat, inputs, module.target)
         turned = read_axis(flat)
         return _MapNest(frame, flat).emit() if turned is None else TransposedNest(frame, flat, turned).emit()
     if flat.outer == len(flat.space):
@@ -45,6 +48,32 @@ def emit_nest(
     if _prefers_columns(flat):
         return _ColumnNest(frame, flat).emit()
     return _RowNest(frame, flat).emit()
+
+
+def _wide_axis_last(nest: Nest, inputs: Sequence[Slot], target: Target) -> Nest:
+    """A map whose last axis leaves most lanes empty runs along the axis that most of its loads are contiguous
+    along, if that is wide enough: its stores are scattered then.
+    """
+    lanes, rank = target.lanes("f32"), len(nest.space)
+    last = nest.space[-1] if rank else lanes
+    if not isinstance(last, int) or 2 * last > lanes:
+        return nest
+    along = [0] * rank
+    for body in bodies(nest):
+        for e in body.walk():
+            whole = e.prim == "at" or (e.prim in LOADS and inputs[e.data].steps[-1:] == (1,))
+            parts = affine(e.args[-1], rank) if whole else None
+            if parts is not None:
+                along = [n + (step == 1) for n, step in zip(along, parts[0], strict=True)]
+    wide = [a for a, d in enumerate(nest.space) if not isinstance(d, int) or d >= lanes]
+    best = max(wide, key=lambda a: (along[a], a), default=None)
+    if best is None or along[best] <= along[-1]:
+        return nest
+    order = [*(a for a in range(rank) if a != best), best]
+    place = [axis(order.index(a)) for a in range(rank)]
+    moved = map_bodies(nest, lambda s: replace_axes(s, place))
+    stores = tuple(replace(s, strides=tuple(s.strides[a] for a in order)) for s in moved.stores)
+    return Nest(tuple(nest.space[a] for a in order), rank, moved.stats, stores)
 
 
 def _with_inner_axis(nest: Nest) -> Nest:
