@@ -340,7 +340,7 @@ def test_refusals() -> None:
 
 
 SCRIPT = """
-import numpy as np, rlx
+import sys, numpy as np, rlx
 from rlx import ops
 from rlx.dist import Mesh, Shard, init
 g = rlx.Graph()
@@ -351,7 +351,7 @@ program = rlx.compile(g, threads=1, mesh=Mesh({"tp": 2}), shardings={"w": {"tp":
 for n in (2, 50, 3):
     x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
     np.testing.assert_allclose(program(x), rlx.compile(g, threads=1)(x), rtol=1e-5, atol=1e-6)
-print("rank", init().this_rank, "fine", len(program.stats["collectives"]))
+sys.stdout.write(f"rank {init().this_rank} fine {len(program.stats['collectives'])}\\n")
 """
 
 
@@ -365,6 +365,56 @@ def launched(script: Path) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+FAULT = """
+import os, time, numpy as np, rlx
+from rlx import ops
+from rlx.dist import Mesh, RankFailed, Timeout, TransportError, init
+transport = init(timeout=4)
+g = rlx.Graph()
+x = g.input("x", (256, 64), "f32")
+g.output("y", ops.tanh(ops.all_reduce(x * 2.0, axis="r", ranks=2)))
+program = rlx.compile(g, threads=THREADS, mesh=Mesh({"r": 2}))
+x = np.full((256, 64), 0.1 * (transport.this_rank + 1), np.float32)
+out = np.empty_like(x)
+run = program.bind({"x": x}, {"y": out})
+for _ in range(200):
+    run()
+np.testing.assert_allclose(out, np.tanh(0.6), rtol=1e-6)
+if transport.this_rank == 1:
+    FATE
+begin = time.monotonic()
+try:
+    run()
+except (RankFailed, Timeout, TransportError) as e:
+    print("named after", round(time.monotonic() - begin), "s:", type(e).__name__, e, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fate", "told"),
+    [
+        ("os._exit(3)", r"named after [01] s: RankFailed .*rank 1 died"),
+        ("raise ValueError('out of cheese')", r"named after [01] s: RankFailed .*rank 1 failed: ValueError"),
+        ("time.sleep(9)", r"named after [45] s: Timeout .*rank 1 is late"),
+        (
+            "transport.barrier()",
+            "TransportError the ranks did not make the same call: rank 0 called all_reduce",
+        ),
+    ],
+    ids=["dies", "raises", "is late", "does something else"],
+)
+def test_native_meetings_name_who_is_missing(fate: str, told: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(FAULT.replace("FATE", fate).replace("THREADS", "2" if "sleep" in fate else "1"))
+    start = (
+        f"import sys; from rlx.cli.main import main; sys.exit(main(['launch', '-n', '2', {str(script)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert re.search(told, done.stdout), done.stdout + done.stderr
 
 
 def test_the_page_about_ranks_runs(capsys: pytest.CaptureFixture[str]) -> None:

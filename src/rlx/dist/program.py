@@ -17,7 +17,9 @@ import numpy as np
 from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
-from rlx.dist.transport import Array, SymmetricTransport
+from rlx.dist.meeting import NativeMeetings
+from rlx.dist.shm import SharedMemoryTransport
+from rlx.dist.transport import Array, SymmetricTransport, address_of
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import InputError, UnsupportedError
 from rlx.ir.graph import Graph, Node
@@ -26,6 +28,7 @@ from rlx.ir.mesh import Mesh, Placements
 from rlx.passes.shard import Sharded, shard
 from rlx.plan.collectives import Exchange, exchanges, report
 from rlx.runtime.context import Context, Step
+from rlx.runtime.driver import RecordError
 from rlx.runtime.program import CompiledProgram
 
 Meeting = Callable[[], None]
@@ -86,6 +89,8 @@ class RankProgram(CompiledProgram):
         self._groups = self._split()
         self._region: SymmetricBuffer | None = None  # of the heap; large enough for all plans so far
         self._running = threading.Lock()
+        processes = {a: g for a, g in self._groups.items() if isinstance(g, SharedMemoryTransport)}
+        self._native = {axis: NativeMeetings(group) for axis, group in processes.items()}
 
     def _split(self) -> dict[str, SymmetricTransport]:
         """A transport per axis that has anybody to meet; all ranks come here in the same order."""
@@ -171,6 +176,27 @@ class RankProgram(CompiledProgram):
             return self.transport.view(self.transport.this_rank, self._region)
         except TransportError:  # ranks of several machines share no memory: collectives copy
             return np.zeros(need, np.uint8)
+
+    def _native_meeting(self, context: Context, id: int) -> tuple[int, list[int]] | None:
+        """The kernel of a collective whose operand is reduced where it lies, between processes."""
+        node, plan = self.graph.nodes[id], context.plan
+        if node.op.family != "collective" or node.attrs["axis"] not in self._native:
+            return None
+        in_place = plan.shared.get(id) == node.operands[0].id and plan.slot(id).space == "heap"
+        if not in_place or context.sizes is not None:
+            return None
+        memory, kind = context.memory[id], ReduceKind(node.attrs["kind"])
+        native = self._native[node.attrs["axis"]]
+        return native.all_reduce(address_of(memory), plan.slot(id).size, node.dtype, kind)
+
+    def _kernel_error(self, e: RecordError) -> Exception:
+        node = self.graph.nodes[int(e.name)]
+        if node.op.family != "collective":
+            return super()._kernel_error(e)
+        failure = self._native[node.attrs["axis"]].failure(e.code)
+        if not isinstance(failure, Exception):  # such as KeyboardInterrupt
+            raise failure
+        return failure
 
     def _meeting(self, context: Context, node: Node) -> Meeting:
         """The collective of a node on the memory of a context."""

@@ -248,6 +248,18 @@ def kernel(dtype: str, kind: ReduceKind) -> Kernel:
     return _reduce_native(dtype, kind, element.itemsize, _native(dtype, kind, False))
 
 
+def native_address(dtype: str, kind: ReduceKind) -> int | None:
+    """Where the native code of a reduction begins: `void (ptr table, i64 n, i64 m, i64 count)`; None if
+    NumPy does it, or parts of elements are reduced."""
+    from rlx.ir.dtype import dtype as find
+
+    element = find(dtype)
+    if element.is_complex or element.storage_only or (element.is_bool and kind is ReduceKind.MEAN):
+        return None
+    found: int = _native(dtype, kind, False).code.address("rlx_reduce")
+    return found
+
+
 @dataclass(frozen=True)
 class _Native:
     """One compiled kernel; the code lives as long as what calls it."""

@@ -14,7 +14,7 @@ from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, runs_in_streams
-from rlx.runtime.control import Layout, Pointer
+from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
 from rlx.runtime.sizes import Evaluate, Sizes
@@ -65,6 +65,7 @@ class Context:
         heap: np.ndarray | None = None,
         ring: np.ndarray | None = None,
         sizes: Sizes | None = None,
+        meet: Callable[[Context, int], tuple[int, list[int]] | None] | None = None,
     ) -> None:
         graph = self.graph = lir.outline
         self.key = tuple([plan.binding[s] for s in plan.dynamic_symbols])  # under which it is kept
@@ -104,6 +105,9 @@ class Context:
         self.later: Context | None = None
         self.left_at = 0
         self.meetings: dict[int, Callable[[], None]] = {}  # collective -> what runs it on this memory
+        # Collectives that are kernels like others: their addresses and arguments.
+        native = {id: meet(self, id) for id in kernels.thunks} if meet is not None else {}
+        self.native_meetings = {id: call for id, call in native.items() if call is not None}
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
         self.steps = self._steps(one_by_one)
         # Whether values at the edges are read by NumPy too: by host thunks, as states, or to be checked.
@@ -125,7 +129,7 @@ class Context:
             if phased and self.plan.phase_of(id) is not phase:
                 flush()
                 phase = self.plan.phase_of(id)
-            if id in self.kernels.thunks:
+            if id in self.kernels.thunks and id not in self.native_meetings:
                 flush()
                 out.append(Step((id,), None, self.kernels.thunks[id], phase=phase))
             elif id in self.kernels.kernels and self.kernels.kernels[id].reveals:
@@ -215,6 +219,10 @@ class Context:
     def _lay_out(self, id: int, layout: Layout) -> None:
         """The calls of a node: one, or those of its bodies."""
         node, work = self.graph.nodes[id], self.plan.work.get(id)
+        if id in self.native_meetings:
+            address, words = self.native_meetings[id]
+            layout.calls.append(Call(address, str(id), [], words, serial=True))
+            return
         operands = [self.pointer(o.id) for o in node.operands]
         results = [self.pointer(r.id) for r in self.graph.results(node)]
         if work is not None:

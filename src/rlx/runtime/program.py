@@ -503,7 +503,7 @@ class CompiledProgram:
                 data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
                 context.raw(target.id)[: data.size] = data  # there may be room for more
 
-    def _kernel_error(self, e: RecordError) -> KernelError:
+    def _kernel_error(self, e: RecordError) -> Exception:
         node = self.graph.nodes[int(e.name)]
         what = MESSAGES.get(e.code, f"error code {e.code}")
         return KernelError(f"kernel {self.describe(node)}: {what}", node.where)
@@ -550,6 +550,10 @@ class CompiledProgram:
         """Memory that other ranks see too, for the heap space of a plan."""
         return None
 
+    def _native_meeting(self, context: Context, id: int) -> tuple[int, list[int]] | None:
+        """Kernel and arguments of a collective that needs no host."""
+        return None
+
     def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Context:
         plan = self.plan_for(binding)
         values = self._dims([plan.binding[s] for s in self._symbols])
@@ -566,6 +570,7 @@ class CompiledProgram:
             profile=profile,
             heap=self._heap(plan),
             sizes=self._sizes,
+            meet=self._native_meeting,
         )
         made.move_to(binding)
         return made
