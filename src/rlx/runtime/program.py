@@ -25,7 +25,7 @@ from rlx.runtime.driver import RecordError
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.memory import aligned_empty
 from rlx.runtime.sizes import Sizes
-from rlx.runtime.trace import Run, spans
+from rlx.runtime.trace import Run, best_times, spans
 from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
@@ -593,11 +593,4 @@ class CompiledProgram:
 
     def profile(self, inputs: Mapping[str, Any], rounds: int = 10) -> list[tuple[Node, float]]:
         """(kernel, microseconds on thread 0) in schedule order: the best of several rounds."""
-        best: dict[int, float] = {}
-        for run in self.trace(inputs, rounds):
-            spent: dict[int, float] = {}
-            for span in run.spans:
-                if span.thread == 0:  # a loop has a span per kernel and step
-                    spent[span.node.id] = spent.get(span.node.id, 0.0) + span.microseconds
-            best = {id: min(best.get(id, np.inf), t) for id, t in spent.items()}
-        return [(self.graph.nodes[id], t) for id, t in best.items()]
+        return [(self.graph.nodes[id], t) for id, t in best_times(self.trace(inputs, rounds)).items()]

@@ -57,6 +57,18 @@ def spans(context: Context | None) -> list[Span]:
     return out
 
 
+def best_times(runs: Sequence[Run]) -> dict[int, float]:
+    """Kernel -> microseconds on thread 0, the best of several runs, in the order in which they ran."""
+    best: dict[int, float] = {}
+    for run in runs:
+        spent: dict[int, float] = {}
+        for span in run.spans:
+            if span.thread == 0:  # a loop has a span per kernel and step
+                spent[span.node.id] = spent.get(span.node.id, 0.0) + span.microseconds
+        best = {id: min(best.get(id, t), t) for id, t in spent.items()}
+    return best
+
+
 def chrome_trace(program: CompiledProgram, runs: Sequence[Run]) -> dict[str, Any]:
     """Runs as a document for Perfetto or chrome://tracing; times in microseconds from the first call.
 
