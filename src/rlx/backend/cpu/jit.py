@@ -57,7 +57,7 @@ def _machine(target: Target, level: int) -> Any:
 
 
 def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[Any, Any]:
-    """The module of `text`, checked, and the machine that makes code of it (options: see `compile_object`)."""
+    """The module of `text`, checked, and the machine that makes its code (options as in `compile_object`)."""
     llvm = _llvm()
     try:
         module = llvm.parse_assembly(text)
