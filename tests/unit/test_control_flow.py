@@ -13,7 +13,7 @@ from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.lir import run_lir
 from rlx.compile import plan
-from rlx.errors import PlanError
+from rlx.errors import PlanError, RlxError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferSlot, LirModule
 
@@ -340,3 +340,36 @@ def test_an_endless_loop_can_be_interrupted(threads: int) -> None:
     finally:
         signal.signal(signal.SIGALRM, old)
     assert program.run({"start": np.array(3), "most": np.array(10)})["y"] == 10
+
+
+# -- traced functions: every dim is a symbol
+
+
+def bounded(x: Any, w: Any) -> Any:
+    y = ops.cond(ops.sum(x) > 0.0, lambda a: ops.tanh(a @ w), lambda a: (a @ w) * 2.0, x)
+    z = ops.while_loop(lambda c: ops.sum(c * c) > 1.0, lambda c: c * 0.5, y, max_trips=8)
+    return ops.sum(z * z)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gradients_run_natively(sign: int) -> None:
+    step = rlx.jit(rlx.value_and_grad(bounded, argnums=(1,)))
+    x, w = np.abs(values(4, 6)) * np.float32(sign), values(6, 5, seed=1)
+    _, (slope,) = step(x, w)
+    assert not step.program(x, w).stats["host_thunks"]
+    toward, eps = values(6, 5, seed=2), np.float32(1e-2)
+    change = (step(x, w + eps * toward)[0] - step(x, w - eps * toward)[0]) / (2 * eps)
+    np.testing.assert_allclose((slope * toward).sum(), change, rtol=1e-2, atol=1e-3)
+
+
+def test_assumptions_of_bodies_are_guards() -> None:
+    """Sizes that only a body wants equal: other ones are refused when they come, not when it is compiled."""
+    g = Graph("guarded")
+    x, w = g.input("x", (3, "a"), "f32"), g.input("w", ("b", 4), "f32")
+    p = g.input("p", (), "bool")
+    g.output("y", ops.cond(p, lambda: x @ w, lambda: ops.zeros((3, 4), "f32")))
+    program = rlx.compile(g)
+    feed = {"x": values(3, 5), "w": values(5, 4), "p": np.array(True)}
+    np.testing.assert_allclose(program.run(feed)["y"], feed["x"] @ feed["w"], rtol=1e-5, atol=1e-6)
+    with pytest.raises(RlxError, match="equal"):
+        program.run({**feed, "w": values(6, 4)})

@@ -111,11 +111,19 @@ class Placer:
         if missing:
             told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
             raise GuardError(told)
-        check_constraints(self.graph.constraints, binding)
+        self._check_guards(binding)
         made = self.unchecked({**binding, **(room or {})})
         if self.budget is not None and made.arena_size > self.budget:
             raise OverBudgetError(made, self.budget)
         return made
+
+    def _check_guards(self, binding: Mapping[str, int]) -> None:
+        """Assumptions of the program and of the bodies in it hold."""
+        check_constraints(self.graph.constraints, binding)
+        for inner in self.inner.values():
+            if inner.cut is None:  # slices assume nothing more than the program
+                for body in inner.bodies:
+                    body._check_guards(binding)
 
     def unchecked(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """Slots for a binding, whatever its guards and the budget say."""
@@ -268,7 +276,7 @@ class Placer:
 
     def _workspace(self, inner: Inner, binding: Mapping[str, int]) -> LirWorkspace:
         """What the bodies of a node need, not placed yet."""
-        plans = tuple(p.plan({s: binding[s] for s in p.symbols}) for p in inner.bodies)
+        plans = tuple(p.unchecked({s: binding[s] for s in p.symbols}) for p in inner.bodies)
         empty = LirWorkspace(LirBufferSlot(0, 0), plans, inner.carries)
         return replace(empty, slot=LirBufferSlot(0, empty.needed))
 
