@@ -33,7 +33,8 @@ def recompute_once(program: Steps, costs: Mapping[int, int]) -> tuple[Steps, Aga
 
     >>> def step(i, *reads):
     ...     return Step(i, tuple((r, 0) for r in reads), ((i, 0),))
-    >>> early = Steps((step(0), step(1, 0), step(2, 1), step(3, 2, 0)), {0: 100, 1: 100, 2: 10, 3: 10})
+    >>> sizes = {0: 100, 1: 100, 2: 10, 3: 10}
+    >>> early = Steps((step(0), step(1, 0), step(2, 1), step(3, 2, 0)), sizes, kept=frozenset({3}))
     >>> early.peak()
     210
     >>> made, again = recompute_once(early, {0: 5})
