@@ -1,17 +1,20 @@
 """Collectives against a memcpy that all ranks do at the same time, in the same lap.
 
-    python bench/collectives.py --ranks 2                 # processes with shared memory python
-    bench/collectives.py --ranks 2 --mpi           # under mpiexec, with MPI's own collectives beside ours
+    python bench/collectives.py            # where mpi4py is: under mpiexec, MPI's collectives beside ours
+    python bench/collectives.py --no-mpi   # processes with shared memory, started by rlx itself
 
 Every lap runs each candidate once, so a noisy neighbour hits all of them; the ratio of a lap is memcpy time
 per byte over candidate time per byte moved, and the median over laps counts. "heap" means that arrays lie
 in the symmetric heap; "private" that they are ordinary arrays. memcpy is one rank's private copy, met by a
-barrier before and after like the collectives' own meetings.
+barrier before and after like the collectives' own meetings. FLOORS says what is promised for arrays in the
+heap of two ranks with a core each; the verdict stands beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import statistics
 import sys
 import time
@@ -23,12 +26,26 @@ from typing import Any
 import numpy as np
 
 import rlx.dist as dist
+from rlx.bench.quiet import take_precedence
 from rlx.dist.environment import mpi_rank
-from rlx.dist.launch import launch
+from rlx.dist.launch import find_mpiexec, launch
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
-LARGEST = max(SIZES)
+# Percent of memcpy per byte, by collective and size; None stands for the other sizes.
+FLOORS = {
+    ("all_reduce", MIB): 75,
+    ("all_reduce", 64 * MIB): 90,
+    ("all_gather", None): 100,
+    ("all_to_all", None): 85,
+}
+BARRIER_FLOOR = 2.0  # microseconds
+MPI_NAMES = {
+    "all_reduce": "Allreduce",
+    "all_gather": "Allgather",
+    "broadcast": "Bcast",
+    "all_to_all": "Alltoall",
+}
 
 
 @dataclass
@@ -76,25 +93,28 @@ def candidates(transport: dist.SymmetricTransport, size: int) -> list[Candidate]
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
+        theirs: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(world.Allreduce, MPI.IN_PLACE, private),
+            "all_gather": partial(world.Allgather, private, gathered),
+            "broadcast": partial(world.Bcast, private, 0),
+            "all_to_all": partial(world.Alltoall, private, exchanged),
+        }
         made += [
-            Candidate("MPI Allreduce", partial(world.Allreduce, MPI.IN_PLACE, private)),
-            Candidate("MPI Allgather", partial(world.Allgather, private, gathered), n),
-            Candidate("MPI Bcast", partial(world.Bcast, private, 0)),
-            Candidate("MPI Alltoall", partial(world.Alltoall, private, exchanged)),
+            Candidate(f"MPI {MPI_NAMES[name]}", call, n if name == "all_gather" else 1)
+            for name, call in theirs.items()
         ]
     return made
 
 
 def measure(transport: dist.SymmetricTransport, made: list[Candidate], size: int, seconds: float) -> None:
-    repeats = max(1, 4 * MIB // size)
-    for candidate in made:
-        candidate.run()
+    repeats = max(1, 8 * MIB // size)
     end = time.monotonic() + seconds
     laps = 0
     # The first rank decides when it is enough, because clocks differ.
     while laps < 5 or dist.broadcast(transport, None, np.array([time.monotonic() < end]))[0]:
         laps += 1
         for candidate in made:
+            candidate.run()  # others have had the caches
             transport.barrier()
             start = time.perf_counter()
             for _ in range(repeats):
@@ -104,14 +124,27 @@ def measure(transport: dist.SymmetricTransport, made: list[Candidate], size: int
 
 def report(made: list[Candidate], size: int) -> None:
     base = made[0]
+    by_name = {candidate.name: candidate for candidate in made}
     print(f"{size // KIB} KiB per rank, {len(base.seconds)} laps")
     for candidate in made:
-        ratios = [m * candidate.moved / c for m, c in zip(base.seconds, candidate.seconds, strict=True)]
+        share = lap_ratio(base, candidate) * candidate.moved
         middle = statistics.median(candidate.seconds)
         speed = candidate.moved * size / middle / 1e9
         best = min(base.seconds) * candidate.moved / min(candidate.seconds)
-        share = f"{100 * statistics.median(ratios):4.0f} % of memcpy per byte (best laps {100 * best:.0f} %)"
-        print(f"  {candidate.name:24} {middle * 1e6:10.1f} us  {speed:6.2f} GB/s  {share}")
+        line = f"  {candidate.name:24} {middle * 1e6:10.1f} us  {speed:6.2f} GB/s"
+        line += f"  {100 * share:4.0f} % of memcpy (best laps {100 * best:3.0f} %)"
+        name, _, place = candidate.name.partition(" ")
+        floor = FLOORS.get((name, size), FLOORS.get((name, None)))
+        if floor and place == "heap":
+            line += f", floor {floor} %: {'held' if 100 * share >= floor else 'MISSED'}"
+        if theirs := by_name.get(f"MPI {MPI_NAMES.get(name)}"):
+            line += f", {lap_ratio(theirs, candidate):.1f} x MPI's speed"
+        print(line)
+
+
+def lap_ratio(base: Candidate, other: Candidate) -> float:
+    """How many times as fast as `base` the other is, the median over laps."""
+    return statistics.median(a / b for a, b in zip(base.seconds, other.seconds, strict=True))
 
 
 def barrier_time(transport: dist.SymmetricTransport) -> float:
@@ -126,19 +159,37 @@ def barrier_time(transport: dist.SymmetricTransport) -> float:
     return best * 1e6
 
 
-def work(seconds: float) -> None:
+def work(seconds: float, sizes: list[int]) -> None:
+    take_precedence()
     transport = dist.init()
+    cores = sorted(os.sched_getaffinity(0))
+    if transport.num_ranks <= len(cores):  # on a busy machine ranks may land on one core, and stay there
+        os.sched_setaffinity(0, {cores[transport.this_rank]})
     barrier = barrier_time(transport)
     if transport.this_rank == 0:
+        verdict = "held" if barrier < BARRIER_FLOOR else "MISSED"
         print(
-            f"{transport.num_ranks} ranks, {type(transport).__name__}; barrier {barrier:.2f} us", flush=True
+            f"{transport.num_ranks} ranks, {type(transport).__name__}; "
+            f"barrier {barrier:.2f} us, floor {BARRIER_FLOOR} us: {verdict}",
+            flush=True,
         )
-    for size in SIZES:
+    for size in sizes:
         made = candidates(transport, size)
         measure(transport, made, size, seconds)
         if transport.this_rank == 0:
             report(made, size)
             sys.stdout.flush()
+
+
+def has_mpi() -> bool:
+    """Whether this environment has mpi4py and an mpiexec."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return False
+    try:
+        find_mpiexec()
+    except dist.TransportError:
+        return False
+    return True
 
 
 def main() -> int:
@@ -147,14 +198,16 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3.0, help="per size")
-    parser.add_argument("--mpi", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of an array")
+    parser.add_argument("--mpi", action=argparse.BooleanOptionalAction, default=has_mpi())
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.seconds)
+        work(options.seconds, options.sizes)
         return 0
-    arguments = ["--worker", "--seconds", str(options.seconds)]
-    heap_bytes = sum(SIZES) + MIB
+    take_precedence()  # mpiexec and its ranks inherit it
+    arguments = ["--worker", "--seconds", str(options.seconds), "--sizes", *map(str, options.sizes)]
+    heap_bytes = sum(options.sizes) + MIB
     return launch(options.ranks, __file__, arguments, mpi=options.mpi, heap_size=heap_bytes)
 
 

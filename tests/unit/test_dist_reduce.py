@@ -12,7 +12,8 @@ from rlx.backend.cpu.jit import assembly, compile_object
 from rlx.backend.cpu.target import resolve
 from rlx.dist import ReduceKind, sync
 from rlx.dist import reduce as module
-from rlx.dist.reduce import copy_bytes, emit, kernel
+from rlx.dist.copies import copy_bytes
+from rlx.dist.reduce import emit, kernel
 from rlx.dist.transport import address_of
 from rlx.errors import DTypeError
 from rlx.ir.dtype import dtype
@@ -90,3 +91,11 @@ def test_copies(count: int, source: int, destination: int, total: int) -> None:
     copy_bytes(address_of(b) + destination, address_of(a) + source, count, total)
     assert (b[destination : destination + count] == a[source : source + count]).all()
     assert not b[:destination].any() and not b[destination + count :].any()
+
+
+@pytest.mark.parametrize("shift", [-5000, -64, -1, 0, 1, 64, 5000])
+def test_a_copy_within_one_array(shift: int) -> None:
+    a = np.arange(20_000).astype(np.uint8)
+    expected = a[7000:13_000].copy()
+    copy_bytes(address_of(a) + 7000 + shift, address_of(a) + 7000, 6000)
+    assert (a[7000 + shift : 13_000 + shift] == expected).all()

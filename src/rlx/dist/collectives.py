@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from rlx.dist.copies import copy_bytes
 from rlx.dist.errors import LengthMismatch, OutOfBounds, TransportError
-from rlx.dist.reduce import Kernel, copy_bytes, kernel
+from rlx.dist.reduce import Kernel, kernel
 from rlx.dist.transport import Array, Call, Outgoing, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -12,9 +13,9 @@ from typing import Any, Self
 
 from rlx.dist import sync
 from rlx.dist.allocator import SymmetricAllocator
+from rlx.dist.copies import copy_bytes, hand_over
 from rlx.dist.errors import LengthMismatch, RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, STAGE_BYTES, SymmetricHeap
-from rlx.dist.reduce import copy_bytes
 from rlx.dist.transport import (
     Array,
     Call,
@@ -32,8 +33,9 @@ from rlx.dist.types import Rank, SymmetricBuffer
 
 # A waiter looks after deaths and deadlines this often.
 SLICE_NANOSECONDS = 10_000_000
-# About 100 us of looking and giving the core away before a waiter sleeps: waking up would cost as much.
-SPINS = 400
+# Looks before a waiter gives its core away, which it may not get back for milliseconds: about 80 us where
+# every rank can have a core, 1 us where one may wait for that very core. About 100 us later it sleeps.
+PATIENT_PAUSES, FEW_PAUSES = 4096, 64
 # Arrays in the heap up to this size are staged like any other: copying them is cheaper than a second barrier.
 IN_PLACE_BYTES = 16 << 10
 
@@ -79,7 +81,8 @@ class MappedTransport(ABC):
         self._table_address = ctypes.addressof(self._table)
         self._table[sync.LINES] = ctypes.addressof(self._lines)
         self._table[sync.MEMBERS], self._table[sync.ME] = self.num_ranks, self.this_rank
-        self._table[sync.SPINS] = SPINS
+        roomy = self._heap.num_ranks <= len(os.sched_getaffinity(0))
+        self._table[sync.SPINS] = (PATIENT_PAUSES if roomy else FEW_PAUSES) + sync.YIELDS
         self._table[sync.NANOSECONDS] = SLICE_NANOSECONDS
 
     # ---- what threads and processes do differently
@@ -108,7 +111,7 @@ class MappedTransport(ABC):
         data = as_bytes(src)
         place = self._address(buf)
         check_length(buf, data)
-        copy_bytes(place, address_of(data), buf.len)
+        hand_over(place, address_of(data), buf.len)
 
     def get(self, buf: SymmetricBuffer, dst: Any) -> None:
         """Copy the region of `buf.rank` into `dst`."""
@@ -379,7 +382,7 @@ class MappedTransport(ABC):
         for receiver, (offset, length) in enumerate(out.regions):
             size = min(length - done, piece)
             if size > 0 and (alone or receiver != self.this_rank):
-                copy_bytes(stage + receiver * piece, address + offset + done, size)
+                hand_over(stage + receiver * piece, address + offset + done, size)
 
     def _step(self, out: Outgoing, lengths: list[int], done: int) -> Step:
         """What stands in the staging areas for this rank."""

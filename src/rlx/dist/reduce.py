@@ -31,8 +31,6 @@ UNROLL = 4
 # From this many bytes of results on, stores go past the caches: the lines would be evicted before they are
 # read.
 STREAM_BYTES = 16 << 20
-STREAM_COPY_BYTES = 4 << 20
-ALIGN_COPY_BYTES = 4 << 10
 VECTOR_ALIGN = 64
 
 _STORAGE = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat", "bool": "i8"}
@@ -295,25 +293,6 @@ def _reduce_native(dtype: str, kind: ReduceKind, itemsize: int, plain: _Native) 
         chosen.call(table, n, m, count)
 
     return reduce
-
-
-def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> None:
-    """Copy memory; past the caches if it is part of a large copy of `total` bytes. Releases the GIL.
-
-    >>> a, b = np.arange(3), np.zeros(3, np.int64)
-    >>> copy_bytes(b.ctypes.data, a.ctypes.data, a.nbytes); b.tolist()
-    [0, 1, 2]
-    """
-    if nbytes >= ALIGN_COPY_BYTES and (head := -destination % VECTOR_ALIGN):
-        # Stores that straddle cache lines cost a third of the speed; loads that do cost little.
-        ctypes.memmove(destination, source, head)
-        destination, source, nbytes = destination + head, source + head, nbytes - head
-    if max(nbytes, total) >= STREAM_COPY_BYTES and destination % VECTOR_ALIGN == 0:
-        # The reduction of one array is a copy, and its streaming stores beat those of libc.
-        table = struct.pack("2q", source, destination)
-        _native("u8", ReduceKind.MAX, True).call(table, 1, 1, nbytes)
-    elif nbytes:
-        ctypes.memmove(destination, source, nbytes)
 
 
 def _reduce_stored(

@@ -34,8 +34,8 @@ LINES, MEMBERS, ME, MY_EPOCH, SPINS, SECONDS, NANOSECONDS, TAG, LENGTH, PLACE, R
 # yet.
 LENGTHS_DIFFER, TAGS_DIFFER, SOME_PLACES = 1, 2, 4
 
-# The first rounds of spinning only pause, the rest give the core away.
-PAUSES = 64
+# The last rounds of spinning give the core away, those before only pause.
+YIELDS = 336
 
 _FUTEX_ON_X86, _FUTEX_ON_ARM = 202, 98
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, 2**31 - 1
@@ -78,6 +78,7 @@ def _emit_wait_word(module: Module) -> None:
     params = [("ptr", "word"), ("i32", "goal"), ("i64", "spins"), ("ptr", "slice")]
     f = module.function("rlx_wait_word", params, returns="i64")
     word, goal, spins, time_slice = f.args
+    pauses = f.sub(spins, YIELDS)
 
     def reached() -> Value:
         return f.call("rlx_reached", [word, goal], "i1")
@@ -87,7 +88,7 @@ def _emit_wait_word(module: Module) -> None:
 
     def spin(carried: list[Value]) -> list[Value]:
         # At first the other is only late by a moment; later it may be waiting for this very core.
-        f.branch(f.cmp("slt", carried[0], PAUSES), f.pause, lambda: f.call("sched_yield", [], "i32"))
+        f.branch(f.cmp("slt", carried[0], pauses), f.pause, lambda: f.call("sched_yield", [], "i32"))
         return [f.value(f.add(carried[0], 1))]
 
     def sleep() -> None:
