@@ -312,8 +312,9 @@ class Fuser:
         if not wider.span.acyclic:
             return "another kernel between them needs one and feeds the other", compute
         if node.id in self.group_of:
-            other = self.groups[self.group_of[node.id]]
-            return f"%{node.id} is in the kernel of %{other.nodes[0]} already", compute
+            others = [i for i in self.groups[self.group_of[node.id]].nodes if i != node.id]
+            beside = f" with %{others[0]}" if others else " of its own"
+            return f"%{node.id} is in a kernel{beside} already", compute
         why_not = wider.fit.refuse_outputs(wider.outputs) or self.kernel_refused(wider)
         return why_not or "the gate finds that it does not pay", compute
 
