@@ -1,10 +1,10 @@
-"""All-reduces that a native program makes by itself, where ranks are processes of one machine.
+"""Collectives that a native program runs by itself, where ranks are processes of one machine.
 
-A kernel of the program's own list meets the other ranks at the group's barrier, reduces this rank's slice
-where it lies in all heaps, and meets them again. It is what `all_reduce` does with arrays in the heap,
-without leaving native code. Ranks of one program come within microseconds of each other, so where each has a
-core it first waits without giving it away. Later it calls back into Python from time to time, which looks
-after deaths and deadlines as in any other meeting.
+A kernel of the program's own list meets the other ranks at the group's barrier, reduces or copies what lies
+in their heaps for this rank, and meets them again. It is what `rlx.dist.collectives` do with arrays in the
+heap, without leaving native code. Ranks of one program come within microseconds of each other, so where each
+has a core it first waits without giving it away. Later it calls back into Python from time to time, which
+looks after deaths and deadlines as in any other meeting.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ if TYPE_CHECKING:
     from rlx.dist.shm import SharedMemoryTransport
     from rlx.ir.dtype import DType
 
-NAME = "rlx_all_reduce"
+NAME = "rlx_meet"
 ARGUMENT = 3  # of the kernel: the address of its table, behind the fields that every kernel has
-STOPPED, DIFFERENT = (
-    1001,
-    1002,
-)  # error codes: a look around ended the wait; the ranks came for different calls
+STOPPED, DIFFERENT = 1001, 1002  # error codes: the wait was ended; the ranks came for different calls
 
-# The kernel's table, in 8-byte fields: what to post, whom to call, and the reduction of this rank's slice.
-POST, TAG, LENGTH, PLACE, ARRIVE, WAIT, LOOK, PAUSES, REDUCE, POINTERS, RANKS, COUNT, FIELDS = range(13)
+# The kernel's table, in 8-byte fields: what to post and whom to call, then what to do in between. It ends
+# with pointers: one source for each rank, then the destinations. Without a reduction `COUNT` bytes are copied
+# from each source to its destination.
+POST, TAG, LENGTH, PLACE, ARRIVE, WAIT, LOOK, PAUSES, REDUCE, RANKS, PLACES, COUNT, POINTERS = range(13)
 PATIENCE = 4000  # pauses, some 100 us
 _ENDED = 1 << 20  # a verdict beside those of `sync`
 
 
 def emit(target: Target) -> str:
-    """LLVM IR of `void rlx_all_reduce(ptr args, i64 thread, i64 threads)`, a kernel for one thread."""
+    """LLVM IR of `void rlx_meet(ptr args, i64 thread, i64 threads)`, a kernel for one thread."""
     from rlx.backend.cpu.irtext import Module
 
     module = Module(target)
@@ -94,15 +93,24 @@ def emit(target: Target) -> str:
     def is_ended(verdict: Value) -> Value:
         return f.value(f.cmp("ne", f.and_(verdict, _ENDED), 0))
 
-    def reduce() -> None:
-        ranks = f.field(table, RANKS)
-        pointers = f.field(table, POINTERS, "ptr")
-        f.call(f.field(table, REDUCE, "ptr"), [pointers, ranks, ranks, f.field(table, COUNT)])
-        f.branch(is_ended(meet(0, 0)), lambda: fail(STOPPED))  # nobody reads on before all have written
+    def exchange() -> None:
+        ranks, count, pointers = f.field(table, RANKS), f.field(table, COUNT), f.gep(table, POINTERS, "i64")
+        reduction = f.field(table, REDUCE, "ptr")
+
+        def reduce() -> None:
+            f.call(reduction, [pointers, ranks, f.field(table, PLACES), count])
+
+        def copy(rank: Any, _: list[Value]) -> None:
+            to, source = f.field(pointers, f.add(rank, ranks), "ptr"), f.field(pointers, rank, "ptr")
+            f.call("memcpy", [to, source, count], "ptr")
+
+        copies = f.cmp("eq", f.field(table, REDUCE), 0)
+        f.branch(copies, lambda: f.loop(0, ranks, 1, [], copy), reduce)
+        f.branch(is_ended(meet(0, 0)), lambda: fail(STOPPED))  # nobody writes on before all have read
 
     def together(verdict: Value) -> None:
         differ = f.and_(verdict, sync.TAGS_DIFFER | sync.LENGTHS_DIFFER)
-        f.branch(f.cmp("ne", differ, 0), lambda: fail(DIFFERENT), reduce)
+        f.branch(f.cmp("ne", differ, 0), lambda: fail(DIFFERENT), exchange)
 
     arrived = meet(f.field(table, LENGTH), f.field(table, PLACE))
     f.branch(is_ended(arrived), lambda: fail(STOPPED), lambda: together(arrived))
@@ -115,40 +123,97 @@ def _kernel() -> tuple[object, int]:
     return code, code.address(NAME)
 
 
+NativeCall = tuple[int, np.ndarray]
+"""Address of the kernel, and its table."""
+
+
 class NativeMeetings:
-    """Makes the argument tables of one group's all-reduces, and remembers why a wait was ended."""
+    """Makes the tables of one group's collectives, and remembers why a wait was ended.
+
+    Operands lie in this rank's heap; results of those that are not in place lie anywhere. The memory must
+    stay where it is. What Python has to do, because of its dtype or size, gives None.
+    """
 
     def __init__(self, group: SharedMemoryTransport) -> None:
         self._group = group
         self._failure: BaseException | None = None
         self._epoch, self._deadline = -1, 0.0
         self._look = ctypes.CFUNCTYPE(ctypes.c_int64)(self._look_around)
-        self._keep: list[object] = []
 
     def all_reduce(
-        self, address: int, nbytes: int, dtype: DType, kind: ReduceKind
-    ) -> tuple[int, list[int]] | None:
-        """The kernel and its arguments for an array in this rank's heap; None where Python has to do it."""
-        group = self._group
+        self, x: int, result: int, nbytes: int, dtype: DType, kind: ReduceKind
+    ) -> NativeCall | None:
+        """Reduce in place: each rank its slice, in the heaps of all."""
+        slices = _slices(nbytes, self._group.num_ranks, math.lcm(64, dtype.itemsize))
+        start, size = slices[self._group.this_rank]
+        places = self._everywhere(x + start)
+        return self._reduction("all_reduce", x, nbytes, dtype, kind, places, places, size)
+
+    def reduce_scatter(
+        self, x: int, result: int, nbytes: int, dtype: DType, kind: ReduceKind
+    ) -> NativeCall | None:
+        """Reduce this rank's part of what all have."""
+        part = nbytes // self._group.num_ranks
+        sources = self._everywhere(x + self._group.this_rank * part)
+        return self._reduction("reduce_scatter", x, nbytes, dtype, kind, sources, [result], part)
+
+    def all_gather(
+        self, x: int, result: int, nbytes: int, dtype: DType, kind: ReduceKind
+    ) -> NativeCall | None:
+        """Copy what all have, one after the other."""
+        places = [result + rank * nbytes for rank in range(self._group.num_ranks)]
+        return self._copies("all_gather", x, nbytes, dtype, self._everywhere(x), places, nbytes)
+
+    def all_to_all(
+        self, x: int, result: int, nbytes: int, dtype: DType, kind: ReduceKind
+    ) -> NativeCall | None:
+        """Copy this rank's parts of what all have."""
+        part = nbytes // self._group.num_ranks
+        sources = self._everywhere(x + self._group.this_rank * part)
+        places = [result + rank * part for rank in range(self._group.num_ranks)]
+        return self._copies("all_to_all", x, nbytes, dtype, sources, places, part)
+
+    def _everywhere(self, address: int) -> list[int]:
+        """An address in this rank's heap, in the heaps of all ranks."""
+        return [heap + address - self._group._own_heap for heap in self._group._heaps]
+
+    def _reduction(
+        self,
+        op: str,
+        x: int,
+        nbytes: int,
+        dtype: DType,
+        kind: ReduceKind,
+        sources: list[int],
+        places: list[int],
+        size: int,
+    ) -> NativeCall | None:
         reduce = native_address(dtype.name, kind)
         if reduce is None or not 0 < nbytes < STREAM_BYTES:
             return None
-        code, kernel = _kernel()
-        offset = address - group._own_heap
-        start, size = _slices(nbytes, group.num_ranks, math.lcm(64, dtype.itemsize))[group.this_rank]
-        places = [heap + offset + start for heap in group._heaps]
-        pointers = np.array([*places, *places], np.int64)
-        native: Any = sync.sync().code
-        table = np.zeros(FIELDS, np.int64)
-        table[POST], table[TAG] = group._table_address, Call("all_reduce", dtype.name, kind.value).tag
-        table[LENGTH], table[PLACE] = nbytes, offset + 1
-        table[ARRIVE], table[WAIT] = native.address("rlx_arrive"), native.address("rlx_wait")
-        table[PAUSES] = PATIENCE if len(os.sched_getaffinity(0)) >= group.num_ranks else 0
+        call = Call(op, dtype.name, kind.value)
+        return self._call(call, x, nbytes, reduce, sources, places, size // dtype.itemsize)
+
+    def _copies(
+        self, op: str, x: int, nbytes: int, dtype: DType, sources: list[int], places: list[int], size: int
+    ) -> NativeCall | None:
+        if not 0 < nbytes < STREAM_BYTES:
+            return None
+        return self._call(Call(op, dtype.name), x, nbytes, 0, sources, places, size)
+
+    def _call(
+        self, call: Call, x: int, nbytes: int, reduce: int, sources: list[int], places: list[int], count: int
+    ) -> NativeCall:
+        group, native = self._group, sync.sync().code
+        table = np.zeros(POINTERS + len(sources) + len(places), np.int64)
+        table[POST], table[TAG], table[LENGTH] = group._table_address, call.tag, nbytes
+        table[PLACE] = x - group._own_heap + 1
+        table[ARRIVE], table[WAIT] = (native.address(f"rlx_{name}") for name in ("arrive", "wait"))  # type: ignore[attr-defined]
         table[LOOK] = ctypes.cast(self._look, ctypes.c_void_p).value or 0
-        table[REDUCE], table[POINTERS] = reduce, pointers.ctypes.data
-        table[RANKS], table[COUNT] = group.num_ranks, size // dtype.itemsize
-        self._keep += [code, native, table, pointers]
-        return kernel, [table.ctypes.data]
+        table[PAUSES] = PATIENCE if len(os.sched_getaffinity(0)) >= group.num_ranks else 0
+        table[REDUCE], table[RANKS], table[PLACES], table[COUNT] = reduce, len(sources), len(places), count
+        table[POINTERS:] = [*sources, *places]
+        return _kernel()[1], table
 
     def _look_around(self) -> int:
         """Called by a waiting kernel once in a while; not 0 ends the wait."""

@@ -17,11 +17,12 @@ import numpy as np
 from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
-from rlx.dist.meeting import NativeMeetings
+from rlx.dist.meeting import NativeCall, NativeMeetings
 from rlx.dist.shm import SharedMemoryTransport
 from rlx.dist.transport import Array, SymmetricTransport, address_of
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import InputError, UnsupportedError
+from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import PLACED, LirBufferPlan
 from rlx.ir.mesh import Mesh, Placements
@@ -177,17 +178,25 @@ class RankProgram(CompiledProgram):
         except TransportError:  # ranks of several machines share no memory: collectives copy
             return np.zeros(need, np.uint8)
 
-    def _native_meeting(self, context: Context, id: int) -> tuple[int, list[int]] | None:
-        """The kernel of a collective whose operand is reduced where it lies, between processes."""
+    def _native_meeting(self, context: Context, id: int) -> NativeCall | None:
+        """The kernel of a collective between processes whose operand lies in the heap, whole."""
         node, plan = self.graph.nodes[id], context.plan
         if node.op.family != "collective" or node.attrs["axis"] not in self._native:
             return None
-        in_place = plan.shared.get(id) == node.operands[0].id and plan.slot(id).space == "heap"
-        if not in_place or context.sizes is not None:
+        operand, alias = node.operands[0], plan.view_aliases.get(node.operands[0].id)
+        dense = alias is None or alias.strides is None
+        fixed = plan.slot(operand.id).space == "heap" and plan.slot(id).space in PLACED
+        in_place = plan.shared.get(id) == operand.id
+        if context.sizes is not None or not dense or not fixed or in_place != node.op.in_place:
             return None
-        memory, kind = context.memory[id], ReduceKind(node.attrs["kind"])
-        native = self._native[node.attrs["axis"]]
-        return native.all_reduce(address_of(memory), plan.slot(id).size, node.dtype, kind)
+        make = getattr(self._native[node.attrs["axis"]], node.op.meeting)  # type: ignore[attr-defined]
+        x, result = (address_of(context.array(n).reshape(-1)) for n in (operand, node))
+        nbytes = evaluate(operand.tensor.nbytes, plan.binding)
+        made: NativeCall | None = make(x, result, nbytes, node.dtype, self._kind(node))
+        return made
+
+    def _kind(self, node: Node) -> ReduceKind:
+        return ReduceKind(node.attrs.get("kind", ReduceKind.SUM))
 
     def _kernel_error(self, e: RecordError) -> Exception:
         node = self.graph.nodes[int(e.name)]
@@ -201,7 +210,7 @@ class RankProgram(CompiledProgram):
     def _meeting(self, context: Context, node: Node) -> Meeting:
         """The collective of a node on the memory of a context."""
         group, operand = self._groups[node.attrs["axis"]], node.operands[0]
-        kind = ReduceKind(node.attrs.get("kind", ReduceKind.SUM))
+        kind = self._kind(node)
         in_place = context.plan.shared.get(node.id) == operand.id
         move = MOVES[node.op.meeting]  # type: ignore[attr-defined]
         alias = context.plan.view_aliases.get(operand.id)

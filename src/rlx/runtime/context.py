@@ -65,7 +65,7 @@ class Context:
         heap: np.ndarray | None = None,
         ring: np.ndarray | None = None,
         sizes: Sizes | None = None,
-        meet: Callable[[Context, int], tuple[int, list[int]] | None] | None = None,
+        meet: Callable[[Context, int], tuple[int, np.ndarray] | None] | None = None,
     ) -> None:
         graph = self.graph = lir.outline
         self.key = tuple([plan.binding[s] for s in plan.dynamic_symbols])  # under which it is kept
@@ -105,7 +105,7 @@ class Context:
         self.later: Context | None = None
         self.left_at = 0
         self.meetings: dict[int, Callable[[], None]] = {}  # collective -> what runs it on this memory
-        # Collectives that are kernels like others: their addresses and arguments.
+        # Collectives that are kernels like others: their addresses, and tables that they read.
         native = {id: meet(self, id) for id in kernels.thunks} if meet is not None else {}
         self.native_meetings = {id: call for id, call in native.items() if call is not None}
         self.output_shapes: list[tuple[tuple[int, ...], np.dtype]] | None = None
@@ -220,8 +220,8 @@ class Context:
         """The calls of a node: one, or those of its bodies."""
         node, work = self.graph.nodes[id], self.plan.work.get(id)
         if id in self.native_meetings:
-            address, words = self.native_meetings[id]
-            layout.calls.append(Call(address, str(id), [], words, serial=True))
+            address, read = self.native_meetings[id]
+            layout.calls.append(Call(address, str(id), [], [int(read.ctypes.data)], serial=True))
             return
         operands = [self.pointer(o.id) for o in node.operands]
         results = [self.pointer(r.id) for r in self.graph.results(node)]

@@ -550,8 +550,8 @@ class CompiledProgram:
         """Memory that other ranks see too, for the heap space of a plan."""
         return None
 
-    def _native_meeting(self, context: Context, id: int) -> tuple[int, list[int]] | None:
-        """Kernel and arguments of a collective that needs no host."""
+    def _native_meeting(self, context: Context, id: int) -> tuple[int, np.ndarray] | None:
+        """Kernel of a collective that needs no host, and the table that it reads."""
         return None
 
     def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Context:
