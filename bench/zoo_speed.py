@@ -59,8 +59,9 @@ def main() -> None:
                 ratios.append(row.ratio())
         found = [r for r in ratios if r]
         if found:
-            mean, least = statistics.geometric_mean(found), min(found)
-            print(f"{len(found)} models at {threads} threads: geometric mean {mean:.2f}, least {least:.2f}")
+            mean, median = statistics.geometric_mean(found), statistics.median(found)
+            told = f"geometric mean {mean:.2f}, median {median:.2f}, least {min(found):.2f}"
+            print(f"{len(found)} models at {threads} threads: {told}")
 
 
 if __name__ == "__main__":
