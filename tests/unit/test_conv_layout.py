@@ -103,3 +103,17 @@ def test_nearest_neighbours_stay_in_blocks() -> None:
     images = [n for n in lir.mir.nodes if n.op.role.name == "REGION" and n.rank == 4 and n.shape[1] == 32]
     assert not images, "no image is moved to planes"
     run(g, image(1, 16, 8, 12), image(1, 16, 2, 4))
+
+
+def test_pooled_lanes_that_nobody_reads_stay_finite() -> None:
+    """Lanes behind the last channel hold -1 here: their root, after pooling, must not reach a convolution."""
+    g = Graph("pooled")
+    x = g.input("x", (1, 16, 6, 6), "f32")
+    a = ops.abs(ops.conv(x, weight(g, "a", 40, 16, 1, 1)))
+    shared = a + ops.sum(a, axis=(2, 3), keepdims=True) - 1.0
+    pooled = ops.max_pool(ops.maximum(shared, -1.0), (2, 2))
+    g.output("y", ops.conv(ops.sqrt(pooled), weight(g, "out", 32, 40, 1, 1)))
+    feed = {"x": image(1, 16, 6, 6)["x"] + np.float32(4)}
+    want, got = evaluate(g, feed)["y"], rlx.compile(g).run(feed)["y"]
+    assert np.isfinite(want).all()
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)

@@ -246,6 +246,8 @@ class _Plan:
         return self.fillings[node.id]
 
     def _find_filling(self, node: Node) -> float | None:
+        if self.is_pool(node):
+            return 0.0 if self._filling(node.operands[0]) == 0 else None  # else it depends on the window
         if node.op.family != "elementwise" or node.id in self.chain_of:
             return 0.0
         values = []
