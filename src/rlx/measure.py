@@ -22,6 +22,7 @@ from rlx.passes.fuse import Options, fuse
 
 ROUNDS = 15
 LEAST_NS = 1_000_000  # that one round takes, so that the clock does not matter
+CLOSE = 0.02  # sides whose times differ by less cannot be told apart on a machine that does other things too
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Measured:
     decision: Decision
     apart_ns: float
     joined_ns: float
+
+    @property
+    def close(self) -> bool:
+        """Whether the two sides take the same time, as far as can be told: then no sign is right or wrong."""
+        return abs(self.apart_ns - self.joined_ns) < CLOSE * min(self.apart_ns, self.joined_ns)
 
     @property
     def right(self) -> bool:
@@ -94,20 +100,23 @@ def _alone(decision: Decision, kept: set[frozenset[int]]) -> int | None:
 
 
 def report(measured: Sequence[Measured]) -> str:
-    """The table of a measurement, and the share of decisions whose sign was right."""
+    """The table of a measurement, and the share of decisions whose sign was right, of those that have one."""
     lines = ["Decisions measured: predicted gain, and what joining really gains"]
     for m in measured:
         d = m.decision
         mark = "keep  " if d.verdict else "refuse"
         real = time_text(round((m.apart_ns - m.joined_ns) * 1000))
-        verdict = "right" if m.right else "WRONG"
+        verdict = "even " if m.close else "right" if m.right else "WRONG"
         lines.append(
             f"  {verdict}  {mark} {d.rule:<12} predicted {time_text(d.net_ps):>9}, measured {real:>9} "
             f"({m.apart_ns / 1e3:.1f} -> {m.joined_ns / 1e3:.1f} us)"
         )
-    right = sum(m.right for m in measured)
-    share = round(100 * right / len(measured)) if measured else 0
-    lines.append(f"  {right} of {len(measured)} signs predicted right ({share} %)")
+    decided = [m for m in measured if not m.close]
+    right = sum(m.right for m in decided)
+    share = round(100 * right / len(decided)) if decided else 0
+    even = len(measured) - len(decided)
+    told = f"; {even} within {CLOSE:.0%}, too close to call" if even else ""
+    lines.append(f"  {right} of {len(decided)} signs predicted right ({share} %){told}")
     return "\n".join(lines)
 
 

@@ -59,7 +59,11 @@ def test_a_report_counts_signs() -> None:
 
     text = report([one(True, 20, 10), one(True, 10, 20), one(False, 10, 20)])
     assert text.count("right  ") == 2 and text.count("WRONG") == 1
-    assert "2 of 3 signs predicted right (67 %)" in text
+    assert text.endswith("2 of 3 signs predicted right (67 %)")
+    text = report([one(True, 20, 10), one(True, 1000, 1015), one(False, 1015, 1000)])
+    assert text.count("even ") == 2 and "WRONG" not in text
+    assert text.endswith("1 of 1 signs predicted right (100 %); 2 within 2%, too close to call")
+    assert report([]).endswith("0 of 0 signs predicted right (0 %)")
 
 
 def test_a_plan_from_text_has_nothing_to_measure() -> None:
@@ -87,4 +91,5 @@ def test_nine_signs_of_ten_are_right_on_real_models(id: str) -> None:
     program = rlx.compile(graph, assume=dict(zip(graph.symbols(), sizes, strict=True)))
     measured = measure_decisions(program.lir, threads=program.threads)
     print(report(measured))
-    assert sum(m.right for m in measured) >= 0.9 * len(measured)
+    decided = [m for m in measured if not m.close]
+    assert len(decided) >= 6 and sum(m.right for m in decided) >= 0.9 * len(decided)
