@@ -158,9 +158,13 @@ def _from_zoo(
     path = zoo.fetch(id)
     if path.suffix != ".safetensors":
         return load(path, shapes=shapes, states=states, **options)
-    from rlx.zoo.minilm import load_graph
 
-    return _stored(path, shapes, states, options, lambda: (load_graph(path.parent), ()))
+    def build() -> tuple[Graph, Sequence[Path]]:
+        from rlx.zoo.minilm import load_graph
+
+        return load_graph(path.parent), ()
+
+    return _stored(path, shapes, states, options, build)
 
 
 def _from_onnx(
