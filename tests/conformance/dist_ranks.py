@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlx.dist import SharedMemoryTransport, SymmetricHeap
@@ -28,6 +29,27 @@ class Outcome:
     seconds: float = 0.0
 
 
+class Stopwatch:
+    """Seconds since it was made, without those in which other processes had the core that this thread wanted.
+
+    A busy machine may keep a rank from running for seconds; what it does with its time is what counts.
+    """
+
+    def __init__(self) -> None:
+        self._begin, self._kept_waiting = time.monotonic(), self._waited()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin - (self._waited() - self._kept_waiting)
+
+    @staticmethod
+    def _waited() -> float:
+        """Seconds that this thread was ready to run and did not, as Linux counts them."""
+        try:
+            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        except OSError:
+            return 0.0
+
+
 def fork_ranks(
     num_ranks: int,
     work: Callable[[SharedMemoryTransport], Any],
@@ -35,8 +57,12 @@ def fork_ranks(
     timeout: float = 30.0,
     limit: float = 60.0,
     join: Callable[[int], bool] = lambda rank: True,
+    hangs: frozenset[int] = frozenset(),
 ) -> list[Outcome]:
-    """Run `work(transport)` in a process per rank. Who is not done after `limit` seconds is killed."""
+    """Run `work(transport)` in a process per rank.
+
+    Who is not done after `limit` seconds is killed; ranks that are known to hang, when all others are done.
+    """
     sync()
     heap = SymmetricHeap.shared(num_ranks, heap_size)
     pids, pipes = [], []
@@ -50,7 +76,7 @@ def fork_ranks(
         pids.append(pid)
         pipes.append(read)
     heap.close()
-    return _collect(pids, pipes, limit)
+    return _collect(pids, pipes, limit, hangs)
 
 
 def _child(heap: SymmetricHeap, rank: int, work: Any, timeout: float, pipe: int, joins: bool) -> None:
@@ -75,11 +101,11 @@ def _child(heap: SymmetricHeap, rank: int, work: Any, timeout: float, pipe: int,
     os._exit(status)
 
 
-def _collect(pids: list[int], pipes: list[int], limit: float) -> list[Outcome]:
+def _collect(pids: list[int], pipes: list[int], limit: float, hangs: frozenset[int]) -> list[Outcome]:
     deadline = time.monotonic() + limit
     data = [b""] * len(pids)
     open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while open_pipes:
+    while not hangs.issuperset(open_pipes.values()):
         ready, _, _ = select.select(list(open_pipes), [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             break

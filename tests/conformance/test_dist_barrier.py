@@ -47,13 +47,13 @@ def count_epochs(transport: MappedTransport, epochs: int) -> None:
 
 @BOTH
 def test_ten_thousand_epochs_with_eight_ranks(start: Callable[[int, Work], Any]) -> None:
-    start(8, lambda t: count_epochs(t, 10_000 if start is processes else 1_000))
+    start(8, lambda t: count_epochs(t, 10_000))
 
 
 @pytest.mark.slow
 @BOTH
 def test_a_million_epochs(start: Callable[[int, Work], Any]) -> None:
-    start(8, lambda t: count_epochs(t, 1_000_000 if start is processes else 100_000))
+    start(8, lambda t: count_epochs(t, 1_000_000))
 
 
 @BOTH
@@ -120,7 +120,7 @@ def reuse(transport: MappedTransport, rounds: int) -> None:
 
 @BOTH
 def test_buffers_are_reused_with_a_slow_reader(start: Callable[[int, Work], Any]) -> None:
-    start(3, lambda t: reuse(t, 1000 if start is processes else 300))
+    start(3, lambda t: reuse(t, 1000))
 
 
 @BOTH

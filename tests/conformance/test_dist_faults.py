@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ import numpy as np
 import pytest
 
 import rlx.dist as dist
-from conformance.dist_ranks import Outcome, fork_ranks, results
+from conformance.dist_ranks import Outcome, Stopwatch, fork_ranks, results
 from rlx.dist.mapped import MappedTransport
 
-RANKS, VICTIM, DEADLINE = 3, 1, 0.5
+# The deadline is long enough for survivors on a busy machine not to miss it too.
+RANKS, VICTIM, DEADLINE = 3, 1, 1.0
 COUNT = 40_000  # in the heap it is used in place: a meeting before and one after
 
 CALLS: dict[str, Callable[[MappedTransport, Any, Any], object]] = {
@@ -88,8 +88,8 @@ def strike_inside(transport: MappedTransport, kind: str) -> None:
     transport._meet = last_meeting  # type: ignore[method-assign]
 
 
-def scenario(transport: MappedTransport, fault: Fault) -> float:
-    """Two calls go well, then the victim is struck; whoever survives raises, and says after how long."""
+def scenario(transport: MappedTransport, fault: Fault) -> None:
+    """Two calls go well, then the victim is struck; whoever survives raises, and says how long the call took."""
     call, buf = CALLS[fault.call], transport.alloc(4 * COUNT)
     array = np.zeros(COUNT, np.float32)
     if fault.in_heap:
@@ -97,20 +97,20 @@ def scenario(transport: MappedTransport, fault: Fault) -> float:
     if fault.kind != "never join":
         call(transport, buf, array)
         call(transport, buf, array)
-    victim, begin = transport.this_rank == VICTIM, time.monotonic()
+    victim = transport.this_rank == VICTIM
     if victim and fault.phase == "before":
         strike(transport, fault.kind)
     if victim and fault.phase == "inside":
         strike_inside(transport, fault.kind)
-    try:
-        call(transport, buf, array)
+    for _ in range(11):
+        watch = Stopwatch()
+        try:
+            call(transport, buf, array)
+        except dist.CollectiveError as error:
+            error.__dict__["after"] = watch.seconds()
+            raise
         if victim:
             strike(transport, fault.kind)
-        for _ in range(10):
-            call(transport, buf, array)
-    except dist.CollectiveError as error:
-        error.__dict__["after"] = time.monotonic() - begin
-        raise
     raise AssertionError("the others did not notice")
 
 
@@ -133,14 +133,12 @@ def check_survivors(fault: Fault, outcomes: list[Outcome]) -> None:
 
 
 def run_fault(fault: Fault) -> None:
-    # The harness kills a victim that is stopped once the survivors are done: they need no more than the
-    # limit.
     outcomes = fork_ranks(
         RANKS,
         lambda t: scenario(t, fault),
         timeout=DEADLINE,
-        limit=DEADLINE + 1.5 if fault.kind == "stop" else 30,
         join=lambda rank: rank != VICTIM or fault.kind != "never join",
+        hangs=frozenset([VICTIM]) if fault.kind == "stop" else frozenset(),
     )
     check_survivors(fault, outcomes)
 
@@ -186,16 +184,27 @@ def run_in_threads(fault: Fault) -> list[Outcome]:
     for thread in started:
         thread.start()
     for thread in started:
-        thread.join(DEADLINE + 5)
+        thread.join(DEADLINE + 60)
         assert not thread.is_alive()
     return outcomes
 
 
-@pytest.mark.parametrize("kind", ["raise", "leave", "never join", "abort"])
-def test_faults_of_threads(kind: str) -> None:
+KINDS_OF_THREADS = pytest.mark.parametrize("kind", ["raise", "leave", "never join", "abort"])
+
+
+@KINDS_OF_THREADS
+def test_a_sample_of_faults_of_threads(kind: str) -> None:
     faults = [fault for fault in EVERY_FAULT if fault.kind == kind]
     for fault in random.Random(3).sample(faults, 4):
         check_survivors(fault, run_in_threads(fault))
+
+
+@pytest.mark.slow
+@KINDS_OF_THREADS
+def test_every_fault_of_threads(kind: str) -> None:
+    for fault in EVERY_FAULT:
+        if fault.kind == kind:
+            check_survivors(fault, run_in_threads(fault))
 
 
 def test_a_failed_transport_keeps_raising_the_same_error() -> None:
@@ -241,7 +250,7 @@ def test_who_waits_for_a_signal_learns_of_a_death() -> None:
 
     outcomes = fork_ranks(2, work, timeout=20)
     assert isinstance(outcomes[0].error, dist.RankFailed) and outcomes[0].error.ranks == (1,)
-    assert outcomes[0].seconds < 2
+    assert outcomes[0].seconds < 2  # not the deadline: it sees the death
 
 
 def test_a_group_without_the_victim_goes_on() -> None:

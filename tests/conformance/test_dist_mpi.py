@@ -64,6 +64,17 @@ def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
     assert ranks == [expected] * 4
 
 
+@pytest.mark.slow
+@MODES
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+def test_conformance_of_all_dtypes(require: Any, tmp_path: Path, n: int, mode: str) -> None:
+    require("mpi")
+    expected = dist.run_threads(n, lambda t: cases.everything(t, cases.ALL), 8 << 20, timeout=60)[0]
+    code, output, ranks = start(n, tmp_path, "suite of all", mode, str(tmp_path), "120", limit=600)
+    assert code == 0, output
+    assert ranks == [expected] * n
+
+
 @MODES
 @pytest.mark.parametrize("what", ["raise", "kill", "stop"])
 def test_survivors_name_the_victim(require: Any, tmp_path: Path, mode: str, what: str) -> None:
