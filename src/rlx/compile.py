@@ -86,7 +86,7 @@ def plan(
     from rlx.backend.cpu.conv import conv_target
     from rlx.ir.lir import LirModule
     from rlx.ir.op import Level
-    from rlx.passes.basic import materialize_outputs, split_derived
+    from rlx.passes.basic import materialize_operands, materialize_outputs, split_derived
     from rlx.passes.bodies import prepare_bodies
     from rlx.passes.conv_axes import drop_unit_axes
     from rlx.passes.conv_layout import lay_out_convolutions
@@ -158,7 +158,7 @@ def plan(
             Stage("expand", lower),
             *layouts,
             Stage("bodies", lambda g: hoist_weights(g, lay_out)),
-            Stage("outputs", materialize_outputs),
+            Stage("outputs", lambda g: materialize_outputs(materialize_operands(g))),
             Stage("derive weights", derive),
             Stage("fuse", fuse_all),
             *([Stage("states", settle_states)] if graph.states else []),

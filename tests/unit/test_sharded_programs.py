@@ -375,9 +375,11 @@ transport = init()
 over = {"axis": "r", "ranks": 2}
 g = rlx.Graph()
 x = g.input("x", ("n", 6), "f32")
-g.output("sum", ops.all_reduce(x * 2.0, **over) + 1.0)
-g.output("most", ops.all_reduce(x - 1.0, kind="max", **over) + 1.0)
-g.output("all", ops.all_gather(x * 3.0, dim=1, **over) + 1.0)
+h = x * 2.0
+g.output("sum", ops.all_reduce(h, **over) + 1.0)
+g.output("most", ops.all_reduce(x, kind="max", **over) + 1.0)
+g.output("all", ops.all_gather(h, dim=1, **over) + 1.0)
+g.output("columns", ops.reduce_scatter(h, dim=1, **over) + 1.0)
 wide = g.input("wide", (8, 6), "f32")
 g.output("part", ops.reduce_scatter(wide * 4.0, **over) + 1.0)
 g.output("turned", ops.all_to_all(wide * 5.0, split=0, concat=1, **over) + 1.0)
@@ -388,13 +390,15 @@ for n in (1, 7, 200, 7):
     for _ in range(20):
         out = program.run({"x": (a, b)[transport.this_rank], "wide": (c, d)[transport.this_rank]})
     np.testing.assert_array_equal(out["sum"], 2 * a + 2 * b + 1)
-    np.testing.assert_array_equal(out["most"], np.maximum(a - 1, b - 1) + 1)
-    np.testing.assert_array_equal(out["all"], np.concatenate([3 * a, 3 * b], 1) + 1)
+    np.testing.assert_array_equal(out["most"], np.maximum(a, b) + 1)
+    np.testing.assert_array_equal(out["all"], np.concatenate([2 * a, 2 * b], 1) + 1)
+    half = slice(3 * transport.this_rank, 3 * transport.this_rank + 3)
+    np.testing.assert_array_equal(out["columns"], (2 * a + 2 * b)[:, half] + 1)
     mine = slice(4 * transport.this_rank, 4 * transport.this_rank + 4)
     np.testing.assert_array_equal(out["part"], (4 * c + 4 * d)[mine] + 1)
     np.testing.assert_array_equal(out["turned"], np.concatenate([5 * c[mine], 5 * d[mine]], 1) + 1)
     (context,) = program._free[(n,)]
-    assert len(context.native_meetings) == len(program.stats["collectives"]) == 5, context.steps
+    assert len(context.native_meetings) == len(program.stats["collectives"]) == 6, context.steps
     assert len(context.steps) == 1
 """
 

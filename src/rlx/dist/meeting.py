@@ -2,9 +2,8 @@
 
 A kernel of the program's own list meets the other ranks at the group's barrier, reduces or copies what lies
 in their heaps for this rank, and meets them again. It is what `rlx.dist.collectives` do with arrays in the
-heap, without leaving native code. Ranks of one program come within microseconds of each other, so where each
-has a core it first waits without giving it away. Later it calls back into Python from time to time, which
-looks after deaths and deadlines as in any other meeting.
+heap, without leaving native code. While it waits it calls back into Python from time to time, which looks
+after deaths and deadlines as in any other meeting.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +36,7 @@ STOPPED, DIFFERENT = 1001, 1002  # error codes: the wait was ended; the ranks ca
 # The kernel's table, in 8-byte fields: what to post and whom to call, then what to do in between. It ends
 # with pointers: one source for each rank, then the destinations. Without a reduction `COUNT` bytes are copied
 # from each source to its destination.
-POST, TAG, LENGTH, PLACE, ARRIVE, WAIT, LOOK, PAUSES, REDUCE, RANKS, PLACES, COUNT, POINTERS = range(13)
-PATIENCE = 4000  # pauses, some 100 us
+POST, TAG, LENGTH, PLACE, BARRIER, WAIT, LOOK, REDUCE, RANKS, PLACES, COUNT, POINTERS = range(12)
 _ENDED = 1 << 20  # a verdict beside those of `sync`
 
 
@@ -67,28 +64,8 @@ def emit(target: Target) -> str:
                 f.cmp("ne", ended, 0), lambda: [f.value(_ENDED)], lambda: [f.call(wait, [post], "i64")]
             )
 
-        f.call(f.field(table, ARRIVE, "ptr"), [post])
-        pause_while_late()
-        first = f.call(f.field(table, WAIT, "ptr"), [post], "i64")
+        first = f.call(f.field(table, BARRIER, "ptr"), [post], "i64")
         return f.while_loop([first], lambda carried: f.cmp("slt", carried[0], 0), look_and_wait)[0]
-
-    def pause_while_late() -> None:
-        epoch = f.load("i32", f.gep(post, sync.MY_EPOCH, "i64"))
-        lines, pauses = f.field(post, sync.LINES, "ptr"), f.field(table, PAUSES)
-
-        def count_late(member: Any, carried: list[Value]) -> list[Any]:
-            its = f.atomic_load("i32", f.field(lines, member, "ptr"), "acquire")
-            return [f.add(carried[0], f.zext(f.cmp("slt", f.sub(its, epoch), 0), "i64"))]
-
-        def some_late(carried: list[Value]) -> Value:
-            late = f.loop(0, f.field(table, RANKS), 1, [0], count_late)[0]
-            return f.value(f.and_(f.cmp("ne", late, 0), f.cmp("slt", carried[0], pauses)))
-
-        def pause(carried: list[Value]) -> list[Any]:
-            f.pause()
-            return [f.add(carried[0], 1)]
-
-        f.while_loop([0], some_late, pause)
 
     def is_ended(verdict: Value) -> Value:
         return f.value(f.cmp("ne", f.and_(verdict, _ENDED), 0))
@@ -208,9 +185,8 @@ class NativeMeetings:
         table = np.zeros(POINTERS + len(sources) + len(places), np.int64)
         table[POST], table[TAG], table[LENGTH] = group._table_address, call.tag, nbytes
         table[PLACE] = x - group._own_heap + 1
-        table[ARRIVE], table[WAIT] = (native.address(f"rlx_{name}") for name in ("arrive", "wait"))  # type: ignore[attr-defined]
+        table[BARRIER], table[WAIT] = (native.address(f"rlx_{name}") for name in ("barrier", "wait"))  # type: ignore[attr-defined]
         table[LOOK] = ctypes.cast(self._look, ctypes.c_void_p).value or 0
-        table[PAUSES] = PATIENCE if len(os.sched_getaffinity(0)) >= group.num_ranks else 0
         table[REDUCE], table[RANKS], table[PLACES], table[COUNT] = reduce, len(sources), len(places), count
         table[POINTERS:] = [*sources, *places]
         return _kernel()[1], table

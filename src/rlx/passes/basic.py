@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.ir.dim import Expr
+from rlx.ir.form import is_dense
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, rewrite
 from rlx.ir.op import Role, get_op
 from rlx.ir.types import TensorType, TupleType, type_symbols
@@ -38,6 +39,37 @@ def materialize_outputs(graph: Graph) -> Graph:
         }
     )
     return out
+
+
+def materialize_operands(graph: Graph) -> Graph:
+    """Every operand of a collective gets storage of its own, in one piece: others read it where it lies.
+
+    One that is reduced in place has no other readers.
+    """
+    views, users, ends = view_layouts(graph), graph.users(), {n.id for n in graph.ends()}
+
+    def is_fit(node: Node, operand: Node) -> bool:
+        view = views.get(operand.id)
+        root = operand if view is None else graph.nodes[view.root]
+        computed = root.op.role in (Role.COMPUTE, Role.RESULT) and not operand.op.reader_side
+        whole = view is None or (view.layout.offset == 0 and is_dense(view.layout, operand.shape))
+        alone = view is None and len(users[operand.id]) == 1 and operand.id not in ends
+        return computed and whole and root.id not in ends and (alone or not node.op.in_place)
+
+    unfit = {
+        n.id for n in graph.nodes if n.op.family == "collective" and not is_fit(n, n.operands[0])
+    } & graph.live()
+    if not unfit:
+        return graph
+    copy = get_op("copy")
+
+    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        if node.id not in unfit:
+            return None
+        stored = out.add(copy, operands, where=node.where)
+        return out.add(node.op, (stored,), node.attrs, where=node.where)
+
+    return rewrite(graph, visit)
 
 
 def uses_symbols(node: Node) -> bool:
