@@ -156,8 +156,10 @@ class _Plan:
     def reads_blocked(self, conv: Node) -> bool:
         """Whether a convolution has a kernel that reads blocked channels: not for a few outputs, which would
         leave most of its lanes unused."""
+        if not _is_packable(conv):  # its channels may be symbolic
+            return False
         wide = conv.attrs["groups"] > 1 or int(conv.shape[1]) >= self.target.lanes // 4
-        return _is_packable(conv) and wide and self._groups_fit(conv)
+        return wide and self._groups_fit(conv)
 
     def writes_blocked(self, conv: Node) -> bool:
         return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
