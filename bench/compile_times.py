@@ -2,7 +2,7 @@
 
     python bench/compile_times.py [minilm ppocr-det ...] [--times 2] [--kernels 10]
 
-Every model is compiled in processes of its own, without the cache; figures are milliseconds of CPU time of the
+Every model is compiled in processes of its own, without the cache; figures are CPU milliseconds of the
 fastest run. The last columns count what LLVM gets: kernels that differ, functions, and lines of text.
 `--kernels` lists the kernels whose text is longest, which is where LLVM spends its time.
 """
@@ -78,7 +78,8 @@ def functions(text: str) -> list[str]:
 
 def run_alone(model: str, longest: int) -> dict[str, float]:
     command = [sys.executable, __file__, model, "--alone", "--kernels", str(longest)]
-    measured: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    measured: dict[str, float] = json.loads(done.stdout)
     return measured
 
 
