@@ -5,9 +5,9 @@
 
 Every lap runs each candidate once, so a noisy neighbour hits all of them; the ratio of a lap is memcpy time
 per byte over candidate time per byte moved, and the median over laps counts. "heap" means that arrays lie
-in the symmetric heap; "private" that they are ordinary arrays. memcpy is one rank's private copy, met by a
-barrier before and after like the collectives' own meetings. FLOORS says what is promised for arrays in the
-heap of two ranks with a core each; the verdict stands beside it.
+in the symmetric heap, results too; "private" that they are ordinary arrays. memcpy is a rank's private copy,
+met by a barrier before and after like the collectives' own meetings. FLOORS says what is promised for arrays
+in the heap of two ranks with a core each; the verdict stands beside it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ FLOORS = {
     ("all_gather", None): 100,
     ("all_to_all", None): 85,
 }
+WARM_UPS = 2
 BARRIER_FLOOR = 2.0  # microseconds
 MPI_NAMES = {
     "all_reduce": "Allreduce",
@@ -58,18 +59,37 @@ class Candidate:
     seconds: list[float] = field(default_factory=list)
 
 
-def heap_array(transport: dist.SymmetricTransport, nbytes: int) -> tuple[dist.SymmetricBuffer, Any]:
-    buf = transport.alloc(nbytes)
-    return buf, transport.view(transport.this_rank, buf).view(np.float32)
+@dataclass
+class Arrays:
+    """What collectives read and write, all in one place; results have the size, n times it, an n-th."""
+
+    buf: dist.SymmetricBuffer | None
+    operand: Any
+    exchanged: Any
+    gathered: Any
+    chunk: Any
+
+    @staticmethod
+    def sizes(size: int, n: int) -> tuple[int, ...]:
+        return size, size, n * size, size // n
+
+    @staticmethod
+    def private(size: int, n: int) -> Arrays:
+        return Arrays(None, *(np.full(part // 4, 0.5, np.float32) for part in Arrays.sizes(size, n)))
+
+    @staticmethod
+    def in_heap(transport: dist.SymmetricTransport, size: int) -> Arrays:
+        bufs = [transport.alloc(part) for part in Arrays.sizes(size, transport.num_ranks)]
+        views = [transport.view(transport.this_rank, buf).view(np.float32) for buf in bufs]
+        for view in views:
+            view[:] = 0.5
+        return Arrays(bufs[0], *views)
 
 
 def candidates(transport: dist.SymmetricTransport, size: int) -> list[Candidate]:
     n = transport.num_ranks
-    private = np.full(size // 4, 0.5, np.float32)
-    target, gathered = np.zeros_like(private), np.zeros(n * size // 4, np.float32)
-    exchanged, chunk = np.zeros_like(private), np.zeros(size // 4 // n, np.float32)
-    buf, shared = heap_array(transport, size)
-    shared[:] = private
+    outside = Arrays.private(size, n)
+    private, target = outside.operand, np.zeros_like(outside.operand)
 
     def memcpy() -> None:
         transport.barrier()
@@ -77,13 +97,14 @@ def candidates(transport: dist.SymmetricTransport, size: int) -> list[Candidate]
         transport.barrier()
 
     made = [Candidate("memcpy", memcpy)]
-    for place, a, b in (("heap", shared, buf), ("private", private, None)):
+    for place, all_ in (("heap", Arrays.in_heap(transport, size)), ("private", outside)):
+        b, a = all_.buf, all_.operand
         calls: dict[str, Callable[[], Any]] = {
             "all_reduce": partial(dist.all_reduce, transport, b, a),
-            "all_gather": partial(dist.all_gather, transport, b, a, out=gathered),
-            "reduce_scatter": partial(dist.reduce_scatter, transport, b, a, out=chunk),
+            "all_gather": partial(dist.all_gather, transport, b, a, out=all_.gathered),
+            "reduce_scatter": partial(dist.reduce_scatter, transport, b, a, out=all_.chunk),
             "broadcast": partial(dist.broadcast, transport, b, a, 0),
-            "all_to_all": partial(dist.all_to_all, transport, b, a, out=exchanged),
+            "all_to_all": partial(dist.all_to_all, transport, b, a, out=all_.exchanged),
         }
         made += [
             Candidate(f"{name} {place}", call, n if name == "all_gather" else 1)
@@ -95,9 +116,9 @@ def candidates(transport: dist.SymmetricTransport, size: int) -> list[Candidate]
         world = MPI.COMM_WORLD
         theirs: dict[str, Callable[[], Any]] = {
             "all_reduce": partial(world.Allreduce, MPI.IN_PLACE, private),
-            "all_gather": partial(world.Allgather, private, gathered),
+            "all_gather": partial(world.Allgather, private, outside.gathered),
             "broadcast": partial(world.Bcast, private, 0),
-            "all_to_all": partial(world.Alltoall, private, exchanged),
+            "all_to_all": partial(world.Alltoall, private, outside.exchanged),
         }
         made += [
             Candidate(f"MPI {MPI_NAMES[name]}", call, n if name == "all_gather" else 1)
@@ -114,7 +135,8 @@ def measure(transport: dist.SymmetricTransport, made: list[Candidate], size: int
     while laps < 5 or dist.broadcast(transport, None, np.array([time.monotonic() < end]))[0]:
         laps += 1
         for candidate in made:
-            candidate.run()  # others have had the caches
+            for _ in range(WARM_UPS):  # others have had the caches
+                candidate.run()
             transport.barrier()
             start = time.perf_counter()
             for _ in range(repeats):
@@ -207,7 +229,7 @@ def main() -> int:
         return 0
     take_precedence()  # mpiexec and its ranks inherit it
     arguments = ["--worker", "--seconds", str(options.seconds), "--sizes", *map(str, options.sizes)]
-    heap_bytes = sum(options.sizes) + MIB
+    heap_bytes = sum(sum(Arrays.sizes(size, options.ranks)) for size in options.sizes) + MIB
     return launch(options.ranks, __file__, arguments, mpi=options.mpi, heap_size=heap_bytes)
 
 

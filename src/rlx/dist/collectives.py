@@ -94,16 +94,19 @@ def all_gather(
     work = _checked(transport, buf, array)
     row_bytes = array.itemsize * math.prod(array.shape[1:]) if array.ndim else 0
     call = _call("all_gather", array.dtype, row_bytes=row_bytes)
-    result, starts, own = None, [0], 0
-    for step in transport.exchange(call, Outgoing(work, ((0, work.nbytes),)), timeout):
-        if result is None:
-            starts = [sum(step.totals[:rank]) for rank in range(transport.num_ranks + 1)]
-            rows = starts[-1] // row_bytes if row_bytes else transport.num_ranks * (array.shape or (1,))[0]
-            result = _fits(out, (rows, *array.shape[1:]), array.dtype)
-            own = address_of(result)
-        for rank in _ring(transport.this_rank, transport.num_ranks):
+    n, starts = transport.num_ranks, [0]
+    # It fits if all ranks bring the same, which only the exchange finds out.
+    result = _fits(out, (n * (array.shape or (1,))[0], *array.shape[1:]), array.dtype)
+    own = address_of(result)
+    outgoing = Outgoing(work, ((0, work.nbytes),), into=(own, work.nbytes))
+    for step in transport.exchange(call, outgoing, timeout):
+        if step.start == 0:
+            starts = [sum(step.totals[:rank]) for rank in range(n + 1)]
+            if starts[-1] != result.nbytes:
+                result = _fits(out, (starts[-1] // row_bytes, *array.shape[1:]), array.dtype)
+                own = address_of(result)
+        for rank in _ring(transport.this_rank, n):
             copy_bytes(own + starts[rank] + step.start, step.sources[rank], step.sizes[rank], result.nbytes)
-    assert result is not None
     if out is not None and result is not out:
         raise LengthMismatch(result.nbytes, out.nbytes, "the array `out` of all_gather")
     return result
@@ -153,7 +156,7 @@ def all_to_all(
     (rows, *rest), regions = _chunks(array.shape, array.itemsize, n, rank)
     result = _result(out, (rows * n, *rest), array.dtype)
     call, own, chunk = _call("all_to_all", array.dtype), address_of(result), result.nbytes // n
-    for step in transport.exchange(call, Outgoing(work, regions), timeout):
+    for step in transport.exchange(call, Outgoing(work, regions, into=(own, chunk)), timeout):
         for sender in _ring(rank, n):
             place = own + sender * chunk + step.start
             copy_bytes(place, step.sources[sender], step.sizes[sender], result.nbytes)

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.dist.sync import load_cached
 
@@ -112,6 +112,14 @@ def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> No
     native = _native()
     copy = native.past_caches if max(nbytes, total) >= STREAM_BYTES else native.through_caches
     copy(destination, source, nbytes, -destination % LINE)
+
+
+@functools.cache
+def code_for(total: int) -> int:
+    """Where the code begins that copies parts of a result of `total` bytes."""
+    code: Any = _native().code
+    found: int = code.address(_NAMES[total >= STREAM_BYTES])
+    return found
 
 
 def hand_over(destination: int, source: int, nbytes: int) -> None:

@@ -55,13 +55,13 @@ class LocalTransport(MappedTransport):
         heap = SymmetricHeap(num_ranks, heap_size)
         return [cls(num_ranks, heap_size, rank, heap=heap, timeout=timeout) for rank in range(num_ranks)]
 
-    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> int:
+    def _enter(self) -> None:
+        super()._enter()
         rank, thread = self._state.rank, threading.current_thread()
         if self._threads[rank] is not thread:
             self._threads[rank] = thread
             if self._heap.read_entry(rank)[0] == ABSENT:
                 self._heap.write_entry(rank, JOINED)
-        return super()._meet(tag, deadline, length, place)
 
     def _cause_of_death(self, rank: int) -> str | None:
         thread = self._threads[rank]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from rlx.dist import sync
+from rlx.dist import inplace, sync
 from rlx.dist.allocator import SymmetricAllocator
-from rlx.dist.copies import copy_bytes, hand_over
+from rlx.dist.copies import NATIVE_BYTES, copy_bytes, hand_over
 from rlx.dist.errors import LengthMismatch, RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, STAGE_BYTES, SymmetricHeap
 from rlx.dist.transport import (
@@ -84,6 +84,7 @@ class MappedTransport(ABC):
         roomy = self._heap.num_ranks <= len(os.sched_getaffinity(0))
         self._table[sync.SPINS] = (PATIENT_PAUSES if roomy else FEW_PAUSES) + sync.YIELDS
         self._table[sync.NANOSECONDS] = SLICE_NANOSECONDS
+        self._mover: inplace.Mover | None = inplace.Mover(self._table_address, self._heaps)
 
     # ---- what threads and processes do differently
 
@@ -216,11 +217,18 @@ class MappedTransport(ABC):
 
     def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> int:
         """The barrier under everything: exchange posts with all members; says how they differ."""
-        if self._failure is not None or self._state.closed:
-            self._check_usable()
+        self._enter()
         table = self._table
         table[sync.TAG], table[sync.LENGTH], table[sync.PLACE] = tag, length, place
-        verdict = self._native.barrier(self._table_address)
+        return self._met(self._native.barrier(self._table_address), deadline)
+
+    def _enter(self) -> None:
+        """Before a meeting: this rank is there and can take part."""
+        if self._failure is not None or self._state.closed:
+            self._check_usable()
+
+    def _met(self, verdict: int, deadline: float) -> int:
+        """The verdict of a meeting that has begun, when all have come."""
         while verdict < 0:
             self._look_around(deadline)
             verdict = self._native.wait(self._table_address)
@@ -321,7 +329,12 @@ class MappedTransport(ABC):
         place = self._place_in_heap(out) if sends else 0
         if sends and not place:
             self._fill(out, 0)
-        verdict = self._meet(tag, deadline, nbytes, place)
+        if place and (moved := self._move(tag, deadline, out, place)) is not None:
+            verdict = moved
+            if verdict & inplace.MOVED:
+                return ()
+        else:
+            verdict = self._meet(tag, deadline, nbytes, place)
         lengths = [nbytes] * self.num_ranks
         if verdict & sync.LENGTHS_DIFFER:
             lengths = self._received(0)
@@ -340,6 +353,24 @@ class MappedTransport(ABC):
             self._parity ^= 1
             return (step,)
         return self._staged(tag, deadline, out, lengths)
+
+    def _move(self, tag: int, deadline: float, out: Outgoing, place: int) -> int | None:
+        """Meet, and move arrays that lie in the heap of every rank; None if it is not for the native call."""
+        if out.into is None or self._mover is None:
+            return None
+        nbytes, (to, stride) = out.array.nbytes, out.into
+        start, size = out.regions[self.this_rank if len(out.regions) > 1 else 0]
+        total = stride * (self.num_ranks - 1) + size
+        own = self._own_heap + place - 1
+        if size < NATIVE_BYTES or (to < own + nbytes and own < to + total):
+            return None
+        self._enter()
+        table = self._table
+        table[sync.TAG], table[sync.LENGTH], table[sync.PLACE] = tag, nbytes, place
+        verdict = self._mover(start, size, to, stride)
+        if verdict == inplace.MOVED_BUT_LATE:
+            return self._met(self._native.wait(self._table_address), deadline) | inplace.MOVED
+        return self._met(verdict, deadline)
 
     def _place_in_heap(self, out: Outgoing) -> int:
         """1 + offset of an array in this rank's heap; 0 if it is elsewhere, small, or overwritten."""

@@ -88,7 +88,8 @@ class Outgoing(NamedTuple):
 
     With a single region every rank receives all of it. `sender` is set when only one rank sends. With
     `share` the receiver's results go back to all ranks, into the same place of their arrays. `overwritten`
-    says that results go into the array at once, so that others must not read it where it lies.
+    says that results go into the array at once, so that others must not read it where it lies. `into` says
+    where what comes is wanted as it is: (address, bytes from one sender's part to the next).
     """
 
     array: Array
@@ -96,6 +97,7 @@ class Outgoing(NamedTuple):
     sender: int | None = None
     share: bool = False
     overwritten: bool = False
+    into: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,10 @@ class SymmetricTransport(Protocol):
         raise NotImplementedError
 
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
-        """Move an array between all ranks, piece by piece: the engine under the collectives."""
+        """Move an array between all ranks, piece by piece: the engine under the collectives.
+
+        There are no steps if all of it is already where `out.into` says.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
