@@ -227,9 +227,10 @@ def _slices(nbytes: int, parts: int, unit: int) -> Regions:
 
 def _fits(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """`out` if it can take the result, else a new array."""
-    fine = out is not None and out.shape == shape and out.dtype == dtype
-    if fine and out is not None and out.flags.c_contiguous and out.flags.writeable:
-        return out
+    if out is not None and out.shape == shape and out.dtype == dtype:
+        flags = out.flags
+        if flags.c_contiguous and flags.writeable:
+            return out
     return np.empty(shape, dtype)
 
 

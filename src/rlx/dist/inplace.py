@@ -87,10 +87,13 @@ class Mover:
         native: Any = sync.sync().code
         self._table[POST], self._table[BARRIER] = post, native.address("rlx_barrier")
         self._table[HEAPS] = ctypes.addressof(self._heaps)
+        self._wanted: tuple[int, ...] = ()
 
     def __call__(self, start: int, size: int, to: int, stride: int) -> int:
         """Post what stands in the table of `sync`, and copy `size` bytes of every rank to `to`."""
-        table = self._table
-        table[COPY] = copies.code_for(size * len(self._heaps))
-        table[START], table[BYTES], table[TO], table[STRIDE] = start, size, to, stride
+        wanted = (start, to, stride, size)
+        if wanted != self._wanted:  # loops come with the same arrays again
+            self._wanted = wanted
+            self._table[COPY] = copies.code_for(size * len(self._heaps))
+            self._table[START:FIELDS] = wanted
         return self._call(self._address)
