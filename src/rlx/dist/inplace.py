@@ -87,11 +87,11 @@ class Mover:
         native: Any = sync.sync().code
         self._table[POST], self._table[BARRIER] = post, native.address("rlx_barrier")
         self._table[HEAPS] = ctypes.addressof(self._heaps)
-        self._wanted: tuple[int, ...] = ()
+        self._wanted: list[ctypes.c_int64 | int] = []
 
     def __call__(self, start: int, size: int, to: int, stride: int) -> int:
         """Post what stands in the table of `sync`, and copy `size` bytes of every rank to `to`."""
-        wanted = (start, to, stride, size)
+        wanted: list[ctypes.c_int64 | int] = [start, to, stride, size]
         if wanted != self._wanted:  # loops come with the same arrays again
             self._wanted = wanted
             self._table[COPY] = copies.code_for(size * len(self._heaps))

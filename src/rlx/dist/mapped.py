@@ -218,7 +218,7 @@ class MappedTransport(ABC):
     def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> int:
         """The barrier under everything: exchange posts with all members; says how they differ."""
         self._enter()
-        self._table[sync.TAG : sync.RECEIVED] = tag, length, place
+        self._table[sync.TAG : sync.RECEIVED] = [tag, length, place]
         return self._met(self._native.barrier(self._table_address), deadline)
 
     def _enter(self) -> None:
@@ -364,7 +364,7 @@ class MappedTransport(ABC):
         if size < NATIVE_BYTES or (to < own + nbytes and own < to + total):
             return None
         self._enter()
-        self._table[sync.TAG : sync.RECEIVED] = tag, nbytes, place
+        self._table[sync.TAG : sync.RECEIVED] = [tag, nbytes, place]
         verdict = self._mover(start, size, to, stride)
         if verdict == inplace.MOVED_BUT_LATE:
             return self._met(self._native.wait(self._table_address), deadline) | inplace.MOVED
