@@ -247,7 +247,7 @@ class LirSegment:
     defines: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(repr=False)
 class LirModule:
     """A program ready for a backend: graph of kernels, plan, derived weights, target and options."""
 
@@ -348,6 +348,14 @@ class LirModule:
     def fingerprint(self) -> LirFingerprint:
         """Digest of the whole plan: any other constant, stride, offset or option gives another one."""
         return LirFingerprint.of(self)
+
+    def __str__(self) -> str:
+        """The program as text; constants too large for it are named by their digest."""
+        return self.to_text({})
+
+    def __repr__(self) -> str:
+        kernels = len(self.plan.schedule)
+        return f"<lir {self.name!r} for {self.target}: {kernels} kernels, {self.arena_size} bytes of activations>"
 
     def to_text(self, blobs: dict[str, np.ndarray] | None = None, locations: bool = True) -> str:
         """The program and its plan as text; constants too large for it are added to `blobs` by digest."""
