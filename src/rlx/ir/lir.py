@@ -354,8 +354,8 @@ class LirModule:
         return self.to_text({})
 
     def __repr__(self) -> str:
-        kernels = len(self.plan.schedule)
-        return f"<lir {self.name!r} for {self.target}: {kernels} kernels, {self.arena_size} bytes of activations>"
+        size = f"{len(self.plan.schedule)} kernels, {self.arena_size} bytes of activations"
+        return f"<lir {self.name!r} for {self.target}: {size}>"
 
     def to_text(self, blobs: dict[str, np.ndarray] | None = None, locations: bool = True) -> str:
         """The program and its plan as text; constants too large for it are added to `blobs` by digest."""
