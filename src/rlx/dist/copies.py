@@ -1,8 +1,4 @@
-"""Copies of large arrays: native code that keeps its speed where that of the C library depends on luck.
-
-`memmove` of a megabyte is slower by a third or more for most distances between source and destination
-(measured: 45 GB/s against 34); eight vectors at a time, stored to whole cache lines, are as fast for all.
-"""
+"""Copies: through the caches by the C library, past them by a loop of our own, eight vectors at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.dist.sync import load_cached
 
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
     from rlx.backend.cpu.target import Target
 
 UNROLL = 8
-NATIVE_BYTES = 4 << 10  # shorter copies go to the C library
+LEAST_BYTES = 4 << 10  # what the loop copies at least
 # From this many bytes on, stores go past the caches: the lines would be evicted before they are read.
 STREAM_BYTES = 4 << 20
 # So do shorter ones of memory that another core has read: to take its lines back costs five times as much
@@ -29,24 +25,22 @@ STREAM_BYTES = 4 << 20
 HAND_OVER_BYTES = 32 << 10
 LINE = 64
 
-_NAMES = ("rlx_copy", "rlx_copy_past_caches")
+_NAME = "rlx_copy_past_caches"
 
 
 def emit(target: Target) -> str:
-    """LLVM IR of `void rlx_copy(ptr to, ptr from, i64 bytes, i64 head)` and of its form past the caches.
+    """LLVM IR of `void rlx_copy_past_caches(ptr to, ptr from, i64 bytes, i64 head)`.
 
-    There are NATIVE_BYTES or more of them; `head` says how many stand before the first whole line of `to`.
+    There are LEAST_BYTES or more of them; `head` says how many stand before the first whole line of `to`.
     """
     from rlx.backend.cpu.irtext import Module
 
     module = Module(target)
-    parameters = [("ptr", "to"), ("ptr", "from"), ("i64", "bytes"), ("i64", "head")]
-    for past_caches, name in zip((False, True), _NAMES, strict=True):
-        _emit_copy(module.function(name, parameters), past_caches)
+    _emit_copy(module.function(_NAME, [("ptr", "to"), ("ptr", "from"), ("i64", "bytes"), ("i64", "head")]))
     return module.text()
 
 
-def _emit_copy(f: Function, past_caches: bool) -> None:
+def _emit_copy(f: Function) -> None:
     from rlx.backend.cpu.irtypes import vector
 
     to, source, count, head = f.args
@@ -57,27 +51,23 @@ def _emit_copy(f: Function, past_caches: bool) -> None:
         places = [f.add(start, i * width) for i in range(UNROLL)]
         values: list[Value] = [f.load(vector("i8", width), f.gep(source, i, "i8")) for i in places]
         for i, value in zip(places, values, strict=True):
-            f.store(value, f.gep(to, i, "i8"), nontemporal=aligned and past_caches)
+            f.store(value, f.gep(to, i, "i8"), nontemporal=aligned)
 
     # The ends are copied by blocks that overlap what the loop does, so it starts and stores at whole lines.
     last = f.sub(count, step)
     block(0, aligned=False)
     f.loop(head, last, step, [], lambda i, _: block(i, aligned=True))
     block(last, aligned=False)
-    if past_caches:
-        f.fence()
-
-
-_Copy = Callable[[int, int, int, int], None]
+    f.fence()
 
 
 @dataclass(frozen=True)
 class _Native:
-    """The compiled functions; the code lives as long as what calls it."""
+    """The compiled loop; the code lives as long as what calls it."""
 
     code: object
-    through_caches: _Copy
-    past_caches: _Copy
+    address: int
+    copy: Callable[[int, int, int, int], None]
 
 
 _compiling = threading.Lock()
@@ -93,8 +83,8 @@ def _native() -> _Native:
 def _compiled() -> _Native:
     code = load_cached(emit)
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
-    prototype = ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)
-    return _Native(code, *(prototype(code.address(name)) for name in _NAMES))
+    address = code.address(_NAME)
+    return _Native(code, address, ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)(address))
 
 
 def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> None:
@@ -105,21 +95,17 @@ def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> No
     >>> copy_bytes(b.ctypes.data, a.ctypes.data, a.nbytes); b.tolist()
     [0, 1, 2]
     """
-    if nbytes < NATIVE_BYTES or abs(destination - source) < nbytes:
-        if nbytes:
-            ctypes.memmove(destination, source, nbytes)
-        return
-    native = _native()
-    copy = native.past_caches if max(nbytes, total) >= STREAM_BYTES else native.through_caches
-    copy(destination, source, nbytes, -destination % LINE)
+    large = max(nbytes, total) >= STREAM_BYTES
+    if large and nbytes >= LEAST_BYTES and abs(destination - source) >= nbytes:
+        _native().copy(destination, source, nbytes, -destination % LINE)
+    elif nbytes:
+        ctypes.memmove(destination, source, nbytes)
 
 
 @functools.cache
 def code_for(total: int) -> int:
-    """Where the code begins that copies parts of a result of `total` bytes."""
-    code: Any = _native().code
-    found: int = code.address(_NAMES[total >= STREAM_BYTES])
-    return found
+    """Where the loop begins, if parts of a result of `total` bytes are to go past the caches, else 0."""
+    return _native().address if total >= STREAM_BYTES else 0
 
 
 def hand_over(destination: int, source: int, nbytes: int) -> None:

@@ -59,7 +59,12 @@ def emit(target: Target) -> str:
         shift = f.mul(member, f.field(table, STRIDE))
         head = f.and_(f.sub(0, f.add(f.field(table, TO), shift)), copies.LINE - 1)
         to = f.gep(f.field(table, TO, "ptr"), shift, "i8")
-        f.call(f.field(table, COPY, "ptr"), [to, source, f.field(table, BYTES), f.value(head)])
+        size, loop = f.field(table, BYTES), f.field(table, COPY, "ptr")
+        f.branch(
+            f.cmp("eq", f.field(table, COPY), 0),
+            lambda: f.call("memmove", [to, source, size], "ptr"),
+            lambda: f.call(loop, [to, source, size, f.value(head)]),
+        )
 
     f.loop(0, members, 1, [], move)
     for field in (sync.LENGTH, sync.PLACE):

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from rlx.dist import inplace, sync
 from rlx.dist.allocator import SymmetricAllocator
-from rlx.dist.copies import NATIVE_BYTES, copy_bytes, hand_over
+from rlx.dist.copies import LEAST_BYTES, copy_bytes, hand_over
 from rlx.dist.errors import LengthMismatch, RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, STAGE_BYTES, SymmetricHeap
 from rlx.dist.transport import (
@@ -361,7 +361,7 @@ class MappedTransport(ABC):
         start, size = out.regions[self.this_rank if len(out.regions) > 1 else 0]
         total = stride * (self.num_ranks - 1) + size
         own = self._own_heap + place - 1
-        if size < NATIVE_BYTES or (to < own + nbytes and own < to + total):
+        if size < LEAST_BYTES or (to < own + nbytes and own < to + total):
             return None
         self._enter()
         self._table[sync.TAG : sync.RECEIVED] = [tag, nbytes, place]
