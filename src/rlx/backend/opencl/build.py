@@ -53,8 +53,8 @@ class OpenCLTarget:
         >>> from rlx.ir.compose import body_of, compose
         >>> from rlx import Graph, ops
         >>> g = Graph()
-        >>> y = ops.sort(g.input("x", (8,), "f32"))[0].operands[0]
-        >>> OpenCLTarget().supports(compose(body_of(y)), [])
+        >>> pair = ops.sort(g.input("x", (8,), "f32")).operands[0]
+        >>> OpenCLTarget().supports(compose(body_of(pair)), [])
         'form Sort has no OpenCL kernel'
         """
         if isinstance(kernel, Opaque):
