@@ -66,6 +66,8 @@ def test_every_suite_names_workloads() -> None:
 def test_unknown_workloads_are_refused() -> None:
     with pytest.raises(ConfigError, match="no workload is called 'gem'"):
         make("gem:1,2,3")
+    with pytest.raises(ConfigError, match="no workload is called 'gem'"):  # before the first is measured
+        harness.run(["gemm:8,32,48", "gem:1,2,3"], say=lambda line: pytest.fail(line))
     with pytest.raises(ConfigError, match="wrong sizes"):
         make("gemm:1,2")
 

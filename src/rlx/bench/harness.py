@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rlx.bench.engines import ENGINES, installed
-from rlx.bench.workloads import make
+from rlx.bench.workloads import check_name, make
 from rlx.bench.yardsticks import YARDSTICK
 from rlx.errors import RlxError
 
@@ -235,6 +235,8 @@ def run(
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """All workloads at all thread counts; by default each with the engines that it names as peers."""
+    for spec in specs:
+        check_name(spec)
     rows: dict[tuple[str, int], Row] = {}
     for count in threads:
         with Workers(count) as workers:

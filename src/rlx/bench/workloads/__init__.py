@@ -58,16 +58,22 @@ SUITES["all"] = tuple(
 )
 
 
+def check_name(spec: str) -> None:
+    """Refuse a workload that does not exist, before anything is measured."""
+    name = spec.partition(":")[0]
+    if name not in MAKERS:
+        suites = ", ".join(SUITES)
+        raise ConfigError(f"no workload is called {name!r}; known: {', '.join(MAKERS)}; suites: {suites}")
+
+
 def make(spec: str) -> Workload:
     """A workload from its text, for example "gemm:128,384,1536".
 
     >>> make("gemm:200,300,400").name
     'gemm 200x300x400'
     """
+    check_name(spec)
     name, _, sizes = spec.partition(":")
-    if name not in MAKERS:
-        suites = ", ".join(SUITES)
-        raise ConfigError(f"no workload is called {name!r}; known: {', '.join(MAKERS)}; suites: {suites}")
     try:
         return MAKERS[name](*(int(s) for s in sizes.split(",") if s))
     except (TypeError, ValueError):
