@@ -177,6 +177,11 @@ def amplitude(taper: Any, scaling: str, fs: float) -> Any:
     return 1.0 / (np.sum(taper) if scaling == "spectrum" else np.sqrt(np.sum(taper * taper) * fs))
 
 
+def _short_frames(type_: str, *taper: Any, grad: bool = True, **more: Any) -> Sample:
+    attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
+    return Sample((Arg(type_), *taper), attrs, grad=grad)
+
+
 @declare
 class _stft(Op):
     """Transforms of overlapping tapered segments: [.., time] -> complex [.., bins, segments]."""
@@ -225,21 +230,19 @@ class _stft(Op):
         return made
 
     def samples(self) -> list[Sample]:
-        def one(type_: str, *taper: Any, grad: bool = True, **more: Any) -> Sample:
-            attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
-            return Sample((Arg(type_), *taper), attrs, grad=grad)
-
         return [
-            one("f32[9]"),
-            one("f32[2,10]", nperseg=5, noverlap=1, nfft=8, window="hamming", scaling="psd", fs=2.0),
-            one("f32[9]", Arg("f32[4]", 0.5, 1.5), noverlap=3, detrend="constant"),
-            one("f32[8]", window="boxcar", boundary="none", padded=False, detrend="linear"),
-            one("f32[8]", boundary="even", onesided=False, window="kaiser:4.0"),
-            one("f32[8]", boundary="odd", padded=False),
-            one("f32[8]", boundary="constant", nperseg=1, noverlap=0, nfft=2),
-            one("c64[8]", onesided=False),
-            one("f32[0,8]", grad=False),
-            one("f32[n,m]", grad=False),
+            _short_frames("f32[9]"),
+            _short_frames(
+                "f32[2,10]", nperseg=5, noverlap=1, nfft=8, window="hamming", scaling="psd", fs=2.0
+            ),
+            _short_frames("f32[9]", Arg("f32[4]", 0.5, 1.5), noverlap=3, detrend="constant"),
+            _short_frames("f32[8]", window="boxcar", boundary="none", padded=False, detrend="linear"),
+            _short_frames("f32[8]", boundary="even", onesided=False, window="kaiser:4.0"),
+            _short_frames("f32[8]", boundary="odd", padded=False),
+            _short_frames("f32[8]", boundary="constant", nperseg=1, noverlap=0, nfft=2),
+            _short_frames("c64[8]", onesided=False),
+            _short_frames("f32[0,8]", grad=False),
+            _short_frames("f32[n,m]", grad=False),
         ]
 
 
@@ -301,16 +304,14 @@ class _istft(Op):
         return made
 
     def samples(self) -> list[Sample]:
-        def one(type_: str, *taper: Any, grad: bool = True, **more: Any) -> Sample:
-            attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
-            return Sample((Arg(type_), *taper), attrs, grad=grad)
-
         return [
-            one("c64[3,5]"),
-            one("c64[2,5,4]", nperseg=5, noverlap=3, nfft=8, window="hamming", scaling="psd", fs=2.0),
-            one("c64[3,5]", Arg("f32[4]", 0.5, 1.5), boundary=False),
-            one("c64[0,3,5]", grad=False),
-            one("c64[n,3,m]", grad=False),
+            _short_frames("c64[3,5]"),
+            _short_frames(
+                "c64[2,5,4]", nperseg=5, noverlap=3, nfft=8, window="hamming", scaling="psd", fs=2.0
+            ),
+            _short_frames("c64[3,5]", Arg("f32[4]", 0.5, 1.5), boundary=False),
+            _short_frames("c64[0,3,5]", grad=False),
+            _short_frames("c64[n,3,m]", grad=False),
         ]
 
 
