@@ -64,6 +64,42 @@ def share(fn: Function, total: Int, thread: Int, threads: Int) -> tuple[Int, Int
     return fn.udiv(fn.mul(total, thread), threads), fn.udiv(fn.mul(total, fn.add(thread, 1)), threads)
 
 
+@dataclass(frozen=True)
+class Units:
+    """The row tiles of all panels of one product, counted down the rows of one panel, then of the next.
+
+    Panels are as dear as they are wide: the last one may hold a third of the columns of the others.
+    """
+
+    tiles: Int
+    full: Int
+    full_weight: int
+    tail_weight: Int  # 0 where there is no last, narrower panel
+
+    def count(self, fn: Function) -> Int:
+        return fn.mul(self.tiles, fn.add(self.full, fn.select(fn.cmp("ne", self.tail_weight, 0), 1, 0)))
+
+    def share(self, fn: Function, items: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
+        """The contiguous part of the units of `items` products that belongs to one thread."""
+        if isinstance(self.tail_weight, int) and self.tail_weight == 0:
+            return share(fn, fn.mul(self.count(fn), items), thread, threads)
+        in_full = fn.mul(fn.mul(self.tiles, self.full), self.full_weight)
+        each = fn.add(in_full, fn.mul(self.tiles, self.tail_weight))
+
+        def unit(weight: Int) -> Int:
+            """The unit that holds a place on the scale of weights."""
+            item = fn.udiv(weight, fn.umax(each, 1))
+            rest = fn.sub(weight, fn.mul(item, each))
+            behind = fn.udiv(fn.sub(rest, in_full), fn.umax(self.tail_weight, 1))
+            in_tail = fn.add(fn.mul(self.tiles, self.full), behind)
+            inside = fn.cmp("ult", rest, in_full)
+            found = fn.select(inside, fn.udiv(rest, self.full_weight), in_tail)
+            return fn.add(fn.mul(item, self.count(fn)), found)
+
+        low, high = share(fn, fn.mul(each, items), thread, threads)
+        return unit(low), unit(high)
+
+
 def both(fn: Function, a: Bool, b: Bool) -> Bool:
     """Whether both hold; Python bools decide while generating."""
     return cast(Bool, fn.and_(a, b))

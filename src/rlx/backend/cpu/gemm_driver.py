@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.backend.cpu.gemm_cut import Tiles, share
+from rlx.backend.cpu.gemm_cut import Tiles, Units
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import LLVM_TYPES, Kind
@@ -130,11 +130,13 @@ class ProductDriver:
         panels = fn.add(self.full, fn.select(fn.cmp("ne", self.tail, 0), 1, 0))
         self.plan(panels)
 
-        units = fn.mul(panels, self.tiles.count)
         items: Int = 1
         for extent in batch:
             items = fn.mul(items, extent)
-        start, end = share(fn, fn.mul(units, items), thread, threads)
+        grain = 1 if self.columns % self.lanes else self.lanes
+        cut = Units(self.tiles.count, self.full, self.columns // grain, fn.ceildiv(self.tail, grain))
+        units = cut.count(fn)
+        start, end = cut.share(fn, items, thread, threads)
 
         def item(index: Int, _: Sequence[Value] = ()) -> None:
             a, b, c = self.batch_item(index, batch)
