@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sample_models import bert
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.lir import LirInterpreter, run_lir
+from rlx.backend.reference.lir import run_lir
 from rlx.compile import plan
 from rlx.errors import GuardError, PlanError, ShapeError
 from rlx.ir.graph import Graph
@@ -27,15 +27,11 @@ from rlx.ir.lir import (
     LirFingerprint,
     LirIoManifest,
     LirModule,
-    LirSegment,
     LirViewAlias,
 )
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
-from rlx.ir.symbols import found_by_data
-from rlx.ir.types import TupleType, type_symbols
-from rlx.plan.explain import explain
-from rlx.plan.placer import Placer
+from rlx.ir.types import TupleType
 
 TARGET = "x86-64-v3"
 
@@ -302,127 +298,6 @@ def test_one_segment_unless_data_or_the_host_decide() -> None:
     v = host.input("x", (4,), "f32")
     host.output("y", ops.cumsum(ops.unique(ops.cumsum(v, 0)), 0))
     assert steps(host, x=x) == 3
-
-
-def selected() -> tuple[Graph, str]:
-    """Elements of 24 that are positive, and a sum with what was there before; the symbol of their number."""
-    g = rlx.Graph("selected")
-    x = g.input("x", (4, 6), "f32")
-    running = ops.cumsum(ops.reshape(x, (24,)), 0)
-    some = ops.compress(ops.reshape(x, (24,)) > 0.0, running) * 2.0
-    g.output("y", ops.cumsum(some, 0))
-    g.output("z", ops.sum(ops.tanh(some)) + running)
-    (name,) = found_by_data(g)
-    return g, name
-
-
-def test_a_size_from_data_has_a_slot_at_its_bound() -> None:
-    g, name = selected()
-    lir = plan(g, target=TARGET)
-    assert found_by_data(lir.mir) == {name: 24} and lir.plan.binding == {name: 24}
-    for node, slot in lir.plan.assignments.items():
-        if name in type_symbols(lir.mir.nodes[node].type):
-            assert slot.size == 24 * lir.mir.nodes[node].dtype.itemsize
-    lir.plan.check()
-    again = LirModule.from_text(lir.to_text())
-    assert found_by_data(again.mir) == {name: 24} and again.to_text() == lir.to_text()
-
-
-def feeds() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Inputs with none, some and all elements positive, and both results."""
-    for limit in (-9.0, 0.0, 9.0, 0.3):
-        x = np.random.default_rng(0).uniform(-1, 1, (4, 6)).astype(np.float32) + np.float32(limit)
-        running = np.cumsum(x.reshape(-1))
-        some = running[x.reshape(-1) > 0] * 2
-        yield x, np.cumsum(some), np.tanh(some.astype(np.float64)).sum() + running
-
-
-def test_runs_of_all_sizes_share_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is known before the first run, and no run plans."""
-    g, _ = selected()
-    compiled = rlx.compile(g)
-    before = compiled.memory()
-    assert before["activation"] == compiled.lir.arena_size
-    next_run = iter(feeds())
-    x, y, _ = next(next_run)
-    np.testing.assert_allclose(compiled.run({"x": x})["y"], y, rtol=1e-5)
-    monkeypatch.setattr(Placer, "plan", lambda *a: pytest.fail("a run was planned"))
-    for x, y, z in next_run:
-        got = compiled.run({"x": x})
-        assert got["y"].shape == y.shape
-        np.testing.assert_allclose(got["y"], y, rtol=1e-5)
-        np.testing.assert_allclose(got["z"], z, rtol=1e-4)
-
-
-def test_the_oracle_keeps_values_in_place_when_a_size_is_found() -> None:
-    g, name = selected()
-    run = LirInterpreter(plan(g, target=TARGET), poison=True)
-    for x, y, z in feeds():
-        got = run.run({"x": x})
-        run.plan.check()
-        assert run.plan.binding == {name: len(y)}
-        assert run.plan.arena_size == run.module.plan.arena_size
-        np.testing.assert_allclose(got["y"], y, rtol=1e-5)
-        np.testing.assert_allclose(got["z"], z, rtol=1e-4)
-
-
-def test_segments_say_what_runs_in_one_piece() -> None:
-    g, name = selected()
-    lir = plan(g, target=TARGET)
-    pieces = lir.segments()
-    assert [k for s in pieces for k in s.kernels] == lir.plan.schedule
-    (finder,) = [s for s in pieces if s.defines]
-    assert finder.defines == (name,) and len(finder.kernels) == 1 and not finder.on_host
-    assert f"%{finder.kernels[0]} finds {name}" in explain(lir)
-    assert len(program(lambda x: ops.cumsum(ops.cumsum(x, 0), 1), (4, 4)).segments()) == 1
-    first = lir.plan.schedule[0]
-    assert lir.segments(on_host=[first])[0] == LirSegment((first,), on_host=True)
-
-
-def test_what_finds_a_size_lives_as_long_as_the_size_is_needed() -> None:
-    g = rlx.Graph("counted")
-    x = g.input("x", (3, "m"), "f32")
-    with g.building():
-        count = ops.nonzero(x)[0].shape[0]
-        ops.unique(x, axis=0)  # m is its operand's, and its own size nobody has
-        y = ops.iota((count,))
-    g.output("y", y)
-    alive = {g.nodes[i].op.name for i in g.live()}
-    assert "nonzero" in alive and "unique" not in alive
-    g.set_outputs({"z": ops.exp(x)})
-    assert {g.nodes[i].op.name for i in g.live()} == {"input", "exp"}
-
-
-def test_what_needs_a_size_waits_for_it() -> None:
-    """Also where no value is read: positions up to a number that data decides."""
-    g = rlx.Graph("positions")
-    x = g.input("x", ("n",), "f32")
-    with g.building():
-        count = ops.nonzero(x)[0].shape[0]
-        g.output("y", ops.cumsum(ops.iota((count,)) * 2, 0))
-    lir = plan(g, target=TARGET)
-    lir.plan.check()
-    backwards = dataclasses.replace(lir.plan, schedule=lir.plan.schedule[1:] + lir.plan.schedule[:1])
-    with pytest.raises(PlanError, match=r"%\d+ runs before %\d+, which finds its size"):
-        backwards.check()
-    x_in = np.array([1, 0, 2, 0, 3], np.float32)
-    np.testing.assert_array_equal(rlx.compile(g).run({"x": x_in})["y"], [0, 2, 6])
-    np.testing.assert_array_equal(run_lir(lir, {"x": x_in}, poison=True)["y"], [0, 2, 6])
-
-
-def test_a_size_without_a_bound_splits_the_program() -> None:
-    """It is planned again when the size is known."""
-    g = rlx.Graph("unbounded")
-    x = g.input("x", ("n",), "f32")
-    g.output("y", ops.cumsum(ops.compress(x > 0.0, x), 0))
-    (bound,) = found_by_data(g).values()
-    assert bound is None
-    compiled = rlx.compile(g)
-    for values in ([1.0, -1.0, 2.0], [3.0], [], [1.0] * 40):
-        array = np.array(values, np.float32)
-        want = np.cumsum(array[array > 0])
-        np.testing.assert_allclose(compiled.run({"x": array})["y"], want)
-        np.testing.assert_allclose(run_lir(compiled.lir, {"x": array}, poison=True)["y"], want)
 
 
 # -- loading

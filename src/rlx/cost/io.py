@@ -21,7 +21,7 @@ from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role
 from rlx.ir.scalar import LOADS, Scalar
-from rlx.ir.symbols import found_by_data
+from rlx.ir.symbols import sizes_at_bounds
 from rlx.ir.types import tensor_types
 from rlx.ir.views import view_layouts
 
@@ -60,7 +60,7 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
     usual = {s: ASSUMED_BATCH if s in batch else ASSUMED_SIZE for s in graph.symbols()}
     usual = {s: min(n, most.get(s, n)) for s, n in usual.items()}
     if not usual.keys() <= leading | elsewhere:  # states have the others, or an op finds them
-        usual |= {s: bound for s, bound in found_by_data(graph).items() if bound is not None}
+        usual |= sizes_at_bounds(graph, {**usual, **fixed, **given})
     return {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
 
 

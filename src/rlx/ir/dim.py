@@ -20,6 +20,7 @@ from rlx.ir.dim_bounds import (
     known_le,
     known_lt,
     lower_bound,
+    never_falls,
     upper_bound,
 )
 from rlx.ir.dim_expr import Dim, Expr, ceildiv, floordiv, mod, of_atom, sym
@@ -49,6 +50,7 @@ __all__ = [
     "known_lt",
     "lower_bound",
     "mod",
+    "never_falls",
     "parse_dim",
     "substitute",
     "sym",

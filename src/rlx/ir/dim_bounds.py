@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlx.errors import ShapeError
-from rlx.ir.dim_atom import INF, Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Number, interval
+from rlx.ir.dim_atom import INF, Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Number, Sym, interval
 from rlx.ir.dim_expr import Dim, Expr, floordiv, mod, of_atom, polynomial, sym
 
 
@@ -245,6 +245,44 @@ def known_le(a: Dim, b: Dim) -> bool | None:
     if proven_lower(b - a, 0) >= 0:
         return True
     return False if proven_lower(a - b, 1) > 0 else None
+
+
+def never_falls(d: Dim, name: str) -> bool:
+    """Whether `d` is seen to keep or grow its value when the symbol `name` grows.
+
+    >>> n, m = sym("n"), sym("m")
+    >>> never_falls(3 * n * m + n // 2, "n"), never_falls(m - n, "n"), never_falls(n % 4, "n")
+    (True, False, False)
+    """
+    if isinstance(d, int):
+        return True
+    for monomial, c in d.terms:
+        changing = [atom for atom, _ in monomial if _speaks_of(atom, name)]
+        if not changing:
+            continue
+        rises = c > 0 and all(atom.bounds[0] >= 0 for atom, _ in monomial)
+        if not rises or not all(_atom_never_falls(atom, name) for atom in changing):
+            return False
+    return True
+
+
+def _atom_never_falls(atom: Atom, name: str) -> bool:
+    if not isinstance(atom, Call):
+        return True
+    if isinstance(atom, (FloorDiv, CeilDiv)):
+        top, divisor = atom.args
+        return never_falls(top, name) and not _mentions(divisor, name)
+    return isinstance(atom, (Min, Max)) and all(never_falls(a, name) for a in atom.args)
+
+
+def _speaks_of(atom: Atom, name: str) -> bool:
+    if isinstance(atom, Sym):
+        return atom.name == name
+    return isinstance(atom, Call) and any(_mentions(a, name) for a in atom.args)
+
+
+def _mentions(d: Dim, name: str) -> bool:
+    return isinstance(d, Expr) and any(_speaks_of(atom, name) for m, _ in d.terms for atom, _ in m)
 
 
 def known_lt(a: Dim, b: Dim) -> bool | None:

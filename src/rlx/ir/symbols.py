@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlx.ir.dim import Call, Dim, Expr, Sym
+from rlx.ir.dim import Call, Dim, Expr, Sym, dim_min, evaluate, never_falls, substitute, symbols
+from rlx.ir.dim_atom import quote
 from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType, TupleType, type_symbols
 
@@ -28,19 +29,53 @@ def graph_symbols(graph: Graph) -> dict[str, list[Bounds]]:
     return dict(sorted(found.items()))
 
 
-def found_by_data(graph: Graph) -> dict[str, int | None]:
-    """Symbols that no input or state gives: an op finds them when it runs. Name -> most it can be, if known.
+def found_by_data(graph: Graph) -> dict[str, Dim | None]:
+    """Symbols that no input or state gives: an op finds them when it runs. Name -> most it can be, if known:
+    a number, or an expression of sizes that are given.
 
     >>> from rlx.ops import nonzero
     >>> g = Graph()
     >>> g.output("at", nonzero(g.input("x", (4, 5), "f32"))[0])
+    >>> g.output("of_rows", nonzero(g.input("y", (4, "n"), "f32"))[0])
     >>> list(found_by_data(g).values())
-    [20]
+    [20, 4*n]
     """
     given = {s for n in (*graph.inputs, *graph.state_inputs.values()) for s in type_symbols(n.type)}
     later = [s for s in graph.symbols() if s not in given]
     bounds = graph_symbols(graph) if later else {}  # a look at everything, which few graphs need
-    return {s: bounds[s][0][1] for s in later}
+    found: dict[str, Dim | None] = {s: bounds[s][0][1] for s in later}
+    open_ = [s for s in later if found[s] is None]
+    for s in open_ * len(open_):  # a bound may speak of another size that data decides, whose bound is known
+        if found[s] is None:
+            found[s] = _bound_by_assumptions(graph, s, found)
+    return found
+
+
+def _bound_by_assumptions(graph: Graph, name: str, found: Mapping[str, Dim | None]) -> Dim | None:
+    """The least that a graph assumes a size to stay within, in sizes that are given."""
+    most: list[Dim] = []
+    for c in graph.constraints:
+        if c.kind != "min" or str(c.rhs) != quote(name):
+            continue
+        inner = [s for s in symbols(c.lhs) if s in found]
+        known = {s: bound for s in inner if (bound := found[s]) is not None}
+        if len(known) == len(inner) and all(never_falls(c.lhs, s) for s in inner):
+            most.append(substitute(c.lhs, known))
+    return dim_min(*most) if most else None
+
+
+def sizes_at_bounds(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
+    """The most that sizes which data decide can be where others are `given`. Those without a bound, or with
+    one that is not known from these, are left out.
+
+    >>> from rlx.ops import nonzero
+    >>> g = Graph()
+    >>> g.output("at", nonzero(g.input("x", (4, "n"), "f32"))[0])
+    >>> list(sizes_at_bounds(g, {"n": 7}).values())
+    [28]
+    """
+    known = {s: most for s, most in found_by_data(graph).items() if most is not None}
+    return {s: evaluate(most, given) for s, most in known.items() if all(n in given for n in symbols(most))}
 
 
 def sizes_of(node: Node) -> set[str]:

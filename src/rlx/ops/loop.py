@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, GradientError, TransformError, TypeError_
+from rlx.errors import AttributeError_, GradientError, TransformError, TypeError_, current_where
 from rlx.ir.attr import Attr, dim, integer, optional
 from rlx.ir.body import Body, as_nodes, close, trace
 from rlx.ir.build import graph_of
-from rlx.ir.dim import Dim, Expr, sym
+from rlx.ir.dim import Constraint, Dim, Expr, sym
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.form import Form, Loop
 from rlx.ir.graph import Graph, Node
@@ -353,7 +353,7 @@ def loop(
     if isinstance(trips, (int, np.integer)):
         max_trips = int(trips) if max_trips is None else min(int(trips), max_trips)
     if stacked:
-        rows = _new_symbol(traced, max_trips) if rows is None else rows
+        rows = _new_symbol(traced, max_trips, _known_trips(trips)) if rows is None else rows
     most = trips if isinstance(trips, Node) else np.asarray(ENDLESS if trips is None else trips, np.int64)
     begin = go if isinstance(go, Node) else np.asarray(go, bool)
     named: dict[str, Any] = {
@@ -383,8 +383,8 @@ def _steps(count: Dim, graph: Graph | None) -> Any:
         return iota(count)
 
 
-def _new_symbol(body: Body, most: int | None) -> Dim:
-    """A size that only the run knows, under a name that no graph around uses."""
+def _new_symbol(body: Body, most: int | None, trips: Dim | None) -> Dim:
+    """A size that only the run knows, under a name that no graph around uses; at most `trips`."""
     used: set[str] = set()
     here: Graph | None = body
     while here is not None:
@@ -393,7 +393,10 @@ def _new_symbol(body: Body, most: int | None) -> Dim:
     number = 0
     while (name := f"trips{number}") in used:
         number += 1
-    return sym(name, 0, most)
+    rows = sym(name, 0, most)
+    if isinstance(trips, Expr) and body.parent is not None:
+        body.parent.assume(Constraint("min", trips, rows, current_where()))
+    return rows
 
 
 __all__ = ["loop", "while_loop"]

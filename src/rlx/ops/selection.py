@@ -1,7 +1,8 @@
 """Results whose size depends on data: nonzero, argwhere, compress, unique.
 
-Their size is a symbol of its own, bounded by the number of elements where that is known, so that everything
-after them is typed and planned; its value is set when the program runs.
+Their size is a symbol of its own, bounded by the number of elements: by itself where that is a number, else
+by an assumption of the graph, which the type rules here make. So everything after them is typed and planned;
+its value is set when the program runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import I64
 from rlx.ir.form import Form, Template
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph, Node, require_at_least
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.gather import gather
@@ -52,6 +53,7 @@ class _nonzero(Op):
 
     def infer(self, x: TensorType, *, count: Dim) -> TensorType:
         need_dtype(self.name, x, is_computable)
+        require_at_least(x.numel, count, f"nonzero: {x} has fewer elements than {count}")
         return TensorType(I64, (x.rank, count))
 
     def ref(self, x: np.ndarray, *, count: Dim) -> np.ndarray:
@@ -134,6 +136,7 @@ class _unique(Op):
         if axis is not None and not 0 <= axis < x.rank:
             raise ShapeError(f"unique: axis {axis} is out of range for {x}")
         total = x.numel if axis is None else x.shape[axis]
+        require_at_least(total, count, f"unique: {x} has fewer elements than {count}")
         return TupleType(tuple(TensorType(I64, (n,)) for n in (count, total, count)))
 
     def ref(self, x: np.ndarray, *, axis: int | None, sorted: bool, count: Dim) -> tuple[np.ndarray, ...]:

@@ -14,11 +14,12 @@ from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import FusionBenefit, GraphIoProfile
-from rlx.ir.dim import evaluate, symbols
+from rlx.ir.dim import Dim, evaluate, symbols
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.phase import Phase
+from rlx.ir.symbols import found_by_data
 from rlx.ir.types import tensor_types
 from rlx.plan.slices import slices_of
 from rlx.plan.states import why_copied
@@ -228,9 +229,19 @@ def _segments(module: LirModule, thunks: Mapping[int, str]) -> list[str]:
     if len(pieces) == 1:
         return []
     hosts = sum(s.on_host for s in pieces)
-    finders = [f"%{s.kernels[0]} finds {', '.join(s.defines)}" for s in pieces if s.defines]
+    most = found_by_data(module.outline)
+    finders = [
+        f"%{s.kernels[0]} finds {', '.join(_with_bound(name, most[name]) for name in s.defines)}"
+        for s in pieces
+        if s.defines
+    ]
     told = [f"{hosts} of them on the host"] * bool(hosts) + finders
     return _wrapped(f"A run has {len(pieces)} segments: {'; '.join(told)}.", "    ", "  ")
+
+
+def _with_bound(name: str, most: Dim | None) -> str:
+    """A size that data decide, with what memory is planned for."""
+    return name if most is None else f"{name} (at most {most})"
 
 
 @dataclass(frozen=True)

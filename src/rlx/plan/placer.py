@@ -26,6 +26,7 @@ from rlx.ir.lir import (
     LirWorkspace,
 )
 from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.ir.symbols import sizes_at_bounds
 from rlx.plan.certificate import OverBudgetError
 from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.stream import BudgetTooSmall, Streaming, stream_weights
@@ -102,28 +103,37 @@ class Placer:
     def plan(
         self, binding: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
     ) -> LirBufferPlan:
-        """Slots for a binding, whose guards and budget are checked; without one, for the assumed sizes.
+        """Slots for a binding, whose guards and budget are checked; without one, for the assumed sizes. Sizes
+        that data decide need not be in the binding: they are placed at their bounds, and guards that speak of
+        them wait until they are known.
         Symbols in `room` get slots for those sizes instead.
         """
         if binding is None:
             return self.unchecked(self.binding)
-        missing = [s for s in self.symbols if s not in binding]
+        sizes = {**self.completed(binding), **(room or {})}
+        missing = [s for s in self.symbols if s not in sizes]
         if missing:
             told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
             raise GuardError(told)
-        self._check_guards(binding)
-        made = self.unchecked({**binding, **(room or {})})
+        self.check_guards(binding)
+        made = self.unchecked(sizes)
         if self.budget is not None and made.arena_size > self.budget:
             raise OverBudgetError(made, self.budget)
         return made
 
-    def _check_guards(self, binding: Mapping[str, int]) -> None:
-        """Assumptions of the program and of the bodies in it hold."""
+    def completed(self, binding: Mapping[str, int]) -> Mapping[str, int]:
+        """A binding in which sizes that data decide are at their bounds, unless it says otherwise."""
+        if all(s in binding for s in self.symbols):
+            return binding
+        return {**sizes_at_bounds(self.graph, binding), **binding}
+
+    def check_guards(self, binding: Mapping[str, int]) -> None:
+        """Assumptions of the program and of the bodies in it hold, as far as sizes are known."""
         check_constraints(self.graph.constraints, binding)
         for inner in self.inner.values():
             if inner.cut is None:  # slices assume nothing more than the program
                 for body in inner.bodies:
-                    body._check_guards(binding)
+                    body.check_guards(binding)
 
     def unchecked(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """Slots for a binding, whatever its guards and the budget say."""
@@ -288,11 +298,11 @@ class Placer:
 
     def within(self, binding: Mapping[str, int], room: Mapping[str, int]) -> LirBufferPlan:
         """The plan for a binding in the places of a larger one: values stay where they are when a size that
-        data decides becomes known."""
-        here = self.plan(binding)
+        data decides becomes known. Until then it is 0."""
+        here = self.plan(binding, {s: 0 for s in self.symbols if s not in binding})
         if not room:
             return here
-        wide = self.plan({**binding, **room})
+        wide = self.unchecked({**here.binding, **room})
         slots = {n: replace(s, offset=wide.assignments[n].offset) for n, s in here.assignments.items()}
         return replace(here, assignments=slots, space_sizes=dict(wide.space_sizes))
 

@@ -139,14 +139,15 @@ class DeviceProgram(CompiledProgram):
 
     def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Any:
         device, weights = self._ready()
-        plan = self.plan_for(binding)
+        sizes = self._until_found(binding)
+        plan = self._plan_for(binding, sizes)
         read = {plan.root(o.id) for id in plan.schedule for o in self.graph.nodes[id].operands}
         for id in sorted(read):
             if plan.assignments[id].space == "weight" and id not in self._weights.memory:
                 name = self.graph.nodes[id].attrs["name"]
                 raise InputError(f"param {name!r} has no value; give it one with set_param")
         values = self._dims([plan.binding[s] for s in self._symbols])
-        return DeviceContext(self.graph, self.kernels, device, plan, values, weights, self._key(binding))
+        return DeviceContext(self.graph, self.kernels, device, plan, values, weights, self._key(sizes))
 
     # -- running
 
@@ -172,7 +173,7 @@ class DeviceProgram(CompiledProgram):
                 continue
             if id not in self.kernels.thunks:
                 now.launch(id)
-            elif not self._unknown(node):
+            elif not self.finds(node):
                 now.stream.call(partial(self._thunk, now, node))
             else:
                 now = self._reveal(now, node, number, inputs, states, binding)
@@ -231,8 +232,9 @@ class DeviceProgram(CompiledProgram):
         """Run a node whose result has a size that depends on data: the rest is planned for what it is."""
         self._finish(context)
         found, out = self._computed(context, node)
-        if found:
-            binding |= found
+        binding |= found
+        self.lir.planner.check_guards(binding)
+        if any(context.plan.binding[s] != n for s, n in found.items()):
             later: DeviceContext = self._make_context(binding)
             self._feed(later, inputs, states)
             later.take_over(context, context.plan.schedule[:number])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import GuardError, InputError, KernelError, RlxError
+from rlx.errors import InputError, KernelError, RlxError
 from rlx.ir.bind import as_given, check_array, match_shape
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
@@ -120,23 +120,30 @@ class CompiledProgram:
 
     def plan_for(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """The plan for a binding; known ones are remembered."""
-        if self._sizes is not None:  # the caller need not name what data will decide
-            binding = {**self._sizes.found, **binding}
-        missing = [s for s in self._symbols if s not in binding]
+        sizes = self.lir.planner.completed(binding)  # the caller need not name what data will decide
+        missing = [s for s in self._symbols if s not in sizes]
         if missing:
             raise InputError(f"symbol {missing[0]!r} needs a size, for example {{{missing[0]!r}: 128}}")
-        key = self._key(binding)
+        return self._plan_for(binding, sizes)
+
+    def _plan_for(self, known: Mapping[str, int], sizes: Mapping[str, int]) -> LirBufferPlan:
+        """The plan for `sizes`, of which those that are `known` meet their guards."""
+        key = self._key(sizes)
         plan = self._plans.get(key)
         if plan is None:
-            room = None if self._sizes is None else self._sizes.room
-            plan = self._plans[key] = self.lir.planner.plan(dict(binding), room)
+            room = sizes if self._sizes is None else {**sizes, **self._sizes.room_at(sizes)}
+            plan = self._plans[key] = self.lir.planner.plan(known, room)
         return plan
+
+    def _until_found(self, binding: Mapping[str, int]) -> Mapping[str, int]:
+        """All sizes of a run; those that data have not decided yet are 0."""
+        return {**dict.fromkeys(self._found_later, 0), **binding} if self._found_later else binding
 
     def _key(self, binding: Mapping[str, int]) -> tuple[int, ...]:
         """What decides about the plan: sizes, or the room for them."""
         if self._sizes is None:
             return tuple([binding[s] for s in self._symbols])
-        room = self._sizes.room
+        room = self._sizes.room_at(binding)
         return tuple([room[s] if s in room else binding[s] for s in self._symbols])
 
     def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
@@ -376,24 +383,25 @@ class CompiledProgram:
             number += 1
             if found:  # sizes that depend on data are known now
                 binding |= found
-                later = self._at_sizes(context, binding, set(found), number)
+                self.lir.planner.check_guards(binding)
+                context = self._at_sizes(context, binding, set(found), number)
+                shapes = self._output_shapes(context)
                 outputs = [
-                    old
-                    if old.shape == n.tensor.bind(binding)
-                    else np.empty(n.tensor.bind(binding), n.dtype.np)
-                    for n, old in zip(self.outputs, outputs, strict=True)
+                    old if old.shape == shape else np.empty(shape, kind)
+                    for old, (shape, kind) in zip(outputs, shapes, strict=True)
                 ]
-                self._connect(later, inputs, outputs, states)
-                self._store_thunk(later, step, value)
-                context = later
-                watch = watch and watch.moved(later, number)
+                self._connect(context, inputs, outputs, states)
+                self._store_thunk(context, step, value)
+                watch = watch and watch.moved(context, number)
         return outputs
 
     def _at_sizes(self, context: Context, binding: dict[str, int], found: set[str], done: int) -> Context:
         """Where a run goes on after `done` steps that have found sizes: in the same memory if it has room for
         all that they can be, else in memory that is planned for them."""
+        if all(context.plan.binding[s] == binding[s] for s in found):
+            return context
         if self._sizes is not None and found <= self._sizes.room.keys():
-            context.move_to(binding)
+            context.move_to(self._until_found(binding))
             return context
         later = self._make_context(binding, context.profile)
         if context.profile:
@@ -431,7 +439,8 @@ class CompiledProgram:
     def _run_step(
         self, context: Context, step: Step, number: int = 0, watch: Watch | None = None
     ) -> tuple[dict[str, int], Any]:
-        """Run one step; returns the sizes that it revealed and, with them, the value that did."""
+        """Run one step; returns the sizes that it revealed and, with them, the value that did, which is not
+        stored yet: it may need another place."""
         if self._weights.ring is not None:
             context.arrive(step, self._weights)
         if watch is None:
@@ -463,7 +472,8 @@ class CompiledProgram:
         """A node computed by its reference: the sizes that it revealed, and its value."""
         from rlx.backend.reference.interpreter import Interpreter
 
-        known = {k: v for k, v in plan.binding.items() if k not in self._unknown(node)}
+        unknown = self.finds(node)
+        known = {k: v for k, v in plan.binding.items() if k not in unknown}
         interpreter = Interpreter(self.lir.mir, known)
         for o in node.operands:
             interpreter.values[o.id] = array(o)
@@ -474,7 +484,7 @@ class CompiledProgram:
         except Exception as e:
             told = f"{self.describe(node)} raised {type(e).__name__} on the host: {e}"
             raise KernelError(told, node.where) from e
-        return {k: v for k, v in interpreter.binding.items() if plan.binding.get(k) != v}, out
+        return {k: v for k, v in interpreter.binding.items() if k in unknown}, out
 
     def _revealed(self, context: Context, step: Step) -> tuple[dict[str, int], np.ndarray]:
         """Size and value of a result that a kernel has left in scratch."""
@@ -482,15 +492,15 @@ class CompiledProgram:
         words = context.scratch.array.view(node.dtype.np)
         lead, count = node.tensor.shape[0], int(words[0])
         value = words[1 : 1 + lead * count].reshape(lead, count).copy()
-        known = {k: v for k, v in context.plan.binding.items() if k not in self._unknown(node)}
+        unknown = self.finds(node)
+        known = {k: v for k, v in context.plan.binding.items() if k not in unknown}
         match_shape(node.shape, value.shape, known, f"result of {node.op.name}")
-        found = {k: v for k, v in known.items() if context.plan.binding.get(k) != v}
-        if not found:
+        if not unknown:
             self._store_thunk(context, step, value)
-        return found, value
+        return {k: v for k, v in known.items() if k in unknown}, value
 
-    def _unknown(self, node: Node) -> set[str]:
-        """Data-dependent symbols that this node itself brings in."""
+    def finds(self, node: Node) -> set[str]:
+        """Sizes that a node decides by data."""
         known = {s for o in node.operands for s in type_symbols(o.type)}
         return {s for s in type_symbols(node.type) if s in self._found_later and s not in known}
 
@@ -511,29 +521,22 @@ class CompiledProgram:
     # -- contexts: one per concurrent run and binding, from a pool
 
     def acquire(self, binding: dict[str, int], last: Context | None = None) -> Context:
-        """A context for these sizes: the `last` one if it fits, else from the pool or new. Sizes that data
-        decide are entered in the binding as 0."""
-        for s in self._found_later:
-            binding[s] = 0
-        key, generation = self._key(binding), self._generation
-        if last is not None and last.key == key and last.generation == generation:
-            if self._sizes is not None:
-                last.move_to(binding)
-            return last
-        with self._lock:
-            free = self._free.get(key)
-            found = free.pop() if free else None
-        if found is None:
-            made = self._make_context(binding)
-            made.generation = generation
-            return made
-        try:
-            if self._sizes is not None:
-                found.move_to(binding)
-        except GuardError:
-            self.release(found)
-            raise
-        return found
+        """A context for these sizes: the `last` one if it fits, else from the pool or new."""
+        sizes = self._until_found(binding)
+        key, generation = self._key(sizes), self._generation
+        if self._sizes is not None:
+            self._sizes.check(binding)
+        if last is None or last.key != key or last.generation != generation:
+            with self._lock:
+                free = self._free.get(key)
+                last = free.pop() if free else None
+            if last is None:
+                last = self._make_context(binding)
+                last.generation = generation
+                return last
+        if self._sizes is not None:
+            last.move_to(sizes)
+        return last
 
     def release(self, context: Context) -> None:
         """Give a context back to the pool, unless weights have changed since."""
@@ -555,7 +558,8 @@ class CompiledProgram:
         return None
 
     def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Context:
-        plan = self.plan_for(binding)
+        sizes = self._until_found(binding)
+        plan = self._plan_for(binding, sizes)
         values = self._dims([plan.binding[s] for s in self._symbols])
         made = Context(
             self.lir,
@@ -572,7 +576,7 @@ class CompiledProgram:
             sizes=self._sizes,
             meet=self._native_meeting,
         )
-        made.move_to(binding)
+        made.move_to(sizes)
         return made
 
     def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> list[Run]:
@@ -581,7 +585,7 @@ class CompiledProgram:
             np.asarray(as_given(n.tensor, inputs[name]), order="C")
             for name, n in zip(self.input_names, self.inputs, strict=True)
         ]
-        known: dict[str, int] = dict.fromkeys(self._found_later, 0)
+        known: dict[str, int] = {}
         for node, array in zip(self.inputs, given, strict=True):
             check_array(node.tensor, array, known, f"input {node.attrs['name']!r}")
         context, runs = self._make_context(known, profile=True), []

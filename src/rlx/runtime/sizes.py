@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.ir.bind import check_constraints, size_symbol
-from rlx.ir.dim import Dim, compile_dims, known_le, substitute, sym, symbols
+from rlx.ir.dim import (
+    Dim,
+    compile_dims,
+    evaluate,
+    known_le,
+    never_falls,
+    substitute,
+    sym,
+    symbols,
+    upper_bound,
+)
 from rlx.ir.lir import LirModule
 from rlx.ir.symbols import found_by_data
 
@@ -25,19 +35,28 @@ class Sizes:
     def __init__(self, lir: LirModule, kernels: KernelSet) -> None:
         graph = lir.outline
         self.symbols = graph.symbols()
-        by_data = found_by_data(graph)
-        bounds = dict(by_data)
+        bounds: dict[str, Dim | None] = {}
         for node in graph.inputs:
             found = size_symbol(node.tensor)
             if found is not None:
                 bounds[found.name] = found.max
-        self.room: dict[str, int] = {}
+        bounds |= found_by_data(graph)
+        self.room: dict[str, Dim] = {}  # the most that each can be, in terms of sizes that are planned for
         for name, most in bounds.items():
-            if most is not None and _movable(name, most, lir, kernels):
+            if most is None or not all(never_falls(most, s) for s in self.room):
+                continue
+            most = substitute(most, self.room)
+            if _movable(name, most, lir, kernels):
                 self.room[name] = most
-        self.found = {s: n for s, n in self.room.items() if s in by_data}  # by an op, not by an input
+        self._fixed = {name: most for name, most in self.room.items() if isinstance(most, int)}
         self.guards = [c for c in graph.constraints if self.moves(c.lhs) or self.moves(c.rhs)]
         self._known: dict[tuple[Dim, ...], Evaluate] = {}
+
+    def room_at(self, binding: Mapping[str, int]) -> dict[str, int]:
+        """How large each of these sizes can be where the others are those of a binding."""
+        if len(self._fixed) == len(self.room):
+            return self._fixed
+        return {name: evaluate(most, binding) for name, most in self.room.items()}
 
     def moves(self, d: Dim) -> bool:
         """Whether a size changes with the symbols that need no new plan."""
@@ -55,13 +74,15 @@ class Sizes:
         return self._known[key]
 
 
-def _movable(name: str, most: int, lir: LirModule, kernels: KernelSet) -> bool:
+def _movable(name: str, most: Dim, lir: LirModule, kernels: KernelSet) -> bool:
     """Whether memory for the largest size serves all: nothing grows when the size falls, and only
     addresses inside the program's own memory move."""
     planner = lir.planner
-    bounded = {name: sym(name, 0, most)}
+    bounded = {name: sym(name, 0, upper_bound(most))}
 
     def grows(d: Dim) -> bool:
+        if never_falls(d, name):
+            return True
         return known_le(substitute(d, bounded), substitute(d, {name: most})) is True
 
     for stored in planner.stored:

@@ -24,7 +24,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.ir.lir_check import written_by
 from rlx.ir.op import Role
-from rlx.ir.symbols import found_by_data
+from rlx.ir.symbols import sizes_at_bounds
 from rlx.ir.types import tensor_types
 
 POISON = 0xFF  # NaN in every float, -1 or the largest value in integers
@@ -186,9 +186,8 @@ class LirInterpreter(PlannedRun):
     ) -> dict[str, np.ndarray]:
         """Outputs by name; `states` after the run are in `self.states`."""
         given = self._given(inputs, params, states or {})
-        bounds = {} if self.plan.work else found_by_data(self.graph)
-        self.room = {s: most for s, most in bounds.items() if most is not None}
-        self._place(self._known())
+        self.room = {} if self.plan.work else sizes_at_bounds(self.graph, self.binding)
+        self._place()
         streamed = {f.node for f in self.plan.fetches}
         for node, array in given.items():
             if node not in streamed:
@@ -233,18 +232,14 @@ class LirInterpreter(PlannedRun):
 
     # -- memory
 
-    def _known(self) -> dict[str, int]:
-        """All sizes; those that data decides are 0 until they are found."""
-        return {s: self.binding.get(s, 0) for s in self.graph.symbols()}
-
-    def _planned(self, binding: Mapping[str, int]) -> LirBufferPlan:
-        """The plan for a binding; sizes that have a bound have room for it."""
-        found = self.module.planner.within(binding, self.room)
+    def _planned(self) -> LirBufferPlan:
+        """The plan for the sizes that are known; others that have a bound have room for it."""
+        found = self.module.planner.within(self.binding, self.room)
         return replace(found, assignments=dict(found.assignments))  # streamed weights move
 
-    def _place(self, binding: Mapping[str, int]) -> None:
-        """Fresh memory for a binding."""
-        self.plan = self._planned(binding)
+    def _place(self) -> None:
+        """Fresh memory for the sizes that are known."""
+        self.plan = self._planned()
         fill = POISON if self.poison else 0
         self.memory = {space: np.full(n, fill, np.uint8) for space, n in self.plan.sizes().items()}
 
@@ -262,10 +257,10 @@ class LirInterpreter(PlannedRun):
         else all is placed anew, and what was computed carried over."""
         self.binding |= found
         if found.keys() <= self.room.keys():
-            self.plan = self._planned(self._known())
+            self.plan = self._planned()
             return
         old_plan, old_memory = self.plan, self.memory
-        self._place(self._known())
+        self._place()
         done = old_plan.schedule[: old_plan.schedule.index(at.id)]
         kept = {r.id for k in done for r in written_by(self.graph, self.graph.nodes[k])}
         kept |= {i for i, slot in old_plan.assignments.items() if slot.space != "activation"}
