@@ -276,6 +276,11 @@ def compile(
         for name, given in (("weight_budget", weight_budget), ("mesh", mesh)):
             if given is not None:
                 raise UnsupportedError(f"{name} is for device 'cpu' only; compile for {device} without it")
+    known = graph.symbols()
+    for name in assume or {}:
+        if name not in known:
+            has = f"its symbols: {', '.join(known)}" if known else "all its sizes are fixed"
+            raise ConfigError(f"assume: graph {graph.name!r} has no symbol {name!r}; {has}")
     if weight_budget is None and weight_file is not None:
         raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
     make: Callable[..., Any] = CompiledProgram

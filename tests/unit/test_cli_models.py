@@ -95,6 +95,8 @@ def test_run_writes_a_trace(model: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["run", "MODEL", "--input", "z=ones"], 1, "the model has no input 'z'; it has: x"),
         (["run", "MODEL", "--input", "x"], 2, "--input takes NAME=FILE"),
         (["run", "MODEL", "--bind", "batch=many"], 2, "--bind takes NAME=SIZE"),
+        (["run", "MODEL", "--bind", "batches=3"], 1, "no symbol 'batches' to bind; it has: batch"),
+        (["explain", "MODEL", "--assume", "batches=3"], 1, "its symbols: batch"),
         (["run", "MODEL", "--input", "x=missing.npy"], 1, "cannot read missing.npy"),
         (["run", "MODEL", "--input", "x=x.mp3"], 1, "inputs come from .npy, .png or .wav"),
         (["run", "MODEL", "--threads", "0"], 2, "--threads"),

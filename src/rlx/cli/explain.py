@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rlx.cli.inputs import sizes_of
+from rlx.cli.inputs import check_symbols, sizes_of
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import print_json
 
@@ -21,6 +21,7 @@ def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **o
     """Show the kernels of MODEL, the fusion decisions with their prices, and the memory plan."""
     sizes = sizes_of(bind)
     program = open_model(model, **options)
+    check_symbols(sizes, program.lir.dynamic_symbols())
     binding = {**program.lir.planner.binding, **sizes}
     if not as_json:
         click.echo(program.explain(measure, binding))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,19 @@ def sizes_of(texts: Iterable[str], option: str = "--bind") -> dict[str, int]:
             raise click.UsageError(f"{option} takes NAME=SIZE, like seq=128, not {text!r}")
         out[name] = int(size)
     return out
+
+
+def check_symbols(sizes: Mapping[str, int], known: Sequence[str]) -> None:
+    """Refuse sizes of symbols that a model does not have.
+
+    >>> check_symbols({"sec": 128}, ["batch", "seq"])
+    Traceback (most recent call last):
+    rlx.errors.InputError: the model has no symbol 'sec' to bind; it has: batch, seq
+    """
+    unknown = next((name for name in sizes if name not in known), None)
+    if unknown is not None:
+        has = f"it has: {', '.join(known)}" if known else "all its sizes are fixed"
+        raise InputError(f"the model has no symbol {unknown!r} to bind; {has}")
 
 
 def named(texts: Iterable[str]) -> dict[str, str]:

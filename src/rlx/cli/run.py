@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from rlx.cli.inputs import make_inputs, named, sizes_of
+from rlx.cli.inputs import check_symbols, make_inputs, named, sizes_of
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import human_bytes, human_time, print_json, print_table, progress
 from rlx.errors import FormatError
@@ -57,6 +57,7 @@ def run(
     start = time.perf_counter()
     program = open_model(model, **options, trust_native=trust_native)
     loaded = time.perf_counter() - start
+    check_symbols(sizes, program.lir.dynamic_symbols())
     types = {n.attrs["name"]: n.tensor for n in program.inputs}
     inputs = make_inputs(types, wanted_inputs, sizes, program.lir.planner.binding, seed)
     with progress("running"):
