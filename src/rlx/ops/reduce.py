@@ -26,6 +26,7 @@ from rlx.ops.rules import (
     is_real,
     need_dtype,
     normal_axes,
+    normal_axis,
     op_call,
     shift,
 )
@@ -262,7 +263,7 @@ class _ArgExtremum(Op):
 
 
 @declare
-class argmax(_ArgExtremum):
+class _argmax(_ArgExtremum):
     """Index of the largest element along an axis (the first of equals; NaN wins)."""
 
     name = "argmax"
@@ -270,7 +271,7 @@ class argmax(_ArgExtremum):
 
 
 @declare
-class argmin(_ArgExtremum):
+class _argmin(_ArgExtremum):
     """Index of the smallest element along an axis (the first of equals; NaN wins)."""
 
     name = "argmin"
@@ -302,5 +303,35 @@ min = _reducer(
 )
 any = _reducer(reduce_any, "any", "Whether any is true", ">>> bool(any(np.array([False, True])))\n    True")
 all = _reducer(reduce_all, "all", "Whether all are true", ">>> bool(all(np.array([False, True])))\n    False")
+
+
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False, last: bool = False) -> Any:
+    """Index of the largest element along an axis (of the flattened x without one), as numpy.argmax.
+
+    Of equal elements it is the first, or the `last`; NaN counts as the largest.
+
+    >>> argmax(np.array([[1, 5, 2], [7, 0, 7]]), axis=-1), argmax(np.array([7, 0, 7]), last=True)
+    (array([1, 0]), array(2))
+    """
+    return _at_extremum(_argmax, x, axis, keepdims, last)
+
+
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False, last: bool = False) -> Any:
+    """Index of the smallest element along an axis (of the flattened x without one), as numpy.argmin.
+
+    Of equal elements it is the first, or the `last`; NaN counts as the smallest.
+
+    >>> argmin(np.array([[1, 5, 2], [7, 0, 7]]), axis=-1)
+    array([0, 1])
+    """
+    return _at_extremum(_argmin, x, axis, keepdims, last)
+
+
+def _at_extremum(op: Any, x: Any, axis: int | None, keepdims: bool, last: bool) -> Any:
+    if axis is not None:
+        return op(x, axis=normal_axis(op.name, axis, _rank(x)), keepdims=keepdims, last=last)
+    found = op(reshape(x, (-1,)), axis=0, keepdims=False, last=last)
+    return reshape(found, (1,) * _rank(x)) if keepdims else found
+
 
 __all__ = ["BOOL", "all", "any", "argmax", "argmin", "max", "min", "prod", "reduced_shape", "spread", "sum"]
