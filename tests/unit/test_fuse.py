@@ -112,13 +112,13 @@ def test_a_product_stores_one_value() -> None:
 
 
 def test_groups_never_wait_for_themselves() -> None:
-    """exp(x) feeds a product and is added to it: all three in one kernel would need itself."""
+    """softmax(x) feeds a product and is added to it: both sums in one kernel would need each other."""
 
     def f(x: Node, w: Node) -> Any:
-        e = ops.exp(x)
+        e = ops.softmax(x)
         return e + ops.tanh(e @ w)
 
-    assert kinds(planned(built(f, ("n", 16), params=((16, 16),)))) == ["map", "contract"]
+    assert kinds(planned(built(f, ("n", 16), params=((16, 16),)))) == ["reduce", "contract"]
 
 
 # -- whole models
@@ -156,7 +156,7 @@ def test_attention_is_found_as_exporters_write_it(style: str) -> None:
     program = rlx.compile(g)
     assert "attention" in kinds(program.lir)
     # The product of scaled queries is a kernel more; with the sequence first, products are better not merged.
-    apart = {"scale before": 4, "sequence first": 6}
+    apart = {"scale before": 4, "sequence first": 5}
     assert len(program.lir.plan.schedule) == apart.get(style, 3)
     want = evaluate(g, feed)
     np.testing.assert_allclose(program.run(feed)["y"], want["y"], rtol=1e-4, atol=1e-5)
@@ -332,7 +332,10 @@ def test_why_not_answers_for_two_nodes() -> None:
     assert lir.decisions.why_not(a, b).startswith(f"%{a} and %{b} are one kernel: keep elementwise")
     chain = planned(built(lambda x, w: ops.exp(x) @ w, (8, 8), params=((8, 8),)))
     a, b = ids_of(chain, "exp", "dot_general")
-    assert "read from memory, not computed" in chain.decisions.why_not(a, b)
+    assert chain.decisions.why_not(a, b).startswith(f"%{a} and %{b} are one kernel: keep prologue")
+    chain = planned(built(lambda x, y: x @ ops.exp(y), (8, 8), (8, 8)))
+    a, b = ids_of(chain, "exp", "dot_general")
+    assert "reads its operands from memory" in chain.decisions.why_not(a, b)
 
 
 def test_pins_overrule_the_gate() -> None:

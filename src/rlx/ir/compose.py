@@ -357,13 +357,15 @@ class Composer:
         b_index |= {j: kept + n for n, (_, j) in enumerate(contract)}
         lhs = replace_axes(a, [axis(a_index[i]) for i in range(len(form.lhs))])
         rhs = replace_axes(b, [axis(b_index[j]) for j in range(len(form.rhs))])
-        for operand in (lhs, rhs):
-            if operand.prim != "load":
-                raise ComposeError("an operand of a contraction is computed, not read", root.where)
+        if rhs.prim != "load":
+            raise ComposeError("the right operand of a contraction is read from memory", root.where)
         layout = self._layout_of(root.operands[1])
-        for operand in (lhs,) if layout else (lhs, rhs):
+        read = [operand for operand in (lhs, rhs) if operand.prim == "load"]
+        for operand in read[:-1] if layout else read:
             if any(affine(i, len(space)) is None for i in operand.args):
                 raise ComposeError("an operand of a contraction lies in memory in no regular way", root.where)
+        if lhs.prim != "load":
+            _check_prologue(lhs, root)
         packed = None if layout is None else (root.operands[1].op.name, layout)
         return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), packed)
 
@@ -382,6 +384,15 @@ class Composer:
         if node.op.reader_side and node.operands[0].id in self.inputs:
             return tuple(node.attrs.items())
         return None
+
+
+def _check_prologue(value: Scalar, root: Node) -> None:
+    """Whether a kernel can compute an operand as it reads it, in any order and more than once."""
+    loads = {e.prim for e in value.walk() if e.prim in LOADS}
+    if not loads:
+        raise ComposeError("an operand of a contraction is a number, not computed from memory", root.where)
+    if "load_checked" in loads:
+        raise ComposeError("a prologue has nowhere to report an index out of range", root.where)
 
 
 def strip_rows(s: Scalar) -> Scalar:

@@ -5,8 +5,9 @@ combines an expression over the inner axes; later expressions read it as acc(j).
 per point (full) or one per row (outer axes only). Maps, reductions, softmax, norms are all nests.
 
 A `ContractNest` is a contraction whose operands are read in place through affine indices and whose result
-passes through epilogue expressions (acc(0) is the sum of products) before it is stored. A `ConvNest` is the
-same for a convolution. An `AttentionNest` is softmax(score(q k^T)) v, which never holds all scores in memory.
+passes through epilogue expressions (acc(0) is the sum of products) before it is stored. Its left operand may
+also be computed as it is read, by any expression over its axes: the prologue. A `ConvNest` is the same for a
+convolution. An `AttentionNest` is softmax(score(q k^T)) v, which never holds all scores in memory.
 A `TransformNest` is a Fourier transform that computes what it reads and passes on what it gives.
 """
 
@@ -59,8 +60,9 @@ class Nest:
 
 @dataclass(frozen=True)
 class ContractNest:
-    """A contraction with epilogue. `lhs`, `rhs` are loads over the contraction's iteration axes
-    (batch, m..., n..., k... in the order of `space`); stores are over the output axes."""
+    """A contraction with prologue and epilogue. `lhs`, `rhs` are over the contraction's iteration axes
+    (batch, m..., n..., k... in the order of `space`): `rhs` is a load, `lhs` a load or what the kernel
+    computes for itself, rounded to its dtype. Stores are over the output axes."""
 
     form: Contract
     lhs: Scalar
@@ -71,6 +73,11 @@ class ContractNest:
     rhs_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = (
         None  # the op that unpacks it, its attributes
     )
+
+    @property
+    def has_prologue(self) -> bool:
+        """Whether the left operand is computed rather than read."""
+        return self.lhs.prim != "load"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ class Access:
     """One way in which a kernel reads a stored value.
 
     how: "plain" at an index always in range, "guarded" only where a condition holds, "checked" at an index
-    from data, "memory" as a whole (operands of contractions and of ops that are kernels of their own).
+    from data, "memory" as a whole (operands of ops that are kernels of their own, weights), "rows" also as a
+    whole, but by a contraction, which can compute what it reads.
     `index` is relative to `operand`, which may be a view of the value. `pointwise` is a plain read of the
     value itself at every point of an equal space.
     """
@@ -32,6 +33,7 @@ class Access:
     once_per: int = 1
 
 
+WHOLE = ("memory", "rows")
 HOW = {"load": "plain", "load_or": "guarded", "load_checked": "checked"}
 
 
@@ -110,7 +112,12 @@ class Facts:
     def _find_accesses(self, node: Node) -> list[Access]:
         body = self.body(node)
         if body is None:
-            return [Access(self.io.root(o).id, "memory", o, (), False) for o in node.operands]
+            first = "rows" if self.kind(node) == "contract" else "memory"
+            how = [first, *("memory" for _ in node.operands[1:])]
+            return [
+                Access(self.io.root(o).id, way, o, (), False)
+                for o, way in zip(node.operands, how, strict=True)
+            ]
         out = []
         form = self.form(node)
         space = form.space if isinstance(form, Reduce) else node.shape

@@ -27,6 +27,7 @@ from rlx.passes.facts import Access, Facts, is_point
 
 # Values that one kernel stores.
 MOST_OUTPUTS = {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "attention": 1, "own": 1}
+_ROOTS = {"reduce": "a reduction", "attention": "attention"}
 
 
 class Status(Enum):
@@ -118,16 +119,23 @@ class Fit:
                 raise Misfit("a reduction reads its operand in the order of its own space only")
             found = Status.ROW
         else:
-            if self.status:
-                raise Misfit(
-                    f"{node.op.name} is a kernel of its own"
-                    if kind == "own"
-                    else "an operand of a contraction is read from memory, not computed"
-                )
+            self._check_prologue(node, kind)
             out = Fit(self.facts, {}, kind, None if kind == "own" else node.shape)
             found = Status.FULL
         checks = out.checks | {node.id} if self._checks(node) else out.checks
         return Fit(self.facts, {**self.status, node.id: found}, out.kind, out.space, out.axes, checks)
+
+    def _check_prologue(self, node: Node, kind: str) -> None:
+        """Whether a root can compute what is there already: its prologue."""
+        if not self.status:
+            return
+        if kind == "own":
+            raise Misfit(f"{node.op.name} is a kernel of its own")
+        if self.kind != "map":
+            raise Misfit(f"a contraction after {_ROOTS.get(self.kind, 'another')} is another kernel")
+        for access in self.facts.accesses(node):
+            if access.root in self.status:
+                self._may_read_computed(node, access, access.root in self.checks)
 
     def _check_order(self, node: Node) -> None:
         """Pieces do not share a kernel with values that are read from blocks or stored in them: every piece
@@ -196,8 +204,10 @@ class Fit:
         return same_space(node.operands[0].shape, self.space)
 
     def _may_read_computed(self, node: Node, access: Access, checks: bool) -> None:
-        if access.how == "memory":
+        if access.how == "memory" or (access.how == "rows" and self.kind == "attention"):
             raise Misfit(f"{node.op.name} reads its operands from memory, not computed ones")
+        if access.how == "rows" and checks:
+            raise Misfit(f"{node.op.name} has nowhere to report an index out of range")
         if access.how == "checked":
             raise Misfit(f"{node.op.name} gathers from a value that is not in memory")
         if access.how == "guarded" and checks:

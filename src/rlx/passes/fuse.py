@@ -3,9 +3,9 @@
 Kernels grow from seeds: contractions and convolutions first (elementwise ops after them become epilogues),
 then reductions (with what feeds and follows them), then what is left of elementwise chains. A group grows op
 by op, also past points where it would store more values than it may, and the best point on the way is kept:
-best by the IO that is saved, as the gate prices it, minus the compute that is added. At last, cheap values
-that several kernels read may be computed again by each reader instead of stored. Every yes and no is a
-`Decision`.
+best by the IO that is saved, as the gate prices it, minus the compute that is added. At last, what is left of
+elementwise chains may be computed by the kernels that read it instead of stored: again by each of several
+readers, or as the prologue of a contraction. Every yes and no is a `Decision`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ MOST_NODES = 64  # ops in one kernel
 MOST_AHEAD = 12  # ops to look past the best group so far
 MOST_TRIAL_OUTPUTS = 6  # values that a group may need to store while it grows
 MOST_RECOMPUTED = 8  # ops that are computed again by each reader
+MOST_PROLOGUE = 24  # ops that a contraction computes before it, if no other kernel needs them
 MOST_READERS = 24
 APART = "pinned apart by the user"
 
@@ -262,6 +263,9 @@ class Fuser:
     def apart(self, i: int, members: Sequence[int]) -> bool:
         return any(b in members and not together for b, together in self._pinned.get(i, ()))
 
+    def together(self, i: int, members: Sequence[int]) -> bool:
+        return any(b in members and together for b, together in self._pinned.get(i, ()))
+
     def wishes(self, t: Trial) -> int:
         """Pinned pairs that lie together in a group."""
         if not self._pinned:
@@ -285,7 +289,7 @@ class Fuser:
     def record_refusals(self, t: Trial, rule: str, refused: Mapping[int, str]) -> None:
         """Neighbours that stayed outside, each with the price it would have had and the reason."""
         for node in self.neighbours(t.members, backward=False):
-            if self.facts.kind(node) == "own":
+            if self.facts.kind(node) == "own" or self.may_become_prologue(t, node):
                 continue
             members = sorted((*t.members, node.id))
             outputs = self.facts.outputs(members, set(members))
@@ -299,6 +303,11 @@ class Fuser:
             region, where = tuple(members), self.where((t.members[0], node.id))
             pinned = reason == APART
             self.log.add(Decision(region, before, after, score, compute, False, reason, where, pinned, rule))
+
+    def may_become_prologue(self, t: Trial, node: Node) -> bool:
+        """Whether a map is yet to be tried as the prologue of a contraction that reads it."""
+        reads = [a.root for a in self.facts.accesses(node) if a.how == "rows" and a.root in t.fit.status]
+        return t.fit.kind == "map" and bool(reads) and not any(i in self.facts.kept for i in reads)
 
     def why_refused(self, t: Trial, node: Node) -> tuple[str, int]:
         """The reason, and the compute in picoseconds that joining would have added."""
@@ -331,8 +340,13 @@ class Fuser:
                 continue
             needed = self.closure(i, number)
             readers = self.reader_groups(i, number)
-            if readers and len(readers) <= MOST_READERS and len(needed) <= MOST_RECOMPUTED:
-                self.spread(i, needed, number, readers)
+            alone = len(readers) == 1 and self.reads_rows(readers[0], i)  # nothing is computed twice
+            most = MOST_PROLOGUE if alone else MOST_RECOMPUTED
+            if readers and len(readers) <= MOST_READERS:
+                if len(needed) <= most:
+                    self.spread(i, needed, number, readers)
+                else:
+                    self.refuse_spread(i, needed, readers, f"{len(needed)} ops are more than {most}")
 
     def closure(self, i: int, number: int) -> list[Node]:
         """A value and what its group computes for it."""
@@ -358,12 +372,12 @@ class Fuser:
     def spread(self, i: int, needed: Sequence[Node], number: int, readers: Sequence[int]) -> None:
         """Copy what a value needs into the groups that read it, if they can take it and the gate agrees."""
         if any(self.apart(n.id, self.groups[r].evaluated) for n in needed for r in readers):
-            return
+            return self.refuse_spread(i, needed, readers, APART)
         grown: dict[int, tuple[Group, Fit]] = {}
         for r in readers:
             copied = self.with_copies(r, needed)
-            if copied is None:
-                return
+            if isinstance(copied, str):
+                return self.refuse_spread(i, needed, readers, copied)
             grown[r] = copied
         involved = [number, *readers]
         before, work_before = self.cost_of(involved)
@@ -378,7 +392,10 @@ class Fuser:
         compute = elementwise_ps(self.options.device, work_after - work_before)
         region = sorted({m for group, _ in undo.values() for m in group.evaluated})
         where = self.where([i])
-        made = decide(self.gate, region, before, after, compute, rule="recompute", where=where)
+        rule = self.spread_rule(i, readers)
+        wished = any(self.together(n.id, self.groups[r].nodes) for n in needed for r in readers)
+        pin = True if wished else None
+        made = decide(self.gate, region, before, after, compute, rule=rule, where=where, pin=pin)
         why = next(filter(None, map(self.group_refused, readers)), None) if made.verdict else None
         if why is not None:
             made = replace(made, verdict=False, reason=why)
@@ -389,17 +406,44 @@ class Fuser:
                 self.group_of.update(dict.fromkeys(group.nodes, g))
             self.homes.update(homes)
 
-    def with_copies(self, number: int, needed: Sequence[Node]) -> tuple[Group, Fit] | None:
-        """A group that computes more values for itself; None if it cannot."""
+    def reads_rows(self, number: int, i: int) -> bool:
+        """Whether a group's contraction would compute a value as its left operand."""
+        nodes = (self.graph.nodes[n] for n in self.groups[number].nodes)
+        return any(a.root == i and a.how == "rows" for n in nodes for a in self.facts.accesses(n))
+
+    def spread_rule(self, i: int, readers: Sequence[int]) -> str:
+        return "prologue" if any(self.reads_rows(r, i) for r in readers) else "recompute"
+
+    def refuse_spread(self, i: int, needed: Sequence[Node], readers: Sequence[int], why: str) -> None:
+        """Record a prologue that cannot be, with what it would have saved."""
+        rule = self.spread_rule(i, readers)
+        if rule != "prologue":
+            return  # values that every kernel reads from memory are the usual case
+        number, inside = self.group_of[i], {n.id for n in needed}
+        before, after = GraphIoProfile(), GraphIoProfile()
+        for g in (number, *readers):
+            members, outputs = self.groups[g].evaluated, self.outputs_of(g)
+            before += self.pricing.group(members, outputs)
+            if g != number:
+                after += self.pricing.group({*members, *inside}, outputs)
+            elif set(outputs) != {i}:
+                after += self.pricing.group(members, [v for v in outputs if v != i])
+        region = sorted({*inside, *(m for r in readers for m in self.groups[r].evaluated)})
+        score = self.gate.score_ps(fusion_benefit(before, after))
+        where, pinned = self.where([i]), why == APART
+        self.log.add(Decision(tuple(region), before, after, score, 0, False, why, where, pinned, rule))
+
+    def with_copies(self, number: int, needed: Sequence[Node]) -> tuple[Group, Fit] | str:
+        """A group that computes more values for itself, or why it cannot."""
         group, fit = self.groups[number], self.fits[number]
-        if fit.kind == "transform":  # it has taken what it wants to compute itself
-            return None
+        if fit.kind == "transform":
+            return "a transform has taken what it wants to compute itself"
         try:
             wider = fit.add_all([n for n in needed if n.id not in fit.status])
-        except Misfit:
-            return None
+        except Misfit as why:
+            return str(why)
         if len(wider.status) > MOST_NODES:
-            return None
+            return f"a kernel has at most {MOST_NODES} ops"
         copies = {*group.copies, *(n.id for n in needed if n.id not in group.nodes)}
         return Group(group.nodes, tuple(sorted(copies))), wider
 

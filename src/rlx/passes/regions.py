@@ -16,7 +16,7 @@ from rlx.ir.compose import compose
 from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
 from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest, TransformNest
 from rlx.ir.op import Role, get_op
-from rlx.passes.facts import Facts
+from rlx.passes.facts import WHOLE, Facts
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,7 @@ class RegionMaker:
         members = set(group.evaluated)
         found: dict[int, tuple[Node, bool]] = {}
         nodes = self.facts.graph.nodes
-        from_memory = {
-            a.operand.id for i in members for a in self.facts.accesses(nodes[i]) if a.how == "memory"
-        }
+        from_memory = {a.operand.id for i in members for a in self.facts.accesses(nodes[i]) if a.how in WHOLE}
 
         def visit(node: Node) -> None:
             if node.id in found:

@@ -2,17 +2,26 @@
 
 A value inside a kernel is evaluated wherever it is read: once per point of a larger space it is broadcast to,
 once per different index, and again in every pass over a row. That is what fusion pays for not storing it.
+
+A contraction computes rows of its left operand block by block. With weights in panels a block meets all
+columns, else it is computed again for every group of columns; where rows are too few to be shared, every
+thread computes all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.ir.form import Contract
+from rlx.ir.graph import Node
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Status
 
 SAVED = 8  # operations from which backends keep a value for the next pass instead of computing it again
 RELOAD = 2  # what keeping and loading it then costs
+SHARED_ROWS = 128  # rows of a contraction from which threads share them; fewer go to all threads
+THREADS = 2  # of the device that compute is priced for
+GROUP_COLUMNS = 256  # columns of a right operand that is not in panels, for which rows are computed together
 
 
 def separate_work(facts: Facts, fit: Fit) -> int:
@@ -47,10 +56,27 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
             if fit.status[access.root] is Status.ROW:
                 inner[-2] = max(inner.get(-2, 0), rows)
                 continue
+            if access.how == "rows":
+                inner[i] = io.elements(access.operand) * times_computed(facts, node)
+                continue
             for number, count in passes.items():
                 had = inner.get(number, 0)
                 inner[number] = max(had, count) if access.pointwise else had + count // access.once_per
     return total
+
+
+def times_computed(facts: Facts, node: Node) -> int:
+    """How often a contraction computes each element of its left operand, if that is not in memory."""
+    form = facts.form(node)
+    assert isinstance(form, Contract)
+    summed = [i for i, _ in form.contract]
+    rows = facts.io.points(d for i, d in enumerate(form.lhs) if i not in summed)
+    times = 1 if rows >= SHARED_ROWS else THREADS
+    if node.operands[1].op.reader_side:
+        return times
+    joined = [j for _, j in (*form.batch, *form.contract)]
+    columns = facts.io.points(d for j, d in enumerate(form.rhs) if j not in joined)
+    return max(times, -(-columns // GROUP_COLUMNS))
 
 
 def _cost(work: int, passes: dict[int, int]) -> int:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
 from rlx.backend.cpu.expression import Expression, Lane
 from rlx.backend.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
+from rlx.backend.cpu.gemm_rows import Prologue, row_stride
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest import emit_nest
+from rlx.backend.cpu.nest_base import expression_lanes, prepare
 from rlx.backend.cpu.primitives import to_memory
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm
+from rlx.backend.cpu.ranges import decided
 from rlx.backend.cpu.sparse import emit_sparse
 from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
-from rlx.ir.scalar import Scalar, body_cost, call, convert
+from rlx.ir.scalar import LOADS, Scalar, body_cost, call, convert, load, load_index
 from rlx.ir.types import Shape
 from rlx.ops.quant_layout import QuantLayout
 
@@ -43,11 +46,11 @@ class Steps:
     start: Dim
 
 
-def linear_steps(load: Scalar, strides: Shape, rank: int) -> Steps | None:
+def linear_steps(read: Scalar, strides: Shape, rank: int) -> Steps | None:
     """A load as one affine offset; None where its index is not affine."""
     total: list[Dim] = [0] * rank
     start: Dim = 0
-    for index, stride in zip(load.args, strides, strict=True):
+    for index, stride in zip(read.args, strides, strict=True):
         parts = affine(index, rank)
         if parts is None:
             return None
@@ -98,6 +101,23 @@ def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
     return None
 
 
+def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
+    """Why this backend does not compute the left operand of a product as it reads it, if so."""
+    if nest.rhs_layout is not None and nest.rhs_layout[0] != "unpack_panels":
+        return "a product with quantised or sparse weights reads its rows from memory"
+    plan = plan_gemm(nest, inputs)
+    if plan is None:
+        return "only a product of matrices computes an operand once for many columns"
+    along = plan.k[-1]
+    for e in nest.lhs.walk():
+        if e.prim not in LOADS:
+            continue
+        seen = linear_steps(load(e.data, load_index(e), e.dtype), inputs[e.data].steps, len(nest.space))
+        if seen is None or seen.axes[along] not in (0, 1):
+            return "a prologue reads elements that lie side by side along the summed axis"
+    return None
+
+
 @dataclass(frozen=True)
 class GemmPlan:
     """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; else batch."""
@@ -115,7 +135,7 @@ class GemmPlan:
 def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     """A GEMM mapping, or None where a reduction nest must do."""
     form = nest.form
-    left_dtype, right_dtype = inputs[nest.lhs.data].dtype, inputs[nest.rhs.data].dtype
+    left_dtype, right_dtype = nest.lhs.dtype, inputs[nest.rhs.data].dtype
     if form.accumulate is not form.dtype or len(nest.stores) != 1:
         return None
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
@@ -123,7 +143,8 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     if GEMM_DTYPES.get((left_dtype.name, right_dtype.name)) != form.dtype.name:
         return None
     rank, kept = len(nest.space), nest.kept
-    a = linear_steps(nest.lhs, inputs[nest.lhs.data].steps, rank)
+    nowhere = Steps((0,) * rank, 0)
+    a = nowhere if nest.has_prologue else linear_steps(nest.lhs, inputs[nest.lhs.data].steps, rank)
     if a is None:
         return None
     batch = len(form.batch)
@@ -131,18 +152,21 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     m_axes, n_axes = list(range(batch, batch + left)), list(range(batch + left, kept))
     k_axes = list(range(kept, rank))
     packed = nest.rhs_layout is not None
-    b = Steps((0,) * rank, 0) if packed else linear_steps(nest.rhs, inputs[nest.rhs.data].steps, rank)
+    b = nowhere if packed else linear_steps(nest.rhs, inputs[nest.rhs.data].steps, rank)
     if b is None or not k_axes:
         return None
     swapped = False
     if not n_axes or (not packed and m_axes and _size(nest, n_axes) == 1 and _size(nest, m_axes) != 1):
-        if not m_axes or packed or left_dtype is not right_dtype:
+        if not m_axes or packed or left_dtype is not right_dtype or nest.has_prologue:
             return None
         a, b, m_axes, n_axes, swapped = b, a, n_axes, m_axes, True
     out = nest.stores[0].strides
-    m = _merge(nest.space, m_axes, [a.axes, out])
+    at_a = [] if nest.has_prologue else [a.axes]  # rows that are computed lie as the kernel wants
+    m = _merge(nest.space, m_axes, [*at_a, out])
     n = n_axes[-1:] if packed and len(n_axes) == 1 else _merge(nest.space, n_axes, [b.axes, out])
-    k = k_axes if packed and len(k_axes) == 1 else _merge(nest.space, k_axes, [a.axes, b.axes])
+    k = k_axes if packed and len(k_axes) == 1 else _merge(nest.space, k_axes, [*at_a, b.axes])
+    if nest.has_prologue and sum(nest.space[i] != 1 for i in k) > 1:
+        return None  # lanes run along one axis
     if len(k) != len(k_axes) or (packed and len(n) != len(n_axes)) or out[n[-1]] != 1:
         return None
     rest = [i for i in range(kept) if i not in m and i not in n]
@@ -189,6 +213,7 @@ class _Gemm:
         epilogue = Nest(nest.space[: nest.kept], nest.kept, (), (self.store,))
         self.epilogue_nest = flatten_loads(epilogue, [slot.steps for slot in inputs])
         self.trivial = self.store.body.prim == "acc"
+        self.prologue_nest = self._prologue_nest() if nest.has_prologue else None
 
     def step(self, steps: Shape, group: Sequence[int]) -> Dim:
         """Step of a merged group: that of its innermost axis larger than 1."""
@@ -207,18 +232,22 @@ class _Gemm:
         def over(steps: Shape, *groups: Sequence[int]) -> tuple[Dim, ...]:
             return (*(steps[i] for i in plan.batch), *(self.step(steps, g) for g in groups))
 
-        lhs, rhs = self.nest.lhs.data, self.nest.rhs.data
+        rhs = self.nest.rhs.data
+        lhs = rhs if self.nest.has_prologue else self.nest.lhs.data
         a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
+        a_strides = over(plan.a.axes, plan.m, plan.k)
+        if self.nest.has_prologue:
+            a_strides = (*a_strides[:-2], row_stride(self.size(plan.k)), 1)
         b_strides = tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n)
         spec = GemmSpec(
             self.size(plan.m),
             self.size(plan.n),
             self.size(plan.k),
-            a_strides=over(plan.a.axes, plan.m, plan.k),
+            a_strides=a_strides,
             b_strides=b_strides,
             c_strides=(*over(out, plan.m), 1),
             batch=batch,
-            dtype=self.table.inputs[lhs].dtype.name,
+            dtype=self.nest.lhs.dtype.name,
             c_dtype=self.table.outputs[0].dtype.name,
             b_packed=plan.packed,
         )
@@ -231,6 +260,7 @@ class _Gemm:
             dim_value=self.table.dim,
             epilogue=None if self.trivial else self.epilogue,
             heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
+            prologue=None if self.prologue_nest is None else self.prologue(self.prologue_nest),
         )
         return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread)
 
@@ -269,12 +299,49 @@ class _Gemm:
         at = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane, accs=[sums])
         return to_memory(fn, at.vector(self.epilogue_nest.stores[0].body), self.table.outputs[0].dtype)
 
-    def spread_index(self, fn: Function, axes: list[Int], group: Sequence[int], flat: Int) -> int:
-        """Indices of a merged group at a flat position; returns the axis that carries it."""
+    def _prologue_nest(self) -> Nest:
+        """The left operand as a map over all axes, of which it leaves out those of the columns."""
+        space, rank = self.nest.space, len(self.nest.space)
+        body = decided(self.nest.lhs, space)
+        made = Nest(space, rank, (), (Store(body, True, (0,) * rank),))
+        return flatten_loads(made, [slot.steps for slot in self.table.inputs])
+
+    def prologue(self, nest: Nest) -> Prologue:
+        """How rows of the left operand are computed, with lanes along k."""
+        body, dtype = nest.stores[0].body, self.nest.lhs.dtype
+        lanes = expression_lanes(self.module.target, [body])
+        real = [i for i in self.plan.k if self.nest.space[i] != 1] or list(self.plan.k[-1:])
+        along = real[-1]
+
+        def row(fn: Function, number: Int, batch: tuple[Int, ...]) -> Callable[[Int, Value | None], Value]:
+            axes: list[Int] = [0] * len(self.nest.space)
+            for i, value in zip(self.plan.batch, batch, strict=True):
+                axes[i] = value
+            self.spread_index(fn, axes, self.plan.m, number, nest)
+            operands = self.table.operands(fn)
+            outside = Expression(fn, self.table.dim, operands, axes, None)
+            prepare(outside, [body], set(range(self.nest.kept)))
+
+            def at(k: Int, mask: Value | None) -> Value:
+                point = [*axes[:along], k, *axes[along + 1 :]]
+                lane = Lane(along, k, lanes, mask)
+                here = Expression(fn, self.table.dim, operands, point, lane, memo=dict(outside.memo))
+                return to_memory(fn, here.vector(body), dtype)
+
+            return at
+
+        return Prologue(lanes, row)
+
+    def spread_index(
+        self, fn: Function, axes: list[Int], group: Sequence[int], flat: Int, nest: Nest | None = None
+    ) -> int:
+        """Indices of a merged group at a flat position for the epilogue, or for another nest; returns the
+        axis that carries it.
+        """
         real = [i for i in group if self.nest.space[i] != 1] or list(group[-1:])
         if not real:
             return self.nest.kept
-        if len(real) > 1 and not self.group_is_flat(real):
+        if len(real) > 1 and not self.group_is_flat(real, nest or self.epilogue_nest):
             for i, value in zip(
                 real, unflatten(fn, flat, [self.table.dim(fn, self.nest.space[i]) for i in real]), strict=True
             ):
@@ -283,9 +350,9 @@ class _Gemm:
             axes[real[-1]] = flat
         return real[-1]
 
-    def group_is_flat(self, group: Sequence[int]) -> bool:
-        """Whether the epilogue's loads see the merged axes as one (then the outer ones may stay 0)."""
-        found = accesses(self.epilogue_nest)
+    def group_is_flat(self, group: Sequence[int], nest: Nest) -> bool:
+        """Whether a nest's loads see the merged axes as one (then the outer ones may stay 0)."""
+        found = accesses(nest)
         if any(i in found.other for i in group):
             return False
         inner = group[-1]

@@ -4,7 +4,8 @@ count.
 One kernel serves every value of its run-time sizes. It cuts C into column panels and balanced row tiles, and
 calls a family of tile functions (rows 1..MR by 1..NV vectors) through a table, so no row is computed in vain.
 B is read from weight panels packed at load, in place, or from panels that the kernel packs in scratch when
-that pays; an A stored by columns is packed by blocks of row tiles. Threads share the tiles, never a sum: bits
+that pays; an A stored by columns is packed by blocks of row tiles, one that is not stored is computed by
+blocks. Threads share the tiles, never a sum: bits
 do not depend on them.
 """
 
@@ -14,8 +15,9 @@ from collections.abc import Callable
 
 from rlx.backend.cpu.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, both, choose, either
 from rlx.backend.cpu.gemm_dot import DotGemm, suits_dot
-from rlx.backend.cpu.gemm_driver import DimValue, GemmCall, GemmSpec, KernelInfo, ProductDriver, Size
+from rlx.backend.cpu.gemm_driver import DimValue, GemmCall, GemmSpec, KernelInfo, Part, ProductDriver, Size
 from rlx.backend.cpu.gemm_end import Epilogue
+from rlx.backend.cpu.gemm_rows import Prologue
 from rlx.backend.cpu.gemm_tile import TileWriter
 from rlx.backend.cpu.irtext import Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
@@ -46,20 +48,22 @@ def emit_gemm(
     dim_value: DimValue | None = None,
     epilogue: Epilogue | None = None,
     heavy: bool = False,
+    prologue: Prologue | None = None,
 ) -> KernelInfo:
     """Write the kernel `name` into the module. `operands` are the argument fields of A, B and C;
     `starts` the elements before the first one of A and B.
 
     A `heavy` epilogue (more than a few instructions) is written once and runs over each finished tile while
     it is still in L1; a light one is written into every tile function, where it works on registers. In every
-    function that the epilogue writes into, `fn.args[0]` is the kernel's argument table.
+    function that the epilogue writes into, `fn.args[0]` is the kernel's argument table. With a `prologue`, A
+    is not in memory: its strides are `(0, ..., row_stride(k), 1)`, those of the rows in scratch.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> spec = GemmSpec(4, 32, 8, a_strides=(8, 1), b_strides=(32, 1), c_strides=(32, 1))
     >>> emit_gemm(Module(resolve("x86-64-v3")), "product", spec).scratch_bytes_per_thread
     1024
     """
-    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy)
+    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy, prologue)
     emitter = DotGemm if suits_dot(spec, module.target) else _Gemm
     return emitter(module, name, call).emit()
 
@@ -80,7 +84,8 @@ class _Gemm(ProductDriver):
         self.tile_width = 1 << (self.rows - 1).bit_length()
         self.b_in_place = not spec.b_packed and spec.b_strides[-1] == 1 and self.kind.group == 1
         self.packs_a = spec.a_strides[-2] == 1 and spec.a_strides[-1] != 1
-        self.group_panels = _WIDE_GROUP_PANELS if self.packs_a else _GROUP_PANELS
+        prepares_a = self.packs_a or self.computed is not None
+        self.group_panels = _WIDE_GROUP_PANELS if prepares_a else _GROUP_PANELS
         # Where the target has masks, part of a register can be stored; elsewhere ragged columns are staged.
         maskable = module.target.has_avx512 or (isinstance(spec.n, int) and spec.n % self.lanes == 0)
         sums_fit_c = self.c_element == self.kind.accumulator and (spec.c_holds_sums or epilogue is None)
@@ -120,6 +125,8 @@ class _Gemm(ProductDriver):
         depth = (_BLOCK_DEPTH if self.blocks_k else self.spec.k) + self.kind.group - 1
         size = size_bytes(self.element)
         tiles = (depth * self.tile_width + _TILE_PAD) * (_BLOCK_TILES * size) if self.packs_a else 0
+        if self.computed is not None:
+            tiles = self.computed.scratch_bytes
         return depth * (self.group_columns * size) + tiles
 
     # ---- the nest of loops
@@ -131,13 +138,15 @@ class _Gemm(ProductDriver):
             self.frame.share(name, getattr(self, name))
         if self.writer.staged:
             self.frame.change("stage", fn.alloca(self.kind.accumulator, self.rows * self.columns))
-        if self.packs_a or not self.spec.b_packed:
+        if self.packs_a or self.computed is not None or not self.spec.b_packed:
             offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
             self.b_scratch = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
         fits_l2 = fn.cmp(
             "ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // size_bytes(self.element)
         )
         self.block_tiles = fn.select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
+        if self.computed is not None:
+            self.block_tiles = fn.umin(self.block_tiles, self.computed.tiles)
         self.pack_b = either(fn, not self.b_in_place, fn.cmp("uge", self.tiles.count, _PACK_TILES))
         enough = both(fn, fn.cmp("uge", panels, _PACK_PANELS), fn.cmp("uge", self.m, self.tile_width))
         self.pack_a = both(fn, self.packs_a, enough)
@@ -153,18 +162,23 @@ class _Gemm(ProductDriver):
             balanced = fn.round_up(fn.ceildiv(self.k, count), self.kind.group)
             self.depth = choose(fn, either(fn, self.pack_a, self.pack_b), balanced, self.k)
 
-    def product(self, a: Value, b: Value, c: Value, start: Int, end: Int) -> None:
-        """Tiles start..end of one product, counted down the rows of one panel, then of the next."""
-        fn = self.main
+    def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
+        """A part of one product."""
+        fn, start, end = self.main, part.start, part.end
         count = fn.umax(self.tiles.count, 1)
         first, stop = fn.udiv(start, count), fn.ceildiv(end, count)
+        low, high = part.low, part.high
+        if self.computed is not None:  # of one panel, no more rows than are needed
+            single, before = fn.cmp("ule", fn.sub(stop, first), 1), fn.mul(first, count)
+            low = fn.select(single, fn.smax(low, fn.sub(start, before)), low)
+            high = fn.select(single, fn.smin(high, fn.sub(end, before)), high)
 
         def group(begin: Int, end_panel: Int) -> None:
             def depth_block(depth: Depth) -> None:
                 panel_of_b = self.group_of_b(b, begin, end_panel, depth)
 
                 def block(tile: Int, _: list[Value]) -> None:
-                    tile_stop = fn.smin(fn.add(tile, self.block_tiles), self.tiles.count)
+                    tile_stop = fn.smin(fn.add(tile, self.block_tiles), high)
                     tile_of_a = self.block_of_a(a, tile, tile_stop, depth)
 
                     def panel(j: Int, form: PanelForm) -> None:
@@ -178,7 +192,7 @@ class _Gemm(ProductDriver):
 
                     self.each_panel(begin, end_panel, panel)
 
-                fn.loop(0, self.tiles.count, self.block_tiles, [], block)
+                fn.loop(low, high, self.block_tiles, [], block)
 
             self.each_depth(depth_block)
 
@@ -269,15 +283,18 @@ class _Gemm(ProductDriver):
         if self.b_in_place:
             self.frame.change("b_k", self.b_k)
 
-        def several(j: Int, _: list[Value]) -> None:
-            column = fn.mul(j, self.columns)
-            place = fn.gep(c, column, self.c_element)
-            self.writer.call(fn, callee, a, self.place_in_b(b, column, 0), place, 0, column)
-
         def depth_block(depth: Depth) -> None:
+            whole_a: TileOfA = lambda tile, row: a  # noqa: E731
+            if self.computed is not None:
+                whole_a = self.block_of_a(a, 0, 1, depth)
+
+            def several(j: Int, _: list[Value]) -> None:
+                column = fn.mul(j, self.columns)
+                place = fn.gep(c, column, self.c_element)
+                self.writer.call(fn, callee, whole_a(0, 0), self.place_in_b(b, column, 0), place, 0, column)
+
             fn.loop(first, cut, panels, [], several)
             panel_of_b = self.group_of_b(b, cut, stop, depth)
-            whole_a: TileOfA = lambda tile, row: a  # noqa: E731
             self.each_panel(
                 cut, stop, lambda j, form: self.panel(whole_a, panel_of_b(j, form), c, j, form, 0, 1)
             )
@@ -289,10 +306,15 @@ class _Gemm(ProductDriver):
     def block_of_a(self, a: Value, first: Int, stop: Int, depth: Depth) -> TileOfA:
         """How to find the row tiles first..stop of A, packed if that was decided."""
         fn = self.main
+        panels = fn.mul(fn.mul(depth.padded, self.group_columns), size_bytes(self.element))
+        if self.computed is not None:
+            rows, row0 = fn.gep(self.b_scratch, panels, "i8"), self.tiles.row(fn, first)
+            count = fn.sub(self.tiles.row(fn, stop), row0)
+            self.computed.compute(fn, rows, row0, count, depth.start, depth.size)
+            return lambda tile, row: fn.gep(rows, fn.mul(fn.sub(row, row0), self.a_row), self.element)
         a = fn.gep(a, fn.mul(depth.start, self.a_k), self.element)
         if not self.packs_a:
             return lambda tile, row: fn.gep(a, fn.mul(row, self.a_row), self.element)
-        panels = fn.mul(fn.mul(depth.padded, self.group_columns), size_bytes(self.element))
         tiles = fn.gep(self.b_scratch, panels, "i8")
         stride = fn.add(fn.mul(depth.size, self.tile_width), _TILE_PAD)
         # The last tiles begin early enough to be read in whole vectors inside the matrix.

@@ -8,8 +8,9 @@ sizes known to the compiler, so the bits of a row do not depend on how many rows
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
-from rlx.backend.cpu.gemm_driver import GemmCall, GemmSpec, ProductDriver
+from rlx.backend.cpu.gemm_driver import GemmCall, GemmSpec, Part, ProductDriver, Size
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.target import Target
@@ -32,7 +33,9 @@ def suits_dot(spec: GemmSpec, target: Target) -> bool:
 class DotGemm(ProductDriver):
     """The emitter of one kernel."""
 
-    scratch_bytes = 0
+    @property
+    def scratch_bytes(self) -> Size:
+        return 0 if self.computed is None else self.computed.scratch_bytes
 
     def __init__(self, module: Module, name: str, call: GemmCall) -> None:
         n = call.spec.n
@@ -41,20 +44,32 @@ class DotGemm(ProductDriver):
         columns = max(1, min(n, most)) if isinstance(n, int) else most
         sums = module.target.registers - 8  # beside them rows of A and columns of B
         super().__init__(module, name, call, kind, max(1, min(sums // columns, 8)), columns)
+        if self.computed is not None:  # all rows, if they are few
+            self.computed = replace(self.computed, height=max(self.rows, _FEW_ROWS))
 
     def plan(self, panels: Int) -> None:
         for name in ("n", "k", "a_row", "b_column", "c_row"):
             self.frame.share(name, getattr(self, name))
 
-    def product(self, a: Value, b: Value, c: Value, start: Int, end: Int) -> None:
-        fn, tiles = self.main, self.tiles
+    def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
+        fn, tiles, start, end = self.main, self.tiles, part.start, part.end
+        one_panel = isinstance(self.spec.n, int) and self.spec.n <= self.columns
+        if self.computed is not None:
+            offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
+            a = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
+            if not one_panel:  # few rows meet many columns
+                self.computed.compute(fn, a, 0, self.m, 0, self.k)
         count = fn.umax(tiles.count, 1)
         heights = tiles.heights(self.rows)
 
         def tile(t: Int, column: Int, width: int) -> None:
             row = tiles.row(fn, t)
             height = fn.add(tiles.low, fn.select(fn.cmp("ult", t, tiles.tall), 1, 0))
-            a_place = fn.gep(a, fn.mul(row, self.a_row), self.element)
+            if self.computed is not None and one_panel:
+                self.computed.compute(fn, a, row, height, 0, self.k)
+                a_place = a
+            else:
+                a_place = fn.gep(a, fn.mul(row, self.a_row), self.element)
             b_place = fn.gep(b, fn.mul(column, self.b_column), self.element)
             c_place = fn.gep(c, fn.add(fn.mul(row, self.c_row), column), self.c_element)
             values = [fn.args[0], self.frame.pointer, a_place, b_place, c_place, row, column]
@@ -70,7 +85,7 @@ class DotGemm(ProductDriver):
 
         def panel(j: Int, _: list[Value]) -> None:
             before = fn.mul(j, tiles.count)
-            t0, t1 = fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), tiles.count)
+            t0, t1 = fn.smax(fn.sub(start, before), part.low), fn.smin(fn.sub(end, before), part.high)
             column = fn.mul(j, self.columns)
 
             def each(width: int, at: Int) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.backend.cpu.gemm_cut import Tiles, Units
+from rlx.backend.cpu.gemm_cut import Tiles, Units, share
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
-from rlx.backend.cpu.irtext import Function, Int, Module, Value
+from rlx.backend.cpu.gemm_rows import ComputedRows, Prologue, share_rows
+from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import LLVM_TYPES, Kind
 from rlx.errors import ShapeError, UnsupportedError
 
@@ -78,6 +79,18 @@ class GemmCall:
     dim_value: DimValue | None
     epilogue: Epilogue | None
     heavy: bool
+    prologue: Prologue | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a thread has of one product: tiles start..end, counted down the rows of one panel, then of the
+    next, as far as they lie in row tiles low..high."""
+
+    start: Int
+    end: Int
+    low: Int
+    high: Int
 
 
 class ProductDriver:
@@ -97,13 +110,18 @@ class ProductDriver:
         self.end = TileEnd(
             module, name, kind.accumulator, self.lanes, self.c_element, self.frame, call.epilogue, batch_axes
         )
+        self.computed: ComputedRows | None = None
+        if call.prologue is not None:
+            self.computed = ComputedRows(
+                module, name, self.element, call.prologue, self.frame, batch_axes, call.spec.k, rows
+            )
 
     def plan(self, panels: Int) -> None:
         """Decide what depends on sizes, and fill the frame."""
         raise NotImplementedError
 
-    def product(self, a: Value, b: Value, c: Value, start: Int, end: Int) -> None:
-        """Tiles start..end of one product, counted down the rows of one panel, then of the next."""
+    def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
+        """A part of one product."""
         raise NotImplementedError
 
     def size(self, x: Size) -> Int:
@@ -137,14 +155,29 @@ class ProductDriver:
         cut = Units(self.tiles.count, self.full, self.columns // grain, fn.ceildiv(self.tail, grain))
         units = cut.count(fn)
         start, end = cut.share(fn, items, thread, threads)
+        each, tiles = units, self.tiles.count
+        # Rows that are computed are shared where that is fair; else every thread computes those it needs.
+        by_rows: Bool = False
+        if self.computed is not None:
+            by_rows = share_rows(fn, fn.mul(tiles, items), threads)
+            each = fn.select(by_rows, tiles, units)
+            low, high = share(fn, fn.mul(tiles, items), thread, threads)
+            start, end = fn.select(by_rows, low, start), fn.select(by_rows, high, end)
 
         def item(index: Int, _: Sequence[Value] = ()) -> None:
             a, b, c = self.batch_item(index, batch)
-            before = fn.mul(index, units)
-            self.product(a, b, c, fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), units))
+            before = fn.mul(index, each)
+            first, last = fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), each)
+            part = Part(
+                fn.select(by_rows, 0, first),
+                fn.select(by_rows, units, last),
+                fn.select(by_rows, first, 0),
+                fn.select(by_rows, last, tiles),
+            )
+            self.product(a, b, c, part)
 
         if batch:
-            per = fn.umax(units, 1)
+            per = fn.umax(each, 1)
             fn.loop(fn.udiv(start, per), fn.ceildiv(end, per), 1, [], item)
         else:
             item(0)

@@ -10,6 +10,7 @@ from rlx.backend.cpu.frame import KernelFrame, unflatten
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, size_bytes
 from rlx.backend.cpu.primitives import memory_type, register_type, to_memory
+from rlx.backend.cpu.target import Target
 from rlx.ir.compose import Nest, Store
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
@@ -19,17 +20,33 @@ from rlx.ir.types import TensorType
 STREAM_BYTES = 32 << 20  # outputs of this size will not be found in the caches again
 
 
+def expression_lanes(target: Target, expressions: Sequence[Scalar]) -> int:
+    """Lanes in which expressions are evaluated: as many as the widest of their floats leaves."""
+    widest = max(
+        (size_bytes(register_type(e.dtype)) for b in expressions for e in b.walk() if e.dtype.is_float),
+        default=4,
+    )
+    return target.vector_bytes // (8 if widest == 8 else 4)
+
+
+def prepare(at: Expression, expressions: Sequence[Scalar], fixed: set[int], accs: int = 0) -> None:
+    """Compute what depends on fixed axes (and on reductions that are finished) only."""
+    for body in expressions:
+        free: dict[Scalar, bool] = {}
+        for e in body.walk():
+            own = (e.prim == "axis" and e.data not in fixed) or (e.prim == "acc" and (e.data or 0) >= accs)
+            free[e] = own or any(free[a] for a in e.args)
+            if not free[e] and e.prim not in ("const", "axis"):
+                at(e)
+
+
 class NestEmitter:
     """What all kinds of nest share."""
 
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
         self.frame, self.nest, self.fn = frame, nest, frame.fn
         self.operands = frame.operands(frame.fn)
-        widest = max(
-            (size_bytes(register_type(e.dtype)) for b in bodies(nest) for e in b.walk() if e.dtype.is_float),
-            default=4,
-        )
-        self.lanes = frame.module.target.vector_bytes // (8 if widest == 8 else 4)
+        self.lanes = expression_lanes(frame.module.target, bodies(nest))
         self.streaming = False
         self.sizes = [frame.dim(self.fn, d) for d in nest.space]
 
@@ -42,15 +59,7 @@ class NestEmitter:
 
     def prepare(self, at: Expression, expressions: Sequence[Scalar], fixed: set[int], accs: int = 0) -> None:
         """Compute what depends on fixed axes (and finished reductions) only, before a loop repeats it."""
-        for body in expressions:
-            free: dict[Scalar, bool] = {}
-            for e in body.walk():
-                own = (e.prim == "axis" and e.data not in fixed) or (
-                    e.prim == "acc" and (e.data or 0) >= accs
-                )
-                free[e] = own or any(free[a] for a in e.args)
-                if not free[e] and e.prim not in ("const", "axis"):
-                    at(e)
+        prepare(at, expressions, fixed, accs)
 
     def place(self, store: Store, number: int, axes: Sequence[Int]) -> Value:
         """Address of an output element."""

@@ -65,6 +65,8 @@ class OpenCLTarget:
         if type(kernel) in _NOT_HERE:
             return f"{_NOT_HERE[type(kernel)]} has no OpenCL kernel"
         assert isinstance(kernel, Nest | ContractNest)
+        if isinstance(kernel, ContractNest) and kernel.has_prologue:
+            return "an OpenCL product would compute its left operand again for every 8 columns"
         if len(types) > MOST_MEMORIES:
             return f"{len(types)} operands and results are more than the {MOST_MEMORIES} of an OpenCL kernel"
         for t in types:
