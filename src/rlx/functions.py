@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import GradientError, TransformError
+from rlx.errors import BudgetError, GradientError, TransformError
 from rlx.frontend.trace import Trace, as_array, fits, trace_arrays, trace_types
 from rlx.ir.bind import match_shape
 from rlx.ir.graph import Graph, Node, current_graph, inline
@@ -67,9 +67,10 @@ class Jit:
             tuple((a.dtype.str, a.dtype.name, a.ndim) for a in arrays),
             _hashable(fixed_args, fixed_kwargs),
         )
-        for trace, program in self._programs.get(key, ()):
+        known = self._programs.setdefault(key, [])
+        for number, (trace, _) in enumerate(known):
             if fits(trace, arrays):
-                return trace, program, arrays
+                return trace, self._within_budget(known, number, arrays), arrays
 
         def call(*a: Any, **k: Any) -> Any:
             full = [fixed_args.get(i, v) for i, v in enumerate(a)]
@@ -77,16 +78,36 @@ class Jit:
 
         call.__name__ = getattr(self.function, "__name__", "function")
         trace = trace_arrays(call, arrays, tree)
+        program = self._compile(trace, arrays)
+        known.append((trace, program))
+        self.stats["traces"] += 1
+        self.stats["specialized"] |= trace.specialized
+        return trace, program, arrays
+
+    def _compile(self, trace: Trace, arrays: Sequence[np.ndarray]) -> Any:
         from rlx.compile import compile
 
         options = dict(self.options)
         if options.get("budget") is not None:  # what is done to fit it depends on sizes: those of this call
             options.setdefault("assume", _sizes(trace.graph, arrays))
-        program = compile(trace.graph, **options)
-        self._programs.setdefault(key, []).append((trace, program))
-        self.stats["traces"] += 1
-        self.stats["specialized"] |= trace.specialized
-        return trace, program, arrays
+        return compile(trace.graph, **options)
+
+    def _within_budget(
+        self, known: list[tuple[Trace, Any]], number: int, arrays: Sequence[np.ndarray]
+    ) -> Any:
+        """The program of a known trace; where these sizes take more than its budget, one that is made to fit
+        them, which takes its place, or the refusal that they get."""
+        trace, program = known[number]
+        if self.options.get("budget") is None or "assume" in self.options:
+            return program
+        sizes = _sizes(trace.graph, arrays)
+        try:
+            program.plan_for(sizes)
+        except BudgetError:
+            program = self._compile(trace, arrays)
+            program.plan_for(sizes)  # refuses if nothing fits
+            known[number] = (trace, program)
+        return program
 
 
 def _sizes(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[str, int]:

@@ -62,6 +62,25 @@ def test_a_size_of_one_that_broadcasts_is_specialised() -> None:
     assert f.stats["traces"] == 2
 
 
+def test_what_follows_from_a_broadcast_is_not_refused() -> None:
+    """Before the bias is known to be broadcast, its gradient needs an equality that no arguments meet."""
+
+    def loss(w, b, x):
+        return ops.mean(ops.relu(ops.conv(x, w, padding=((1, 1), (1, 1))) + b) ** 2)
+
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((8, 3, 3, 3), np.float32), rng.standard_normal((2, 3, 6, 6), np.float32)
+    b = rng.standard_normal((8, 1, 1), np.float32)
+    step = rlx.jit(rlx.value_and_grad(loss, argnums=(0, 1)))
+    value, (dw, db) = step(w, b, x)
+    y = np.maximum(ops.conv(x, w, padding=((1, 1), (1, 1))) + b, 0)
+    np.testing.assert_allclose(value, np.mean(y**2), rtol=1e-5)
+    np.testing.assert_allclose(db[:, 0, 0], (2 * y / y.size).sum((0, 2, 3)), rtol=1e-4, atol=1e-6)
+    assert dw.shape == w.shape
+    with pytest.raises(RlxError, match="which these arguments break"):
+        step(w, rng.standard_normal((7, 1, 1), np.float32), x)
+
+
 def test_a_size_read_as_a_number_is_specialised_with_its_line() -> None:
     f = rlx.jit(lambda x: sum((x[i] for i in range(x.shape[0])), start=ops.sum(x) * 0.0))
     assert f(vector(1, 2, 3)) == 6

@@ -147,7 +147,7 @@ def test_a_training_step_fits_seventy_percent() -> None:
     assert any("conv" in kernel for r in fitted["recomputed"] for kernel in r["kernels"])
 
 
-def test_a_jitted_training_step_fits_for_the_sizes_of_its_first_call() -> None:
+def test_a_jitted_training_step_fits_for_the_sizes_of_each_call() -> None:
     def loss(weights: list[Node], x: Node, wanted: Node) -> Node:
         h = x
         for kernel in weights[:-1]:
@@ -173,12 +173,18 @@ def test_a_jitted_training_step_fits_for_the_sizes_of_its_first_call() -> None:
     sizes = {s: sizes[s] for s in program.graph.symbols()}
     budget = program.memory(sizes)["activation"] * 7 // 10
     held = rlx.jit(rlx.value_and_grad(loss), budget=budget)
+    held(weights, x[:1], wanted[:1])  # which fits by itself
+    small = held.program(weights, x[:1], wanted[:1])
+    assert not small.stats["budget"]["recomputed"]
     value_again, grads_again = held(weights, x, wanted)
     inside = held.program(weights, x, wanted)
     assert inside.memory(sizes)["activation"] <= budget and inside.stats["budget"]["recomputed"]
     np.testing.assert_array_equal(value_again, value)
     for got, want in zip(grads_again, grads, strict=True):
         np.testing.assert_array_equal(got, want)
+    with pytest.raises(BudgetError, match="or more"):
+        held(weights, np.repeat(x, 16, 0), np.repeat(wanted, 16, 0))
+    assert held.stats["traces"] == 1 and held.program(weights, x[:1], wanted[:1]) is inside
 
 
 def test_the_command_line_takes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,8 +95,13 @@ def trace_arrays(function: Callable[..., Any], arrays: Sequence[np.ndarray], tre
 def _solve(
     constraints: Sequence[Constraint], actual: dict[str, int], reasons: dict[str, str]
 ) -> dict[str, Dim]:
-    """Symbols to replace so that assumed equalities hold: by each other, or by 1 where one side is 1."""
+    """Symbols to replace so that assumed equalities hold: by each other, or by 1 where one side is 1.
+
+    An equality that does not hold is refused only if there is nothing to replace: it may come from another
+    one that a broadcast explains, and be gone in the next trace.
+    """
     out: dict[str, Dim] = {}
+    broken: list[Constraint] = []
     for c in constraints:
         if c.kind != "eq":
             continue
@@ -112,7 +117,7 @@ def _solve(
         if not c.check(actual):
             ones = [n for n in names if actual[n] == 1]
             if not ones:
-                raise RlxError(f"the function needs {c.describe()}, which these arguments break", c.where)
+                broken.append(c)
             for n in ones:
                 out[n] = 1
                 reasons[n] = f"size 1 is broadcast at {at}"
@@ -122,6 +127,9 @@ def _solve(
             other = c.rhs if c.lhs is sides[0] else c.lhs
             if isinstance(other, int):
                 out[names[0]] = other
+    if broken and not out:
+        c = broken[0]
+        raise RlxError(f"the function needs {c.describe()}, which these arguments break", c.where)
     return out
 
 
