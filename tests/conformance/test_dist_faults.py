@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 import rlx.dist as dist
 from conformance.dist_ranks import Outcome, Stopwatch, fork_ranks, results
+from rlx.dist import exchange
 from rlx.dist.mapped import MappedTransport
 
 # The deadline is long enough for survivors on a busy machine not to miss it too.
@@ -30,7 +32,7 @@ CALLS: dict[str, Callable[[MappedTransport, Any, Any], object]] = {
     "broadcast": lambda t, b, a: dist.broadcast(t, b, a, root=VICTIM),
     "all_to_all": dist.all_to_all,
 }
-PHASES = ("before", "inside", "after")
+PHASES = ("before", "inside", "native", "after")
 FAULTS = ("kill", "stop", "raise", "leave", "never join", "abort")
 
 
@@ -52,6 +54,7 @@ EVERY_FAULT = [
     for kind in FAULTS
     for phase in (PHASES if kind != "never join" else ("before",))
     for call in CALLS
+    if (phase, call) != ("native", "barrier")
     for in_heap in (False, True)
 ]
 
@@ -78,6 +81,7 @@ def strike(transport: MappedTransport, kind: str) -> None:
 
 def strike_inside(transport: MappedTransport, kind: str) -> None:
     """Let the next meeting of the victim be its last: it has sent its data, the others have not read them."""
+    move = transport.exchange
     meet = transport._meet
 
     def last_meeting(*args: Any, **kwargs: Any) -> bool:
@@ -86,7 +90,27 @@ def strike_inside(transport: MappedTransport, kind: str) -> None:
         return agreed
 
     transport._meet = last_meeting  # type: ignore[method-assign]
-    transport._mover = None  # it would meet in native code, where nobody can be struck
+    transport._calls_before.clear()
+    stepwise = lambda call, out, timeout: move(call, out._replace(into=None), timeout)  # noqa: E731
+    transport.exchange = stepwise  # type: ignore[method-assign]
+
+
+def strike_natively(transport: MappedTransport, kind: str) -> None:
+    """The same inside the native call: between its first meeting and what it copies or reduces."""
+    exchanges, meet = transport._exchanges, transport._native.barrier
+
+    def last_meeting(post: int) -> int:
+        agreed = meet(post)
+        if kind in ("kill", "stop"):
+            strike(transport, kind)
+            return agreed
+        return -1  # as if it had to wait, where Python looks around and may raise
+
+    transport._look_around = lambda deadline: strike(transport, kind)  # type: ignore[method-assign]
+    hook = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(last_meeting)
+    exchanges._common[exchange.BARRIER] = ctypes.cast(hook, ctypes.c_void_p).value
+    transport._calls_before.clear()
+    transport.__dict__["hook"] = hook  # it lives as long as who may call it
 
 
 def scenario(transport: MappedTransport, fault: Fault) -> None:
@@ -103,6 +127,8 @@ def scenario(transport: MappedTransport, fault: Fault) -> None:
         strike(transport, fault.kind)
     if victim and fault.phase == "inside":
         strike_inside(transport, fault.kind)
+    if victim and fault.phase == "native":
+        strike_natively(transport, fault.kind)
     for _ in range(11):
         watch = Stopwatch()
         try:

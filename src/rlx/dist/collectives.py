@@ -19,8 +19,8 @@ import numpy as np
 
 from rlx.dist.copies import copy_bytes
 from rlx.dist.errors import LengthMismatch, OutOfBounds, TransportError
-from rlx.dist.reduce import Kernel, kernel
-from rlx.dist.transport import Array, Call, Outgoing, SymmetricTransport, address_of, check_rank
+from rlx.dist.reduce import STREAM_BYTES, Kernel, kernel, native_address
+from rlx.dist.transport import DONE, Array, Call, Outgoing, Repeat, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError
 
@@ -38,17 +38,27 @@ def all_reduce(
     >>> dist.run_threads(2, lambda t: all_reduce(t, None, np.array([t.this_rank, 5])).tolist())
     [[1, 10], [1, 10]]
     """
+    met = transport.again("all_reduce", kind, buf, array, array, timeout)
+    if met == DONE:
+        return array
     work = _checked(transport, buf, array, in_place=True)
-    n, nbytes, itemsize = transport.num_ranks, array.nbytes, array.itemsize
+    n, nbytes, itemsize, own = transport.num_ranks, array.nbytes, array.itemsize, address_of(work)
     one_shot = transport.costs.one_shot_pays(nbytes, n)
-    call, reduce, regions = _reduce_layout("all_reduce", array.dtype, kind, nbytes, 1 if one_shot else n)
-    if one_shot:
-        own = address_of(work)
-        for step in transport.exchange(call, Outgoing(work, regions, overwritten=True), timeout):
-            reduce(step.sources, (own + step.start,), step.sizes[0] // itemsize)
-    else:
-        for step in transport.exchange(call, Outgoing(work, regions, share=True), timeout):
-            reduce(step.sources, step.destinations, step.sizes[0] // itemsize)
+    call, reduce, native, regions = _reduce_layout(
+        "all_reduce", array.dtype, kind, nbytes, 1 if one_shot else n
+    )
+    outgoing = Outgoing(
+        work,
+        regions,
+        share=not one_shot,
+        overwritten=one_shot,
+        into=(own, 0) if native else None,
+        reduce=native,
+        repeat=Repeat("all_reduce", kind, buf, array, array),
+        met=met,
+    )
+    for step in transport.exchange(call, outgoing, timeout):
+        reduce(step.sources, step.destinations or (own + step.start,), step.sizes[0] // itemsize)
     if work is not array:
         array[...] = work
     return array
@@ -68,12 +78,17 @@ def reduce_scatter(
     >>> dist.run_threads(2, lambda t: reduce_scatter(t, None, np.arange(5)).tolist())
     [[0, 2, 4], [6, 8]]
     """
+    met = None if out is None else transport.again("reduce_scatter", kind, buf, array, out, timeout)
+    if out is not None and met == DONE:
+        return out
     work = _checked(transport, buf, array)
-    call, reduce, _ = _reduce_layout("reduce_scatter", array.dtype, kind)
+    call, reduce, native, _ = _reduce_layout("reduce_scatter", array.dtype, kind, array.nbytes)
     shape, regions = _chunks(array.shape, array.itemsize, transport.num_ranks, transport.this_rank)
     result = _result(out, shape, array.dtype)
     own = address_of(result)
-    for step in transport.exchange(call, Outgoing(work, regions), timeout):
+    into, repeat = (own, 0) if native else None, Repeat("reduce_scatter", kind, buf, array, result)
+    outgoing = Outgoing(work, regions, into=into, reduce=native, repeat=repeat, met=met)
+    for step in transport.exchange(call, outgoing, timeout):
         reduce(step.sources, (own + step.start,), step.sizes[0] // array.itemsize)
     return result
 
@@ -91,6 +106,9 @@ def all_gather(
     >>> dist.run_threads(2, lambda t: all_gather(t, None, np.full(t.this_rank + 1, t.this_rank)).tolist())
     [[0, 1, 1], [0, 1, 1]]
     """
+    met = None if out is None else transport.again("all_gather", None, buf, array, out, timeout)
+    if out is not None and met == DONE:
+        return out
     work = _checked(transport, buf, array)
     row_bytes = array.itemsize * math.prod(array.shape[1:]) if array.ndim else 0
     call = _call("all_gather", array.dtype, row_bytes=row_bytes)
@@ -98,7 +116,8 @@ def all_gather(
     # It fits if all ranks bring the same, which only the exchange finds out.
     result = _fits(out, (n * (array.shape or (1,))[0], *array.shape[1:]), array.dtype)
     own = address_of(result)
-    outgoing = Outgoing(work, ((0, work.nbytes),), into=(own, work.nbytes))
+    repeat = Repeat("all_gather", None, buf, array, result)
+    outgoing = Outgoing(work, ((0, work.nbytes),), into=(own, work.nbytes), repeat=repeat, met=met)
     for step in transport.exchange(call, outgoing, timeout):
         if step.start == 0:
             starts = [sum(step.totals[:rank]) for rank in range(n + 1)]
@@ -125,11 +144,16 @@ def broadcast(
     >>> dist.run_threads(2, lambda t: broadcast(t, None, np.full(2, t.this_rank), root=1).tolist())
     [[1, 1], [1, 1]]
     """
+    met = transport.again("broadcast", root, buf, array, array, timeout)
+    if met == DONE:
+        return array
     root = check_rank(root, transport.num_ranks)
     work = _checked(transport, buf, array, in_place=transport.this_rank != root)
     call = _call("broadcast", array.dtype, root=root)
     own = address_of(work)
-    for step in transport.exchange(call, Outgoing(work, ((0, work.nbytes),), sender=root), timeout):
+    whole, repeat = ((0, work.nbytes),), Repeat("broadcast", root, buf, array, array)
+    outgoing = Outgoing(work, whole, sender=root, into=(own, 0), repeat=repeat, met=met)
+    for step in transport.exchange(call, outgoing, timeout):
         if transport.this_rank != root:
             copy_bytes(own + step.start, step.sources[0], step.sizes[0], work.nbytes)
     if work is not array and transport.this_rank != root:
@@ -151,12 +175,17 @@ def all_to_all(
     >>> dist.run_threads(2, lambda t: all_to_all(t, None, np.arange(4) + 10 * t.this_rank).tolist())
     [[0, 1, 10, 11], [2, 3, 12, 13]]
     """
+    met = None if out is None else transport.again("all_to_all", None, buf, array, out, timeout)
+    if out is not None and met == DONE:
+        return out
     work = _checked(transport, buf, array)
     n, rank = transport.num_ranks, transport.this_rank
     (rows, *rest), regions = _chunks(array.shape, array.itemsize, n, rank)
     result = _result(out, (rows * n, *rest), array.dtype)
     call, own, chunk = _call("all_to_all", array.dtype), address_of(result), result.nbytes // n
-    for step in transport.exchange(call, Outgoing(work, regions, into=(own, chunk)), timeout):
+    repeat = Repeat("all_to_all", None, buf, array, result)
+    outgoing = Outgoing(work, regions, into=(own, chunk), repeat=repeat, met=met)
+    for step in transport.exchange(call, outgoing, timeout):
         for sender in _ring(rank, n):
             place = own + sender * chunk + step.start
             copy_bytes(place, step.sources[sender], step.sizes[sender], result.nbytes)
@@ -254,9 +283,12 @@ def _call(op: str, dtype: np.dtype[Any], kind: str = "", root: int = 0, row_byte
 @functools.lru_cache(maxsize=1024)
 def _reduce_layout(
     op: str, dtype: np.dtype[Any], kind: ReduceKind, nbytes: int = 0, parts: int = 1
-) -> tuple[Call, Kernel, Regions]:
-    """The call, its kernel, and where a flat array is cut: between cache lines."""
+) -> tuple[Call, Kernel, int, Regions]:
+    """The call, its kernel, its native code (0 if NumPy does it, or results go past the caches), and where a
+    flat array is cut: between cache lines."""
     if not isinstance(kind, ReduceKind):
         raise DTypeError(f"{kind!r} is not a ReduceKind; use ReduceKind.SUM, MEAN, MAX, MIN or PROD")
     call = _call(op, dtype, kind.value)
-    return call, kernel(call.dtype, kind), _slices(nbytes, parts, math.lcm(64, dtype.itemsize))
+    reduce = kernel(call.dtype, kind)
+    native = native_address(call.dtype, kind) if nbytes < STREAM_BYTES else None
+    return call, reduce, native or 0, _slices(nbytes, parts, math.lcm(64, dtype.itemsize))

@@ -7,7 +7,7 @@ Layout, everything page aligned; the mapping is sparse, so what is never touched
     signals     per rank: SIGNALS counters, each beside its count of sleepers
     lines       per group and rank: epoch and posts of the barrier (see `sync`)
     records     per group: the failure that all its members agree on
-    stages      per group and rank: two staging areas for arrays that do not lie in the heap
+    stages      per group and rank: a ring of staging memory for arrays that do not lie in the heap
     heaps       per rank: heap_size bytes for the user
 """
 
@@ -29,7 +29,10 @@ GROUPS = 64
 SIGNALS = 64
 SIGNAL_BYTES = 8
 ENTRY_BYTES = RECORD_BYTES = 1024
+# What is staged at once at most, and the ring of memory for it. Of three pieces in a row no two may overlap;
+# so large a ring also comes round when its lines have left the other cores' caches (see `exchange`).
 STAGE_BYTES = 1 << 20
+RING_BYTES = 4 * STAGE_BYTES
 
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13 on
 _MAGIC = b"RLXHEAP1"
@@ -61,7 +64,7 @@ class _Layout:
         if num_ranks < 1 or heap_size < 0:
             raise TransportError(f"a heap of {num_ranks} ranks with {heap_size} bytes each makes no sense")
         per_rank = (ENTRY_BYTES, SIGNALS * SIGNAL_BYTES, GROUPS * LINE_BYTES, GROUPS * RECORD_BYTES)
-        sizes = [*(_pages(num_ranks * size) for size in per_rank), num_ranks * GROUPS * 2 * STAGE_BYTES]
+        sizes = [*(_pages(num_ranks * size) for size in per_rank), num_ranks * GROUPS * RING_BYTES]
         sizes.append(num_ranks * _pages(heap_size))
         places = [PAGE]
         for size in sizes:
@@ -168,9 +171,8 @@ class SymmetricHeap:
     def record(self, group: int, rank: int) -> int:
         return self.base + self._layout.records + (group * self.num_ranks + rank) * RECORD_BYTES
 
-    def stage(self, group: int, rank: int, parity: int) -> int:
-        place = (group * self.num_ranks + rank) * 2 + parity
-        return self.base + self._layout.stages + place * STAGE_BYTES
+    def stage(self, group: int, rank: int) -> int:
+        return self.base + self._layout.stages + (group * self.num_ranks + rank) * RING_BYTES
 
     def signal(self, rank: int, number: int) -> int:
         if not 0 <= number < SIGNALS:

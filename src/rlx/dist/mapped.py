@@ -1,338 +1,137 @@
-"""Transports whose ranks see each other's memory: what threads and processes of one machine share."""
+"""Ranks that see each other's memory: how arrays move between threads and processes of one machine."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Self
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
-from rlx.dist import inplace, sync
-from rlx.dist.allocator import SymmetricAllocator
-from rlx.dist.copies import LEAST_BYTES, copy_bytes, hand_over
-from rlx.dist.errors import LengthMismatch, RankFailed, RanksMissing, Timeout, TransportError
-from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, STAGE_BYTES, SymmetricHeap
-from rlx.dist.transport import (
-    Array,
-    Call,
-    Costs,
-    Outgoing,
-    Partition,
-    Step,
-    address_of,
-    as_bytes,
-    check_length,
-    check_rank,
-    group_of,
-)
-from rlx.dist.types import Rank, SymmetricBuffer
+import numpy as np
 
-# A waiter looks after deaths and deadlines this often.
-SLICE_NANOSECONDS = 10_000_000
-# Looks before a waiter gives its core away, which it may not get back for milliseconds: about 80 us where
-# every rank can have a core, 1 us where one may wait for that very core. About 100 us later it sleeps.
-PATIENT_PAUSES, FEW_PAUSES = 4096, 64
+from rlx.dist import exchange, sync
+from rlx.dist.copies import copy_bytes
+from rlx.dist.errors import LengthMismatch, TransportError
+from rlx.dist.rendezvous import RankState, Rendezvous
+from rlx.dist.transport import DONE, Array, Call, Costs, Outgoing, Step, address_of
+from rlx.dist.types import SymmetricBuffer
+
 # Arrays in the heap up to this size are staged like any other: copying them is cheaper than a second barrier.
 IN_PLACE_BYTES = 16 << 10
-
-_BARRIER = Call("barrier").tag
-_READY = 2
-_CLOSED = "closed its transport"
+CALLS_REMEMBERED = 256
 
 
-@dataclass
-class RankState:
-    """What all groups of one rank have in common."""
-
-    heap: SymmetricHeap
-    rank: int
-    timeout: float
-    allocator: SymmetricAllocator = field(init=False)
-    signals_used: dict[int, int] = field(default_factory=dict)
-    next_group: int = 1
-    closed: bool = False
-
-    def __post_init__(self) -> None:
-        self.allocator = SymmetricAllocator(self.heap.heap_size)
-
-
-class MappedTransport(ABC):
+class MappedTransport(Rendezvous):
     """One rank of a group whose heaps are all mapped here."""
 
     # Measured between two processes: a meeting from Python, and copies that stay in the caches.
     costs = Costs(meeting=3000, copy_byte=0.05, reduce_byte=0.2)
 
     def __init__(self, state: RankState, group: int, members: tuple[int, ...]) -> None:
-        self._state, self._heap, self._group, self._members = state, state.heap, group, members
-        self.num_ranks, self.this_rank = len(members), Rank(members.index(state.rank))
-        self.heap_size = self._heap.heap_size
-        self._failure: RanksMissing | None = None
-        self._parity = 0
-        self._stages = [[self._heap.stage(group, rank, parity) for rank in members] for parity in (0, 1)]
-        self._heaps = [self._heap.heap_address(rank) for rank in members]
-        self._own_heap = self._heap.heap_address(state.rank)
-        self._native = sync.sync()
-        self._lines = (ctypes.c_int64 * self.num_ranks)(*(self._heap.line(group, r) for r in members))
-        self._table = (ctypes.c_int64 * (sync.RECEIVED + 2 * self.num_ranks))()
-        self._table_address = ctypes.addressof(self._table)
-        self._table[sync.LINES] = ctypes.addressof(self._lines)
-        self._table[sync.MEMBERS], self._table[sync.ME] = self.num_ranks, self.this_rank
-        roomy = self._heap.num_ranks <= len(os.sched_getaffinity(0))
-        self._table[sync.SPINS] = (PATIENT_PAUSES if roomy else FEW_PAUSES) + sync.YIELDS
-        self._table[sync.NANOSECONDS] = SLICE_NANOSECONDS
-        self._mover: inplace.Mover | None = inplace.Mover(self._table_address, self._heaps)
-
-    # ---- what threads and processes do differently
-
-    @abstractmethod
-    def _cause_of_death(self, rank: int) -> str | None:
-        """Why a rank of the job that had joined is gone, as far as the system knows; None if it lives."""
-
-    @abstractmethod
-    def _about(self, rank: int) -> str:
-        """What is known about a late rank of the job, for the error text."""
-
-    @abstractmethod
-    def _regroup(self, group: int, members: tuple[int, ...]) -> Self:
-        """The same rank as a member of another group."""
-
-    # ---- the public face
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a wait takes at most when it is not told."""
-        return self._state.timeout
-
-    def put(self, buf: SymmetricBuffer, src: Any) -> None:
-        """Copy `src` into the region of `buf.rank`; it is there when this returns."""
-        data = as_bytes(src)
-        place = self._address(buf)
-        check_length(buf, data)
-        hand_over(place, address_of(data), buf.len)
-
-    def get(self, buf: SymmetricBuffer, dst: Any) -> None:
-        """Copy the region of `buf.rank` into `dst`."""
-        data = as_bytes(dst, writable=True)
-        place = self._address(buf)
-        check_length(buf, data)
-        copy_bytes(address_of(data), place, buf.len)
-
-    def view(self, rank: int, buf: SymmetricBuffer) -> Array:
-        """The bytes of the region in `rank`'s heap, zero-copy."""
-        start = self._address(buf.on(rank)) - self._heap.base
-        return self._heap.bytes[start : start + buf.len]
-
-    def put_signal(self, buf: SymmetricBuffer, src: Any, signal: int = 0) -> None:
-        """`put`, then count the receiver's signal up by one: who sees the signal sees the data."""
-        word = self._heap.signal(self._members[check_rank(buf.rank, self.num_ranks)], signal)
-        self.put(buf, src)
-        self._native.signal(word)
-
-    def wait_signal(self, signal: int = 0, count: int = 1, timeout: float | None = None) -> None:
-        """Wait for `count` signals and use them up. After a `Timeout` it may be called again."""
-        self._check_usable()
-        word, used = self._heap.signal(self._state.rank, signal), self._state.signals_used
-        goal = used.get(signal, 0) + count
-        deadline = self._deadline(timeout)
-        slice_address = self._table_address + 8 * sync.SECONDS
-        others = [member for member in range(self.num_ranks) if member != self.this_rank]
-        gone: list[int] = []
-        while not self._native.wait_word(word, goal % 2**32, self._table[sync.SPINS], slice_address):
-            if gone:  # seen before this last look at the word: what they had sent would be here
-                self._raise_if_dead(gone, f"signal {signal}")
-            left = [member for member in others if self._why_gone(self._members[member]) == _CLOSED]
-            dead = [
-                member for member in others if self._why_gone(self._members[member]) not in (None, _CLOSED)
-            ]
-            gone = dead or (left if left == others else [])
-            if time.monotonic() >= deadline:
-                raise Timeout(
-                    others, f"no rank sent signal {signal} to rank {self.this_rank} before the deadline"
-                )
-        used[signal] = goal
-
-    def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every rank is here."""
-        self._meet(_BARRIER, self._deadline(timeout))
-
-    def abort(self, reason: str) -> None:
-        """End this rank's part: whoever waits for it raises `RankFailed` with the reason."""
-        self._heap.write_entry(self._state.rank, FAILED, reason=reason)
-        self._failure = RankFailed(
-            [self.this_rank], f"rank {self.this_rank} (this rank) was aborted: {reason}"
+        super().__init__(state, group, members)
+        self._stages = [self._heap.stage(group, rank) for rank in members]
+        self._exchanges = exchange.Exchanger(
+            self._table_address, self._heaps, self._stages, int(self.this_rank)
         )
+        self._look = _callback(self)
+        self._look_address = ctypes.cast(self._look, ctypes.c_void_p).value or 0
+        # Of the native call that runs: the seconds it was given, when they are over, what ended it.
+        self._patience: float | None = None
+        self._native_deadline: float | None = None
+        self._ended: BaseException | None = None
+        self._calls_before: dict[tuple[str, int, int], _Before] = {}
 
-    def alloc(self, nbytes: int) -> SymmetricBuffer:
-        """A new region of the heap. All ranks of the job allocate the same sizes in the same order."""
-        return SymmetricBuffer(self.this_rank, self._state.allocator.alloc(nbytes), nbytes)
+    def again(
+        self,
+        op: str,
+        how: object,
+        buf: SymmetricBuffer | None,
+        array: Array,
+        out: Array,
+        timeout: float | None,
+    ) -> int | None:
+        """Repeat a call that moved these very arrays before: `DONE`, or the verdict of its first meeting.
 
-    def free(self, buf: SymmetricBuffer) -> None:
-        """Give a region back; all ranks free in the same order too."""
-        self._state.allocator.free(buf.offset)
-
-    def split(self, groups: Partition) -> Self:
-        """The group of this rank as a transport of its own; all ranks pass the same partition."""
-        mine = group_of(self.this_rank, groups, self.num_ranks)
-        # Groups that split further may have used up different numbers; the highest is free everywhere.
-        self._meet(Call("split").tag, self._deadline(None), length=self._state.next_group)
-        group = max(self._received(0))
-        if group >= GROUPS:
-            raise TransportError(f"a job can make {GROUPS - 1} splits at most; keep and reuse groups")
-        self._state.next_group = group + 1
-        return self._regroup(group, tuple(self._members[member] for member in mine))
-
-    def close(self) -> None:
-        """Leave. Ranks that still wait for this one raise `RankFailed`."""
-        if not self._state.closed:
-            self._state.closed = True
-            if self._heap.read_entry(self._state.rank)[0] != FAILED:
-                self._heap.write_entry(self._state.rank, LEFT)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.abort(f"{type(error).__name__}: {error}")
-        self.close()
-
-    # ---- meetings
-
-    def _address(self, buf: SymmetricBuffer) -> int:
-        rank = self._members[check_rank(buf.rank, self.num_ranks)]
-        return self._heap.check(rank, buf.offset, buf.len)
-
-    def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._state.timeout if timeout is None else timeout)
-
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._state.closed:
-            raise TransportError(f"the transport of rank {self.this_rank} is closed; create a new one")
-
-    def _meet(self, tag: int, deadline: float, length: int = 0, place: int = 0) -> int:
-        """The barrier under everything: exchange posts with all members; says how they differ."""
+        None if there is nothing to repeat, and nothing was done.
+        """
+        before = self._calls_before.get((op, id(array), id(out)))
+        if before is None or before.how is not how or before.buf is not buf:
+            return None
+        if type(array) is not np.ndarray or type(out) is not np.ndarray:
+            return None
         self._enter()
-        self._table[sync.TAG : sync.RECEIVED] = [tag, length, place]
-        return self._met(self._native.barrier(self._table_address), deadline)
+        verdict = self._natively(self._exchanges.again, before.address, timeout)
+        if verdict != exchange.CHANGED:
+            return verdict
+        del self._calls_before[op, id(array), id(out)]
+        return None
 
-    def _enter(self) -> None:
-        """Before a meeting: this rank is there and can take part."""
-        if self._failure is not None or self._state.closed:
-            self._check_usable()
-
-    def _met(self, verdict: int, deadline: float) -> int:
-        """The verdict of a meeting that has begun, when all have come."""
-        while verdict < 0:
-            self._look_around(deadline)
-            verdict = self._native.wait(self._table_address)
-        if verdict & sync.TAGS_DIFFER:
-            raise TransportError(f"the ranks did not make the same call: {self._calls()}; every rank must")
+    def _natively(self, call: Callable[[int], int], table: int, timeout: float | None) -> int:
+        """Run a native exchange; raises what was seen while it waited, or that calls differ."""
+        self._patience, self._native_deadline = timeout, None
+        verdict = call(table)
+        if verdict == DONE or verdict == exchange.CHANGED:
+            return verdict
+        if verdict == exchange.ENDED:
+            failure, self._ended = self._ended, None
+            raise failure or TransportError("an exchange was ended")
+        self._check_tags(verdict)
         return verdict
 
-    def _received(self, which: int) -> list[int]:
-        """Lengths (0) or places (1) that the members posted at the last meeting."""
-        return self._table[sync.RECEIVED + which :: 2]  # type: ignore[no-any-return]
-
-    def _calls(self) -> str:
-        epoch = self._table[sync.MY_EPOCH] % 2**32
-        post = sync.POSTS + epoch % 2 * sync.POST_BYTES
-        tags = [ctypes.c_int64.from_address(line + post).value for line in self._lines]
-        return ", ".join(f"rank {rank} called {Call.from_tag(tag)}" for rank, tag in enumerate(tags))
-
-    def _look_around(self, deadline: float) -> None:
-        """Between two slices of waiting: has the group failed, did a missing rank die, is the time over?"""
-        epoch = self._table[sync.MY_EPOCH]
-        epochs = [ctypes.c_int32.from_address(line).value for line in self._lines]
-        missing = [rank for rank, its in enumerate(epochs) if ctypes.c_int32(its - epoch).value < 0]
-        if not missing:
-            return
-        self._raise_if_dead(missing, "a barrier")
-        if time.monotonic() >= deadline:
-            late = "; ".join(f"{self._name(rank)} {self._about(self._members[rank])}" for rank in missing)
-            self._agree(Timeout(missing, f"ranks did not come to a barrier before the deadline: {late}"))
-
-    def _raise_if_dead(self, awaited: list[int], what: str) -> None:
-        agreed = self._read_record()
-        if agreed is not None:
-            self._failure = agreed
-            raise agreed
-        dead = {rank: self._why_gone(self._members[rank]) for rank in awaited}
-        gone = [rank for rank, why in dead.items() if why is not None]
-        if gone:
-            told = "; ".join(f"{self._name(rank)} {dead[rank]}" for rank in gone)
-            self._agree(RankFailed(gone, f"ranks are gone while others wait for {what}: {told}"))
-
-    def _name(self, member: int) -> str:
-        rank = self._members[member]
-        return f"rank {member}" if rank == member else f"rank {member} (rank {rank} of the job)"
-
-    def _why_gone(self, rank: int) -> str | None:
-        state, _, _, reason = self._heap.read_entry(rank)
-        if state == FAILED:
-            return f"failed: {reason}"
-        if state == LEFT:
-            return _CLOSED
-        return None if state == ABSENT else self._cause_of_death(rank)
-
-    # ---- agreement: the first who sees a failure writes it down, all others raise the same
-
-    def _record(self) -> int:
-        return self._heap.record(self._group, min(self._members))
-
-    def _agree(self, failure: RanksMissing) -> None:
-        place = self._record()
-        if self._native.claim(place):
-            facts = {"kind": type(failure).__name__, "ranks": failure.ranks, "reason": failure.reason}
-            text = json.dumps(facts).encode()
-            if len(text) > RECORD_BYTES - 8:
-                facts["reason"] = failure.reason[: (RECORD_BYTES - 200) // 6] + " ..."
-                text = json.dumps(facts).encode()
-            ctypes.memmove(place + 8, text, len(text))
-            ctypes.c_int32.from_address(place + 4).value = len(text)
-            self._native.publish(place, _READY)
-        agreed = self._read_record()
-        for _ in range(100):  # another rank has claimed the record and is about to finish it, unless it dies
-            if agreed is not None:
-                break
-            time.sleep(0.001)
-            agreed = self._read_record()
-        self._failure = agreed or failure
-        raise self._failure
-
-    def _read_record(self) -> RanksMissing | None:
-        place = self._record()
-        if ctypes.c_int32.from_address(place).value != _READY:
-            return None
-        facts = json.loads(ctypes.string_at(place + 8, ctypes.c_int32.from_address(place + 4).value))
-        kind = Timeout if facts["kind"] == "Timeout" else RankFailed
-        return kind(facts["ranks"], facts["reason"])
-
-    # ---- moving arrays
+    def _look_natively(self) -> int:
+        """Called by a native exchange that waits, once in a while; not 0 ends it."""
+        try:
+            if self._native_deadline is None:
+                self._native_deadline = self._deadline(self._patience)
+            self._look_around(self._native_deadline)
+        except BaseException as failure:  # it cannot pass through native code
+            self._ended = failure
+            return 1
+        return 0
 
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece.
 
         Arrays that lie in the heap of every rank are read where they are, between two barriers. Others go
-        through two staging areas per rank that are used in turn: a rank fills one, meets the others, and
-        reads theirs. The meeting of the next piece proves that everybody has read this one, so each piece
-        costs one barrier.
+        through the staging memory: a rank fills the next part of its own, meets the others, and reads theirs.
+        The meeting of the next piece proves that everybody has read this one, so each piece costs one
+        barrier. A native call does all of it where it can, and there are no steps left.
         """
-        deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes
         sends = out.sender is None or out.sender == self.this_rank
         place = self._place_in_heap(out) if sends else 0
-        if sends and not place:
-            self._fill(out, 0)
-        if place and (moved := self._move(tag, deadline, out, place)) is not None:
-            verdict = moved
-            if verdict & inplace.MOVED:
+        verdict = out.met
+        if verdict is None and out.into is not None:
+            self._enter()
+            table = self._exchanges.table(call.tag, out, place, self._look_address)
+            verdict = self._natively(self._exchanges.run, address_of(table), timeout)
+            if verdict == DONE:
+                self._remember(call.tag, out, place)
                 return ()
-        else:
+        return self._stepwise(call, out, timeout, place, verdict)
+
+    def _remember(self, tag: int, out: Outgoing, place: int) -> None:
+        """Keep the table of a call that its caller may repeat."""
+        if out.repeat is None:
+            return
+        op, how, buf, array, result = out.repeat
+        if type(array) is not np.ndarray or type(result) is not np.ndarray or array is not out.array:
+            return
+        if len(self._calls_before) >= CALLS_REMEMBERED:
+            self._calls_before.clear()
+        facts = [*exchange.facts_of(array), *exchange.facts_of(result)]
+        table = self._exchanges.table(tag, out, place, self._look_address, facts)
+        kept = _Before(address_of(table), how, buf, table, (array.dtype, result.dtype))
+        self._calls_before[op, id(array), id(result)] = kept
+
+    def _stepwise(
+        self, call: Call, out: Outgoing, timeout: float | None, place: int, verdict: int | None
+    ) -> Iterable[Step]:
+        """The exchange as steps for the caller; `verdict` is that of the first meeting, if it has been."""
+        deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes
+        sends = out.sender is None or out.sender == self.this_rank
+        if verdict is None:
+            if sends and not place:
+                self._fill(out, 0)
             verdict = self._meet(tag, deadline, nbytes, place)
         lengths = [nbytes] * self.num_ranks
         if verdict & sync.LENGTHS_DIFFER:
@@ -347,28 +146,7 @@ class MappedTransport(ABC):
             if place:  # others have their arrays elsewhere: be staged like them
                 self._fill(out, 0)
             self._meet(tag, deadline, nbytes)
-        if not out.share and max(lengths) <= self._piece_bytes(out):
-            step = self._step(out, lengths, 0)
-            self._parity ^= 1
-            return (step,)
         return self._staged(tag, deadline, out, lengths)
-
-    def _move(self, tag: int, deadline: float, out: Outgoing, place: int) -> int | None:
-        """Meet, and move arrays that lie in the heap of every rank; None if it is not for the native call."""
-        if out.into is None or self._mover is None:
-            return None
-        nbytes, (to, stride) = out.array.nbytes, out.into
-        start, size = out.regions[self.this_rank if len(out.regions) > 1 else 0]
-        total = stride * (self.num_ranks - 1) + size
-        own = self._own_heap + place - 1
-        if size < LEAST_BYTES or (to < own + nbytes and own < to + total):
-            return None
-        self._enter()
-        self._table[sync.TAG : sync.RECEIVED] = [tag, nbytes, place]
-        verdict = self._mover(start, size, to, stride)
-        if verdict == inplace.MOVED_BUT_LATE:
-            return self._met(self._native.wait(self._table_address), deadline) | inplace.MOVED
-        return self._met(verdict, deadline)
 
     def _place_in_heap(self, out: Outgoing) -> int:
         """1 + offset of an array in this rank's heap; 0 if it is elsewhere, small, or overwritten."""
@@ -376,7 +154,8 @@ class MappedTransport(ABC):
         if nbytes <= IN_PLACE_BYTES or out.overwritten:
             return 0
         offset = address_of(out.array) - self._own_heap
-        return offset + 1 if 0 <= offset <= self.heap_size - nbytes else 0
+        inside = 0 <= offset <= self.heap_size - nbytes
+        return offset + 1 if inside and not out.overlaps(self.num_ranks, int(self.this_rank)) else 0
 
     def _mine(self, out: Outgoing, lengths: list[int]) -> tuple[int, list[int]]:
         """Start of the region that this rank receives, and how many bytes of it every sender has."""
@@ -394,59 +173,74 @@ class MappedTransport(ABC):
         yield Step(0, sizes, sizes, sources, sources if out.share else ())
         self._meet(tag, deadline)  # nobody may change its array before all have read it
 
-    def _piece_bytes(self, out: Outgoing) -> int:
-        """Bytes of every region that fit a staging area at once: whole cache lines."""
-        return STAGE_BYTES // len(out.regions) // 64 * 64
-
     def _fill(self, out: Outgoing, done: int) -> None:
-        """Copy the next piece of every region that others read into the staging area."""
+        """Copy the next piece of every region that others read into the staging memory."""
         if self.num_ranks == 1:
             return
-        piece, stage, address = (
-            self._piece_bytes(out),
-            self._stages[self._parity][self.this_rank],
-            address_of(out.array),
-        )
+        slot = exchange.slot_bytes(out.regions, max(length for _, length in out.regions))
+        stage = self._stages[self.this_rank] + self._exchanges.position
         alone = len(out.regions) == 1
         for receiver, (offset, length) in enumerate(out.regions):
-            size = min(length - done, piece)
+            size = min(length - done, slot)
             if size > 0 and (alone or receiver != self.this_rank):
-                hand_over(stage + receiver * piece, address + offset + done, size)
+                source = address_of(out.array) + offset + done
+                copy_bytes(stage + receiver * slot, source, size, out.array.nbytes)
 
-    def _step(self, out: Outgoing, lengths: list[int], done: int) -> Step:
-        """What stands in the staging areas for this rank."""
-        piece = self._piece_bytes(out)
+    def _step(self, out: Outgoing, lengths: list[int], done: int, slot: int) -> Step:
+        """What stands in the staging memory for this rank."""
         start, sizes = self._mine(out, lengths)
-        stages = self._stages[self._parity]
+        shift = self._exchanges.position + (0 if len(out.regions) == 1 else self.this_rank * slot)
+        sources = [stage + shift for stage in self._stages]
+        own = address_of(out.array) + start + done
+        results = [own, sources[self.this_rank]] if out.share else ()
         if out.sender is not None:
-            sources = [stages[out.sender]]
+            sources = [sources[out.sender]]
         else:
-            slot = 0 if len(out.regions) == 1 else self.this_rank * piece
-            sources = [stage + slot for stage in stages]
-            sources[self.this_rank] = address_of(out.array) + start + done  # one's own data need no detour
-        here = [max(0, min(size - done, piece)) for size in sizes] if done or max(sizes) > piece else sizes
-        return Step(done, sizes, here, sources, sources if out.share else ())
+            sources[self.this_rank] = own  # one's own data need no detour
+        here = [max(0, min(size - done, slot)) for size in sizes]
+        return Step(done, sizes, here, sources, results)
 
     def _staged(self, tag: int, deadline: float, out: Outgoing, lengths: list[int]) -> Iterator[Step]:
-        piece = self._piece_bytes(out)
         longest = max(lengths) if len(out.regions) == 1 else max(length for _, length in out.regions)
+        slot = exchange.slot_bytes(out.regions, longest)
         sends = out.sender is None or out.sender == self.this_rank
-        for done in range(0, max(longest, 1), piece):
-            yield self._step(out, lengths, done)
-            filled = self._stages[self._parity][self.this_rank]
-            self._parity ^= 1
-            more = done + piece < longest
+        for done in range(0, max(longest, 1), slot):
+            yield self._step(out, lengths, done, slot)
+            position = self._exchanges.position
+            self._exchanges.advance(len(out.regions) * slot)
+            more = done + slot < longest
             if more and sends:
-                self._fill(out, done + piece)
+                self._fill(out, done + slot)
             if more or out.share:
                 self._meet(tag, deadline)
             if out.share:
-                self._collect(out, done, filled)
+                self._collect(out, done, slot, position)
 
-    def _collect(self, out: Outgoing, done: int, stage: int) -> None:
-        """Copy the shared results of one piece from the staging area, where their owners put them."""
-        piece, address = self._piece_bytes(out), address_of(out.array)
+    def _collect(self, out: Outgoing, done: int, slot: int, position: int) -> None:
+        """Copy the shared results of one piece from the stages of those who have reduced them."""
         for owner, (offset, length) in enumerate(out.regions):
-            size = min(length - done, piece)
+            size = min(length - done, slot)
             if size > 0 and owner != self.this_rank:
-                copy_bytes(address + offset + done, stage + owner * piece, size, out.array.nbytes)
+                source = self._stages[owner] + position + owner * slot
+                copy_bytes(address_of(out.array) + offset + done, source, size, out.array.nbytes)
+
+
+class _Before(NamedTuple):
+    """A call that can be repeated: its table, and what must stay alive for the table's facts to hold."""
+
+    address: int
+    how: object
+    buf: SymmetricBuffer | None
+    table: Array
+    dtypes: tuple[Any, ...]
+
+
+def _callback(transport: MappedTransport) -> Any:
+    """What native exchanges call while they wait; it does not keep the transport alive."""
+    known = weakref.ref(transport)
+
+    def look() -> int:
+        there = known()
+        return 1 if there is None else there._look_natively()
+
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(look)

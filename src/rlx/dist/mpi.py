@@ -384,6 +384,18 @@ class MpiTransport:
             missing = [member for member, count in enumerate(counts) if count]
             self._announce(Timeout(missing, f"puts of ranks {missing} did not arrive before the deadline"))
 
+    def again(
+        self,
+        op: str,
+        how: object,
+        buf: SymmetricBuffer | None,
+        array: Array,
+        out: Array,
+        timeout: float | None,
+    ) -> int | None:
+        """Nothing is remembered: messages cost more than what leads to them."""
+        return None
+
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterator[Step]:
         """Move an array between all ranks, piece by piece, through buffers of this rank."""
         deadline = self._deadline(timeout)

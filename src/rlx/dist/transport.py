@@ -69,6 +69,10 @@ def _dtype_names() -> tuple[str, ...]:
     return ("", *(dtype.name for dtype in ALL_DTYPES))
 
 
+# What `again` returns when all is moved; verdicts of meetings are smaller.
+DONE = 1 << 20
+
+
 class Step(NamedTuple):
     """One piece of an exchange: at sources[i] stand sizes[i] bytes of what the i-th sender has for this rank.
 
@@ -83,13 +87,25 @@ class Step(NamedTuple):
     destinations: Sequence[int] = ()
 
 
+class Repeat(NamedTuple):
+    """A call as its caller made it: the objects by which it is known again."""
+
+    op: str
+    how: object
+    buf: SymmetricBuffer | None
+    array: Array
+    out: Array
+
+
 class Outgoing(NamedTuple):
     """What a rank brings to an exchange: an array cut into regions of bytes, one for each receiver.
 
     With a single region every rank receives all of it. `sender` is set when only one rank sends. With
     `share` the receiver's results go back to all ranks, into the same place of their arrays. `overwritten`
     says that results go into the array at once, so that others must not read it where it lies. `into` says
-    where what comes is wanted as it is: (address, bytes from one sender's part to the next).
+    where results are wanted: (address, bytes from one sender's part to the next), those of a reduction if
+    `reduce` is the address of its native code. `repeat` is what the caller may come
+    again with, `met` the verdict of the first meeting, if it has been.
     """
 
     array: Array
@@ -98,6 +114,19 @@ class Outgoing(NamedTuple):
     share: bool = False
     overwritten: bool = False
     into: tuple[int, int] | None = None
+    reduce: int = 0
+    repeat: Repeat | None = None
+    met: int | None = None
+
+    def overlaps(self, ranks: int, me: int | None = None) -> bool:
+        """Whether results lie where the array is; those of rank `me` may stand in their place already."""
+        if self.into is None or self.share or self.sender is not None:
+            return False
+        own, (to, stride) = address_of(self.array), self.into
+        if me is not None and len(self.regions) == 1 and not self.reduce and to + me * stride == own:
+            return False
+        size = max(length for _, length in self.regions)
+        return to < own + self.array.nbytes and own < to + stride * (ranks - 1) + size
 
 
 @dataclass(frozen=True)
@@ -187,6 +216,22 @@ class SymmetricTransport(Protocol):
 
     def split(self, groups: Partition) -> SymmetricTransport:
         """The group of this rank as a transport of its own; all ranks pass the same partition."""
+        raise NotImplementedError
+
+    def again(
+        self,
+        op: str,
+        how: object,
+        buf: SymmetricBuffer | None,
+        array: Array,
+        out: Array,
+        timeout: float | None,
+    ) -> int | None:
+        """Repeat a call that moved these very arrays before, if the transport remembers it.
+
+        None: it does not, and nothing was done. Else `DONE`, or what the first meeting found, for
+        `Outgoing.met`.
+        """
         raise NotImplementedError
 
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
