@@ -113,6 +113,12 @@ def plan(
         trace.decisions += decisions
         return joined
 
+    def narrow(mir: Graph) -> Graph:
+        multiplied = machine.multiplied if device == "cpu" else ()
+        lowered, decisions = lower_precision(mir, precision, chosen, assume, multiplied)
+        trace.decisions += decisions
+        return lowered
+
     def merge(mir: Graph) -> Graph:
         merged, decisions = merge_products(mir, chosen, assume)
         trace.decisions += decisions
@@ -137,7 +143,7 @@ def plan(
     layouts = (
         Stage("simplify", lambda g: optimize(g, trace.firings)),
         *only_host(Stage("sparse weights", find_sparse_weights)),
-        Stage("precision", lambda g: lower_precision(g, precision)),
+        Stage("precision", narrow),
         Stage("merge products", merge),
         Stage("convolution axes", drop_unit_axes),
         *only_host(Stage("lay out convolutions", lambda g: lay_out_convolutions(g, conv_target(machine)))),

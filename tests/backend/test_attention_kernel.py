@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rlx.backend.cpu import jit
 from rlx.backend.cpu.attention import Access, AttentionSpec, emit_attention
 from rlx.backend.cpu.frame import Slot
 from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.target import Target, resolve
+from rlx.backend.cpu.target import Target, resolve, runs_here, targets
 from rlx.backend.reference.interpreter import evaluate as reference
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.dtype import dtype
@@ -25,6 +25,7 @@ from rlx.ir.graph import Graph
 
 HOST = resolve("host")
 QUERIES, KEYS = sym("s"), sym("t")
+BF16_UNIT = 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ class Case:
     left: int = -1
     right: int = -1
     empty_is_zero: bool = True
+    dtype: str = "f32"  # of queries, keys and values
+    result: str = "f32"
+    scale: float = 0.0  # 0: one over the root of depth
+
+    @property
+    def factor(self) -> float:
+        return self.scale or 1 / math.sqrt(self.depth)
 
     def shape(self, heads: int, rows: int, columns: int) -> tuple[int, ...]:
         return (2, rows, heads, columns) if self.heads_inside else (2, heads, rows, columns)
@@ -68,7 +76,7 @@ class Case:
             KEYS,
             self.depth,
             self.value_depth,
-            1 / math.sqrt(self.depth),
+            self.factor,
             self.access(0, total, QUERIES, self.depth, False),
             self.access(1, self.heads, KEYS, self.depth, True),
             self.access(2, self.heads, KEYS, self.value_depth, True),
@@ -86,8 +94,8 @@ class Case:
 @functools.cache
 def build(target: Target, case: Case) -> tuple[Kernel, tuple[Any, ...]]:
     module = Module(target)
-    kinds = ["f32"] * 3 + {"": [], "bool": ["bool"], "add": ["f32"]}[case.mask]
-    slots = [Slot(dtype(k), (1,)) for k in [*kinds, "f32"]]
+    kinds = [case.dtype] * 3 + {"": [], "bool": ["bool"], "add": ["f32"]}[case.mask]
+    slots = [Slot(dtype(k), (1,)) for k in [*kinds, case.result]]
     made = emit_attention(module, "kernel", case.spec(), slots[:-1], slots[-1:])
     code = jit.compile_and_load(module.text(), target)
     return Kernel(code, tuple(map(str, made.dims)), made.scratch_per_thread), made.dims
@@ -102,12 +110,12 @@ def make_mask(case: Case, queries: int, keys: int, rng: np.random.Generator) -> 
     return [np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32)]
 
 
-def wanted(case: Case, q: Array, k: Array, v: Array, mask: list[Array], offset: int) -> Array:
-    """[batch, heads, seq, dim] in f64."""
+def wanted(case: Case, q: Array, k: Array, v: Array, mask: list[Array], offset: int) -> tuple[Array, Array]:
+    """[batch, heads, seq, dim] in f64; and the same of magnitudes of values."""
     if case.heads_inside:
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     q, k, v = (x.astype(np.float64) for x in (q, *(np.repeat(x, case.groups, axis=1) for x in (k, v))))
-    scores = q @ k.swapaxes(2, 3) / math.sqrt(case.depth)
+    scores = q @ k.swapaxes(2, 3) * case.factor
     for m in mask:
         scores = np.where(m, scores, -np.inf) if m.dtype == bool else scores + m
     ahead = np.arange(k.shape[2]) - np.arange(q.shape[2])[:, None] - offset
@@ -118,8 +126,8 @@ def wanted(case: Case, q: Array, k: Array, v: Array, mask: list[Array], offset: 
         top = scores.max(-1, keepdims=True, initial=-np.inf)
         p = np.exp(scores - np.where(np.isfinite(top), top, 0))
         total = p.sum(-1, keepdims=True)
-        out = (p @ v) / total
-    return np.where(total == 0, 0.0 if case.empty_is_zero or not k.shape[2] else np.nan, out)
+        out, size = (p @ v) / total, (p @ np.abs(v)) / total
+    return np.where(total == 0, 0.0 if case.empty_is_zero or not k.shape[2] else np.nan, out), size
 
 
 def run(target: Target, case: Case, queries: int, keys: int, threads: int = 1, offset: int = 0) -> None:
@@ -131,17 +139,26 @@ def run(target: Target, case: Case, queries: int, keys: int, threads: int = 1, o
         case.shape(case.heads, keys, case.depth),
         case.shape(case.heads, keys, case.value_depth),
     ]
-    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    narrow = dtype(case.dtype).np
+    q, k, v = (rng.standard_normal(shape).astype(np.float32).astype(narrow) for shape in shapes)
     mask = make_mask(case, queries, keys, rng)
-    o = guard.array(case.shape(total, queries, case.value_depth), np.float32, at_end=True)
+    result = dtype(case.result).np
+    o = guard.array(case.shape(total, queries, case.value_depth), result, at_end=True)
     o[...] = FILLER
     kernel, dims = build(target, case)
     binding = {"s": queries, "t": keys, "offset": offset}
     sizes = {str(d): evaluate(d, binding) for d in dims}
     kernel.run([*(guard.copy(x, at_end=True) for x in (q, k, v, *mask)), o], sizes, threads)
     got = o.swapaxes(1, 2) if case.heads_inside else o
-    want = wanted(case, q, k, v, mask, offset if not isinstance(case.offset, int) else case.offset)
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    want, size = wanted(case, q, k, v, mask, offset if not isinstance(case.offset, int) else case.offset)
+    bound = 2e-5 * np.abs(want) + 2e-6
+    if case.dtype == "bf16":
+        bound = bound + BF16_UNIT * np.nan_to_num(size)  # weights are rounded
+    if case.result != "f32":
+        bound = bound + BF16_UNIT * np.abs(want)
+    hollow = np.isnan(want)
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float64)), hollow)
+    assert (np.abs(got.astype(np.float64) - want) <= bound)[~hollow].all()
 
 
 SIZES = [(1, 1), (1, 130), (5, 7), (16, 16), (17, 33), (48, 128), (49, 129), (100, 300)]
@@ -201,6 +218,71 @@ def test_few_queries(target: Target, case: Case) -> None:
     for queries in (1, 2, 4, 5):
         for keys in (0, 1, 15, 16, 17, 33, 100):
             run(target, case, queries, keys, offset=30, threads=1 + keys % 2)
+
+
+PAIRS = [t for t in targets() if t.has_bf16 and runs_here(t)]
+pairs_target = pytest.mark.parametrize("target", PAIRS, ids=lambda t: t.name)
+
+
+@every_target
+@pytest.mark.parametrize("narrow", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(depth=7, value_depth=17, mask="add"),
+        Case(depth=64, value_depth=32, causal=True, heads_inside=True, groups=2, result="bf16"),
+    ],
+    ids=str,
+)
+def test_operands_of_16_bits(target: Target, case: Case, narrow: str) -> None:
+    for queries, keys in ((1, 5), (3, 20), (50, 141)):
+        run(target, replace(case, dtype=narrow), queries, keys)
+
+
+@pairs_target
+@pytest.mark.parametrize("result", ["f32", "bf16"])
+@pytest.mark.parametrize(("queries", "keys"), [*SIZES, (7, 0), (48, 127), (33, 255)])
+def test_pairs_of_bf16(target: Target, queries: int, keys: int, result: str) -> None:
+    run(target, Case(dtype="bf16", result=result), queries, keys)
+
+
+@pairs_target
+@pytest.mark.parametrize(
+    ("depth", "value_depth"), [(1, 1), (2, 3), (7, 5), (31, 33), (32, 64), (64, 17), (80, 80)]
+)
+def test_pairs_of_any_head_size(target: Target, depth: int, value_depth: int) -> None:
+    for queries, keys in ((3, 20), (21, 37), (50, 131)):
+        run(target, Case(depth=depth, value_depth=value_depth, dtype="bf16", result="bf16"), queries, keys)
+
+
+@pairs_target
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(mask="bool", mask_per_head=True, groups=2),
+        Case(mask="add", mask_per_head=True, causal=True),
+        Case(causal=True, offset=sym("offset")),
+        Case(left=3, right=4),
+        Case(mask="add", scale=-0.5),
+        Case(scale=-0.5, causal=True),
+        Case(heads_inside=True, groups=2, causal=True, depth=64, value_depth=64),
+        Case(heads_inside=True, depth=23, value_depth=9, mask="add"),
+        Case(causal=True, offset=-6, empty_is_zero=False),
+    ],
+    ids=str,
+)
+def test_pairs_with_masks_and_windows(target: Target, case: Case) -> None:
+    for queries, keys in ((1, 5), (19, 19), (50, 141)):
+        run(target, replace(case, dtype="bf16"), queries, keys, offset=3)
+
+
+@every_target
+@pytest.mark.parametrize("result", ["bf16", "f16"])
+def test_results_are_stored_narrow(target: Target, result: str) -> None:
+    for value_depth in (32, 9):
+        for queries in (1, 30):
+            run(target, Case(depth=32, value_depth=value_depth, result=result), queries, 40)
 
 
 @every_target

@@ -121,7 +121,9 @@ def _alike(branches: Sequence[Branch], steps: Sequence[Node], fixed: set[int]) -
     """Whether every branch goes on with the same op, beside a weight per column or the same scalar."""
     first = steps[0]
     for branch, step in zip(branches, steps, strict=True):
-        if step.op is not first.op or dict(step.attrs) != dict(first.attrs) or step.type != branch.end.type:
+        if step.op is not first.op or dict(step.attrs) != dict(first.attrs):
+            return False
+        if step.shape != branch.end.shape or step.dtype is not first.dtype:  # a cast is as good as a bias
             return False
         if (
             len(step.operands) != len(first.operands)

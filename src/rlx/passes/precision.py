@@ -1,44 +1,198 @@
-"""Lower precision on request: products with weights take narrow operands and accumulate in f32."""
+"""Lower precision on request: products take narrow operands and accumulate in f32, and a value that nothing
+but such products read is stored narrow.
+
+Products with weights always do. The two products of attention do where the target multiplies narrow operands
+faster than wide ones and queries, keys and values can be stored narrow by the kernels that make them: then
+kernels read and write half the bytes. What is read in f32 too (a residual stream) stays f32, with a rounded
+copy beside it for the products. Every value that was considered has a `Decision`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from rlx.cost.decision import Decision, decide
+from rlx.cost.gate import IoFusionGate
+from rlx.cost.io import IoModel
+from rlx.cost.profile import GraphIoProfile
 from rlx.errors import ConfigError
 from rlx.ir.dtype import BF16, F16, F32, DType
 from rlx.ir.graph import Graph, Node, rewrite
-from rlx.ir.op import get_op
+from rlx.ir.op import Role, get_op
 from rlx.ops.contract import dot_general
 from rlx.ops.elementwise import cast
+from rlx.passes.attend import Candidate, attention_candidates
+from rlx.passes.basic import remove_dead
+from rlx.passes.facts import Facts
 from rlx.passes.layout import weight_ids
 
 PRECISIONS: dict[str, DType | None] = {"f32": None, "bf16": BF16, "f16": F16}
 
 
-def lower_precision(graph: Graph, precision: str) -> Graph:
-    """Contractions of f32 activations with constant weights, computed from operands of a narrower dtype."""
+def lower_precision(
+    graph: Graph,
+    precision: str,
+    gate: IoFusionGate,
+    assume: Mapping[str, int] | None = None,
+    multiplied: tuple[str, ...] = (),
+) -> tuple[Graph, list[Decision]]:
+    """The graph with narrow products, and what was decided about the values that they read.
+
+    `multiplied` names the dtypes whose products the target computes faster than those of f32.
+    """
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
     narrow = PRECISIONS[precision]
     if narrow is None:
-        return graph
-    fixed = weight_ids(graph)
-    contraction = get_op("dot_general")
-    casts: dict[int, Node] = {}
+        return graph, []
+    plan = _Narrowing(graph, narrow, gate, assume, narrow.name in multiplied)
+    return remove_dead(rewrite(graph, plan.visit)), plan.decisions  # moves of values that are wide no more
 
-    def narrowed(x: Node) -> Node:
-        if x.id not in casts:
-            casts[x.id] = cast(x, dtype=narrow)
-        return casts[x.id]
 
-    def visit(node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
-        if node.op is not contraction or node.dtype is not F32 or operands[0].dtype is not F32:
+class _Narrowing:
+    """Which products take narrow operands, and where values are rounded for them."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        narrow: DType,
+        gate: IoFusionGate,
+        assume: Mapping[str, int] | None,
+        attends: bool,
+    ) -> None:
+        self.graph, self.narrow, self.gate = graph, narrow, gate
+        self.io = IoModel(graph, assume)
+        self.fixed = weight_ids(graph)
+        self.users, self.kept = graph.users(), {n.id for n in graph.roots()}
+        self.live = graph.live()
+        self.contraction = get_op("dot_general")
+        self.decisions: list[Decision] = []
+        self.weights: set[int] = set()  # of attention: they are never stored
+        self.products = {n.id for n in graph.nodes if n.id in self.live and self.by_weight(n)}
+        if attends:
+            self.attend()
+        self.report()
+        self.rounded: dict[int, Node] = {}
+
+    def by_weight(self, node: Node) -> bool:
+        """Whether a node multiplies f32 activations with constant weights."""
+        if not self.is_product(node):
+            return False
+        return node.operands[1].id in self.fixed and node.operands[0].id not in self.fixed
+
+    def is_product(self, node: Node) -> bool:
+        return node.op is self.contraction and all(n.dtype is F32 for n in (node, *node.operands))
+
+    # -- attention
+
+    def attend(self) -> None:
+        """Add the products of attention whose operands can all be stored narrow."""
+        found = [
+            c
+            for c in attention_candidates(Facts(self.graph, self.io))
+            if all(
+                i not in self.products and self.is_product(self.graph.nodes[i]) for i in (c.first, c.second)
+            )
+        ]
+        while found:
+            self.products |= {i for c in found for i in (c.first, c.second)}
+            whys = {c.second: self.kept_wide(c) for c in found}
+            refused = [c for c in found if whys[c.second]]
+            if not refused:
+                break
+            for c in refused:
+                self.products -= {c.first, c.second}
+                self.decisions.append(self.about(self.operands(c), whys[c.second]))
+            found = [c for c in found if not whys[c.second]]
+        self.weights = {self.source(self.graph.nodes[c.second].operands[0]).id for c in found}
+
+    def operands(self, c: Candidate) -> list[Node]:
+        """Queries, keys and values as they are stored."""
+        first, second = (self.graph.nodes[i] for i in (c.first, c.second))
+        return [self.source(o) for o in (*first.operands, second.operands[1])]
+
+    def kept_wide(self, c: Candidate) -> str:
+        """Why attention stays in f32: an operand that no kernel of this program would store narrow."""
+        for value, name in zip(self.operands(c), ("queries", "keys", "values"), strict=True):
+            if value.op.role is not Role.COMPUTE or value.id in self.fixed:
+                kind = value.op.role.name.lower()
+                return f"its {name} come from outside as {value.dtype} ({kind}): rounding them is a pass more"
+            reader = self.wide_reader(value)
+            if reader:
+                return f"its {name} are {reader} too"
+        return ""
+
+    # -- values
+
+    def source(self, value: Node) -> Node:
+        """What a chain of moves begins with."""
+        while self.is_move(value):
+            value = value.operands[0]
+        return value
+
+    @staticmethod
+    def is_move(node: Node) -> bool:
+        return node.op.role is Role.COMPUTE and node.op.has("view")
+
+    def wide_reader(self, value: Node) -> str:
+        """Who reads a value in f32, directly or through moves; nobody: an empty text."""
+        if value.id in self.kept:
+            return "an output"
+        for user in self.users[value.id]:
+            if user.id not in self.live or user.id in self.products:
+                continue
+            if not self.is_move(user):
+                return f"read by %{user.id} ({user.op.name})"
+            further = self.wide_reader(user)
+            if further:
+                return further
+        return ""
+
+    def report(self) -> None:
+        """One decision for every value that narrow products read."""
+        seen: set[int] = set()
+        for node in self.graph.nodes:
+            for operand in node.operands if node.id in self.products else ():
+                value = self.source(operand)
+                if value.id in seen or value.id in self.fixed or value.id in self.weights:
+                    continue
+                seen.add(value.id)
+                reader = self.wide_reader(value)
+                self.decisions.append(self.about([value], reader and f"it is {reader} too: rounded beside"))
+
+    def about(self, values: list[Node], refusal: str) -> Decision:
+        """Storing values narrow: half the bytes to write, and to read by each reader."""
+        moved = sum(
+            self.io.bytes(v) * (1 + len(self.users[v.id])) for v in {v.id: v for v in values}.values()
+        )
+        halves = moved * self.narrow.bits // 32
+        before, after = (GraphIoProfile(0, 0, 0, n) for n in (moved, halves))
+        where = tuple(dict.fromkeys(w for v in values for w in v.where))
+        ops = tuple(v.op.name for v in values)
+        made = decide(self.gate, (), before, after, rule=f"store {self.narrow}", where=where, ops=ops)
+        why = refusal or f"nothing but products of {self.narrow} read it: {made.reason}"
+        return Decision((), before, after, made.score_ps, 0, not refusal, why, where, rule=made.rule, ops=ops)
+
+    # -- the rewrite
+
+    def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
+        if node.id not in self.products:
             return None
-        if node.operands[1].id not in fixed or node.operands[0].id in fixed:
-            return None
-        a, b = (narrowed(x) for x in operands)
+        a, b = (self.round(old, new) for old, new in zip(node.operands, operands, strict=True))
         at = node.attrs
         made: Node = dot_general(
             a, b, (at["lhs_contract"], at["rhs_contract"]), (at["lhs_batch"], at["rhs_batch"]), out_dtype=F32
         )
         return made
 
-    return rewrite(graph, visit)
+    def round(self, old: Node, new: Node) -> Node:
+        """A value narrow. It is rounded before it is moved, where nobody reads the wide one: so the kernel
+        that makes it stores it narrow.
+        """
+        if old.id not in self.rounded:
+            if self.is_move(old) and old.id not in self.fixed and not self.wide_reader(old.operands[0]):
+                before = self.round(old.operands[0], new.operands[0])
+                self.rounded[old.id] = old.op(before, *new.operands[1:], **old.attrs)
+            else:
+                self.rounded[old.id] = cast(new, dtype=self.narrow)
+        return self.rounded[old.id]

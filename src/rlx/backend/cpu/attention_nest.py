@@ -14,6 +14,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.kernel import AttentionNest
 from rlx.ir.scalar import Scalar
 
+FLOATS = ("f32", "bf16", "f16")  # of operands and results
 MOST_DEPTH = 512  # features of a head: query, result and scores of a block stay in L2
 
 
@@ -28,12 +29,17 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
         return "the native attention kernel wants heads of a static size"
     if not 0 < depth <= MOST_DEPTH or not 0 < value_depth <= MOST_DEPTH:
         return f"the native attention kernel wants heads of 1 to {MOST_DEPTH} features"
-    if any(s.dtype.name != "f32" for s in (nest.q, nest.k, nest.v)) or nest.accumulate.name != "f32":
-        return "the native attention kernel reads f32"
-    if any(s.prim != "load" for s in (nest.q, nest.k, nest.v)):
-        return "the native attention kernel reads f32"
-    if len(nest.stores) != 1 or nest.stores[0].body.prim != "acc":
-        return "the native attention kernel stores its result as it is"
+    dtypes = {s.dtype.name for s in (nest.q, nest.k, nest.v)}
+    if (
+        len(dtypes) > 1
+        or not dtypes <= set(FLOATS)
+        or any(s.prim != "load" for s in (nest.q, nest.k, nest.v))
+    ):
+        return f"the native attention kernel reads queries, keys and values of one of {', '.join(FLOATS)}"
+    if nest.accumulate.name != "f32":
+        return "the native attention kernel sums in f32"
+    if len(nest.stores) != 1 or not _stored_plain(nest.stores[0].body):
+        return "the native attention kernel stores its result as it is, or rounded"
     mask = nest.masks[0] if nest.masks else None
     if mask is not None and mask.kind == "keep" and (mask.negated or mask.fill != -math.inf):
         return "the native attention kernel hides what a mask does not keep, completely"
@@ -67,6 +73,13 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
         left=left,
         empty_is_zero=nest.masked,
     )
+
+
+def _stored_plain(body: Scalar) -> bool:
+    """Whether the sums are what is stored, as they are or rounded."""
+    if body.prim == "cast":
+        return body.args[0].prim == "acc" and body.dtype.name in FLOATS
+    return body.prim == "acc"
 
 
 def _window(left: Dim | None, right: Dim | None) -> tuple[Dim, int, bool] | None:

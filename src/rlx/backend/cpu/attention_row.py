@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlx.backend.cpu import vmath
 from rlx.backend.cpu.irtext import Function, Int
-from rlx.backend.cpu.irtypes import Value, constant
+from rlx.backend.cpu.irtypes import Value, constant, vector
 
 if TYPE_CHECKING:
     from rlx.backend.cpu.attention import Attention
@@ -68,7 +68,9 @@ class _Row:
         self.write(carried[1], carried[2:])
 
     def vector(self, base: Value, j: int) -> Value:
-        return self.fn.load(self.type, self.fn.gep(base, self.lanes * j, "float"))
+        element = self.kernel.element
+        place = self.fn.gep(base, self.lanes * j, element)
+        return self.fn.fpext(self.fn.load(vector(element, self.lanes), place), "float")
 
     def range(self) -> tuple[Int, Int]:
         """Keys that the query sees: from, to."""
@@ -85,12 +87,14 @@ class _Row:
     def inside(self, base: Value, k0: Int, i: int, step: Int) -> Value:
         """Row of key k0 + i."""
         fn = self.fn
-        return fn.gep(fn.gep(base, fn.mul(k0, step), "float"), fn.mul(step, i), "float")
+        element = self.kernel.element
+        return fn.gep(fn.gep(base, fn.mul(k0, step), element), fn.mul(step, i), element)
 
     def at_end(self, base: Value, k0: Int, i: int, step: Int) -> Value:
         """The same where the last keys are fewer than lanes: the last one stands in, its weights are 0."""
         fn = self.fn
-        return fn.gep(base, fn.mul(fn.smin(fn.add(k0, i), fn.sub(self.high, 1)), step), "float")
+        last = fn.sub(self.high, 1)
+        return fn.gep(base, fn.mul(fn.smin(fn.add(k0, i), last), step), self.kernel.element)
 
     def tile(
         self, k0: Int, carried: Sequence[Value], row: Callable[[Value, Int, int, Int], Value]
@@ -142,4 +146,5 @@ class _Row:
             value = sums[j]
             for chain in range(1, CHAINS):
                 value = fn.fadd(value, sums[chain * n + j])
-            fn.store(fn.fmul(value, factor), fn.gep(self.o, self.lanes * j, "float"))
+            place = fn.gep(self.o, self.lanes * j, self.kernel.o_element)
+            fn.store(self.kernel.stored(fn, fn.fmul(value, factor)), place)

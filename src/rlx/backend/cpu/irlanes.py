@@ -15,6 +15,8 @@ from rlx.backend.cpu.irtypes import Value, constant, is_float, lanes_of, like, v
 class Lanes(Arithmetic):
     """Arithmetic plus everything that changes the type or the order of lanes."""
 
+    widened: dict[Value, Value]  # wide floats -> the narrow ones that they came from
+
     # ---- casts
 
     def cast(self, opcode: str, a: Number, element_type: str) -> Value:
@@ -51,15 +53,24 @@ class Lanes(Arithmetic):
 
     def fpext(self, a: Value, element_type: str) -> Value:
         """Widen floats (exact)."""
+        narrow = a
         if a.element == "bfloat" and element_type in ("float", "double"):
             word = self.zext(self.bitcast(a, like(a.type, "i16")), "i32")
             a = self.bitcast(self.value(self.shl(word, 16)), like(a.type, "float"))
         elif a.element == "half" and not self._has_half:
             a = self._half_to_float(a)
-        return self.cast("fpext", a, element_type)
+        wide = self.cast("fpext", a, element_type)
+        self.widened[wide] = narrow
+        return wide
 
     def fptrunc(self, a: Value, element_type: str, exact: bool = True) -> Value:
-        """Narrow floats, ties to even. `exact=False` allows the bf16 instruction that flushes denormals."""
+        """Narrow floats, ties to even. `exact=False` allows the bf16 instruction that flushes denormals.
+
+        What was widened from the same type is what it was: a rounded value is not rounded again.
+        """
+        known = self.widened.get(a)
+        if known is not None and known.element == element_type:
+            return known
         if element_type not in ("bfloat", "half") or element_type == a.element:
             return self.cast("fptrunc", a, element_type)
         if a.element == "double":
@@ -212,6 +223,11 @@ class Lanes(Arithmetic):
         return self.intrinsic(
             "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, a, b, feature="avx512bf16"
         )
+
+    def round_to_bf16(self, low: Value, high: Value) -> Value:
+        """Two <16 x float> as <32 x bfloat>, ties to even; denormals become zeros, as `dot_bf16` reads."""
+        type_ = vector("bfloat", 2 * low.width)
+        return self.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", type_, high, low, feature="avx512bf16")
 
     def dot_u8i8(self, total: Value, a: Value, b: Value) -> Value:
         """<16 x i32> total + quads of <64 x i8> products, `a` unsigned and `b` signed."""

@@ -155,6 +155,7 @@ class Function(Lanes):
         self._count = 0
         self._ended = False
         self._block = "entry"
+        self.widened: dict[Value, Value] = {}
 
     def text(self) -> str:
         if not self._ended:

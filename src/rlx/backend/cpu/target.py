@@ -74,6 +74,11 @@ class Target:
         return self.has("avx512bf16")
 
     @property
+    def multiplied(self) -> tuple[str, ...]:
+        """Floats narrower than f32 whose products it computes faster."""
+        return ("bf16",) if self.has_bf16 else ()
+
+    @property
     def has_vnni(self) -> bool:
         return self.has("avx512vnni")
 
