@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,37 @@ def test_many_threads_run_one_loop() -> None:
     for w in workers:
         w.join()
     assert not wrong
+
+
+# --- profiles
+
+
+def events_of(program: rlx.CompiledProgram, x: np.ndarray) -> int:
+    """Spans that a profiled run has on thread 0."""
+    (run,) = program.trace({"x": x})
+    mine = [s for s in run.spans if s.thread == 0]
+    assert all(a.end_ns <= b.start_ns for a, b in pairwise(mine))
+    assert run.start_ns <= mine[0].start_ns and mine[-1].end_ns <= run.end_ns
+    return len(mine)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_profile_has_every_step_of_a_loop(threads: int) -> None:
+    """As many events more for every two steps more (the body is there twice), pauses or not."""
+    g = rlx.Graph("count")
+    x = g.input("x", (), "f32")
+    g.output("y", ops.while_loop(lambda c: c > 0.0, lambda c: c - 1.0, x))
+    program = rlx.compile(g, threads=threads)
+    two, four, many = (events_of(program, np.array(n, np.float32)) for n in (2, 4, 20_000))
+    assert four >= two + 2 and many == two + 9_999 * (four - two)
+
+
+def test_a_profile_has_every_step_of_a_scan() -> None:
+    g = rlx.Graph("sums")
+    x = g.input("x", ("n", 4), "f32")
+    last, rows = ops.scan(lambda c, row: (ops.tanh(c + row), c), ops.zeros((4,), "f32"), x)
+    g.output("y", last)
+    g.output("rows", rows)
+    program = rlx.compile(g, threads=1)
+    counts = [events_of(program, np.ones((n, 4), np.float32)) for n in (10, 11, 40)]
+    assert counts[1] > counts[0] and counts[2] == counts[0] + 30 * (counts[1] - counts[0])

@@ -31,12 +31,13 @@ from rlx.runtime import native
 from rlx.runtime.cache import default_cache
 from rlx.runtime.memory import round_up, table
 from rlx.runtime.pool import Pool, default_pool
+from rlx.runtime.stamps import EVENT_FIELDS, FIRST_EVENT, Stamps
 
 SERIAL, NO_BARRIER, JUMP = 1, 2, 4
 ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of an argument block
 
 # Fields of the header. What threads write while others wait lies on cache lines of its own.
-_RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST = range(8)
+_RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST, _STRIDE, _ROOM = range(10)
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
 _RECORD_FIELDS = 3
@@ -109,7 +110,7 @@ class NativeProgram:
         self._address = self._header_table.ctypes.data
         self._driver = _driver()
         self._fill()
-        self.profile: NDArray[np.int64] | None = None
+        self.stamps: Stamps | None = None  # when records ran, if the program is profiled
         self._profiled = profile
         self.threads = self._pool.threads if threads is None else threads
 
@@ -137,10 +138,10 @@ class NativeProgram:
         self._threads = min(wanted, self._pool.threads)
         self._header[_THREADS] = self._threads
         if self._profiled:
-            # Thread by thread, so that no two threads write to one cache line of the table more than once.
-            self._stamps = table(self._threads * len(self.records) * 2)
-            self.profile = self._stamps.reshape(self._threads, len(self.records), 2)
-            self._header[_PROFILE] = self._stamps.ctypes.data
+            loops = any(record.jump for record in self.records)
+            self.stamps = Stamps(self._threads, len(self.records), loops)
+            self._header[_PROFILE] = self.stamps.address
+            self._header[_STRIDE], self._header[_ROOM] = self.stamps.stride, self.stamps.room
 
     def start(self, record: int) -> int:
         """Index in `table` where the argument block of `record` begins."""
@@ -152,8 +153,8 @@ class NativeProgram:
 
     def run(self) -> None:
         """Run all records. Raises `RecordError` for the first kernel that stored an error code."""
-        if self._profiled:
-            self._stamps[:] = 0  # a branch that is not taken leaves none
+        if self.stamps is not None:
+            self.stamps.clear()
         try:
             self._enter()
             while self._header[_FAILED] != _FINE:
@@ -179,6 +180,8 @@ class NativeProgram:
         if code != PAUSE:
             raise RecordError(record, self.records[record].name, code)
         self._forget()
+        if self.stamps is not None:
+            self.stamps.take()
         self._header[_FIRST] = record + 1
         self._enter()
 
@@ -294,24 +297,30 @@ class _Emitter:
         return f.field(self.records, f.add(f.mul(index, _RECORD_FIELDS), field), type_)
 
     def run_record(self, index: Value, threads: Int) -> None:
-        """Call the kernel, stamp it if asked, and note its failure."""
+        """Call the kernel, note its time if asked, and its failure."""
         f = self.f
         kernel, args = self.record_field(index, 0, "ptr"), self.record_field(index, 1, "ptr")
-        self.stamp(index, 0)
+        profiled = f.cmp("ne", self.profile, 0)
+        (start,) = f.if_value(profiled, lambda: [native.clock(f)], lambda: [0])
         f.call(kernel, [args, self.thread, threads])
-        self.stamp(index, 1)
+        f.branch(profiled, lambda: self.stamp(index, start))
         error = f.load("i64", f.field(args, ERROR_SLOT, "ptr"))
         f.branch(f.cmp("ne", error, 0), lambda: f.atomic_rmw("umin", self.place(_FAILED), index))
 
-    def stamp(self, index: Value, which: int) -> None:
+    def stamp(self, index: Value, start: Value) -> None:
+        """Note that a record has run since `start`; see `Stamps`."""
         f = self.f
+        table = f.field(self.program, _PROFILE, "ptr")
+        part = f.gep(table, f.mul(self.thread, self.load(_STRIDE)), "i64")
+        count = f.load("i64", part)
+        f.store(f.value(f.add(count, 1)), part)
 
         def write() -> None:
-            table = f.field(self.program, _PROFILE, "ptr")
-            entry = f.add(f.mul(self.thread, self.count), index)
-            f.store(native.clock(f), f.gep(table, f.add(f.mul(entry, 2), which), "i64"))
+            event = f.gep(part, f.add(f.mul(count, EVENT_FIELDS), FIRST_EVENT), "i64")
+            for field, value in enumerate((index, start, native.clock(f))):
+                f.store(value, f.gep(event, field, "i64"))
 
-        f.branch(f.cmp("ne", self.profile, 0), write)
+        f.branch(f.cmp("slt", count, self.load(_ROOM)), write)
 
     def barrier(self, epoch: Value) -> Value:
         """Wait for all threads. Gives the new epoch: even to go on, odd to stop.

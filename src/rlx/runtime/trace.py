@@ -48,11 +48,10 @@ def spans(context: Context | None) -> list[Span]:
             if step.program is None:
                 out.append(Span(nodes[step.nodes[0]], 0, *step.span, host=True))
                 continue
-            assert step.program.profile is not None, "the context was made to be profiled"
-            for thread, stamps in enumerate(step.program.profile.tolist()):
-                for record, (start, stop) in zip(step.program.records, stamps, strict=True):
-                    if stop:  # a serial kernel runs on thread 0 only
-                        out.append(Span(nodes[int(record.name)], thread, start, stop))
+            assert step.program.stamps is not None, "the context was made to be profiled"
+            records = step.program.records
+            for thread, record, start, stop in step.program.stamps.events().tolist():
+                out.append(Span(nodes[int(records[record].name)], thread, start, stop))
         first, context = end, context.later
     return out
 
