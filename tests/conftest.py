@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -144,6 +144,23 @@ def zoo_path(require: Require) -> Callable[..., Path]:
         return zoo.path(id, file)
 
     return fetched
+
+
+# --- proofs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def barriers_are_proved() -> Iterator[None]:
+    """Every native program of every test: threads meet wherever calls touch the same bytes."""
+    from rlx.runtime import barriers, context
+
+    def settle_and_verify(turns: Sequence[barriers.Turn], threads: int) -> None:
+        barriers.settle(turns, threads)
+        barriers.verify(turns)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "settle", settle_and_verify)
+        yield
 
 
 # --- golden texts ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rlx.backend.cpu.irtext import Int, Module, Value, constant
 from rlx.backend.cpu.jit import Code
 from rlx.errors import ConfigError, KernelError
 from rlx.runtime import native
+from rlx.runtime.barriers import ALL
 from rlx.runtime.driver import _ARRIVED, NO_BARRIER, OPERANDS, NativeProgram, Record, RecordError
 from rlx.runtime.memory import table
 from rlx.runtime.pool import CPUS, Pool
@@ -136,15 +137,15 @@ def test_records_run_in_order_on_every_thread(code: Code, pool: Pool) -> None:
 
 
 def test_a_serial_record_runs_once_as_the_only_thread(code: Code, pool: Pool) -> None:
-    log = Log(code, pool, [Record(code.address("log"), 5, serial=index == 1) for index in range(3)])
+    log = Log(code, pool, [Record(code.address("log"), 5, owner=owner) for owner in (ALL, 0, ALL)])
     assert log.run() == [123] + [13] * (pool.threads - 1)
-    alone = Log(code, pool, [Record(code.address("log"), 5, serial=True)])
+    alone = Log(code, pool, [Record(code.address("log"), 5, owner=0)])
     alone.run()
     assert alone.cells[0, 1] == 1
 
 
 def test_records_without_barrier_run_too(code: Code, pool: Pool) -> None:
-    log = Log(code, pool, [Record(code.address("log"), 5, barrier=index % 3 == 2) for index in range(8)])
+    log = Log(code, pool, [Record(code.address("log"), 5, meets=index % 3 == 2) for index in range(8)])
     for _ in range(100):
         assert log.run() == [12345678] * pool.threads
 
@@ -226,10 +227,10 @@ def test_without_a_barrier_the_first_failing_record_is_still_the_one_named(code:
     """The group up to the next barrier runs to its end, then all threads stop."""
     fail, log_ = code.address("fail"), code.address("log")
     records = [
-        Record(log_, 5, barrier=False),
-        Record(fail, 5, "first", barrier=False),
-        Record(log_, 5, barrier=False),
-        Record(fail, 5, "second"),
+        Record(log_, 5),
+        Record(fail, 5, "first", meets=False),
+        Record(log_, 5, meets=False),
+        Record(fail, 5, "second", meets=False),
         Record(log_, 5),
     ]
     log = Log(code, pool, records)
@@ -243,8 +244,8 @@ def test_without_a_barrier_the_first_failing_record_is_still_the_one_named(code:
 
 
 def test_an_error_in_the_last_record_is_reported(code: Code, pool: Pool) -> None:
-    for barrier in (True, False):
-        program = NativeProgram([Record(code.address("fail"), 5, barrier=barrier)], pool=pool, keep=code)
+    for meets in (True, False):
+        program = NativeProgram([Record(code.address("fail"), 5, meets=meets)], pool=pool, keep=code)
         program.args(0)[OPERANDS:] = 9, pool.threads - 1
         with pytest.raises(RecordError, match="kernel 0 reported error 9"):
             program.run()
@@ -270,7 +271,7 @@ def test_argument_blocks_are_views_of_one_table(code: Code) -> None:
 
 
 def test_the_profile_stamps_every_record_of_every_thread(code: Code, pool: Pool) -> None:
-    records = [Record(code.address("log"), 5, serial=index == 1) for index in range(4)]
+    records = [Record(code.address("log"), 5, owner=0 if index == 1 else ALL) for index in range(4)]
     cells = np.zeros((pool.threads, LINE), np.int64)
     program = NativeProgram(records, pool=pool, profile=True, keep=code)
     for index in range(4):

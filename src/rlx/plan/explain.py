@@ -13,11 +13,12 @@ from rlx.cost.compute import contraction_ps, elementwise_ps
 from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
+from rlx.cost.operations import kernel_operations
 from rlx.cost.profile import FusionBenefit, GraphIoProfile
 from rlx.ir.dim import Dim, evaluate, symbols
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
-from rlx.ir.op import Level, Role, run_rule
+from rlx.ir.op import Role
 from rlx.ir.phase import Phase
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import tensor_types
@@ -118,15 +119,10 @@ def _time(gate: IoFusionGate | None, io: GraphIoProfile, compute: int) -> int:
 
 
 def _work(node: Node, binding: Mapping[str, int]) -> tuple[int, int]:
-    """Operations of contractions and of everything else in a kernel."""
-    inside = node.bodies[0].nodes if node.op.role is Role.REGION else [node]
-    heavy = light = 0
-    for n in inside:
-        if n.op.role is not Role.COMPUTE or n.op.level is Level.HIR or not n.op.has("cost"):
-            continue
-        cost = run_rule(n.op, "cost", *(o.type for o in n.operands), node=n)
-        known = evaluate(cost, {s: binding.get(s, 1) for s in symbols(cost)})
-        heavy, light = (heavy + known, light) if n.op.heavy else (heavy, light + known)
+    """Operations of contractions and of everything else in a kernel, at sizes."""
+    heavy, light = (
+        evaluate(count, {s: binding.get(s, 1) for s in symbols(count)}) for count in kernel_operations(node)
+    )
     return heavy, light
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,10 @@ from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.errors import InputError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
-from rlx.ir.lir import LirBufferPlan, LirModule
+from rlx.ir.lir import PLACED, LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, runs_in_streams
+from rlx.runtime.barriers import EVERYWHERE, Span, settle
 from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
@@ -83,6 +84,7 @@ class Context:
         per_thread = max(per_thread, kernels.scratch_in_bodies(plan))
         self.scratch_per_thread = -(-per_thread // 64) * 64
         self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
+        self._work = kernels.picoseconds(plan)
         self.ring, self._position = ring, {id: at for at, id in enumerate(plan.schedule)}
         self._ends = {plan.schedule[at - 1] for at in plan.stretches() if at}
         self.memory: dict[int, np.ndarray] = dict(weights)
@@ -95,6 +97,8 @@ class Context:
             n.id for n in graph.outputs.values()
         }
         self._over = plan.in_states()
+        # A caller may give the memory of a state as an input, too.
+        self._together = self.outside - {n.id for n in graph.outputs.values()} if graph.states else set()
         self.places: dict[int, list[Place]] = {id: [] for id in self.outside}
         self.bound: dict[int, np.ndarray] = {}
         self.connected: object = None  # the states whose memory is in the tables now
@@ -145,19 +149,22 @@ class Context:
     def _segment(self, nodes: Sequence[int]) -> NativeProgram:
         """Argument tables of a run of kernels, branches and loops."""
         self._bring(self._position[nodes[0]])
-        layout = Layout(self.code.address, self.plan.binding, self._keep)  # type: ignore[attr-defined]
+        address = self.code.address  # type: ignore[attr-defined]
+        layout = Layout(address, self.plan.binding, self._keep, self._together)
         calls_of: dict[int, int] = {}  # number of a call -> the node whose only call it is
         for id in nodes:
             if id in self.kernels.kernels:
                 calls_of[len(layout.calls)] = id
             self._lay_out(id, layout)
+        if self.threads > 1:
+            settle(layout.calls, self.threads)
         records = [
             Record(
                 c.address,
                 3 + len(c.pointers) + len(c.words),
                 c.label,
-                serial=c.serial,
-                barrier=c.barrier,
+                owner=c.owner,
+                meets=c.meets,
                 jump=c.to is not None,
             )
             for c in layout.calls
@@ -168,7 +175,7 @@ class Context:
         table = program.table
         for i, call in enumerate(layout.calls):
             at = program.start(i)
-            table[at + 1] = self.scratch.address
+            table[at + 1] = self.scratch.address + max(call.owner, 0) * self.scratch_per_thread
             table[at + 2] = self.scratch_per_thread
             at += 3
             for p in call.pointers:
@@ -220,7 +227,18 @@ class Context:
         node, work = self.graph.nodes[id], self.plan.work.get(id)
         if id in self.native_meetings:
             address, read = self.native_meetings[id]
-            layout.calls.append(Call(address, str(id), [], [int(read.ctypes.data)], serial=True))
+            fields = [int(read.ctypes.data)]
+            layout.calls.append(
+                Call(
+                    address=address,
+                    label=str(id),
+                    pointers=[],
+                    values=fields,
+                    alone=True,
+                    waits_for_all=True,
+                    all_wait_for=True,
+                )
+            )
             return
         operands = [self.pointer(o.id) for o in node.operands]
         results = [self.pointer(r.id) for r in self.graph.results(node)]
@@ -231,7 +249,18 @@ class Context:
         else:
             kernel, first = self.kernels.kernels[id], self._dims_at[id]
             dims = list(self.dims[first : first + len(kernel.dims)])
-            layout.kernel(kernel, str(id), operands + results, dims)
+            reads = [s for o in node.operands for s in self._span(o.id, layout)]
+            writes = [s for r in self.graph.results(node) for s in self._span(r.id, layout)]
+            layout.kernel(kernel, str(id), operands + results, dims, reads, writes, self._work[id])
+
+    def _span(self, node: int, layout: Layout) -> Iterator[Span]:
+        """What a kernel touches of a value: all bytes of its root, as views move with sizes. Nothing, if it
+        is never written."""
+        root, _ = self._root(node)
+        if root in self.outside:
+            yield layout.span(Pointer(root, 0), EVERYWHERE[1])
+        elif (slot := self.plan.assignments.get(root)) is not None and slot.space in PLACED:
+            yield layout.span(Pointer(None, self._address(root)), slot.size)
 
     def arrive(self, step: Step, weights: Weights) -> None:
         """Have streamed weights of a step in place. Reading gets a core of its own where it is what binds."""

@@ -11,7 +11,7 @@ node around it, and to the node's workspace. Code does not grow with the number 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,10 +23,12 @@ from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirWorkspace
 from rlx.ir.op import Role
+from rlx.runtime.barriers import EVERYWHERE, TOGETHER, Mark, Span, Turn
 from rlx.runtime.driver import COPY, COUNT_STEP, driver_address
 from rlx.runtime.memory import table
 
 ENDLESS = np.iinfo(np.int64).max
+_COPY_PS = 40  # per byte, one thread
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,14 @@ class Pointer:
         return Pointer(self.root, self.offset + more)
 
 
-@dataclass
-class Mark:
-    """A place in the list that jumps go to."""
-
-    at: int = -1
-
-
-@dataclass
-class Call:
+@dataclass(kw_only=True)
+class Call(Turn):
     """One record: a kernel with its operands and the sizes it reads, or a jump to a mark."""
 
     address: int
     label: str
     pointers: list[Pointer]
     values: list[int] = field(default_factory=list)
-    serial: bool = False
-    barrier: bool = True
-    to: Mark | None = None
 
     @property
     def words(self) -> list[int]:
@@ -68,17 +60,44 @@ class Call:
 class Layout:
     """Collects the calls of a segment."""
 
-    def __init__(self, address: Callable[[str], int], binding: Mapping[str, int], keep: list[object]) -> None:
+    def __init__(
+        self,
+        address: Callable[[str], int],
+        binding: Mapping[str, int],
+        keep: list[object],
+        together: Collection[int] = (),
+    ) -> None:
         self.calls: list[Call] = []
+        self._together = together  # bound values that may share memory
         self._address, self._binding, self._keep = address, binding, keep
         self._label = ""
         self._zero = table(1)  # what a jump that is always taken looks at
         keep.append(self._zero)
         self._constants: dict[tuple[int, int], np.ndarray] = {}
 
-    def kernel(self, kernel: EmittedKernel, label: str, pointers: list[Pointer], dims: list[int]) -> None:
-        """One call."""
-        self.calls.append(Call(self._address(kernel.name), label, pointers, dims, kernel.serial))
+    def kernel(
+        self,
+        kernel: EmittedKernel,
+        label: str,
+        pointers: list[Pointer],
+        dims: list[int],
+        reads: list[Span],
+        writes: list[Span],
+        work: int,
+    ) -> None:
+        """One call; `work` is how many picoseconds one thread would take."""
+        self.calls.append(
+            Call(
+                address=self._address(kernel.name),
+                label=label,
+                pointers=pointers,
+                values=dims,
+                reads=reads,
+                writes=writes,
+                work=work,
+                alone=kernel.serial,
+            )
+        )
 
     def control(
         self,
@@ -97,21 +116,36 @@ class Layout:
         control = _Control(self, node, kernels, work, operands, results, place)
         getattr(control, form.control)(**dict(form.config))
 
+    def span(self, start: Pointer, nbytes: int) -> Span:
+        """Bytes that a call touches."""
+        if start.root in self._together:
+            return Span(TOGETHER, *EVERYWHERE)
+        return Span(start.root, start.offset, start.offset + nbytes)
+
     # -- what control flow is made of
 
     def jump(self, unless: Pointer | None, to: Mark) -> None:
         """Go on at a mark where the byte is zero; always, where none is given."""
         byte = Pointer(None, self._zero.ctypes.data) if unless is None else unless
-        self.calls.append(Call(0, self._label, [byte], barrier=False, to=to))
+        reads = [self.span(byte, 1)]
+        self.calls.append(Call(address=0, label=self._label, pointers=[byte], reads=reads, to=to))
 
     def mark(self, mark: Mark) -> None:
         mark.at = len(self.calls)
 
-    def copy(self, source: Pointer, target: Pointer, nbytes: int, barrier: bool = True) -> None:
-        """Bytes from one place to another, by all threads."""
+    def copy(self, source: Pointer, target: Pointer, nbytes: int) -> None:
+        """Bytes from one place to another."""
         if nbytes:
             self.calls.append(
-                Call(driver_address(COPY), self._label, [source, target], [nbytes], barrier=barrier)
+                Call(
+                    address=driver_address(COPY),
+                    label=self._label,
+                    pointers=[source, target],
+                    values=[nbytes],
+                    reads=[self.span(source, nbytes)],
+                    writes=[self.span(target, nbytes)],
+                    work=nbytes * _COPY_PS,
+                )
             )
 
     def count(self, go: Pointer, trips: Pointer, cells: np.ndarray, limit: int, first: bool) -> None:
@@ -119,11 +153,14 @@ class Layout:
         step = Pointer(None, cells.ctypes.data)
         self.calls.append(
             Call(
-                driver_address(COUNT_STEP),
-                self._label,
-                [go, trips, step, step + 8],
-                [limit, int(not first)],
-                serial=True,
+                address=driver_address(COUNT_STEP),
+                label=self._label,
+                pointers=[go, trips, step, step + 8],
+                values=[limit, int(not first)],
+                reads=[self.span(go, 1), self.span(trips, 8)],
+                writes=[self.span(step, cells.nbytes)],
+                alone=True,
+                all_wait_for=True,  # where a pause ends the walk, it goes on with the next call
             )
         )
 
@@ -146,6 +183,7 @@ class Layout:
         arena: Pointer,
     ) -> None:
         """One run of a body on the given places."""
+        sizes = {**self._binding, **plan.binding}
         known = {n.id: p for n, p in zip(body.inputs, inputs, strict=True)}
         known |= {n.id: p for n, p in zip(body.outputs.values(), outputs, strict=True)}
 
@@ -158,19 +196,28 @@ class Layout:
                 return Pointer(None, self._constant(body.nodes[root])) + offset
             return arena + (plan.assignments[root].offset + offset)
 
+        def span(id: int) -> Span:
+            """The bytes of a value, of all that a view looks at."""
+            root = plan.root(id)
+            return self.span(pointer(root), evaluate(body.nodes[root].tensor.nbytes, sizes))
+
         label = self._label
         for id in plan.schedule:
             node = body.nodes[id]
+            made = body.results(node)
             operands = [pointer(o.id) for o in node.operands]
-            results = [pointer(r.id) for r in body.results(node)]
+            results = [pointer(r.id) for r in made]
             if id in kernels.inner:
                 work = plan.work[id]
                 place = arena + work.slot.offset
                 self.control(node, kernels.inner[id], work, operands, results, place, label)
             else:
                 kernel = kernels.kernels[id]
-                dims = [evaluate(d, {**self._binding, **plan.binding}) for d in kernel.dims]
-                self.kernel(kernel, label, operands + results, dims)
+                dims = [evaluate(d, sizes) for d in kernel.dims]
+                reads = [span(o.id) for o in node.operands if o.op.role is not Role.CONSTANT]
+                writes = [span(r.id) for r in made]
+                time = evaluate(kernel.picoseconds, sizes)
+                self.kernel(kernel, label, operands + results, dims, reads, writes, time)
 
     def _constant(self, node: Node) -> int:
         """The address of a constant inside a body."""
@@ -212,10 +259,10 @@ class _Control:
         spare = [self.place + offset for offset in self.work.carry_offsets[:-1]]
         return list(self.results[: len(spare)]), spare
 
-    def hand_on(self, sources: Sequence[Pointer], barrier: bool = True) -> None:
+    def hand_on(self, sources: Sequence[Pointer]) -> None:
         """Copy carried values to the results."""
         for source, result, n in zip(sources, self.results, self.body.outputs.values(), strict=False):
-            self.layout.copy(source, result, self.bytes(n), barrier)
+            self.layout.copy(source, result, self.bytes(n))
 
     def cond(self) -> None:
         otherwise, end = Mark(), Mark()
@@ -263,7 +310,7 @@ class _Control:
         cells, flag = layout.cells(), self.place + self.work.flag_offset
         step = Pointer(None, cells.ctypes.data)
         limit = ENDLESS if max_trips is None else max_trips
-        self.hand_on(rest[:carries], barrier=False)
+        self.hand_on(rest[:carries])
         layout.count(go, trips, cells, limit, first=True)
         top, left, end = Mark(), Mark(), Mark()
         layout.mark(top)

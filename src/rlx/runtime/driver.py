@@ -1,11 +1,11 @@
-"""The native driver: one call walks all kernels of a program, on all threads, with a barrier after each.
+"""The native driver: one call walks all kernels of a program, on all threads, which meet where they must.
 
 A program is three tables of 8-byte fields: a header, a list of records {kernel, args, flags} and the argument
 blocks. Nothing in them is code: binding other buffers or another shape is a store into `NativeProgram.table`.
 
 A record may be a jump instead of a kernel: where the byte it points to is zero, the walk goes on at another
 record. Branches and loops are made of these. All threads read the same byte, which nobody writes before they
-meet again, so all take the same way.
+meet again, so all take the same way. Who runs a record and where threads meet is decided in `barriers.py`.
 
 A loop that goes on for long pauses now and then: the walk ends and is entered again where it was, so that
 Python sees signals (Ctrl-C) in between.
@@ -28,12 +28,14 @@ from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.jit import Code
 from rlx.errors import ConfigError, KernelError
 from rlx.runtime import native
+from rlx.runtime.barriers import ALL
 from rlx.runtime.cache import default_cache
 from rlx.runtime.memory import round_up, table
 from rlx.runtime.pool import Pool, default_pool
 from rlx.runtime.stamps import EVENT_FIELDS, FIRST_EVENT, Stamps
 
-SERIAL, NO_BARRIER, JUMP = 1, 2, 4
+NO_BARRIER, JUMP = 1, 2
+_OWNER_BIT = 8  # from here on flags hold the number of the owner plus 1, or 0 for all threads
 ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of an argument block
 
 # Fields of the header. What threads write while others wait lies on cache lines of its own.
@@ -59,23 +61,23 @@ class RecordError(KernelError):
 class Record:
     """One kernel call: the address, the fields of its argument block (the fixed three included), and when.
 
-    A `serial` record runs on thread 0 alone, as the only thread. Without `barrier` the next record starts
-    while other threads may still be in this one: only for records that do not touch each other's results.
-    A `jump` calls nothing: its two fields after the fixed ones are the address of a byte and the number of
-    the record to go on with where that byte is zero.
+    A record with an `owner` runs on that thread alone, as the only one (on thread 0, if a run has fewer). All
+    threads meet before it, unless `meets` is off: then others may still be in the records before it. A `jump`
+    calls nothing: its two fields after the fixed ones are the address of a byte and the number of the record
+    to go on with where that byte is zero.
     """
 
     kernel: int
     fields: int = OPERANDS
     name: str = ""
-    serial: bool = False
-    barrier: bool = True
+    owner: int = ALL
+    meets: bool = True
     jump: bool = False
 
     @property
     def flags(self) -> int:
         """What the driver reads of it, beside the addresses."""
-        return SERIAL * self.serial | NO_BARRIER * (not self.barrier) | JUMP * self.jump
+        return NO_BARRIER * (not self.meets) | JUMP * self.jump | (self.owner + 1) << _OWNER_BIT
 
 
 class NativeProgram:
@@ -100,6 +102,7 @@ class NativeProgram:
         self.records = tuple(records)
         self._pool = pool or default_pool()
         self._keep = keep
+        self._alone = all(record.jump or record.owner == 0 for record in self.records)
         self._starts = _block_starts(self.records)
         self.table: NDArray[np.int64] = table(self._starts[-1])
         self._errors = table(len(self.records))
@@ -128,14 +131,15 @@ class NativeProgram:
 
     @property
     def threads(self) -> int:
-        """Threads of a run, at most those of the pool. Results do not depend on it."""
+        """Threads of a run, at most those of the pool; one, if there is nothing for others to do. Results do
+        not depend on it."""
         return self._threads
 
     @threads.setter
     def threads(self, wanted: int) -> None:
         if wanted < 1:
             raise ConfigError(f"a program needs at least 1 thread, not {wanted}")
-        self._threads = min(wanted, self._pool.threads)
+        self._threads = 1 if self._alone else min(wanted, self._pool.threads)
         self._header[_THREADS] = self._threads
         if self._profiled:
             loops = any(record.jump for record in self.records)
@@ -150,6 +154,10 @@ class NativeProgram:
     def args(self, record: int) -> NDArray[np.int64]:
         """The argument block of `record`, to be written: field 0 is set, the caller fills the others."""
         return self.table[self._starts[record] :][: self.records[record].fields]
+
+    def meet_always(self) -> None:
+        """Let threads meet before every record, whatever was decided: two bound arrays share memory."""
+        self._steps.reshape(-1, _RECORD_FIELDS)[:, 2] &= ~NO_BARRIER
 
     def run(self) -> None:
         """Run all records. Raises `RecordError` for the first kernel that stored an error code."""
@@ -268,20 +276,27 @@ class _Emitter:
         def step(carried: list[Value]) -> list[Int]:
             index, epoch = carried
             flags = self.record_field(index, 2)
-            jump = f.cmp("ne", f.and_(flags, JUMP), 0)
-            return list(f.if_value(jump, lambda: [self.jump(index), epoch], lambda: run(index, epoch, flags)))
-
-        def run(index: Value, epoch: Value, flags: Value) -> list[Int]:
-            serial = f.value(f.cmp("ne", f.and_(flags, SERIAL), 0))
-            mine = f.value(f.or_(f.not_(serial), f.value(self.first)))
-            f.branch(mine, lambda: self.run_record(index, f.select(serial, 1, self.threads)))
             meet = f.cmp("eq", f.and_(flags, NO_BARRIER), 0)
             epoch = f.if_value(meet, lambda: [self.barrier(epoch)], lambda: [epoch])[0]
             # The epoch is odd, too, at the start of a run after one that failed: it counts after a barrier.
-            stop = f.value(f.cmp("eq", f.and_(f.zext(meet, "i64"), epoch), 1))
-            return [f.select(stop, self.count, f.add(index, 1)), epoch]
+            stop = f.cmp("eq", f.and_(f.zext(meet, "i64"), epoch), 1)
+            return [f.if_value(stop, lambda: [self.count], lambda: [go_on(index, flags)])[0], epoch]
 
-        f.while_loop([start, epoch], unfinished, step)
+        def go_on(index: Value, flags: Value) -> Int:
+            jump = f.cmp("ne", f.and_(flags, JUMP), 0)
+            return f.if_value(jump, lambda: [self.jump(index)], lambda: [run(index, flags)])[0]
+
+        def run(index: Value, flags: Value) -> Int:
+            owner = f.sub(f.lshr(flags, _OWNER_BIT), 1)
+            shared = f.value(f.cmp("eq", owner, ALL))
+            runner = f.select(f.cmp("slt", owner, self.threads), owner, 0)
+            mine = f.or_(shared, f.value(f.cmp("eq", runner, self.thread)))
+            thread, threads = f.select(shared, self.thread, 0), f.select(shared, self.threads, 1)
+            f.branch(f.value(mine), lambda: self.run_record(index, thread, threads))
+            return f.add(index, 1)
+
+        _, epoch = f.while_loop([start, epoch], unfinished, step)
+        self.barrier(epoch)  # a run is over when all threads are
         restore()
         f.branch(self.first, lambda: f.store(native.clock(f), self.place(_FINISHED)))
 
@@ -296,13 +311,13 @@ class _Emitter:
         f = self.f
         return f.field(self.records, f.add(f.mul(index, _RECORD_FIELDS), field), type_)
 
-    def run_record(self, index: Value, threads: Int) -> None:
+    def run_record(self, index: Value, thread: Int, threads: Int) -> None:
         """Call the kernel, note its time if asked, and its failure."""
         f = self.f
         kernel, args = self.record_field(index, 0, "ptr"), self.record_field(index, 1, "ptr")
         profiled = f.cmp("ne", self.profile, 0)
         (start,) = f.if_value(profiled, lambda: [native.clock(f)], lambda: [0])
-        f.call(kernel, [args, self.thread, threads])
+        f.call(kernel, [args, thread, threads])
         f.branch(profiled, lambda: self.stamp(index, start))
         error = f.load("i64", f.field(args, ERROR_SLOT, "ptr"))
         f.branch(f.cmp("ne", error, 0), lambda: f.atomic_rmw("umin", self.place(_FAILED), index))

@@ -12,7 +12,7 @@ from rlx.runtime.native import build
 
 
 def run_empty_records(count: int) -> None:
-    """Run so many empty kernels in the native driver, on all threads, with a barrier after each.
+    """Run so many empty kernels in the native driver, on all threads, with a barrier before each.
 
     >>> run_empty_records(3)
     """

@@ -10,7 +10,7 @@ from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
 
 _LENGTH = struct.Struct("<Q")
-FORMAT = 4  # of the cached blob
+FORMAT = 5  # of the cached blob
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:

@@ -19,6 +19,7 @@ from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
+from rlx.runtime.barriers import share_memory
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch, check_mode
 from rlx.runtime.driver import RecordError
@@ -262,6 +263,9 @@ class CompiledProgram:
                 context.connect(node.id, given[name])
         keep = (dict(inputs), dict(outputs), self, context)  # all that the tables point to
         native = [step.program for step in context.steps if step.program is not None]
+        if share_memory(outputs.values(), inputs.values()):
+            for program in native:
+                program.meet_always()
 
         def run() -> None:
             try:

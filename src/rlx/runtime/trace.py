@@ -57,14 +57,15 @@ def spans(context: Context | None) -> list[Span]:
 
 
 def best_times(runs: Sequence[Run]) -> dict[int, float]:
-    """Kernel -> microseconds on thread 0, the best of several runs, in the order in which they ran."""
+    """Kernel -> microseconds on the thread that took longest, the best of several runs, as they ran."""
     best: dict[int, float] = {}
     for run in runs:
-        spent: dict[int, float] = {}
-        for span in run.spans:
-            if span.thread == 0:  # a loop has a span per kernel and step
-                spent[span.node.id] = spent.get(span.node.id, 0.0) + span.microseconds
-        best = {id: min(best.get(id, t), t) for id, t in spent.items()}
+        spent: dict[int, dict[int, float]] = {}
+        for span in run.spans:  # a loop has a span per kernel and step
+            of_threads = spent.setdefault(span.node.id, {})
+            of_threads[span.thread] = of_threads.get(span.thread, 0.0) + span.microseconds
+        longest = {id: max(times.values()) for id, times in spent.items()}
+        best = {id: min(best.get(id, t), t) for id, t in longest.items()}
     return best
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
@@ -18,6 +19,7 @@ from rlx.backend.cpu.primitives import supported
 from rlx.backend.cpu.special import EMITTERS
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.templates import emit_template
+from rlx.cost.operations import kernel_work
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import body_of, compose
 from rlx.ir.control import loop_form, refusal
@@ -181,7 +183,8 @@ def _emit(
     try:
         kernel = compose(body)
         with module.all_or_nothing():
-            return emit_kernel(module, f"k{number}", kernel, inputs, outputs)
+            made = emit_kernel(module, f"k{number}", kernel, inputs, outputs)
+        return replace(made, picoseconds=kernel_work(node))
     except (UnsupportedError, ComposeError) as e:
         return e.message
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.ir.dim import Dim, evaluate, parse_dim
+from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.ir.lir import LirBufferPlan
 
 
@@ -20,6 +20,7 @@ class EmittedKernel:
     scratch_per_thread: Dim = 0
     serial: bool = False
     reveals: bool = False  # the last size of its result is found by running it: it is left in scratch
+    picoseconds: Dim = 0  # of one core, roughly: whether threads should share it
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,14 @@ class KernelSet:
     distinct: int
     inner: dict[int, tuple[BodyKernels, ...]] = field(default_factory=dict)
     """Node with bodies -> the kernels of each body."""
+    _times: dict[tuple[str, ...], Callable[[Sequence[int]], tuple[int, ...]]] = field(default_factory=dict)
+
+    def picoseconds(self, plan: LirBufferPlan) -> dict[int, int]:
+        """Picoseconds of one core per kernel, at the sizes of a plan."""
+        symbols = plan.dynamic_symbols
+        if symbols not in self._times:
+            self._times[symbols] = compile_dims([k.picoseconds for k in self.kernels.values()], symbols)
+        return dict(zip(self.kernels, self._times[symbols]([plan.binding[s] for s in symbols]), strict=True))
 
     def in_bodies(self) -> Iterator[EmittedKernel]:
         """Kernels of all bodies, however deep."""
@@ -108,13 +117,22 @@ def _most_scratch(
 
 def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
     return {
-        str(id): [k.name, [str(d) for d in k.dims], str(k.scratch_per_thread), k.serial, k.reveals]
+        str(id): [
+            k.name,
+            [str(d) for d in k.dims],
+            str(k.scratch_per_thread),
+            k.serial,
+            k.reveals,
+            str(k.picoseconds),
+        ]
         for id, k in kernels.items()
     }
 
 
 def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
     return {
-        int(id): EmittedKernel(name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial, reveals)
-        for id, (name, dims, scratch, serial, reveals) in data.items()
+        int(id): EmittedKernel(
+            name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial, reveals, parse_dim(time)
+        )
+        for id, (name, dims, scratch, serial, reveals, time) in data.items()
     }
