@@ -14,6 +14,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.scalar import LOADS, Scalar, load_index
 
 LARGE_BYTES = 2 << 20  # operands of this size are not found whole in a core's own caches
+LINE_BYTES = 64
 ERROR_INDEX = 1  # code in the error slot: an index from data is out of range
 
 DimValue = Callable[[Function, Dim], Int]
@@ -45,6 +46,14 @@ class Lane:
     mask: Value | None = None  # lanes that exist; None: all
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A request to memory: how many elements before they are read, and which caches are to keep them."""
+
+    elements: Int
+    locality: int = 3  # 3: all caches; 2: not the first, whose few requests under way then stay free
+
+
 @dataclass
 class Expression:
     """Emits expressions at one point of the nest. `axes` are the indices of all axes (lane axis: lane 0's).
@@ -61,8 +70,8 @@ class Expression:
     error: Value | None = None
     saved: Mapping[Scalar, Callable[[], Value]] = field(default_factory=dict)
     memo: dict[Scalar, Value] = field(default_factory=dict)
-    ahead: Int = 0
-    """Elements by which whole vectors of large operands are asked for before they are read."""
+    ahead: Sequence[Ahead] = ()
+    """How whole vectors of large operands are asked for before they are read."""
 
     def __call__(self, s: Scalar) -> Value:
         if s not in self.memo:
@@ -252,9 +261,16 @@ class Expression:
         place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
         got = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-        if mask is None and self.ahead != 0 and self.operands[s.data].is_large(size_bytes(element)):
-            fn.prefetch(fn.gep(place, self.ahead, element))
+        if mask is None and self.ahead and self.operands[s.data].is_large(size_bytes(element)):
+            self._ask_ahead(place, element)
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)
+
+    def _ask_ahead(self, place: Value, element: str) -> None:
+        """Every cache line of the vector at `place`, as much later as `ahead` says."""
+        fn, line = self.fn, LINE_BYTES // size_bytes(element)
+        for ahead in self.ahead:
+            for first in range(0, self.width, line):
+                fn.prefetch(fn.gep(place, fn.add(ahead.elements, first), element), locality=ahead.locality)
 
     def _place(self, operand: Operand, offset: Int, element: str, guard: Value | None) -> Value:
         """Address of an element.
@@ -346,4 +362,4 @@ def fn_splat(fn: Function, x: Int, width: int) -> Int:
     return fn.splat(x, width, "i64") if width > 1 else x
 
 
-__all__ = ["ERROR_INDEX", "Expression", "Lane", "Operand", "fn_splat"]
+__all__ = ["ERROR_INDEX", "Ahead", "Expression", "Lane", "Operand", "fn_splat"]

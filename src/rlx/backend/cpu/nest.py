@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from rlx.backend.cpu.collapse import accesses, bodies, collapse, map_bodies
-from rlx.backend.cpu.expression import Expression, Lane
+from rlx.backend.cpu.expression import Ahead, Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.irtext import Int, Module
 from rlx.backend.cpu.irtypes import Value, vector
@@ -26,7 +26,9 @@ from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, axis, call, const, rebuild, replace_axes
 
-AHEAD = 1024  # elements that maps ask memory for in advance: long bodies let few loads be on their way
+AHEAD = (Ahead(1024),)  # maps ask memory in advance: long bodies let few loads be on their way
+# Beside stores past the caches: memory fills the second cache early, that one the first shortly before use.
+STREAM_AHEAD = (Ahead(8192, 2), Ahead(512))
 UNROLL = 4  # independent accumulators of a row reduction, to hide the latency of its chain
 SAVE_COST = (
     8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
@@ -122,7 +124,7 @@ class _MapNest(NestEmitter):
         def vector_at(i: Int, mask: Value | None) -> None:
             axes = [*row, i]
             at = self.point(axes, Lane(last, i, self.lanes, mask), outside)
-            at.ahead = AHEAD
+            at.ahead = STREAM_AHEAD if self.streaming else AHEAD
             self.stores(at, axes)
 
         self.along(stop, self.lanes, vector_at, start)
@@ -141,7 +143,7 @@ class _RowNest(NestEmitter):
         nest = self.nest
         self.inner = list(range(nest.outer, len(nest.space)))
         self.saved = self.choose_saved() if len(self.inner) == 1 else {}
-        self.ahead: Int = 0
+        self.ahead: Sequence[Ahead] = ()
 
     def choose_saved(self) -> dict[Scalar, int]:
         """Expensive expressions that a later pass needs again -> number of their scratch row."""
@@ -207,12 +209,12 @@ class _RowNest(NestEmitter):
             self.ahead = self.ahead_in(len(self.nest.stats))
             self.nested(row, outside, lambda axes, lane: self.full_stores(axes, lane, outside, ready))
 
-    def ahead_in(self, number: int) -> Int:
+    def ahead_in(self, number: int) -> Sequence[Ahead]:
         """The second pass over a row asks for the next row, which then comes while this one is computed."""
         several = len(self.nest.stats) + any(s.full for s in self.nest.stores) > 1
         if not several:
             return AHEAD
-        return self.sizes[self.inner[-1]] if number == 1 and len(self.inner) == 1 else 0
+        return (Ahead(self.sizes[self.inner[-1]]),) if number == 1 and len(self.inner) == 1 else ()
 
     def full_stores(self, axes: list[Int], lane: Lane, outside: Expression, ready: set[Scalar]) -> None:
         at = self.at(axes, lane, outside, ready)

@@ -9,8 +9,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlx.backend.cpu import vmath_tables as tables
 from rlx.backend.cpu.irlanes import Lanes
-from rlx.backend.cpu.irtypes import Value, constant, like
+from rlx.backend.cpu.irtypes import Value, constant, lanes_of, like, vector
 
 Table = Mapping[str, Sequence[float]]
 
@@ -150,11 +151,39 @@ def power_of_two(f: Lanes, n: Value) -> Value:
     return f.bitcast(f.value(shifted), n.type)
 
 
+def has_power_table(f: Lanes, x: Value) -> bool:
+    """Whether powers of two by sixteenths come from one register: f32 where any 16 lanes can be picked."""
+    return x.element == "float" and f.module.target.has_avx512
+
+
+def sixteenths(x: Value) -> float:
+    """What rounds a small number to sixteenths when it is added: they are then the lowest bits."""
+    return 1.5 * 2.0 ** (format_of(x).mantissa - 4)
+
+
+def power_of_sixteenths(f: Lanes, word: Value, factor: float = 1.0) -> Value:
+    """2**(k / 16) * factor for the k in the four lowest bits of `word`: a lane of a register is picked."""
+    width, all_lanes = word.width, len(tables.SIXTEENTHS)
+    if width > all_lanes:
+        low, high = (f.part(word, first, width // 2) for first in (0, width // 2))
+        return f.concat(power_of_sixteenths(f, low, factor), power_of_sixteenths(f, high, factor))
+    k = f.bitcast(word, integer_type(word))
+    if width == 1:
+        k = f.splat(k, all_lanes)
+    elif width < all_lanes:
+        k = f.shuffle(k, None, [*range(width), *(-1 for _ in range(all_lanes - width))])
+    powers = lanes_of(vector("float", all_lanes), [power * factor for power in tables.SIXTEENTHS])
+    found = f.intrinsic("llvm.x86.avx512.permvar.sf.512", powers.type, powers, k, feature="avx512f")
+    return found if width == all_lanes else f.part(found, 0, width)
+
+
 def scale(f: Lanes, p: Value, n: Value) -> Value:
-    """p * 2**n for whole n, rounded once when the result is denormal."""
+    """p * 2**n for whole n, rounded once when the result is denormal; with AVX-512 p * 2**floor(n)."""
     native = _scale_instruction(f, p, n)
     if native is not None:
         return native
+    if f.module.target.has_avx512:
+        n = f.floor(n)  # as the instruction does
     half = f.round_even(f.fmul(n, 0.5))
     return f.fmul(f.fmul(p, power_of_two(f, half)), power_of_two(f, f.fsub(n, half)))
 

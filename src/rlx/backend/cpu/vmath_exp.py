@@ -15,10 +15,13 @@ from rlx.backend.cpu.vmath_core import (
     fast_two_sum,
     fit,
     format_of,
+    has_power_table,
     odd_fit,
+    power_of_sixteenths,
     residual,
     scale,
     sign_bit,
+    sixteenths,
     split_exponent,
     two_product,
     two_sum,
@@ -47,12 +50,29 @@ def _exp_sum(f: Lanes, x: Value, low: Value | None = None, shift: float = 0.0) -
 
 
 def exp(f: Lanes, x: Value) -> Value:
-    return _exp_sum(f, clamp(f, x, *format_of(x).exp_range))
+    x = clamp(f, x, *format_of(x).exp_range)
+    return _exp_by_table(f, x) if has_power_table(f, x) else _exp_sum(f, x)
+
+
+def _exp_by_table(f: Lanes, x: Value, factor: float = 1.0) -> Value:
+    """exp(x) * factor, a power of two; x is in the range of `exp` already."""
+    fmt = format_of(x)
+    word = f.fma(x, LOG2_E, sixteenths(x))
+    n = f.fsub(word, sixteenths(x))
+    r = f.fma(n, -fmt.ln2_low, f.fma(n, -fmt.ln2_high, x))
+    power = power_of_sixteenths(f, word, factor)
+    small = f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
+    return scale(f, f.fma(power, small, power), n)
 
 
 def exp2(f: Lanes, x: Value) -> Value:
     """2**x, exact for whole x: online softmax rescales by 2**0 and must not move a bit."""
     x = clamp(f, x, *format_of(x).exp2_range)
+    if has_power_table(f, x):
+        word = f.fadd(x, sixteenths(x))
+        n = f.fsub(word, sixteenths(x))
+        r, power = f.fsub(x, n), power_of_sixteenths(f, word)
+        return scale(f, f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP2_SIXTEENTH), power), n)
     n = f.round_even(x)
     r = f.fsub(x, n)
     return scale(f, f.fma(r, fit(f, r, tables.EXP2), 1.0), n)
@@ -73,7 +93,14 @@ def expm1(f: Lanes, x: Value) -> Value:
 
 
 def sigmoid(f: Lanes, x: Value) -> Value:
-    """1 / (1 + exp(-x)), from exp(-|x|) so that the far left keeps its relative accuracy."""
+    """1 / (1 + exp(-x)), so that the far left keeps its relative accuracy.
+
+    From exp(-|x|), or with both sides of the fraction made small: then exp(-x) does not overflow.
+    """
+    if has_power_table(f, x):
+        small, limit = 2.0**-64, -format_of(x).exp_range[0]
+        e = _exp_by_table(f, f.fneg(clamp(f, x, -limit, limit)), small)
+        return f.fdiv(small, f.fadd(e, small))
     e = exp(f, f.fneg(f.fabs(x)))
     top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
     return f.fdiv(top, f.fadd(e, 1.0))
