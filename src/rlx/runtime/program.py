@@ -19,7 +19,6 @@ from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
-from rlx.runtime.barriers import share_memory
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch, check_mode
 from rlx.runtime.driver import RecordError
@@ -244,6 +243,7 @@ class CompiledProgram:
                 f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run"
             )
         binding: dict[str, int] = {}
+        arrays: dict[int, np.ndarray] = {}
         for names, given, nodes, kind in (
             (self.input_names, inputs, self.inputs, "input"),
             (self.output_names, outputs, self.outputs, "output"),
@@ -254,18 +254,11 @@ class CompiledProgram:
                 check_array(node.tensor, given[name], binding, f"{kind} {name!r}")
                 if not given[name].flags.c_contiguous:
                     raise InputError(f"{kind} {name!r} is not contiguous; bind np.ascontiguousarray(array)")
+                arrays[node.id] = given[name]
         context = self._make_context(binding)
-        for names, given, nodes in (
-            (self.input_names, inputs, self.inputs),
-            (self.output_names, outputs, self.outputs),
-        ):
-            for name, node in zip(names, nodes, strict=True):
-                context.connect(node.id, given[name])
+        context.connect_fixed(arrays)
         keep = (dict(inputs), dict(outputs), self, context)  # all that the tables point to
         native = [step.program for step in context.steps if step.program is not None]
-        if share_memory(outputs.values(), inputs.values()):
-            for program in native:
-                program.meet_always()
 
         def run() -> None:
             try:
