@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import statistics
 import sys
 import time
@@ -184,9 +183,6 @@ def barrier_time(transport: dist.SymmetricTransport) -> float:
 def work(seconds: float, sizes: list[int]) -> None:
     take_precedence()
     transport = dist.init()
-    cores = sorted(os.sched_getaffinity(0))
-    if transport.num_ranks <= len(cores):  # on a busy machine ranks may land on one core, and stay there
-        os.sched_setaffinity(0, {cores[transport.this_rank]})
     barrier = barrier_time(transport)
     if transport.this_rank == 0:
         verdict = "held" if barrier < BARRIER_FLOOR else "MISSED"

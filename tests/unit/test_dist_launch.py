@@ -139,3 +139,27 @@ def test_wrong_calls_are_refused(tmp_path: Path) -> None:
         launch(0, script)
     with pytest.raises(TransportError, match="hostfile needs MPI"):
         launch(2, script, hostfile="hosts")
+
+
+BOUND = """
+cpus, wanted = sorted(os.sched_getaffinity(0)), os.environ["RLX_THREADS"]
+open(sys.argv[1] + f"/{rank}", "w").write(f"{','.join(map(str, cpus))} {wanted}")
+"""
+
+
+@pytest.mark.parametrize("bind", [True, False])
+def test_ranks_get_their_share_of_the_cores(tmp_path: Path, bind: bool) -> None:
+    every = sorted(os.sched_getaffinity(0))
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + BOUND)
+    free = {name: value for name, value in ENVIRONMENT.items() if name != "RLX_THREADS"}
+    for n in (1, 2, len(every) + 1):
+        assert launch(n, script, [str(tmp_path)], bind=bind, heap_size=1 << 20, env=free) == 0
+        told = [(tmp_path / str(rank)).read_text().split() for rank in range(n)]
+        shares = [[int(cpu) for cpu in cpus.split(",")] for cpus, _ in told]
+        if bind and n <= len(every):
+            assert sorted(cpu for share in shares for cpu in share) == every
+            assert [int(threads) for _, threads in told] == [len(share) for share in shares]
+        else:
+            assert shares == [every] * n
+            assert {int(threads) for _, threads in told} == {max(1, len(every) // n)}

@@ -27,6 +27,12 @@ class _Bytes(click.ParamType):
 @click.option("--hostfile", type=click.Path(exists=True, dir_okay=False), help="Hosts for --mpi.")
 @click.option("--heap", type=_Bytes(), help="Symmetric memory of each rank, like 64M.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds a rank waits.")
+@click.option(
+    "--bind/--no-bind",
+    default=True,
+    show_default=True,
+    help="Give each rank its share of the cores, and as many threads.",
+)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -38,6 +44,7 @@ def launch(
     hostfile: str | None,
     heap: int | None,
     timeout: float | None,
+    bind: bool,
     script: str,
     args: tuple[str, ...],
 ) -> None:
@@ -57,5 +64,6 @@ def launch(
             hostfile=hostfile,
             heap_size=heap or DEFAULT_HEAP_BYTES,
             timeout=timeout,
+            bind=bind,
         )
     )

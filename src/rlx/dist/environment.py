@@ -20,6 +20,7 @@ HEAP_FD = "RLX_HEAP_FD"
 HEAP_BYTES = "RLX_HEAP_BYTES"
 LAUNCHER_PID = "RLX_LAUNCHER_PID"
 REPORT_FD = "RLX_REPORT_FD"
+BIND = "RLX_BIND"
 
 # How Open MPI, MPICH and Slurm tell a process that it is one of several, and which.
 _MPI_RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))

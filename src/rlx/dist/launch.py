@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 from rlx.config import DIST_TIMEOUT
 from rlx.dist import environment
+from rlx.dist.cores import share_here
 from rlx.dist.errors import TransportError
 from rlx.dist.heap import ABSENT, FAILED, SymmetricHeap
 from rlx.dist.transport import DEFAULT_HEAP_BYTES
@@ -71,13 +72,16 @@ def launch(
     hostfile: str | os.PathLike[str] | None = None,
     heap_size: int = DEFAULT_HEAP_BYTES,
     timeout: float | None = None,
+    bind: bool = True,
     env: Mapping[str, str] | None = None,
     stderr: TextIO | None = None,
 ) -> int:
     """Run `script` on `n` ranks and return the exit code: 0, or that of the first rank that failed.
 
     `timeout` is what ranks wait for each other (default: RLX_DIST_TIMEOUT). With `mpi` the ranks are
-    started by mpiexec, on the hosts of `hostfile`; else they are processes here.
+    started by mpiexec, on the hosts of `hostfile`; else they are processes here. With `bind` each rank of a
+    host runs on its share of the CPUs that the job may use, and has as many threads (RLX_THREADS and
+    OMP_NUM_THREADS, unless they are set); where there are fewer CPUs than ranks nobody is bound.
     """
     if n < 1:
         raise TransportError(f"cannot start {n} ranks; ask for 1 or more")
@@ -87,6 +91,7 @@ def launch(
     command = [sys.executable, "-m", "rlx.dist.worker", *target, *args]
     seconds = DIST_TIMEOUT.get() if timeout is None else timeout
     variables = {**(os.environ if env is None else env), DIST_TIMEOUT.name: str(seconds)}
+    variables[environment.BIND] = str(int(bind))
     if mpi:
         variables[environment.HEAP_BYTES] = str(heap_size)
         return _launch_mpi(n, command, hostfile, variables, stderr or sys.stderr)
@@ -123,7 +128,9 @@ class _Launcher:
 
     def _start(self, rank: int) -> None:
         read, write = os.pipe()
-        cores = str(max(1, len(os.sched_getaffinity(0)) // self.n))
+        cpus, binds = len(os.sched_getaffinity(0)), self.variables[environment.BIND] == "1"
+        own = len(share_here(rank, self.n)) if binds and self.n <= cpus else cpus // self.n
+        cores = str(max(1, own))
         defaults = {
             "RLX_THREADS": cores,
             "OMP_NUM_THREADS": cores,

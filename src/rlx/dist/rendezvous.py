@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Self
 from rlx.dist import sync
 from rlx.dist.allocator import SymmetricAllocator
 from rlx.dist.copies import copy_bytes, hand_over
+from rlx.dist.cores import roomy
 from rlx.dist.errors import RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, SymmetricHeap
 from rlx.dist.transport import (
@@ -69,8 +69,8 @@ class Rendezvous(ABC):
         self._table_address = ctypes.addressof(self._table)
         self._table[sync.LINES] = ctypes.addressof(self._lines)
         self._table[sync.MEMBERS], self._table[sync.ME] = self.num_ranks, self.this_rank
-        roomy = self._heap.num_ranks <= len(os.sched_getaffinity(0))
-        self._table[sync.SPINS] = (PATIENT_PAUSES if roomy else FEW_PAUSES) + sync.YIELDS
+        pauses = PATIENT_PAUSES if roomy(self._heap.num_ranks) else FEW_PAUSES
+        self._table[sync.SPINS] = pauses + sync.YIELDS
         self._table[sync.NANOSECONDS] = SLICE_NANOSECONDS
 
     # ---- what threads and processes do differently

@@ -14,9 +14,15 @@ import sys
 import traceback
 
 from rlx.dist import environment
+from rlx.dist.cores import bind
 from rlx.dist.errors import RanksMissing
 
 _PR_SET_PDEATHSIG = 1
+# How Open MPI and MPICH number the ranks of one host.
+_LOCAL_RANKS = (
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 # The report must fit the pipe, because the launcher reads it when this process is over.
 _REPORT_CHARACTERS = 16_000
 
@@ -37,6 +43,17 @@ def _set_torchrun_variables() -> None:
     if found is not None:
         os.environ.setdefault("RANK", str(found[0]))
         os.environ.setdefault("WORLD_SIZE", str(found[1]))
+    for names in _LOCAL_RANKS:
+        if all(name in os.environ for name in names):
+            os.environ.setdefault("LOCAL_RANK", os.environ[names[0]])
+            os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ[names[1]])
+
+
+def _bind() -> None:
+    """Take one's share of this host's cores, if the launcher said so and it is known who else is here."""
+    rank, ranks = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if os.environ.get(environment.BIND) == "1" and rank is not None and ranks is not None:
+        bind(int(rank), int(ranks))
 
 
 def _run(arguments: list[str]) -> None:
@@ -79,6 +96,7 @@ def main(arguments: list[str]) -> int:
     """Run the script and return the exit code of this process."""
     _die_with_launcher()
     _set_torchrun_variables()
+    _bind()
     try:
         _run(arguments)
     except SystemExit as exit_:
