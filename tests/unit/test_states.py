@@ -128,6 +128,37 @@ def test_a_matrix_product_of_a_state_is_copied_and_an_elementwise_update_is_not(
     assert why_copied(lir.mir) == {"h": "the kernel that makes its new value reads the old one elsewhere"}
 
 
+@pytest.mark.parametrize("others", [(), ("product",), ("old",), ("product", "old")], ids="-".join)
+@pytest.mark.parametrize("output_first", [False, True])
+def test_an_update_that_is_one_kernel_with_other_results_is_in_place(
+    others: tuple[str, ...], output_first: bool
+) -> None:
+    """Results of one kernel may each replace what the kernel reads, if they are stored after that."""
+    g = rlx.Graph("together")
+    x = g.input("x", (20, 7), "f32")
+    s, t = g.state("s", (20, 7), "f32"), g.state("t", (20, 7), "f32")
+    new = s * 0.5 + x
+    if output_first:
+        g.output("y", ops.tanh(new))
+    g.set_state("s", new)
+    g.set_state("t", t * new + s if "product" in others else s + x * 2.0 if "old" in others else t - x)
+    if not output_first:
+        g.output("y", ops.tanh(new))
+    if "old" in others:
+        g.output("z", ops.exp(s) * x)
+    lir = check_against_reference(g)
+    assert [n.op.name for n in lir.mir.nodes].count("copy") == 0 and why_copied(lir.mir) == {}
+    assert len(set(lir.plan.in_states().values())) == 2
+
+
+def test_a_result_that_is_stored_first_does_not_hide_what_a_later_one_reads() -> None:
+    g = rlx.Graph("hidden")
+    x, s = g.input("x", (20, 7), "f32"), g.state("s", (20, 7), "f32")
+    g.set_state("s", ops.exp(x) * 2.0)
+    g.output("y", ops.exp(x) + s)
+    check_against_reference(g)
+
+
 def test_a_state_written_before_it_is_declared() -> None:
     g = rlx.Graph("late")
     y = ops.exp(g.input("x", (3,), "f32"))

@@ -50,7 +50,7 @@ class Planner(Placer):
         )
         self.order, self.life = self._schedule(order)
         self._keep_prologue()
-        overwrites = {k: overwritable(graph.nodes[k]) for k in self.order}
+        overwrites = {k: overwritable(graph.nodes[k]) for k in self.order if k in self.life}
         shared = share_storage(graph, self.order, self.life, self.views, overwrites)
         self.shared = {k: v for k, v in shared.items() if k not in self.met or v in self.met}
         self.shared |= self.states.over

@@ -1,62 +1,75 @@
 """In-place results: a kernel may write where an operand lies that nobody needs afterwards.
 
 It may if it reads every element of that operand before it writes the same element, and reads it nowhere else.
-A loop nest does so where all its loads of the operand are at the point that it stores; an update of part of a
-tensor writes that part only.
+A loop nest does so where all its loads of the operand are at the point that it stores; of several results at
+a point, those stored later may read only what an earlier one has read. An update of part of a tensor writes
+that part only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlx.ir.compose import body_of, compose, lower_node
 from rlx.ir.form import Scatter, dense_strides
 from rlx.ir.graph import Graph, Node
-from rlx.ir.kernel import ComposeError, Nest
+from rlx.ir.kernel import ComposeError, Nest, Store
 from rlx.ir.op import Role
 from rlx.ir.scalar import LOADS, Scalar, axis, const, load_index
+from rlx.ir.types import TupleType
 from rlx.ir.views import View
 
 
-def overwritable(node: Node) -> list[int]:
-    """Numbers of the operands whose storage the result of a kernel may take, in order."""
+def overwritable(node: Node, number: int = 0) -> list[int]:
+    """Numbers of the operands whose storage a result of a kernel (by its number) may take, in order."""
     if node.op.role is not Role.REGION:
+        if isinstance(node.type, TupleType):
+            return []
         if node.op.in_place:
             return [0]
         form = lower_node(node) if node.op.family == "update" else None
         return [form.base] if isinstance(form, Scatter) else []
     body = body_of(node)
-    if len(body.outputs) != 1:
-        return []
     try:
         nest = compose(body)
     except ComposeError:
         return []
-    if not isinstance(nest, Nest) or len(nest.stores) != 1:
+    if not isinstance(nest, Nest) or len(nest.stores) != len(body.outputs) or not _in_one_pass(nest):
         return []
-    store = nest.stores[0]
-    if not store.full and nest.stats:
-        return []
-    result = body.outputs[next(iter(body.outputs))].tensor
-    place = _place(nest, dense_strides(result.shape))
+    result = list(body.outputs.values())[number].tensor
+    place = _place(nest.stores[number], dense_strides(result.shape))
     if place is None:
         return []
+    made = [s.body for s in nest.stats] + [s.body for s in nest.stores]
+    early = set(
+        _loads(made[: len(nest.stats) + number + 1])
+    )  # a point reads each of these once, before it stores
     loads: dict[int, list[Scalar]] = {}
-    for expression in (*(s.body for s in nest.stats), store.body):
-        for e in expression.walk():
-            if e.prim in LOADS:
-                loads.setdefault(e.data, []).append(e)
+    for e in _loads(made):
+        loads.setdefault(e.data, []).append(e)
     found = []
-    for number, operand in enumerate(body.inputs):
+    for i, operand in enumerate(body.inputs):
         same = operand.shape == result.shape and operand.dtype.itemsize == result.dtype.itemsize
-        if same and all(_at_own_place(e, place, operand.shape) for e in loads.get(number, ())):
-            found.append(number)
+        own = loads.get(i, ())
+        if same and all(e in early and _at_own_place(e, place, operand.shape) for e in own):
+            found.append(i)
     return found
 
 
-def _place(nest: Nest, dense: Sequence[object]) -> list[int] | None:
+def _in_one_pass(nest: Nest) -> bool:
+    """Whether everything that is stored at a point is stored together, after all reductions."""
+    if len(nest.stores) == 1:
+        return nest.stores[0].full or not nest.stats
+    return not nest.stats and all(s.full for s in nest.stores)
+
+
+def _loads(expressions: Iterable[Scalar]) -> Iterator[Scalar]:
+    return (e for expression in expressions for e in expression.walk() if e.prim in LOADS)
+
+
+def _place(store: Store, dense: Sequence[object]) -> list[int] | None:
     """Axis of the nest along each axis of the result; None if the store reorders elements."""
-    strides = nest.stores[0].strides
+    strides = store.strides
     if len(strides) != len(dense):
         return None
     out: list[int] = []

@@ -16,7 +16,6 @@ from itertools import pairwise
 from rlx.ir.graph import Graph, Node, State, rewrite
 from rlx.ir.op import Role, get_op
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
-from rlx.ir.types import TupleType
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable
 
@@ -156,11 +155,13 @@ class _Finder:
         if value.id in known:
             return known[value.id]
         known[value.id] = []
-        if not self._is_kernel(value) or isinstance(value.type, TupleType):
+        made_by = None if value.id in self.views else self._kernel(value)
+        if made_by is None:
             return []
-        roots = [self._root(o) for o in value.operands]
-        for number in overwritable(value):
-            source = value.operands[number]
+        kernel = self.graph.nodes[made_by]
+        roots = [self._root(o) for o in kernel.operands]
+        for number in overwritable(kernel, value.attrs["index"] if kernel is not value else 0):
+            source = kernel.operands[number]
             if source.id in self.views or roots.count(source.id) != 1:
                 continue
             if source.id == goal:
