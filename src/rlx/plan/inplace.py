@@ -41,9 +41,8 @@ def overwritable(node: Node, number: int = 0) -> list[int]:
     if place is None:
         return []
     made = [s.body for s in nest.stats] + [s.body for s in nest.stores]
-    early = set(
-        _loads(made[: len(nest.stats) + number + 1])
-    )  # a point reads each of these once, before it stores
+    # A point reads an element once, when it is first needed: these before the result is stored.
+    early = set(_loads(made[: len(nest.stats) + number + 1]))
     loads: dict[int, list[Scalar]] = {}
     for e in _loads(made):
         loads.setdefault(e.data, []).append(e)
