@@ -20,6 +20,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import (
     AttentionNest,
     ComposeError,
+    Computed,
     ContractNest,
     ConvNest,
     Kernel,
@@ -338,10 +339,12 @@ class Composer:
             stores.append(Store(strip_rows(value), True, steps))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
-            x, w = (self._in_memory(o) for o in root.operands[:2])
-            x_layout, w_layout = (self._layout_of(o) for o in root.operands[:2])
+            w, prologue = self._in_memory(root.operands[1]), self._computed_image(root)
+            x = self._in_memory(root.operands[0]) if prologue is None else -1
+            w_layout = self._layout_of(root.operands[1])
             packed = None if w_layout is None else (root.operands[1].op.name, w_layout)
-            return ConvNest(form, x, w, tuple(stores), x_layout is not None, out_blocked, packed)
+            x_blocked = root.operands[0].op.reader_side
+            return ConvNest(form, x, w, tuple(stores), x_blocked, out_blocked, packed, prologue)
         batch, contract = form.batch, form.contract
         left = [i for i in range(len(form.lhs)) if i not in [p for p, _ in (*batch, *contract)]]
         right = [j for j in range(len(form.rhs)) if j not in [q for _, q in (*batch, *contract)]]
@@ -369,6 +372,20 @@ class Composer:
         packed = None if layout is None else (root.operands[1].op.name, layout)
         return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), packed)
 
+    def _computed_image(self, root: Node) -> Computed | None:
+        """What a convolution computes to read it, in blocks if its operand is said to lie so."""
+        image = root.operands[0]
+        blocked = image.op.reader_side
+        if blocked:
+            image = image.operands[0]
+        value = self.values[image.id]
+        if image.id in self.inputs or (value.prim == "load" and not blocked):
+            return None
+        if value.prim == "load":
+            raise ComposeError("a convolution does not move images to blocks as it reads them", root.where)
+        _check_prologue(value, root)
+        return Computed(value, image.shape)
+
     def _in_memory(self, node: Node) -> int:
         """The body input that holds an operand, as it is or in a layout that its reader knows."""
         value = self.values[node.id]
@@ -390,7 +407,7 @@ def _check_prologue(value: Scalar, root: Node) -> None:
     """Whether a kernel can compute an operand as it reads it, in any order and more than once."""
     loads = {e.prim for e in value.walk() if e.prim in LOADS}
     if not loads:
-        raise ComposeError("an operand of a contraction is a number, not computed from memory", root.where)
+        raise ComposeError("an operand is a number, not computed from memory", root.where)
     if "load_checked" in loads:
         raise ComposeError("a prologue has nowhere to report an index out of range", root.where)
 

@@ -81,10 +81,20 @@ class ContractNest:
 
 
 @dataclass(frozen=True)
-class ConvNest:
-    """A convolution with epilogue; operand 0 and 1 of the form are body inputs x and w.
+class Computed:
+    """An image that is computed as it is read: an expression over its axes as they would be stored."""
 
-    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel panels.
+    body: Scalar
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class ConvNest:
+    """A convolution with prologue and epilogue; operand 0 and 1 of the form are body inputs x and w.
+
+    Stores are over the output axes [N, C, ...]. Images may have blocked channels, the kernel panels. With a
+    prologue there is no input x (it is -1): the kernel computes the image, rounded to its dtype; padding is
+    around what it gives.
     """
 
     form: Conv
@@ -94,6 +104,12 @@ class ConvNest:
     x_blocked: bool = False
     out_blocked: bool = False
     w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, its attributes
+    prologue: Computed | None = None
+
+    @property
+    def has_prologue(self) -> bool:
+        """Whether the image is computed rather than read."""
+        return self.prologue is not None
 
 
 @dataclass(frozen=True)

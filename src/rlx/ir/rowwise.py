@@ -100,10 +100,14 @@ def keeps_rows(
     if per is None:
         return False
     check = _Check(operands, rows, axis, per, len(space))
-    if isinstance(kernel, ConvNest) and not (
-        axis == 0 and is_cut(operands[kernel.x], rows) and is_whole(operands[kernel.w], rows)
-    ):
-        return False
+    if isinstance(kernel, ConvNest):
+        if axis != 0 or not is_whole(operands[kernel.w], rows):
+            return False
+        if kernel.prologue is None:
+            if not is_cut(operands[kernel.x], rows):
+                return False
+        elif not _Check(operands, rows, 0, per, len(kernel.prologue.shape)).passes(kernel.prologue.body):
+            return False
     for store, result in zip(stores, results, strict=True):
         if axis >= len(store.strides) or store.strides[axis] * per != _row(result, rows):
             return False

@@ -5,14 +5,15 @@ once per different index, and again in every pass over a row. That is what fusio
 
 A contraction computes rows of its left operand block by block. With weights in panels a block meets all
 columns, else it is computed again for every group of columns; where rows are too few to be shared, every
-thread computes all of them.
+thread computes all of them. A convolution computes lines of its image band by band, and those that windows of
+two bands reach twice; where weights outweigh the image, every thread computes all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.ir.form import Contract
+from rlx.ir.form import Contract, Conv
 from rlx.ir.graph import Node
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Status
@@ -21,6 +22,7 @@ SAVED = 8  # operations from which backends keep a value for the next pass inste
 RELOAD = 2  # what keeping and loading it then costs
 SHARED_ROWS = 128  # rows of a contraction from which threads share them; fewer go to all threads
 THREADS = 2  # of the device that compute is priced for
+BAND_BYTES = 1 << 19  # of lines that a convolution computes together
 GROUP_COLUMNS = 256  # columns of a right operand that is not in panels, for which rows are computed together
 
 
@@ -57,7 +59,7 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
                 inner[-2] = max(inner.get(-2, 0), rows)
                 continue
             if access.how == "rows":
-                inner[i] = io.elements(access.operand) * times_computed(facts, node)
+                inner[i] = computed_elements(facts, node)
                 continue
             for number, count in passes.items():
                 had = inner.get(number, 0)
@@ -65,18 +67,33 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
     return total
 
 
-def times_computed(facts: Facts, node: Node) -> int:
-    """How often a contraction computes each element of its left operand, if that is not in memory."""
-    form = facts.form(node)
+def computed_elements(facts: Facts, node: Node) -> int:
+    """Elements of the first operand that a contraction or convolution computes, if that is not in memory."""
+    form, elements = facts.form(node), facts.io.elements(node.operands[0])
+    if isinstance(form, Conv):
+        return _computed_in_bands(facts, form)
     assert isinstance(form, Contract)
     summed = [i for i, _ in form.contract]
     rows = facts.io.points(d for i, d in enumerate(form.lhs) if i not in summed)
     times = 1 if rows >= SHARED_ROWS else THREADS
     if node.operands[1].op.reader_side:
-        return times
+        return times * elements
     joined = [j for _, j in (*form.batch, *form.contract)]
     columns = facts.io.points(d for j, d in enumerate(form.rhs) if j not in joined)
-    return max(times, -(-columns // GROUP_COLUMNS))
+    return max(times, -(-columns // GROUP_COLUMNS)) * elements
+
+
+def _computed_in_bands(facts: Facts, form: Conv) -> int:
+    """Elements of an image that a convolution computes."""
+    io = facts.io
+    image = io.points(form.x)
+    times = THREADS if io.points(form.w) > image else 1
+    if len(form.strides) < 2:
+        return times * image
+    stride, reach = form.strides[-2], (io.size(form.w[-2]) - 1) * form.dilations[-2] + 1
+    line = 4 * io.size(form.x[1]) * io.size(form.x[-1])
+    fit = stride * (max(BAND_BYTES // max(line, 1) - reach, 0) // stride + 1)
+    return times * image * (fit + max(reach - stride, 0)) // fit
 
 
 def _cost(work: int, passes: dict[int, int]) -> int:

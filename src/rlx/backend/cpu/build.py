@@ -9,6 +9,7 @@ from typing import Any
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
 from rlx.backend.cpu.contraction import emit_contraction, no_prologue, no_quantised
 from rlx.backend.cpu.conv import emit_conv
+from rlx.backend.cpu.conv_source import no_image_prologue
 from rlx.backend.cpu.fft import emit_fft
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
@@ -64,8 +65,9 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
         s.strides != dense_strides(kernel.form.out) for s in kernel.stores
     ):
         return "a convolution stores its result in its own order"
-    if isinstance(kernel, ContractNest) and kernel.has_prologue:
-        return no_prologue(kernel, [Slot(t.dtype, t.shape) for t in types])
+    if isinstance(kernel, (ContractNest, ConvNest)) and kernel.has_prologue:
+        refused = no_prologue if isinstance(kernel, ContractNest) else no_image_prologue
+        return refused(kernel, [Slot(t.dtype, t.shape) for t in types])  # type: ignore[arg-type]
     if isinstance(kernel, ContractNest) and kernel.rhs_layout and kernel.rhs_layout[0] == "unpack_groups":
         return no_quantised(kernel, [Slot(t.dtype, t.shape) for t in types])
     if isinstance(kernel, AttentionNest):

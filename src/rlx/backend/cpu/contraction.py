@@ -15,12 +15,12 @@ from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.nest_base import expression_lanes, prepare
 from rlx.backend.cpu.primitives import to_memory
+from rlx.backend.cpu.prologue import flat_source, runs_along
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm
-from rlx.backend.cpu.ranges import decided
 from rlx.backend.cpu.sparse import emit_sparse
 from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
-from rlx.ir.scalar import LOADS, Scalar, body_cost, call, convert, load, load_index
+from rlx.ir.scalar import Scalar, body_cost, call, convert
 from rlx.ir.types import Shape
 from rlx.ops.quant_layout import QuantLayout
 
@@ -108,13 +108,8 @@ def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
     plan = plan_gemm(nest, inputs)
     if plan is None:
         return "only a product of matrices computes an operand once for many columns"
-    along = plan.k[-1]
-    for e in nest.lhs.walk():
-        if e.prim not in LOADS:
-            continue
-        seen = linear_steps(load(e.data, load_index(e), e.dtype), inputs[e.data].steps, len(nest.space))
-        if seen is None or seen.axes[along] not in (0, 1):
-            return "a prologue reads elements that lie side by side along the summed axis"
+    if not runs_along(flat_source(nest.lhs, nest.space, inputs), plan.k[-1], inputs):
+        return "a prologue reads elements that lie side by side along the summed axis"
     return None
 
 
@@ -213,7 +208,7 @@ class _Gemm:
         epilogue = Nest(nest.space[: nest.kept], nest.kept, (), (self.store,))
         self.epilogue_nest = flatten_loads(epilogue, [slot.steps for slot in inputs])
         self.trivial = self.store.body.prim == "acc"
-        self.prologue_nest = self._prologue_nest() if nest.has_prologue else None
+        self.prologue_nest = flat_source(nest.lhs, nest.space, inputs) if nest.has_prologue else None
 
     def step(self, steps: Shape, group: Sequence[int]) -> Dim:
         """Step of a merged group: that of its innermost axis larger than 1."""
@@ -298,13 +293,6 @@ class _Gemm:
         lane = Lane(lane_axis, column, sums.width, mask)
         at = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane, accs=[sums])
         return to_memory(fn, at.vector(self.epilogue_nest.stores[0].body), self.table.outputs[0].dtype)
-
-    def _prologue_nest(self) -> Nest:
-        """The left operand as a map over all axes, of which it leaves out those of the columns."""
-        space, rank = self.nest.space, len(self.nest.space)
-        body = decided(self.nest.lhs, space)
-        made = Nest(space, rank, (), (Store(body, True, (0,) * rank),))
-        return flatten_loads(made, [slot.steps for slot in self.table.inputs])
 
     def prologue(self, nest: Nest) -> Prologue:
         """How rows of the left operand are computed, with lanes along k."""
