@@ -10,6 +10,7 @@ from rlx.backend.cpu.gemm_cut import Tiles, Units, share
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
+from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import LLVM_TYPES, Kind
 from rlx.errors import ShapeError, UnsupportedError
 
@@ -156,9 +157,10 @@ class ProductDriver:
         units = cut.count(fn)
         start, end = cut.share(fn, items, thread, threads)
         each, tiles = units, self.tiles.count
-        # Rows that are computed are shared where that is fair; else every thread computes those it needs.
+        # Rows that are computed are shared where that is fair; else every thread computes those it needs. So
+        # are rows that meet few weights: threads that share columns write to the same cache lines of C.
         by_rows: Bool = False
-        if self.computed is not None:
+        if self.computed is not None or self.few_weights:
             by_rows = share_rows(fn, fn.mul(tiles, items), threads)
             each = fn.select(by_rows, tiles, units)
             low, high = share(fn, fn.mul(tiles, items), thread, threads)
@@ -182,6 +184,12 @@ class ProductDriver:
         else:
             item(0)
         return KernelInfo(self.name, self.scratch_bytes)
+
+    @property
+    def few_weights(self) -> bool:
+        """Whether all panels of packed weights stay in the L2 of every core."""
+        spec, room = self.spec, self.module.target.l2_bytes // 4
+        return spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) <= room
 
     def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
         """Pointers to A, B and C of one product; its place in the batch goes to the frame."""
