@@ -107,3 +107,11 @@ def test_many_more(start: int) -> None:
     variety = Variety()
     for seed in range(start, start + 500):
         check(seed, variety)
+
+
+def test_a_kernel_whose_readers_compute_its_results_themselves_is_gone() -> None:
+    """In a graph of a thousand nodes it happens that the last reader goes, because others took its work."""
+    g, _ = random_program(1, size=360, symbolic=True)
+    lir = plan(g)
+    lir.plan.check()
+    assert all(n.bodies[0].outputs for n in lir.mir.nodes if n.op.role is Role.REGION)

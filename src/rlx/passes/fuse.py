@@ -347,6 +347,9 @@ class Fuser:
                     self.spread(i, needed, number, readers)
                 else:
                     self.refuse_spread(i, needed, readers, f"{len(needed)} ops are more than {most}")
+        while idle := [number for number in self.groups if not self.outputs_of(number)]:
+            for number in idle:  # its last reader is gone, because others compute what that one did
+                self.drop_unneeded(number)
 
     def closure(self, i: int, number: int) -> list[Node]:
         """A value and what its group computes for it."""
