@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlx.backend.cpu.irtext import Function, Int
@@ -54,6 +54,11 @@ class Ahead:
     locality: int = 3  # 3: all caches; 2: not the first, whose few requests under way then stay free
 
 
+AHEAD = (Ahead(1024),)  # long bodies let few loads be on their way
+# Beside stores past the caches: memory fills the second cache early, that one the first shortly before use.
+STREAM_AHEAD = (Ahead(8192, 2), Ahead(512))
+
+
 @dataclass
 class Expression:
     """Emits expressions at one point of the nest. `axes` are the indices of all axes (lane axis: lane 0's).
@@ -71,7 +76,9 @@ class Expression:
     saved: Mapping[Scalar, Callable[[], Value]] = field(default_factory=dict)
     memo: dict[Scalar, Value] = field(default_factory=dict)
     ahead: Sequence[Ahead] = ()
-    """How whole vectors of large operands are asked for before they are read."""
+    """How whole vectors of large operands are asked for before they are read ..."""
+    cached: Collection[int] = ()
+    """... except of these, which an earlier pass has read."""
 
     def __call__(self, s: Scalar) -> Value:
         if s not in self.memo:
@@ -261,7 +268,8 @@ class Expression:
         place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
         got = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-        if mask is None and self.ahead and self.operands[s.data].is_large(size_bytes(element)):
+        large = self.operands[s.data].is_large(size_bytes(element))
+        if self.ahead and mask is None and large and s.data not in self.cached:
             self._ask_ahead(place, element)
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)
 
@@ -362,4 +370,4 @@ def fn_splat(fn: Function, x: Int, width: int) -> Int:
     return fn.splat(x, width, "i64") if width > 1 else x
 
 
-__all__ = ["ERROR_INDEX", "Ahead", "Expression", "Lane", "Operand", "fn_splat"]
+__all__ = ["AHEAD", "ERROR_INDEX", "STREAM_AHEAD", "Ahead", "Expression", "Lane", "Operand", "fn_splat"]

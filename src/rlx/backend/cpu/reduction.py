@@ -38,6 +38,11 @@ class Reducer:
         self.dtype: DType = stat.body.dtype
         self.type = vector(register_type(self.dtype), lanes)
 
+    @property
+    def result_type(self) -> str:
+        """What `finish` gives."""
+        return register_type(self.stat.dtype)
+
     def identity(self, type_: str) -> Value:
         d, combine = self.dtype, self.stat.combine
         if combine in ("any", "all"):
@@ -82,6 +87,10 @@ class ArgReducer(Reducer):
     """argmax and argmin: carries the best value and where it was; NaN beats everything."""
 
     parts = 2
+
+    @property
+    def result_type(self) -> str:
+        return "i64"
 
     def identity(self, type_: str) -> Value:
         highest = self.stat.combine == "argmin"

@@ -1,0 +1,313 @@
+"""Nests whose lanes run along the last reduced axis: reductions, softmax, norms.
+
+Rows are passed over once per reduction and once more where a store covers the reduced axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rlx.backend.cpu.collapse import map_bodies
+from rlx.backend.cpu.expression import AHEAD, Ahead, Expression, Lane
+from rlx.backend.cpu.frame import EmittedKernel, KernelFrame
+from rlx.backend.cpu.irtext import Int
+from rlx.backend.cpu.irtypes import Value, vector
+from rlx.backend.cpu.nest_base import NestEmitter
+from rlx.backend.cpu.primitives import register_type
+from rlx.backend.cpu.reduction import Reducer, reducer_for
+from rlx.backend.cpu.row_pipeline import RowPipeline
+from rlx.ir.compose import Nest
+from rlx.ir.dim import Dim
+from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, call, const, rebuild
+
+SAVE_COST = (
+    8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
+)
+
+Visit = Callable[[Lane, list[Value]], list[Value]]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where an expensive expression is kept between passes: scratch rows from `first` on, used in turn.
+
+    One row does unless passes over several rows overlap in time.
+    """
+
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over one row: what is known outside its loop, what earlier passes have left in scratch."""
+
+    number: int
+    row: list[Int]
+    outside: Expression
+    ready: set[Scalar]
+    ahead: Sequence[Ahead] = ()
+    cached: Collection[int] = ()
+    turn: Int = 0
+
+
+class RowNest(NestEmitter):
+    """Passes are numbered: one per reduction, then the one that stores."""
+
+    groups = 4  # independent accumulators of a reduction, to hide the latency of its chain
+
+    def __init__(self, frame: KernelFrame, nest: Nest) -> None:
+        super().__init__(frame, map_bodies(nest, lambda s: s if _is_stepped(s) else rebuild(s, _divide_once)))
+        nest = self.nest
+        self.inner = list(range(nest.outer, len(nest.space)))
+        self.full = [(n, s) for n, s in enumerate(nest.stores) if s.full]
+        self.bodies = [[s.body] for s in nest.stats] + [[s.body for _, s in self.full]]
+        self.saved = self.choose_saved() if len(self.inner) == 1 else {}
+
+    def choose_saved(self) -> dict[Scalar, Saved]:
+        """Expensive expressions that a later pass needs again."""
+        axis_number, out, rows = self.inner[0], dict[Scalar, Saved](), 0
+        for number, bodies in enumerate(self.bodies):
+            stack = list(bodies)
+            while stack:
+                e = stack.pop()
+                if e in out:
+                    continue
+                last = max((n for n, later in enumerate(self.bodies) if _holds(later, e)), default=0)
+                if (
+                    last > number
+                    and _cost(e) >= SAVE_COST
+                    and _uses_axis(e, axis_number)
+                    and e.dtype.name in ("f32", "f64")
+                ):
+                    out[e] = Saved(rows, last - number)
+                    rows += last - number
+                else:
+                    stack.extend(e.args)
+        return out
+
+    def emit(self) -> EmittedKernel:
+        scratch: Dim = 0
+        if self.saved:
+            self.scratch = self.frame.scratch()
+            per_row = self.nest.space[self.inner[0]] * 8 + 64
+            scratch = per_row * sum(place.rows for place in self.saved.values())
+        self.with_streaming(self.all_rows)
+        return self.frame.finish(scratch)
+
+    def all_rows(self) -> None:
+        if not self.nest.outer:
+            self.fn.branch(self.fn.cmp("eq", self.frame.thread, 0), lambda: self.row([]))
+        elif self.streaming and len(self.inner) == 1:
+            RowPipeline(self).emit()
+        else:
+            self.rows(self.sizes[: self.nest.outer], self.row)
+
+    def row(self, row: list[Int]) -> None:
+        outside = self.outside(row)
+        for number in range(len(self.nest.stats)):
+            found = self.reduce(self.begin(number, row, outside, self.ahead_in(number)))
+            outside.accs = [*outside.accs, found]
+        now = self.begin(len(self.nest.stats), row, outside, self.ahead_in(len(self.nest.stats)))
+        for number, store in enumerate(self.nest.stores):
+            if not store.full:
+                self.write(outside, store, number, row)
+        if self.full:
+            self.nested(row, lambda axes, lane: self.store_all(axes, lane, now))
+
+    def outside(self, row: list[Int]) -> Expression:
+        """Expressions of a row outside its loops."""
+        return self.point([*row, *(0 for _ in self.inner)], None)
+
+    def begin(
+        self,
+        number: int,
+        row: list[Int],
+        outside: Expression,
+        ahead: Sequence[Ahead] = (),
+        cached: Collection[int] = (),
+        turn: Int = 0,
+    ) -> Pass:
+        """Start a pass: what its loop does not change is computed."""
+        self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), number)
+        ready = {e for n in range(number) for e in self.fresh(n)}
+        return Pass(number, row, outside, ready, ahead, cached, turn)
+
+    def fresh(self, number: int) -> list[Scalar]:
+        """Expressions that a pass is the first to compute and keeps for later ones."""
+        held = [e for e in self.saved if _holds(self.bodies[number], e)]
+        return [e for e in held if not any(_holds(earlier, e) for earlier in self.bodies[:number])]
+
+    def ahead_in(self, number: int) -> Sequence[Ahead]:
+        """The second pass over a row asks for the next row, which then comes while this one is computed."""
+        if len(self.nest.stats) + bool(self.full) == 1:
+            return AHEAD
+        return (Ahead(self.sizes[self.inner[-1]]),) if number == 1 and len(self.inner) == 1 else ()
+
+    def store_all(self, axes: list[Int], lane: Lane, now: Pass) -> None:
+        """Every store of one vector."""
+        at = self.at(axes, lane, now)
+        for number, store in self.full:
+            self.write(at, store, number, axes, store.strides[-1])
+
+    def at(self, axes: list[Int], lane: Lane, now: Pass) -> Expression:
+        """Expressions at one vector of a pass."""
+        fn, at = self.fn, self.point(axes, lane, now.outside)
+        at.ahead, at.cached = now.ahead, now.cached
+
+        def load(e: Scalar) -> Value:
+            place, type_ = self.saved_place(e, lane.base, now), vector(register_type(e.dtype), lane.width)
+            return fn.load(type_, place) if lane.mask is None else fn.masked_load(type_, place, lane.mask)
+
+        at.saved = {e: partial(load, e) for e in now.ready}
+        return at
+
+    def saved_place(self, e: Scalar, i: Int, now: Pass) -> Value:
+        fn, place = self.fn, self.saved[e]
+        stride = fn.add(fn.mul(self.sizes[self.inner[0]], 8), 64)
+        row = fn.add(place.first, fn.urem(now.turn, place.rows))
+        return fn.gep(fn.gep(self.scratch, fn.mul(stride, row), "i8"), i, register_type(e.dtype))
+
+    def keep(self, at: Expression, now: Pass) -> None:
+        """Write freshly computed expensive expressions to scratch for later passes."""
+        fn, lane = self.fn, at.lane
+        assert lane is not None
+        for e in self.fresh(now.number):
+            value, place = at.vector(e), self.saved_place(e, lane.base, now)
+            if lane.mask is None:
+                fn.store(value, place)
+            else:
+                fn.masked_store(value, place, lane.mask)
+
+    def nested(self, row: list[Int], visit: Callable[[list[Int], Lane], None]) -> None:
+        """Visit every vector of the inner axes."""
+
+        def level(axes: list[Int]) -> None:
+            number = len(axes)
+            if number == len(self.nest.space) - 1:
+                self.along(
+                    self.sizes[number],
+                    self.lanes,
+                    lambda i, mask: visit([*axes, i], Lane(number, i, self.lanes, mask)),
+                )
+            else:
+                self.fn.loop(0, self.sizes[number], 1, [], lambda i, _: level([*axes, i]))
+
+        level(list(row))
+
+    def reduce(self, now: Pass) -> Value:
+        """One reduction over the inner axes, as a scalar."""
+        fn, last = self.fn, len(self.nest.space) - 1
+        reducer = reducer_for(fn, self.nest.stats[now.number], self.lanes)
+
+        def level(axes: list[Int], carried: list[list[Value]]) -> list[list[Value]]:
+            number = len(axes)
+            if number == last:
+                return self.over_vectors(
+                    carried,
+                    lambda lane, group: self.add_vector(now, reducer, [*axes, lane.base], lane, group),
+                )
+            out = fn.loop(
+                0,
+                self.sizes[number],
+                1,
+                [v for group in carried for v in group],
+                lambda i, flat: [v for g in level([*axes, i], _groups(flat, len(carried))) for v in g],
+            )
+            return _groups(out, len(carried))
+
+        return reducer.finish(level(list(now.row), [reducer.start() for _ in range(self.groups)]))
+
+    def add_vector(
+        self, now: Pass, reducer: Reducer, axes: list[Int], lane: Lane, group: list[Value]
+    ) -> list[Value]:
+        """One step of a reduction."""
+        at = self.at(axes, lane, now)
+        value = at.vector(self.bodies[now.number][0])
+        self.keep(at, now)
+        return reducer.step(group, value, self.position(axes), lane.mask)
+
+    def over_vectors(
+        self, carried: list[list[Value]], visit: Visit, paired: bool = False
+    ) -> list[list[Value]]:
+        """Every vector of the last axis in a fixed order: vector n belongs to group n modulo their number,
+        the rest that fills no whole round of groups to the first.
+
+        With `paired`, two neighbouring groups are visited as one of twice the width where that is possible.
+        """
+        fn, extent, count, last = self.fn, self.sizes[-1], len(carried), len(self.nest.space) - 1
+        block, width = self.lanes * count, self.lanes * (2 if paired else 1)
+        whole = fn.sub(extent, fn.urem(extent, block))
+        loops = self.pairs(carried) if paired else carried
+
+        def unrolled(i: Int, flat: list[Value]) -> list[Value]:
+            groups = _groups(flat, len(loops))
+            lanes = [Lane(last, fn.add(i, u * width), width) for u in range(len(loops))]
+            return [v for lane, group in zip(lanes, groups, strict=True) for v in visit(lane, group)]
+
+        flat = fn.loop(0, whole, block, [v for group in loops for v in group], unrolled)
+        groups = _groups(flat, len(loops))
+        groups = self.halves(groups) if paired else groups
+        rest = fn.sub(extent, fn.urem(extent, self.lanes))
+        first = fn.loop(
+            whole, rest, self.lanes, groups[0], lambda i, now: visit(Lane(last, i, self.lanes), now)
+        )
+        left = fn.sub(extent, rest)
+        tail = lambda: visit(Lane(last, rest, self.lanes, fn.lanes(left, self.lanes)), first)  # noqa: E731
+        first = fn.if_value(fn.cmp("sgt", left, 0), tail, lambda: first)
+        return [first, *groups[1:]]
+
+    def pairs(self, groups: list[list[Value]]) -> list[list[Value]]:
+        """Neighbouring groups as one."""
+        neighbours = zip(groups[::2], groups[1::2], strict=True)
+        return [[self.fn.concat(a, b) for a, b in zip(*two, strict=True)] for two in neighbours]
+
+    def halves(self, groups: list[list[Value]]) -> list[list[Value]]:
+        """What `pairs` put together."""
+        return [[self.fn.part(v, first, self.lanes) for v in g] for g in groups for first in (0, self.lanes)]
+
+    def position(self, axes: list[Int]) -> Int:
+        """Flat index within the reduced axes (what argmax reports)."""
+        flat: Int = 0
+        for number in self.inner:
+            flat = self.fn.add(self.fn.mul(flat, self.sizes[number]), axes[number])
+        return flat
+
+
+def _is_stepped(s: Scalar) -> bool:
+    """Whether an expression jumps somewhere, so that a last bit may decide a whole unit (quantisation)."""
+    return any(
+        e.prim in ("round", "floor", "ceil", "trunc", "floor_div", "mod", "sign")
+        or (e.prim == "cast" and e.dtype.is_int and e.args[0].dtype.is_float)
+        for e in s.walk()
+    )
+
+
+def _divide_once(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+    """x / statistic as x * (1 / statistic): one division per row. The result may differ by one rounding."""
+    if e.prim != "div" or not e.dtype.is_float or args[0].prim == "const":
+        return None
+    inside = list(args[1].walk())
+    if not any(x.prim == "acc" for x in inside) or any(x.prim in ("axis", "at", *LOADS) for x in inside):
+        return None
+    return call("mul", args[0], call("div", const(1.0, e.dtype), args[1]))
+
+
+def _groups(flat: list[Value], count: int) -> list[list[Value]]:
+    """`count` lists of equal length."""
+    size = len(flat) // count
+    return [flat[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _holds(bodies: Sequence[Scalar], e: Scalar) -> bool:
+    return any(e in body.walk() for body in bodies)
+
+
+def _cost(e: Scalar) -> int:
+    return PRIMITIVES[e.prim].cost if e.prim in PRIMITIVES else 0
+
+
+def _uses_axis(e: Scalar, number: int) -> bool:
+    return any(x.prim == "axis" and x.data == number for x in e.walk())

@@ -1,0 +1,131 @@
+"""Kernels past the caches: the same bits as pass after pass, for every length, number of rows and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from gemm_harness import every_target
+from rlx import ops
+from rlx.backend.cpu import nest_base, row_nest
+from rlx.backend.cpu.target import Target
+from rlx.backend.reference.interpreter import evaluate
+from rlx.ir.graph import Graph, Node
+from rlx.runtime.memory import allocate
+
+Body = Callable[[Node, Node], Node]
+
+
+def _normalised(x: Node, w: Node) -> Node:
+    """Two reductions, then scale and shift by a row."""
+    mean = ops.mean(x, axis=-1, keepdims=True)
+    centred = x - mean
+    deviation = ops.sqrt(ops.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
+    return centred / deviation * w + w
+
+
+def _kept_long(x: Node, w: Node) -> Node:
+    """exp(x) is computed in the first pass and needed in the third: two rows of it are under way."""
+    e = ops.exp(x)
+    total = ops.sum(e, axis=-1, keepdims=True)
+    spread = ops.sum(ops.abs(x - total), axis=-1, keepdims=True)
+    return e * spread + total
+
+
+BODIES: dict[str, Body] = {
+    "softmax": lambda x, w: ops.softmax(x, axis=-1),
+    "log_softmax": lambda x, w: ops.log_softmax(x, axis=-1),
+    "normalised": _normalised,
+    "kept long": _kept_long,
+    "one reduction": lambda x, w: x / ops.sum(ops.abs(x), axis=-1, keepdims=True),
+    "two operands": lambda x, w: ops.softmax(x, axis=-1) * w + x,
+    "map": lambda x, w: x * w + ops.sigmoid(x),
+}
+
+
+def graph(body: Body, shape: tuple[int, ...]) -> Graph:
+    g = Graph("rows")
+    g.output("y", body(g.input("x", shape, "f32"), g.input("w", shape[-1:], "f32")))
+    return g
+
+
+def feed(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    return {
+        "x": rng.standard_normal(shape, dtype=np.float32),
+        "w": rng.standard_normal(shape[-1], dtype=np.float32),
+    }
+
+
+def run(g: Graph, arrays: dict[str, np.ndarray], shape: tuple[int, ...], **options: Any) -> np.ndarray:
+    """The result in memory that begins at a cache line, as stores past the caches need."""
+    out = allocate(int(np.prod(shape)) * 4).array.view(np.float32).reshape(shape)
+    rlx.compile(g, cache=False, **options).bind(arrays, {"y": out})()
+    return out
+
+
+@pytest.fixture
+def past_the_caches(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, every kernel that can do so stores past the caches."""
+    return lambda: monkeypatch.setattr(nest_base, "STREAM_BYTES", 1)
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("shape", [(1, 64), (3, 16), (7, 208), (2, 5, 96)], ids=str)
+def test_same_bits_as_pass_after_pass(
+    name: str, shape: tuple[int, ...], past_the_caches: Callable[[], None]
+) -> None:
+    g, arrays = graph(BODIES[name], shape), feed(shape)
+    plain = run(g, arrays, shape, threads=1)
+    past_the_caches()
+    for threads in (1, 3):
+        assert run(g, arrays, shape, threads=threads).tobytes() == plain.tobytes()
+    np.testing.assert_allclose(plain, evaluate(g, arrays)["y"], rtol=2e-5, atol=2e-6)
+
+
+@every_target
+def test_targets(target: Target, past_the_caches: Callable[[], None]) -> None:
+    shape = (5, 112)
+    g, arrays = graph(BODIES["two operands"], shape), feed(shape)
+    plain = run(g, arrays, shape, target=target.name)
+    past_the_caches()
+    assert run(g, arrays, shape, target=target.name).tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("columns", [63, 65, 100])
+def test_rows_that_are_not_whole_vectors_stay_out(columns: int, past_the_caches: Callable[[], None]) -> None:
+    g, arrays = graph(BODIES["softmax"], (6, columns)), feed((6, columns))
+    past_the_caches()
+    found = run(g, arrays, (6, columns), threads=2)
+    np.testing.assert_allclose(found, evaluate(g, arrays)["y"], rtol=2e-6)
+
+
+def test_what_is_not_finite_stays_in_its_row(past_the_caches: Callable[[], None]) -> None:
+    shape = (8, 64)
+    arrays = feed(shape)
+    arrays["x"][1, 3], arrays["x"][3], arrays["x"][5, 0] = np.nan, -np.inf, np.inf
+    for name in ("softmax", "log_softmax", "normalised"):
+        g = graph(BODIES[name], shape)
+        plain = run(g, arrays, shape)
+        past_the_caches()
+        found = run(g, arrays, shape)
+        assert found.tobytes() == plain.tobytes()
+        assert np.isfinite(found[[0, 2, 4, 6, 7]]).all()
+        assert np.isnan(found[1]).all()
+
+
+def test_the_pipeline_runs(monkeypatch: pytest.MonkeyPatch, past_the_caches: Callable[[], None]) -> None:
+    """What the tests above compare is not the same kernel twice."""
+    made = []
+    emit = row_nest.RowPipeline.emit
+    monkeypatch.setattr(row_nest.RowPipeline, "emit", lambda self: (made.append(self.last), emit(self)))
+    g, arrays = graph(BODIES["softmax"], (4, 64)), feed((4, 64))
+    run(g, arrays, (4, 64))
+    assert made == []
+    past_the_caches()
+    run(g, arrays, (4, 64))
+    assert made == [2]
