@@ -191,7 +191,10 @@ def plan(
         **beside,
     )
     if weight_budget is not None:
-        made.set_weight_budget(config.parse_bytes(weight_budget, "weight_budget"))
+        from rlx.backend.cpu.build import cuts
+
+        parts = cuts(made) if device == "cpu" else {}
+        made.set_weight_budget(config.parse_bytes(weight_budget, "weight_budget"), parts)
     return made
 
 

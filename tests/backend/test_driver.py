@@ -195,7 +195,7 @@ def test_the_relay_notices_a_missing_barrier(code: Code) -> None:
     """The test above would see a fault: without barriers it fails."""
     with Pool(4, oversubscribe=True) as pool:
         program, cells = relay_program(code, pool, 2000)
-        program._steps.reshape(-1, 3)[:, 2] = NO_BARRIER
+        program._steps.reshape(len(program.records), -1)[:, 2] = NO_BARRIER
         with pytest.raises(RecordError):
             for _ in range(200):
                 cells[0] = 0

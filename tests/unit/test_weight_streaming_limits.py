@@ -84,7 +84,7 @@ def _bench() -> Any:
 def test_a_small_gpt_runs_in_a_sixth_of_its_weights(tmp_path: Path) -> None:
     bench = _bench()
     model = bench.Model(layers=4, width=512, vocabulary=2048, context=64)
-    found = bench.measure(model, "10MiB", 32, 2, tmp_path)
+    found = bench.measure(model, "10MiB", 32, 2, tmp_path / "gpt.rlx")
     assert found.equal and found.weights > 56 << 20
     assert found.over <= 200 << 20, str(found)
 
@@ -93,7 +93,7 @@ def test_a_small_gpt_runs_in_a_sixth_of_its_weights(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_a_gpt_of_more_than_a_gigabyte_runs_in_200_mib(tmp_path: Path) -> None:
     """Correct, within its memory, at the speed of what binds it: reads of the file, or compute."""
-    found = _bench().measure(_bench().Model(), "200MiB", 512, 7, tmp_path)
+    found = _bench().measure(_bench().Model(), "200MiB", 512, 7, tmp_path / "gpt.rlx")
     print(found)
     assert found.equal and found.weights >= 1536 << 20
     assert found.over <= 200 << 20 and found.maker_peak < found.weights // 2, str(found)

@@ -52,13 +52,12 @@ def test_a_budget_for_all_weights_streams_nothing() -> None:
     assert whole.fetches == () and whole.sizes()["ring"] == 0
 
 
-def test_what_the_first_kernels_read_stays_if_there_is_room() -> None:
+def test_what_stays_is_spread_over_the_program() -> None:
     module = streamed(layers(8, 256), 1600 << 10)  # six weights and the biases: four for the ring
-    fetched = {f.node for f in module.plan.fetches}
-    sizes = dict.fromkeys(fetched, 0)
-    order = [n for k in module.plan.schedule for n in module.planner._weights_of(k, sizes)]
-    assert len(fetched) == 6 and order == [f.node for f in module.plan.fetches]
-    assert module.plan.fetches[0].first == 2
+    fetched = [f.first for f in module.plan.fetches]
+    assert len(fetched) == 6 and fetched == sorted(fetched)
+    kept = set(range(8)) - set(fetched)
+    assert max(kept) - min(kept) > 1, "reading never stands still for long"
 
 
 def test_a_budget_below_one_kernel_names_the_least_that_works() -> None:

@@ -26,6 +26,7 @@ from rlx.ir.types import type_symbols
 SPACES = ("activation", "weight", "input", "output", "state", "ring", "heap", "scratch")
 PLACED = ("activation", "heap")  # spaces in which values take each other's place
 ALIGNMENT = 64
+LAST_PART = 1 << 20  # above the number of every part of a kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,29 @@ class LirViewAlias:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightCut:
+    """How a kernel can be run part by part: each computes with the columns that lie in pieces of `nbytes` of
+    the operand with this number, the last of which may be shorter."""
+
+    operand: int
+    nbytes: int
+
+
+Point = tuple[int, int]
+"""Where a run is: before a part (0, where there are none) of a step of the schedule."""
+
+
+@dataclass(frozen=True, slots=True)
 class LirFetch:
     """One filling of a place in the ring: a streamed weight, read from its file to `size` bytes at `offset`.
 
     Filling may begin when all steps before `at` are done. Step `first` waits for it; `last` is the last
     step that reads it, after which the place is free. A weight that is read in two places of the program is
     fetched twice.
+
+    A fetch may bring one of several `parts` of a weight, from its byte `begin` on (of a whole weight, `parts`
+    is 0). The kernel then runs part by part, and number `part` of them is the one that waits for it and reads
+    it. Filling may begin when part `at_part` of step `at` does.
     """
 
     node: int
@@ -67,6 +85,25 @@ class LirFetch:
     at: int
     first: int
     last: int
+    begin: int = 0
+    part: int = 0
+    parts: int = 0
+    at_part: int = 0
+
+    @property
+    def starts(self) -> Point:
+        """The point of a run from which on the place may be filled."""
+        return self.at, self.at_part
+
+    @property
+    def awaited(self) -> Point:
+        """The point of a run that waits for it."""
+        return self.first, self.part
+
+    @property
+    def ends(self) -> Point:
+        """The last point of a run that reads it."""
+        return self.last, self.part if self.parts else LAST_PART
 
 
 @dataclass(frozen=True)
@@ -186,9 +223,13 @@ class LirBufferPlan:
         alias = self.view_aliases.get(node)
         return node if alias is None else alias.root
 
-    def stretches(self) -> list[int]:
-        """Steps at which a run stops to fill the ring or to wait for it: the first of each stretch."""
-        return sorted({0, *(f.at for f in self.fetches), *(f.first for f in self.fetches)})
+    def stops(self) -> list[Point]:
+        """Points at which a run stops to let the ring be filled, or to wait for it."""
+        return sorted({(0, 0), *(f.starts for f in self.fetches), *(f.awaited for f in self.fetches)})
+
+    def in_parts(self, step: int) -> list[LirFetch]:
+        """The fetches of a step whose kernel runs part by part, in order; none for other steps."""
+        return [f for f in self.fetches if f.first == step and f.parts]
 
     def in_states(self) -> dict[int, int]:
         """Values that are written over a state -> the state."""
@@ -330,9 +371,11 @@ class LirModule:
             )
         return replace(self, buffers=self.planner.plan(dict(binding)))
 
-    def set_weight_budget(self, budget: int) -> None:
-        """Plan weights again for a budget of bytes: what does not fit goes through a ring."""
-        self.planner.stream(budget)
+    def set_weight_budget(self, budget: int, cuts: Mapping[int, WeightCut] | None = None) -> None:
+        """Plan weights again for a budget of bytes: what does not fit goes through a ring. Of kernels in
+        `cuts`, by node, one operand may come in parts.
+        """
+        self.planner.stream(budget, cuts)
         self.buffers = self.planner.plan()
         self.options = {**self.options, "weight_budget": budget}
 

@@ -5,8 +5,9 @@ bytes lie in bounds.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import PlanError
 from rlx.ir.control import is_laid_out, loop_form, own_symbols
@@ -95,12 +96,13 @@ def written_by(graph: Graph, kernel: Node) -> list[Node]:
 
 
 def _check_sizes(plan: LirBufferPlan, graph: Graph) -> None:
-    """A slot is as large as its value at this binding."""
+    """A slot is as large as its value at this binding; that of a weight in parts, as its first part."""
+    parts = {f.node: f.size for f in plan.fetches if f.parts and not f.part}
     for node, slot in plan.assignments.items():
         if not 0 <= node < len(graph):
             raise PlanError(f"the plan has a slot for %{node}, which is no node of graph {graph.name!r}")
         want = evaluate(graph.nodes[node].tensor.nbytes, plan.binding)
-        if slot.size != want:
+        if slot.size != parts.get(node, want):
             raise PlanError(
                 f"%{node} is {graph.nodes[node].type}, {want} bytes, but its slot has {slot.size}"
             )
@@ -259,8 +261,10 @@ def _check_fetched(plan: LirBufferPlan, graph: Graph) -> None:
         fetches.setdefault(fetch.node, []).append(fetch)
     for node, times in fetches.items():
         for a, b in pairwise(times):
-            if b.first <= a.last:
+            if b.awaited <= a.ends:
                 raise PlanError(f"%{node} is fetched for step {b.first}, but is there until step {a.last}")
+        if any(f.parts for f in times):
+            _check_parts(times, graph.nodes[node].tensor.nbytes)
     for step, kernel in enumerate(plan.schedule):
         where = graph.nodes[kernel].where
         for o in graph.nodes[kernel].operands:
@@ -272,26 +276,44 @@ def _check_fetched(plan: LirBufferPlan, graph: Graph) -> None:
                 raise PlanError(f"%{kernel} reads %{root} at step {step}, but no fetch brings it", where)
 
 
+def _check_parts(times: Sequence[LirFetch], nbytes: Any) -> None:
+    """The parts of a weight follow each other, are all there, and one step reads them."""
+    node, end = times[0].node, 0
+    for number, f in enumerate(times):
+        if (f.part, f.parts, f.begin, f.first, f.last) != (number, len(times), end, f.first, times[0].first):
+            raise PlanError(
+                f"part {f.part} of {f.parts} of %{node}, from byte {f.begin} on for steps {f.first} to "
+                f"{f.last}, does not follow the part before it, which ends at byte {end}"
+            )
+        end += f.size
+    if end != nbytes:
+        raise PlanError(f"the {len(times)} parts of %{node} have {end} bytes, but the weight has {nbytes}")
+
+
 def _check_ring(plan: LirBufferPlan) -> None:
     """Fetches are in order and in bounds; none begins before the last reader of what lies in its place."""
-    room, begun = plan.space_sizes.get("ring", 0), 0
+    room, begun = plan.space_sizes.get("ring", 0), (0, 0)
     alive: list[LirFetch] = []
     for fetch in plan.fetches:
         slot = plan.assignments.get(fetch.node)
-        if slot is None or slot.space != "ring" or slot.size != fetch.size:
+        if slot is None or slot.space != "ring" or (slot.size != fetch.size and not fetch.parts):
             raise PlanError(f"%{fetch.node} is fetched, but has no slot of {fetch.size} bytes in the ring")
         if fetch.offset < 0 or fetch.offset % plan.alignment or fetch.offset + fetch.size > room:
             raise PlanError(
                 f"the fetch of %{fetch.node} to byte {fetch.offset} of the ring is not aligned, "
                 f"or does not fit its {room} bytes"
             )
-        if not begun <= fetch.at <= fetch.first <= fetch.last < len(plan.schedule):
+        if (
+            not begun <= fetch.starts <= fetch.awaited <= fetch.ends
+            or fetch.last >= len(plan.schedule)
+            or fetch.part < 0
+        ):
             raise PlanError(
                 f"the fetch of %{fetch.node} begins at step {fetch.at}, is awaited at {fetch.first} and read "
                 f"until {fetch.last}, which is not in order"
             )
-        begun = fetch.at
-        alive = [f for f in alive if f.last >= fetch.at]
+        begun = fetch.starts
+        alive = [f for f in alive if f.ends >= fetch.starts]
         for other in alive:
             if other.offset < fetch.offset + fetch.size and fetch.offset < other.offset + other.size:
                 raise PlanError(

@@ -24,6 +24,7 @@ from rlx.ir.lir import (
     LirIoManifest,
     LirViewAlias,
     LirWorkspace,
+    WeightCut,
 )
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.symbols import sizes_at_bounds
@@ -258,15 +259,22 @@ class Placer:
         self.budget = budget
         self._plans.clear()
 
-    def stream(self, budget: int) -> None:
-        """From now on plans keep weights within `budget` bytes: resident ones and a ring for the others."""
+    def stream(self, budget: int, cuts: Mapping[int, WeightCut] | None = None) -> None:
+        """From now on plans keep weights within `budget` bytes: resident ones and a ring for the others.
+        `cuts` says of kernels (by node) which operand they can read in parts.
+        """
         sizes = {s.node: s.size for s in self.stored if s.space == "weight"}
         fixed = {node: size for node, size in sizes.items() if isinstance(size, int)}
         for node in sizes.keys() - fixed.keys():
             raise BudgetError(f"weight %{node} has {sizes[node]} bytes; weight_budget needs fixed sizes")
         reads = [self._weights_of(kernel, fixed) for kernel in self.order]
+        parts = {
+            self.graph.nodes[kernel].operands[cut.operand].id: cut.nbytes
+            for kernel, cut in (cuts or {}).items()
+            if kernel in self.order
+        }
         try:
-            self.streaming = stream_weights(reads, fixed, budget)
+            self.streaming = stream_weights(reads, fixed, budget, parts)
         except BudgetTooSmall as e:
             kernel = self.graph.nodes[self.order[e.step]]
             names = ", ".join(str(self.graph.nodes[n].attrs.get("name", f"%{n}")) for n in e.weights)

@@ -16,6 +16,7 @@
       slot %5 activation 0 4096 steps 0 1
       slot %7 activation 0 4096 steps 1 2 over %5      in the storage of %5, which ends
       fetch %3 ring 0 4096 at 0 steps 2 3      offset, bytes; filled from, awaited at, read until
+      fetch %4 ring 0 64 at 1 steps 2 2 part 1 of 2 from 64 after 3    byte of the weight; part of step 1
       view %6 of %5 at 64 strides 1 16         bytes into it; strides in elements, or dense
       work %9 4096 512 carries 1 {    bytes for the bodies of %9 and their carried values
         body { ... }                  a plan for each body
@@ -135,7 +136,9 @@ def _plan_lines(plan: LirBufferPlan) -> Iterator[str]:
     for node in sorted(plan.assignments):
         yield _slot_line(plan, node)
     for f in plan.fetches:
-        yield f"fetch %{f.node} ring {f.offset} {f.size} at {f.at} steps {f.first} {f.last}"
+        parts = f" part {f.part} of {f.parts} from {f.begin}" if f.parts else ""
+        after = f" after {f.at_part}" if f.at_part else ""
+        yield f"fetch %{f.node} ring {f.offset} {f.size} at {f.at} steps {f.first} {f.last}{parts}{after}"
     for node in sorted(plan.view_aliases):
         alias = plan.view_aliases[node]
         strides = "dense" if alias.strides is None else " ".join(["strides", *map(str, alias.strides)])
@@ -199,6 +202,10 @@ def read_trace(text: str) -> Trace | None:
 
 RECORD = ("stage", "firing", "earlier")
 _NODE = re.compile(r"%(\d{1,12})$")
+_FETCH = re.compile(
+    r"(%\d{1,12}) ring (\d{1,18}) (\d{1,18}) at (\d{1,12}) steps (\d{1,12}) (\d{1,12})"
+    r"(?: part (\d{1,12}) of (\d{1,12}) from (\d{1,18}))?(?: after (\d{1,12}))?$"
+)
 
 
 class _Reader:
@@ -407,11 +414,15 @@ class _PlanReader:
                 raise self.reader.fail(f"{word!r} is nothing that a slot has")
 
     def read_fetch(self, rest: str) -> None:
-        name, ring, offset, size, at, step, steps, first, last = rest.split()
-        if (ring, at, steps) != ("ring", "at", "steps"):
-            raise self.reader.fail("a fetch is written: fetch %2 ring 0 4096 at 0 steps 1 1")
-        numbers = map(int, (offset, size, step, first, last))
-        self.fetches.append(LirFetch(self.node(name), *numbers))
+        found = _FETCH.match(rest)
+        if found is None:
+            raise self.reader.fail(
+                "a fetch is written: fetch %2 ring 0 4096 at 0 steps 1 1, then perhaps part 0 of 2 from 0, "
+                "after 1"
+            )
+        name, offset, size, at, first, last, part, parts, begin, after = found.groups("0")
+        numbers = (offset, size, at, first, last, begin, part, parts, after)
+        self.fetches.append(LirFetch(self.node(name), *map(int, numbers)))
 
     def read_view(self, rest: str) -> None:
         name, of, root, at, offset, kind, *strides = rest.split()

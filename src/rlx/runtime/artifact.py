@@ -202,9 +202,7 @@ class Artifact:
         target, notes = resolve(about["target"]), []
         trusted = self.is_trusted(number)
         lir = StoredLir(self, number, about) if trusted else self._checked(number)
-        if weight_budget is not None:
-            lir.set_weight_budget(weight_budget)
-        streamed = "weight_budget" in lir.options
+        streamed = weight_budget is not None or "weight_budget" in lir.options
         self.container.check_arrays(mapped=not streamed)
         if trusted or trust_native:
             kernels, code = self._code(number, target)
@@ -215,6 +213,8 @@ class Artifact:
             )
             warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
             kernels, code = open_blob(code_blob(lir, target, cache), target)
+        if weight_budget is not None:
+            lir.set_weight_budget(weight_budget, kernels.cuts)
         weights: Weights
         if streamed:
             from rlx.runtime.streaming import streamed_weights

@@ -7,20 +7,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import HostThunk, KernelSet
-from rlx.errors import InputError
+from rlx.backend.cpu.kernels import EmittedKernel, HostThunk, KernelSet, cut_word
+from rlx.errors import InputError, PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
-from rlx.ir.lir import PLACED, LirBufferPlan, LirModule
+from rlx.ir.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, runs_in_streams
 from rlx.runtime.barriers import EVERYWHERE, Span, settle, share_memory
 from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
+from rlx.runtime.reader import gate_address
 from rlx.runtime.sizes import Evaluate, Sizes
 from rlx.runtime.weights import Weights
 
+PAUSES = 10  # of a run with streamed weights
+_GATE_PS = 1_000_000_000  # of work, so that all threads take part: they help to read
 Place = tuple[np.ndarray, int, int]  # table, index, bytes to add to the address
 
 
@@ -37,6 +40,20 @@ class Step:
     span: tuple[int, int] = (0, 0)
     reveals: bool = False
     phase: Phase = Phase.STEADY_STATE
+
+
+def _pauses(plan: LirBufferPlan) -> set[int]:
+    """Kernels after which a run of streamed weights comes back to Python, to look who needs the cores: some
+    ten of them, after about as many bytes each."""
+    step = sum(f.size for f in plan.fetches) / PAUSES
+    found: set[int] = set()
+    done = 0.0
+    for f in plan.fetches:
+        if done >= step and f.first:
+            found.add(plan.schedule[f.first - 1])
+            done = 0.0
+        done += f.size
+    return found
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,7 @@ class Context:
         one_by_one: bool = False,
         profile: bool = False,
         heap: np.ndarray | None = None,
-        ring: np.ndarray | None = None,
+        streamed: Weights | None = None,
         sizes: Sizes | None = None,
         meet: Callable[[Context, int], tuple[int, np.ndarray] | None] | None = None,
     ) -> None:
@@ -85,8 +102,13 @@ class Context:
         self.scratch_per_thread = -(-per_thread // 64) * 64
         self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
         self._work = kernels.picoseconds(plan)
-        self.ring, self._position = ring, {id: at for at, id in enumerate(plan.schedule)}
-        self._ends = {plan.schedule[at - 1] for at in plan.stretches() if at}
+        self._streamed = streamed if plan.fetches else None
+        self._position = {id: at for at, id in enumerate(plan.schedule)}
+        self._ends = _pauses(plan)
+        self._fetches_at: dict[int, list[LirFetch]] = {}  # those that steps of the schedule read
+        for f in reversed(plan.fetches):  # of parts, the first counts
+            for at in range(f.first, f.last + 1):
+                self._fetches_at.setdefault(at, []).append(f)
         self.memory: dict[int, np.ndarray] = dict(weights)
         for id, slot in plan.assignments.items():
             if slot.space == "activation":
@@ -148,14 +170,14 @@ class Context:
 
     def _segment(self, nodes: Sequence[int]) -> NativeProgram:
         """Argument tables of a run of kernels, branches and loops."""
-        self._bring(self._position[nodes[0]])
         address = self.code.address  # type: ignore[attr-defined]
         layout = Layout(address, self.plan.binding, self._keep, self._together)
-        calls_of: dict[int, int] = {}  # number of a call -> the node whose only call it is
+        calls_of: dict[int, int] = {}  # number of a call -> the node whose kernel it is
         for id in nodes:
-            if id in self.kernels.kernels:
-                calls_of[len(layout.calls)] = id
+            first = len(layout.calls)
             self._lay_out(id, layout)
+            if id in self.kernels.kernels:
+                calls_of.update((i, id) for i in range(first, len(layout.calls)) if layout.calls[i].label)
         if self.threads > 1:
             settle(layout.calls, self.threads)
         records = [
@@ -166,6 +188,7 @@ class Context:
                 owner=c.owner,
                 meets=c.meets,
                 jump=c.to is not None,
+                part=c.part,
             )
             for c in layout.calls
         ]
@@ -186,15 +209,17 @@ class Context:
                 at += 1
             table[at : at + len(call.words)] = call.words
         if self.sizes is not None:
-            starts = {id: program.start(i) + 3 for i, id in calls_of.items()}
+            starts = [(id, program.start(i) + 3) for i, id in calls_of.items()]
             self._moving += self._moving_words(table, starts, self.sizes)
         return program
 
-    def _moving_words(self, table: np.ndarray, starts: Mapping[int, int], sizes: Sizes) -> list[Moving]:
+    def _moving_words(
+        self, table: np.ndarray, starts: Sequence[tuple[int, int]], sizes: Sizes
+    ) -> list[Moving]:
         """The words of calls that change with sizes: dims, and addresses of views."""
         found: list[tuple[int, Dim, int]] = []  # index, what changes, what is added
         views = self.lir.planner.aliases
-        for id, at in starts.items():
+        for id, at in starts:
             node = self.graph.nodes[id]
             values = [*node.operands, *self.graph.results(node)]
             for number, value in enumerate(values):
@@ -240,6 +265,7 @@ class Context:
                 )
             )
             return
+        parts = self._arrive_at(id, layout)
         operands = [self.pointer(o.id) for o in node.operands]
         results = [self.pointer(r.id) for r in self.graph.results(node)]
         if work is not None:
@@ -251,7 +277,9 @@ class Context:
             dims = list(self.dims[first : first + len(kernel.dims)])
             reads = [s for o in node.operands for s in self._span(o.id, layout)]
             writes = [s for r in self.graph.results(node) for s in self._span(r.id, layout)]
-            layout.kernel(kernel, str(id), operands + results, dims, reads, writes, self._work[id])
+            call = layout.kernel(kernel, str(id), operands + results, dims, reads, writes, self._work[id])
+            if parts:
+                self._in_parts(kernel, call, parts, layout)
 
     def _span(self, node: int, layout: Layout) -> Iterator[Span]:
         """What a kernel touches of a value: all bytes of its root, as views move with sizes. Nothing, if it
@@ -262,20 +290,72 @@ class Context:
         elif (slot := self.plan.assignments.get(root)) is not None and slot.space in PLACED:
             yield layout.span(Pointer(None, self._address(root)), slot.size)
 
+    # -- streamed weights
+
     def arrive(self, step: Step, weights: Weights) -> None:
-        """Have streamed weights of a step in place. Reading gets a core of its own where it is what binds."""
-        position = self._position[step.nodes[0]]
-        bound = weights.reach(position)
-        if step.program is None:  # kernels have addresses in their tables, thunks look here
+        """Have streamed weights of a thunk in place, or choose the threads of a native step, which has gates:
+        reading gets a core of its own where it is what binds."""
+        if step.program is None:
+            position = self._position[step.nodes[0]]
+            weights.reach(position)
             self._bring(position)
         elif not self.profile:
-            step.program.threads = max(1, self.threads - bound)
+            step.program.threads = max(1, self.threads - weights.binds)
+
+    def _arrive_at(self, id: int, layout: Layout) -> list[LirFetch]:
+        """A gate in front of the calls of a node, if there is one. Gives the parts that the node runs in."""
+        if self._streamed is None:
+            return []
+        position = self._position[id]
+        self._bring(position)
+        self._gate((position, 0), layout)
+        return self.plan.in_parts(position)
+
+    def _gate(self, point: Point, layout: Layout) -> None:
+        """Wait for the weights of a point of the run, if any are awaited there."""
+        assert self._streamed is not None and self._streamed.reader is not None
+        gate = self._streamed.gates.get(point)
+        if gate is not None:
+            control = Pointer(None, self._streamed.reader.address)
+            layout.calls.append(
+                Call(
+                    address=gate_address(),
+                    label="",
+                    pointers=[control],
+                    values=list(gate),
+                    work=_GATE_PS,
+                    waits_for_all=True,
+                    all_wait_for=True,
+                )
+            )
 
     def _bring(self, position: int) -> None:
-        """Streamed weights lie where the stretch of kernels around `position` reads them."""
-        for f in self.plan.fetches:
-            if f.first <= position <= f.last and self.ring is not None:
-                self.memory[f.node] = self.ring[f.offset : f.offset + f.size]
+        """Streamed weights lie where the step at `position` reads them."""
+        if self._streamed is None or self._streamed.ring is None:
+            return
+        for f in self._fetches_at.get(position, ()):
+            self.memory[f.node] = self._streamed.ring[f.offset : f.offset + f.size]
+
+    def _in_parts(
+        self, kernel: EmittedKernel, whole: Call, parts: Sequence[LirFetch], layout: Layout
+    ) -> None:
+        """Put a call per part in place of the call of a kernel, with a gate in front of each: it sees the
+        weight as if it lay in one piece around the part that is there."""
+        cut = kernel.cut
+        if cut is None or any(f.begin % cut.nbytes for f in parts):
+            told = f"kernel %{whole.label} reads %{parts[0].node} in parts that it cannot be run in"
+            raise PlanError(told)
+        layout.calls.remove(whole)
+        place, first = whole.pointers[cut.operand], parts[0].offset
+        for f in parts:
+            if f.part:
+                self._gate(f.awaited, layout)
+            pointers = list(whole.pointers)
+            pointers[cut.operand] = place + (f.offset - first - f.begin)
+            stop = -(-(f.begin + f.size) // cut.nbytes)
+            part = cut_word(f.begin // cut.nbytes, stop)
+            work = whole.work // len(parts)
+            layout.calls.append(replace(whole, pointers=pointers, part=part, work=work))
 
     def pointer(self, node: int) -> Pointer:
         """Where a value of the program lies."""

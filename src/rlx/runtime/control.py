@@ -50,6 +50,7 @@ class Call(Turn):
     label: str
     pointers: list[Pointer]
     values: list[int] = field(default_factory=list)
+    part: int = 0  # of a kernel that runs part by part: what `cut_word` says
 
     @property
     def words(self) -> list[int]:
@@ -84,20 +85,20 @@ class Layout:
         reads: list[Span],
         writes: list[Span],
         work: int,
-    ) -> None:
+    ) -> Call:
         """One call; `work` is how many picoseconds one thread would take."""
-        self.calls.append(
-            Call(
-                address=self._address(kernel.name),
-                label=label,
-                pointers=pointers,
-                values=dims,
-                reads=reads,
-                writes=writes,
-                work=work,
-                alone=kernel.serial,
-            )
+        made = Call(
+            address=self._address(kernel.name),
+            label=label,
+            pointers=pointers,
+            values=dims,
+            reads=reads,
+            writes=writes,
+            work=work,
+            alone=kernel.serial,
         )
+        self.calls.append(made)
+        return made
 
     def control(
         self,

@@ -1,7 +1,8 @@
 """The native driver: one call walks all kernels of a program, on all threads, which meet where they must.
 
-A program is three tables of 8-byte fields: a header, a list of records {kernel, args, flags} and the argument
-blocks. Nothing in them is code: binding other buffers or another shape is a store into `NativeProgram.table`.
+A program is three tables of 8-byte fields: a header, a list of records {kernel, args, flags, part} and the
+argument blocks. Nothing in them is code: binding other buffers or another shape is a store into
+`NativeProgram.table`.
 
 A record may be a jump instead of a kernel: where the byte it points to is zero, the walk goes on at another
 record. Branches and loops are made of these. All threads read the same byte, which nobody writes before they
@@ -42,7 +43,7 @@ ERROR_SLOT, SCRATCH, SCRATCH_BYTES, OPERANDS = range(4)  # the fixed fields of a
 _RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST, _STRIDE, _ROOM = range(10)
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
-_RECORD_FIELDS = 3
+_RECORD_FIELDS = 4
 COPY, COUNT_STEP = "rlx_copy", "rlx_count_step"  # kernels of the driver's own, for loops
 PAUSE = 1 << 62  # what a loop stores in place of an error code when it wants to be entered again
 _PAUSE_NS = 50_000_000
@@ -73,6 +74,7 @@ class Record:
     owner: int = ALL
     meets: bool = True
     jump: bool = False
+    part: int = 0  # what the kernel sees added to the number of threads; see `kernels.cut_word`
 
     @property
     def flags(self) -> int:
@@ -123,6 +125,7 @@ class NativeProgram:
         steps[:, 0] = [record.kernel for record in self.records]
         steps[:, 1] = self.table.ctypes.data + 8 * starts
         steps[:, 2] = [record.flags for record in self.records]
+        steps[:, 3] = [record.part for record in self.records]
         self.table[starts + ERROR_SLOT] = self._errors.ctypes.data + 8 * np.arange(len(self.records))
         self._header[_RECORDS] = self._steps.ctypes.data
         self._header[_COUNT] = len(self.records)
@@ -317,7 +320,7 @@ class _Emitter:
         kernel, args = self.record_field(index, 0, "ptr"), self.record_field(index, 1, "ptr")
         profiled = f.cmp("ne", self.profile, 0)
         (start,) = f.if_value(profiled, lambda: [native.clock(f)], lambda: [0])
-        f.call(kernel, [args, thread, threads])
+        f.call(kernel, [args, thread, f.add(threads, self.record_field(index, 3))])
         f.branch(profiled, lambda: self.stamp(index, start))
         error = f.load("i64", f.field(args, ERROR_SLOT, "ptr"))
         f.branch(f.cmp("ne", error, 0), lambda: f.atomic_rmw("umin", self.place(_FAILED), index))

@@ -511,6 +511,8 @@ class CompiledProgram:
                 context.raw(target.id)[: data.size] = data  # there may be room for more
 
     def _kernel_error(self, e: RecordError) -> Exception:
+        if not e.name:  # a gate
+            return self._weights.failure() or e
         node = self.graph.nodes[int(e.name)]
         what = MESSAGES.get(e.code, f"error code {e.code}")
         return KernelError(f"kernel {self.describe(node)}: {what}", node.where)
@@ -566,7 +568,7 @@ class CompiledProgram:
             values,
             self._weights.memory,
             self.threads,
-            ring=self._weights.ring,
+            streamed=self._weights,
             one_by_one=self.debug is not None,
             profile=profile,
             heap=self._heap(plan),

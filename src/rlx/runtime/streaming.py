@@ -1,9 +1,10 @@
 """Weights that exceed their budget: they stay in a file and are read into a ring ahead of the kernels.
 
-The plan says which weights are resident, where the others come to lie in the ring and from which step on each
-may be read (`LirFetch`). A native thread reads with `pread`, which needs no lock of Python's, while kernels
-run; a run stops between two stretches of kernels until what the next one reads is there. Nothing is read
-through the mapping of the file, whose pages would count as memory of this process.
+The plan says which weights are resident, where the others come to lie in the ring and from which point of a
+run on each may be read (`LirFetch`). A native thread reads with `pread` while kernels run; between kernels of
+the same native call there are gates, at which a run waits for what it reads next, and helps to read it
+(`runtime/reader.py`). Nothing is read through the mapping of the file, whose pages would count as memory of
+this process.
 
 There is one ring per program, whatever the number of sizes it runs with: runs of several threads take turns.
 """
@@ -14,8 +15,7 @@ import os
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +23,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx import config
-from rlx.driver.copy import BarrierToken, CopyStats, ThreadCopy
-from rlx.driver.region import FileMemory, HostMemory, Tile
+from rlx.driver.copy import CopyStats
+from rlx.driver.region import FileMemory
 from rlx.errors import CopyError, FormatError, UnsupportedError
-from rlx.ir.lir import LirFetch, LirModule
+from rlx.ir.lir import LAST_PART, LirBufferPlan, LirModule, Point
 from rlx.ir.op import Role
 from rlx.runtime import container
 from rlx.runtime.container import Container, file_identity
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import allocate
-from rlx.runtime.weights import Weights
+from rlx.runtime.reader import Fill, Reader
+from rlx.runtime.weights import Gate, Weights
 
 if TYPE_CHECKING:
     from rlx.runtime.artifact import Origin
+
+
+PIECE = 512 << 10  # bytes of a read: enough for one call, few enough to share a weight among threads
 
 
 class _Load:
@@ -68,6 +72,8 @@ class _Load:
 class StreamedWeights(Weights):
     """Weights of a program whose plan has a budget, in the arrays of a file."""
 
+    _reads: Reader  # if anything is streamed
+
     def __init__(
         self, lir: LirModule, values: dict[str, np.ndarray], file: Container, numbers: Mapping[int, int]
     ) -> None:
@@ -79,15 +85,30 @@ class StreamedWeights(Weights):
         plan = self._plan = lir.planner.plan()
         self._fetches = plan.fetches
         self._lock = threading.Lock()
-        self._engine: ThreadCopy | None = None
-        self._owner = 0  # the process of the engine
-        self._next = 0  # of the fetches, the first that this run has not begun
-        self._pending: deque[tuple[LirFetch, BarrierToken]] = deque()
         self._load = _Load()
         self._read_resident()
         if self._fetches:
             self.ring = allocate(plan.sizes()["ring"]).array
-            self._ring = HostMemory.wrap(self.ring)
+            fills, counts = self._fills()
+            self.reader = self._reads = Reader(self._source, fills)
+            self.gates = _gates(plan, counts)
+
+    def _fills(self) -> tuple[list[Fill], list[int]]:
+        """What the reader has to do for all fetches, in pieces that several threads can share, and for each
+        fetch how many of these there are up to its end."""
+        assert self.ring is not None
+        fills: list[Fill] = []
+        counts: list[int] = []
+        base = int(self.ring.ctypes.data)
+        for f in self._fetches:
+            start = self._file.place(self._numbers[f.node])[0] + f.begin
+            for at in range(0, f.size, PIECE):
+                nbytes = min(PIECE, f.size - at)
+                ends = at + nbytes == f.size
+                place = base + f.offset + at
+                fills.append(Fill(start + at, place, nbytes, _position(f.starts), _position(f.ends), ends))
+            counts.append(len(fills))
+        return fills, counts
 
     def _read_resident(self) -> None:
         slots = {n: s for n, s in self._plan.assignments.items() if s.space == "weight"}
@@ -121,49 +142,33 @@ class StreamedWeights(Weights):
     def _run(self) -> Iterator[None]:
         with self._lock:
             self._check_unchanged()
-            if self._engine is None or self._owner != os.getpid():  # threads do not survive a fork
-                self._engine, self._owner = ThreadCopy(), os.getpid()
-            self._next = 0
-            self._load.resume(self._engine.stats.busy)
+            self._reads.begin()
+            self._load.resume(self._reads.stats.busy)
             try:
                 yield
             finally:
-                self._finish()
+                self._reads.settle()  # nothing may write to the ring after a run, however it ended
 
-    def reach(self, step: int) -> bool:
-        assert self._engine is not None, "a run is under way"
-        while self._next < len(self._fetches) and self._fetches[self._next].at <= step:
-            fetch = self._fetches[self._next]
-            self._next += 1
-            if fetch.last >= step:  # a run may pass over kernels, and over what they would have read
-                self._pending.append((fetch, self._begin(fetch)))
-        while self._pending and self._pending[0][0].first <= step:
-            self._engine.wait(self._pending.popleft()[1])
-        self._load.note(self._engine.stats.busy)
+    def reach(self, step: int) -> None:
+        gate = self.gates.get((step, 0))
+        if gate is not None:
+            self._reads.arrive(*gate)
+
+    @property
+    def binds(self) -> bool:
+        self._load.note(self._reads.stats.busy)
         return self._load.high
 
-    def _begin(self, fetch: LirFetch) -> BarrierToken:
-        assert self._engine is not None
-        offset, nbytes = self._file.place(self._numbers[fetch.node])
-        source = Tile(self._source, offset, 1, nbytes, nbytes)
-        return self._engine.issue(source, Tile(self._ring, fetch.offset, 1, nbytes, nbytes))
+    def failure(self) -> CopyError | None:
+        return self._reads.failure()
 
-    def read_only(self) -> float:
-        """Seconds to read what a run reads, in the same order to the same places, with nothing to compute."""
+    def read_only(self, helping: bool = True) -> float:
+        """Seconds to read what a run reads, in the same order to the same places, with nothing to compute:
+        by the reader thread alone, or with the help of this one."""
         with self._run():
             began = time.perf_counter()
-            self._pending.extend((fetch, self._begin(fetch)) for fetch in self._fetches)
-            self._finish()
+            self._reads.read_all(helping)
             return time.perf_counter() - began
-
-    def _finish(self) -> None:
-        """Nothing may write to the ring after a run, however it ended."""
-        while self._pending:
-            try:
-                assert self._engine is not None
-                self._engine.wait(self._pending.popleft()[1])
-            except CopyError:
-                pass  # the run has failed already, or does not need it
 
     def _check_unchanged(self) -> None:
         known, now = self._file.identity, file_identity(self._source.descriptor)
@@ -173,7 +178,7 @@ class StreamedWeights(Weights):
 
     @property
     def stats(self) -> dict[str, Any]:
-        done = CopyStats() if self._engine is None else self._engine.stats
+        done = self._reads.stats if self._fetches else CopyStats()
         sizes = self._plan.sizes()
         return {
             "file": self._file.path,
@@ -187,6 +192,27 @@ class StreamedWeights(Weights):
             "waiting_seconds": done.waited,
             "overlap": done.overlap,
         }
+
+
+def _position(point: Point) -> int:
+    """A point of a run as one number, in the same order."""
+    step, part = point
+    return step * (LAST_PART + 1) + part
+
+
+def _gates(plan: LirBufferPlan, counts: Sequence[int]) -> dict[Point, Gate]:
+    """Where a run stops, and which fills it needs there: those of fetches that are awaited up to there and
+    not given up before. `counts` has the number of fills up to the end of each fetch."""
+    gates: dict[Point, Gate] = {}
+    befores, fetches = [0, *counts], plan.fetches
+    first = stop = 0
+    for point in plan.stops():
+        while stop < len(fetches) and fetches[stop].awaited <= point:
+            stop += 1
+        while first < stop and fetches[first].ends < point:
+            first += 1
+        gates[point] = (_position(point), befores[first], befores[stop])
+    return gates
 
 
 def streamed_weights(

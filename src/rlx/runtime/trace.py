@@ -51,7 +51,8 @@ def spans(context: Context | None) -> list[Span]:
             assert step.program.stamps is not None, "the context was made to be profiled"
             records = step.program.records
             for thread, record, start, stop in step.program.stamps.events().tolist():
-                out.append(Span(nodes[int(records[record].name)], thread, start, stop))
+                if records[record].name:  # gates of streamed weights have none
+                    out.append(Span(nodes[int(records[record].name)], thread, start, stop))
         first, context = end, context.later
     return out
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.ir.lir import ALIGNMENT, LirModule
+from rlx.errors import RlxError
+from rlx.ir.lir import ALIGNMENT, LirModule, Point
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import Region, allocate
+
+if TYPE_CHECKING:
+    from rlx.runtime.reader import Reader
+
+Gate = tuple[int, int, int]
+"""The position of a point of a run, and the fills first..stop that it waits for."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -26,6 +33,8 @@ class Weights:
     """
 
     ring: np.ndarray | None = None  # where streamed weights come to lie
+    reader: Reader | None = None  # who reads them
+    gates: Mapping[Point, Gate] = {}  # where runs wait for them
 
     def __init__(
         self,
@@ -70,10 +79,18 @@ class Weights:
         """Held by a run from its first step to its last."""
         return _NOTHING
 
-    def reach(self, step: int) -> bool:
-        """All kernels before `step` of the schedule are done; returns when the weights that are read from
-        there to the next stretch are in place, and says whether reading is what binds the program."""
+    def reach(self, step: int) -> None:
+        """All kernels before `step` of the schedule are done, which is a host thunk; returns when the weights
+        that it reads are in place."""
+
+    @property
+    def binds(self) -> bool:
+        """Whether reading weights is what binds the program at present."""
         return False
+
+    def failure(self) -> RlxError | None:
+        """Why weights did not come, after a gate has failed."""
+        return None
 
     @property
     def stats(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
-from rlx.backend.cpu.contraction import emit_contraction, no_prologue, no_quantised
+from rlx.backend.cpu.contraction import cut_of, emit_contraction, no_prologue, no_quantised
 from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.conv_source import no_image_prologue
 from rlx.backend.cpu.fft import emit_fft
@@ -36,7 +36,8 @@ from rlx.ir.kernel import (
     Opaque,
     TransformNest,
 )
-from rlx.ir.lir import LirModule
+from rlx.ir.lir import LirModule, WeightCut
+from rlx.ir.op import Role
 from rlx.ir.types import TensorType, tensor_types
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
@@ -115,6 +116,27 @@ def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> 
         else:
             kernels[id] = made
     return KernelSet(kernels, thunks, writer.text(), writer.distinct, inner)
+
+
+def cuts(module: LirModule) -> dict[int, WeightCut]:
+    """How kernels of a program can be run part by part, by node; `KernelSet.cuts` of what is built."""
+    found: dict[int, WeightCut] = {}
+    views = module.planner.views
+    for id in module.plan.schedule:
+        node = module.mir.nodes[id]
+        weights = any(o.op.role in (Role.PARAM, Role.CONSTANT) for o in node.operands)
+        if loop_form(node) is not None or node.op.host_only is not None or not weights:
+            continue
+        try:
+            kernel = compose(body_of(node))
+        except ComposeError:
+            continue
+        cut = None
+        if isinstance(kernel, ContractNest):
+            cut = cut_of(kernel, [slot_of(o, views) for o in node.operands])
+        if cut is not None:
+            found[id] = cut
+    return found
 
 
 class _Writer:

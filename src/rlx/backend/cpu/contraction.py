@@ -20,8 +20,10 @@ from rlx.backend.cpu.quant_gemm import emit_quant_gemm
 from rlx.backend.cpu.sparse import emit_sparse
 from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
+from rlx.ir.lir import WeightCut
 from rlx.ir.scalar import Scalar, body_cost, call, convert
 from rlx.ir.types import Shape
+from rlx.ops.packing import Panels
 from rlx.ops.quant_layout import QuantLayout
 
 HEAVY_EPILOGUE = (
@@ -111,6 +113,18 @@ def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
     if not runs_along(flat_source(nest.lhs, nest.space, inputs), plan.k[-1], inputs):
         return "a prologue reads elements that lie side by side along the summed axis"
     return None
+
+
+def cut_of(nest: ContractNest, inputs: Sequence[Slot]) -> WeightCut | None:
+    """How the kernel of a contraction can be run part by part: by columns whose weights lie together."""
+    if nest.rhs_layout is None or nest.rhs_layout[0] != "unpack_panels":
+        return None
+    plan = plan_gemm(nest, inputs)
+    if plan is None or plan.batch:
+        return None
+    panels = Panels(**dict(nest.rhs_layout[1]))
+    number = nest.rhs.data
+    return WeightCut(number, panels.depth * panels.columns * inputs[number].dtype.np.itemsize)
 
 
 @dataclass(frozen=True)
@@ -257,7 +271,8 @@ class _Gemm:
             heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
             prologue=None if self.prologue_nest is None else self.prologue(self.prologue_nest),
         )
-        return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread)
+        cut = cut_of(self.nest, self.table.inputs) if spec.can_be_cut else None
+        return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread, cut=cut)
 
     def emit_quantised(self) -> EmittedKernel:
         """With weights of 4 or 8 bits."""

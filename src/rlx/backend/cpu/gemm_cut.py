@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Value
+from rlx.backend.cpu.kernels import PIECE_BITS
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,15 @@ def share(fn: Function, total: Int, thread: Int, threads: Int) -> tuple[Int, Int
     return fn.udiv(fn.mul(total, thread), threads), fn.udiv(fn.mul(total, fn.add(thread, 1)), threads)
 
 
+def cut_window(fn: Function, threads: Int, panels: Int) -> tuple[Int, Int, Int]:
+    """What the last argument of a kernel says: number of threads, first panel, and where panels end. A run of
+    the whole kernel says nothing of panels."""
+    count = fn.and_(threads, (1 << PIECE_BITS) - 1)
+    first = fn.and_(fn.lshr(threads, PIECE_BITS), (1 << PIECE_BITS) - 1)
+    stop = fn.lshr(threads, 2 * PIECE_BITS)
+    return count, first, fn.select(fn.cmp("eq", stop, 0), panels, stop)
+
+
 @dataclass(frozen=True)
 class Units:
     """The row tiles of all panels of one product, counted down the rows of one panel, then of the next.
@@ -78,6 +88,13 @@ class Units:
 
     def count(self, fn: Function) -> Int:
         return fn.mul(self.tiles, fn.add(self.full, fn.select(fn.cmp("ne", self.tail_weight, 0), 1, 0)))
+
+    def window(self, fn: Function, first: Int, stop: Int) -> Units:
+        """The units of panels first..stop only."""
+        full = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
+        none = isinstance(self.tail_weight, int) and self.tail_weight == 0
+        tail = 0 if none else fn.select(fn.cmp("ugt", stop, self.full), self.tail_weight, 0)
+        return Units(self.tiles, full, self.full_weight, tail)
 
     def share(self, fn: Function, items: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
         """The contiguous part of the units of `items` products that belongs to one thread."""

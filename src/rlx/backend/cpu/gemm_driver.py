@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.backend.cpu.gemm_cut import Tiles, Units, share
+from rlx.backend.cpu.gemm_cut import Tiles, Units, cut_window, share
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
@@ -42,6 +42,11 @@ class GemmSpec:
     c_dtype: str = "f32"
     b_packed: bool = False
     c_holds_sums: bool = False
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the kernel computes any range of panels of packed weights, if `threads` says so."""
+        return self.b_packed and not self.batch
 
     def __post_init__(self) -> None:
         rank = len(self.batch) + 2
@@ -136,7 +141,8 @@ class ProductDriver:
     def emit(self) -> KernelInfo:
         """Write the kernel."""
         fn, spec = self.main, self.call.spec
-        _, thread, threads = fn.args
+        thread: Int = fn.args[1]
+        threads: Int = fn.args[2]
         self.m, self.n, self.k = (self.size(x) for x in (spec.m, spec.n, spec.k))
         self.a_row, self.a_k = (self.size(x) for x in spec.a_strides[-2:])
         b_strides = (0, 1) if spec.b_packed else spec.b_strides[-2:]
@@ -148,15 +154,19 @@ class ProductDriver:
         self.tail = fn.sub(self.n, fn.mul(self.full, self.columns))
         panels = fn.add(self.full, fn.select(fn.cmp("ne", self.tail, 0), 1, 0))
         self.plan(panels)
-
         items: Int = 1
         for extent in batch:
             items = fn.mul(items, extent)
         grain = 1 if self.columns % self.lanes else self.lanes
         cut = Units(self.tiles.count, self.full, self.columns // grain, fn.ceildiv(self.tail, grain))
         units = cut.count(fn)
-        start, end = cut.share(fn, items, thread, threads)
         each, tiles = units, self.tiles.count
+        window: tuple[Int, Int] = (0, units)
+        if spec.can_be_cut:
+            threads, from_panel, to_panel = cut_window(fn, threads, panels)
+            window = fn.mul(from_panel, tiles), fn.mul(to_panel, tiles)
+            cut = cut.window(fn, from_panel, to_panel)
+        start, end = (fn.add(window[0], unit) for unit in cut.share(fn, items, thread, threads))
         # Rows that are computed are shared where that is fair; else every thread computes those it needs. So
         # are rows that meet few weights: threads that share columns write to the same cache lines of C.
         by_rows: Bool = False
@@ -171,8 +181,8 @@ class ProductDriver:
             before = fn.mul(index, each)
             first, last = fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), each)
             part = Part(
-                fn.select(by_rows, 0, first),
-                fn.select(by_rows, units, last),
+                fn.select(by_rows, window[0], first),
+                fn.select(by_rows, window[1], last),
                 fn.select(by_rows, first, 0),
                 fn.select(by_rows, last, tiles),
             )

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlx.errors import PlanError
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
-from rlx.ir.lir import LirBufferPlan
+from rlx.ir.lir import LirBufferPlan, WeightCut
+
+PIECE_BITS = 20  # of the argument `threads`: their number, the first piece of a part, where the part ends
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,14 @@ class EmittedKernel:
     serial: bool = False
     reveals: bool = False  # the last size of its result is found by running it: it is left in scratch
     picoseconds: Dim = 0  # of one core, roughly: whether threads should share it
+    cut: WeightCut | None = None  # how it can be run part by part
+
+
+def cut_word(first: int, stop: int) -> int:
+    """What is added to the number of threads, so that a kernel computes with pieces first..stop only."""
+    if not 0 <= first < stop < 1 << PIECE_BITS:
+        raise PlanError(f"pieces {first} to {stop} of a weight are too many; read it in larger ones")
+    return first << PIECE_BITS | stop << 2 * PIECE_BITS
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,11 @@ class KernelSet:
             self._times[symbols] = compile_dims([k.picoseconds for k in self.kernels.values()], symbols)
         return dict(zip(self.kernels, self._times[symbols]([plan.binding[s] for s in symbols]), strict=True))
 
+    @property
+    def cuts(self) -> dict[int, WeightCut]:
+        """How kernels can be run part by part, by node."""
+        return {id: kernel.cut for id, kernel in self.kernels.items() if kernel.cut is not None}
+
     def in_bodies(self) -> Iterator[EmittedKernel]:
         """Kernels of all bodies, however deep."""
         for bodies in self.inner.values():
@@ -124,6 +140,7 @@ def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
             k.serial,
             k.reveals,
             str(k.picoseconds),
+            k.cut and [k.cut.operand, k.cut.nbytes],
         ]
         for id, k in kernels.items()
     }
@@ -132,7 +149,13 @@ def _describe(kernels: dict[int, EmittedKernel]) -> dict[str, list[object]]:
 def _recall(data: dict[str, list[Any]]) -> dict[int, EmittedKernel]:
     return {
         int(id): EmittedKernel(
-            name, tuple(parse_dim(d) for d in dims), parse_dim(scratch), serial, reveals, parse_dim(time)
+            name,
+            tuple(parse_dim(d) for d in dims),
+            parse_dim(scratch),
+            serial,
+            reveals,
+            parse_dim(time),
+            WeightCut(*cut) if cut else None,
         )
-        for id, (name, dims, scratch, serial, reveals, time) in data.items()
+        for id, (name, dims, scratch, serial, reveals, time, cut) in data.items()
     }

@@ -177,6 +177,7 @@ class LirInterpreter(PlannedRun):
         self.module = module
         self.states: dict[str, np.ndarray] = {}
         self.room: dict[str, int] = {}  # sizes that data decides -> the most they can be
+        self.joined: dict[int, np.ndarray] = {}  # weights that come in parts: those that have come
 
     def run(
         self,
@@ -244,13 +245,26 @@ class LirInterpreter(PlannedRun):
         self.memory = {space: np.full(n, fill, np.uint8) for space, n in self.plan.sizes().items()}
 
     def _fetch(self, step: int, given: Mapping[int, np.ndarray]) -> None:
-        """Fill the ring as early as the plan allows, and read each weight where its latest fetch put it."""
-        for f in self.plan.fetches:
-            if f.at == step:
-                place = self.memory["ring"][f.offset : f.offset + f.size]
-                place[:] = np.ascontiguousarray(given[f.node]).reshape(-1).view(np.uint8)
-            if f.first == step:
-                self.plan.assignments[f.node] = LirBufferSlot(f.offset, f.size, "ring")
+        """Fill the ring as early as the plan allows, and read each weight where its latest fetch put it.
+
+        A kernel that runs part by part is computed at once, with the parts as it would find them.
+        """
+        for point in self.plan.stops():
+            if point[0] != step:
+                continue
+            for f in self.plan.fetches:
+                place = self.memory["ring"][f.offset : f.offset + f.size] if f.starts <= point else None
+                if place is not None and f.starts == point:
+                    whole = np.ascontiguousarray(given[f.node]).reshape(-1).view(np.uint8)
+                    place[:] = whole[f.begin : f.begin + f.size]
+                if place is not None and f.awaited == point and f.parts:
+                    self.joined[f.node] = np.concatenate([self.joined[f.node], place] if f.part else [place])
+                elif f.awaited == point:
+                    self.plan.assignments[f.node] = LirBufferSlot(f.offset, f.size, "ring")
+
+    def _bytes(self, value: int) -> np.ndarray:
+        joined = self.joined.get(value)
+        return super()._bytes(value) if joined is None else joined
 
     def _grow(self, found: Mapping[str, int], at: Node) -> None:
         """Sizes that depend on data are known now: where there is room for them, values stay where they are;
