@@ -103,7 +103,7 @@ def emit_kernel(
 
 def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> KernelSet:
     """Emit every kernel of a program; equal kernels are written once."""
-    writer = _Writer(target)
+    writer = _Writer(target, flush_bf16=module.options.get("precision") == "bf16")
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
     inner: dict[int, tuple[BodyKernels, ...]] = {}
@@ -142,8 +142,8 @@ def cuts(module: LirModule) -> dict[int, WeightCut]:
 class _Writer:
     """Writes kernels into one module and remembers them by what they compute."""
 
-    def __init__(self, target: Target) -> None:
-        self.module = Module(target)
+    def __init__(self, target: Target, flush_bf16: bool) -> None:
+        self.module = Module(target, flush_bf16)
         self.known: dict[str, EmittedKernel | str] = {}
 
     @property

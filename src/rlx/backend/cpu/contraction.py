@@ -14,7 +14,7 @@ from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.nest_base import expression_lanes, prepare
-from rlx.backend.cpu.primitives import to_memory
+from rlx.backend.cpu.primitives import memory_type, to_memory
 from rlx.backend.cpu.prologue import flat_source, runs_along
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm
 from rlx.backend.cpu.sparse import emit_sparse
@@ -270,9 +270,21 @@ class _Gemm:
             epilogue=None if self.trivial else self.epilogue,
             heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
             prologue=None if self.prologue_nest is None else self.prologue(self.prologue_nest),
+            beside=self.beside(),
         )
         cut = cut_of(self.nest, self.table.inputs) if spec.can_be_cut else None
         return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread, cut=cut)
+
+    def beside(self) -> tuple[tuple[int, str], ...]:
+        """Operands that the epilogue reads where the result is written, by field and type: residuals."""
+        found: dict[int, str] = {}
+        for e in self.store.body.walk():
+            if e.prim == "load":
+                slot = self.table.inputs[e.data]
+                steps = linear_steps(e, slot.steps, self.nest.kept)
+                if steps is not None and steps.start == 0 and steps.axes == self.store.strides:
+                    found[FIRST_OPERAND + e.data] = memory_type(slot.dtype)
+        return tuple(found.items())
 
     def emit_quantised(self) -> EmittedKernel:
         """With weights of 4 or 8 bits."""

@@ -49,6 +49,7 @@ def emit_gemm(
     epilogue: Epilogue | None = None,
     heavy: bool = False,
     prologue: Prologue | None = None,
+    beside: tuple[tuple[int, str], ...] = (),
 ) -> KernelInfo:
     """Write the kernel `name` into the module. `operands` are the argument fields of A, B and C;
     `starts` the elements before the first one of A and B.
@@ -56,14 +57,16 @@ def emit_gemm(
     A `heavy` epilogue (more than a few instructions) is written once and runs over each finished tile while
     it is still in L1; a light one is written into every tile function, where it works on registers. In every
     function that the epilogue writes into, `fn.args[0]` is the kernel's argument table. With a `prologue`, A
-    is not in memory: its strides are `(0, ..., row_stride(k), 1)`, those of the rows in scratch.
+    is not in memory: its strides are `(0, ..., row_stride(k), 1)`, those of the rows in scratch. `beside` are
+    argument fields and LLVM types of matrices that lie like C and that the epilogue reads: tiles ask for them
+    early.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> spec = GemmSpec(4, 32, 8, a_strides=(8, 1), b_strides=(32, 1), c_strides=(32, 1))
     >>> emit_gemm(Module(resolve("x86-64-v3")), "product", spec).scratch_bytes_per_thread
     1024
     """
-    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy, prologue)
+    call = GemmCall(spec, operands, starts, dim_value, epilogue, heavy, prologue, beside)
     emitter = DotGemm if suits_dot(spec, module.target) else _Gemm
     return emitter(module, name, call).emit()
 
@@ -103,6 +106,7 @@ class _Gemm(ProductDriver):
             staged=call.heavy or not maskable,
             masked_b=self.b_in_place,
             resumes=self.blocks_k,
+            beside=() if spec.batch else call.beside,
         )
 
     # ---- sizes

@@ -86,6 +86,7 @@ class GemmCall:
     epilogue: Epilogue | None
     heavy: bool
     prologue: Prologue | None = None
+    beside: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from rlx.backend.cpu.gemm_end import Frame, TileEnd
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
+from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
+
+LONG = 128  # k from which a tile takes as long as lines of C take to come from memory
 
 TILE_PARAMS = (
     ("ptr", "args"),
@@ -41,6 +44,7 @@ class TileWriter:
     staged: bool  # sums go through a tile in L1, where one function finishes them
     masked_b: bool  # B is read in place up to the last column of the matrix
     resumes: bool  # k comes in blocks, between which C holds the sums
+    beside: tuple[tuple[int, str], ...] = ()  # matrices like C that the epilogue reads: field, element type
 
     @property
     def lanes(self) -> int:
@@ -79,6 +83,8 @@ class TileWriter:
         places = [fn.gep(c, fn.mul(i, c_row), self.end.c_element) for i in range(rows)]
         tile = _Tile(fn, places, width, self.lanes, self.end.c_element, mask)
 
+        if isinstance(k, int) and k >= LONG and not self.resumes:
+            tile.ask(self._read_beside(fn, row, column, c_row, rows))
         start = [kind.zero] * (rows * width)
         if self.resumes:
             fresh = fn.cmp("ne", self.frame.read(fn, frame, "fresh"), 0)
@@ -96,6 +102,16 @@ class TileWriter:
         done = fn.cmp("ne", self.frame.read(fn, frame, "done"), 0) if self.resumes else True
         fn.branch(done, finish, lambda: tile.store(sums))
         return name
+
+    def _read_beside(
+        self, fn: Function, row: Int, column: Int, c_row: Int, rows: int
+    ) -> list[tuple[Value, str]]:
+        """Rows of what the epilogue reads for a tile, and their type."""
+        out = []
+        for field, element in self.beside:
+            start = fn.gep(fn.field(fn.args[0], field, "ptr"), fn.add(fn.mul(row, c_row), column), element)
+            out += [(fn.gep(start, fn.mul(i, c_row), element), element) for i in range(rows)]
+        return out
 
     def _last_mask(self, fn: Function, frame: Value, column: Int, width: int) -> Value:
         """Mask of the last of `width` vectors from `column` on."""
@@ -123,6 +139,12 @@ class _Tile:
 
     def place(self, i: int, j: int) -> Value:
         return self.fn.gep(self.rows[i], j * self.lanes, self.element)
+
+    def ask(self, beside: list[tuple[Value, str]]) -> None:
+        """Have lines of C, and of what the epilogue reads, on their way while the sums are made."""
+        for row, element in (*((row, self.element) for row in self.rows), *beside):
+            for byte in range(0, self.width * self.lanes * size_bytes(element), 64):
+                self.fn.prefetch(self.fn.gep(row, byte, "i8"), locality=2)
 
     def load(self) -> list[Value]:
         fn, type_ = self.fn, vector(self.element, self.lanes)

@@ -77,7 +77,7 @@ class Lanes(Arithmetic):
             a = self._to_odd_float(a)
         if element_type == "half":
             return self.cast("fptrunc", a, "half") if self._has_half else self._float_to_half(a)
-        if not exact and self.module.target.has_bf16:
+        if (not exact or self.module.flush_bf16) and self.module.target.has_bf16:
             return self.cast("fptrunc", a, "bfloat")
         word = self.bitcast(a, like(a.type, "i32"))
         rounding = self.add(self.and_(self.lshr(word, 16), 1), 0x7FFF)

@@ -54,7 +54,8 @@ Body = Callable[[Int, list[Value]], "Sequence[Number] | None"]
 class Module:
     """One LLVM module under construction for one target."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, flush_bf16: bool = False) -> None:
+        self.flush_bf16 = flush_bf16  # rounding to bf16 may make denormals zeros
         self.target = target
         self._functions: dict[str, Function] = {}
         self._declared: dict[str, str] = {}
