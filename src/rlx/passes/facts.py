@@ -20,7 +20,7 @@ class Access:
 
     how: "plain" at an index always in range, "guarded" only where a condition holds, "checked" at an index
     from data, "memory" as a whole (operands of ops that are kernels of their own, weights), "rows" also as a
-    whole, but by a contraction, which can compute what it reads.
+    whole, but by a contraction or convolution, which can compute what it reads.
     `index` is relative to `operand`, which may be a view of the value. `pointwise` is a plain read of the
     value itself at every point of an equal space.
     """
@@ -112,7 +112,7 @@ class Facts:
     def _find_accesses(self, node: Node) -> list[Access]:
         body = self.body(node)
         if body is None:
-            first = "rows" if self.kind(node) == "contract" else "memory"
+            first = "rows" if self.kind(node) in ("contract", "conv") else "memory"
             how = [first, *("memory" for _ in node.operands[1:])]
             return [
                 Access(self.io.root(o).id, way, o, (), False)

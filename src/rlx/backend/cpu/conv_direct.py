@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.backend.cpu.conv_lines import PixelMover, emit_line_packer
 from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, tile_pixels
+from rlx.backend.cpu.conv_source import ImageSource, SourceMover, as_one_line
 from rlx.backend.cpu.conv_tile import ConvTile
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_cut import Tiles
@@ -67,19 +68,26 @@ class _Direct:
         self.module, self.name, self.nest, self.layout = module, name, nest, layout
         self.table = KernelFrame(module, name, inputs, outputs)
         self.fn = self.table.fn
-        self.shape = shape = Geometry.of(nest)
+        shape = Geometry.of(nest)
         self.lanes = module.target.lanes("f32")
         store, out = nest.stores[0], nest.form.out
-        x = inputs[nest.x]
-        self.x = Image.blocked(x) if nest.x_blocked else Image.planar(x.steps, x.shape)
+        self.source = ImageSource.of(nest, self.table) if nest.has_prologue else None
+        if self.source is None:
+            x = inputs[nest.x]
+            self.x = Image.blocked(x) if nest.x_blocked else Image.planar(x.steps, x.shape)
+        else:
+            self.x = self.source.image
         self.y = Image.blocked(outputs[0]) if nest.out_blocked else Image.planar(store.strides, out)
-        self.packs = shape.padded or self.x.lanes == 1
+        self.packs = shape.padded or self.x.lanes == 1 or self.source is not None
         if nest.out_blocked:
             epilogue = Epilogue.blocked(self.table, store, out, shape.out, self.lanes)
         else:
             epilogue = Epilogue.planar(self.table, store, out, shape.out)
-        in_line = not self.packs and shape.moves_by_one and self.x.dense and self.y.dense
-        self.flat = in_line and (nest.out_blocked or epilogue.sees_one_axis)
+        in_line = shape.moves_by_one and self.x.dense and self.y.dense
+        in_line = in_line and (nest.out_blocked or epilogue.sees_one_axis)
+        self.flat = in_line and not self.packs
+        self.one_line = in_line and self.source is not None and self.source.sees_one_axis
+        self.shape = shape = as_one_line(shape) if self.one_line else shape
         self.frame = Frame(self.fn, 8)
         self.end: BlockedEnd | PlanarEnd = (BlockedEnd if nest.out_blocked else PlanarEnd)(
             module,
@@ -90,7 +98,7 @@ class _Direct:
             self.y,
             int(out[1]),  # type: ignore[call-overload]
             self.lanes,
-            self.flat,
+            self.flat or self.one_line,
         )
         pixel = shape.strides[2] * self.x.lanes
         self.kind = kind_of("f32", module.target)
@@ -141,7 +149,7 @@ class _Direct:
         self.panels = panels.full + (1 if panels.tail else 0)
         images = fn.mul(fn.mul(self.size(shape.images), shape.groups), self.planes)
         chunks = self.chunks()
-        self.plan_pieces()
+        self.plan_pieces(images, chunks)
         self.plan_bands(images, chunks)
         self.share_steps()
         self.stage = fn.alloca(ELEMENT, VECTORS * self.lanes * (-(-self.pixels // self.lanes) * self.lanes))
@@ -169,8 +177,10 @@ class _Direct:
         heavy = fn.cmp("sgt", weights, image)
         return fn.select(heavy, fn.umin(self.threads, self.panels), 1)  # type: ignore[return-value]
 
-    def plan_pieces(self) -> None:
-        """Cut lines of which not even one fits the budget into pieces of whole tiles."""
+    def plan_pieces(self, images: Int, chunks: Int) -> None:
+        """Cut lines of which not even one fits the budget into pieces of whole tiles; one line that holds all
+        pixels also to busy all threads.
+        """
         fn, shape = self.fn, self.shape
         self.pieces: Int = 1
         self.piece_tiles = fn.umax(self.tiles.count, 1)
@@ -179,6 +189,9 @@ class _Direct:
             return
         whole = fn.mul(self.size(self.line_pixels), self.pixel_bytes * shape.reach[1])
         pieces = fn.umax(fn.ceildiv(whole, self.budget), 1)
+        if self.one_line:
+            alone = fn.and_(fn.cmp("ult", images, self.threads), fn.cmp("eq", chunks, 1))
+            pieces = fn.select(alone, fn.round_up(pieces, self.threads), pieces)  # type: ignore[arg-type, assignment]
         self.piece_tiles = fn.umax(fn.ceildiv(self.tiles.count, pieces), 1)
         self.pieces = fn.ceildiv(self.tiles.count, self.piece_tiles)
         outputs = fn.smin(fn.mul(self.piece_tiles, self.pixels), self.size(shape.out[2]))
@@ -209,8 +222,11 @@ class _Direct:
             frame.share("x_block", fn.mul(plane, self.shape.window[0]))
             frame.share("x_d", plane)  # only planes of a window are copied
             frame.share("x_h", fn.mul(line, self.shape.dilations[1]))
-            mover = PixelMover(self.x.lanes, self.lanes)
-            self.packer = emit_line_packer(self.module, self.name, self.table, self.shape, self.x, mover)
+            args = (self.x.lanes, self.lanes, ELEMENT)
+            mover = PixelMover(*args) if self.source is None else SourceMover(*args, source=self.source)
+            self.packer = emit_line_packer(
+                self.module, self.name, self.table, self.shape, self.x, mover, mover.told
+            )
         else:
             frame.share("x_block", self.size(self.x.block))
             frame.share("x_d", fn.mul(self.size(self.x.axes[0]), self.shape.dilations[0]))
@@ -240,12 +256,15 @@ class _Direct:
         fn, shape = self.fn, self.shape
         blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
         start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
-        x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
+        # a computed image has no place in memory, but the packer is told which part of it is wanted
+        memory = self.table.scratch() if self.source else self.table.operand(fn, self.nest.x).pointer
+        x = fn.gep(memory, 0 if self.source else start, ELEMENT)
         if self.packs:
             scratch = self.table.scratch()
             pixel = self.tiles.row(fn, band.first_tile)
             place = [band.d, band.first, pixel, self.band_lines, self.piece_pixels, self.piece_pixels]
-            fn.call(self.packer, [fn.args[0], scratch, x, *place])
+            told = (band.image, blocks) if self.source else ()
+            fn.call(self.packer, [fn.args[0], scratch, x, *place, *told])
             before = fn.mul(pixel, self.tile.pixel_step)
 
             def line_of(h: Int) -> Value:

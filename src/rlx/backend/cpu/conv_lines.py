@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ class Line:
     end: Int
     positions: Int
     step: Int
+    at: tuple[Int, ...] = ()  # what else the packer was told, block, plane and line of x
 
 
 class Mover(Protocol):
@@ -42,18 +43,24 @@ class Mover(Protocol):
 
 
 def emit_line_packer(
-    module: Module, name: str, table: ArgumentTable, shape: Geometry, image: Image, mover: Mover
+    module: Module,
+    name: str,
+    table: ArgumentTable,
+    shape: Geometry,
+    image: Image,
+    mover: Mover,
+    told: Sequence[str] = (),
 ) -> str:
-    """Name of the function pack(args, to, x, d, h, pixel, lines, width, positions).
+    """Name of the function pack(args, to, x, d, h, pixel, lines, width, positions, told...).
 
     It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
     that of output line `h` on, each with `positions` places from the window of output `pixel` on.
     """
     name = f"{name}.lines"
-    words = ("d", "h", "pixel", "lines", "width", "positions")
+    words = ("d", "h", "pixel", "lines", "width", "positions", *told)
     params = [("ptr", "args"), ("ptr noalias", "to"), ("ptr noalias", "x"), *(("i64", w) for w in words)]
     fn = module.function(name, params, internal=True, noinline=True)
-    _, to, x, d, h, pixel, lines, width, positions = fn.args
+    _, to, x, d, h, pixel, lines, width, positions, *more = fn.args
     taps, blocks = shape.window[0], -(-shape.per_in // image.lanes)
     size = [table.dim(fn, s) for s in shape.size]
     low = [table.dim(fn, s) for s in shape.low]
@@ -80,7 +87,8 @@ def emit_line_packer(
                 there = fn.gep(target, fn.mul(r, elements), ELEMENT)
                 inside = both(fn, in_plane, fn.cmp("ult", at_h, size[1]))
                 origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), ELEMENT)
-                found = Line(there, origin, before, begin, end, positions, steps[2])
+                place = (*more, b, at_d, at_h)
+                found = Line(there, origin, before, begin, end, positions, steps[2], place)
                 fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.zero(fn, there, width))
 
             fn.loop(0, lines, 1, [], line)
@@ -120,6 +128,12 @@ class PixelMover:
 
     pixel: int
     lanes: int
+    element: str = ELEMENT
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What a packer must be told besides."""
+        return ()
 
     @property
     def whole(self) -> bool:
@@ -135,6 +149,10 @@ class PixelMover:
         first, last = fn.mul(line.begin, self.pixel), fn.mul(line.end, self.pixel)
         _zero(fn, self.lanes, line.to, 0, first, self.whole)
         _zero(fn, self.lanes, line.to, last, fn.mul(line.positions, self.pixel), self.whole)
+        self.move(fn, line, first, last)
+
+    def move(self, fn: Function, line: Line, first: Int, last: Int) -> None:
+        """Write elements first..last of a line, which x has."""
         source = fn.gep(line.source, fn.mul(fn.sub(line.begin, line.low), line.step), ELEMENT)
         if not (isinstance(line.step, int) and line.step == self.pixel):
             moved = vector(ELEMENT, self.pixel)
@@ -154,6 +172,10 @@ class PixelMover:
             else:
                 fn.masked_store(fn.masked_load(type_, place, mask), there, mask)
 
+        self.pieces(fn, first, last, piece)
+
+    def pieces(self, fn: Function, first: Int, last: Int, piece: Callable[[Int, Value | None], None]) -> None:
+        """piece(element, mask) in whole vectors, the last one masked."""
         _pieces(fn, self.lanes, first, last, piece, self.whole)
 
 
