@@ -56,7 +56,7 @@ class Ahead:
 
 AHEAD = (Ahead(1024),)  # long bodies let few loads be on their way
 # Beside stores past the caches: memory fills the second cache early, that one the first shortly before use.
-STREAM_AHEAD = (Ahead(8192, 2), Ahead(512))
+STREAM_AHEAD = (Ahead(8192, 2), Ahead(768))
 
 
 @dataclass

@@ -111,12 +111,17 @@ class _MapNest(NestEmitter):
         outside = self.point([*row, 0], None)
         self.prepare(outside, bodies(self.nest), set(range(last)))
 
-        def vector_at(i: Int, mask: Value | None) -> None:
+        def vector_at(i: Int, mask: Value | None, width: int = self.lanes) -> None:
             axes = [*row, i]
-            at = self.point(axes, Lane(last, i, self.lanes, mask), outside)
+            at = self.point(axes, Lane(last, i, width, mask), outside)
             at.ahead = STREAM_AHEAD if self.streaming else AHEAD
             self.stores(at, axes)
 
+        if self.streaming:  # two vectors at once: more of them are under way
+            pair = 2 * self.lanes
+            end = self.fn.sub(stop, self.fn.urem(self.fn.sub(stop, start), pair))
+            self.fn.loop(start, end, pair, [], lambda i, _: vector_at(i, None, pair))
+            start = end
         self.along(stop, self.lanes, vector_at, start)
 
     def stores(self, at: Expression, axes: list[Int]) -> None:

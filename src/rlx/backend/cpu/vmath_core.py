@@ -161,20 +161,41 @@ def sixteenths(x: Value) -> float:
     return 1.5 * 2.0 ** (format_of(x).mantissa - 4)
 
 
-def power_of_sixteenths(f: Lanes, word: Value, factor: float = 1.0) -> Value:
-    """2**(k / 16) * factor for the k in the four lowest bits of `word`: a lane of a register is picked."""
-    width, all_lanes = word.width, len(tables.SIXTEENTHS)
-    if width > all_lanes:
-        low, high = (f.part(word, first, width // 2) for first in (0, width // 2))
-        return f.concat(power_of_sixteenths(f, low, factor), power_of_sixteenths(f, high, factor))
+def power_of_sixteenths(f: Lanes, word: Value) -> Value:
+    """2**(k / 16) for the k in the four lowest bits of `word`."""
+    return f.bitcast(_lane_of_sixteen(f, word, [_word(power) for power in tables.SIXTEENTHS]), word.type)
+
+
+def scaled_power_of_sixteenths(f: Lanes, word: Value, factor: float) -> Value:
+    """2**n * factor for the n that `word` holds in sixteenths, if that is a normal number.
+
+    The whole part of n is added to the exponent; what the fraction adds there, the table subtracts before.
+    """
+    shift = format_of(word).mantissa - 4
+    words = [_word(power * factor) - (k << shift) for k, power in enumerate(tables.SIXTEENTHS)]
+    whole = f.shl(f.bitcast(word, integer_type(word)), shift)
+    return f.bitcast(f.value(f.add(_lane_of_sixteen(f, word, words), whole)), word.type)
+
+
+def _word(value: float) -> int:
+    return FORMATS["float"].bits(value)
+
+
+def _lane_of_sixteen(f: Lanes, word: Value, table: Sequence[int]) -> Value:
+    """The entry of `table` whose number is in the four lowest bits of `word`: one lane of a register."""
+    width, count = word.width, len(table)
+    if width > count:
+        halves = [f.part(word, first, width // 2) for first in (0, width // 2)]
+        low, high = (_lane_of_sixteen(f, half, table) for half in halves)
+        return f.concat(low, high)
     k = f.bitcast(word, integer_type(word))
     if width == 1:
-        k = f.splat(k, all_lanes)
-    elif width < all_lanes:
-        k = f.shuffle(k, None, [*range(width), *(-1 for _ in range(all_lanes - width))])
-    powers = lanes_of(vector("float", all_lanes), [power * factor for power in tables.SIXTEENTHS])
-    found = f.intrinsic("llvm.x86.avx512.permvar.sf.512", powers.type, powers, k, feature="avx512f")
-    return found if width == all_lanes else f.part(found, 0, width)
+        k = f.splat(k, count)
+    elif width < count:
+        k = f.shuffle(k, None, [*range(width), *(-1 for _ in range(count - width))])
+    register = lanes_of(vector("i32", count), table)
+    found = f.intrinsic("llvm.x86.avx512.permvar.si.512", register.type, register, k, feature="avx512f")
+    return found if width == count else f.part(found, 0, width)
 
 
 def scale(f: Lanes, p: Value, n: Value) -> Value:

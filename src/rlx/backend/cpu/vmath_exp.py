@@ -20,6 +20,7 @@ from rlx.backend.cpu.vmath_core import (
     power_of_sixteenths,
     residual,
     scale,
+    scaled_power_of_sixteenths,
     sign_bit,
     sixteenths,
     split_exponent,
@@ -51,18 +52,20 @@ def _exp_sum(f: Lanes, x: Value, low: Value | None = None, shift: float = 0.0) -
 
 def exp(f: Lanes, x: Value) -> Value:
     x = clamp(f, x, *format_of(x).exp_range)
-    return _exp_by_table(f, x) if has_power_table(f, x) else _exp_sum(f, x)
+    if not has_power_table(f, x):
+        return _exp_sum(f, x)
+    word, n, small = _expm1_sixteenth(f, x)
+    power = power_of_sixteenths(f, word)
+    return scale(f, f.fma(power, small, power), n)
 
 
-def _exp_by_table(f: Lanes, x: Value, factor: float = 1.0) -> Value:
-    """exp(x) * factor, a power of two; x is in the range of `exp` already."""
+def _expm1_sixteenth(f: Lanes, x: Value) -> tuple[Value, Value, Value]:
+    """(word, n, exp(r) - 1) with x = n ln 2 + r, |r| <= ln(2) / 32; lowest in `word` is n in sixteenths."""
     fmt = format_of(x)
     word = f.fma(x, LOG2_E, sixteenths(x))
     n = f.fsub(word, sixteenths(x))
     r = f.fma(n, -fmt.ln2_low, f.fma(n, -fmt.ln2_high, x))
-    power = power_of_sixteenths(f, word, factor)
-    small = f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
-    return scale(f, f.fma(power, small, power), n)
+    return word, n, f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
 
 
 def exp2(f: Lanes, x: Value) -> Value:
@@ -98,9 +101,11 @@ def sigmoid(f: Lanes, x: Value) -> Value:
     From exp(-|x|), or with both sides of the fraction made small: then exp(-x) does not overflow.
     """
     if has_power_table(f, x):
-        small, limit = 2.0**-64, -format_of(x).exp_range[0]
-        e = _exp_by_table(f, f.fneg(clamp(f, x, -limit, limit)), small)
-        return f.fdiv(small, f.fadd(e, small))
+        tiny = 2.0**-64
+        # above 40 exp(-x) does not count any more, and up to there its product with `tiny` is normal
+        word, _, small = _expm1_sixteenth(f, f.fneg(clamp(f, x, format_of(x).exp_range[0], 40.0)))
+        power = scaled_power_of_sixteenths(f, word, tiny)
+        return f.fdiv(tiny, f.fadd(f.fma(power, small, power), tiny))
     e = exp(f, f.fneg(f.fabs(x)))
     top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
     return f.fdiv(top, f.fadd(e, 1.0))
