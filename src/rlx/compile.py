@@ -275,8 +275,9 @@ def compile(
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Origin
     from rlx.runtime.debug import check_mode
-    from rlx.runtime.native_code import native_code
+    from rlx.runtime.native_code import native_code, native_code_meanwhile
     from rlx.runtime.program import CompiledProgram
+    from rlx.runtime.weights import Weights
 
     threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
     check_mode(debug)
@@ -322,12 +323,16 @@ def compile(
         return compile_for_device(graph, device, target, debug, planned)
     machine = resolve(config.TARGET.get() if target == "host" else target)
     lir = planned(graph, machine.name)
-    kernels, code = native_code(lir, machine, cache)
     origin = Origin(lambda: graph, planned)
-    weights = None
-    if weight_budget is not None:
+    weights: Weights | None = None
+    if weight_budget is None:
+        with native_code_meanwhile(lir, machine, cache) as native:  # LLVM needs no Python
+            weights = Weights(lir)
+        kernels, code = native()
+    else:
         from rlx.runtime.streaming import streamed
 
+        kernels, code = native_code(lir, machine, cache)
         weights = streamed(lir, origin, weight_file)
     program = make(lir, kernels, code, threads, debug, weights=weights, origin=origin)
     if states is not None:

@@ -174,9 +174,11 @@ def _from_onnx(
     options: dict[str, Any],
 ) -> CompiledProgram:
     def import_() -> tuple[Graph, Sequence[Path]]:
-        from rlx.frontend.onnx.load import external_files
+        from rlx.frontend.onnx import from_onnx
+        from rlx.frontend.onnx.load import external_files, load_model
 
-        return read_graph(path, shapes), external_files(path)
+        model = load_model(path)  # once: it may be large
+        return from_onnx(model, shapes=shapes), external_files(model[0], path.parent)
 
     return _stored(path, shapes, states, options, import_)
 

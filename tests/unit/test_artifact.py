@@ -23,7 +23,7 @@ from rlx.ir import serialize
 from rlx.runtime import container, save
 from rlx.runtime.artifact import Artifact, ArtifactWarning
 from rlx.runtime.cache import CacheWarning
-from rlx.runtime.programs import ProgramStore
+from rlx.runtime.programs import ProgramStore, wait_until_stored
 
 CONTAINER_KEYS = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
@@ -523,6 +523,7 @@ def test_options_have_programs_of_their_own(onnx_file: Path) -> None:
 
 def test_a_damaged_entry_is_replaced(onnx_file: Path) -> None:
     expected = rlx.load(onnx_file)(X)
+    wait_until_stored()
     (entry,) = ProgramStore().directory.iterdir()
     entry.write_bytes(entry.read_bytes()[:5000])
     with pytest.warns(CacheWarning, match="compiled again"):

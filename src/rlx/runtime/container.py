@@ -125,8 +125,7 @@ def _write(
         drop_pages(dense)
     file.truncate(total)
     file.flush()
-    described["array_sums"] = _page_sums(_read_blocks(file, first, total))
-    described["array_sha256"] = _sha256(_read_blocks(file, first, total))
+    described["array_sums"], described["array_sha256"] = _digests(_read_blocks(file, first, total))
     encoded = _encoded(described)
     file.seek(0)
     file.write(_prefix(encoded, total))
@@ -147,11 +146,25 @@ def _prefix(header: bytes, total: int, version: int = VERSION) -> bytes:
     return _PREFIX.pack(MAGIC, version, 0, len(header), total, hashlib.sha256(bare + header).digest())
 
 
+def _digests(blocks: Iterable[Bytes]) -> tuple[str, str]:
+    """Both digests of the arrays, in one pass: `_page_sums` and `_sha256`."""
+    sums, whole = hashlib.sha256(), hashlib.sha256()
+    for block in blocks:
+        sums.update(_sums(block))
+        whole.update(block.data)
+    return sums.hexdigest(), whole.hexdigest()
+
+
+def _sums(block: Bytes) -> bytes:
+    sums: bytes = block.view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1, dtype=np.uint64).tobytes()
+    return sums
+
+
 def _page_sums(blocks: Iterable[Bytes]) -> str:
     """A digest of the sums of all pages: damage to any word shows, at the price of reading the words once."""
     digest = hashlib.sha256()
     for block in blocks:
-        digest.update(block.view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1, dtype=np.uint64).tobytes())
+        digest.update(_sums(block))
     return digest.hexdigest()
 
 

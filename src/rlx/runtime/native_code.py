@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rlx.backend.cpu.kernels import KernelSet
@@ -16,6 +19,35 @@ FORMAT = 5  # of the cached blob
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
     """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
     return open_blob(code_blob(lir, target, cache), target)
+
+
+@contextmanager
+def native_code_meanwhile(
+    lir: LirModule, target: Target, cache: bool
+) -> Iterator[Callable[[], tuple[KernelSet, Any]]]:
+    """`native_code` in another thread while the caller does something else; the function that is given waits
+    for it."""
+    made: list[tuple[KernelSet, Any]] = []
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            made.append(native_code(lir, target, cache))
+        except BaseException as e:  # raised in the thread that asked
+            failed.append(e)
+
+    def wait() -> tuple[KernelSet, Any]:
+        thread.join()
+        if failed:
+            raise failed[0]
+        return made[0]
+
+    thread = threading.Thread(target=make, name="rlx-code", daemon=True)
+    thread.start()
+    try:
+        yield wait
+    finally:
+        thread.join()
 
 
 def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:

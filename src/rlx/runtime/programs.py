@@ -11,8 +11,9 @@ import functools
 import hashlib
 import json
 import os
+import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 8 << 30
 _SUFFIX = ".rlx"
+_STORING = "rlx-store"  # the name of threads that store
 
 
 class ProgramStore:
@@ -38,6 +40,7 @@ class ProgramStore:
     def find(self, model: Path, options: Mapping[str, Any]) -> Artifact | None:
         """The stored program of a model file as it is now, or None."""
         path = self._path(model, options)
+        wait_until_stored(path)
         try:
             found = Artifact(path)
         except FormatError as e:
@@ -55,20 +58,32 @@ class ProgramStore:
     def put(
         self, program: CompiledProgram, model: Path, options: Mapping[str, Any], others: Iterable[Path] = ()
     ) -> None:
-        """Store a program; a folder that cannot be written costs a warning, never an error."""
-        from rlx.runtime.save import save
-
+        """Store a program as it is now, in a thread of its own: its caller need not wait for the disk. What
+        cannot be written costs a warning, never an error."""
+        if program.origin is None:
+            return
         files = [[str(path), *(_identity(path) or ())] for path in others]
         size = sum(len(m) for m in program.weight_memory.values())
         size += sum(value.nbytes for value in program.param_values.values())
         if size > self.limit // 2:
             return
+        path, lir, origin = self._path(model, options), program.lir, program.origin
+        weights, values = dict(program.weight_memory), dict(program.param_values)
+
+        def store() -> None:
+            from rlx.runtime.save import write
+
+            write(path, lir, origin, weights, values, facts={"files": files})
+            self._evict()
+
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            save(program, self._path(model, options), facts={"files": files})
-            self._evict()
-        except (OSError, FormatError) as e:
-            warnings.warn(f"the compiled model was not stored: {e}", CacheWarning, stacklevel=3)
+        except OSError as e:
+            _not_stored(e)
+            return
+        thread = threading.Thread(target=_tried, args=(store,), name=_STORING)
+        thread.start()  # Python ends after it
+        _storing[path] = thread
 
     def info(self) -> CacheInfo:
         """How many programs there are, and their bytes."""
@@ -89,6 +104,8 @@ class ProgramStore:
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
         """Entries with their status, the least recently used first."""
+        if threading.current_thread().name != _STORING:
+            wait_until_stored()
         found = []
         for path in self.directory.glob("*" + _SUFFIX):
             try:
@@ -105,6 +122,28 @@ class ProgramStore:
                 break
             path.unlink(missing_ok=True)
             size -= status.st_size
+
+
+_storing: dict[Path, threading.Thread] = {}
+
+
+def wait_until_stored(path: Path | None = None) -> None:
+    """Return when all programs that this process stores, or that at `path`, are in their files."""
+    for stored in list(_storing) if path is None else [path]:
+        thread = _storing.pop(stored, None)
+        if thread is not None:
+            thread.join()
+
+
+def _tried(store: Callable[[], None]) -> None:
+    try:
+        store()
+    except (OSError, FormatError) as e:
+        _not_stored(e)
+
+
+def _not_stored(e: Exception) -> None:
+    warnings.warn(f"the compiled model was not stored: {e}", CacheWarning, stacklevel=4)
 
 
 def _identity(path: Path) -> list[int] | None:

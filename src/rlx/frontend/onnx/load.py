@@ -20,8 +20,12 @@ def onnx_package() -> Any:
 
 
 def load_model(source: Any) -> tuple[Any, Path | None]:
-    """A ModelProto, and the folder its external data lies in, from a path, bytes or a ModelProto."""
+    """A ModelProto, and the folder its external data lies in, from a path, bytes or a ModelProto; or from
+    what this gave for one of them."""
     onnx = onnx_package()
+    if isinstance(source, tuple):
+        proto, folder = source
+        return proto, folder
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the model"), None
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -71,18 +75,15 @@ def opset_versions(model: Any, problems: list[str]) -> dict[str, int]:
     return out
 
 
-def external_files(path: Path) -> list[Path]:
-    """The files beside a model file that hold tensors of it."""
-    if b"location" not in path.read_bytes():  # the key that external tensors have
-        return []
-    model, _ = load_model(path)
+def external_files(model: Any, folder: Path) -> list[Path]:
+    """The files beside a model in `folder` that hold tensors of it."""
     names = {
         entry.value
         for tensor in _tensors(model.graph)
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return [path.parent / name for name in sorted(names)]
+    return [folder / name for name in sorted(names)]
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
