@@ -7,11 +7,11 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlx.dist import SharedMemoryTransport, SymmetricHeap
@@ -30,24 +30,34 @@ class Outcome:
 
 
 class Stopwatch:
-    """Seconds since it was made, without those in which other processes had the core that this thread wanted.
+    """Seconds since it was made, without those in which this process could not run.
 
-    A busy machine may keep a rank from running for seconds; what it does with its time is what counts.
+    A busy machine may keep a rank from running for seconds; what it does with its time is what counts. A
+    thread that should wake up every hundredth of a second notes when it does not.
     """
 
+    BEAT, LATE = 0.01, 0.02
+
     def __init__(self) -> None:
-        self._begin, self._kept_waiting = time.monotonic(), self._waited()
+        self._begin = self._last = time.monotonic()
+        self._lost, self._over = 0.0, threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
 
     def seconds(self) -> float:
-        return time.monotonic() - self._begin - (self._waited() - self._kept_waiting)
+        """What has passed; the watch stops."""
+        self._over.set()
+        self._note()
+        return time.monotonic() - self._begin - self._lost
 
-    @staticmethod
-    def _waited() -> float:
-        """Seconds that this thread was ready to run and did not, as Linux counts them."""
-        try:
-            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-        except OSError:
-            return 0.0
+    def _beat(self) -> None:
+        while not self._over.wait(self.BEAT):
+            self._note()
+
+    def _note(self) -> None:
+        now = time.monotonic()
+        if now - self._last > self.LATE:
+            self._lost += now - self._last - self.BEAT
+        self._last = now
 
 
 def fork_ranks(
@@ -82,15 +92,15 @@ def fork_ranks(
 def _child(heap: SymmetricHeap, rank: int, work: Any, timeout: float, pipe: int, joins: bool) -> None:
     """Never returns: the test's process must not go on in here."""
     status, outcome = 0, Outcome()
-    begin = time.monotonic()
+    watch = Stopwatch()
     try:
         if joins:
             transport = SharedMemoryTransport(heap, rank, timeout)
-            begin = time.monotonic()
+            watch = Stopwatch()
             outcome.value = work(transport)
     except BaseException as error:
         outcome.error, outcome.trace, status = error, traceback.format_exc(), 1
-    outcome.seconds = time.monotonic() - begin
+    outcome.seconds = watch.seconds()
     try:
         with os.fdopen(pipe, "wb") as file:
             pickle.dump(outcome, file)

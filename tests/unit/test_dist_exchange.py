@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx.dist as dist
-from rlx.dist import exchange
+from rlx.dist import exchange, exchange_code
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
 from rlx.dist.transport import DONE, Call, Outgoing, address_of
 
@@ -123,7 +123,7 @@ def test_an_array_that_has_changed_is_looked_at_again(monkeypatch: pytest.Monkey
         assert dist.all_reduce(transport, None, array, dist.ReduceKind.MAX)[0] == 4
         return verdicts
 
-    expected = [("run", DONE), ("again", exchange.CHANGED), ("run", DONE), ("run", DONE)]
+    expected = [("run", DONE), ("again", exchange_code.CHANGED), ("run", DONE), ("run", DONE)]
     assert dist.run_threads(2, work, timeout=30) == [expected] * 2
 
 

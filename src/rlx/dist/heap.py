@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from rlx.dist.errors import OutOfBounds, TransportError, UnknownRank
+from rlx.dist.remote import TOKEN_BYTES
 from rlx.dist.sync import LINE_BYTES
 
 PAGE = 4096
@@ -38,6 +39,7 @@ _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13 on
 _MAGIC = b"RLXHEAP1"
 _HEADER = struct.Struct("<8sQQ")
 _ENTRY = struct.Struct("<iiQH")
+_TOKEN = struct.Struct(f"<Q{TOKEN_BYTES}s")  # at the end of an entry
 
 # States of a rank's entry.
 ABSENT, JOINED, LEFT, FAILED = range(4)
@@ -184,9 +186,21 @@ class SymmetricHeap:
     def write_entry(self, rank: int, state: int, pid: int = 0, started: int = 0, reason: str = "") -> None:
         """Say what became of a rank. Its text is written before its state, which is one aligned word."""
         place = self._layout.entries + rank * ENTRY_BYTES
-        text = reason.encode()[: ENTRY_BYTES - _ENTRY.size]
+        text = reason.encode()[: ENTRY_BYTES - _ENTRY.size - _TOKEN.size]
         self._map[place + _ENTRY.size : place + _ENTRY.size + len(text)] = text
         _ENTRY.pack_into(self._map, place, state, pid, started, len(text))
+
+    def write_token(self, rank: int, address: int, token: bytes) -> None:
+        """Say where in its own memory a rank has its token (see `remote`), and what it is."""
+        _TOKEN.pack_into(
+            self._map, self._layout.entries + (rank + 1) * ENTRY_BYTES - _TOKEN.size, address, token
+        )
+
+    def read_token(self, rank: int) -> tuple[int, bytes]:
+        """(address, token) of a rank."""
+        place = self._layout.entries + (rank + 1) * ENTRY_BYTES - _TOKEN.size
+        address, token = _TOKEN.unpack_from(self._map, place)
+        return address, token
 
     def read_entry(self, rank: int) -> tuple[int, int, int, str]:
         """(state, pid, start time, reason) of a rank."""

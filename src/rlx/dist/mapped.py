@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.dist import exchange, sync
-from rlx.dist.copies import copy_bytes
+from rlx.dist import exchange, exchange_code, sync
+from rlx.dist.copies import STREAM_BYTES, copy_bytes
 from rlx.dist.errors import LengthMismatch, TransportError
 from rlx.dist.rendezvous import RankState, Rendezvous
 from rlx.dist.transport import DONE, Array, Call, Costs, Outgoing, Step, address_of
@@ -19,6 +20,10 @@ from rlx.dist.types import SymmetricBuffer
 # Arrays in the heap up to this size are staged like any other: copying them is cheaper than a second barrier.
 IN_PLACE_BYTES = 16 << 10
 CALLS_REMEMBERED = 256
+# Arrays from this size on may be read in the other processes' own memory.
+AWAY_BYTES = 128 << 10
+# So long it takes at most until a process whose memory cannot be read any more is seen to be gone.
+GONE_SECONDS = 2.0
 
 
 class MappedTransport(Rendezvous):
@@ -39,7 +44,12 @@ class MappedTransport(Rendezvous):
         self._patience: float | None = None
         self._native_deadline: float | None = None
         self._ended: BaseException | None = None
+        self._can_read: bool | None = None  # all others' own memory; None: not known yet
         self._calls_before: dict[tuple[str, int, int], _Before] = {}
+
+    def _readable(self) -> Sequence[int] | None:
+        """The members' processes if this rank may read their memory, else (); None: some have not joined."""
+        return ()
 
     def again(
         self,
@@ -61,7 +71,7 @@ class MappedTransport(Rendezvous):
             return None
         self._enter()
         verdict = self._natively(self._exchanges.again, before.address, timeout)
-        if verdict != exchange.CHANGED:
+        if verdict != exchange_code.CHANGED:
             return verdict
         del self._calls_before[op, id(array), id(out)]
         return None
@@ -70,13 +80,26 @@ class MappedTransport(Rendezvous):
         """Run a native exchange; raises what was seen while it waited, or that calls differ."""
         self._patience, self._native_deadline = timeout, None
         verdict = call(table)
-        if verdict == DONE or verdict == exchange.CHANGED:
+        if verdict == DONE or verdict == exchange_code.CHANGED:
             return verdict
-        if verdict == exchange.ENDED:
+        if verdict == exchange_code.ENDED:
             failure, self._ended = self._ended, None
             raise failure or TransportError("an exchange was ended")
+        if verdict == exchange_code.UNREADABLE:
+            self._tell_unreadable()
         self._check_tags(verdict)
         return verdict
+
+    def _tell_unreadable(self) -> None:
+        """Another rank's memory could not be read, which was possible before: it is about to be gone."""
+        others = [member for member in range(self.num_ranks) if member != self.this_rank]
+        over = time.monotonic() + GONE_SECONDS
+        while time.monotonic() < over:
+            self._raise_if_dead(others, "their data")
+            time.sleep(0.001)
+        reason = "the memory of another rank can no longer be read; do not change that while ranks run"
+        self.abort(reason)
+        raise TransportError(reason)
 
     def _look_natively(self) -> int:
         """Called by a native exchange that waits, once in a while; not 0 ends it."""
@@ -98,15 +121,17 @@ class MappedTransport(Rendezvous):
         barrier. A native call does all of it where it can, and there are no steps left.
         """
         sends = out.sender is None or out.sender == self.this_rank
-        place = self._place_in_heap(out) if sends else 0
+        place = self._place_of(out) if sends else 0
         verdict = out.met
         if verdict is None and out.into is not None:
             self._enter()
-            table = self._exchanges.table(call.tag, out, place, self._look_address)
+            table = self._exchanges.table(call.tag, out, place, self._look_address, self._away(out, place))
             verdict = self._natively(self._exchanges.run, address_of(table), timeout)
             if verdict == DONE:
                 self._remember(call.tag, out, place)
                 return ()
+        if verdict is not None:
+            place = self._table[sync.PLACE]  # what the native call has posted
         return self._stepwise(call, out, timeout, place, verdict)
 
     def _remember(self, tag: int, out: Outgoing, place: int) -> None:
@@ -119,7 +144,8 @@ class MappedTransport(Rendezvous):
         if len(self._calls_before) >= CALLS_REMEMBERED:
             self._calls_before.clear()
         facts = [*exchange.facts_of(array), *exchange.facts_of(result)]
-        table = self._exchanges.table(tag, out, place, self._look_address, facts)
+        away = self._away(out, place)
+        table = self._exchanges.table(tag, out, place, self._look_address, away, facts)
         kept = _Before(address_of(table), how, buf, table, (array.dtype, result.dtype))
         self._calls_before[op, id(array), id(result)] = kept
 
@@ -141,21 +167,42 @@ class MappedTransport(Rendezvous):
                 raise LengthMismatch(lengths[0], lengths[other], f"the array of rank {other} in {call}")
         if verdict & sync.SOME_PLACES:
             places = self._received(1)
-            if all(places if out.sender is None else [places[out.sender]]):
+            if all(place > 0 for place in (places if out.sender is None else [places[out.sender]])):
                 return self._in_place(tag, deadline, out, places, lengths)
+            if min(places) < 0:
+                self._exchanges.count_as_far()
             if place:  # others have their arrays elsewhere: be staged like them
                 self._fill(out, 0)
             self._meet(tag, deadline, nbytes)
         return self._staged(tag, deadline, out, lengths)
 
-    def _place_in_heap(self, out: Outgoing) -> int:
+    def _place_of(self, out: Outgoing) -> int:
         """1 + offset of an array in this rank's heap; 0 if it is elsewhere, small, or overwritten."""
         nbytes = out.array.nbytes
         if nbytes <= IN_PLACE_BYTES or out.overwritten:
             return 0
+        if out.overlaps(self.num_ranks, int(self.this_rank)):
+            return 0
         offset = address_of(out.array) - self._own_heap
-        inside = 0 <= offset <= self.heap_size - nbytes
-        return offset + 1 if inside and not out.overlaps(self.num_ranks, int(self.this_rank)) else 0
+        return offset + 1 if 0 <= offset <= self.heap_size - nbytes else 0
+
+    def _away(self, out: Outgoing, place: int) -> int:
+        """Minus the address of an array that others may read in this process's own memory; else 0."""
+        moves = (
+            not out.reduce and out.sender is None and not out.overlaps(self.num_ranks, int(self.this_rank))
+        )
+        if place or not moves or self.num_ranks == 1 or out.array.nbytes < AWAY_BYTES:
+            return 0
+        return -address_of(out.array) if self._reads_remotely() else 0
+
+    def _reads_remotely(self) -> bool:
+        """Whether this rank can read the others' own memory. All of them must, so each posts what it can."""
+        if self._can_read is None:
+            pids = self._readable()
+            if pids:
+                self._exchanges.set_processes(pids)
+            self._can_read = None if pids is None else bool(pids)
+        return bool(self._can_read)
 
     def _mine(self, out: Outgoing, lengths: list[int]) -> tuple[int, list[int]]:
         """Start of the region that this rank receives, and how many bytes of it every sender has."""
@@ -184,7 +231,8 @@ class MappedTransport(Rendezvous):
             size = min(length - done, slot)
             if size > 0 and (alone or receiver != self.this_rank):
                 source = address_of(out.array) + offset + done
-                copy_bytes(stage + receiver * slot, source, size, out.array.nbytes)
+                total = STREAM_BYTES if self._exchanges.far else out.array.nbytes
+                copy_bytes(stage + receiver * slot, source, size, total)
 
     def _step(self, out: Outgoing, lengths: list[int], done: int, slot: int) -> Step:
         """What stands in the staging memory for this rank."""

@@ -15,7 +15,7 @@ import numpy as np
 from rlx.dist import sync
 from rlx.dist.collectives import Regions, _slices
 from rlx.dist.errors import TransportError
-from rlx.dist.exchange import DIFFERENT, kernel
+from rlx.dist.exchange_code import DIFFERENT, kernel
 from rlx.dist.reduce import STREAM_BYTES, array_at, native_address
 from rlx.dist.transport import Call, Outgoing
 from rlx.dist.types import ReduceKind

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Sequence
 from typing import Self
 
 from rlx.config import DIST_TIMEOUT
+from rlx.dist import remote
 from rlx.dist.errors import TransportError, UnknownRank
 from rlx.dist.heap import ABSENT, JOINED, SymmetricHeap
 from rlx.dist.mapped import MappedTransport, RankState
@@ -38,7 +40,8 @@ class SharedMemoryTransport(MappedTransport):
             )
         state = RankState(heap, int(this_rank), DIST_TIMEOUT.get() if timeout is None else timeout)
         super().__init__(state, 0, tuple(range(heap.num_ranks)))
-        self._pid = os.getpid()
+        self._pid, self._token = os.getpid(), remote.Token()
+        heap.write_token(this_rank, self._token.address, self._token.value)
         heap.write_entry(this_rank, JOINED, self._pid, process_started(self._pid))
         # Who ends without closing has left, not died; a child made by fork is not this rank.
         atexit.register(self.close)
@@ -57,6 +60,18 @@ class SharedMemoryTransport(MappedTransport):
             atexit.unregister(self.close)
             self._heap.close()
 
+    def _readable(self) -> Sequence[int] | None:
+        pids = []
+        for rank in self._members:
+            state, pid, _, _ = self._heap.read_entry(rank)
+            if state != JOINED:
+                return None
+            pids.append(pid)
+        tokens = [self._heap.read_token(rank) for rank in self._members]
+        pairs = zip(pids, tokens, strict=True)
+        found = all(remote.read(pid, address, len(token)) == token for pid, (address, token) in pairs)
+        return pids if found else ()
+
     def _cause_of_death(self, rank: int) -> str | None:
         _, pid, started, _ = self._heap.read_entry(rank)
         return None if process_started(pid) == started else f"died: its process {pid} is gone"
@@ -67,7 +82,7 @@ class SharedMemoryTransport(MappedTransport):
 
     def _regroup(self, group: int, members: tuple[int, ...]) -> Self:
         made = type(self).__new__(type(self))
-        made._pid = self._pid
+        made._pid, made._token = self._pid, self._token
         MappedTransport.__init__(made, self._state, group, members)
         return made
 
