@@ -129,8 +129,8 @@ class RankProgram(CompiledProgram):
     def save(self, path: Any, targets: Sequence[str] = ()) -> None:
         """Refused: a file holds one program for all, this is one rank's."""
         raise UnsupportedError(
-            f"program {self.graph.name!r} is one rank's part of a sharded one and cannot be saved; "
-            "save the graph (rlx.ir.serialize) and compile it on every rank"
+            f"program {self.graph.name!r} is one rank's part of a sharded one and cannot be saved; save the "
+            "graph (rlx.ir.serialize.save) and compile it on every rank, where its code comes from the cache"
         )
 
     def set_param(self, name: str, value: np.ndarray) -> None:
