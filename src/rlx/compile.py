@@ -92,6 +92,7 @@ def plan(
     from rlx.passes.conv_layout import lay_out_convolutions
     from rlx.passes.fuse import Options, fuse
     from rlx.passes.hoist import hoist_weights
+    from rlx.passes.integer import use_integer_products
     from rlx.passes.join import join_blocks
     from rlx.passes.layout import pack_weights
     from rlx.passes.merge import merge_products
@@ -112,6 +113,11 @@ def plan(
         joined, decisions = join_blocks(hir, chosen, assume, device)
         trace.decisions += decisions
         return joined
+
+    def integers(mir: Graph) -> Graph:
+        made, decisions = use_integer_products(mir, trace.firings)
+        trace.decisions += decisions
+        return made
 
     def narrow(mir: Graph) -> Graph:
         multiplied = machine.multiplied if device == "cpu" else ()
@@ -141,6 +147,7 @@ def plan(
         return fused
 
     layouts = (
+        Stage("integer products", integers),
         Stage("simplify", lambda g: optimize(g, trace.firings)),
         *only_host(Stage("sparse weights", find_sparse_weights)),
         Stage("precision", narrow),

@@ -71,7 +71,7 @@ def test_an_override_is_verified(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"broken\.txt"):
         plan(model(), override={"simplify": broken})
     with pytest.raises(
-        ConfigError, match="no stage 'simplfy' to override; stages are: input, join blocks, expand, simplify"
+        ConfigError, match="no stage 'simplfy' to override; stages are: input, join blocks, expand, integer"
     ):
         plan(model(), override={"simplfy": broken})
     with pytest.raises(ConfigError, match="cannot read"):

@@ -87,6 +87,7 @@ class Conv:
     groups: int
     dtype: DType
     accumulate: DType
+    fill: int = 0  # what padding consists of
 
 
 @dataclass(frozen=True)

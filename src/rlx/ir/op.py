@@ -98,13 +98,14 @@ class Op:
     bodies: ClassVar[int] = 0
     effects: ClassVar[str] = "none"  # none | ordered | rng
     not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
-    # for passes: elementwise, reduction, conv, pool, concat, slice, fourier, copy, update
+    # for passes: elementwise, cast, reduction, conv, pool, concat, slice, fourier, copy, update
     family: ClassVar[str] = ""
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     finds_size: ClassVar[bool] = False  # a size of its result depends on data
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
+    sees_constants: ClassVar[bool] = False  # its expansion depends on the values of constant operands
     in_place: ClassVar[bool] = False  # may write its result where its only operand lies
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
 

@@ -37,6 +37,7 @@ class _bitcast(Op):
     """The same bits as another dtype with elements of the same width, as ONNX BitCast."""
 
     name = "bitcast"
+    family = "cast"
     arity = 1
     attrs = {"dtype": Attr(dtype_kind)}
     not_differentiable = "bits have no gradient"

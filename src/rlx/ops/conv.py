@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError
+from rlx.errors import ShapeError, UnsupportedError
 from rlx.ir.attr import Attr, dtype_kind, integer, optional
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, dtype
@@ -51,17 +51,30 @@ def divided(name: str, what: str, size: Dim, groups: int) -> Dim:
 class _conv(Op):
     """Convolution (cross-correlation, as every framework means it): x [N, C, axes], w [O, C/groups, window].
 
-    Half precision accumulates in f32. Negative padding crops. `out_dtype` widens the result.
+    Half precision accumulates in f32. Negative padding crops. `out_dtype` widens the result. `fill` is what
+    padding consists of: quantised images are padded with their zero point.
     """
 
     name = "conv"
     family = "conv"
     arity = 2
     heavy = True
-    attrs = {**GEOMETRY, "groups": Attr(integer, 1), "out_dtype": Attr(optional(dtype_kind), None)}
+    attrs = {
+        **GEOMETRY,
+        "groups": Attr(integer, 1),
+        "out_dtype": Attr(optional(dtype_kind), None),
+        "fill": Attr(integer, 0),
+    }
 
     def infer(
-        self, x: TensorType, w: TensorType, *, groups: int, out_dtype: DType | None, **geometry: Any
+        self,
+        x: TensorType,
+        w: TensorType,
+        *,
+        groups: int,
+        out_dtype: DType | None,
+        fill: int = 0,
+        **geometry: Any,
     ) -> TensorType:
         need_dtype(self.name, x, is_number)
         need_dtype(self.name, w, is_number)
@@ -79,11 +92,18 @@ class _conv(Op):
         return TensorType(d, (x.shape[0], w.shape[0], *counts))
 
     def ref(
-        self, x: np.ndarray, w: np.ndarray, *, groups: int, out_dtype: DType | None, **geometry: Any
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        *,
+        groups: int,
+        out_dtype: DType | None,
+        fill: int,
+        **geometry: Any,
     ) -> np.ndarray:
         out = dtype(x.dtype) if out_dtype is None else out_dtype
         wide = _accumulate(dtype(x.dtype), out).np
-        view = window_view(x.astype(wide), w.shape[2:], **geometry, fill=0)
+        view = window_view(x.astype(wide), w.shape[2:], **geometry, fill=fill)
         n = w.ndim - 2
         per_in, per_out = w.shape[1], w.shape[0] // groups
         taps = range(2 + n, 2 + 2 * n)
@@ -106,7 +126,10 @@ class _conv(Op):
         dilations: Any,
         groups: int,
         out_dtype: Any,
+        fill: int,
     ) -> list[Node]:
+        if fill:
+            raise UnsupportedError(f"conv: no gradient where padding is {fill}; pad x before, then convolve")
         g = g if g.dtype is x.dtype else cast(g, dtype=x.dtype)
         rows = list(zip(x.shape[2:], w.shape[2:], g.shape[2:], strides, padding, dilations, strict=True))
         low = tuple(p[0] for p in padding)
@@ -124,9 +147,17 @@ class _conv(Op):
         return [dx, _swap(dw, (1, 0))]
 
     def batch(
-        self, flags: Sequence[bool], x: Node, w: Node, *, groups: int, out_dtype: Any, **geometry: Any
+        self,
+        flags: Sequence[bool],
+        x: Node,
+        w: Node,
+        *,
+        groups: int,
+        out_dtype: Any,
+        fill: int,
+        **geometry: Any,
     ) -> Node:
-        more = {**geometry, "groups": groups, "out_dtype": out_dtype}
+        more = {**geometry, "groups": groups, "out_dtype": out_dtype, "fill": fill}
         out: Node
         if not flags[1]:  # more rows of the batch
             b, n = x.shape[:2]
@@ -146,10 +177,17 @@ class _conv(Op):
             xt = reshape(xt, (x.shape[1], b * x.shape[2], *x.shape[3:]))
             out = _conv(xt, reshape(w, (b * w.shape[1], *w.shape[2:])), **{**more, "groups": b * groups})
             return _swap(reshape(out, (out.shape[0], b, w.shape[1], *out.shape[2:])), (1, 0, 2))
-        return _batch_by_contraction(x, w, groups, out_dtype, geometry)
+        return _batch_by_contraction(x, w, groups, out_dtype, {**geometry, "fill": fill})
 
     def lower(
-        self, x: TensorType, w: TensorType, *, groups: int, out_dtype: DType | None, **geometry: Any
+        self,
+        x: TensorType,
+        w: TensorType,
+        *,
+        groups: int,
+        out_dtype: DType | None,
+        fill: int,
+        **geometry: Any,
     ) -> Form:
         out = self.infer(x, w, groups=groups, out_dtype=out_dtype, **geometry)
         return Conv(
@@ -160,6 +198,7 @@ class _conv(Op):
             groups=groups,
             dtype=out.dtype,
             accumulate=_accumulate(x.dtype, out.dtype),
+            fill=fill,
         )
 
     def cost(self, x: TensorType, w: TensorType, **attrs: Any) -> Dim:
@@ -173,6 +212,7 @@ class _conv(Op):
             x: str, w: str, strides: Any, padding: Any, dilations: Any, groups: int = 1, **more: Any
         ) -> Sample:
             attrs = {"strides": strides, "padding": padding, "dilations": dilations, "groups": groups}
+            attrs |= {k: more.pop(k) for k in ("fill", "out_dtype") if k in more}
             return Sample((Arg(x), Arg(w)), attrs, **more)
 
         return [
@@ -191,6 +231,7 @@ class _conv(Op):
             one("f32[n,4,m,k]", "f32[2,2,3,1]", (1, 1), ((1, 1), (0, 0)), (1, 1), 2, grad=False),
             one("bf16[1,8,5]", "bf16[2,8,3]", (1,), ((1, 1),), (1,), grad=False),
             one("i32[1,2,5]", "i32[2,2,3]", (1,), ((1, 1),), (1,), grad=False),
+            one("i32[1,2,4,5]", "i32[2,2,3,2]", (1, 1), ((1, 1), (0, 1)), (1, 1), fill=7, grad=False),
         ]
 
 
@@ -243,10 +284,11 @@ def conv(
     dilations: Any = 1,
     groups: int = 1,
     out_dtype: Any = None,
+    fill: int = 0,
 ) -> Any:
     """Convolution of x [N, C, axes] with w [O, C/groups, window], over any number of axes.
 
-    padding: ((low, high), ...) for each axis, a number, or "valid", "same", "same_lower".
+    padding: ((low, high), ...) for each axis, a number, or "valid", "same", "same_lower"; of `fill`.
 
     >>> conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), padding=((1, 1),))
     array([[[2., 3., 3., 3., 2.]]])
@@ -258,5 +300,6 @@ def conv(
             f"conv: x has {len(x.shape)} axes, w has {len(w.shape)}; both need channels and {n} axes"
         )
     pads = resolve_padding("conv", padding, tuple(x.shape[2:]), tuple(w.shape[2:]), steps, spacing)
-    y = _conv(x, w, strides=steps, padding=pads, dilations=spacing, groups=groups, out_dtype=out_dtype)
+    geometry = {"strides": steps, "padding": pads, "dilations": spacing}
+    y = _conv(x, w, groups=groups, out_dtype=out_dtype, fill=fill, **geometry)
     return add_bias(y, bias)

@@ -3,6 +3,7 @@
 A packed kernel holds, for each group, panels of output channels (see `Panels`) whose rows are the products of
 one output in the order a kernel sums them: blocks of input channels, window elements, channels of the block.
 With one channel per block that is for a planar image read line by line; with one vector, a blocked image.
+Narrow dtypes are multiplied in groups of neighbouring channels; a block that is not full ends with zeros.
 
 A blocked image [N, C/lanes, axes, lanes] keeps the channels of one pixel side by side, zeros past C.
 """
@@ -42,11 +43,23 @@ class KernelLayout:
     columns: int
     lanes: int
     block: int
+    group: int = 1
 
     @cached_property
     def panels(self) -> Panels:
         """The panels of one group."""
-        return Panels(prod(self.shape[1:]), self.shape[0] // self.groups, self.columns, self.lanes, 1)
+        rows = (self.whole + self.tail) * self.taps
+        return Panels(rows, self.shape[0] // self.groups, self.columns, self.lanes, self.group)
+
+    @property
+    def whole(self) -> int:
+        """Channels in full blocks."""
+        return self.shape[1] // self.block * self.block
+
+    @property
+    def tail(self) -> int:
+        """Channels of the last block if it is not full, in whole groups."""
+        return -(-(self.shape[1] - self.whole) // self.group) * self.group
 
     @property
     def taps(self) -> int:
@@ -60,8 +73,9 @@ class KernelLayout:
         """[..., O, I, window] -> [..., elements]."""
         lead = w.shape[: w.ndim - len(self.shape)]
         per_out, channels = self.shape[0] // self.groups, self.shape[1]
-        flat = w.reshape(-1, per_out, channels, self.taps)
-        matrix = np.zeros((flat.shape[0], channels * self.taps, per_out), w.dtype)
+        flat = np.zeros((prod(lead) * self.groups, per_out, self.whole + self.tail, self.taps), w.dtype)
+        flat[:, :, :channels] = w.reshape(-1, per_out, channels, self.taps)
+        matrix = np.zeros((flat.shape[0], self.panels.k, per_out), w.dtype)
         for i in range(0, channels, self.block):
             part = flat[:, :, i : i + self.block]
             rows = slice(i * self.taps, (i + part.shape[2]) * self.taps)
@@ -73,17 +87,17 @@ class KernelLayout:
         lead = packed.shape[:-1]
         per_out, channels = self.shape[0] // self.groups, self.shape[1]
         matrix = self.panels.unpack(packed.reshape(prod(lead) * self.groups, self.panels.elements))
-        out = np.zeros((len(matrix), per_out, channels, self.taps), packed.dtype)
+        padded = self.whole + self.tail
+        out = np.zeros((len(matrix), per_out, padded, self.taps), packed.dtype)
         for i in range(0, channels, self.block):
-            width = min(self.block, channels - i)
+            width = min(self.block, padded - i)
             part = matrix[:, i * self.taps : (i + width) * self.taps]
             out[:, :, i : i + width] = part.reshape(-1, self.taps, width, per_out).transpose(0, 3, 2, 1)
-        return out.reshape(*lead, *self.shape)
+        return out[:, :, :channels].reshape(*lead, *self.shape)
 
     def row_of(self, channel: Scalar, tap: Scalar) -> Scalar:
         """Row of a panel that holds (channel, window element)."""
-        size, whole = self.block * self.taps, self.shape[1] // self.block * self.block
-        tail = self.shape[1] - whole
+        size, whole, tail = self.block * self.taps, self.whole, self.tail
         row = channel // self.block * size + tap * self.block + channel % self.block
         if not tail:
             return row
@@ -92,8 +106,7 @@ class KernelLayout:
 
     def channel_and_tap(self, row: Scalar) -> tuple[Scalar, Scalar]:
         """The inverse of `row_of`."""
-        size, whole = self.block * self.taps, self.shape[1] // self.block * self.block
-        tail = self.shape[1] - whole
+        size, whole, tail = self.block * self.taps, self.whole, self.tail
         inside = row % size
         channel, tap = row // size * self.block + inside % self.block, inside // self.block
         if not tail:
@@ -105,7 +118,11 @@ class KernelLayout:
         return select(first, channel, rest % tail + whole), select(first, tap, rest // tail)
 
 
-_KERNEL = {"shape": Attr(ints), **{k: Attr(integer) for k in ("groups", "columns", "lanes", "block")}}
+_KERNEL = {
+    "shape": Attr(ints),
+    **{k: Attr(integer) for k in ("groups", "columns", "lanes", "block")},
+    "group": Attr(integer, 1),
+}
 
 
 def _flat_tap(taps: Sequence[Scalar], window: Sequence[int]) -> Scalar:
@@ -133,6 +150,9 @@ class _KernelPacking(Op):
             KernelLayout((10, 5, 2), 1, 4, 2, 2),
             KernelLayout((3, 1, 2, 1, 2), 3, 2, 2, 1),
             KernelLayout((2, 3, 1), 1, 4, 2, 4),
+            KernelLayout((5, 7, 2), 1, 4, 2, 4, 2),
+            KernelLayout((4, 3, 2, 1), 1, 2, 2, 4, 4),
+            KernelLayout((6, 8, 1), 3, 4, 2, 8, 4),
         ]
 
 
@@ -164,13 +184,17 @@ class pack_kernel(_KernelPacking):
 
         def place(offset: Scalar, width: int, first: int) -> Scalar:
             panel, within = offset // max(p.depth * width, 1), offset % max(p.depth * width, 1)
-            o = panel * width + within % max(width, 1) + first
-            channel, tap = k.channel_and_tap(within // max(width, 1))
+            unit, beside = within // (max(width, 1) * k.group), within % (max(width, 1) * k.group)
+            o = panel * width + beside // k.group + first
+            channel, tap = k.channel_and_tap(unit * k.group + beside % k.group)
             index: list[Scalar] = []
             for extent in reversed(k.shape[2:]):
                 index.insert(0, tap % extent)
                 tap = tap // extent
-            return load_or(0, [*lead, group * p.n + o, channel, *index], in_range(o, p.n), const(0, x.dtype))
+            exists = in_range(o, p.n)
+            if k.whole + k.tail != k.shape[1]:
+                exists = exists & in_range(channel, k.shape[1])
+            return load_or(0, [*lead, group * p.n + o, channel, *index], exists, const(0, x.dtype))
 
         wide = place(inside, p.columns, 0)
         body = wide if not p.tail else place(inside, p.tail, p.full * p.columns)
@@ -210,7 +234,8 @@ class unpack_kernel(_KernelPacking):
         row, column = k.row_of(channel, _flat_tap(taps, k.shape[2:])), o % max(p.n, 1)
 
         def offset(column: Scalar, width: int) -> Scalar:
-            return column // width * (p.depth * width) + row * width + column % width
+            inside = row // k.group * (k.group * width) + column % width * k.group + row % k.group
+            return column // width * (p.depth * width) + inside
 
         cut = p.full * p.columns
         at = offset(column, p.columns) if p.full else const(0)

@@ -400,6 +400,7 @@ class cast(Op):
     """
 
     name = "cast"
+    family = "cast"
     arity = 1
     attrs = {"dtype": Attr(dtype_kind), "saturate": Attr(optional(boolean), None)}
 

@@ -7,24 +7,26 @@ and columns taken off, and those of a weight are known when the program is loade
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
 from rlx.ir.attr import Attr, strings
-from rlx.ir.dtype import F32, I32, U8, DType, dtype
-from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import F32, I8, I32, U8, DType, dtype
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Arg, Level, Op, Role, Sample, declare, get_op
 from rlx.ir.types import TensorType
 from rlx.ops.bitcast import bitcast
-from rlx.ops.contract import matrix_product
+from rlx.ops.contract import Axes, dot_general
 from rlx.ops.elementwise import bitwise_xor, round
 from rlx.ops.nn import given
 from rlx.ops.quant import to
 from rlx.ops.reduce import reduce_sum
 from rlx.ops.rules import broadcast_shapes, need_dtype
-from rlx.ops.shape import reshape
+from rlx.ops.shape import broadcast_to, reshape, transpose
 from rlx.ops.stats import dim_value
 
 SIDES = ("left", "right")  # operands that have a zero point
@@ -59,24 +61,127 @@ def as_rows(p: Any) -> Any:
 # -- the i32 sums, on nodes
 
 
-def product(a: Node, b: Node, zeros: Mapping[str, Node]) -> Node:
-    """(a - za) @ (b - zb) in i32."""
-    left, right = zeros.get("left"), zeros.get("right")
-    if b.dtype is U8:  # processors multiply unsigned bytes with signed ones: b and zb less 128
-        b = bitcast(bitwise_xor(b, 128), "i8")
-        right = (b.graph.constant(np.int32(0)) if right is None else to(right, I32)) - 128
-    out = matrix_product(a, b, I32)
+def known(p: Node | None) -> np.ndarray | None:
+    """The value of a constant."""
+    return None if p is None or p.op.role is not Role.CONSTANT else np.asarray(p.attrs["value"].array)
+
+
+def shift_point(p: Node | None, by: int, graph: Graph) -> Node | None:
+    """A zero point less `by`, in i32; None where it is known to be 0."""
+    value = np.zeros((), np.int32) if p is None else known(p)
+    if value is None:
+        assert p is not None
+        point: Node = to(p, I32)
+        return point - by if by else point
+    moved = value.astype(np.int32) - by
+    return graph.constant(np.asarray(moved, np.int32)) if moved.any() else None
+
+
+def signed_factor(b: Node, zero: Node | None) -> tuple[Node, Node | None]:
+    """A right factor in i8: processors multiply unsigned bytes with signed ones."""
+    if b.dtype is U8:
+        return bitcast(bitwise_xor(b, 128), "i8"), shift_point(zero, 128, b.graph)
+    return b, shift_point(zero, 0, b.graph)
+
+
+def unsigned_factor(a: Node, zero: Node | None) -> tuple[Node, Node | None]:
+    """A left factor in u8."""
+    if a.dtype is I8:
+        return bitcast(bitwise_xor(a, -128), "u8"), shift_point(zero, -128, a.graph)
+    return a, shift_point(zero, 0, a.graph)
+
+
+def take_off(out: Node, left: Node | None, right: Node | None, parts: Parts) -> Node:
+    """sum (a - left)(b - right) from out = sum a b, all laid out like `out`."""
     if left is not None:
-        za = as_rows(to(left, I32))
-        columns = reduce_sum(to(b, I32), axes=(b.rank - 2,), keepdims=True)
-        out = out - za * columns
+        out = out - left * parts.columns()
     if right is not None:
-        zb = to(right, I32)
-        rows = reduce_sum(to(a, I32), axes=(a.rank - 1,), keepdims=True)
+        rows = parts.rows()
         if left is not None:
-            rows = rows - za * dim_value(a.shape[-1], "i32")
-        out = out - rows * zb
+            rows = rows - left * parts.depth()
+        out = out - rows * right
     return out
+
+
+class Parts(Protocol):
+    """What zero points multiply: sums of b, sums of a, and the number of products of a sum."""
+
+    def columns(self) -> Node: ...
+
+    def rows(self) -> Node: ...
+
+    def depth(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Two factors whose axes meet; parameters of either, laid out like their product."""
+
+    a: Node
+    b: Node
+    at: Axes
+
+    def beside(self, p: Node, left: bool) -> Node:
+        """A parameter of a factor, which has one number or broadcasts to it with 1 along summed axes."""
+        factor = self.a if left else self.b
+        if p.tensor.numel == 1:
+            made: Node = reshape(p, ())
+            return made
+        batch, summed = (
+            (self.at.lhs_batch, self.at.lhs_contract) if left else (self.at.rhs_batch, self.at.rhs_contract)
+        )
+        lefts, rights = self.at.left(self.a.rank), self.at.right(self.b.rank)
+        own = lefts if left else rights
+        whole = reshape(p, (*(1,) * (factor.rank - p.rank), *p.shape))
+        moved = transpose(whole, (*batch, *own, *summed))
+        shape = moved.shape[: len(batch) + len(own)]
+        gap = (1,) * len(rights if left else lefts)
+        if left:
+            made = reshape(moved, (*shape, *gap))
+        else:
+            made = reshape(moved, (*shape[: len(batch)], *gap, *shape[len(batch) :]))
+        return made
+
+    def columns(self) -> Node:
+        total = reduce_sum(to(self.b, I32), axes=self.at.rhs_contract, keepdims=True)
+        return self.beside(total, left=False)
+
+    def rows(self) -> Node:
+        total = reduce_sum(to(self.a, I32), axes=self.at.lhs_contract, keepdims=True)
+        return self.beside(total, left=True)
+
+    def depth(self) -> Any:
+        count: Dim = 1
+        for i in self.at.lhs_contract:
+            count = count * self.a.shape[i]
+        return dim_value(count, "i32")
+
+
+def contraction(a: Node, b: Node, at: Axes, left: Node | None, right: Node | None) -> Node:
+    """sum (a - left)(b - right) of bytes over the axes that meet, in i32.
+
+    Zero points broadcast to their factors, with 1 along summed axes.
+    """
+    b, right = signed_factor(b, right)
+    left = shift_point(left, 0, a.graph)
+    meeting = Meeting(a, b, at)
+    out: Node = dot_general(a, b, (at.lhs_contract, at.rhs_contract), (at.lhs_batch, at.rhs_batch), I32)
+    left = None if left is None else meeting.beside(left, left=True)
+    right = None if right is None else meeting.beside(right, left=False)
+    return take_off(out, left, right, meeting)
+
+
+def product(a: Node, b: Node, zeros: Mapping[str, Node]) -> Node:
+    """(a - za) @ (b - zb) in i32, by the rules of matmul."""
+    left, right = zeros.get("left"), zeros.get("right")
+    n = b.rank - 2
+    if n:
+        lead = broadcast_shapes("matmul", [a.shape[:-2], b.shape[:-2]])
+        n = len(lead)
+        a, b = (x if x.shape[:-2] == lead else broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
+    both = tuple(range(n))
+    at = Axes((a.rank - 1,), (n,), both, both)
+    return contraction(a, b, at, None if left is None else as_rows(left), right)
 
 
 def requantize(total: Node, scale: Node, zero: Node) -> Node:
@@ -142,6 +247,7 @@ class _matmul_integer(Op):
     name = "matmul_integer"
     level = Level.HIR
     heavy = True
+    sees_constants = True
     attrs = {"zeros": Attr(strings, ())}
 
     def infer(self, a: TensorType, b: TensorType, *types: TensorType, zeros: Sequence[str]) -> TensorType:
@@ -194,6 +300,7 @@ class _qlinear_matmul(Op):
     level = Level.HIR
     arity = 8
     heavy = True
+    sees_constants = True
 
     def infer(self, *types: TensorType) -> TensorType:
         a, sa, za, b, sb, zb, sy, zy = types

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
 from rlx.ir.attr import Attr, integer, strings
+from rlx.ir.dim import Dim
 from rlx.ir.dtype import I32
 from rlx.ir.graph import Node, require_equal
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
@@ -22,13 +24,19 @@ from rlx.ops.qlinear import (
     check_scale,
     check_zeros,
     is_byte,
+    known,
     requantize,
     requantize_ref,
     shifted,
+    signed_factor,
+    take_off,
+    unsigned_factor,
 )
 from rlx.ops.quant import to
+from rlx.ops.reduce import reduce_sum
 from rlx.ops.rules import need_dtype, shape_of
-from rlx.ops.shape import reshape
+from rlx.ops.shape import broadcast_to, reshape
+from rlx.ops.stats import dim_value
 from rlx.ops.window import GEOMETRY, per_axis, resolve_padding, window_view
 
 
@@ -37,33 +45,72 @@ def per_channel(p: Any, axes: int) -> Any:
     return reshape(p, (p.shape[0], *(1,) * axes)) if len(p.shape) == 1 else p
 
 
-def convolution(
-    x: Node, w: Node, zeros: Mapping[str, Node], groups: int, geometry: Mapping[str, Any]
-) -> Node:
-    """conv(x - zx, w - zw) in i32; padding adds nothing."""
+@dataclass(frozen=True)
+class Windows:
+    """What the zero points of a convolution multiply, laid out like its result.
 
-    def sums(a: Node, b: Node) -> Node:
-        made: Node = conv(a, b, groups=groups, out_dtype=I32, **geometry)
+    Padding is made of the zero point of x if that is a known number: then all windows are alike, and the sums
+    of w are one number per channel. Else padding is 0, and each window counts the elements inside x.
+    """
+
+    x: Node
+    w: Node
+    groups: int
+    geometry: Mapping[str, Any]
+    fill: int | None
+
+    def conv(self, x: Node, w: Node) -> Node:
+        made: Node = conv(x, w, groups=self.groups, out_dtype=I32, fill=self.fill or 0, **self.geometry)
         return made
 
-    out = sums(x, w)
-    left, right = zeros.get("left"), zeros.get("right")
-    flat = ones((1, *x.shape[1:]), x.dtype)  # tells which taps lie inside x
-    if left is not None:
-        out = out - to(left, I32) * sums(flat, w)
-    if right is not None:
-        taps = ones((groups, *w.shape[1:]), w.dtype)
-        seen = sums(x, taps)
-        if left is not None:
-            seen = seen - to(left, I32) * sums(flat, taps)
-        n, _, *counts = out.shape
-        per_out = w.shape[0] // groups
-        zw = to(right, I32)
-        if zw.rank == 1:
-            zw = reshape(zw, (groups, per_out, *(1,) * len(counts)))
-        grouped = reshape(out, (n, groups, per_out, *counts)) - reshape(seen, (n, groups, 1, *counts)) * zw
-        out = reshape(grouped, out.shape)
-    return out
+    @property
+    def flat(self) -> Node:
+        """Tells which elements of windows lie inside x."""
+        made: Node = ones((1, *self.x.shape[1:]), self.x.dtype)
+        return made
+
+    def columns(self) -> Node:
+        if self.fill is None:
+            return self.conv(self.flat, self.w)
+        total = reduce_sum(to(self.w, I32), axes=tuple(range(1, self.w.rank)), keepdims=False)
+        made: Node = per_channel(total, self.w.rank - 2)
+        return made
+
+    def rows(self) -> Node:
+        return self.of_group(self.conv(self.x, ones((self.groups, *self.w.shape[1:]), self.w.dtype)))
+
+    def depth(self) -> Any:
+        if self.fill is None:
+            return self.of_group(self.conv(self.flat, ones((self.groups, *self.w.shape[1:]), self.w.dtype)))
+        count: Dim = 1
+        for d in self.w.shape[1:]:
+            count = count * d
+        return dim_value(count, "i32")
+
+    def of_group(self, sums: Node) -> Node:
+        """One number for all channels of a group."""
+        if self.groups == 1:
+            return sums
+        n, _, *counts = sums.shape
+        per_out = self.w.shape[0] // self.groups
+        many = broadcast_to(reshape(sums, (n, self.groups, 1, *counts)), (n, self.groups, per_out, *counts))
+        made: Node = reshape(many, (n, self.w.shape[0], *counts))
+        return made
+
+
+def convolution(
+    x: Node, w: Node, zeros: Mapping[str, Node | None], groups: int, geometry: Mapping[str, Any]
+) -> Node:
+    """conv(x - zx, w - zw) in i32; padding adds nothing."""
+    x, left = unsigned_factor(x, zeros.get("left"))
+    w, right = signed_factor(w, zeros.get("right"))
+    fill = None
+    if left is None or not any(any(p) for p in geometry["padding"]):
+        fill = 0
+    elif (value := known(left)) is not None and value.size == 1:
+        fill = int(value.reshape(()))
+    parts = Windows(x, w, groups, geometry, fill)
+    return take_off(parts.conv(x, w), left, None if right is None else per_channel(right, w.rank - 2), parts)
 
 
 def convolution_ref(
@@ -108,6 +155,7 @@ class _conv_integer(Op):
     name = "conv_integer"
     level = Level.HIR
     heavy = True
+    sees_constants = True
     attrs = {**GEOMETRY, "groups": Attr(integer, 1), "zeros": Attr(strings, ())}
 
     def infer(
@@ -169,6 +217,7 @@ class _qlinear_conv(Op):
     name = "qlinear_conv"
     level = Level.HIR
     heavy = True
+    sees_constants = True
     attrs = {**GEOMETRY, "groups": Attr(integer, 1)}
 
     def infer(self, *types: TensorType, groups: int, **geometry: Any) -> TensorType:

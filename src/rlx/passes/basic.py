@@ -133,8 +133,12 @@ def split_derived(graph: Graph) -> tuple[Graph, Graph | None]:
         return graph, None
     derived = Graph(f"{graph.name}.weights")
     inside: dict[int, Node] = {}
+    within = {n.id for n in graph.nodes if n.id in fixed and (n.id in live or n.op.role is Role.PARAM)}
+    for node in reversed(graph.nodes):  # views that others read too
+        if node.id in within:
+            within.update(o.id for o in node.operands)
     for node in graph.nodes:
-        if node.id in fixed and (node.id in live or node.op.role is Role.PARAM):
+        if node.id in within:
             inside[node.id] = copy_node(node, [inside[o.id] for o in node.operands], derived)
     derived.param_values = dict(graph.param_values)
     names = {o.id: f"derived:{i}" for i, o in enumerate(wanted)}

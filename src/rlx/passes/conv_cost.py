@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.ir.dim import Dim
+from rlx.ir.dtype import F32
 from rlx.ir.graph import Node
 from rlx.ops.winograd import WinogradLayout
 
@@ -25,10 +26,15 @@ class ConvTarget:
     lanes: int
     columns: int
     winograd: bool = True  # whether transforms may be used at all
+    groups: tuple[tuple[str, int], ...] = ()  # dtype of an image -> channels that one instruction takes
     flops: float = 117.0
     weight_bytes: float = 15.0  # read from memory once a run, beside a busy neighbour
     scratch_bytes: float = 30.0  # written to and read from L2
     moved_elements: float = 3.0  # from planar to blocked and back
+
+    def group(self, dtype: str) -> int:
+        """Channels that are multiplied and added together."""
+        return dict(self.groups).get(dtype, 1)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def elements(shape: tuple[Dim, ...]) -> int:
 def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
     """The transform that pays most; None where the window does not fit or direct sums are cheapest."""
     w, one = node.operands[1], (1, 1)
-    if not target.winograd or node.attrs["groups"] != 1 or w.shape[2:] != (3, 3):
+    if not target.winograd or node.attrs["groups"] != 1 or w.shape[2:] != (3, 3) or w.dtype is not F32:
         return None
     if node.attrs["strides"] != one or node.attrs["dilations"] != one:
         return None

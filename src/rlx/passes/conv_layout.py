@@ -27,6 +27,8 @@ from rlx.passes.layout import weight_ids
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
 LARGEST_FILLING = 1e6  # in lanes that nobody reads: far from overflow, whatever follows
+KINDS = (("f32", "f32", "f32"), ("u8", "i8", "i32"), ("bf16", "bf16", "f32"))  # image, kernel, sums
+IMAGES = ("f32", "bf16", "u8", "i8")  # dtypes of images that are kept in blocks
 
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
@@ -47,9 +49,15 @@ def _is_packable(node: Node) -> bool:
     if node.op.family != "conv":
         return False
     x, w = (o.tensor for o in node.operands)
-    f32 = all(t.dtype.name == "f32" for t in (x, w, node.tensor))
+    kind = tuple(t.dtype.name for t in (x, w, node.tensor))
+    fits = kind in KINDS and (is_narrow(node) or node.attrs["fill"] == 0)
     packed = node.operands[1].op.reader_side
-    return f32 and w.is_static and 3 <= w.rank <= 5 and 0 not in w.shape and not packed
+    return fits and w.is_static and 3 <= w.rank <= 5 and 0 not in w.shape and not packed
+
+
+def is_narrow(conv: Node) -> bool:
+    """Whether images are of less than 32 bits: kernels for them read blocked channels only."""
+    return conv.operands[0].dtype.bits < 32
 
 
 def _is_product(node: Node) -> bool:
@@ -66,7 +74,7 @@ def is_depthwise(conv: Node) -> bool:
 
 def _keeps_channels(node: Node) -> bool:
     """A view to another shape whose first two axes are those of its operand."""
-    if not node.op.has("view") or tuple(node.attrs) != ("shape",) or node.dtype.name != "f32":
+    if not node.op.has("view") or tuple(node.attrs) != ("shape",) or node.dtype.name not in IMAGES:
         return False
     x = node.operands[0]
     return x.rank > 2 and node.rank > 2 and x.shape[:2] == node.shape[:2]
@@ -159,7 +167,7 @@ class _Plan:
         if not _is_packable(conv):  # its channels may be symbolic
             return False
         wide = conv.attrs["groups"] > 1 or int(conv.shape[1]) >= self.target.lanes // 4
-        return wide and self._groups_fit(conv)
+        return (wide or is_narrow(conv)) and self._groups_fit(conv)
 
     def writes_blocked(self, conv: Node) -> bool:
         return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
@@ -180,7 +188,7 @@ class _Plan:
         return follows and user.id in self.wanted
 
     def is_pool(self, node: Node) -> bool:
-        if node.op.family != "pool" or node.dtype.name != "f32":
+        if node.op.family != "pool" or node.dtype.name not in IMAGES:
             return False
         return node.rank == len(node.attrs["window"]) + 2 and 3 <= node.rank <= 5
 
@@ -198,13 +206,17 @@ class _Plan:
 
     def is_elementwise(self, node: Node) -> bool:
         """An elementwise op on images: its other operands are images, numbers, or one number per channel."""
-        if node.op.family != "elementwise" or node.attrs or isinstance(node.type, TupleType):
+        if not self._is_pointwise(node) or isinstance(node.type, TupleType):
             return False
         if not 3 <= node.rank <= 5 or not isinstance(node.shape[1], int):
             return False
         if not all(self.is_image(o, node) or self._is_channel_vector(o, node) for o in node.operands):
             return False
         return self.is_whole(node.shape[1]) or self._filling(node) is not None
+
+    @staticmethod
+    def _is_pointwise(node: Node) -> bool:
+        return node.op.family in ("elementwise", "cast")
 
     def is_image(self, o: Node, node: Node) -> bool:
         """Whether an operand has a pixel for each of the result's; sizes may be equal by assumption only."""
@@ -250,7 +262,7 @@ class _Plan:
     def _find_filling(self, node: Node) -> float | None:
         if self.is_pool(node):
             return 0.0 if self._filling(node.operands[0]) == 0 else None  # else it depends on the window
-        if node.op.family != "elementwise" or node.id in self.chain_of:
+        if not self._is_pointwise(node) or node.id in self.chain_of:
             return 0.0
         values = []
         for o in node.operands:
@@ -264,11 +276,11 @@ class _Plan:
                 return None
             values.append(np.asarray(found, o.dtype.np))
         with np.errstate(all="ignore"):
-            made = float(node.op.ref(*values))
+            made = float(node.op.ref(*values, **node.attrs))
         return made if abs(made) < LARGEST_FILLING else None
 
     def is_channel_concat(self, node: Node) -> bool:
-        if node.op.family != "concat" or not 3 <= node.rank <= 5 or node.dtype.name != "f32":
+        if node.op.family != "concat" or not 3 <= node.rank <= 5 or node.dtype.name not in IMAGES:
             return False
         return node.attrs["axis"] == 1 and all(self.is_whole(o.shape[1]) for o in node.operands)
 
@@ -308,8 +320,8 @@ class _Writer:
     def is_blocked(self, node: Node) -> bool:
         return node.op is self.unblock
 
-    def stored_blocked(self, node: Node) -> Node:
-        made: Node = self.unblock(self.block(node, lanes=self.lanes), channels=node.shape[1])
+    def stored_blocked(self, node: Node, lanes: int = 0) -> Node:
+        made: Node = self.unblock(self.block(node, lanes=lanes or self.lanes), channels=node.shape[1])
         return made
 
     def all_blocked(self, node: Node, operands: Sequence[Node]) -> bool:
@@ -346,14 +358,23 @@ class _Writer:
         blocked = self.is_blocked(x) and self.plan.reads_blocked(node)
         if self.is_blocked(x) and not blocked:
             x = self.planar(x)
+        if not blocked and is_narrow(node) and self.plan.reads_blocked(node):
+            x, blocked = self.stored_blocked(x, self.block_of(node)), True
         if is_depthwise(node):  # its kernels go from blocks to blocks or from planes to planes
             (self.plan.blocked.add if blocked else self.plan.blocked.discard)(self.plan.end[node.id])
         layout = self.winograd_layout(node, blocked)
         if layout is not None:
             x = x if blocked else self.stored_blocked(x)
             self.plan.blocked.add(self.plan.end[node.id])
-        made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, blocked)), **node.attrs)
+        block = int(x.operands[0].shape[-1]) if blocked else 1
+        made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, block)), **node.attrs)
         return made
+
+    def block_of(self, conv: Node) -> int:
+        """Channels in a block of an image that has yet to be blocked: few channels fill no vector."""
+        channels, group = int(conv.operands[0].shape[1]), self.plan.target.group(conv.operands[0].dtype.name)
+        alone = conv.attrs["groups"] == 1
+        return min(self.lanes, max(-(-channels // group) * group, 2)) if alone else self.lanes
 
     def pack(self, w: Node, layout: KernelLayout | WinogradLayout | None) -> Node:
         """A kernel in a layout; one that several convolutions read is packed once."""
@@ -380,9 +401,9 @@ class _Writer:
         moved += 0 if plan.end[node.id] in plan.blocked else elements(node.shape)
         return choice.layout if choice.gain > moved / target.moved_elements else None
 
-    def kernel_layout(self, node: Node, blocked: bool) -> KernelLayout | None:
+    def kernel_layout(self, node: Node, block: int) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""
-        plan, lanes = self.plan, self.lanes
+        plan, lanes, blocked = self.plan, self.lanes, block > 1
         shape = tuple(int(d) for d in node.operands[1].shape)
         groups = node.attrs["groups"]
         blocked_out = plan.end[node.id] in plan.blocked
@@ -390,9 +411,10 @@ class _Writer:
             return KernelLayout(shape, 1, lanes, lanes, 1) if blocked else None
         if not blocked and not blocked_out:
             least = lanes // 4 if groups == 1 else lanes // 2
-            if shape[0] // groups < least or _is_product(node):
+            if shape[0] // groups < least or _is_product(node) or is_narrow(node):
                 return None
-        return KernelLayout(shape, groups, plan.target.columns, lanes, lanes if blocked else 1)
+        group = plan.target.group(node.operands[0].dtype.name)
+        return KernelLayout(shape, groups, plan.target.columns, lanes, block, group)
 
     def pool(self, node: Node, x: Node) -> Node:
         """A window of one lane more."""
@@ -422,7 +444,7 @@ class _Writer:
                 made = self.block(reshape(o, (*(1,) * (node.rank - o.rank), *o.shape)), lanes=self.lanes)
             return made
 
-        made: Node = self.unblock(node.op(*(aligned(o) for o in operands)), channels=node.shape[1])
+        made: Node = self.unblock(node.op(*map(aligned, operands), **node.attrs), channels=node.shape[1])
         return made
 
     def concat(self, node: Node, operands: tuple[Node, ...]) -> Node:

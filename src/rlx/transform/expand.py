@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.errors import VerifyError
 from rlx.ir.graph import Graph, Node, inline, provenance, rewrite
-from rlx.ir.op import Level, Op, run_rule
+from rlx.ir.op import Level, Op, Role, run_rule
 from rlx.ir.types import TupleType
 
 
@@ -27,13 +27,17 @@ def expand_graph(graph: Graph, keep: Callable[[Op], bool] = lambda op: False) ->
 def expand_node(node: Node, operands: Sequence[Node], out: Graph, keep: Callable[[Op], bool]) -> Node:
     """One HIR node in terms of MIR ops, added to `out`."""
     scratch = Graph(node.op.name)
-    inside = [scratch.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(operands)]
+    known = [node.op.sees_constants and o.op.role is Role.CONSTANT for o in operands]
+    inside = [
+        scratch.constant(o.attrs["value"].array) if k else scratch.input(f"x{i}", o.shape, o.dtype)
+        for i, (o, k) in enumerate(zip(operands, known, strict=True))
+    ]
     with scratch.building(), provenance(node.where):
         made = run_rule(node.op, "expand", *inside, node=node)
     results = made if isinstance(made, tuple) else (made,)
     scratch.set_outputs(results)
     flat = expand_graph(scratch, keep)
-    copies = inline(flat, operands, out)
+    copies = inline(flat, [o for o, k in zip(operands, known, strict=True) if not k], out)
     for c in flat.constraints:
         out.assume(c)
     if not isinstance(node.type, TupleType):

@@ -14,6 +14,7 @@ from rlx.backend.cpu.conv_planar import emit_planar
 from rlx.backend.cpu.conv_shape import VECTORS
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
+from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.winograd import emit_winograd
@@ -42,7 +43,8 @@ from rlx.passes.conv_cost import ConvTarget
 def conv_target(target: Target) -> ConvTarget:
     """The units that this target's convolution kernels work in."""
     lanes = target.lanes("f32")
-    return ConvTarget(lanes, lanes * VECTORS, WINOGRAD.get())
+    groups = tuple((d, kind_of(d, target).group) for d in ("u8", "bf16"))
+    return ConvTarget(lanes, lanes * VECTORS, WINOGRAD.get(), groups)
 
 
 def emit_conv(
@@ -70,7 +72,8 @@ def _is_planar(nest: ConvNest, inputs: Sequence[Slot]) -> bool:
     f32 = all(d.name == "f32" for d in (inputs[nest.x].dtype, w.dtype, form.dtype))
     static = all(isinstance(d, int) and d > 0 for d in form.w)
     dense = w.strides is None or w.strides == dense_strides(w.shape)
-    return f32 and static and dense and len(form.strides) <= 3 and len(nest.stores) == 1
+    known = static and dense and form.fill == 0
+    return f32 and known and len(form.strides) <= 3 and len(nest.stores) == 1
 
 
 def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
@@ -95,7 +98,7 @@ def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
     wide = form.accumulate
     body = call(
         "mul",
-        convert(load_or(nest.x, index, guard, const(0, x)), wide),
+        convert(load_or(nest.x, index, guard, const(form.fill, x)), wide),
         convert(load(nest.w, [at[1], channel, *taps], w), wide),
     )
     result = convert(Scalar("acc", (), wide, 0), form.dtype)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlx.backend.cpu.conv_end import Epilogue
-from rlx.backend.cpu.conv_shape import Geometry, Image
+from rlx.backend.cpu.conv_shape import Geometry, Image, static
 from rlx.backend.cpu.expression import Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_cut import Tiles
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
+from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.primitives import memory_type
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim
 
-ELEMENT = "float"
 MOST_COLUMNS = 8
 MOST_UNROLLED = 16  # window elements whose weights stay in registers; lines of a larger window are a loop
 
@@ -43,12 +43,14 @@ class _Depthwise:
         self.fn = self.table.fn
         self.shape = Geometry.of(nest)
         self.lanes = module.target.lanes("f32")
-        self.type = vector(ELEMENT, self.lanes)
+        self.dtype = inputs[nest.x].dtype
+        self.kind = kind_of(self.dtype.name, module.target, grouped=False)
+        self.element = self.kind.element
         self.x, self.y = Image.blocked(inputs[nest.x]), Image.blocked(outputs[0])
         self.epilogue = Epilogue.blocked(
             self.table, nest.stores[0], nest.form.out, self.shape.out, self.lanes
         )
-        self.channels = int(nest.form.out[1])
+        self.channels = static(nest.form.out[1])
         self.blocks = -(-self.channels // self.lanes)
         self.frame = Frame(self.fn, 4)
         self.taps = self.shape.window[1] * self.shape.window[2]
@@ -84,9 +86,9 @@ class _Depthwise:
             first = fn.udiv(fn.mul(band, lines), bands)
             last = fn.udiv(fn.mul(fn.add(band, 1), lines), bands)
             start = fn.add(fn.mul(image, self.size(self.x.batch)), fn.mul(block, self.size(self.x.block)))
-            x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
+            x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, self.element)
             weights = self.table.operand(fn, self.nest.w).pointer
-            w = fn.gep(weights, fn.mul(block, self.taps * self.lanes), ELEMENT)
+            w = fn.gep(weights, fn.mul(block, self.taps * self.lanes), self.element)
             self.frame.change("image", image)
             self.frame.change("block", block)
             self.plane(x, w, first, last, rows, columns)
@@ -144,6 +146,12 @@ class _Depthwise:
 
     # ---- functions
 
+    def pixel(self, fn: Function, place: Value) -> Value:
+        """The channels of one pixel, as wide as the sums."""
+        if self.dtype.is_float:
+            return self.kind.read_b(fn, place, None)
+        return fn.zext(fn.load(vector(self.element, self.lanes), place), self.kind.accumulator)
+
     def store(
         self, fn: Function, frame: Value, sums: Sequence[Value], h: Int, pixel: Int, common: Expression
     ) -> None:
@@ -194,7 +202,7 @@ class _Depthwise:
         unrolled = self.taps <= MOST_UNROLLED
 
         def weight(k: Int) -> Value:
-            return fn.load(self.type, fn.gep(w, fn.mul(k, lanes), ELEMENT))
+            return self.kind.read_b(fn, fn.gep(w, fn.mul(k, lanes), self.element), None)
 
         kept = [weight(k) for k in range(self.taps)] if unrolled else []
 
@@ -205,17 +213,17 @@ class _Depthwise:
                 for p in range(columns):
                     at = p * shape.strides[2] + k * shape.dilations[2]
                     if at not in seen:
-                        seen[at] = fn.load(self.type, fn.gep(x, at * lanes, ELEMENT))
-                    sums[p] = fn.fma(seen[at], factor, sums[p])
+                        seen[at] = self.pixel(fn, fn.gep(x, at * lanes, self.element))
+                    sums[p] = self.kind.multiply_add(fn, seen[at], factor, sums[p])
             return sums
 
         def one(h: Int, _: list[Value]) -> None:
             at = fn.mul(fn.sub(fn.mul(h, shape.strides[1]), low_h), line)
-            there = fn.gep(x, fn.add(at, left), ELEMENT)
-            sums = [constant(self.type, 0)] * columns
+            there = fn.gep(x, fn.add(at, left), self.element)
+            sums = [self.kind.zero] * columns
 
             def tap_line(r: Int, sums: list[Value]) -> list[Value]:
-                row = fn.gep(there, fn.mul(fn.mul(line, shape.dilations[1]), r), ELEMENT)
+                row = fn.gep(there, fn.mul(fn.mul(line, shape.dilations[1]), r), self.element)
                 if isinstance(r, int) and unrolled:
                     return window_line(row, kept[r * taps_w : (r + 1) * taps_w], list(sums))
                 return window_line(
@@ -257,6 +265,21 @@ class _Depthwise:
             return start, first, last
 
         top, first_h, last_h = clipped(h, 1)
+        fill, taps_w = self.nest.form.fill, shape.window[2]
+
+        def factor(k: Int) -> Value:
+            return self.kind.read_b(fn, fn.gep(w, fn.mul(k, lanes), self.element), None)
+
+        outside = self.kind.zero
+        if fill:
+            padding = fn.splat(fill, lanes, self.kind.accumulator)
+            (outside,) = fn.loop(
+                0,
+                self.taps,
+                1,
+                [outside],
+                lambda k, sums: [self.kind.multiply_add(fn, padding, factor(k), sums[0])],
+            )
 
         def pixel(p: Int, _: list[Value]) -> None:
             left, first_w, last_w = clipped(p, 2)
@@ -266,13 +289,14 @@ class _Depthwise:
 
                 def taps(k: Int, sums: list[Value]) -> list[Value]:
                     at = fn.add(row, fn.mul(fn.add(left, fn.mul(k, shape.dilations[2])), lanes))
-                    factor = fn.gep(w, fn.mul(fn.add(fn.mul(r, shape.window[2]), k), lanes), ELEMENT)
-                    value = fn.load(self.type, fn.gep(x, at, ELEMENT))
-                    return [fn.fma(value, fn.load(self.type, factor), sums[0])]
+                    value = self.pixel(fn, fn.gep(x, at, self.element))
+                    if fill:  # what was counted as padding
+                        value = fn.value(fn.sub(value, fn.splat(fill, lanes, self.kind.accumulator)))
+                    return [self.kind.multiply_add(fn, value, factor(fn.add(fn.mul(r, taps_w), k)), sums[0])]
 
                 return fn.loop(first_w, last_w, 1, sums, taps)
 
-            sums = fn.loop(first_h, last_h, 1, [constant(self.type, 0)], lines)
+            sums = fn.loop(first_h, last_h, 1, [outside], lines)
             self.store(fn, frame, sums, h, p, common)
 
         fn.loop(begin, end, 1, [], pixel)

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.backend.cpu.conv_lines import PixelMover, emit_line_packer
-from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, tile_pixels
+from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, static, tile_pixels
 from rlx.backend.cpu.conv_source import ImageSource, SourceMover, as_one_line
 from rlx.backend.cpu.conv_tile import ConvTile
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_cut import Tiles
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Int, Module, Value
+from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim
 from rlx.ops.conv_packing import KernelLayout
 
-ELEMENT = "float"
 MOST_IN_REGISTERS = 8  # operations of an epilogue that tiles apply themselves
 
 
@@ -40,6 +40,11 @@ def emit_direct(
 ) -> EmittedKernel:
     """Write the kernel of a convolution whose weights lie in panels."""
     return _Direct(module, name, nest, layout, inputs, outputs).emit()
+
+
+def as_signed(fill: int) -> int:
+    """A byte as the signed number with the same bits."""
+    return fill - 256 if fill > 127 else fill
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,9 @@ class _Direct:
             self.x = Image.blocked(x) if nest.x_blocked else Image.planar(x.steps, x.shape)
         else:
             self.x = self.source.image
+        dtype = inputs[nest.x].dtype if self.source is None else self.source.dtype
+        self.kind = kind_of(dtype.name, module.target)
+        self.element = self.kind.element
         self.y = Image.blocked(outputs[0]) if nest.out_blocked else Image.planar(store.strides, out)
         self.packs = shape.padded or self.x.lanes == 1 or self.source is not None
         if nest.out_blocked:
@@ -96,15 +104,15 @@ class _Direct:
             self.frame,
             epilogue,
             self.y,
-            int(out[1]),  # type: ignore[call-overload]
+            static(out[1]),
             self.lanes,
             self.flat or self.one_line,
+            self.kind.accumulator,
         )
         pixel = shape.strides[2] * self.x.lanes
-        self.kind = kind_of("f32", module.target)
         self.tile = ConvTile(module, name, self.kind, shape, self.x.lanes, pixel, self.frame)
         self.blocks = -(-shape.per_in // self.x.lanes)
-        self.pixels = tile_pixels(module.target)
+        self.pixels = tile_pixels(module.target, self.kind)
 
     # ---- sizes
 
@@ -114,7 +122,7 @@ class _Direct:
     @property
     def pixel_bytes(self) -> int:
         """Bytes of x at one place, of all channels and planes of a window."""
-        return self.blocks * self.shape.window[0] * self.x.lanes * 4
+        return self.blocks * self.shape.window[0] * self.x.lanes * size_bytes(self.element)
 
     @property
     def line_pixels(self) -> Dim:
@@ -123,7 +131,8 @@ class _Direct:
 
     @property
     def budget(self) -> int:
-        return self.module.target.l2_bytes // 2
+        import os
+        return self.module.target.l2_bytes // (2 if self.source is None else int(os.environ.get("BUD","2")))
 
     @property
     def scratch_bytes(self) -> int:
@@ -152,7 +161,8 @@ class _Direct:
         self.plan_pieces(images, chunks)
         self.plan_bands(images, chunks)
         self.share_steps()
-        self.stage = fn.alloca(ELEMENT, VECTORS * self.lanes * (-(-self.pixels // self.lanes) * self.lanes))
+        room = VECTORS * self.lanes * (-(-self.pixels // self.lanes) * self.lanes)
+        self.stage = fn.alloca(self.kind.accumulator, room)
 
         outer = fn.mul(fn.mul(images, self.bands), self.pieces)
         low, high = self.table.share(fn.mul(outer, chunks))
@@ -222,7 +232,7 @@ class _Direct:
             frame.share("x_block", fn.mul(plane, self.shape.window[0]))
             frame.share("x_d", plane)  # only planes of a window are copied
             frame.share("x_h", fn.mul(line, self.shape.dilations[1]))
-            args = (self.x.lanes, self.lanes, ELEMENT)
+            args = (self.x.lanes, self.lanes, self.kind.moved, as_signed(self.nest.form.fill))
             mover = PixelMover(*args) if self.source is None else SourceMover(*args, source=self.source)
             self.packer = emit_line_packer(
                 self.module, self.name, self.table, self.shape, self.x, mover, mover.told
@@ -258,7 +268,7 @@ class _Direct:
         start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
         # a computed image has no place in memory, but the packer is told which part of it is wanted
         memory = self.table.scratch() if self.source else self.table.operand(fn, self.nest.x).pointer
-        x = fn.gep(memory, 0 if self.source else start, ELEMENT)
+        x = fn.gep(memory, 0 if self.source else start, self.element)
         if self.packs:
             scratch = self.table.scratch()
             pixel = self.tiles.row(fn, band.first_tile)
@@ -269,7 +279,7 @@ class _Direct:
 
             def line_of(h: Int) -> Value:
                 line = fn.mul(fn.mul(fn.sub(h, band.first), shape.strides[1]), self.x_line)
-                return fn.gep(scratch, fn.sub(line, before), ELEMENT)
+                return fn.gep(scratch, fn.sub(line, before), self.element)
 
         else:
             plane = fn.mul(fn.mul(band.d, shape.strides[0]), self.size(self.x.axes[0]))
@@ -278,7 +288,7 @@ class _Direct:
                 if self.flat:
                     return x
                 offset = fn.add(plane, fn.mul(fn.mul(h, shape.strides[1]), self.size(self.x.axes[1])))
-                return fn.gep(x, offset, ELEMENT)
+                return fn.gep(x, offset, self.element)
 
         weights = self.table.operand(fn, self.nest.w).pointer
         group_start = fn.mul(band.group, self.layout.panels.elements)
@@ -286,7 +296,7 @@ class _Direct:
 
         def panel(j: Int, vectors: int, masked: bool) -> None:
             column = fn.mul(j, panels.columns)
-            w = fn.gep(weights, fn.add(group_start, fn.mul(column, panels.depth)), ELEMENT)
+            w = fn.gep(weights, fn.add(group_start, fn.mul(column, panels.depth)), self.element)
             channel = fn.add(fn.mul(band.group, shape.per_out), column)
             self.run_panel(band, line_of, w, channel, vectors, masked)
 
@@ -334,7 +344,7 @@ class _Direct:
             pixel, args = tiles.row(fn, t), (fn.args[0], self.frame.pointer)
             taller = fn.cmp("ult", t, tiles.tall)
             callee: Value = fn.select(taller, high, low)  # type: ignore[assignment]
-            place = fn.gep(x, fn.mul(pixel, self.tile.pixel_step), ELEMENT)
+            place = fn.gep(x, fn.mul(pixel, self.tile.pixel_step), self.element)
             if in_registers is not None:
                 fn.call(callee, [*args, place, w, channel, pixel])
             else:

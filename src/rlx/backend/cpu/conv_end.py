@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
-from rlx.backend.cpu.conv_shape import Image
+from rlx.backend.cpu.conv_shape import Image, static
 from rlx.backend.cpu.expression import Expression, Lane
 from rlx.backend.cpu.frame import ArgumentTable, unflatten
 from rlx.backend.cpu.gemm_end import Frame
@@ -19,7 +19,6 @@ from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import PRIMITIVES, Scalar, axis, const, rebuild, replace_axes
 from rlx.ir.types import Shape
 
-ELEMENT = "float"
 FINISHER = [
     ("ptr", "args"),
     ("ptr", "frame"),
@@ -61,7 +60,7 @@ class Epilogue:
             return None
 
         body = rebuild(replace_axes(store.body, point), split)
-        blocks = -(-int(out[1]) // lanes)  # type: ignore[call-overload]
+        blocks = -(-static(out[1]) // lanes)
         return Epilogue._flat(table, body, (out[0], blocks, lanes, *axes3), 3)
 
     @staticmethod
@@ -134,6 +133,7 @@ class ConvEnd:
     channels: int
     lanes: int
     flat: bool
+    sums: str = "float"  # type of an element of the sums
     element: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -190,12 +190,12 @@ class BlockedEnd(ConvEnd):
         ends = [
             self._vector(fn, frame, channel, pixel, j, masked and j == vectors - 1) for j in range(vectors)
         ]
-        type_ = vector(ELEMENT, self.lanes)
+        type_ = vector(self.sums, self.lanes)
 
         def one(p: Int, _: list[Value]) -> None:
             for j, end in enumerate(ends):
                 at = fn.mul(fn.add(fn.mul(p, vectors), j), self.lanes)
-                value, there = end(p, fn.load(type_, fn.gep(stage, at, ELEMENT)))
+                value, there = end(p, fn.load(type_, fn.gep(stage, at, self.sums)))
                 fn.store(value, there)
 
         fn.loop(0, pixels, 1, [], one)
@@ -286,19 +286,22 @@ class PlanarEnd(PlanarStore):
             return name
         fn = self.module.function(name, FINISHER, internal=True, noinline=True)
         _, frame, stage, channel, pixel, pixels = fn.args
-        lanes, width, type_ = self.lanes, vectors * self.lanes, vector(ELEMENT, self.lanes)
-        turned = fn.alloca(ELEMENT, width * lanes)
+        lanes, width, type_ = self.lanes, vectors * self.lanes, vector(self.sums, self.lanes)
+        turned = fn.alloca(self.sums, width * lanes)
         count = fn.smin(fn.sub(self.frame.read(fn, frame, "channel_end"), channel), width)
 
         def block(first: Int, _: list[Value]) -> None:
             base = fn.add(pixel, first)
             mask = fn.lanes(fn.sub(pixels, first), lanes)
             for j in range(vectors):
-                rows = fn.gep(stage, fn.add(fn.mul(first, width), j * lanes), ELEMENT)
-                fn.call(turn_square(self.module, lanes), [rows, width, fn.gep(turned, j * lanes**2, ELEMENT)])
+                rows = fn.gep(stage, fn.add(fn.mul(first, width), j * lanes), self.sums)
+                fn.call(
+                    turn_square(self.module, lanes, self.sums),
+                    [rows, width, fn.gep(turned, j * lanes**2, self.sums)],
+                )
 
             def line(c: Int, _: list[Value]) -> None:
-                sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), ELEMENT))
+                sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), self.sums))
                 self.store_pixels(fn, frame, sums, fn.add(channel, c), base, mask)
 
             fn.loop(0, count, 1, [], line)
@@ -307,17 +310,17 @@ class PlanarEnd(PlanarStore):
         return name
 
 
-def turn_square(module: Module, lanes: int) -> str:
+def turn_square(module: Module, lanes: int, element: str) -> str:
     """Name of the function turn(rows, step, target): target[c][r] = rows[r * step + c] for a square of lanes.
 
     The kernels of a module share it: in registers it is long.
     """
-    name = f"rlx_turn_square_{lanes}"
+    name = f"rlx_turn_square_{element}_{lanes}"
     if not module.defines(name):
         params = [("ptr noalias", "rows"), ("i64", "step"), ("ptr noalias", "target")]
         fn = module.function(name, params, internal=True, noinline=True)
         rows, step, target = fn.args
-        places = [fn.gep(rows, fn.mul(step, r), ELEMENT) for r in range(lanes)]
-        for c, one in enumerate(fn.transpose([fn.load(vector(ELEMENT, lanes), p) for p in places])):
-            fn.store(one, fn.gep(target, c * lanes, ELEMENT))
+        places = [fn.gep(rows, fn.mul(step, r), element) for r in range(lanes)]
+        for c, one in enumerate(fn.transpose([fn.load(vector(element, lanes), p) for p in places])):
+            fn.store(one, fn.gep(target, c * lanes, element))
     return name

@@ -1,4 +1,4 @@
-"""Lines of an image copied into scratch with zeros around, so that windows never meet an edge."""
+"""Lines of an image copied into scratch with padding around, so that windows never meet an edge."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from rlx.backend.cpu.frame import ArgumentTable
 from rlx.backend.cpu.gemm_cut import both
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 
-ELEMENT = "float"
-
 
 @dataclass(frozen=True)
 class Line:
-    """One line to copy: `positions` places of which begin..end hold pixels of x, others zeros. The source's
+    """One line to copy: `positions` places of which begin..end hold pixels of x, others padding. The source's
     pixel 0 stands at place `low`; `step` is the number of elements from one of its pixels to the next.
     """
 
@@ -33,11 +31,16 @@ class Line:
 class Mover(Protocol):
     """How the places of a line are laid out in scratch; what the width of a line counts is up to it."""
 
+    @property
+    def element(self) -> str:
+        """Type in which pixels are copied."""
+        ...
+
     def elements(self, fn: Function, width: Int) -> Int:
         """Elements of a line in scratch."""
         ...
 
-    def zero(self, fn: Function, to: Value, width: Int) -> None: ...
+    def pad(self, fn: Function, to: Value, width: Int) -> None: ...
 
     def copy(self, fn: Function, line: Line, width: Int) -> None: ...
 
@@ -67,7 +70,7 @@ def emit_line_packer(
     steps = [table.dim(fn, s) for s in image.axes]
     block_step = table.dim(fn, image.block)
     elements = mover.elements(fn, width)
-    before = fn.sub(low[2], fn.mul(pixel, shape.strides[2]))  # zeros before the first pixel of x
+    before = fn.sub(low[2], fn.mul(pixel, shape.strides[2]))  # padding before the first pixel of x
     begin = fn.smin(fn.smax(before, 0), positions)
     end = fn.smin(fn.smax(fn.add(before, size[2]), begin), positions)
     first_d, first_h = (
@@ -78,18 +81,18 @@ def emit_line_packer(
     def block(b: Int, _: list[Value]) -> None:
         def plane(k: Int, _: list[Value]) -> None:
             at_d = fn.add(first_d, fn.mul(k, shape.dilations[0]))
-            target = fn.gep(to, fn.mul(fn.mul(fn.add(fn.mul(b, taps), k), lines), elements), ELEMENT)
+            target = fn.gep(to, fn.mul(fn.mul(fn.add(fn.mul(b, taps), k), lines), elements), mover.element)
             source = fn.add(fn.mul(b, block_step), fn.mul(at_d, steps[0]))
             in_plane = fn.cmp("ult", at_d, size[0])
 
             def line(r: Int, _: list[Value]) -> None:
                 at_h = fn.add(first_h, r)
-                there = fn.gep(target, fn.mul(r, elements), ELEMENT)
+                there = fn.gep(target, fn.mul(r, elements), mover.element)
                 inside = both(fn, in_plane, fn.cmp("ult", at_h, size[1]))
-                origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), ELEMENT)
+                origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), mover.element)
                 place = (*more, b, at_d, at_h)
                 found = Line(there, origin, before, begin, end, positions, steps[2], place)
-                fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.zero(fn, there, width))
+                fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.pad(fn, there, width))
 
             fn.loop(0, lines, 1, [], line)
 
@@ -112,23 +115,14 @@ def _pieces(
     fn.branch(fn.cmp("sgt", left, 0), lambda: piece(cut, fn.lanes(left, lanes)))
 
 
-def _zero(fn: Function, lanes: int, to: Value, first: Int, last: Int, whole: bool = False) -> None:
-    zeros = constant(vector(ELEMENT, lanes), 0)
-
-    def piece(i: Int, mask: Value | None) -> None:
-        place = fn.gep(to, i, ELEMENT)
-        fn.store(zeros, place) if mask is None else fn.masked_store(zeros, place, mask)
-
-    _pieces(fn, lanes, first, last, piece, whole)
-
-
 @dataclass(frozen=True)
 class PixelMover:
     """Pixels in order, each of `pixel` elements side by side; `width` counts pixels."""
 
     pixel: int
     lanes: int
-    element: str = ELEMENT
+    element: str = "float"
+    fill: int = 0
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -142,31 +136,40 @@ class PixelMover:
     def elements(self, fn: Function, width: Int) -> Int:
         return fn.mul(width, self.pixel)
 
-    def zero(self, fn: Function, to: Value, width: Int) -> None:
-        _zero(fn, self.lanes, to, 0, self.elements(fn, width), self.whole)
+    def pad(self, fn: Function, to: Value, width: Int) -> None:
+        self._fill(fn, to, 0, self.elements(fn, width))
+
+    def _fill(self, fn: Function, to: Value, first: Int, last: Int) -> None:
+        padding = constant(vector(self.element, self.lanes), self.fill)
+
+        def piece(i: Int, mask: Value | None) -> None:
+            place = fn.gep(to, i, self.element)
+            fn.store(padding, place) if mask is None else fn.masked_store(padding, place, mask)
+
+        self.pieces(fn, first, last, piece)
 
     def copy(self, fn: Function, line: Line, width: Int) -> None:
         first, last = fn.mul(line.begin, self.pixel), fn.mul(line.end, self.pixel)
-        _zero(fn, self.lanes, line.to, 0, first, self.whole)
-        _zero(fn, self.lanes, line.to, last, fn.mul(line.positions, self.pixel), self.whole)
+        self._fill(fn, line.to, 0, first)
+        self._fill(fn, line.to, last, fn.mul(line.positions, self.pixel))
         self.move(fn, line, first, last)
 
     def move(self, fn: Function, line: Line, first: Int, last: Int) -> None:
         """Write elements first..last of a line, which x has."""
-        source = fn.gep(line.source, fn.mul(fn.sub(line.begin, line.low), line.step), ELEMENT)
+        source = fn.gep(line.source, fn.mul(fn.sub(line.begin, line.low), line.step), self.element)
         if not (isinstance(line.step, int) and line.step == self.pixel):
-            moved = vector(ELEMENT, self.pixel)
+            moved = vector(self.element, self.pixel)
 
             def one(i: Int, _: list[Value]) -> None:
-                place = fn.gep(source, fn.mul(fn.sub(i, line.begin), line.step), ELEMENT)
-                fn.store(fn.load(moved, place), fn.gep(line.to, fn.mul(i, self.pixel), ELEMENT))
+                place = fn.gep(source, fn.mul(fn.sub(i, line.begin), line.step), self.element)
+                fn.store(fn.load(moved, place), fn.gep(line.to, fn.mul(i, self.pixel), self.element))
 
             fn.loop(line.begin, line.end, 1, [], one)
             return
-        type_ = vector(ELEMENT, self.lanes)
+        type_ = vector(self.element, self.lanes)
 
         def piece(i: Int, mask: Value | None) -> None:
-            place, there = fn.gep(source, fn.sub(i, first), ELEMENT), fn.gep(line.to, i, ELEMENT)
+            place, there = fn.gep(source, fn.sub(i, first), self.element), fn.gep(line.to, i, self.element)
             if mask is None:
                 fn.store(fn.load(type_, place), there)
             else:
@@ -187,12 +190,13 @@ class PhasedMover:
 
     stride: int
     lanes: int
+    element: str = "float"
 
     def elements(self, fn: Function, width: Int) -> Int:
         return fn.mul(width, self.stride)
 
-    def zero(self, fn: Function, to: Value, width: Int) -> None:
-        _zero(fn, self.lanes, to, 0, self.elements(fn, width))
+    def pad(self, fn: Function, to: Value, width: Int) -> None:
+        PixelMover(1, self.lanes).pad(fn, to, self.elements(fn, width))
 
     def copy(self, fn: Function, line: Line, width: Int) -> None:
         if self.stride == 1:
@@ -202,22 +206,24 @@ class PhasedMover:
         def place(i: Int) -> Value:
             """Where position i of the line lies."""
             phase = fn.mul(fn.urem(i, self.stride), width)
-            return fn.gep(line.to, fn.add(phase, fn.udiv(i, self.stride)), ELEMENT)
+            return fn.gep(line.to, fn.add(phase, fn.udiv(i, self.stride)), self.element)
 
         def zero(i: Int, _: list[Value]) -> None:
-            fn.store(constant(ELEMENT, 0.0), place(i))
+            fn.store(constant(self.element, 0.0), place(i))
 
         def one(i: Int, _: list[Value]) -> None:
-            source = fn.gep(line.source, fn.mul(fn.sub(i, line.low), line.step), ELEMENT)
-            fn.store(fn.load(ELEMENT, source), place(i))
+            source = fn.gep(line.source, fn.mul(fn.sub(i, line.low), line.step), self.element)
+            fn.store(fn.load(self.element, source), place(i))
 
         def several(i: Int, _: list[Value]) -> None:
             """A vector of each phase from position i on, which begins all phases."""
-            wide = fn.load(vector(ELEMENT, block), fn.gep(line.source, fn.sub(i, line.low), ELEMENT))
+            wide = fn.load(
+                vector(self.element, block), fn.gep(line.source, fn.sub(i, line.low), self.element)
+            )
             column = fn.udiv(i, self.stride)
             for phase in range(self.stride):
                 part = fn.shuffle(wide, None, range(phase, block, self.stride))
-                fn.store(part, fn.gep(line.to, fn.add(fn.mul(width, phase), column), ELEMENT))
+                fn.store(part, fn.gep(line.to, fn.add(fn.mul(width, phase), column), self.element))
 
         block = self.stride * self.lanes
         start = stop = fn.smin(fn.round_up(line.begin, self.stride), line.end)

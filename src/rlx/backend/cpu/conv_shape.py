@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.backend.cpu.frame import Slot
+from rlx.backend.cpu.microkernel import Kind
 from rlx.backend.cpu.target import Target
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim
@@ -15,9 +16,15 @@ from rlx.ir.types import Shape
 VECTORS = 2  # registers of output channels in a tile
 
 
-def tile_pixels(target: Target) -> int:
+def static(d: Dim) -> int:
+    """A size that is known when the kernel is written."""
+    assert isinstance(d, int)
+    return d
+
+
+def tile_pixels(target: Target, kind: Kind) -> int:
     """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
-    spare = VECTORS + (1 if target.has_fma else 2)
+    spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)
     return (target.registers - spare) // VECTORS
 
 
@@ -41,7 +48,7 @@ class Geometry:
     def of(nest: ConvNest) -> Geometry:
         form = nest.form
         more = 3 - len(form.strides)
-        per_out, per_in, *window = (int(d) for d in form.w)  # type: ignore[arg-type]
+        per_out, per_in, *window = (static(d) for d in form.w)
         return Geometry(
             form.x[0],
             form.groups,
@@ -93,7 +100,7 @@ class Image:
     @staticmethod
     def blocked(slot: Slot) -> Image:
         """An image [N, C/lanes, axes, lanes]."""
-        return Image._of(slot.steps[:-1], slot.shape[:-1], int(slot.shape[-1]))  # type: ignore[arg-type]
+        return Image._of(slot.steps[:-1], slot.shape[:-1], static(slot.shape[-1]))
 
     @staticmethod
     def _of(steps: Shape, shape: Shape, lanes: int) -> Image:

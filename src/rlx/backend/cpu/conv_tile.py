@@ -12,8 +12,6 @@ from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 
-ELEMENT = "float"
-
 
 class TileEnd(Protocol):
     """What becomes of the finished sums of a tile (pixels x vectors, in that order) that are in registers."""
@@ -46,6 +44,12 @@ class ConvTile:
     pixel_step: int  # elements from the window of one pixel to that of the next
     frame: Frame
 
+    @property
+    def tail(self) -> int:
+        """Channels of a last block that is not full, in whole groups; weights of the rest are 0."""
+        group = self.kind.group
+        return -(-(self.shape.per_in % self.block) // group) * group
+
     def summing(self, pixels: int, vectors: int) -> str:
         """Name of the function that leaves the sums of a tile in `stage`, where another one ends them.
 
@@ -53,8 +57,8 @@ class ConvTile:
         """
         shape = self.shape
         taps = "x".join(map(str, shape.window))
-        tail = shape.per_in % self.block
-        name = f"sums.{pixels}x{vectors}.{taps}.{shape.dilations[2]}.{self.block}.{self.pixel_step}.{tail}"
+        name = f"sums.{self.kind.element}.{pixels}x{vectors}.{taps}.{shape.dilations[2]}"
+        name += f".{self.block}.{self.pixel_step}.{self.tail}"
         if self.module.defines(name):
             return name
         pointers = [("ptr noalias", "x"), ("ptr noalias", "w"), ("ptr noalias", "stage")]
@@ -62,7 +66,7 @@ class ConvTile:
         fn = self.module.function(name, [*pointers, *words], internal=True, noinline=True)
         x, w, stage, blocks, *steps = fn.args
         for n, total in enumerate(self._sums(fn, x, w, pixels, vectors, blocks, steps)):
-            fn.store(total, fn.gep(stage, n * self.kind.lanes, ELEMENT))
+            fn.store(total, fn.gep(stage, n * self.kind.lanes, self.kind.accumulator))
         return name
 
     def steps(self, fn: Function, frame: Value) -> list[Int]:
@@ -99,23 +103,24 @@ class ConvTile:
         shape = self.shape
         taps_d, taps_h, taps_w = shape.window
         x_block, x_d, x_h = steps
-        width = vectors * self.kind.lanes
-        tail = shape.per_in % self.block
+        kind, element, tail = self.kind, self.kind.element, self.tail
+        width = vectors * kind.lanes
 
         def line(x: Value, w: Value, sums: list[Value], channels: int) -> list[Value]:
             """All products of one line of the window."""
 
             def part(x: Value, w: Value, sums: list[Value], depth: int) -> list[Value]:
-                rows = Places.of(fn, x, [p * self.pixel_step for p in range(pixels)], 1, ELEMENT)
-                columns = Places.of(fn, w, [j * self.kind.lanes for j in range(vectors)], width, ELEMENT)
-                return accumulate(fn, self.kind, rows, columns, depth, sums)
+                starts = [j * kind.lanes * kind.group for j in range(vectors)]
+                rows = Places.of(fn, x, [p * self.pixel_step for p in range(pixels)], kind.group, element)
+                columns = Places.of(fn, w, starts, width * kind.group, element)
+                return accumulate(fn, kind, rows, columns, depth, sums)
 
             if taps_w == 1 or (channels == self.block and shape.dilations[2] == 1):
                 return part(x, w, sums, taps_w * channels)
 
             def tap(k: Int, sums: list[Value]) -> list[Value]:
-                there = fn.gep(x, fn.mul(k, shape.dilations[2] * self.block), ELEMENT)
-                return part(there, fn.gep(w, fn.mul(k, channels * width), ELEMENT), sums, channels)
+                there = fn.gep(x, fn.mul(k, shape.dilations[2] * self.block), element)
+                return part(there, fn.gep(w, fn.mul(k, channels * width), element), sums, channels)
 
             return fn.loop(0, taps_w, 1, sums, tap)
 
@@ -123,12 +128,12 @@ class ConvTile:
             per_line = taps_w * channels * width
 
             def plane(d: Int, sums: list[Value]) -> list[Value]:
-                x_plane = fn.gep(x, fn.mul(d, x_d), ELEMENT)
-                w_plane = fn.gep(w, fn.mul(d, taps_h * per_line), ELEMENT)
+                x_plane = fn.gep(x, fn.mul(d, x_d), element)
+                w_plane = fn.gep(w, fn.mul(d, taps_h * per_line), element)
 
                 def lines(h: Int, sums: list[Value]) -> list[Value]:
-                    x_line = fn.gep(x_plane, fn.mul(h, x_h), ELEMENT)
-                    return line(x_line, fn.gep(w_plane, fn.mul(h, per_line), ELEMENT), sums, channels)
+                    x_line = fn.gep(x_plane, fn.mul(h, x_h), element)
+                    return line(x_line, fn.gep(w_plane, fn.mul(h, per_line), element), sums, channels)
 
                 return fn.loop(0, taps_h, 1, sums, lines)
 
@@ -137,11 +142,11 @@ class ConvTile:
         per_block = taps_d * taps_h * taps_w * self.block * width
 
         def block(b: Int, sums: list[Value]) -> list[Value]:
-            there = fn.gep(x, fn.mul(b, x_block), ELEMENT)
-            return window(there, fn.gep(w, fn.mul(b, per_block), ELEMENT), sums, self.block)
+            there = fn.gep(x, fn.mul(b, x_block), element)
+            return window(there, fn.gep(w, fn.mul(b, per_block), element), sums, self.block)
 
-        sums = fn.loop(0, blocks, 1, [self.kind.zero] * (pixels * vectors), block)
+        sums = fn.loop(0, blocks, 1, [kind.zero] * (pixels * vectors), block)
         if tail:
-            there = fn.gep(x, fn.mul(blocks, x_block), ELEMENT)
-            sums = window(there, fn.gep(w, fn.mul(blocks, per_block), ELEMENT), sums, tail)
+            there = fn.gep(x, fn.mul(blocks, x_block), element)
+            sums = window(there, fn.gep(w, fn.mul(blocks, per_block), element), sums, tail)
         return sums

@@ -16,6 +16,7 @@ class Lanes(Arithmetic):
     """Arithmetic plus everything that changes the type or the order of lanes."""
 
     widened: dict[Value, Value]  # wide floats -> the narrow ones that they came from
+    same_bits: dict[Value, Value]  # what was cast -> the value of another type that it came from
 
     # ---- casts
 
@@ -49,7 +50,12 @@ class Lanes(Arithmetic):
 
     def bitcast(self, a: Value, type_: str) -> Value:
         """The same bits as another type; the full type is given, because the number of lanes may change."""
-        return a if type_ == a.type else self.op(type_, f"bitcast {a} to {type_}")
+        source = self.same_bits.get(a, a)
+        if type_ in (a.type, source.type):
+            return a if type_ == a.type else source
+        made = self.op(type_, f"bitcast {a} to {type_}")
+        self.same_bits[made] = a
+        return made
 
     def fpext(self, a: Value, element_type: str) -> Value:
         """Widen floats (exact)."""

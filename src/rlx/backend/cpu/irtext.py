@@ -157,6 +157,7 @@ class Function(Lanes):
         self._ended = False
         self._block = "entry"
         self.widened: dict[Value, Value] = {}
+        self.same_bits: dict[Value, Value] = {}
 
     def text(self) -> str:
         if not self._ended:
@@ -209,6 +210,8 @@ class Function(Lanes):
     def store(self, x: Number, pointer: Value, align: int = 0, nontemporal: bool = False) -> None:
         """Store; `nontemporal` skips the caches, needs full alignment, and `fence()` before others read."""
         x = self.value(x)
+        if x.width > 1 and self._moves_as_bits(x.type):
+            x = self.bitcast(x, like(x.type, "i16"))
         hint = ", !nontemporal !{i32 1}" if nontemporal else ""
         align = align or (size_bytes(x.type) * x.width if nontemporal else size_bytes(x.type))
         self.emit(f"store {x}, {pointer}, align {align}{hint}")
@@ -247,17 +250,25 @@ class Function(Lanes):
 
     @staticmethod
     def _moves_as_bits(type_: str) -> bool:
-        """Masked moves of 16-bit floats go as integers: LLVM would convert lanes by library calls."""
+        """Vectors of 16-bit floats move as integers: LLVM would convert lanes by library calls."""
         return element(type_) in ("bfloat", "half")
 
     def gather(
-        self, pointer: Value, index: Value, element_type: str, mask: Value | None = None, other: Number = 0
+        self,
+        pointer: Value,
+        index: Value,
+        element_type: str,
+        mask: Value | None = None,
+        other: Number | Value = 0,
     ) -> Value:
         """Elements of an array at a vector of indices; lanes off the mask are `other` and read nothing."""
         type_ = like(index.type, element_type)
         if index.width == 1:
             place = self.gep(pointer, index, element_type)
             return self.load(type_, place) if mask is None else self.masked_load(type_, place, mask, other)
+        if self._moves_as_bits(type_):
+            rest = self.bitcast(self.value(other, type_), like(type_, "i16"))
+            return self.bitcast(self.gather(pointer, index, "i16", mask, rest), type_)
         places = self.gep(pointer, index, element_type)
         mask = mask if mask is not None else constant(like(type_, "i1"), True)
         name = f"llvm.masked.gather.{mangle(type_)}.{mangle(places.type)}"
@@ -270,6 +281,8 @@ class Function(Lanes):
         places = self.gep(pointer, index, x.element)
         if x.width == 1:
             return self.store(x, places) if mask is None else self.masked_store(x, places, mask)
+        if self._moves_as_bits(x.type):
+            x = self.bitcast(x, like(x.type, "i16"))
         mask = mask if mask is not None else constant(like(x.type, "i1"), True)
         name = f"llvm.masked.scatter.{mangle(x.type)}.{mangle(places.type)}"
         self.module.declare(name, "void", [x.type, places.type, mask.type])

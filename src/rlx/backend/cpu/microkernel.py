@@ -45,6 +45,11 @@ class Kind:
         return constant(vector(self.accumulator, self.lanes), 0)
 
     @property
+    def adds_at_once(self) -> bool:
+        """Whether products are added as they are made, without a register for them."""
+        return True
+
+    @property
     def moved(self) -> str:
         """Type in which an element is copied: 16-bit floats travel as integers, which every target moves."""
         return "i16" if self.element in ("bfloat", "half") else self.element
@@ -134,6 +139,10 @@ class Bytes(Kind):
     """One k at a time in 32-bit integers, for targets without a dot product of bytes."""
 
     signed: bool
+
+    @property
+    def adds_at_once(self) -> bool:
+        return False
 
     def read_a(self, fn: Function, place: Value, count: int) -> Value:
         byte = fn.load("i8", place)

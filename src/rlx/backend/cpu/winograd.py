@@ -69,7 +69,7 @@ class _Winograd:
             self.table, nest.stores[0], nest.form.out, self.shape.out, self.lanes
         )
         self.kind = kind_of("f32", module.target)
-        self.pixels = tile_pixels(module.target)
+        self.pixels = tile_pixels(module.target, self.kind)
         self.in_blocks, self.out_blocks = layout.channels // self.lanes, layout.wide_out // self.lanes
         self.most = strip_tiles(layout, module.target.l2_bytes, self.pixels)
 

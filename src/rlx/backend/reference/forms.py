@@ -154,9 +154,8 @@ def _conv(form: Conv, operands: Arrays, binding: Mapping[str, int]) -> np.ndarra
     x, w = operands[0].astype(form.accumulate.np), operands[1].astype(form.accumulate.np)
     pads = [sizes(p, binding) for p in form.padding]
     crop = [slice(max(-lo, 0), n - max(-hi, 0)) for n, (lo, hi) in zip(x.shape[2:], pads, strict=True)]
-    x = np.pad(
-        x[(slice(None), slice(None), *crop)], [(0, 0), (0, 0), *((max(lo, 0), max(hi, 0)) for lo, hi in pads)]
-    )
+    grown = [(0, 0), (0, 0), *((max(lo, 0), max(hi, 0)) for lo, hi in pads)]
+    x = np.pad(x[(slice(None), slice(None), *crop)], grown, constant_values=form.fill)
     out = np.zeros(sizes(form.out, binding), x.dtype)
     per_in, per_out = w.shape[1], w.shape[0] // form.groups
     for tap in np.ndindex(*w.shape[2:]):

@@ -322,7 +322,9 @@ def qlinear_concat(n: Call) -> Any:
 
 @onnx_op("QGemm", domain=MS)
 def qgemm(n: Call) -> Any:
-    a, b = real(n, 0), ops.dequantize(n[3], as_number(n[4]), as_number(n[5]), axis=1 if n[4].rank else None)
+    columns = 0 if n.flag("transB") else 1
+    scale, zero = as_number(n[4]), as_number(n[5])
+    a, b = real(n, 0), ops.dequantize(n[3], scale, zero, axis=columns if scale.rank else None)
     a = ops.transpose(a) if n.flag("transA") else a
     b = ops.transpose(b) if n.flag("transB") else b
     y = ops.matmul(a, b) * n.attr("alpha", 1.0)
