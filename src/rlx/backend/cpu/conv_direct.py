@@ -131,8 +131,7 @@ class _Direct:
 
     @property
     def budget(self) -> int:
-        import os
-        return self.module.target.l2_bytes // (2 if self.source is None else int(os.environ.get("BUD","2")))
+        return self.module.target.l2_bytes // 2
 
     @property
     def scratch_bytes(self) -> int:
