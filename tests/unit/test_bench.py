@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from rlx.bench import harness, known, report
-from rlx.bench.engines import ENGINES
+from rlx.bench.engines import ENGINES, TORCH_COMPILE
 from rlx.bench.harness import Measured, Row
 from rlx.bench.workloads import MAKERS, SUITES, make
 from rlx.bench.workloads.products import SWEEP
@@ -68,6 +69,8 @@ def test_unknown_workloads_are_refused() -> None:
         make("gem:1,2,3")
     with pytest.raises(ConfigError, match="no workload is called 'gem'"):  # before the first is measured
         harness.run(["gemm:8,32,48", "gem:1,2,3"], say=lambda line: pytest.fail(line))
+    with pytest.raises(ConfigError, match="no engine is called 'torhc'"):
+        harness.run(["gemm:8,32,48"], engines=["torhc"], say=lambda line: pytest.fail(line))
     with pytest.raises(ConfigError, match="wrong sizes"):
         make("gemm:1,2")
 
@@ -100,6 +103,27 @@ def test_reports(tmp_path: Path) -> None:
     assert "geometric mean 9.00x the best peer over 2 rows" in report.summary(rows)
     assert json.loads(json.dumps(report.as_json(rows)))[0]["ratio"] == pytest.approx(9)
     assert "| MiniLM b1 s16 | 1 |" in report.as_markdown(rows, "rlx bench minilm")
+
+
+def test_settings_are_told() -> None:
+    """How peers are run, and what a search among their settings has taken."""
+    rows = example()
+    rows[0].engines[1].chosen = "pinned"
+    assert report.settings(rows)[1].endswith("(faster: pinned in 2 rows)")  # both rows share the engine
+    assert report.as_json(rows)[0]["engines"]["openvino"]["chosen"] == "pinned"
+    assert "Settings: rlx: buffers bound once; openvino: latency hint" in report.as_markdown(rows, "x")
+    assert all(engine.settings for engine in ENGINES.values())
+
+
+@pytest.mark.slow
+def test_torch_compile_is_a_peer_where_torch_is_and_if_asked(require: Callable[[str], None]) -> None:
+    require("torch")
+    workload = make("gemm:8,32,48")
+    compiled = ENGINES[TORCH_COMPILE]
+    ours, theirs = ENGINES["rlx"].prepare(workload, 1)(), compiled.prepare(workload, 1)()
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, np.asarray(b), rtol=0, atol=workload.tolerance * np.abs(a).max())
+    assert not compiled.can(make("train-mlp:16"))
 
 
 def test_a_chart_is_drawn(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""Engines that run a workload. Each is made in a process of its own, at its best documented settings."""
+"""Engines that run a workload. Each is made in a process of its own, at its best documented settings.
+
+Where documentation leaves a choice, a few timings of each decide; `choices` tells what was taken.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +19,24 @@ from rlx.bench.workloads.base import Arrays, Run, Workload
 
 @dataclass(frozen=True)
 class Engine:
-    """`prepare(workload, threads)` gives what is timed; `can` says whether the workload has a way for it."""
+    """`prepare(workload, threads)` gives what is timed; `can` says whether the workload has a way for it.
+    `settings` is how it is run, in words."""
 
     package: str
     can: Callable[[Workload], bool]
     prepare: Callable[[Workload, int], Run]
+    settings: str = ""
 
     @property
     def installed(self) -> bool:
         return importlib.util.find_spec(self.package) is not None
 
 
-def _fastest(ways: list[Run]) -> Run:
+choices: list[str] = []
+"""What was chosen for the workload that is being prepared in this process."""
+
+
+def _fastest(ways: list[Run], names: Sequence[str] = ()) -> Run:
     """The best of several ways to say the same, by a few timings of each."""
 
     def spent(way: Run) -> float:
@@ -39,7 +48,12 @@ def _fastest(ways: list[Run]) -> Run:
             times.append(time.perf_counter() - start)
         return min(times)
 
-    return ways[0] if len(ways) == 1 else min(ways, key=spent)
+    if len(ways) == 1:
+        return ways[0]
+    times = [spent(way) for way in ways]
+    best = times.index(min(times))
+    choices.append(names[best] if names else f"way {best + 1} of {len(ways)}")
+    return ways[best]
 
 
 def _feeds(w: Workload) -> list[Arrays]:
@@ -85,12 +99,17 @@ def _onnxruntime(w: Workload, threads: int) -> Run:
     import onnxruntime as ort
 
     assert w.onnx is not None
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(w.onnx().SerializeToString(), options, providers=["CPUExecutionProvider"])
+    model = w.onnx().SerializeToString()
 
-    def bound(feed: Arrays) -> Run:
+    def session_with(**entries: str) -> Any:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 3
+        for key, value in entries.items():
+            options.add_session_config_entry(f"session.{key}", value)
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def bound(session: Any, feed: Arrays) -> Run:
         binding = session.io_binding()
         for name, array in feed.items():
             binding.bind_cpu_input(name, array)
@@ -104,7 +123,11 @@ def _onnxruntime(w: Workload, threads: int) -> Run:
 
         return run
 
-    return _in_turn([bound(feed) for feed in _feeds(w)])
+    ways = [session_with()]
+    if threads > 1:  # how finely work is cut is a choice that its documentation leaves
+        ways.append(session_with(dynamic_block_base="4"))
+    names = ["plain", "dynamic_block_base=4"]
+    return _fastest([_in_turn([bound(way, feed) for feed in _feeds(w)]) for way in ways], names)
 
 
 def _openvino(w: Workload, threads: int, precision: str = "f32") -> Run:
@@ -169,6 +192,47 @@ def _torch(w: Workload, threads: int) -> Run:
     return run
 
 
+def _torch_compile(w: Workload, threads: int) -> Run:
+    """The model traced at its sizes, torch.compile with frozen weights; compiling is not timed."""
+    import torch
+    from torch._inductor import config
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from rlx.bench.framework_ops import interpreted, torch_table
+
+    assert w.onnx is not None
+    torch.set_num_threads(threads)
+    config.freezing, config.compile_threads = True, 1  # no compiler processes that outlive the preparation
+    # Constants of one element are numbers: the compiler's own pattern for attention wants its scale so.
+    at_least = {"Max": lambda a, b: a.clamp(min=b) if isinstance(b, float) else torch.maximum(a, b)}
+    code = interpreted(
+        w.onnx(),
+        torch_table() | at_least,
+        lambda a: float(a.item()) if a.size == 1 and a.dtype.kind == "f" else torch.from_numpy(a),
+    )
+    names = list(w.feed)
+    tensors = [torch.from_numpy(w.feed[name]) for name in names]
+    with torch.no_grad():
+        traced = make_fx(lambda *given: code.run(code.weights, dict(zip(names, given, strict=True))))(
+            *tensors
+        )
+        try:
+            config.pattern_matcher = True
+            model = torch.compile(traced)
+            model(*tensors)
+        except torch._dynamo.exc.BackendCompilerFailed:  # its pattern for attention with a mask may fail
+            choices.append("pattern matcher off, which fails")
+            torch._dynamo.reset()
+            config.pattern_matcher = False
+            model = torch.compile(traced)
+
+    def run() -> Any:
+        with torch.no_grad():
+            return model(*tensors)
+
+    return run
+
+
 def _jax(w: Workload, threads: int) -> Run:
     """jax.jit; the results of the last call are donated, so that memory is reused."""
     import jax
@@ -205,15 +269,36 @@ def _of_onnx(w: Workload) -> bool:
     return w.onnx is not None
 
 
+TORCH_COMPILE = "torch-compile"
+
 ENGINES: dict[str, Engine] = {
-    "rlx": Engine("rlx", lambda w: True, _rlx),
-    "rlx-f32": Engine("rlx", lambda w: True, lambda w, threads: _rlx(w, threads, precision="f32")),
-    "onnxruntime": Engine("onnxruntime", _of_onnx, _onnxruntime),
-    "openvino": Engine("openvino", _of_onnx, _openvino),
-    "openvino-bf16": Engine("openvino", _of_onnx, lambda w, threads: _openvino(w, threads, "bf16")),
-    "torch": Engine("torch", lambda w: w.torch is not None or w.onnx is not None, _torch),
-    "jax": Engine("jax", lambda w: w.jax is not None or w.onnx is not None, _jax),
-    "numpy": Engine("numpy", lambda w: w.numpy is not None, _numpy),
+    "rlx": Engine("rlx", lambda w: True, _rlx, "buffers bound once"),
+    "rlx-f32": Engine("rlx", lambda w: True, lambda w, threads: _rlx(w, threads, precision="f32"), "in f32"),
+    "onnxruntime": Engine(
+        "onnxruntime", _of_onnx, _onnxruntime, "IO binding, all optimisations, spinning threads"
+    ),
+    "openvino": Engine(
+        "openvino", _of_onnx, _openvino, "latency hint, f32, shapes made static, shared input memory"
+    ),
+    "openvino-bf16": Engine(
+        "openvino", _of_onnx, lambda w, threads: _openvino(w, threads, "bf16"), "latency hint, bf16"
+    ),
+    "torch": Engine(
+        "torch",
+        lambda w: w.torch is not None or w.onnx is not None,
+        _torch,
+        "eager without gradients, results in reused memory where there is a way",
+    ),
+    TORCH_COMPILE: Engine(
+        "torch", lambda w: _of_onnx(w) and w.sweep is None, _torch_compile, "torch.compile, weights frozen"
+    ),
+    "jax": Engine(
+        "jax",
+        lambda w: w.jax is not None or w.onnx is not None,
+        _jax,
+        "jax.jit, memory of the last results donated",
+    ),
+    "numpy": Engine("numpy", lambda w: w.numpy is not None, _numpy, "results in reused memory"),
 }
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.engines import ENGINES, installed
+from rlx.bench.engines import ENGINES, TORCH_COMPILE, installed
 from rlx.bench.workloads import check_name, make
 from rlx.bench.yardsticks import YARDSTICK
-from rlx.errors import RlxError
+from rlx.errors import ConfigError, RlxError
 
 TARGET_SECONDS = 0.02  # one timing lasts at least this long: shorter runs are repeated inside it
 SAMPLES = 3  # timings of an engine in one round
@@ -43,6 +43,8 @@ class Measured:
     ready: float = 0.0
     error: str = ""
     difference: float = 0.0
+    chosen: str = ""
+    """What was faster, where its documentation leaves a choice."""
 
     @property
     def median(self) -> float:
@@ -149,11 +151,17 @@ class Workers:
 
 
 def run_row(
-    spec: str, workers: Workers, engines: Sequence[str] | None, rounds: int, say: Callable[[str], None]
+    spec: str,
+    workers: Workers,
+    engines: Sequence[str] | None,
+    rounds: int,
+    say: Callable[[str], None],
+    torch_compile: bool = False,
 ) -> Row:
     """Measure one workload."""
     workload = make(spec)
-    able = [e for e in engines or ("rlx", *workload.peers) if e in installed() and ENGINES[e].can(workload)]
+    peers = [*workload.peers, *[TORCH_COMPILE] * (torch_compile and "torch" in workload.peers)]
+    able = [e for e in engines or ("rlx", *peers) if e in installed() and ENGINES[e].can(workload)]
     measured = {e: Measured(e) for e in able}
     rate = Measured(YARDSTICK)
     ready: dict[str, _Worker] = {}
@@ -162,7 +170,8 @@ def run_row(
             continue
         say(f"{workload.name}: preparing {e}")
         try:
-            into.ready = workers.get(e).ask("make", spec=spec)["ready"]
+            answer = workers.get(e).ask("make", spec=spec)
+            into.ready, into.chosen = answer["ready"], answer["chosen"]
             ready[e] = workers.get(e)
         except EngineError as error:
             into.error = str(error)
@@ -233,13 +242,18 @@ def run(
     engines: Sequence[str] | None = None,
     rounds: int = 7,
     say: Callable[[str], None] = lambda line: None,
+    torch_compile: bool = False,
 ) -> list[Row]:
-    """All workloads at all thread counts; by default each with the engines that it names as peers."""
+    """All workloads at all thread counts; by default each with the engines that it names as peers, and with
+    torch.compile beside torch if asked, which takes seconds to minutes per workload to prepare."""
     for spec in specs:
         check_name(spec)
+    for name in engines or ():
+        if name not in ENGINES:
+            raise ConfigError(f"no engine is called {name!r}; known: {', '.join(ENGINES)}")
     rows: dict[tuple[str, int], Row] = {}
     for count in threads:
         with Workers(count) as workers:
             for spec in specs:
-                rows[spec, count] = run_row(spec, workers, engines, rounds, say)
+                rows[spec, count] = run_row(spec, workers, engines, rounds, say, torch_compile)
     return [rows[spec, count] for spec in specs for count in threads]

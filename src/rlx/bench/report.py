@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.bench.engines import ENGINES
 from rlx.bench.harness import Row
 from rlx.errors import UnsupportedError
 
@@ -58,6 +60,16 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def settings(rows: Sequence[Row]) -> list[str]:
+    """How each engine was run and, where a search had a choice, what it took how often."""
+    lines = []
+    for name in dict.fromkeys(m.engine for r in rows for m in r.engines):
+        taken = Counter(m.chosen for r in rows for m in r.engines if m.engine == name and m.chosen)
+        counts = ", ".join(f"{what} in {count} rows" for what, count in taken.most_common())
+        lines.append(f"{name}: {ENGINES[name].settings}" + (f" (faster: {counts})" if counts else ""))
+    return lines
+
+
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows for machines."""
     return [
@@ -73,6 +85,8 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
                     "median_s": m.median / r.copies if m.times else None,
                     "spread": m.spread if m.times else None,
                     "start_s": m.ready,
+                    "settings": ENGINES[m.engine].settings,
+                    "chosen": m.chosen,
                     "gflops": r.flops / m.median / 1e9 if m.times and r.flops else None,
                     "gbytes_per_s": r.bytes / m.median / 1e9 if m.times and r.bytes else None,
                     "difference": m.difference,
@@ -103,6 +117,8 @@ def as_markdown(rows: Sequence[Row], command: str) -> str:
             *lines,
             "",
             summary(rows),
+            "",
+            "Settings: " + "; ".join(settings(rows)) + ".",
             "",
         ]
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.engines import ENGINES
+from rlx.bench.engines import ENGINES, choices
 from rlx.bench.quiet import take_precedence
 from rlx.bench.workloads import make
 from rlx.bench.workloads.base import Run
@@ -41,11 +41,12 @@ class _Bench:
         self.workload = workload = make(spec)  # kept: engines hold addresses of its arrays
         if self.engine == YARDSTICK:
             self.yardsticks = yardsticks(workload, self.threads)
-            return {"ready": 0.0}
+            return {"ready": 0.0, "chosen": ""}
         start = time.perf_counter()
+        choices.clear()
         self.run = ENGINES[self.engine].prepare(workload, self.threads)
         self.run()
-        return {"ready": time.perf_counter() - start}
+        return {"ready": time.perf_counter() - start, "chosen": ", ".join(dict.fromkeys(choices))}
 
     def time(self, samples: int, inner: int) -> dict[str, Any]:
         """Seconds of a run; of the yardstick its best rate, in flops or bytes per second."""

@@ -15,6 +15,9 @@ from rlx.cli.output import print_json, print_table, progress
 @click.argument("workloads", nargs=-1)
 @click.option("--threads", "-t", multiple=True, type=int, help="Thread counts [1 and 2].")
 @click.option("--engine", "-e", multiple=True, help="Engines to run [rlx and the peers of each workload].")
+@click.option(
+    "--torch-compile", is_flag=True, help="torch.compile, weights frozen, wherever torch is a peer."
+)
 @click.option("--rounds", default=7, show_default=True, help="Interleaved rounds of three timings each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.option("--page", type=click.Path(path_type=Path), help="Write the table as a Markdown page.")
@@ -24,6 +27,7 @@ def bench(
     workloads: tuple[str, ...],
     threads: tuple[int, ...],
     engine: tuple[str, ...],
+    torch_compile: bool,
     rounds: int,
     as_json: bool,
     page: Path | None,
@@ -42,7 +46,7 @@ def bench(
     asked = workloads or ("quick",)
     specs = [s for w in asked if w != "starts" for s in SUITES.get(w, (w,))]
     with progress("measuring") as say:
-        rows = harness.run(specs, threads or (1, 2), engine or None, rounds, say)
+        rows = harness.run(specs, threads or (1, 2), engine or None, rounds, say, torch_compile)
         begun = starts.measure(rounds, say) if "starts" in asked else []
     if page is not None:
         page.write_text(report.as_markdown(rows, shlex.join(["rlx", *sys.argv[1:]])))
@@ -54,6 +58,8 @@ def bench(
     if rows:
         print_table(*report.table(rows))
         click.echo(report.summary(rows))
+        for line in report.settings(rows):
+            click.echo(f"  {line}")
     if begun:
         print_table(*starts.table(begun))
     for line in known.slow_peers(rows):
