@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.backend.cpu.irtext import Function, Int
 from rlx.backend.cpu.irtypes import Value, constant, vector
 from rlx.backend.cpu.primitives import PRIMITIVES, emit_cast, register_type
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import Stat
 from rlx.ir.dtype import DType
+
+
+class Round:
+    """Where a loop over the vectors of a row stands."""
+
+    def __init__(self, fn: Function, count: Callable[[], Int]) -> None:
+        self.fn, self._count = fn, count
+        self._inverse: dict[str, Value] = {}
+
+    def inverse(self, element: str) -> Value:
+        """1 / (how many vectors a group has, with the one that is added now), computed once per round."""
+        if element not in self._inverse:
+            count = self.fn.sitofp(self.fn.value(self._count()), element)
+            self._inverse[element] = self.fn.fdiv(constant(element, 1.0), count)
+        return self._inverse[element]
+
 
 _PRIMITIVE = {
     "sum": "add",
@@ -39,9 +57,9 @@ class Reducer:
         self.type = vector(register_type(self.dtype), lanes)
 
     @property
-    def result_type(self) -> str:
-        """What `finish` gives."""
-        return register_type(self.stat.dtype)
+    def result_types(self) -> list[str]:
+        """What `results` gives."""
+        return [register_type(self.stat.dtype)]
 
     def identity(self, type_: str) -> Value:
         d, combine = self.dtype, self.stat.combine
@@ -59,6 +77,12 @@ class Reducer:
     def combine(self, a: Value, b: Value) -> Value:
         return PRIMITIVES[_PRIMITIVE[self.stat.combine]](self.fn, self.dtype, [a, b])
 
+    def add(
+        self, carried: list[Value], x: Value, position: Int, mask: Value | None, now: Round
+    ) -> list[Value]:
+        """Add one vector of a row."""
+        return self.step(carried, x, position, mask)
+
     def step(
         self, carried: list[Value], x: Value, position: Int, mask: Value | None, per_lane: bool = False
     ) -> list[Value]:
@@ -72,6 +96,10 @@ class Reducer:
         while len(vectors) > 1:
             vectors = [self.combine(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
         return self.cast(self.fn.reduce(self.combine, vectors[0]))
+
+    def results(self, groups: list[list[Value]]) -> list[Value]:
+        """The statistics, of which one reduction may give several."""
+        return [self.finish(groups)]
 
     def lane_result(self, carried: list[Value]) -> Value:
         """The result of every lane by itself."""
@@ -89,8 +117,8 @@ class ArgReducer(Reducer):
     parts = 2
 
     @property
-    def result_type(self) -> str:
-        return "i64"
+    def result_types(self) -> list[str]:
+        return ["i64"]
 
     def identity(self, type_: str) -> Value:
         highest = self.stat.combine == "argmin"

@@ -14,9 +14,10 @@ from rlx.backend.cpu.expression import AHEAD, Ahead, Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, vector
+from rlx.backend.cpu.moments import MomentsReducer, are_moments
 from rlx.backend.cpu.nest_base import NestEmitter
 from rlx.backend.cpu.primitives import register_type
-from rlx.backend.cpu.reduction import Reducer, reducer_for
+from rlx.backend.cpu.reduction import Reducer, Round, reducer_for
 from rlx.backend.cpu.row_pipeline import RowPipeline
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
@@ -26,7 +27,7 @@ SAVE_COST = (
     8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
 )
 
-Visit = Callable[[Lane, list[Value]], list[Value]]
+Visit = Callable[[Lane, list[Value], Round], list[Value]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Pass:
 
 
 class RowNest(NestEmitter):
-    """Passes are numbered: one per reduction, then the one that stores."""
+    """Passes are numbered: those that reduce, then the one that stores."""
 
     groups = 4  # independent accumulators of a reduction, to hide the latency of its chain
 
@@ -63,8 +64,32 @@ class RowNest(NestEmitter):
         nest = self.nest
         self.inner = list(range(nest.outer, len(nest.space)))
         self.full = [(n, s) for n, s in enumerate(nest.stores) if s.full]
-        self.bodies = [[s.body] for s in nest.stats] + [[s.body for _, s in self.full]]
+        self.reductions = self.choose_reductions()
+        self.last = len(self.reductions)  # number of the pass that stores
+        first_bodies = [[nest.stats[numbers[0]].body] for numbers in self.reductions]
+        self.bodies = [*first_bodies, [s.body for _, s in self.full]]
         self.saved = self.choose_saved() if len(self.inner) == 1 else {}
+
+    def choose_reductions(self) -> list[tuple[int, ...]]:
+        """The statistics that each pass computes."""
+        nest, out, number = self.nest, list[tuple[int, ...]](), 0
+        while number < len(nest.stats):
+            two = len(self.inner) == 1 and are_moments(nest.stats, nest.stores, number, nest.space[-1])
+            out.append((number, number + 1) if two else (number,))
+            number += len(out[-1])
+        return out
+
+    def reducer(self, number: int, width: int = 0) -> Reducer:
+        """The reducer of a pass for vectors of `width` lanes (0: the usual ones)."""
+        numbers, width = self.reductions[number], width or self.lanes
+        stat = self.nest.stats[numbers[0]]
+        if len(numbers) == 2:
+            return MomentsReducer(self.fn, stat, width, self.sizes[-1], self.groups)
+        return reducer_for(self.fn, stat, width)
+
+    def known_before(self, number: int) -> int:
+        """How many statistics the passes before have computed."""
+        return sum(len(numbers) for numbers in self.reductions[:number])
 
     def choose_saved(self) -> dict[Scalar, Saved]:
         """Expensive expressions that a later pass needs again."""
@@ -107,10 +132,10 @@ class RowNest(NestEmitter):
 
     def row(self, row: list[Int]) -> None:
         outside = self.outside(row)
-        for number in range(len(self.nest.stats)):
+        for number in range(self.last):
             found = self.reduce(self.begin(number, row, outside, self.ahead_in(number)))
-            outside.accs = [*outside.accs, found]
-        now = self.begin(len(self.nest.stats), row, outside, self.ahead_in(len(self.nest.stats)))
+            outside.accs = [*outside.accs, *found]
+        now = self.begin(self.last, row, outside, self.ahead_in(self.last))
         for number, store in enumerate(self.nest.stores):
             if not store.full:
                 self.write(outside, store, number, row)
@@ -131,7 +156,7 @@ class RowNest(NestEmitter):
         turn: Int = 0,
     ) -> Pass:
         """Start a pass: what its loop does not change is computed."""
-        self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), number)
+        self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), self.known_before(number))
         ready = {e for n in range(number) for e in self.fresh(n)}
         return Pass(number, row, outside, ready, ahead, cached, turn)
 
@@ -142,7 +167,7 @@ class RowNest(NestEmitter):
 
     def ahead_in(self, number: int) -> Sequence[Ahead]:
         """The second pass over a row asks for the next row, which then comes while this one is computed."""
-        if len(self.nest.stats) + bool(self.full) == 1:
+        if self.last + bool(self.full) == 1:
             return AHEAD
         return (Ahead(self.sizes[self.inner[-1]]),) if number == 1 and len(self.inner) == 1 else ()
 
@@ -197,17 +222,19 @@ class RowNest(NestEmitter):
 
         level(list(row))
 
-    def reduce(self, now: Pass) -> Value:
-        """One reduction over the inner axes, as a scalar."""
+    def reduce(self, now: Pass) -> list[Value]:
+        """The statistics of one pass over the inner axes, as scalars."""
         fn, last = self.fn, len(self.nest.space) - 1
-        reducer = reducer_for(fn, self.nest.stats[now.number], self.lanes)
+        reducer = self.reducer(now.number)
 
         def level(axes: list[Int], carried: list[list[Value]]) -> list[list[Value]]:
             number = len(axes)
             if number == last:
                 return self.over_vectors(
                     carried,
-                    lambda lane, group: self.add_vector(now, reducer, [*axes, lane.base], lane, group),
+                    lambda lane, group, turn: self.add_vector(
+                        now, reducer, [*axes, lane.base], lane, group, turn
+                    ),
                 )
             out = fn.loop(
                 0,
@@ -218,16 +245,16 @@ class RowNest(NestEmitter):
             )
             return _groups(out, len(carried))
 
-        return reducer.finish(level(list(now.row), [reducer.start() for _ in range(self.groups)]))
+        return reducer.results(level(list(now.row), [reducer.start() for _ in range(self.groups)]))
 
     def add_vector(
-        self, now: Pass, reducer: Reducer, axes: list[Int], lane: Lane, group: list[Value]
+        self, now: Pass, reducer: Reducer, axes: list[Int], lane: Lane, group: list[Value], turn: Round
     ) -> list[Value]:
         """One step of a reduction."""
         at = self.at(axes, lane, now)
         value = at.vector(self.bodies[now.number][0])
         self.keep(at, now)
-        return reducer.step(group, value, self.position(axes), lane.mask)
+        return reducer.add(group, value, self.position(axes), lane.mask, turn)
 
     def over_vectors(
         self, carried: list[list[Value]], visit: Visit, paired: bool = False
@@ -243,19 +270,23 @@ class RowNest(NestEmitter):
         loops = self.pairs(carried) if paired else carried
 
         def unrolled(i: Int, flat: list[Value]) -> list[Value]:
-            groups = _groups(flat, len(loops))
+            groups, turn = _groups(flat, len(loops)), Round(fn, lambda: fn.add(fn.udiv(i, block), 1))
             lanes = [Lane(last, fn.add(i, u * width), width) for u in range(len(loops))]
-            return [v for lane, group in zip(lanes, groups, strict=True) for v in visit(lane, group)]
+            return [v for lane, group in zip(lanes, groups, strict=True) for v in visit(lane, group, turn)]
 
         flat = fn.loop(0, whole, block, [v for group in loops for v in group], unrolled)
         groups = _groups(flat, len(loops))
         groups = self.halves(groups) if paired else groups
         rest = fn.sub(extent, fn.urem(extent, self.lanes))
-        first = fn.loop(
-            whole, rest, self.lanes, groups[0], lambda i, now: visit(Lane(last, i, self.lanes), now)
-        )
+
+        def one(i: Int, mask: Value | None, group: list[Value]) -> list[Value]:
+            rounds, more = fn.udiv(whole, block), fn.udiv(fn.sub(i, whole), self.lanes)
+            turn = Round(fn, lambda: fn.add(fn.add(rounds, more), 1))
+            return visit(Lane(last, i, self.lanes, mask), group, turn)
+
+        first = fn.loop(whole, rest, self.lanes, groups[0], lambda i, now: one(i, None, now))
         left = fn.sub(extent, rest)
-        tail = lambda: visit(Lane(last, rest, self.lanes, fn.lanes(left, self.lanes)), first)  # noqa: E731
+        tail = lambda: one(rest, fn.lanes(left, self.lanes), first)  # noqa: E731
         first = fn.if_value(fn.cmp("sgt", left, 0), tail, lambda: first)
         return [first, *groups[1:]]
 

@@ -16,7 +16,7 @@ from rlx.backend.cpu.expression import STREAM_AHEAD, Lane
 from rlx.backend.cpu.frame import unflatten
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, constant
-from rlx.backend.cpu.reduction import Reducer, reducer_for
+from rlx.backend.cpu.reduction import Round
 from rlx.ir.scalar import LOADS, Scalar
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class RowPipeline:
 
     def __init__(self, nest: RowNest) -> None:
         self.nest, self.fn = nest, nest.fn
-        self.last = len(nest.nest.stats)  # number of the pass that stores
-        self.results = [reducer_for(self.fn, s, nest.lanes).result_type for s in nest.nest.stats]
+        self.last = nest.last
+        self.results = [nest.reducer(number).result_types for number in range(nest.last)]
         read = [_operands(bodies) for bodies in nest.bodies]
         self.cached = [set[int]().union(*read[:number]) for number in range(len(read))]
 
@@ -40,12 +40,13 @@ class RowPipeline:
         for n in sizes:
             total = fn.mul(total, n)
         low, high = nest.frame.share(total)
-        zeros = [constant(type_, 0) for type_ in self.results]
-        # A row in pass n brings the results of the n passes before.
-        start = [zero for number in range(1, self.last + 1) for zero in zeros[:number]]
+        # A row in pass n brings the results of all passes before.
+        brings = [[type_ for types in self.results[:n] for type_ in types] for n in range(self.last + 1)]
+        start = [constant(type_, 0) for types in brings for type_ in types]
 
         def step(t: Int, flat: list[Value]) -> list[Value]:
-            known = [flat[n * (n - 1) // 2 : n * (n + 1) // 2] for n in range(self.last + 1)]
+            left = iter(flat)
+            known = [[next(left) for _ in types] for types in brings]
             rows = [fn.sub(t, number) for number in range(self.last + 1)]
             there = [
                 fn.value(fn.and_(fn.value(fn.cmp("sge", r, low)), fn.value(fn.cmp("slt", r, high))))
@@ -61,18 +62,19 @@ class RowPipeline:
 
             def one_by_one() -> list[Value]:
                 fn.branch(there[self.last], lambda: self.sweep([begin(self.last)]))
-                return [v for n in reversed(passes[:-1]) for v in self.alone(there[n], n, begin)][::-1]
+                found = [self.alone(there[n], n, begin) for n in reversed(passes[:-1])]
+                return [v for values in reversed(found) for v in values]
 
             everywhere = fn.value(fn.and_(there[0], there[self.last]))
-            found = fn.if_value(everywhere, lambda: self.sweep([begin(n) for n in passes]), one_by_one)
-            return [v for n in passes[:-1] for v in (*known[n], found[n])]
+            found = iter(fn.if_value(everywhere, lambda: self.sweep([begin(n) for n in passes]), one_by_one))
+            return [v for n in passes[:-1] for v in (*known[n], *(next(found) for _ in self.results[n]))]
 
         fn.loop(low, fn.add(high, self.last), 1, start, step)
 
     def alone(self, there: Value, number: int, begin: Callable[[int], Pass]) -> list[Value]:
         """One reduction, if its row exists."""
-        nothing = constant(self.results[number], 0)
-        return self.fn.if_value(there, lambda: self.sweep([begin(number)]), lambda: [nothing])
+        nothing = [constant(type_, 0) for type_ in self.results[number]]
+        return self.fn.if_value(there, lambda: self.sweep([begin(number)]), lambda: nothing)
 
     def sweep(self, passes: Sequence[Pass]) -> list[Value]:
         """Some passes, each over its own row, in one loop; the results of their reductions."""
@@ -82,33 +84,26 @@ class RowPipeline:
         keeping = [now for now in passes if nest.fresh(now.number)]
         order = [*(now for now in passes if now not in keeping), *reversed(keeping)]
 
-        def visit(lane: Lane, group: list[Value]) -> list[Value]:
-            left, out = list(group), dict[int, list[Value]]()
-            parts = {n.number: [left.pop(0) for _ in range(self.parts(n))] for n in reducing}
+        def visit(lane: Lane, group: list[Value], turn: Round) -> list[Value]:
+            left, out = iter(group), dict[int, list[Value]]()
+            parts = {n.number: [next(left) for _ in nest.reducer(n.number).start()] for n in reducing}
             for now in order:
                 axes = [*now.row, lane.base]
                 if now.number == self.last:
                     nest.store_all(axes, lane, now)
                 else:
-                    reducer = self.reducer(now, lane.width)
-                    out[now.number] = nest.add_vector(now, reducer, axes, lane, parts[now.number])
+                    reducer, carried = nest.reducer(now.number, lane.width), parts[now.number]
+                    out[now.number] = nest.add_vector(now, reducer, axes, lane, carried, turn)
             return [v for now in reducing for v in out[now.number]]
 
-        start = [v for now in reducing for v in self.reducer(now).start()]
+        start = [v for now in reducing for v in nest.reducer(now.number).start()]
         groups = nest.over_vectors([list(start) for _ in range(nest.groups)], visit, paired=True)
-        results, first = [], 0
-        for now in reducing:
-            end = first + self.parts(now)
-            results.append(self.reducer(now).finish([g[first:end] for g in groups]))
+        results, first = list[Value](), 0
+        for reducer in (nest.reducer(now.number) for now in reducing):
+            end = first + reducer.parts
+            results += reducer.results([g[first:end] for g in groups])
             first = end
         return results
-
-    def reducer(self, now: Pass, width: int = 0) -> Reducer:
-        """The reducer of a pass for vectors of `width` lanes."""
-        return reducer_for(self.fn, self.nest.nest.stats[now.number], width or self.nest.lanes)
-
-    def parts(self, now: Pass) -> int:
-        return self.reducer(now).parts
 
 
 def _operands(bodies: Sequence[Scalar]) -> set[int]:
