@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, overload
+from typing import Any, NamedTuple, NoReturn, overload
 
 import numpy as np
 
@@ -125,6 +125,17 @@ class Reader:
     def end(self) -> None:
         if self.at < len(self.text):
             self.expected("the end of the text")
+
+
+class _Parts(NamedTuple):
+    """A node as it is written; its type may be left out."""
+
+    op: Op
+    operands: Sequence[Node]
+    attrs: Mapping[str, Any]
+    bodies: Sequence[Graph]
+    where: tuple[str, ...]
+    type: Type | None
 
 
 class GraphReader(Reader):
@@ -245,8 +256,8 @@ class GraphReader(Reader):
         written = self.type() if self.accept(":") else None
         where = self.where()
         bodies = self.bodies() if self.accept("{") else ()
-        given = (operands, attrs, bodies, where)
-        made: Node = self.guarded(at_op, lambda: self.made(graph, op, *given, written))
+        parts = _Parts(op, operands, attrs, bodies, where, written)
+        made: Node = self.guarded(at_op, lambda: self.made(graph, parts))
         if written is not None and written != made.type:
             self.fail(f"{name} ({op.name}) is written as {written}, but its type is {made.type}", at_type)
         values[name] = made
@@ -257,18 +268,9 @@ class GraphReader(Reader):
             found.append(self.deeper(self.graph))
         return found
 
-    def made(
-        self,
-        graph: Graph,
-        op: Op,
-        operands: Sequence[Node],
-        attrs: Mapping[str, Any],
-        bodies: Sequence[Graph],
-        where: tuple[str, ...],
-        written: Type | None,
-    ) -> Node:
+    def made(self, graph: Graph, parts: _Parts) -> Node:
         """The node; its type is inferred, whatever is written."""
-        return graph.add(op, operands, attrs, bodies, where)
+        return graph.add(parts.op, parts.operands, parts.attrs, parts.bodies, parts.where)
 
     def operands(self, values: Mapping[str, Node]) -> list[Node]:
         found = [self.operand(values)]
@@ -407,19 +409,10 @@ class SignedReader(GraphReader):
         self.expect("}")
         return found
 
-    def made(
-        self,
-        graph: Graph,
-        op: Op,
-        operands: Sequence[Node],
-        attrs: Mapping[str, Any],
-        bodies: Sequence[Graph],
-        where: tuple[str, ...],
-        written: Type | None,
-    ) -> Node:
-        if written is None:
-            return super().made(graph, op, operands, attrs, bodies, where, written)
-        return graph.add_typed(op, operands, attrs, bodies, written, where)
+    def made(self, graph: Graph, parts: _Parts) -> Node:
+        if parts.type is None:
+            return super().made(graph, parts)
+        return graph.add_typed(parts.op, parts.operands, parts.attrs, parts.bodies, parts.type, parts.where)
 
 
 class _LaterBodies(Sequence[Graph]):
