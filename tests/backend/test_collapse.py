@@ -10,6 +10,7 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.backend.cpu.collapse import collapse
+from rlx.backend.cpu.ranges import decided
 from rlx.backend.reference.interpreter import evaluate
 from rlx.compile import plan
 from rlx.ir.compose import body_of, compose
@@ -86,3 +87,20 @@ def test_a_narrow_last_axis(last: int, rows: Any) -> None:
         want = evaluate(g, feed)["y"]
         for how in ({"threads": 1}, {"threads": 2}, {"debug": "poison"}):
             np.testing.assert_array_equal(rlx.compile(g, **how).run(feed)["y"], want)
+
+
+def test_a_row_appended_to_a_cache_is_read_side_by_side() -> None:
+    """One new token per head, cut from a projection: its place along the cached axis decides no index."""
+    g = Graph("append")
+    past, x = g.input("past", (1, 3, "n", 16), "f32"), g.input("x", (1, 1, 144), "f32")
+    row = ops.transpose(ops.reshape(ops.slice_axis(x, 2, 48, 48), (1, 1, 3, 16)), (0, 2, 1, 3))
+    g.output("y", ops.concat([past, row], axis=2))
+    program = rlx.compile(g)
+    (kernel,) = [compose(body_of(program.lir.mir.nodes[i])) for i in program.lir.plan.schedule]
+    assert isinstance(kernel, Nest)
+    assert not {"mod", "floor_div"} & {e.prim for e in decided(kernel.stores[0].body, kernel.space).walk()}
+    rng = np.random.default_rng(0)
+    feed = {"past": rng.standard_normal((1, 3, 5, 16)), "x": rng.standard_normal((1, 1, 144))}
+    feed = {name: value.astype(np.float32) for name, value in feed.items()}
+    new = feed["x"][0, 0, 48:96].reshape(1, 3, 1, 16)
+    np.testing.assert_array_equal(program.run(feed)["y"], np.concatenate([feed["past"], new], axis=2))

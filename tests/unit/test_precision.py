@@ -20,9 +20,14 @@ every_target = pytest.mark.parametrize("target", HERE)
 
 
 def block(
-    width: int = 48, heads: int = 3, groups: int = 1, one_product: bool = False, causal: bool = False
+    width: int = 48,
+    heads: int = 3,
+    groups: int = 1,
+    one_product: bool = False,
+    causal: bool = False,
+    keeps: bool = False,
 ) -> Graph:
-    """Pre-norm attention and feed-forward; `groups` query heads share keys and values."""
+    """Pre-norm attention and feed-forward; `groups` query heads share keys and values, which it may give."""
     rng = np.random.default_rng(1)
     g = Graph("block")
     x = g.input("x", ("batch", "seq", width), "f32")
@@ -50,6 +55,9 @@ def block(
             at += count * depth
     else:
         parts = [split(linear(h, n, c * depth), c) for n, c in zip("qkv", counts, strict=True)]
+    for name, part in zip(("keys", "values"), parts[1:], strict=True):
+        if keeps:
+            g.output(name, part)
     context = ops.attention(*parts, causal=causal)
     context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (batch, seq, width))
     x = x + linear(context, "o", width)
@@ -104,14 +112,33 @@ def test_where_products_of_bf16_are_not_faster_attention_stays_wide() -> None:
     assert len(decisions) == 4  # what products with weights read
 
 
-def test_operands_from_outside_stay_as_they_are() -> None:
+def attended(lir: Any) -> list[str]:
+    return [str(d) for d in lir.trace.decisions if d.rule == "attend in bf16"]
+
+
+@pytest.mark.parametrize(("queries", "keys", "pays"), [("s", "s", True), (1, 500, False), ("s", "t", False)])
+def test_operands_from_outside_are_rounded_if_that_pays(queries: Any, keys: Any, pays: bool) -> None:
     g = Graph("inputs")
-    q, k, v = (g.input(n, (2, 4, "seq", 16), "f32") for n in "qkv")
+    q, k, v = (
+        g.input(n, (2, 4, size, 64), "f32") for n, size in zip("qkv", (queries, keys, keys), strict=True)
+    )
     g.output("y", ops.attention(q, k, v))
-    kernels, decisions = stored(g, PAIRS)
-    assert kernels == ["f32[2,4,seq,16]"]
-    (told,) = decisions
-    assert "refuse store bf16" in told and "its queries come from outside as f32 (input)" in told
+    lir = plan(g, target=PAIRS, precision="bf16")
+    told = attended(lir)
+    assert len(lir.plan.schedule) == (4 if pays else 1)
+    assert (
+        told == []
+        if pays
+        else "refuse attend in bf16" in told[0] and "queries and keys and values apart" in told[0]
+    )
+
+
+def test_keys_that_are_results_are_rounded_beside() -> None:
+    """A prompt whose keys and values are kept for the tokens after it."""
+    kernels, decisions = stored(block(one_product=True, keeps=True), PAIRS)
+    assert "f32[batch,seq,144]" in kernels
+    assert sum(k.startswith("bf16[") for k in kernels) == 7  # three of them queries, keys and values
+    assert any("it is an output too: rounded beside" in d for d in decisions)
 
 
 def test_keys_that_are_kept_for_later_stay_as_they_are() -> None:
@@ -129,8 +156,8 @@ def test_keys_that_are_kept_for_later_stay_as_they_are() -> None:
         caches.append(seen)
     g.output("y", ops.attention(heads, *caches))
     lir = plan(g, target=PAIRS, precision="bf16")
-    told = [str(d) for d in lir.trace.decisions if d.rule == "store bf16"]
-    assert any("refuse store bf16" in d and "too" in d for d in told)
+    (told,) = attended(lir)
+    assert "refuse attend in bf16" in told and "its keys are kept from run to run as f32" in told
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -146,6 +173,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
         {"one_product": True, "causal": True},
         {"width": 64, "heads": 4, "groups": 2},
         {"width": 35, "heads": 5},  # heads of 7 features: an odd number of pairs
+        {"one_product": True, "keeps": True},
     ],
     ids=str,
 )

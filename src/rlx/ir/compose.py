@@ -83,7 +83,9 @@ def pieces_body(form: Pieces) -> Scalar:
             if o == 0 and n == total:
                 continue
             inside = in_range(a, n) if inside is None else inside & in_range(a, n)
-        body = _guard_loads(replace_axes(piece.body, local), inside)
+        # An axis of one element has one index: what is computed from it stays regular.
+        index = [const(0) if n == 1 else a for a, n in zip(local, piece.extent, strict=True)]
+        body = _guard_loads(replace_axes(piece.body, index), inside)
         out = body if out is None or inside is None else select(inside, body, out)
     assert out is not None
     return out

@@ -2,20 +2,23 @@
 but such products read is stored narrow.
 
 Products with weights always do. The two products of attention do where the target multiplies narrow operands
-faster than wide ones and queries, keys and values can be stored narrow by the kernels that make them: then
-kernels read and write half the bytes. What is read in f32 too (a residual stream) stays f32, with a rounded
-copy beside it for the products. Every value that was considered has a `Decision`.
+faster than wide ones and that pays: at best queries, keys and values are stored narrow by the kernels that
+make them, at worst each is rounded by a kernel of its own. What is read in f32 too (a residual stream, keys
+that are a result) stays f32, with a rounded copy beside it for the products. A `Decision` per value and per
+attention tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rlx.cost.decision import Decision, decide
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import GraphIoProfile
 from rlx.errors import ConfigError
+from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import BF16, F16, F32, DType
 from rlx.ir.graph import Graph, Node, rewrite
 from rlx.ir.op import Role, get_op
@@ -26,6 +29,7 @@ from rlx.passes.basic import remove_dead
 from rlx.passes.facts import Facts
 from rlx.passes.layout import weight_ids
 
+SAVED_PS = 8  # that a multiply-add takes less where narrow operands come two at a time
 PRECISIONS: dict[str, DType | None] = {"f32": None, "bf16": BF16, "f16": F16}
 
 
@@ -86,7 +90,9 @@ class _Narrowing:
     # -- attention
 
     def attend(self) -> None:
-        """Add the products of attention whose operands can all be stored narrow."""
+        """Add the products of attention that gain by it. One that stays wide may keep others from it, whose
+        operands it reads.
+        """
         found = [
             c
             for c in attention_candidates(Facts(self.graph, self.io))
@@ -96,14 +102,14 @@ class _Narrowing:
         ]
         while found:
             self.products |= {i for c in found for i in (c.first, c.second)}
-            whys = {c.second: self.kept_wide(c) for c in found}
-            refused = [c for c in found if whys[c.second]]
+            told = {c.second: self.judge(c) for c in found}
+            refused = [c for c in found if not told[c.second].verdict]
             if not refused:
                 break
             for c in refused:
                 self.products -= {c.first, c.second}
-                self.decisions.append(self.about(self.operands(c), whys[c.second]))
-            found = [c for c in found if not whys[c.second]]
+                self.decisions.append(told[c.second])
+            found = [c for c in found if told[c.second].verdict]
         self.weights = {self.source(self.graph.nodes[c.second].operands[0]).id for c in found}
 
     def operands(self, c: Candidate) -> list[Node]:
@@ -111,16 +117,50 @@ class _Narrowing:
         first, second = (self.graph.nodes[i] for i in (c.first, c.second))
         return [self.source(o) for o in (*first.operands, second.operands[1])]
 
-    def kept_wide(self, c: Candidate) -> str:
-        """Why attention stays in f32: an operand that no kernel of this program would store narrow."""
-        for value, name in zip(self.operands(c), ("queries", "keys", "values"), strict=True):
-            if value.op.role is not Role.COMPUTE or value.id in self.fixed:
-                kind = value.op.role.name.lower()
-                return f"its {name} come from outside as {value.dtype} ({kind}): rounding them is a pass more"
-            reader = self.wide_reader(value)
-            if reader:
-                return f"its {name} are {reader} too"
-        return ""
+    def judge(self, c: Candidate) -> Decision:
+        """What attention gains if all its operands are narrow: bytes and time to multiply, against a kernel
+        more for each operand that has to be rounded apart.
+        """
+        before = after = GraphIoProfile()
+        apart: dict[str, Node] = {}
+        values = dict(zip(("queries", "keys", "values"), self.operands(c), strict=True))
+        for name, value in values.items():
+            size = self.io.bytes(value)
+            if self.made_elsewhere(value) or self.wide_reader(value):
+                apart[name] = value
+                before += GraphIoProfile(0, 0, 0, size)
+                after += GraphIoProfile(1, 0, 0, size + 2 * self.narrowed(size))
+            else:
+                before += GraphIoProfile(0, 0, 0, 2 * size)
+                after += GraphIoProfile(0, 0, 0, 2 * self.narrowed(size))
+        scores, result = (self.graph.nodes[i] for i in (c.first, c.second))
+        (depth,) = (scores.operands[0].shape[i] for i in scores.attrs["lhs_contract"][:1])
+        products = self.io.elements(scores) * (self.io.size(depth) + self.io.size(result.shape[-1]))
+        where = tuple(dict.fromkeys(w for v in values.values() for w in v.where))
+        ops = tuple(v.op.name for v in values.values())
+        rule = f"attend in {self.narrow}"
+        made = decide(self.gate, (), before, after, -SAVED_PS * products, rule=rule, where=where, ops=ops)
+        why = self.never(apart, *scores.shape[-2:]) if apart else ""
+        if not why and not made.verdict:
+            why = f"rounding {' and '.join(apart)} apart: {made.reason}"
+        return replace(made, verdict=False, reason=why) if why else made
+
+    def never(self, apart: Mapping[str, Node], queries: Dim, keys: Dim) -> str:
+        """Why operands are not rounded apart whatever sizes are assumed: they may be many for few queries."""
+        kept = {s.output.id for s in self.graph.states}
+        for name, value in apart.items():
+            if value.op.role is Role.STATE or value.id in kept:
+                return f"its {name} are kept from run to run as {value.dtype}"
+        same = known_eq(queries, keys) is True or (isinstance(queries, int) and isinstance(keys, int))
+        return "" if same else f"rounding {' and '.join(apart)} apart may cost more than few queries gain"
+
+    def made_elsewhere(self, value: Node) -> bool:
+        """Whether no kernel of this program makes a value."""
+        return value.op.role is not Role.COMPUTE or value.id in self.fixed
+
+    def narrowed(self, size: int) -> int:
+        """Bytes of a value of f32, narrow."""
+        return size * self.narrow.bits // 32
 
     # -- values
 
@@ -165,8 +205,7 @@ class _Narrowing:
         moved = sum(
             self.io.bytes(v) * (1 + len(self.users[v.id])) for v in {v.id: v for v in values}.values()
         )
-        halves = moved * self.narrow.bits // 32
-        before, after = (GraphIoProfile(0, 0, 0, n) for n in (moved, halves))
+        before, after = (GraphIoProfile(0, 0, 0, n) for n in (moved, self.narrowed(moved)))
         where = tuple(dict.fromkeys(w for v in values for w in v.where))
         ops = tuple(v.op.name for v in values)
         made = decide(self.gate, (), before, after, rule=f"store {self.narrow}", where=where, ops=ops)
