@@ -59,9 +59,9 @@ def feed(rows: int, k: int) -> dict[str, np.ndarray]:
     return {"x": values((rows, k), 3), "m": values((rows, 1), 4)}
 
 
-def apart(graph: Graph, target: str = "host") -> dict[tuple[int, int], bool]:
+def apart(graph: Graph, target: str = "host", **options: Any) -> dict[tuple[int, int], bool]:
     """Pins that keep every contraction or convolution from the ops that make its left operand."""
-    prog = rlx.compile(graph, target=target)
+    prog = rlx.compile(graph, target=target, **options)
     found: dict[tuple[int, int], bool] = {}
     for d in prog.decisions:
         if d.rule == "prologue" and d.verdict:
@@ -226,9 +226,10 @@ def gated(
     ids=["pixels", "every other pixel", "windows", "groups"],
 )
 def test_images_in_blocks(target: Target, case: Any) -> None:
-    graph = gated(*case)
-    progs = [rlx.compile(graph, target=target.name, threads=t) for t in (1, 2)]
-    separate = rlx.compile(graph, target=target.name, pins=apart(graph, target.name))
+    graph, small = gated(*case), {"h": 8, "w": 8}
+    progs = [rlx.compile(graph, target=target.name, threads=t, assume=small) for t in (1, 2)]
+    pins = apart(graph, target.name, assume=small)
+    separate = rlx.compile(graph, target=target.name, assume=small, pins=pins)
     assert any(isinstance(k, ConvNest) for k in prologues(progs[0]))
     for size in ((1, 7, 7), (2, 13, 15), (1, 1, 40)):
         data = {"x": values((size[0], case[0][1], *size[1:]), 5)}
@@ -301,6 +302,13 @@ def test_what_is_computed_again_is_billed() -> None:
     assert computed(512, 640, weights=True) == 0
     assert computed(16, 640, weights=True) == 15  # one multiplication more per element
     assert computed(512, 640, weights=False) == 30  # three groups of columns
+
+
+def test_large_images_that_could_be_read_in_place_are_not_computed() -> None:
+    for pixels, verdict in ((14, True), (112, False)):
+        found = decision(rlx.compile(gated((1, 96, pixels, pixels), 32, 1, 0, 1)))
+        assert found.verdict is verdict
+    assert "loses time" in found.reason
 
 
 def test_an_epilogue_comes_before_a_prologue() -> None:

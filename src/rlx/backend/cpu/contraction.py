@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
 from rlx.backend.cpu.expression import Expression, Lane
@@ -13,9 +13,9 @@ from rlx.backend.cpu.gemm_rows import Prologue, row_stride
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest import emit_nest
-from rlx.backend.cpu.nest_base import expression_lanes, prepare
+from rlx.backend.cpu.nest_base import expression_lanes
 from rlx.backend.cpu.primitives import memory_type, to_memory
-from rlx.backend.cpu.prologue import flat_source, runs_along
+from rlx.backend.cpu.prologue import Line, flat_source, runs_along
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm
 from rlx.backend.cpu.sparse import emit_sparse
 from rlx.ir.compose import ContractNest, Nest, Stat, Store, affine, to_dim
@@ -323,25 +323,23 @@ class _Gemm:
 
     def prologue(self, nest: Nest) -> Prologue:
         """How rows of the left operand are computed, with lanes along k."""
-        body, dtype = nest.stores[0].body, self.nest.lhs.dtype
-        lanes = expression_lanes(self.module.target, [body])
         real = [i for i in self.plan.k if self.nest.space[i] != 1] or list(self.plan.k[-1:])
         along = real[-1]
+        line, dtype = Line.of(nest, [along]), self.nest.lhs.dtype
+        lanes = expression_lanes(self.module.target, [line.body])
 
         def row(fn: Function, number: Int, batch: tuple[Int, ...]) -> Callable[[Int, Value | None], Value]:
             axes: list[Int] = [0] * len(self.nest.space)
             for i, value in zip(self.plan.batch, batch, strict=True):
                 axes[i] = value
             self.spread_index(fn, axes, self.plan.m, number, nest)
-            operands = self.table.operands(fn)
-            outside = Expression(fn, self.table.dim, operands, axes, None)
-            prepare(outside, [body], set(range(self.nest.kept)))
+            first = line.begin(fn, self.table, axes)
 
             def at(k: Int, mask: Value | None) -> Value:
-                point = [*axes[:along], k, *axes[along + 1 :]]
+                point = [*first.axes[:along], k, *first.axes[along + 1 :]]
                 lane = Lane(along, k, lanes, mask)
-                here = Expression(fn, self.table.dim, operands, point, lane, memo=dict(outside.memo))
-                return to_memory(fn, here.vector(body), dtype)
+                here = replace(first, axes=point, lane=lane, memo=dict(first.memo))
+                return to_memory(fn, here.vector(line.body), dtype)
 
             return at
 

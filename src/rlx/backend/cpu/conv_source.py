@@ -13,11 +13,11 @@ from functools import cached_property
 from rlx.backend.cpu.collapse import accesses
 from rlx.backend.cpu.conv_lines import Line, PixelMover
 from rlx.backend.cpu.conv_shape import Geometry, Image
-from rlx.backend.cpu.expression import Expression, Lane
+from rlx.backend.cpu.expression import Lane
 from rlx.backend.cpu.frame import ArgumentTable, Slot
 from rlx.backend.cpu.irtext import Function, Int, Value
-from rlx.backend.cpu.nest_base import prepare
 from rlx.backend.cpu.primitives import to_memory
+from rlx.backend.cpu.prologue import Line as PrologueLine
 from rlx.backend.cpu.prologue import flat_source, runs_along
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import DType
@@ -106,28 +106,17 @@ class SourceMover(PixelMover):
     def move(self, fn: Function, line: Line, first: Int, last: Int) -> None:
         source = self.source
         assert source is not None
-        table, body = source.table, source.nest.stores[0].body
-        operands, rank = table.operands(fn), len(source.nest.space)
-        width = self.pixel if source.blocked else self.lanes
-        moving = source.pixel_axes[-1]
-
-        def at(i: Int, mask: Value | None, known: Expression | None) -> Expression:
-            """At element i of the line in scratch."""
-            place = fn.udiv(i, self.pixel) if self.pixel > 1 else i
-            axes = source.point(fn, line.at, fn.sub(place, line.low))
-            lane = Lane(rank - 1, 0 if source.blocked else axes[moving], width, mask)
-            made = Expression(fn, table.dim, operands, axes, lane)
-            if known is not None:
-                made.memo = dict(known.memo)
-            return made
-
-        outside = at(first, None, None)
-        if not source.blocked:  # lanes move along the line
-            outside.lane = None
-        prepare(outside, [body], set(range(rank)) - {moving})
+        moving, last_axis = source.pixel_axes[-1], len(source.nest.space) - 1
+        body = PrologueLine.of(source.nest, [moving, last_axis])
+        begun = body.begin(fn, source.table, source.point(fn, line.at, 0))
 
         def piece(i: Int, mask: Value | None) -> None:
-            value = to_memory(fn, at(i, mask, outside).vector(body), source.dtype)
+            """At element i of the line in scratch."""
+            pixel = fn.sub(fn.udiv(i, self.pixel), line.low)
+            axes = [*begun.axes[:moving], pixel, *begun.axes[moving + 1 :]]
+            lane = Lane(last_axis, fn.urem(i, self.pixel) if source.blocked else pixel, self.lanes, mask)
+            here = replace(begun, axes=axes, lane=lane, memo=dict(begun.memo))
+            value = to_memory(fn, here.vector(body.body), source.dtype)
             there = fn.gep(line.to, i, self.element)
             fn.store(value, there) if mask is None else fn.masked_store(value, there, mask)
 

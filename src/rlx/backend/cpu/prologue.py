@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlx.backend.cpu.collapse import flatten_loads
-from rlx.backend.cpu.frame import Slot
+from rlx.backend.cpu.expression import Expression
+from rlx.backend.cpu.frame import ArgumentTable, Slot
+from rlx.backend.cpu.irtext import Function, Int
+from rlx.backend.cpu.nest_base import prepare
 from rlx.backend.cpu.ranges import decided
 from rlx.ir.affine import affine, to_dim
 from rlx.ir.dim import Dim
 from rlx.ir.kernel import Nest, Store
-from rlx.ir.scalar import LOADS, Scalar, load_index
+from rlx.ir.scalar import LOADS, Scalar, axis, load_index, rebuild, size
 from rlx.ir.types import Shape
 
 
@@ -33,6 +37,52 @@ def runs_along(nest: Nest, axis: int, inputs: Sequence[Slot]) -> bool:
         if step is None or step not in (0, 1):
             return False
     return True
+
+
+@dataclass(frozen=True)
+class Line:
+    """An expression along a line of its operand: what only moves from line to line is found once per line.
+
+    `starts` are the places at which loads begin; `body` reads them as further axes behind those of the nest.
+    """
+
+    body: Scalar
+    starts: tuple[Scalar, ...]
+    fixed: frozenset[int]
+
+    @staticmethod
+    def of(nest: Nest, moving: Sequence[int]) -> Line:
+        """The only expression of a nest, along a line on which the axes `moving` move."""
+        rank, starts = len(nest.space), dict[Scalar, int]()
+
+        def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+            parts = affine(args[0], rank) if e.prim == "at" else None
+            steps = None if parts is None else [to_dim(c) for c in parts[0]]
+            if parts is None or steps is None or any(s is None for s in steps):
+                return None
+            start, along = parts[1], list[Scalar]()
+            for number, step in enumerate(steps):
+                assert step is not None
+                if step != 0 and number in moving:
+                    along.append(axis(number) * size(step))
+                elif step != 0:
+                    start = start + axis(number) * size(step)
+            place = axis(rank + starts.setdefault(start, len(starts)))
+            for term in along:
+                place = place + term
+            return Scalar("at", (place,), e.dtype, e.data)
+
+        body = rebuild(nest.stores[0].body, change)
+        fixed = {i for i in range(rank) if i not in moving} | {rank + i for i in range(len(starts))}
+        return Line(body, tuple(starts), frozenset(fixed))
+
+    def begin(self, fn: Function, table: ArgumentTable, axes: Sequence[Int]) -> Expression:
+        """The expression at the beginning of a line: later ones on it have its axes and what it knows."""
+        operands = table.operands(fn)
+        here = Expression(fn, table.dim, operands, axes, None)
+        found = Expression(fn, table.dim, operands, [*axes, *(here(s) for s in self.starts)], None)
+        prepare(found, [self.body], set(self.fixed))
+        return found
 
 
 def _step(index: Sequence[Scalar], strides: Shape, axis: int, rank: int) -> Dim | None:
