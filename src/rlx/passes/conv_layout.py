@@ -28,7 +28,8 @@ from rlx.passes.layout import weight_ids
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
 LARGEST_FILLING = 1e6  # in lanes that nobody reads: far from overflow, whatever follows
 KINDS = (("f32", "f32", "f32"), ("u8", "i8", "i32"), ("bf16", "bf16", "f32"))  # image, kernel, sums
-IMAGES = ("f32", "bf16", "u8", "i8")  # dtypes of images that are kept in blocks
+NARROW = ("bf16", "u8", "i8")
+IMAGES = ("f32", *NARROW)  # dtypes of images that are kept in blocks
 
 
 def lay_out_convolutions(graph: Graph, target: ConvTarget) -> Graph:
@@ -120,7 +121,9 @@ class _Plan:
                         trial.add(user.id)
                         grew = True
         ways = [(end, self._closed(end, trial)) for end in sorted(trial)]
-        end, best = max(ways, key=lambda way: len(way[1]))
+        # codes are stored rather than the numbers that they stand for
+        narrow = [way for way in ways if way[1] and self.graph.nodes[way[0]].dtype.name in NARROW]
+        end, best = max(narrow or ways, key=lambda way: len(way[1]))
         self.end[conv.id] = end
         for i in best - {conv.id}:
             self.chain_of[i] = conv.id

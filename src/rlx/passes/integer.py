@@ -38,7 +38,7 @@ from rlx.passes.rules import Firing, Rule, Subject, apply_rules
 
 LARGEST_SUM = 2**31 - 1
 SMALL = 1 << 16  # elements of parameters whose value is worked out
-NEARBY = 32  # ops between a sum and the rounding of what became of it
+NEARBY = 64  # ops between a sum and the rounding of what became of it
 SAVED = 3, 4  # part of the time that a product of bytes does not take, next to f32
 
 
@@ -194,6 +194,7 @@ class IntegerRules:
             Rule("integer convolution", self.convolution),
             Rule("same codes again", same_codes),
             Rule("product with the inverse scale", inverse_scale),
+            Rule("zero point of zero", no_zero_point),
         )
 
     def product(self, s: Subject) -> Node | None:
@@ -348,6 +349,18 @@ def inverse_scale(s: Subject) -> Node | None:
     return made if made.shape == s.node.shape else None
 
 
+def no_zero_point(s: Subject) -> Node | None:
+    """Whether -0.0 or 0.0 is cast to an integer is one."""
+    more = _operands(s.applied[1][0], "add") if s.applied is not None and s.applied[0] == "cast" else None
+    if more is None or not s.node.dtype.is_int or more[0].shape != s.node.shape:
+        return None
+    zero = number_of(more[1]) if more[1].tensor.numel == 1 else None
+    if zero is None or zero.reshape(()) != 0:
+        return None
+    made: Node = s.node.op(more[0], **s.node.attrs)
+    return made
+
+
 def _holds_integer_sum(node: Node) -> bool:
     """Whether elementwise ops lead from an integer product to this value."""
     todo, seen = [node], {node.id}
@@ -358,7 +371,7 @@ def _holds_integer_sum(node: Node) -> bool:
             return True
         if isinstance(form, Map):
             for o in at.operands:
-                if o.id not in seen:
+                if o.id not in seen and o.op.role is Role.COMPUTE:
                     seen.add(o.id)
                     todo.append(o)
     return False

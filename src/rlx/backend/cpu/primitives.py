@@ -358,7 +358,16 @@ def _to_storage(fn: Function, x: Value, source: DType, to: DType, saturate: bool
 
 
 def _float_to_int(fn: Function, x: Value, to: DType, target: str) -> Value:
-    """Towards zero, saturating, NaN to 0: LLVM's saturating conversion has exactly these rules."""
+    """Towards zero, saturating, NaN to 0: LLVM's saturating conversion has exactly these rules.
+
+    For bytes and 16 bits it is slow; there the range is cut before the conversion.
+    """
+    if to.bits <= 16:
+        low, high = (constant(x.type, float(end)) for end in (to.min_value, to.max_value))
+        if to.is_signed:
+            x = fn.select(fn.is_nan(x), constant(x.type, 0.0), x)
+        inside = fn.fmin_x86(fn.fmax_x86(x, low), high)  # what is not a number gives the lower end
+        return fn.trunc(fn.fptosi(inside, "i32"), target)
     kind = "fptosi.sat" if to.is_signed else "fptoui.sat"
     result = like(x.type, target)
     from rlx.backend.cpu.irtypes import mangle
