@@ -34,7 +34,6 @@ from overlap import go_first
 import rlx
 from rlx import ops
 from rlx.config import parse_bytes
-from rlx.driver.region import FileMemory
 from rlx.ir.graph import Graph, Node
 from rlx.runtime.reader import EVERYTHING, Fill, Reader
 from rlx.runtime.streaming import PIECE, StreamedWeights
@@ -144,7 +143,7 @@ def all_weights(weights: StreamedWeights) -> Reader:
             size = min(PIECE, nbytes - begin)
             fills.append(Fill(offset + begin, address + at, size, 0, EVERYTHING))
             at = (at + PIECE) % room
-    return Reader(FileMemory(weights._file.path), fills)
+    return Reader(weights._source, fills)
 
 
 def best_read(reader: Reader) -> float:
@@ -169,6 +168,8 @@ def serve(path: Path, budget: str) -> None:
     for line in sys.stdin:
         seq, reads = json.loads(line)
         ids = np.random.default_rng(seq).integers(0, 256, seq)
+        for _ in range(2 if reads else 0):  # steady: what other processes have left in the caches is gone
+            program(ids)
         before = program.stats["streaming"]
         began = time.perf_counter()
         logits = program(ids)

@@ -20,6 +20,7 @@ from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.lir import LirInterpreter
 from rlx.compile import plan
+from rlx.driver.copy import CopyStats
 from rlx.driver.region import FileMemory
 from rlx.errors import BudgetError, CopyError, PlanError
 from rlx.ir.graph import Graph
@@ -265,6 +266,36 @@ def test_nothing_is_read_after_a_run(numbers: Path) -> None:
     kept = ring.copy()
     reader._functions.stop(reader.address)  # the thread ends; whatever it had begun is done
     assert np.array_equal(ring, kept) and reader.stats.copies <= 2
+
+
+def test_gates_do_all_the_reading_while_the_reader_is_paused(numbers: Path) -> None:
+    ring = np.zeros(200, np.uint8)
+    reader = reader_of(numbers, ring, [(i % 2, max(0, i - 1), i) for i in range(6)])
+    for paused in (True, False, True):
+        reader.pause(paused)
+        busy = reader.busy
+        reader.begin()
+        for position in range(6):
+            reader.arrive(position, position, position + 1)
+            assert set(ring[100 * (position % 2) :][:100].tolist()) == {position}
+        reader.settle()
+        assert not paused or reader.busy == busy
+    assert reader.stats.copies == 18
+
+
+@pytest.mark.parametrize(
+    ("high", "rate", "paused"), [(False, 9e9, True), (True, 9e9, False), (False, 1e9, False)]
+)
+def test_who_reads_depends_on_what_binds_and_where_the_file_is(
+    small_parts: None, monkeypatch: pytest.MonkeyPatch, high: bool, rate: float, paused: bool
+) -> None:
+    weights = rlx.compile(ragged(), weight_budget=300 << 10)._weights
+    told: list[bool] = []
+    monkeypatch.setattr(type(weights._reads), "stats", CopyStats(1, int(rate), 1.0, 0.0))
+    monkeypatch.setattr(weights._load, "note", lambda busy: None)
+    monkeypatch.setattr(weights._reads, "pause", told.append)
+    weights._load.high = high
+    assert weights.share_cores() is high and told == [paused]
 
 
 @pytest.mark.parametrize("helping", [True, False])

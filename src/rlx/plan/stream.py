@@ -22,7 +22,7 @@ from rlx.errors import BudgetError
 from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirFetch, Point
 
 SMALL = 64 << 10  # bytes up to which a weight stays resident before others
-MOST_GROUP = 4 << 20  # bytes that kernels of one group read, and of a part; one kernel may read more
+MOST_GROUP = 3 << 20  # bytes that kernels of one group read, and of a part; one kernel may read more
 SHOWN = 12  # groups on the page of `explain`
 GROUPS = 4  # at least, of those that are not single kernels, fit the ring
 

@@ -300,7 +300,7 @@ class Context:
             weights.reach(position)
             self._bring(position)
         elif not self.profile:
-            step.program.threads = max(1, self.threads - weights.binds)
+            step.program.threads = max(1, self.threads - weights.share_cores())
 
     def _arrive_at(self, id: int, layout: Layout) -> list[LirFetch]:
         """A gate in front of the calls of a node, if there is one. Gives the parts that the node runs in."""

@@ -56,6 +56,7 @@ class Control(IntEnum):
     RUN = 4
     STOP = 5
     ALL = 6  # whether fills are needed wherever the run is
+    PAUSED = 7  # whether the reader leaves fills to gates
     NEXT = 8  # the first fill that nobody has claimed
     POSITION = 16  # how far the run has come
     SIGNAL = 24  # changes when there may be something to claim
@@ -155,6 +156,7 @@ class Reader:
     def read_all(self, helping: bool) -> None:
         """Carry out all fills, as if no kernel had to be waited for: by the reader alone, or by both."""
         self._control[Control.ALL] = 1
+        self.pause(False)
         try:
             if not helping:
                 self._functions.read_alone(self.address, EVERYTHING)
@@ -170,6 +172,10 @@ class Reader:
             if entry[Entry.DONE] == run and status:
                 return self._source.fault(max(status, 0), fill.offset, fill.nbytes)
         return None
+
+    def pause(self, paused: bool) -> None:
+        """Leave reading to gates from now on, or read ahead again."""
+        self._control[Control.PAUSED] = paused
 
     @property
     def stats(self) -> CopyStats:
@@ -200,6 +206,7 @@ def _read(functions: _Functions, control: NDArray[np.int64], *_: object) -> None
 
 def _stop(functions: _Functions, control: NDArray[np.int64], worker: threading.Thread, process: int) -> None:
     if os.getpid() == process:
+        control[Control.PAUSED] = 0
         functions.stop(control.ctypes.data)
         worker.join()
 
@@ -353,7 +360,9 @@ def _signal(f: Function, control: Value) -> None:
     """Tell the reader to look: it announces its sleep first and looks second, so one sees the other."""
     f.atomic_rmw("add", _at(f, control, Control.SIGNAL), f.value(1), "seq_cst")
     asleep = f.cmp("ne", _seen(f, control, Control.ASLEEP, "seq_cst"), 0)
-    f.branch(asleep, lambda: native.wake(f, _at(f, control, Control.SIGNAL)))
+    active = f.cmp("eq", f.field(control, int(Control.PAUSED)), 0)
+    needed = f.value(f.and_(f.value(asleep), f.value(active)))
+    f.branch(needed, lambda: native.wake(f, _at(f, control, Control.SIGNAL)))
 
 
 def _wait_done(f: Function, control: Value, number: Int, claiming: bool) -> Value:
@@ -421,7 +430,10 @@ def _emit_loop(module: Module) -> None:
 
     def once(carried: list[Value]) -> list[Int]:
         tries, seen = carried
-        found = f.call("rlx_claim_fill", [control, 1], "i64")
+        active = f.cmp("eq", f.field(control, int(Control.PAUSED)), 0)
+        (found,) = f.if_value(
+            active, lambda: [f.call("rlx_claim_fill", [control, 1], "i64")], lambda: [f.value(0)]
+        )
 
         def sleep() -> None:
             f.atomic_rmw("xchg", _at(f, control, Control.ASLEEP), f.value(1), "seq_cst")

@@ -39,14 +39,16 @@ if TYPE_CHECKING:
     from rlx.runtime.artifact import Origin
 
 
+FAST = 3e9  # bytes per second and thread from which on a file must be in memory
 PIECE = 512 << 10  # bytes of a read: enough for one call, few enough to share a weight among threads
 
 
 class _Load:
-    """How busy the reader was of late. It decides who gets the cores.
+    """How many cores reading took of late. It decides who gets them.
 
-    A reader that has something to do nearly all the time is what binds the program: kernels on all cores
-    would only hold it up. One that mostly waits for room costs kernels little: they get all cores.
+    Where reading takes most of a core or more, the reader has one, and kernels the others: they help to read
+    when they wait. Where it takes less, kernels have all cores, and a reader beside them would only push them
+    aside: they read what they need at gates, unless it comes from a disk.
     """
 
     FORGET, ENTER, LEAVE = 0.7, 0.75, 0.55
@@ -154,9 +156,12 @@ class StreamedWeights(Weights):
         if gate is not None:
             self._reads.arrive(*gate)
 
-    @property
-    def binds(self) -> bool:
-        self._load.note(self._reads.stats.busy)
+    def share_cores(self) -> bool:
+        done = self._reads.stats
+        self._load.note(done.busy)
+        # What comes from a disk costs no core: the reader goes on beside all kernels.
+        from_memory = done.bytes > FAST * done.busy
+        self._reads.pause(from_memory and not self._load.high)
         return self._load.high
 
     def failure(self) -> CopyError | None:

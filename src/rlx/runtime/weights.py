@@ -83,9 +83,8 @@ class Weights:
         """All kernels before `step` of the schedule are done, which is a host thunk; returns when the weights
         that it reads are in place."""
 
-    @property
-    def binds(self) -> bool:
-        """Whether reading weights is what binds the program at present."""
+    def share_cores(self) -> bool:
+        """Decide who reads from here on; says whether reading has a core of its own."""
         return False
 
     def failure(self) -> RlxError | None:
