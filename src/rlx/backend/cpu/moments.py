@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backend.cpu.irtext import Function, Int
-from rlx.backend.cpu.irtypes import Value, constant
+from rlx.backend.cpu.irtypes import Value, constant, lanes_of
 from rlx.backend.cpu.primitives import register_type
 from rlx.backend.cpu.reduction import Reducer, Round
 from rlx.ir.compose import Stat, Store
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import Scalar
+
+FROM = 512  # elements of a row: in shorter ones a second pass is cheap, and putting lanes together is not
 
 
 def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, extent: Dim) -> bool:
@@ -23,7 +25,7 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
 
     What is stored must need both: infinite elements turn both into NaN, but a sum alone would be infinite.
     """
-    if number + 1 >= len(stats):
+    if number + 1 >= len(stats) or not isinstance(extent, int) or extent < FROM:
         return False
     total, squares = stats[number : number + 2]
     floats = total.body.dtype.name in ("f32", "f64") and total.dtype is total.body.dtype is squares.dtype
@@ -39,11 +41,12 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
     return all(_uses(body, number + 1) or not _uses(body, number) for body in later)
 
 
-def _is_mean(s: Scalar, number: int, extent: Dim) -> bool:
+def _is_mean(s: Scalar, number: int, extent: int) -> bool:
     """Whether an expression is statistic `number` over the elements of a row (or times the exact inverse)."""
-    if s.prim == "mul":
-        return _is_acc(s.args[0], number) and s.args[1].prim == "const" and s.args[1].data * extent == 1
-    return s.prim == "div" and _is_acc(s.args[0], number) and _is_extent(s.args[1], extent)
+    if s.prim not in ("mul", "div") or not _is_acc(s.args[0], number) or s.args[1].prim != "const":
+        return False
+    factor = s.args[1].data
+    return bool(factor == extent if s.prim == "div" else factor * extent == 1)
 
 
 def _is_acc(s: Scalar, number: int) -> bool:
@@ -54,19 +57,12 @@ def _uses(body: Scalar, number: int) -> bool:
     return any(_is_acc(e, number) for e in body.walk())
 
 
-def _is_extent(s: Scalar, extent: Dim) -> bool:
-    """Whether an expression is the number of elements of a row, as a float."""
-    if s.prim == "const":
-        return bool(s.data == extent)
-    return s.prim == "cast" and s.args[0].prim == "size" and bool(s.args[0].data == extent)
-
-
 class MomentsReducer(Reducer):
     """Carries mean and squared distances of every lane."""
 
     parts = 2
 
-    def __init__(self, fn: Function, stat: Stat, lanes: int, extent: Int, groups: int) -> None:
+    def __init__(self, fn: Function, stat: Stat, lanes: int, extent: int, groups: int) -> None:
         super().__init__(fn, stat, lanes)
         self.extent, self.groups = extent, groups
 
@@ -88,13 +84,11 @@ class MomentsReducer(Reducer):
 
     def results(self, groups: list[list[Value]]) -> list[Value]:
         """Sum and squared distances of all lanes of all groups."""
-        fn, element = self.fn, register_type(self.dtype)
-        sizes = self.sizes()
+        fn, sizes = self.fn, self.sizes()
         total = fn.reduce_add(
             self.tree([fn.fmul(n, mean) for n, (mean, _) in zip(sizes, groups, strict=True)])
         )
-        count = fn.sitofp(fn.value(self.extent), element)
-        middle = fn.splat(fn.fdiv(total, count), self.lanes)
+        middle = fn.splat(fn.fdiv(total, float(self.extent)), self.lanes)
         parts = []
         for n, (mean, squares) in zip(sizes, groups, strict=True):
             away = fn.fsub(mean, middle)
@@ -103,16 +97,13 @@ class MomentsReducer(Reducer):
 
     def sizes(self) -> list[Value]:
         """How many elements each lane of each group has seen."""
-        fn, element = self.fn, register_type(self.dtype)
-        block = self.lanes * self.groups
-        rounds = fn.udiv(self.extent, block)
-        rest = fn.urem(self.extent, block)
-        more, left = fn.udiv(rest, self.lanes), fn.urem(rest, self.lanes)
-        others, first = (
-            fn.splat(fn.sitofp(fn.value(n), element), self.lanes) for n in (rounds, fn.add(rounds, more))
-        )
-        tail = fn.select(fn.lanes(left, self.lanes), constant(self.type, 1.0), constant(self.type, 0.0))
-        return [fn.fadd(first, tail), *(others for _ in range(self.groups - 1))]
+        rounds, rest = divmod(self.extent, self.lanes * self.groups)
+        more, left = divmod(rest, self.lanes)
+        first = [float(rounds + more + (lane < left)) for lane in range(self.lanes)]
+        return [
+            lanes_of(self.type, first),
+            *(constant(self.type, float(rounds)) for _ in range(1, self.groups)),
+        ]
 
     def tree(self, vectors: list[Value]) -> Value:
         while len(vectors) > 1:

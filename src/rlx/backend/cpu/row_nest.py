@@ -83,8 +83,9 @@ class RowNest(NestEmitter):
         """The reducer of a pass for vectors of `width` lanes (0: the usual ones)."""
         numbers, width = self.reductions[number], width or self.lanes
         stat = self.nest.stats[numbers[0]]
-        if len(numbers) == 2:
-            return MomentsReducer(self.fn, stat, width, self.sizes[-1], self.groups)
+        extent = self.nest.space[-1]
+        if len(numbers) == 2 and isinstance(extent, int):
+            return MomentsReducer(self.fn, stat, width, extent, self.groups)
         return reducer_for(self.fn, stat, width)
 
     def known_before(self, number: int) -> int:
