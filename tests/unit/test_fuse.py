@@ -338,6 +338,12 @@ def test_why_not_answers_for_two_nodes() -> None:
     assert "reads its operands from memory" in chain.decisions.why_not(a, b)
 
 
+def test_products_of_other_devices_read_what_they_multiply() -> None:
+    chain = planned(built(lambda x, w: ops.exp(x) @ w, (8, 8), params=((8, 8),)), device="opencl")
+    assert kinds(chain) == ["map", "contract"]
+    assert "again for every 8 columns" in chain.decisions.why_not(*ids_of(chain, "exp", "dot_general"))
+
+
 def test_pins_overrule_the_gate() -> None:
     a, b = ids_of(two_ops(), "exp", "mul")
     apart = two_ops(pins={(a, b): False})
