@@ -38,9 +38,10 @@ def load(
     `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model. `states` names
     inputs that take an output of the run before, as in {"state": "stateN"}: they become states. A
     compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
-    neither). A `weight_budget`, like "200MiB", keeps weights that exceed it in the file and reads them ahead
-    of the kernels that need them. `trust_native` runs the code of a `.rlx` file whoever signed it; else code
-    that this user did not sign is made again from the plan.
+    neither). What `save` of a sharded program wrote is loaded on as many ranks. A `weight_budget`, like
+    "200MiB", keeps weights that exceed it in the file and reads them ahead of the kernels that need them.
+    `trust_native` runs the code of a `.rlx` file whoever signed it; else code that this user did not sign is
+    made again from the plan.
 
     >>> import tempfile, numpy as np, rlx
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -59,6 +60,10 @@ def load(
     if name.startswith(ZOO_PREFIX):
         return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, states, options)
     path = Path(name)
+    if path.suffix == ".rlx" and not path.exists():
+        from rlx.dist.stored import own_file
+
+        path = own_file(path, options.get("transport"))
     kind = _kind(path)
     if kind == "program":
         if shapes is not None:
@@ -225,29 +230,60 @@ def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> C
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Artifact
 
+    file = Artifact(path)
     known = {*_RUN_TIME_OPTIONS, "target", "device", "weight_budget"}
+    if "ranks" in file.facts:
+        known = known - {"device", "weight_budget"} | {"transport"}
     fixed = sorted(options.keys() - known)
     if fixed:
         raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
-    file = Artifact(path)
+    if "ranks" in file.facts:
+        return _of_one_rank(file, trust_native, options)
     if options.get("device", "cpu") != "cpu":
         return _compile(file.source(), options)
     number = file.find(resolve(options.get("target") or config.TARGET.get()))
     if number is not None:
         return _open(file, number, options, trust_native)
     program = _compile(file.source(), options)
-    there = ", ".join(file.targets) or "nothing"
-    program.notes.append(f"{path} has code for {there}, not for this machine and version; it was compiled")
+    _note_that_it_was_compiled(program, file)
     return program
 
 
-def _open(file: Artifact, number: int, options: Mapping[str, Any], trust_native: bool) -> CompiledProgram:
+def _note_that_it_was_compiled(program: CompiledProgram, file: Artifact) -> None:
+    there = ", ".join(file.targets) or "nothing"
+    path = file.container.path
+    program.notes.append(f"{path} has code for {there}, not for this machine and version; it was compiled")
+
+
+def _of_one_rank(file: Artifact, trust_native: bool, options: dict[str, Any]) -> CompiledProgram:
+    """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
+    from rlx.backend.cpu.target import resolve
+    from rlx.dist.stored import StoredRank
+
+    stored = StoredRank(file, options.pop("transport", None))
+    number = file.find(resolve(options.get("target") or config.TARGET.get()))
+    if number is not None:
+        return _open(file, number, options, trust_native, stored.make())
+    source = file.source()
+    program = _compile(source, {**options, "mesh": stored.mesh, "transport": stored.transport})
+    program.sharded = stored.sharded(source)  # type: ignore[attr-defined]
+    _note_that_it_was_compiled(program, file)
+    return program
+
+
+def _open(
+    file: Artifact,
+    number: int,
+    options: Mapping[str, Any],
+    trust_native: bool,
+    make: Callable[..., CompiledProgram] | None = None,
+) -> CompiledProgram:
     from rlx.runtime.artifact import Origin
 
     threads = options.get("threads") or config.THREADS.get()
     debug = options.get("debug") or config.DEBUG.get()
     budget = options.get("weight_budget")
-    program = file.program(number, threads, debug, trust_native, options.get("cache", True), budget)
+    program = file.program(number, threads, debug, trust_native, options.get("cache", True), budget, make)
     program.origin = Origin(file.source, lambda graph, target: _plan(graph, target, program))
     return program
 

@@ -17,7 +17,8 @@ import rlx
 from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.dist import Mesh, Partial, RankFailed, Shard, TransportError, run_threads
-from rlx.errors import InputError, UnsupportedError
+from rlx.dist.program import RankProgram
+from rlx.errors import ConfigError, InputError, UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.plan.text import parse_module
 from sharded_runs import Arrays, Placements, assert_parts, feeds, random_shardings
@@ -26,7 +27,7 @@ TP = Mesh({"tp": 2})
 
 
 def on_ranks(mesh: Mesh, work: Callable[[Any, int], Any], heap: int = 1 << 20) -> list[Any]:
-    return run_threads(mesh.size, lambda t: work(t, int(t.this_rank)), heap_size=heap, timeout=20)
+    return run_threads(mesh.size, lambda t: work(t, int(t.this_rank)), heap_size=heap, timeout=120)
 
 
 def run_sharded(graph: Graph, mesh: Mesh, shardings: Placements, inputs: Arrays) -> list[Arrays]:
@@ -115,13 +116,43 @@ def test_set_param_takes_the_whole_value() -> None:
         program.set_param("down", value)
         with pytest.raises(InputError, match=r"param 'down' has the whole shape \(64, 16\), got \(32, 16\)"):
             program.set_param("down", value[:32])
-        with pytest.raises(UnsupportedError, match="cannot be saved"):
-            program.save("never.rlx")
         return program.run(inputs)
 
     whole = rlx.compile(g)
     whole.set_param("down", value)
     assert_parts(on_ranks(TP, work), whole.run(inputs), {}, TP, 1e-5)
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["code for this machine", "compiled again"])
+def test_sharded_programs_are_saved_and_loaded(here: bool, tmp_path: Path) -> None:
+    g, inputs, shardings = mlp()
+    value = np.random.default_rng(9).standard_normal((64, 16)).astype(np.float32)
+    path, target = tmp_path / "mlp.rlx", "host" if here else "x86-64"
+
+    def work(transport: Any, rank: int) -> Arrays:
+        given: dict[str, Any] = {"threads": 1, "transport": transport}
+        made = rlx.compile(g, mesh=TP, shardings=shardings, target=target, **given)
+        made.save(path)
+        program = rlx.load(path, **given)
+        assert isinstance(program, RankProgram)
+        assert program.stats["collectives"] == made.stats["collectives"]
+        assert program.stats["weights"] <= made.stats["weights"] and bool(program.notes) is not here
+        assert "Inserted where placements disagreed" in program.explain()
+        for name, got in program.run(inputs).items():
+            np.testing.assert_allclose(got, made.run(inputs)[name], rtol=1e-5, atol=1e-5)
+        program.set_param("down", value)
+        return program.run(inputs)
+
+    whole = rlx.compile(g)
+    whole.set_param("down", value)
+    assert_parts(on_ranks(TP, work), whole.run(inputs), {}, TP, 1e-5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp.0of2.rlx", "mlp.1of2.rlx"]
+    with pytest.raises(TransportError, match=r"rank 0 of 1 has no file mlp\.0of1\.rlx.*mlp\.1of2\.rlx"):
+        rlx.load(path)
+    with pytest.raises(TransportError, match="is of rank 1 of 2, this is rank 0 of 1"):
+        rlx.load(tmp_path / "mlp.1of2.rlx")
+    with pytest.raises(ConfigError, match="weight_budget cannot be changed"):
+        rlx.load(tmp_path / "mlp.0of2.rlx", weight_budget="1MiB")
 
 
 def test_bound_buffers_and_growing_shapes() -> None:

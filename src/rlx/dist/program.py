@@ -7,6 +7,7 @@ collectives lie in the symmetric heap at the same offsets on all ranks: others r
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from rlx.dist.meeting import NativeCall, NativeMeetings
 from rlx.dist.shm import SharedMemoryTransport
 from rlx.dist.transport import Array, SymmetricTransport, address_of
 from rlx.dist.types import ReduceKind, SymmetricBuffer
-from rlx.errors import InputError, UnsupportedError
+from rlx.errors import InputError
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import PLACED, LirBufferPlan
@@ -126,12 +127,18 @@ class RankProgram(CompiledProgram):
         """The page of the program, and which collectives were inserted why."""
         return super().explain(*given, **options) + "\n" + report(self.lir, self.sharded) + "\n"
 
-    def save(self, path: Any, targets: Sequence[str] = ()) -> None:
-        """Refused: a file holds one program for all, this is one rank's."""
-        raise UnsupportedError(
-            f"program {self.graph.name!r} is one rank's part of a sharded one and cannot be saved; save the "
-            "graph (rlx.ir.serialize.save) and compile it on every rank, where its code comes from the cache"
-        )
+    def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
+        """Write this rank's part to a file of its own: `minilm.rlx` becomes `minilm.0of2.rlx` on rank 0.
+
+        All ranks save together; `rlx.load` of the same path on as many ranks reads them. When it returns, the
+        files of all ranks are written.
+        """
+        from rlx.dist.stored import FACT, described, rank_file
+        from rlx.runtime.save import save
+
+        own = rank_file(path, int(self.transport.this_rank), self.transport.num_ranks)
+        save(self, own, targets, {FACT: described(self)})
+        self.transport.barrier()
 
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter its whole value; this rank keeps its part."""
@@ -154,7 +161,7 @@ class RankProgram(CompiledProgram):
     def _make_context(self, binding: Mapping[str, int], profile: bool = False) -> Context:
         context = super()._make_context(binding, profile)
         context.meetings = {
-            e.node: self._meeting(context, self.graph.nodes[e.node]) for e in self.exchanges()
+            e.node: self._meeting(context, self.lir.mir.nodes[e.node]) for e in self.exchanges()
         }
         return context
 
@@ -180,7 +187,7 @@ class RankProgram(CompiledProgram):
 
     def _native_meeting(self, context: Context, id: int) -> NativeCall | None:
         """The kernel of a collective between processes whose operand lies in the heap, whole."""
-        node, plan = self.graph.nodes[id], context.plan
+        node, plan = self.lir.mir.nodes[id], context.plan
         if node.op.family != "collective" or node.attrs["axis"] not in self._native:
             return None
         operand, alias = node.operands[0], plan.view_aliases.get(node.operands[0].id)
@@ -199,7 +206,7 @@ class RankProgram(CompiledProgram):
         return ReduceKind(node.attrs.get("kind", ReduceKind.SUM))
 
     def _kernel_error(self, e: RecordError) -> Exception:
-        node = self.graph.nodes[int(e.name)]
+        node = self.lir.mir.nodes[int(e.name)]
         if node.op.family != "collective":
             return super()._kernel_error(e)
         failure = self._native[node.attrs["axis"]].failure(e.code)

@@ -194,6 +194,7 @@ class Artifact:
         trust_native: bool = False,
         cache: bool = True,
         weight_budget: int | None = None,
+        make: Callable[..., CompiledProgram] | None = None,
     ) -> CompiledProgram:
         """The program of a variant; `weight_budget` bytes replace the budget that it was compiled with."""
         from rlx.runtime.program import CompiledProgram
@@ -222,7 +223,7 @@ class Artifact:
             weights = streamed_weights(lir, dict(self.params), self.container, about["weights"])
         else:
             weights = self._weights(lir, about["weights"])
-        program = CompiledProgram(lir, kernels, code, threads, debug, weights)
+        program = (make or CompiledProgram)(lir, kernels, code, threads, debug, weights)
         program.notes = notes
         return program
 
