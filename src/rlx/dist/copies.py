@@ -21,8 +21,8 @@ UNROLL = 8
 LEAST_BYTES = 4 << 10  # what the loop copies at least
 # From this many bytes on, stores go past the caches: the lines would be evicted before they are read.
 STREAM_BYTES = 4 << 20
-# So do shorter ones of memory that another core has read: to take its lines back costs five times as much
-# (measured: 1 MiB in 47 us past the caches, in 300 through them).
+# So do shorter ones of memory that another core has read: to take its lines back mostly costs five times as
+# much (1 MiB in 47 us past the caches, in 300 through them; in some runs it was the slower way).
 HAND_OVER_BYTES = 32 << 10
 LINE = 64
 
