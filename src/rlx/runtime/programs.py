@@ -84,6 +84,8 @@ class ProgramStore:
         thread = threading.Thread(target=_tried, args=(store,), name=_STORING)
         thread.start()  # Python ends after it
         _storing[path] = thread
+        if "weight_budget" in lir.options:  # there is no memory to store and to run at once
+            wait_until_stored(path)
 
     def info(self) -> CacheInfo:
         """How many programs there are, and their bytes."""
