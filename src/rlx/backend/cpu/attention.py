@@ -22,7 +22,7 @@ from rlx.backend.cpu.attention_row import FEW, row_function
 from rlx.backend.cpu.attention_wide import WideBlock
 from rlx.backend.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
 from rlx.backend.cpu.irtext import Function, Int, Module
-from rlx.backend.cpu.irtypes import Value, constant, vector
+from rlx.backend.cpu.irtypes import Value, constant, size_bytes, vector
 from rlx.backend.cpu.microkernel import LLVM_TYPES
 from rlx.ir.dim import Dim
 
@@ -116,6 +116,8 @@ class Attention:
             count = fn.smin(fn.sub(queries, first), self.width)
             places = [self.base(fn, a, index, first, dim) for a in (spec.q, spec.k, spec.v, spec.o)]
             mask = self.base(fn, spec.mask, index, first, dim) if spec.mask else constant("ptr", 0)
+            if row is None or not always:
+                self.ask(fn, fn.add(u, blocks), high, [*batch, blocks], dim)
             vectors = fn.ceildiv(count, self.lanes)
 
             def one(i: Int, _: list[Value]) -> None:
@@ -144,6 +146,37 @@ class Attention:
         fn.loop(low, high, 1, [], unit)
         rows = sum(self.block_type.parts(spec, self.width))
         return EmittedKernel(self.name, table.dims, rows * self.width * 4 + 64)
+
+    def ask(self, fn: Function, unit: Int, stop: Int, extents: list[Int], dim: Callable[[Dim], Int]) -> None:
+        """Have a unit's part of the operands of a later head on its way: its queries, and as large a part of
+        the keys and values as it is of the queries. Short pieces of far rows are nothing that a processor
+        sees coming.
+        """
+        spec, blocks = self.spec, extents[-1]
+
+        def rows(access: Access, columns: int, index: Sequence[Int], first: Int, last: Int) -> None:
+            start = self.base(fn, access, index, 0, dim)
+
+            def row(i: Int, _: list[Value]) -> None:
+                place = fn.gep(start, fn.mul(i, dim(access.row)), self.element)
+                for byte in range(0, columns * size_bytes(self.element), 64):
+                    fn.prefetch(fn.gep(place, byte, "i8"), locality=2)
+
+            fn.loop(first, last, 1, [], row)
+
+        def all_operands() -> None:
+            *index, block = unflatten(fn, unit, extents)
+            for access, count, columns in (
+                (spec.q, spec.queries, spec.depth),
+                (spec.k, spec.keys, spec.depth),
+                (spec.v, spec.keys, spec.value_depth),
+            ):
+                total = dim(count)
+                low, high = (fn.udiv(fn.mul(total, b), blocks) for b in (block, fn.add(block, 1)))
+                if access.column == 1:
+                    rows(access, columns, index, low, high)
+
+        fn.branch(fn.cmp("slt", unit, stop), all_operands)
 
     def base(
         self, fn: Function, access: Access, index: Sequence[Int], query: Int, dim: Callable[[Dim], Int]
