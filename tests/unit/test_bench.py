@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from rlx.bench import harness, known, report
+from rlx.bench import harness, known, report, starts
 from rlx.bench.engines import ENGINES, TORCH_COMPILE
 from rlx.bench.harness import Measured, Row
 from rlx.bench.workloads import MAKERS, SUITES, make
@@ -103,6 +103,11 @@ def test_reports(tmp_path: Path) -> None:
     assert "geometric mean 9.00x the best peer over 2 rows" in report.summary(rows)
     assert json.loads(json.dumps(report.as_json(rows)))[0]["ratio"] == pytest.approx(9)
     assert "| MiniLM b1 s16 | 1 |" in report.as_markdown(rows, "rlx bench minilm")
+
+
+def test_starts_are_a_section_of_the_page() -> None:
+    begun = starts.Start("rlx", cold=[1.4], warm=[0.1], new_length=[0.004], peak=[2.0**27])
+    assert "| rlx | 1400.0 ms | 100.0 ms | 4.0 ms | 128 MiB |" in starts.as_markdown([begun])
 
 
 def test_settings_are_told() -> None:

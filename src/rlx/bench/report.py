@@ -99,11 +99,16 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
+def markdown_table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    rows = [head, *cells]
+    made = ["| " + " | ".join(row) + " |" for row in rows]
+    return [made[0], "|" + "---|" * len(head), *made[1:]]
+
+
 def as_markdown(rows: Sequence[Row], command: str) -> str:
     """A page with the table, the command that made it and the machine."""
-    head, cells = table(rows)
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(line) + " |" for line in cells]
+    lines = markdown_table(*table(rows))
     return "\n".join(
         [
             "# Benchmarks",

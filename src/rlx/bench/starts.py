@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.bench.engines import ENGINES
+from rlx.bench.report import markdown_table
 from rlx.config import CACHE
 
 FIRST, NEW = 128, 77  # lengths of sentences
@@ -84,6 +85,15 @@ def table(starts: list[Start]) -> tuple[list[str], list[list[str]]]:
         for s in starts
     ]
     return ["MiniLM", "cold start", "warm start", "new length", "peak memory"], cells
+
+
+def as_markdown(starts: list[Start]) -> str:
+    """A section of a page."""
+    told = (
+        "*cold* starts from the ONNX file with empty caches, *warm* with what that left behind; both to the\n"
+        "first result, beyond importing NumPy. *new length* is the first run at a length minus later ones."
+    )
+    return "\n".join(["", "## Starts", "", told, "", *markdown_table(*table(starts)), ""])
 
 
 def as_json(starts: list[Start]) -> list[dict[str, Any]]:

@@ -49,7 +49,8 @@ def bench(
         rows = harness.run(specs, threads or (1, 2), engine or None, rounds, say, torch_compile)
         begun = starts.measure(rounds, say) if "starts" in asked else []
     if page is not None:
-        page.write_text(report.as_markdown(rows, shlex.join(["rlx", *sys.argv[1:]])))
+        text = report.as_markdown(rows, shlex.join(["rlx", *sys.argv[1:]]))
+        page.write_text(text + starts.as_markdown(begun) if begun else text)
     if chart is not None:
         report.chart(rows, chart)
     if as_json:
