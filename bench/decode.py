@@ -18,6 +18,7 @@ import numpy as np
 import rlx
 from rlx.ir.compose import body_of, compose
 from rlx.ir.kernel import AttentionNest
+from rlx.runtime.execution import Given
 from rlx.runtime.program import CompiledProgram
 from rlx.runtime.stream import Stream
 from rlx.runtime.trace import spans
@@ -41,7 +42,7 @@ def own_time(program: CompiledProgram, stream: Stream, filled: int, rounds: int)
     given = [empty if name == "past" else token for name in program.input_names]
     best = np.inf
     for _ in range(rounds):
-        program.execute(context, given, stream._memory, dict(binding))
+        program.execute(context, Given(given, stream._memory, dict(binding)))
         spent: dict[int, float] = {}
         for span in spans(context):
             if span.node.id in wanted:

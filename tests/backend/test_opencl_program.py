@@ -20,6 +20,7 @@ from rlx.cost import default_gate
 from rlx.driver import DeviceLost, open_device
 from rlx.errors import CompileError, InputError, KernelError, UnsupportedError
 from rlx.ir.dtype import dtype
+from rlx.runtime.execution import Given
 
 Array = np.ndarray
 
@@ -237,7 +238,7 @@ def test_kernels_touch_nothing_but_their_slots() -> None:
             arena.memory.write(0, np.full(arena.size_bytes(), 0xA5, np.uint8))
         guards[space] = (free, arena.memory.read(0, arena.size_bytes())[free])
     x = np.random.default_rng(3).standard_normal((7, 12), np.float32)
-    (got,) = program.execute(context, [x], {}, {"rows": 7})
+    (got,) = program.execute(context, Given([x], {}, {"rows": 7}))
     np.testing.assert_allclose(got, evaluate(network(), {"x": x})["y"], rtol=1e-5, atol=1e-6)
     for space, (free, before) in guards.items():
         after = context.arenas[space].memory.read(0, context.arenas[space].size_bytes())

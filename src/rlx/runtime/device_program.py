@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.phase import Phase
 from rlx.runtime.device_context import DeviceContext, arena_for
+from rlx.runtime.execution import MESSAGES, Given
 from rlx.runtime.memory import aligned_empty
-from rlx.runtime.program import MESSAGES, CompiledProgram
+from rlx.runtime.program import CompiledProgram
 
 if TYPE_CHECKING:
     from rlx.driver.arena import Arena
@@ -151,22 +152,14 @@ class DeviceProgram(CompiledProgram):
 
     # -- running
 
-    def execute(
-        self,
-        context: Any,
-        inputs: Sequence[np.ndarray],
-        states: Mapping[str, np.ndarray],
-        binding: dict[str, int],
-        skip: Collection[Phase] = (),
-        kept: Mapping[int, np.ndarray] | None = None,
-    ) -> list[np.ndarray]:
+    def execute(self, context: Any, given: Given) -> list[np.ndarray]:
         """Upload, run and read back, but for the epilogue if it is to be skipped; replaces states. Nothing on
         the device is kept from run to run, so the prologue is never skipped.
         """
-        late = Phase.EPILOGUE in skip
+        late = Phase.EPILOGUE in given.skip
         first, now = context, context
         first.failed = True  # until it is proved otherwise
-        self._feed(now, inputs, states)
+        self._feed(now, given)
         for number, id in enumerate(first.plan.schedule):
             node = self.graph.nodes[id]
             if late and first.plan.phases.get(id) is Phase.EPILOGUE:
@@ -176,7 +169,7 @@ class DeviceProgram(CompiledProgram):
             elif not self.finds(node):
                 now.stream.call(partial(self._thunk, now, node))
             else:
-                now = self._reveal(now, node, number, inputs, states, binding)
+                now = self._reveal(now, node, number, given)
             if self.debug is not None:
                 self._finish(now)
                 self._check_results(now, node)
@@ -186,18 +179,16 @@ class DeviceProgram(CompiledProgram):
         self._finish(now)
         new = {s.name: np.array(now.array(s.output)) for s in self.graph.states}  # one may be another's
         for name, value in new.items():
-            states[name][...] = value
+            given.states[name][...] = value
         first.failed = False
         return outputs
 
-    def _feed(
-        self, context: DeviceContext, inputs: Sequence[np.ndarray], states: Mapping[str, np.ndarray]
-    ) -> None:
+    def _feed(self, context: DeviceContext, given: Given) -> None:
         context.begin()
-        for node, array in zip(self.inputs, inputs, strict=True):
+        for node, array in zip(self.inputs, given.inputs, strict=True):
             context.upload(node.id, array)
         for name, node in self.graph.state_inputs.items():
-            context.upload(node.id, states[name])
+            context.upload(node.id, given.states[name])
 
     def _finish(self, context: DeviceContext) -> None:
         context.finish()
@@ -220,23 +211,15 @@ class DeviceProgram(CompiledProgram):
                 tile = context.tile(target.id)
                 tile.memory.write(tile.offset, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
 
-    def _reveal(
-        self,
-        context: DeviceContext,
-        node: Node,
-        number: int,
-        inputs: Sequence[np.ndarray],
-        states: Mapping[str, np.ndarray],
-        binding: dict[str, int],
-    ) -> DeviceContext:
+    def _reveal(self, context: DeviceContext, node: Node, number: int, given: Given) -> DeviceContext:
         """Run a node whose result has a size that depends on data: the rest is planned for what it is."""
         self._finish(context)
         found, out = self._computed(context, node)
-        binding |= found
-        self.lir.planner.check_guards(binding)
+        given.binding.update(found)
+        self.lir.planner.check_guards(given.binding)
         if any(context.plan.binding[s] != n for s, n in found.items()):
-            later: DeviceContext = self._make_context(binding)
-            self._feed(later, inputs, states)
+            later: DeviceContext = self._make_context(given.binding)
+            self._feed(later, given)
             later.take_over(context, context.plan.schedule[:number])
             self._finish(later)
             context = later

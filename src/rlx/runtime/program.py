@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import InputError, KernelError, RlxError
-from rlx.ir.bind import as_given, check_array, match_shape
+from rlx.errors import InputError
+from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
-from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
-from rlx.runtime.context import Context, Step
-from rlx.runtime.debug import WATCHES, Watch, check_mode
+from rlx.runtime.context import Context
+from rlx.runtime.debug import check_mode
 from rlx.runtime.driver import RecordError
 from rlx.runtime.entry import SizeEntry, entry_of
-from rlx.runtime.memory import aligned_empty
+from rlx.runtime.execution import Execution, Given
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.trace import Run, best_times, spans
 from rlx.runtime.weights import Weights
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
     from rlx.runtime.artifact import Origin
     from rlx.runtime.stream import Stream
 
-MESSAGES = {1: "an index from data is out of range"}
 KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
 
 
-class CompiledProgram:
+class CompiledProgram(Execution):
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
     moves_sizes = True  # a context can run at other sizes of size inputs
@@ -134,10 +132,6 @@ class CompiledProgram:
             room = sizes if self._sizes is None else {**sizes, **self._sizes.room_at(sizes)}
             plan = self._plans[key] = self.lir.planner.plan(known, room)
         return plan
-
-    def _until_found(self, binding: Mapping[str, int]) -> Mapping[str, int]:
-        """All sizes of a run; those that data have not decided yet are 0."""
-        return {**dict.fromkeys(self._found_later, 0), **binding} if self._found_later else binding
 
     def _key(self, binding: Mapping[str, int]) -> tuple[int, ...]:
         """What decides about the plan: sizes, or the room for them."""
@@ -289,7 +283,7 @@ class CompiledProgram:
         states = self.initial_states(binding) if states is None else states
         context = self.acquire(binding)
         try:
-            return self.execute(context, arrays, states, binding)
+            return self.execute(context, Given(arrays, states, binding))
         finally:
             self.release(context)
 
@@ -341,181 +335,6 @@ class CompiledProgram:
         """What one state holds before the first run: its own copy."""
         value, kind = self.graph.state_values.get(name), self.graph.state_inputs[name].dtype.np
         return np.zeros(shape, kind) if value is None else np.array(value, kind).reshape(shape)
-
-    def execute(
-        self,
-        context: Context,
-        inputs: Sequence[np.ndarray],
-        states: Mapping[str, np.ndarray],
-        binding: dict[str, int],
-        skip: Collection[Phase] = (),
-        kept: Mapping[int, np.ndarray] | None = None,
-    ) -> list[np.ndarray]:
-        """Run the steps of a context, but for those of phases to `skip`; replaces states. Outputs, by number,
-        that are `kept` have been made before."""
-        with self._weights.running():
-            return self._run_steps(context, inputs, states, binding, skip, kept or {})
-
-    def _run_steps(
-        self,
-        context: Context,
-        inputs: Sequence[np.ndarray],
-        states: Mapping[str, np.ndarray],
-        binding: dict[str, int],
-        skip: Collection[Phase],
-        kept: Mapping[int, np.ndarray],
-    ) -> list[np.ndarray]:
-        outputs = [aligned_empty(shape, d) for shape, d in self._output_shapes(context)]
-        for number, array in kept.items():
-            outputs[number] = array
-        self._connect(context, inputs, outputs, states)
-        watch = self._watch(context)
-        number = 0
-        while number < len(context.steps):
-            step = context.steps[number]
-            if step.phase in skip:
-                number += 1
-                continue
-            found, value = self._run_step(context, step, number, watch)
-            number += 1
-            if found:  # sizes that depend on data are known now
-                binding |= found
-                self.lir.planner.check_guards(binding)
-                context = self._at_sizes(context, binding, set(found), number)
-                shapes = self._output_shapes(context)
-                outputs = [
-                    old if old.shape == shape else np.empty(shape, kind)
-                    for old, (shape, kind) in zip(outputs, shapes, strict=True)
-                ]
-                self._connect(context, inputs, outputs, states)
-                self._store_thunk(context, step, value)
-                watch = watch and watch.moved(context, number)
-        return outputs
-
-    def _at_sizes(self, context: Context, binding: dict[str, int], found: set[str], done: int) -> Context:
-        """Where a run goes on after `done` steps that have found sizes: in the same memory if it has room for
-        all that they can be, else in memory that is planned for them."""
-        if all(context.plan.binding[s] == binding[s] for s in found):
-            return context
-        if self._sizes is not None and found <= self._sizes.room.keys():
-            context.move_to(self._until_found(binding))
-            return context
-        later = self._make_context(binding, context.profile)
-        if context.profile:
-            context.later, context.left_at = later, done
-        later.take_over(context, done)
-        return later
-
-    def _output_shapes(self, context: Context) -> list[tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of every output; worked out once per context."""
-        if context.output_shapes is None:
-            binding = context.plan.binding
-            context.output_shapes = [(n.tensor.bind(binding), n.dtype.np) for n in self.outputs]
-        return context.output_shapes
-
-    def _connect(
-        self,
-        context: Context,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        states: Mapping[str, np.ndarray],
-    ) -> None:
-        for node, array in zip(self.inputs, inputs, strict=True):
-            context.connect(node.id, array)
-        for node, array in zip(self.outputs, outputs, strict=True):
-            context.connect(node.id, array)
-        if context.connected is not states:
-            context.connected = states
-            for name, node in self.graph.state_inputs.items():
-                context.connect(node.id, states[name])
-
-    def _watch(self, context: Context) -> Watch | None:
-        """Who looks at the steps of a run in debug mode."""
-        return None if self.debug is None else WATCHES[self.debug](context, self.describe)
-
-    def _run_step(
-        self, context: Context, step: Step, number: int = 0, watch: Watch | None = None
-    ) -> tuple[dict[str, int], Any]:
-        """Run one step; returns the sizes that it revealed and, with them, the value that did, which is not
-        stored yet: it may need another place."""
-        if self._weights.ring is not None:
-            context.arrive(step, self._weights)
-        if watch is None:
-            return self._run_unwatched(context, step)
-        watch.before(number)
-        found, value = self._run_unwatched(context, step)
-        if not found:
-            watch.after(number)
-        return found, value
-
-    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
-        if step.program is not None:
-            try:
-                step.program.run()
-            except RecordError as e:
-                raise self._kernel_error(e) from None
-            return self._revealed(context, step) if step.reveals else ({}, None)
-        assert step.thunk is not None
-        start = time.perf_counter_ns()
-        found, out = self._on_host(self.lir.mir.nodes[step.thunk.node], context.plan, context.array)
-        if not found:
-            self._store_thunk(context, step, out)
-        step.span = (start, time.perf_counter_ns())
-        return found, out
-
-    def _on_host(
-        self, node: Node, plan: LirBufferPlan, array: Callable[[Node], np.ndarray]
-    ) -> tuple[dict[str, int], Any]:
-        """A node computed by its reference: the sizes that it revealed, and its value."""
-        from rlx.backend.reference.interpreter import Interpreter
-
-        unknown = self.finds(node)
-        known = {k: v for k, v in plan.binding.items() if k not in unknown}
-        interpreter = Interpreter(self.lir.mir, known)
-        for o in node.operands:
-            interpreter.values[o.id] = array(o)
-        try:
-            out = interpreter.compute(node)
-        except RlxError:
-            raise
-        except Exception as e:
-            told = f"{self.describe(node)} raised {type(e).__name__} on the host: {e}"
-            raise KernelError(told, node.where) from e
-        return {k: v for k, v in interpreter.binding.items() if k in unknown}, out
-
-    def _revealed(self, context: Context, step: Step) -> tuple[dict[str, int], np.ndarray]:
-        """Size and value of a result that a kernel has left in scratch."""
-        node = self.graph.nodes[step.nodes[0]]
-        words = context.scratch.array.view(node.dtype.np)
-        lead, count = node.tensor.shape[0], int(words[0])
-        value = words[1 : 1 + lead * count].reshape(lead, count).copy()
-        unknown = self.finds(node)
-        known = {k: v for k, v in context.plan.binding.items() if k not in unknown}
-        match_shape(node.shape, value.shape, known, f"result of {node.op.name}")
-        if not unknown:
-            self._store_thunk(context, step, value)
-        return {k: v for k, v in known.items() if k in unknown}, value
-
-    def finds(self, node: Node) -> set[str]:
-        """Sizes that a node decides by data."""
-        known = {s for o in node.operands for s in type_symbols(o.type)}
-        return {s for s in type_symbols(node.type) if s in self._found_later and s not in known}
-
-    def _store_thunk(self, context: Context, step: Step, out: Any) -> None:
-        node = self.graph.nodes[step.nodes[0]]
-        for target, value in zip(
-            self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True
-        ):
-            if context.stores(target.id):
-                data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-                context.raw(target.id)[: data.size] = data  # there may be room for more
-
-    def _kernel_error(self, e: RecordError) -> Exception:
-        if not e.name:  # a gate
-            return self._weights.failure() or e
-        node = self.graph.nodes[int(e.name)]
-        what = MESSAGES.get(e.code, f"error code {e.code}")
-        return KernelError(f"kernel {self.describe(node)}: {what}", node.where)
 
     # -- contexts: one per concurrent run and binding, from a pool
 
@@ -590,7 +409,7 @@ class CompiledProgram:
         context, runs = self._make_context(known, profile=True), []
         for _ in range(rounds):
             states, start = self.initial_states(known), time.perf_counter_ns()
-            self.execute(context, given, states, dict(known))
+            self.execute(context, Given(given, states, dict(known)))
             runs.append(Run(start, time.perf_counter_ns(), spans(context)))
         return runs
 

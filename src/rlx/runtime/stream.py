@@ -14,6 +14,7 @@ from rlx.ir.graph import Node
 from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context
+from rlx.runtime.execution import Given
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -113,8 +114,9 @@ class Stream:
         self, context: Context, binding: dict[str, int], skip: frozenset[Phase]
     ) -> dict[str, np.ndarray]:
         try:
-            kept = self._kept if self._started else None
-            values = self.program.execute(context, self._arrays, self._memory, binding, skip, kept)
+            kept = self._kept if self._started else {}
+            given = Given(self._arrays, self._memory, binding, skip, kept)
+            values = self.program.execute(context, given)
         except BaseException:
             self._spoilt = bool(self._memory)  # a kernel may have replaced part of the states
             self._started = False
