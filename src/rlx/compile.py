@@ -121,7 +121,8 @@ def plan(
 
     def narrow(mir: Graph) -> Graph:
         multiplied = machine.multiplied if device == "cpu" else ()
-        lowered, decisions = lower_precision(mir, precision, chosen, assume, multiplied)
+        convolves = conv_target(machine) if device == "cpu" else None
+        lowered, decisions = lower_precision(mir, precision, chosen, assume, multiplied, convolves)
         trace.decisions += decisions
         return lowered
 

@@ -203,3 +203,36 @@ def test_images_of_bytes_stay_in_blocks() -> None:
     stored = [t for i in program.lir.plan.schedule[:-1] for t in tensor_types(mir.nodes[i].type)]
     assert [t.dtype.name for t in stored] == ["u8"] * len(stored)
     assert [t.rank for t in stored] == [5] * len(stored)
+
+
+def test_precision_bf16_takes_convolutions_along() -> None:
+    """Where bf16 is multiplied in pairs, images between layers are bf16; one that is added stays f32."""
+    rng = np.random.default_rng(8)
+    g = rlx.Graph("net")
+
+    def layer(x: Any, channels: int, window: int, **more: Any) -> Any:
+        name = f"w{len(g.params)}"
+        w = rng.standard_normal((channels, x.shape[1], window, window)).astype(np.float32)
+        weight = g.param(name, w.shape, "f32")
+        g.set_param(name, w / np.float32(np.sqrt(w[0].size)))
+        return ops.relu(ops.conv(x, weight, padding=window // 2, **more))
+
+    x = layer(g.input("x", (1, 3, 40, 40), "f32"), 32, 7, strides=2)
+    y = layer(layer(x, 48, 1), 32, 3, strides=1)
+    g.output("y", layer(x + y, 32, 1))
+    feed = {"x": rng.standard_normal((1, 3, 40, 40)).astype(np.float32)}
+    want = evaluate(g, feed)["y"]
+    program = compiled(g, precision="bf16")
+    got = program.run(feed)["y"]
+    cosine = np.sum(got * want) / np.linalg.norm(got) / np.linalg.norm(want)
+    assert cosine >= 0.9999
+    name = "x86-64-v4-bf16-vnni"
+    if name in [t.name for t in TARGETS]:
+        nodes = [
+            n
+            for r in rlx.compile(g, target=name, precision="bf16").lir.mir.nodes
+            for b in r.bodies
+            for n in b.nodes
+        ]
+        kinds = [n.operands[0].dtype.name for n in nodes if n.op.family == "conv"]
+        assert kinds.count("bf16") >= 3

@@ -1,8 +1,8 @@
 """Lower precision on request: products take narrow operands and accumulate in f32, and a value that nothing
 but such products read is stored narrow.
 
-Products with weights always do. The two products of attention do where the target multiplies narrow operands
-faster than wide ones and that pays: at best queries, keys and values are stored narrow by the kernels that
+Products with weights always do, convolutions with weights where the target multiplies narrow operands faster
+than wide ones and no transform does better. The two products of attention do where it pays: at best queries, keys and values are stored narrow by the kernels that
 make them, at worst each is rounded by a kernel of its own. What is read in f32 too (a residual stream, keys
 that are a result) stays f32, with a rounded copy beside it for the products. A `Decision` per value and per
 attention tells.
@@ -26,6 +26,7 @@ from rlx.ops.contract import dot_general
 from rlx.ops.elementwise import cast
 from rlx.passes.attend import Candidate, attention_candidates
 from rlx.passes.basic import remove_dead
+from rlx.passes.conv_cost import ConvTarget, gains_by_halves
 from rlx.passes.facts import Facts
 from rlx.passes.layout import weight_ids
 
@@ -39,17 +40,19 @@ def lower_precision(
     gate: IoFusionGate,
     assume: Mapping[str, int] | None = None,
     multiplied: tuple[str, ...] = (),
+    convolves: ConvTarget | None = None,
 ) -> tuple[Graph, list[Decision]]:
     """The graph with narrow products, and what was decided about the values that they read.
 
-    `multiplied` names the dtypes whose products the target computes faster than those of f32.
+    `multiplied` names the dtypes whose products the target computes faster than those of f32; `convolves`
+    says how fast its convolutions are.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
     narrow = PRECISIONS[precision]
     if narrow is None:
         return graph, []
-    plan = _Narrowing(graph, narrow, gate, assume, narrow.name in multiplied)
+    plan = _Narrowing(graph, narrow, gate, assume, narrow.name in multiplied, convolves)
     return remove_dead(rewrite(graph, plan.visit)), plan.decisions  # moves of values that are wide no more
 
 
@@ -63,13 +66,14 @@ class _Narrowing:
         gate: IoFusionGate,
         assume: Mapping[str, int] | None,
         attends: bool,
+        convolves: ConvTarget | None,
     ) -> None:
         self.graph, self.narrow, self.gate = graph, narrow, gate
         self.io = IoModel(graph, assume)
         self.fixed = weight_ids(graph)
         self.users, self.kept = graph.users(), {n.id for n in graph.roots()}
         self.live = graph.live()
-        self.contraction = get_op("dot_general")
+        self.contraction, self.convolves = get_op("dot_general"), convolves if attends else None
         self.decisions: list[Decision] = []
         self.weights: set[int] = set()  # of attention: they are never stored
         self.products = {n.id for n in graph.nodes if n.id in self.live and self.by_weight(n)}
@@ -80,12 +84,28 @@ class _Narrowing:
 
     def by_weight(self, node: Node) -> bool:
         """Whether a node multiplies f32 activations with constant weights."""
-        if not self.is_product(node):
+        if not self.is_product(node) and not self.is_convolution(node):
             return False
         return node.operands[1].id in self.fixed and node.operands[0].id not in self.fixed
 
     def is_product(self, node: Node) -> bool:
         return node.op is self.contraction and all(n.dtype is F32 for n in (node, *node.operands))
+
+    def is_convolution(self, node: Node) -> bool:
+        """A convolution in f32 that gains by narrow operands and has a kernel for them: groups fill vectors,
+        and no transform does better.
+        """
+        if node.op.family != "conv" or any(n.dtype is not F32 for n in (node, *node.operands)):
+            return False
+        if self.convolves is None or not self.convolves.group(self.narrow.name) > 1:
+            return False
+        w, groups = node.operands[1].tensor, node.attrs["groups"]
+        if not w.is_static or not 3 <= w.rank <= 5:
+            return False
+        out, per_in = (int(d) for d in w.shape[:2])
+        lanes = self.convolves.lanes
+        fits = groups == 1 or (per_in % lanes == 0 and out // groups % lanes == 0)
+        return fits and gains_by_halves(node, self.convolves)
 
     # -- attention
 
@@ -219,9 +239,12 @@ class _Narrowing:
             return None
         a, b = (self.round(old, new) for old, new in zip(node.operands, operands, strict=True))
         at = node.attrs
-        made: Node = dot_general(
-            a, b, (at["lhs_contract"], at["rhs_contract"]), (at["lhs_batch"], at["rhs_batch"]), out_dtype=F32
-        )
+        made: Node
+        if node.op is self.contraction:
+            contract, batch = (at["lhs_contract"], at["rhs_contract"]), (at["lhs_batch"], at["rhs_batch"])
+            made = dot_general(a, b, contract, batch, out_dtype=F32)
+        else:
+            made = node.op(a, b, **{**at, "out_dtype": F32})
         return made
 
     def round(self, old: Node, new: Node) -> Node:
