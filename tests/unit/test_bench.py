@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,9 @@ def test_reports(tmp_path: Path) -> None:
     assert head == ["workload", "threads", "rlx", "openvino", "rlx vs best", "of machine"]
     assert cells[0] == ["MiniLM b1 s16", "1", "1.00 ms ±0%", "9.00 ms ±0%", "9.00x", "50%"]
     assert "geometric mean 9.00x the best peer over 2 rows" in report.summary(rows)
+    again = replace(rows[0], threads=2, rate=2.1e12)  # no more than one thread got
+    assert "MiniLM b1 s16 on 2 threads: the machine gave 1.1 times" in report.summary([*rows, again])
+    assert "measure again" not in report.summary([*rows, replace(again, rate=3.9e12)])
     assert json.loads(json.dumps(report.as_json(rows)))[0]["ratio"] == pytest.approx(9)
     assert "| MiniLM b1 s16 | 1 |" in report.as_markdown(rows, "rlx bench minilm")
 

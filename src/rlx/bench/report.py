@@ -13,6 +13,8 @@ from rlx.bench.engines import ENGINES
 from rlx.bench.harness import Row
 from rlx.errors import UnsupportedError
 
+ENOUGH = 0.75  # of as many times the rate as there are threads: below it, a core was taken
+
 
 def time_text(seconds: float) -> str:
     """
@@ -57,7 +59,26 @@ def summary(rows: Sequence[Row]) -> str:
                 f"{threads} thread{plural}: geometric mean {mean:.2f}x the best peer over {len(found)} rows, "
                 f"worst {worst:.2f}x ({name})"
             )
-    return "\n".join(lines)
+    return "\n".join([*lines, *taken_cores(rows)])
+
+
+def taken_cores(rows: Sequence[Row]) -> list[str]:
+    """Rows in whose rounds the yardstick had fewer cores than threads: others worked, no engine could scale.
+
+    >>> rows = [Row("a", n, 1e9, 0.0, [], rate=rate) for n, rate in ((1, 1e11), (2, 1.1e11))]
+    >>> taken_cores(rows)
+    ['a on 2 threads: the machine gave 1.1 times what one gets, other programs had the rest: measure again']
+    """
+    alone = {r.workload: r.rate for r in rows if r.threads == 1 and r.flops and not r.bytes}
+    lines = []
+    for r in rows:
+        gained = r.rate / alone[r.workload] if alone.get(r.workload) and r.rate else float(r.threads)
+        if gained < ENOUGH * r.threads:
+            lines.append(
+                f"{r.workload} on {r.threads} threads: the machine gave {gained:.1f} times what one gets, "
+                "other programs had the rest: measure again"
+            )
+    return lines
 
 
 def settings(rows: Sequence[Row]) -> list[str]:
