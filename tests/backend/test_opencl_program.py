@@ -20,6 +20,7 @@ from rlx.cost import default_gate
 from rlx.driver import DeviceLost, open_device
 from rlx.errors import CompileError, InputError, KernelError, UnsupportedError
 from rlx.ir.dtype import dtype
+from rlx.runtime.device_context import DeviceContext
 from rlx.runtime.execution import Given
 
 Array = np.ndarray
@@ -307,9 +308,51 @@ def test_streams_keep_states_between_steps() -> None:
         got, want = (s.step({"x": row}) for s in streams)
         np.testing.assert_array_equal(got["total"], want["total"])
         assert other.step({"x": -row})["total"][0] == -got["total"][0]
-    np.testing.assert_array_equal(
-        streams[0].state("cache").buffer.numpy(), streams[1].state("cache").buffer.numpy()
-    )
+    assert streams[0].state("cache").buffer.device == "opencl"
+    np.testing.assert_array_equal(streams[0].state("cache").read(), streams[1].state("cache").read())
+
+
+def test_states_of_streams_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps upload their inputs and nothing else; a state that is a transposed value is right, too."""
+    g = Graph("turning")
+    x, kept = g.input("x", (3, 3), "f32"), g.state("kept", (3, 3), "f32", init=np.eye(3, dtype=np.float32))
+    other = g.state("other", (3, 3), "f32")
+    g.set_state("kept", ops.transpose(kept + x, (1, 0)))
+    g.set_state("other", kept)  # the old value of another state
+    g.output("y", kept - other)
+    uploaded: list[int] = []
+    original = DeviceContext.upload
+
+    def upload(self: DeviceContext, root: int, array: np.ndarray) -> None:
+        uploaded.append(root)
+        original(self, root, array)
+
+    monkeypatch.setattr(DeviceContext, "upload", upload)
+    ours, theirs = compiled(g).stream(), rlx.compile(g).stream()
+    for step in range(4):
+        given = {"x": np.arange(9, dtype=np.float32).reshape(3, 3) * (step + 1)}
+        np.testing.assert_array_equal(ours.step(given)["y"], theirs.step(given)["y"])
+    assert len(uploaded) == 4, "one input per step"
+    for name in ("kept", "other"):
+        np.testing.assert_array_equal(ours.state(name).read(), theirs.state(name).read())
+    ours.reset()
+    np.testing.assert_array_equal(ours.state("kept").read(), np.eye(3, dtype=np.float32))
+
+
+def test_a_failed_step_leaves_states_on_the_device_as_they_were() -> None:
+    g = Graph("picking")
+    total, at = g.state("total", (2,), "f32"), g.input("at", (1,), "i64")
+    new = total + ops.gather(g.input("x", (4,), "f32"), at)
+    g.set_state("total", new)
+    g.output("y", new)
+    stream = compiled(g).stream()
+    x = np.arange(4, dtype=np.float32)
+    assert stream.step({"x": x, "at": np.array([3])})["y"].tolist() == [3, 3]
+    with pytest.raises(KernelError):
+        stream.step({"x": x, "at": np.array([9])})
+    assert stream.state("total").read().tolist() == [3, 3]
+    stream.reset()
+    assert stream.step({"x": x, "at": np.array([2])})["y"].tolist() == [2, 2]
 
 
 def test_several_threads_may_run_one_program() -> None:

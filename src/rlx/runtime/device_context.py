@@ -19,6 +19,7 @@ from rlx.runtime.context import array_over
 
 if TYPE_CHECKING:
     from rlx.driver.arena import Arena
+    from rlx.driver.buffer import Buffer
     from rlx.driver.opencl.device import OpenCLDevice
 
 PER_RUN = ("activation", "input", "output", "state")
@@ -125,6 +126,16 @@ class DeviceContext:
     def download(self, root: int, array: np.ndarray) -> None:
         """Record the copy of a value to a contiguous array."""
         self.stream.copy(self.tile(root), array.reshape(-1).view(np.uint8))
+
+    def keep(self, node: Node, buffer: Buffer) -> None:
+        """Record the copy of a value to a buffer on the device; one that is spread out comes to the host
+        first, for which the queue must be empty."""
+        alias, tile = self.plan.view_aliases.get(node.id), self.tile(node.id)
+        if alias is not None and alias.strides is not None:
+            buffer.write(np.ascontiguousarray(self.array(node)))
+            return
+        start = tile.offset + (alias.byte_offset if alias is not None else 0)
+        self.stream.copy(Tile(tile.memory, start, 1, buffer.nbytes, buffer.nbytes), buffer)
 
     def take_results(self, kernels: Sequence[int], old: DeviceContext) -> None:
         """Every run on a device computes everything: there is nothing to take."""

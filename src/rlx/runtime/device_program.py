@@ -17,6 +17,7 @@ import numpy as np
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.opencl.build import OpenCLTarget, build_kernels, program_text, resolve
 from rlx.backend.opencl.printer import PrintedKernel
+from rlx.driver.buffer import Buffer, BufferHandle
 from rlx.driver.device import open_device
 from rlx.errors import InputError, KernelError, UnsupportedError
 from rlx.ir.graph import Graph, Node
@@ -43,7 +44,7 @@ class DeviceProgram(CompiledProgram):
         opened: Any = open_device(device)
         super().__init__(lir, kernels, None, opened.capabilities.compute_units, debug)
         self._sizes = None  # arguments of kernels are set for one binding: other sizes have other contexts
-        self.device = device
+        self.device = self.state_device = device
         self._opened: OpenCLDevice = opened
         self._weight_arena: Arena | None = None
         self._opening = threading.Lock()
@@ -105,6 +106,10 @@ class DeviceProgram(CompiledProgram):
 
     # -- the device
 
+    def state_memory(self, handle: BufferHandle) -> Buffer:
+        """States of streams stay on the device from step to step."""
+        return handle.buffer
+
     def _ready(self) -> tuple[OpenCLDevice, Arena]:
         """The device with this program's kernels and weights on it; one that was lost is opened again."""
         with self._opening:
@@ -153,8 +158,9 @@ class DeviceProgram(CompiledProgram):
     # -- running
 
     def execute(self, context: Any, given: Given) -> list[np.ndarray]:
-        """Upload, run and read back, but for the epilogue if it is to be skipped; replaces states. Nothing on
-        the device is kept from run to run, so the prologue is never skipped.
+        """Upload, run and read back, but for the epilogue if it is to be skipped; replaces states, which are
+        arrays of the host or buffers of the device. Nothing else on the device is kept from run to run, so
+        the prologue is never skipped.
         """
         late = Phase.EPILOGUE in given.skip
         first, now = context, context
@@ -177,18 +183,32 @@ class DeviceProgram(CompiledProgram):
         for node, array in zip(self.outputs, outputs, strict=True):
             now.download(node.id, array)
         self._finish(now)
-        new = {s.name: np.array(now.array(s.output)) for s in self.graph.states}  # one may be another's
-        for name, value in new.items():
-            given.states[name][...] = value
+        self._replace(now, given.states)
         first.failed = False
         return outputs
+
+    def _replace(self, context: DeviceContext, states: Mapping[str, Any]) -> None:
+        """Give states their new values, after a run that has done well."""
+        kept = [s for s in self.graph.states if isinstance(states[s.name], Buffer)]
+        for s in kept:
+            context.keep(s.output, states[s.name])
+        if kept:
+            context.stream.submit_and_wait()
+        others = [s for s in self.graph.states if s not in kept]
+        new = {s.name: np.array(context.array(s.output)) for s in others}  # one may be another's
+        for name, value in new.items():
+            states[name][...] = value
 
     def _feed(self, context: DeviceContext, given: Given) -> None:
         context.begin()
         for node, array in zip(self.inputs, given.inputs, strict=True):
             context.upload(node.id, array)
         for name, node in self.graph.state_inputs.items():
-            context.upload(node.id, given.states[name])
+            state: Any = given.states[name]
+            if isinstance(state, Buffer):
+                context.stream.copy(state, context.tile(node.id))
+            else:
+                context.upload(node.id, state)
 
     def _finish(self, context: DeviceContext) -> None:
         context.finish()

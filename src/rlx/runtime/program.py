@@ -273,7 +273,7 @@ class CompiledProgram(Execution):
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
         if states is None and self._handles is not None:
             with self._turn:
-                kept = {name: h.buffer.numpy() for name, h in self._handles.items()}
+                kept = {name: self.state_memory(h) for name, h in self._handles.items()}
                 return self._run_with(given, kept)
         return self._run_with(given, states)
 
@@ -325,6 +325,12 @@ class CompiledProgram(Execution):
     def states(self) -> Mapping[str, BufferHandle]:
         """The states that runs share, by name; none unless they were bound at compile."""
         return self._handles or {}
+
+    state_device = "cpu"  # where handles of states have their memory
+
+    def state_memory(self, handle: BufferHandle) -> Any:
+        """The memory of a state as `execute` takes it."""
+        return handle.buffer.numpy()
 
     def initial_states(self, binding: Mapping[str, int]) -> dict[str, np.ndarray]:
         """What states hold before the first run."""

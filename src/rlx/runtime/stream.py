@@ -71,7 +71,7 @@ class Stream:
         self._prologue = [k for k in plan.order if plan.phases.get(k) is Phase.PROLOGUE]
         self._given = dict(states)
         self._handles: dict[str, BufferHandle] | None = None
-        self._memory: dict[str, np.ndarray] = {}
+        self._memory: dict[str, Any] = {}  # of the states, as the program takes it
         if all(s in self._binding for n in graph.state_inputs.values() for s in type_symbols(n.type)):
             self._bind_states()
         self._context: Context | None = None
@@ -176,7 +176,7 @@ class Stream:
             nodes = self.program.graph.state_inputs.values()
             self._binding |= {s: binding[s] for n in nodes for s in type_symbols(n.type)}
         self._handles = handles_for(self.program, self._given, self._binding)
-        self._memory = {name: handle.buffer.numpy() for name, handle in self._handles.items()}
+        self._memory = {name: self.program.state_memory(h) for name, h in self._handles.items()}
 
     def _refuse_unknown(self, given: Mapping[str, Any], known: Any, what: str) -> None:
         for name in given:
@@ -207,7 +207,7 @@ def handles_for(
             handle = BufferHandle(name, shape, node.dtype, initial)
         elif handle.shape != shape or handle.dtype is not node.dtype:
             raise InputError(f"state {name!r} is {node.type}, its handle {handle.dtype}{list(handle.shape)}")
-        handle.bind("cpu")
+        handle.bind(program.state_device)
         out[name] = handle
     return out
 
