@@ -2,8 +2,9 @@
 but such products read is stored narrow.
 
 Products with weights always do, convolutions with weights where the target multiplies narrow operands faster
-than wide ones and no transform does better. The two products of attention do where it pays: at best queries, keys and values are stored narrow by the kernels that
-make them, at worst each is rounded by a kernel of its own. What is read in f32 too (a residual stream, keys
+than wide ones and no transform does better. The two products of attention do where it pays: at best queries,
+keys and values are stored narrow by the kernels that make them, at worst each is rounded by a kernel of its
+own. What is read in f32 too (a residual stream, keys
 that are a result) stays f32, with a rounded copy beside it for the products. A `Decision` per value and per
 attention tells.
 """
