@@ -51,6 +51,13 @@ def test_what_is_settled_is_sound(made: list[Turn], threads: int) -> None:
     assert all(t.owner == ALL for t in made if t.to is not None)
 
 
+def test_a_jump_to_the_first_call_meets_there() -> None:
+    made = [Turn(waits_for_all=True), Turn([span(0)], [span(64)], LARGE), Turn([span(1, 1)], to=Mark(0))]
+    settle(made, 2)
+    assert made[0].meets
+    verify(made)
+
+
 @given(st.lists(turns, min_size=1, max_size=14), st.integers(2, 4))
 def test_no_meeting_is_idle(made: list[Turn], threads: int) -> None:
     """Without any one of them, the list is refused."""

@@ -128,7 +128,7 @@ def settle(turns: Sequence[Turn], threads: int) -> None:
     awaited = False
     for i, turn in enumerate(turns):
         single = turn.to is None and (turn.alone or few or turn.work < SMALL_PS)
-        turn.meets = bool(i) and (awaited or turn.waits_for_all or i in targets)
+        turn.meets = i in targets or (bool(i) and (awaited or turn.waits_for_all))
         turn.owner = 0 if single else ALL
         if not turn.meets:
             others = epoch.in_the_way(turn)
