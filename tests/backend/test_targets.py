@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from op_cases import ALL_CASES, ALL_OPS, Case, assert_close
+from error_bounds import assert_by_table
+from op_cases import ALL_CASES, ALL_OPS, Case
 
 import rlx
 from rlx.backend.cpu.target import Target, resolve, runs_here
@@ -29,8 +30,7 @@ def check(target: Target, case: Case) -> None:
     graph, _ = case.graph()
     want = evaluate(graph, case.feed())
     got = rlx.compile(graph, target=target.name, threads=2).run(case.feed())
-    for name, value in want.items():
-        assert_close(got[name], value)
+    assert_by_table(graph, case.feed(), got, want)
 
 
 def name(value: object) -> str:

@@ -5,37 +5,47 @@
 | elementwise | 4 ulp of its dtype |
 | sums, running sums, scattered sums of K terms | K eps sum abs(x) |
 | contractions, convolutions, transforms, maps of K > 3 elements | 2 K eps sum abs(a) abs(b) |
-| moves, comparisons, extremes, sorts, integers | none |
+| moves, comparisons, extremes, sorts, integers, floor and the like | none |
+| one addition or product whose result the dtype holds | none |
 
 Values are computed in f64 by the reference. What operands are off by is carried on: linearly through sums and
-products, elsewhere by looking at what the op gives at both ends of its operands' intervals.
+products, elsewhere by looking at what the op gives at both ends of its operands' intervals. A complex number
+is off by a distance in the plane; an index, where rounding may decide it, by a place. Bodies of loops and
+branches are followed step by step.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+import rlx
 from rlx.backend.reference.interpreter import Interpreter
+from rlx.ir.bind import match_shape
 from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Template
 from rlx.ir.graph import Graph, Node, substitute_dims
 from rlx.ir.op import Role
+from rlx.ir.scalar import PRIMITIVES
 from rlx.ir.types import tensor_types
 from rlx.ops.addressing import OutOfRangeError
 
 ELEMENTWISE_ULPS = 4
 ADDED_UP = ("sum", "add")
-BITS = ("bitcast", "custom")  # what they do to a value is not about its size
+BITS = ("bitcast",)  # what they do to a value is not about its size
+ROUNDED = "fc"  # kinds of dtypes
+EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "trunc", "where")
+NEAREST = ("add", "mul", "sub")  # rounded once: a result that the dtype has is the result
 
 
 @dataclass
 class Bounded:
-    """A value in f64 (integers as they are) and how far a computed one may lie from it."""
+    """A value in f64 or c128 (integers as they are) and how far a computed one may lie from it."""
 
     value: np.ndarray
     error: np.ndarray | float = 0.0
@@ -48,7 +58,9 @@ class NotFollowed(Exception):
 class Follower(Interpreter):
     """Walks a graph of primitive ops with values and bounds."""
 
-    def __init__(self, graph: Graph, feed: dict[str, np.ndarray], binding: dict[str, int]) -> None:
+    def __init__(
+        self, graph: Graph, feed: Mapping[str, np.ndarray | Bounded], binding: Mapping[str, int]
+    ) -> None:
         super().__init__(graph, binding)
         self.known: dict[int, tuple[Bounded, ...]] = {}
         self.feed = feed
@@ -61,19 +73,46 @@ class Follower(Interpreter):
     def step(self, node: Node) -> tuple[Bounded, ...]:
         role = node.op.role
         if role is Role.INPUT:
-            return (Bounded(widened(self.feed[node.attrs["name"]])),)
+            given = self.feed[node.attrs["name"]]
+            return (given if isinstance(given, Bounded) else Bounded(widened(given)),)
         if role is Role.CONSTANT:
             return (Bounded(widened(node.attrs["value"].array)),)
         if role is Role.RESULT:
             return (self.known[node.operands[0].id][node.attrs["index"]],)
-        computed = role is Role.COMPUTE and node.op.effects == "none" and node.op.has("lower")
-        if not computed or node.bodies or isinstance(self.form(node), Call) or node.op.name in BITS:
+        if role is not Role.COMPUTE or node.op.effects not in ("none", "ordered"):
             raise NotFollowed(node.op.name)
         operands = [self.known[o.id][0] for o in node.operands]
+        if node.bodies:
+            return self.through_bodies(node, operands)
+        if node.op.name in BITS or not node.op.has("lower") or isinstance(self.form(node), Call):
+            return self.exactly(node, operands)
         values = self.apply(node, [o.value for o in operands])
         errors = [self.carried(node, operands, values, i) for i in range(len(values))]
         own = self.rounding(node, operands, values)
+        if rounds_once(self.form(node)):
+            kept = [(e == 0) & self.is_kept(node, v) for e, v in zip(errors, values, strict=True)]
+            own = [np.where(k, 0.0, r) for k, r in zip(kept, own, strict=True)]
         return tuple(Bounded(v, e + r) for v, e, r in zip(values, errors, own, strict=True))
+
+    def is_kept(self, node: Node, value: np.ndarray) -> np.ndarray:
+        """Where the dtype of a node holds a value as it is; the truth of f64 is rounded itself."""
+        if node.dtype.np == value.dtype and value.dtype.kind in ROUNDED:
+            return np.zeros(value.shape, bool)
+        with np.errstate(all="ignore"):
+            return value.astype(node.dtype.np).astype(value.dtype) == value
+
+    def exactly(self, node: Node, operands: Sequence[Bounded]) -> tuple[Bounded, ...]:
+        """What an op gives that every backend computes alike, if its operands are exact."""
+        if any(np.any(o.error) for o in operands):
+            raise NotFollowed(node.op.name)
+        arrays = [o.value.astype(n.dtype.np) for o, n in zip(operands, node.operands, strict=True)]
+        return tuple(Bounded(v) for v in self.apply(node, arrays))
+
+    def through_bodies(self, node: Node, operands: Sequence[Bounded]) -> tuple[Bounded, ...]:
+        """The op's reference moves pairs of values and errors about; its bodies are followed."""
+        attrs = {k: self.bound_attr(v) for k, v in node.attrs.items()}
+        out = node.op.ref(*map(paired, operands), **attrs, run=_Bodies(node, self.binding))
+        return tuple(unpaired(a) for a in (out if isinstance(out, tuple) else (out,)))
 
     def form(self, node: Node) -> Form:
         made: Form = node.op.lower(*[o.tensor for o in node.operands], **node.attrs)
@@ -107,22 +146,31 @@ class Follower(Interpreter):
                 continue
             error = np.broadcast_to(operand.error, operand.value.shape)
             if self.is_linear(form):
-                parts = [np.abs(o.value) if o.value.dtype.kind == "f" else o.value for o in operands]
+                parts = magnitudes(operands)
                 parts[i] = error
                 total = total + self.apply(node, parts)[number]
                 continue
-            moved = []
             if node.operands[i] in node.operands[:i]:
                 continue  # moved with the first
+            moved = []
             for end in ends(operand.value, error):
                 same = [o is node.operands[i] for o in node.operands]
                 parts = [end if s else o.value for s, o in zip(same, operands, strict=True)]
-                try:
-                    moved.append(distance(self.apply(node, parts)[number], values[number]))
-                except OutOfRangeError:
-                    raise NotFollowed("an index that rounding decides") from None
-            total = total + np.fmax(*moved)
+                moved.append(distance(self.moved(node, parts, i, operand.value)[number], values[number]))
+            total = total + functools.reduce(np.fmax, moved)
         return total
+
+    def moved(self, node: Node, parts: list[np.ndarray], i: int, exact: np.ndarray) -> list[np.ndarray]:
+        """What an op gives at an end of an operand's interval. An index stays within what indices are there,
+        of all places or, where each column is an axis, of its column: kernels read nothing else."""
+        end = parts[i]
+        for over in (None, tuple(range(exact.ndim - 1))):
+            try:
+                return self.apply(node, parts)
+            except OutOfRangeError:
+                low, high = exact.min(over, keepdims=True), exact.max(over, keepdims=True)
+                parts = [np.clip(end, low, high) if p is end else p for p in parts]
+        return self.apply(node, parts)
 
     def rounding(
         self, node: Node, operands: Sequence[Bounded], values: Sequence[np.ndarray]
@@ -131,7 +179,7 @@ class Follower(Interpreter):
         form = self.form(node)
         out: list[np.ndarray | float] = []
         for i, (t, value) in enumerate(zip(tensor_types(node.type), values, strict=True)):
-            if not t.dtype.is_float:
+            if not (t.dtype.is_float or t.dtype.is_complex):
                 out.append(0.0)
                 continue
             eps = float(ml_dtypes.finfo(t.dtype.np).eps)
@@ -148,7 +196,7 @@ class Follower(Interpreter):
         self, node: Node, form: object, operands: Sequence[Bounded], number: int
     ) -> tuple[float, np.ndarray | float | None]:
         """(terms, sum of their sizes) of an op that adds up; a factor of 2 where they are products."""
-        sizes = [np.abs(o.value) if o.value.dtype.kind == "f" else o.value for o in operands]
+        sizes = magnitudes(operands)
 
         def extent(dims: Sequence[Any]) -> float:
             return float(math.prod(self.bound_attr(tuple(dims)))) or 1.0
@@ -175,26 +223,76 @@ class Follower(Interpreter):
         return 0.0, None
 
 
-def ends(value: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of an interval; of a truth value that may differ, the other one."""
+class _Bodies:
+    """Runs the bodies of a node on pairs of values and errors, for its reference."""
+
+    def __init__(self, node: Node, binding: Mapping[str, int]) -> None:
+        self.node, self.binding = node, binding
+
+    def __call__(self, number: int, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        body = self.node.bodies[number]
+        feed = {n.attrs["name"]: unpaired(v) for n, v in zip(body.inputs, values, strict=True)}
+        binding = dict(self.binding)
+        for n, v in zip(body.inputs, values, strict=True):
+            match_shape(n.shape, np.shape(v), binding, "an input of a body")
+        return [paired(b) for b in Follower(rlx.lower(body), feed, binding).outputs().values()]
+
+    def empty(self, number: int) -> list[np.ndarray]:
+        outputs = self.node.bodies[number].outputs.values()
+        return [
+            paired(Bounded(widened(np.empty(n.tensor.bind(dict(self.binding)), n.dtype.np)))) for n in outputs
+        ]
+
+    def planned(self, number: int, symbol: str) -> int | None:
+        return None
+
+
+def paired(b: Bounded) -> np.ndarray:
+    """A value and its error as one array that can be moved about: as the parts of complex numbers."""
+    if b.value.dtype.kind == "f":
+        return b.value + 1j * np.broadcast_to(b.error, b.value.shape)
+    if np.any(b.error) or b.value.dtype.kind == "c":
+        raise NotFollowed("a loop over what is neither real nor exact")
+    return b.value
+
+
+def unpaired(x: np.ndarray) -> Bounded:
+    return Bounded(x.real.copy(), x.imag.copy()) if x.dtype.kind == "c" else Bounded(np.asarray(x))
+
+
+def magnitudes(operands: Sequence[Bounded]) -> list[np.ndarray]:
+    """Sizes of what is rounded; the rest as it is."""
+    return [np.abs(o.value) if o.value.dtype.kind in ROUNDED else o.value for o in operands]
+
+
+def ends(value: np.ndarray, error: np.ndarray) -> list[np.ndarray]:
+    """Both ends of an interval, four of a disc; of a truth value that may differ, the other one."""
     if value.dtype == bool:
-        return value ^ (error > 0), value
+        return [value ^ (error > 0)]
+    ways = (1, -1, 1j, -1j) if value.dtype.kind == "c" else (1, -1)
     with np.errstate(all="ignore"):
-        return (value + error).astype(value.dtype), (value - error).astype(value.dtype)
+        return [(value + way * error).astype(value.dtype) for way in ways]
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
-        return np.abs(a.astype(np.float64) - b.astype(np.float64))
+        return np.where(a == b, 0.0, np.abs(a.astype(wide) - b.astype(wide)))  # infinities are equal, too
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """Floats in f64; the rest as it is."""
+    """Floats in f64, complex numbers in c128; the rest as it is."""
     if x.dtype.kind in "iub":
         return x
-    if x.dtype.kind == "c":
-        raise NotFollowed("complex numbers")
-    return x.astype(np.float64)
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def rounds_once(form: object) -> bool:
+    """Whether a map does at most one operation that rounds, and that one to the nearest number."""
+    if not isinstance(form, Map):
+        return False
+    done = [e.prim for e in form.body.walk() if e.dtype.is_float and e.prim in PRIMITIVES]
+    return all(p in EXACT or p in NEAREST for p in done) and sum(p in NEAREST for p in done) <= 1
 
 
 def moves_only(form: Map | Pieces) -> bool:
@@ -202,18 +300,31 @@ def moves_only(form: Map | Pieces) -> bool:
     return all(b.prim in ("load", "const") for b in bodies)
 
 
+def assert_by_table(
+    graph: Graph, feed: dict[str, np.ndarray], got: Mapping[str, np.ndarray], plain: Mapping[str, np.ndarray]
+) -> None:
+    """All results of a graph lie within their bounds; `plain` is what the reference gives."""
+    binding: dict[str, int] = {}
+    for node in graph.inputs:
+        match_shape(node.shape, feed[node.attrs["name"]].shape, binding, "an input")
+    truth = Follower(rlx.lower(graph), feed, binding).outputs()
+    for name, value in plain.items():
+        assert_within(got[name], value, truth[name])
+
+
 def assert_within(got: np.ndarray, plain: np.ndarray, truth: Bounded) -> None:
     """A native result lies within its bound; where the reference is not finite, it is the same."""
     assert got.dtype == plain.dtype and got.shape == plain.shape
+    bound = np.broadcast_to(truth.error, plain.shape)
     if plain.dtype.kind in "iub":
-        if np.any(truth.error):  # an index or a comparison of values that are not exact
-            return
-        np.testing.assert_array_equal(got, plain)
+        exact = bound == 0  # elsewhere it is an index or a comparison of values that are not exact
+        np.testing.assert_array_equal(got[exact], plain[exact])
+        assert (distance(got, plain)[~exact] <= bound[~exact]).all()
         return
-    narrow, wide = plain.astype(np.float64), got.astype(np.float64)
-    bound = np.broadcast_to(truth.error, wide.shape)
+    narrow, wide = widened(plain), widened(got)
     judged = np.isfinite(narrow) & np.isfinite(truth.value) & np.isfinite(bound)
     np.testing.assert_array_equal(wide[~np.isfinite(narrow)], narrow[~np.isfinite(narrow)])
-    smallest = 2.0**-126 if plain.dtype == np.float32 else float(np.finfo(np.float64).tiny)
+    single = plain.dtype in (np.float32, np.complex64)
+    smallest = 2.0**-126 if single else float(np.finfo(np.float64).tiny)
     off, room = distance(wide, truth.value)[judged], bound[judged] + smallest
     assert (off <= room).all(), f"off by {off[off > room]}, allowed {room[off > room]}"
