@@ -260,6 +260,8 @@ class _Gemm(ProductDriver):
         column = fn.mul(j, self.columns)
         c = fn.gep(c, column, self.c_element)
         heights = tiles.heights(self.rows)
+        if not heights:  # a product of no rows writes nothing
+            return
         names = [self.writer.function(height, form.vectors, masked=form.masked) for height in heights]
 
         def function(rows: Int) -> Value:
