@@ -18,6 +18,7 @@ MAKERS: dict[str, Callable[..., Workload]] = {
     "attention": rows.attention,
     "minilm": models.minilm,
     "minilm-bf16": models.minilm_bf16,
+    "resnet50-bf16": models.resnet50_bf16,
     "minilm-dynamic": models.minilm_dynamic,
     "resnet50": models.resnet50,
     "gpt2-prefill": models.gpt2_prefill,
@@ -40,7 +41,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "elementwise": ("chain:4096,4096", "softmax:4096,4096", "layernorm:4096,4096"),
     "attention": ("attention:12,128,32", "attention:12,512,64", "attention:12,512,64,1"),
     "minilm": ("minilm:1,16", "minilm:1,128", "minilm:32,128", "minilm-dynamic:"),
-    "bf16": ("minilm-bf16:1,128", "minilm-bf16:32,128"),
+    "bf16": ("minilm-bf16:1,128", "minilm-bf16:32,128", "resnet50-bf16:1"),
     "models": (
         "resnet50:1",
         "gpt2-prefill:128",

@@ -81,15 +81,22 @@ def minilm_dynamic() -> Workload:
 
 def resnet50(batch: int = 1) -> Workload:
     """ResNet-50 v1.5 at 224 x 224 with random weights."""
-    feed = {"x": normal(rng(1), batch, 3, 224, 224)}
-    return Workload(
-        f"ResNet-50 b{batch}",
-        feed,
-        ("onnxruntime", "openvino", "torch"),
-        lambda: resnet50_model(batch),
-        flops=8.18e9 * batch,
-        tolerance=1e-3,
+    peers = ("onnxruntime", "openvino", "torch")
+    return _resnet50_on(f"ResNet-50 b{batch}", batch, peers, tolerance=1e-3)
+
+
+def resnet50_bf16(batch: int = 1) -> Workload:
+    """The same in bf16, beside OpenVINO in bf16."""
+    options = {"precision": "bf16"}
+    peers = ("rlx-f32", "openvino-bf16")
+    return _resnet50_on(
+        f"ResNet-50 bf16 b{batch}", batch, peers, tolerance=5e-2, options=options, dtype="bf16"
     )
+
+
+def _resnet50_on(name: str, batch: int, peers: tuple[str, ...], **more: Any) -> Workload:
+    feed = {"x": normal(rng(1), batch, 3, 224, 224)}
+    return Workload(name, feed, peers, lambda: resnet50_model(batch), flops=8.18e9 * batch, **more)
 
 
 def gpt2_prefill(seq: int = 128) -> Workload:
