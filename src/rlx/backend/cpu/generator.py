@@ -16,7 +16,7 @@ def generator_version() -> str:
     """
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
-    for folder in ("backend/cpu", "ir", "ops"):  # emitters, the nests they are given, the forms of ops in them
+    for folder in ("backend/cpu", "ir", "ops"):  # emitters, the nests they get, the forms of ops
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
