@@ -387,7 +387,7 @@ def use_integer_products(graph: Graph, log: list[Firing] | None = None) -> tuple
     >>> w = ops.dequantize(g.input("w", (8, 3), "i8"), g.constant(np.float32(0.25)))
     >>> g.output("y", x @ w)
     >>> made, (decision,) = use_integer_products(lower(g))
-    >>> [str(n.tensor) for n in made.nodes if n.op.heavy], decision.verdict
+    >>> [str(n.tensor) for n in made.nodes if n.op.heavy and n.id in made.live()], decision.verdict
     (['i32[4,3]'], True)
     """
     if not any(is_byte(t.dtype) for n in graph.nodes for t in tensor_types(n.type)):
