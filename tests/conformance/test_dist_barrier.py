@@ -85,6 +85,29 @@ def test_nobody_leaves_before_the_last_arrives(start: Callable[[int, Work], Any]
     assert min(left for _, left in times) >= max(arrived for arrived, _ in times)
 
 
+def test_who_came_and_ended_while_we_looked_is_not_missed() -> None:
+    """A rank that is seen missing, comes, leaves the barrier and ends, before it is asked after."""
+
+    def work(transport: MappedTransport) -> None:
+        looked = transport.view(0, transport.alloc(8))
+        why_gone = transport._why_gone
+
+        def look_late(rank: int) -> str | None:
+            looked[0] = 1
+            while transport._missing() or why_gone(rank) is None:
+                time.sleep(0.001)
+            return why_gone(rank)
+
+        transport.barrier()
+        if transport.this_rank == 0:
+            transport._why_gone = look_late  # type: ignore[method-assign]
+        while transport.this_rank == 1 and not looked[0]:
+            time.sleep(0.001)
+        transport.barrier()
+
+    processes(2, work)
+
+
 def reuse(transport: MappedTransport, rounds: int) -> None:
     """Arrays are overwritten the moment a collective returns, while one rank is slow to read."""
     rng = random.Random(100 + transport.this_rank)

@@ -259,6 +259,7 @@ class MpiTransport:
     def _poll(self, done: Callable[[], bool], deadline: float, awaited: Sequence[int]) -> bool:
         """Ask `done` until it holds (True) or the time is over (False); raise when the group has failed."""
         MPI, polls, look = self._job.MPI, 0, time.monotonic() + LOOK_SECONDS
+        gone: list[int] = []
         while True:
             try:
                 if done():
@@ -267,6 +268,8 @@ class MpiTransport:
             except MPI.Exception as error:
                 failed = error
                 break
+            for member in gone:  # seen before `done` was asked: what it had sent is here
+                self._announce(RankFailed([member], f"rank {member} died: its process is gone"))
             polls += 1
             if polls < BUSY_POLLS:
                 continue
@@ -274,7 +277,7 @@ class MpiTransport:
             now = time.monotonic()
             if now >= min(look, deadline):
                 look = now + LOOK_SECONDS
-                self._look_around(awaited)
+                gone = self._look_around(awaited)
             if now >= deadline:
                 return False
         self._raise_mpi(failed, awaited)
@@ -295,19 +298,22 @@ class MpiTransport:
 
     # ---- failures
 
-    def _look_around(self, awaited: Sequence[int]) -> None:
+    def _look_around(self, awaited: Sequence[int]) -> list[int]:
+        """Raise if others told of a failure; the awaited ranks whose process is gone."""
         told = self._receive(FAILURES)
         if told is not None:
             facts = json.loads(bytes(told[3]))
             kind = Timeout if facts["kind"] == "Timeout" else RankFailed
             self._failure = kind(facts["ranks"], facts["reason"])
             raise self._failure
-        for member in awaited:  # ranks of this host can be seen even when MPI says nothing
-            rank = self._members[member]
-            if rank in self._job.host:
-                state, pid, started, _ = self._job.heap.read_entry(self._job.host.index(rank))
-                if state == JOINED and process_started(pid) != started:
-                    self._announce(RankFailed([member], f"rank {member} died: its process {pid} is gone"))
+        return [member for member in awaited if self._is_gone(self._members[member])]
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether the process of a rank on this host has ended, which can be seen even if MPI says nothing."""
+        if rank not in self._job.host:
+            return False
+        state, pid, started, _ = self._job.heap.read_entry(self._job.host.index(rank))
+        return state == JOINED and process_started(pid) != started
 
     def _raise_mpi(self, error: Exception, awaited: Sequence[int]) -> None:
         """An MPI call failed: with fault tolerance (ULFM) MPI knows who died."""

@@ -237,15 +237,22 @@ class Rendezvous(ABC):
 
     def _look_around(self, deadline: float) -> None:
         """Between two slices of waiting: has the group failed, did a missing rank die, is the time over?"""
-        epoch = self._table[sync.MY_EPOCH]
-        epochs = [ctypes.c_int32.from_address(line).value for line in self._lines]
-        missing = [rank for rank, its in enumerate(epochs) if ctypes.c_int32(its - epoch).value < 0]
+        # Who was missing may have come, left the barrier and ended since: whoever is gone stays gone, so look
+        # who is missing once more after that.
+        gone = {rank for rank in self._missing() if self._why_gone(self._members[rank]) is not None}
+        missing = self._missing()
         if not missing:
             return
-        self._raise_if_dead(missing, "a barrier")
+        self._raise_if_dead([rank for rank in missing if rank in gone], "a barrier")
         if time.monotonic() >= deadline:
             late = "; ".join(f"{self._name(rank)} {self._about(self._members[rank])}" for rank in missing)
             self._agree(Timeout(missing, f"ranks did not come to a barrier before the deadline: {late}"))
+
+    def _missing(self) -> list[int]:
+        """The members that have not come to the meeting in which this rank is."""
+        epoch = self._table[sync.MY_EPOCH]
+        epochs = [ctypes.c_int32.from_address(line).value for line in self._lines]
+        return [rank for rank, its in enumerate(epochs) if ctypes.c_int32(its - epoch).value < 0]
 
     def _raise_if_dead(self, awaited: list[int], what: str) -> None:
         agreed = self._read_record()
