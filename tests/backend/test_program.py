@@ -278,6 +278,19 @@ def test_refused_weights(name: str, value: np.ndarray) -> None:
     np.testing.assert_array_equal(program(rows(2))[0], before)
 
 
+def test_weights_without_values_are_named_together() -> None:
+    """Under the names that the user gave them, though kernels read packed copies."""
+    g = Graph("net")
+    x = g.input("x", (3, 24), "f32")
+    g.output("y", ops.relu(x @ g.param("w", (24, 40), "f32")) @ g.param("v", (40, 8), "f32"))
+    program = rlx.compile(g, threads=1)
+    with pytest.raises(InputError, match="params 'v', 'w' have no values; give them values with set_param"):
+        program(rows(3))
+    program.set_param("v", np.ones((40, 8), np.float32))
+    with pytest.raises(InputError, match="param 'w' has no value; give it one with set_param"):
+        program(rows(3))
+
+
 # --- sizes that data decide
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlx.backend.cpu.kernels import EmittedKernel, HostThunk, KernelSet, cut_word
-from rlx.errors import InputError, PlanError
+from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
@@ -16,6 +16,7 @@ from rlx.ir.op import Role
 from rlx.ir.phase import Phase, runs_in_streams
 from rlx.runtime.barriers import EVERYWHERE, Span, settle, share_memory
 from rlx.runtime.control import Call, Layout, Pointer
+from rlx.runtime.derive import params_without_value
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
 from rlx.runtime.reader import gate_address
@@ -369,9 +370,7 @@ class Context:
 
     def _address(self, root: int) -> int:
         if root not in self.memory:
-            node = self.graph.nodes[root]
-            what = f"param {node.attrs['name']!r}" if node.op.role is Role.PARAM else repr(node)
-            raise InputError(f"{what} has no value; give it one with set_param")
+            raise params_without_value(self.lir)
         return int(self.memory[root].ctypes.data)
 
     def connect(self, node: int, array: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.errors import InputError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
@@ -51,6 +52,18 @@ def lazy_weights(lir: LirModule, values: Mapping[str, np.ndarray]) -> dict[int, 
             continue
         made[node.id] = LazyArray(node.dtype, node.tensor.bind({}), make)
     return made
+
+
+def params_without_value(lir: LirModule) -> InputError:
+    """The error of a run that reads weights which have no value yet; it names all of them."""
+    source = lir.derived or lir.mir
+    made_from = {} if lir.derived is None else {name: _cone(n) for name, n in lir.derived.outputs.items()}
+    params = [node for node in lir.mir.nodes if node.op.role is Role.PARAM]
+    read = [n for node in params for n in made_from.get(node.attrs["name"], [node])]
+    names = {n.attrs["name"] for n in read if n.op.role is Role.PARAM} - set(source.param_values)
+    missing = ", ".join(map(repr, sorted(names)))
+    what = f"param {missing} has no value" if len(names) == 1 else f"params {missing} have no values"
+    return InputError(f"{what}; give {'it one' if len(names) == 1 else 'them values'} with set_param")
 
 
 def _given(array: np.ndarray) -> Callable[[], np.ndarray]:

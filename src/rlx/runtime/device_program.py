@@ -23,6 +23,7 @@ from rlx.errors import InputError, KernelError, UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.phase import Phase
+from rlx.runtime.derive import params_without_value
 from rlx.runtime.device_context import DeviceContext, arena_for
 from rlx.runtime.execution import MESSAGES, Given
 from rlx.runtime.memory import aligned_empty
@@ -150,8 +151,7 @@ class DeviceProgram(CompiledProgram):
         read = {plan.root(o.id) for id in plan.schedule for o in self.graph.nodes[id].operands}
         for id in sorted(read):
             if plan.assignments[id].space == "weight" and id not in self._weights.memory:
-                name = self.graph.nodes[id].attrs["name"]
-                raise InputError(f"param {name!r} has no value; give it one with set_param")
+                raise params_without_value(self.lir)
         values = self._dims([plan.binding[s] for s in self._symbols])
         return DeviceContext(self.graph, self.kernels, device, plan, values, weights, self._key(sizes))
 
