@@ -70,6 +70,35 @@ def test_no_meeting_is_idle(made: list[Turn], threads: int) -> None:
             turn.meets = True
 
 
+class Counted(int):
+    """A number that counts how often numbers like it are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__lt__(self, other)  # type: ignore[operator]
+
+    def __gt__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__gt__(self, other)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("work", [SMALL, LARGE])
+@pytest.mark.parametrize("chained", [False, True])
+def test_five_thousand_calls_are_settled_without_looking_at_all_pairs(chained: bool, work: int) -> None:
+    many = 5000
+
+    def cell(i: int) -> Span:
+        return Span(None, Counted(128 * i), Counted(128 * i + 64))
+
+    made = [Turn([cell(i if chained else 0)], [cell(i + 1)], work) for i in range(many)]
+    Counted.compared = 0
+    settle(made, 2)
+    assert Counted.compared < 100 * many
+    assert sum(t.meets for t in made) == (many - 1 if chained and work == LARGE else 0)
+
+
 def test_a_chain_of_small_calls_stays_on_one_thread() -> None:
     many = 100
     chain = [Turn([span(64 * i)], [span(64 * i + 64)], SMALL) for i in range(many)]
