@@ -40,7 +40,15 @@ def collector_paused() -> Iterator[None]:
 
 
 def lower(graph: Graph) -> Graph:
-    """HIR -> MIR: every block in terms of primitive ops."""
+    """HIR -> MIR: every block in terms of primitive ops.
+
+    >>> import rlx
+    >>> g = rlx.Graph("net")
+    >>> x = g.input("x", ("n", 4), "f32")
+    >>> g.output("y", rlx.ops.softmax(x, axis=-1))
+    >>> [n.op.name for n in rlx.lower(g).nodes]
+    ['input', 'reduce_max', 'sub', 'exp', 'reduce_sum', 'div']
+    """
     from rlx.ir.op import Level
     from rlx.passes.basic import remove_dead
     from rlx.transform.expand import expand_graph
@@ -50,14 +58,23 @@ def lower(graph: Graph) -> Graph:
 
 
 def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
-    """MIR -> MIR: constants folded, algebra, moves and casts simplified, equal nodes
-    merged, dead ones gone.
+    """HIR or MIR -> MIR: constants folded, algebra, moves and casts simplified, equals merged, the dead gone.
+
+    >>> import rlx
+    >>> g = rlx.Graph("net")
+    >>> x = g.input("x", ("n", 4), "f32")
+    >>> g.output("y", rlx.ops.exp(rlx.ops.transpose(rlx.ops.transpose(x * 1.0))))
+    >>> [n.op.name for n in rlx.optimize(g).nodes]
+    ['input', 'exp']
     """
+    from rlx.ir.op import Level
     from rlx.passes.basic import remove_dead
     from rlx.passes.rules import apply_rules
     from rlx.passes.share import share_bodies
     from rlx.passes.simplify import simplify_rules
 
+    if any(n.op.level is not Level.MIR for n in graph.nodes):
+        graph = lower(graph)
     return remove_dead(share_bodies(apply_rules(graph, simplify_rules(), log)))
 
 
