@@ -16,8 +16,9 @@ import numpy as np
 from rlx.errors import BudgetError, GradientError, TransformError
 from rlx.frontend.trace import Trace, as_array, fits, trace_arrays, trace_types
 from rlx.ir.bind import match_shape
-from rlx.ir.graph import Graph, Node, current_graph, inline
+from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import get_op
+from rlx.ir.rewrite import inline
 from rlx.ir.tree import flatten, unflatten
 from rlx.transform.grad import backward, is_differentiable_dtype, jvp_graph, ones_like, zeros_like
 from rlx.transform.vmap import batch_graph

@@ -12,9 +12,10 @@ from rlx.cost.decision import Decision, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel, is_scalar_constant
 from rlx.errors import RlxError
-from rlx.ir.graph import Graph, Node, substitute_dims
+from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import substitute_dims
 from rlx.ir.text import graph_text
 from rlx.ir.types import TensorType
 from rlx.passes.facts import Facts

@@ -9,8 +9,8 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.compile import plan
-from rlx.errors import BudgetError
-from rlx.ir.graph import Graph, provenance
+from rlx.errors import BudgetError, provenance
+from rlx.ir.graph import Graph
 
 
 def two_norms() -> Graph:

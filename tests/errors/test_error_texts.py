@@ -16,11 +16,11 @@ import pytest
 
 import rlx
 from rlx.backend.reference.interpreter import evaluate
-from rlx.errors import RlxError
+from rlx.errors import RlxError, provenance
 from rlx.ir.dim import Constraint, parse_dim, sym
 from rlx.ir.dim import evaluate as size_of
 from rlx.ir.dtype import convert, dtype
-from rlx.ir.graph import Graph, Node, provenance
+from rlx.ir.graph import Graph, Node
 from rlx.ir.module import MirModule
 from rlx.ir.op import get_op
 from rlx.ir.parse import parse_graph

@@ -13,7 +13,7 @@ import rlx
 from rlx import ops
 from rlx.compile import plan
 from rlx.cost import IoFusionGate
-from rlx.ir.graph import Graph, provenance
+from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.plan.diff import diff_plans
 from rlx.plan.explain import explain
@@ -53,10 +53,10 @@ def convnet() -> Graph:
         w = g.param(
             f"w{i}", (out, channels, 3, 3), "f32", rng.standard_normal((out, channels, 3, 3), np.float32)
         )
-        with provenance((f"Conv.{i}", f"Relu.{i}")):
+        with rlx.errors.provenance((f"Conv.{i}", f"Relu.{i}")):
             x = ops.relu(ops.conv(x, w, strides=stride, padding=1))
         channels = out
-    with provenance(("Pool",)):
+    with rlx.errors.provenance(("Pool",)):
         g.output("y", ops.mean(x, axis=(2, 3)))
     return g
 

@@ -29,8 +29,9 @@ import rlx
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.ir.bind import match_shape
 from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Template
-from rlx.ir.graph import Graph, Node, substitute_dims
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.rewrite import substitute_dims
 from rlx.ir.scalar import PRIMITIVES
 from rlx.ir.types import tensor_types
 from rlx.ops.addressing import OutOfRangeError

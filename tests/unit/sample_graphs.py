@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import rlx
+from rlx.errors import provenance
 from rlx.ir.dim import Constraint, sym
-from rlx.ir.graph import Graph, provenance
+from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 
 

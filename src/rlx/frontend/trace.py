@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import RlxError, TransformError
+from rlx.errors import RlxError, TransformError, source_location
 from rlx.ir.bind import match_shape
 from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, substitute, sym, symbols
 from rlx.ir.dim_expr import READER
 from rlx.ir.dtype import dtype
-from rlx.ir.graph import Graph, Node, source_location
+from rlx.ir.graph import Graph, Node
 from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType
 

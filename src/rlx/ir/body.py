@@ -13,9 +13,10 @@ import numpy as np
 
 from rlx.errors import RlxError, TypeError_
 from rlx.ir.dtype import convert
-from rlx.ir.graph import Graph, copy_node, inline
+from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role
+from rlx.ir.rewrite import copy_node, inline
 from rlx.ir.types import TensorType
 
 

@@ -5,7 +5,7 @@ A graph is append-only: a node is made once, typed by its op's rule, and never c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,24 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import (
-    InputError,
-    RlxError,
-    ShapeError,
-    TypeError_,
-    VerifyError,
-    current_where,
-    provenance,
-    source_location,
-)
+from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError, current_where
+from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob, dims
-from rlx.ir.dim import Constraint, Dim, Expr, known_eq, known_le, substitute, sym, symbols
+from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
 from rlx.ir.dtype import dtype
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types, type_symbols
 
-_NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
+# Nodes with names, which come from outside.
+NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
 
 
 @dataclass(frozen=True)
@@ -42,63 +35,7 @@ class State:
     output: Node
 
 
-class ConstraintLog:
-    """Collects equalities that a type rule had to assume."""
-
-    def __init__(self, known: Iterable[Constraint] = ()) -> None:
-        self.items: list[Constraint] = []
-        self.known = {(c.kind, c.lhs, c.rhs) for c in known}
-
-    def assume(self, constraint: Constraint) -> None:
-        key = (constraint.kind, constraint.lhs, constraint.rhs)
-        if key not in self.known:
-            self.known.add(key)
-            self.items.append(constraint)
-
-    def take(self) -> list[Constraint]:
-        """What was assumed since the last time."""
-        items, self.items = self.items, []
-        return items
-
-    def forget(self) -> None:
-        """Drop what was assumed since the last time: the rule that needed it has refused."""
-        self.known -= {(c.kind, c.lhs, c.rhs) for c in self.take()}
-
-
-_LOG: ContextVar[ConstraintLog | None] = ContextVar("rlx_constraints", default=None)
 _CURRENT: ContextVar[Graph | None] = ContextVar("rlx_current_graph", default=None)
-
-
-def require_equal(a: Dim, b: Dim, what: Callable[[], str] | str) -> Dim:
-    """Prove, refute (ShapeError) or assume that two dims are equal; returns the simpler one."""
-    if a is b or a == b:
-        return a
-    verdict = known_eq(a, b)
-    if verdict is False:
-        raise ShapeError(what if isinstance(what, str) else what())
-    if verdict is None:
-        log = _LOG.get()
-        if log is not None:
-            first, second = sorted((a, b), key=str)
-            log.assume(Constraint("eq", first, second, current_where()))
-    return a if isinstance(a, int) else b if isinstance(b, int) else a
-
-
-def require_at_least(a: Dim, b: Dim, what: str) -> None:
-    """Prove, refute (ShapeError) or assume that a >= b."""
-    verdict = known_le(b, a)
-    if verdict is False:
-        raise ShapeError(what)
-    log = _LOG.get()
-    if verdict is None and log is not None:
-        log.assume(Constraint("min", a, b, current_where()))
-
-
-def require_shape(a: Sequence[Dim], b: Sequence[Dim], what: str) -> tuple[Dim, ...]:
-    """Ranks and dims of two shapes must agree."""
-    if len(a) != len(b):
-        raise ShapeError(what)
-    return tuple(require_equal(x, y, what) for x, y in zip(a, b, strict=True))
 
 
 def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Type:
@@ -121,24 +58,6 @@ def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodie
 def current_graph() -> Graph | None:
     """The graph being built by the innermost `with graph:`, trace or pass."""
     return _CURRENT.get()
-
-
-class inferring(provenance):
-    """`with inferring(log, where):` type rules inside enter what they assume in `log`, as from `where`."""
-
-    __slots__ = ("_log", "_outer")
-
-    def __init__(self, log: ConstraintLog, where: tuple[str, ...]) -> None:
-        super().__init__(where)
-        self._log = log
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._outer = _LOG.set(self._log)
-
-    def __exit__(self, *raised: object) -> None:
-        _LOG.reset(self._outer)
-        super().__exit__(*raised)
 
 
 class Graph:
@@ -313,7 +232,7 @@ class Graph:
             with inferring(self._log, where):
                 check_arity(op, len(operands))
                 canonical = op.canonical_attrs(attrs or {})
-                if op.role in _NAMED and canonical["name"] in self._names:
+                if op.role in NAMED and canonical["name"] in self._names:
                     named = f"an input, param or state called {canonical['name']!r}"
                     raise VerifyError(f"graph {self.name!r} already has {named}")
                 inferred = infer_type(op, [self._own(o) for o in operands], canonical, tuple(bodies))
@@ -355,7 +274,7 @@ class Graph:
         A type follows from op, attributes and operand types, so equal operand types are enough, as long as
         this graph assumes what the other one does.
         """
-        if node.op.role in _NAMED and node.attrs["name"] in self._names:
+        if node.op.role in NAMED and node.attrs["name"] in self._names:
             return None
         if not node.graph._log.known <= self._log.known:
             return None
@@ -374,7 +293,7 @@ class Graph:
     def _register(self, node: Node) -> None:
         """Enter a node where its role has a list."""
         role, attrs = node.op.role, node.attrs
-        if role in _NAMED:
+        if role in NAMED:
             self._names.add(attrs["name"])
         if role is Role.INPUT:
             self.inputs.append(node)
@@ -475,95 +394,4 @@ def _type(name: str, shape: Sequence[Any], of: Any) -> TensorType:
         raise ShapeError(f"the shape of {name!r} {e}") from None
 
 
-Visit = Callable[[Node, tuple[Node, ...], "Graph"], "Node | None"]
-
-
-def copy_node(node: Node, operands: Sequence[Node], into: Graph) -> Node:
-    """The same op in another graph."""
-    if node.op.role is Role.RESULT and operands[0].op.role is Role.TUPLE:
-        found: Node = operands[0].operands[node.attrs["index"]]
-        return found
-    if node.op.role is Role.RESULT:
-        existing = into._results.get(operands[0].id, {}).get(node.attrs["index"])
-        if existing is not None:
-            return existing
-    made = into.adopt(node, operands)
-    if made is None:
-        made = into.add(node.op, operands, node.attrs, node.bodies, where=node.where)
-    return made
-
-
-def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
-    """A new graph: `visit(node, new_operands, new_graph)` gives each node's replacement, None copies it.
-
-    Inputs, params and states always survive; other nodes only if they are live. What a visit makes
-    carries the locations of the node it replaces.
-    """
-    out = Graph(graph.name)
-    for c in graph.constraints:
-        out.assume(c)
-    alive = {n.id for n in graph.nodes} if keep_dead else graph.live()
-    mapping: dict[int, Node] = {}
-    with out.building():
-        for node in graph.nodes:
-            if node.op.role in _NAMED:
-                mapping[node.id] = copy_node(node, (), out)
-            elif node.id in alive:
-                operands = tuple(mapping[o.id] for o in node.operands)
-                with provenance(node.where):
-                    made = visit(node, operands, out)
-                mapping[node.id] = copy_node(node, operands, out) if made is None else made
-    finish_rewrite(graph, out, mapping)
-    return out
-
-
-def finish_rewrite(graph: Graph, out: Graph, mapping: Mapping[int, Node]) -> None:
-    """Carry outputs, states and values over to a rewritten graph."""
-    out.param_values = dict(graph.param_values)
-    out.state_values = dict(graph.state_values)
-    out.outputs = {name: mapping[n.id] for name, n in graph.outputs.items()}
-    out.states = [State(s.name, out.state_inputs[s.name], mapping[s.output.id]) for s in graph.states]
-
-
-def inline(body: Graph, arguments: Sequence[Node], into: Graph) -> list[Node]:
-    """Copy a body into a graph with its inputs replaced by nodes; returns its outputs there."""
-    if len(arguments) != len(body.inputs):
-        raise RlxError(f"graph {body.name!r} takes {len(body.inputs)} inputs, got {len(arguments)}")
-    mapping = {n.id: a for n, a in zip(body.inputs, arguments, strict=True)}
-    for node in body.nodes:
-        if node.id not in mapping:
-            mapping[node.id] = copy_node(node, [mapping[o.id] for o in node.operands], into)
-    return [mapping[n.id] for n in body.outputs.values()]
-
-
-def substitute_dims(value: Any, mapping: Mapping[str, Dim]) -> Any:
-    """Replace symbols in an attribute value (dims, types, tuples of them)."""
-    if isinstance(value, Expr):
-        return substitute(value, dict(mapping))
-    if isinstance(value, tuple):
-        return tuple(substitute_dims(v, mapping) for v in value)
-    if isinstance(value, TensorType):
-        return value.substitute(dict(mapping))
-    return value
-
-
-__all__ = [
-    "ConstraintLog",
-    "Graph",
-    "Node",
-    "State",
-    "Visit",
-    "copy_node",
-    "current_graph",
-    "finish_rewrite",
-    "infer_type",
-    "inferring",
-    "inline",
-    "provenance",
-    "require_at_least",
-    "require_equal",
-    "require_shape",
-    "rewrite",
-    "source_location",
-    "substitute_dims",
-]
+__all__ = ["NAMED", "Graph", "Node", "State", "current_graph", "infer_type"]

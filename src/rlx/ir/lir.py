@@ -18,8 +18,9 @@ import numpy as np
 from rlx.config import VERSION
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
-from rlx.ir.graph import Graph, rewrite
+from rlx.ir.graph import Graph
 from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.ir.rewrite import rewrite
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import type_symbols
 

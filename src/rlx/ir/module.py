@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rlx.ir.graph import Graph, rewrite
+from rlx.ir.graph import Graph
 from rlx.ir.op import Level
 from rlx.ir.parse import parse_graph
+from rlx.ir.rewrite import rewrite
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlx.ir.dim import Constraint, Dim, substitute
-from rlx.ir.graph import Graph, Node, substitute_dims
+from rlx.ir.graph import Graph, Node
+from rlx.ir.rewrite import substitute_dims
 
 
 def rebind(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.errors import InputError
+from rlx.errors import InputError, provenance
 from rlx.ir.dim import known_eq
-from rlx.ir.graph import Graph, Node, State, copy_node, provenance
+from rlx.ir.graph import Graph, Node, State
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import copy_node
 
 
 def with_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:

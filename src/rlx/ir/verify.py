@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NoReturn
 
 from rlx.errors import RlxError, VerifyError
+from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob
 from rlx.ir.bind import check_array
-from rlx.ir.graph import ConstraintLog, Graph, Node, infer_type, inferring
+from rlx.ir.graph import Graph, Node, infer_type
 from rlx.ir.op import Level, Role, all_ops, check_arity
 from rlx.ir.symbols import graph_symbols
 from rlx.ir.text import Printer

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from rlx.errors import KernelError, ShapeError
+from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, integer
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
-from rlx.ir.graph import Node, require_at_least, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.scalar import Scalar, axes, const, convert, load, select, size
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.rules import is_integer, need_dtype

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, DTypeError, ShapeError, TypeError_
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, dim, ints, optional, real
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.dtype import F32, F64, I64, convert
 from rlx.ir.dtype import dtype as as_dtype
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.contract import dot_general

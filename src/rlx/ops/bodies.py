@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeError_
+from rlx.ir.assume import require_shape
 from rlx.ir.build import apply
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, dtype
-from rlx.ir.graph import Graph, Node, inline, require_shape
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, run_rule
+from rlx.ir.rewrite import inline
 from rlx.ir.tree import Tree, flatten
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
 from rlx.ops.rules import lift, op_call

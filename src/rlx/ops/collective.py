@@ -22,11 +22,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, integer, one_of, string
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
 from rlx.ir.form import Form, Map
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.mesh import Collective as CollectiveForm
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.scalar import axes as space_axes

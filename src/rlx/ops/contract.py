@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dtype_kind, ints, optional, string
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, DType, dtype
 from rlx.ir.form import Contract, Form
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.rules import broadcast_shapes, is_number, lift_all, need_dtype, op_call, same_dtype, shift

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError, UnsupportedError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dtype_kind, integer, optional
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.form import Conv, Form
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.contract import accumulate_dtype, dot_general

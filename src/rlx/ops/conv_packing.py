@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, integer, ints
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.form import Form, Map
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, in_range, load, load_or, select
 from rlx.ir.types import TensorType

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, integer, ints
 from rlx.ir.dim import Dim, dim_max, known_le
 from rlx.ir.dtype import dtype
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.contract import accumulate_dtype

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError, TypeError_, current_where
+from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, dims, ints
 from rlx.ir.dim import Constraint, Dim, known_eq, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.form import Form, Map, Scatter
-from rlx.ir.graph import Node, require_at_least, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, call, const, load, size
 from rlx.ir.scalar import axes as space_axes

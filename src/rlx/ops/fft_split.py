@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, dim, integer
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Template
-from rlx.ir.graph import Node, require_equal, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.elementwise import equal, logical_or, where

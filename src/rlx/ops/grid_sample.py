@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, dims, one_of
 from rlx.ir.dim import Dim
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.contract import matmul

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dim, dims, integer, ints, one_of
 from rlx.ir.dim import Dim, Expr, dim_max, floordiv, known_le, mod
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.gather import gather

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError, TypeError_
+from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, integer, one_of, optional
-from rlx.ir.graph import Node, require_equal, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.addressing import OutOfRangeError, as_indices

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, real
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I64
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.addressing import OutOfRangeError, as_indices

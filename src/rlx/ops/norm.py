@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, real
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.elementwise import pow, rsqrt

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, integer
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Map
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, in_range, load, load_or, select
 from rlx.ir.types import TensorType

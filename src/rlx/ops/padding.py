@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, dim_pairs, ints, number, one_of
 from rlx.ir.dim import Dim, ceildiv, known_le
 from rlx.ir.form import Form, Map
-from rlx.ir.graph import Node, require_at_least
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, size
 from rlx.ir.types import TensorType

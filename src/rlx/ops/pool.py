@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, boolean, dims, real
 from rlx.ir.dim import Dim, ceildiv, dim_min
 from rlx.ir.dtype import I64, dtype
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ops.elementwise import abs, pow, sqrt

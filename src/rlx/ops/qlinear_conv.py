@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, integer, strings
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I32
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType
 from rlx.ops.conv import add_bias, conv

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, DTypeError, ShapeError, TypeError_
+from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, boolean, dtype_kind, integer, optional
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import F32, F64, I32, U8, DType, dtype
 from rlx.ir.dtype import convert as convert_array
-from rlx.ir.graph import Node, require_equal, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.elementwise import cast, equal, logical_and, maximum, minimum, round, where

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, string
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import F32, I8, U8
 from rlx.ir.form import Form, Map, Template
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import axes, call, convert, load
 from rlx.ir.types import TensorType

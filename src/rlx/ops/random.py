@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, DTypeError, TypeError_
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, dims, dtype_kind, integer
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, F64, U32, U64, DType, dtype
 from rlx.ir.form import Form, Map
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, call, const, convert, load, select
 from rlx.ir.types import Shape, TensorType

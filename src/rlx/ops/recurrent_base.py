@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, one_of, optional, real, reals, strings
 from rlx.ir.dim import Dim
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ops.contract import dot_general

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeError_
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, string
-from rlx.ir.graph import Graph, require_shape
+from rlx.ir.graph import Graph
 from rlx.ir.op import BodyRunner, Op, Role, Sample, declare
 from rlx.ir.types import TensorType, TupleType, Type
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, ints, one_of, real
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import I64
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.elementwise import cast, ceil, floor, logical_and, maximum, minimum

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_, current_where
+from rlx.ir.assume import require_equal
 from rlx.ir.dim import Constraint, Dim
 from rlx.ir.dtype import F32, DType
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import get_op
 from rlx.ir.scalar import Scalar, axis, const
 from rlx.ir.types import Shape, TensorType, TupleType

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError, TypeError_
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, dim, integer
 from rlx.ir.body import as_nodes, close, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Loop
-from rlx.ir.graph import Graph, Node, require_equal
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
 from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType, Type

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import DTypeError
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, one_of
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I64, DType, dtype
 from rlx.ir.form import Form, Scatter
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import axes, load
 from rlx.ir.types import TensorType, parse_type

@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.errors import ShapeError, TransformError
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, dim, integer, optional
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import I64
 from rlx.ir.form import Form, Template
-from rlx.ir.graph import Graph, Node, require_at_least
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.gather import gather

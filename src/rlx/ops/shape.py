@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dims, integer, ints
 from rlx.ir.dim import Dim, divides, known_eq, known_le
 from rlx.ir.form import Form, Layout, Map, Piece, Pieces, dense_strides, is_dense
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, load, size
 from rlx.ir.types import Shape, TensorType

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, boolean, integer, one_of, optional, real, string
 from rlx.ir.dim import Dim, known_le
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.types import TensorType, parse_type
 from rlx.ops.contract import matmul

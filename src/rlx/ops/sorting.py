@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, dim, one_of
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
 from rlx.ir.form import Form, Sort
-from rlx.ir.graph import Node, require_at_least
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.elementwise import cast, is_nan, less, less_equal, logical_and, logical_not, logical_or

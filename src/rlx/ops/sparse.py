@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError, ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dtype_kind, integer
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import U8, DType
 from rlx.ir.form import Form, Template
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Op, Sample, declare
 from rlx.ir.types import TensorType
 

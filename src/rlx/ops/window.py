@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dim_pairs, dims, ints, number, one_of
 from rlx.ir.dim import Dim, ceildiv, dim_max, known_le, parse_dim
 from rlx.ir.dtype import DType
 from rlx.ir.form import Form, Map, Reduce
-from rlx.ir.graph import Node, require_equal
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import TRUE, Scalar, axes, const, in_range, load_or, size
 from rlx.ir.types import Shape, TensorType

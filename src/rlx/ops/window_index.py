@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, boolean, dims, dtype_kind, integer
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64, DType, dtype
 from rlx.ir.form import Form, Map, Reduce
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, call, const, convert, load, select, size
 from rlx.ir.types import Shape, TensorType

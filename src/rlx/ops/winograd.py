@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, integer
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Map
-from rlx.ir.graph import Node, require_shape
+from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, call, const, load, select
 from rlx.ir.types import TensorType

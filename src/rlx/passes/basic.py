@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rlx.ir.dim import Expr
 from rlx.ir.form import is_dense
-from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import copy_node, finish_rewrite, rewrite
 from rlx.ir.types import TensorType, TupleType, type_symbols
 from rlx.ir.views import view_layouts
 

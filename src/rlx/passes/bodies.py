@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from rlx.ir.control import is_laid_out
 from rlx.ir.form import is_dense
-from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
+from rlx.ir.rewrite import rewrite
 from rlx.ir.views import view_layouts
 from rlx.passes.basic import materialize_outputs
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
+from rlx.ir.rewrite import rewrite
 from rlx.ops.shape import reshape
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from rlx.ir.compose import lower_node
 from rlx.ir.form import Map
-from rlx.ir.graph import Graph, Node, copy_node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import copy_node, rewrite
 from rlx.ir.scalar import LOADS, axes
 from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from rlx.ir.attr import attr_key
 from rlx.ir.control import is_laid_out, loop_form
 from rlx.ir.form import Loop
-from rlx.ir.graph import Graph, Node, copy_node, inline, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.rewrite import copy_node, inline, rewrite
 from rlx.passes.basic import is_derivable, split_derived
 
 Pass = Callable[[Graph], Graph]

@@ -15,8 +15,9 @@ from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel, profile_graph_io
 from rlx.cost.profile import GraphIoProfile
 from rlx.cost.sync import host_sync_op_kinds
-from rlx.ir.graph import Graph, Node, copy_node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import run_rule
+from rlx.ir.rewrite import copy_node, rewrite
 from rlx.passes.basic import remove_dead
 from rlx.transform.expand import expand_graph
 

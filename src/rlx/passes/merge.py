@@ -15,10 +15,12 @@ from rlx.cost.decision import Decision, decide
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import GraphIoProfile
+from rlx.errors import provenance
 from rlx.ir.compose import lower_node
 from rlx.ir.form import Contract, Map, dense
-from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite, provenance
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op, run_rule
+from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.scalar import axes
 from rlx.ir.types import TupleType
 from rlx.passes.layout import weight_ids

@@ -21,8 +21,9 @@ from rlx.cost.profile import GraphIoProfile
 from rlx.errors import ConfigError
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import BF16, F16, F32, DType
-from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import rewrite
 from rlx.ops.contract import dot_general
 from rlx.ops.elementwise import cast
 from rlx.passes.attend import Candidate, attention_candidates

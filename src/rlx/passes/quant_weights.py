@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rlx.ir.dtype import F32
-from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
+from rlx.ir.rewrite import rewrite
 from rlx.ops.contract import dot_general
 from rlx.ops.quant_layout import QuantLayout
 from rlx.passes.layout import weight_ids

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.rewrite import copy_node, finish_rewrite
 
 
 class Run(NamedTuple):

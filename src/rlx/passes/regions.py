@@ -13,9 +13,10 @@ from rlx.cost.io import is_scalar_constant
 from rlx.errors import PlanError
 from rlx.ir.attr import attr_key
 from rlx.ir.compose import compose
-from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, Kernel, Nest, TransformNest
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.passes.facts import WHOLE, Facts
 
 

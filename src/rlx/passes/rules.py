@@ -15,8 +15,9 @@ from typing import TypeAlias
 from rlx.errors import VerifyError
 from rlx.ir.compose import lower_node
 from rlx.ir.form import Form, Map, Pieces
-from rlx.ir.graph import Graph, Node, copy_node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.rewrite import copy_node, rewrite
 from rlx.ir.scalar import Scalar
 from rlx.ir.types import TupleType
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.cost.io import assumed_binding
 from rlx.ir.dim import Constraint, Dim, Expr, divides, substitute, sym, symbols
-from rlx.ir.graph import Graph, Node, State, substitute_dims
+from rlx.ir.graph import Graph, Node, State
 from rlx.ir.mesh import (
     Mesh,
     Partial,
@@ -25,6 +25,7 @@ from rlx.ir.mesh import (
     meetings,
 )
 from rlx.ir.op import Role
+from rlx.ir.rewrite import substitute_dims
 from rlx.passes.shard_walk import NAMED, Inserted, Walk
 from rlx.transform.expand import expand_graph
 

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.errors import RlxError
+from rlx.errors import RlxError, provenance
+from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import dims
 from rlx.ir.dim import Dim, divides, evaluate, symbols
 from rlx.ir.form import Cumulate, Form, Map, Pieces, Reduce, Scatter
-from rlx.ir.graph import ConstraintLog, Graph, Node, State, copy_node, inferring, provenance
+from rlx.ir.graph import Graph, Node, State
 from rlx.ir.mesh import Partial, Placement, Replicate, Shard, ShardingError
 from rlx.ir.op import Role, get_op, run_rule
+from rlx.ir.rewrite import copy_node
 from rlx.ir.scalar import Scalar
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ir.views import keeps_order

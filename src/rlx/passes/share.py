@@ -7,7 +7,8 @@ that the first one does.
 from __future__ import annotations
 
 from rlx.ir.attr import attr_key
-from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.graph import Graph, Node
+from rlx.ir.rewrite import rewrite
 from rlx.ir.text import Printer
 from rlx.ir.types import TupleType
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlx.ir.graph import Graph, Node, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
+from rlx.ir.rewrite import rewrite
 from rlx.ops.contract import dot_general
 from rlx.ops.shape import transpose
 

@@ -16,10 +16,11 @@ from rlx.ir.compose import ComposeError, compose
 from rlx.ir.dim import Dim, Expr, Sym, evaluate, sym, symbols
 from rlx.ir.dim_expr import of_atom
 from rlx.ir.form import dense
-from rlx.ir.graph import Graph, Node, copy_node, finish_rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.rebind import rebind
+from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.rowwise import cut_axis, front, is_cut, is_whole, keeps_rows, view_keeps_rows
 from rlx.ir.types import TensorType, Type, tensor_types
 from rlx.ir.views import View, view_layouts
@@ -255,7 +256,7 @@ class Splitter:
 
 
 def _substituted(attrs: Mapping[str, Any], sizes: Mapping[str, Dim]) -> dict[str, Any]:
-    from rlx.ir.graph import substitute_dims
+    from rlx.ir.rewrite import substitute_dims
 
     return {key: substitute_dims(value, sizes) for key, value in attrs.items()}
 

@@ -13,9 +13,10 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rlx.ir.graph import Graph, Node, State, rewrite
+from rlx.ir.graph import Graph, Node, State
 from rlx.ir.op import Role, get_op
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
+from rlx.ir.rewrite import rewrite
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.errors import VerifyError
-from rlx.ir.graph import Graph, Node, inline, provenance, rewrite
+from rlx.errors import VerifyError, provenance
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Op, Role, run_rule
+from rlx.ir.rewrite import inline, rewrite
 from rlx.ir.types import TupleType
 
 

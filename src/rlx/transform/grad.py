@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import GradientError
-from rlx.ir.graph import Graph, Node, inline, provenance, rewrite
+from rlx.errors import GradientError, provenance
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Op, Role, get_op, run_rule
+from rlx.ir.rewrite import inline, rewrite
 from rlx.ir.types import TupleType
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.errors import TransformError
+from rlx.errors import TransformError, provenance
 from rlx.ir.dim import Dim
-from rlx.ir.graph import Graph, Node, copy_node, provenance
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op, run_rule
+from rlx.ir.rewrite import copy_node
 from rlx.ir.types import TupleType
 from rlx.transform.grad import ensure_mir
 

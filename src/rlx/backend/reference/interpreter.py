@@ -10,8 +10,9 @@ import numpy as np
 from rlx.errors import InputError, RlxError
 from rlx.ir.bind import as_given, check_array, check_constraints, match_shape
 from rlx.ir.dtype import dtype
-from rlx.ir.graph import Graph, Node, substitute_dims
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.rewrite import substitute_dims
 from rlx.ir.types import TensorType, tensor_types
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.errors import InputError
-from rlx.ir.graph import Graph, Node, substitute_dims
+from rlx.ir.graph import Graph, Node
 from rlx.ir.mesh import Mesh, ShardingError
+from rlx.ir.rewrite import substitute_dims
 
 
 class _Rank(Interpreter):

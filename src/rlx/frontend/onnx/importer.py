@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ImportError_, RlxError
+from rlx.errors import ImportError_, RlxError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
@@ -19,8 +19,9 @@ from rlx.frontend.onnx.registry import find
 from rlx.frontend.onnx.value import BROKEN, Broken, Strings, Value
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype
-from rlx.ir.graph import Graph, Node, provenance, rewrite
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.rewrite import rewrite
 from rlx.ir.types import type_symbols
 
 PARAM_BYTES = 1024
@@ -409,7 +410,7 @@ def _without_dead(graph: Graph) -> Graph:
 
 
 def _drop_params(graph: Graph, unused: set[str]) -> Graph:
-    from rlx.ir.graph import copy_node, finish_rewrite
+    from rlx.ir.rewrite import copy_node, finish_rewrite
 
     out = Graph(graph.name)
     for c in graph.constraints:
