@@ -205,6 +205,65 @@ def test_bound_buffers_are_read_and_written_in_place() -> None:
     np.testing.assert_array_equal(h, program(x)[1])
 
 
+@pytest.mark.parametrize("shift", [0, 1, 64, 4096])
+@pytest.mark.parametrize("size", [5, 64])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x * 2.0 + 1.0,
+        lambda x: x @ ops.transpose(x),
+        lambda x: ops.transpose(x) * 1.0,
+        lambda x: ops.cumsum(ops.flip(x, 0), axis=0),
+        lambda x: ops.softmax(x, axis=0) + ops.sum(x, axis=1, keepdims=True),
+    ],
+    ids=["map", "product", "transpose", "scan", "rows"],
+)
+def test_a_bound_output_may_lie_over_an_input(body: Callable[[Any], Any], size: int, shift: int) -> None:
+    """The plain result, wherever in the input's memory it is written, time after time."""
+    g = Graph("over")
+    g.output("y", body(g.input("x", (size, size), "f32")))
+    program = rlx.compile(g, threads=2)
+    count = size * size
+    for begin, end in ((0, shift), (shift, 0)):
+        memory = np.zeros(count + shift, np.float32)
+        x, y = (memory[at : at + count].reshape(size, size) for at in (begin, end))
+        run = program.bind({"x": x}, {"y": y})
+        for seed in range(2):
+            x[...] = np.random.default_rng(seed).random((size, size), np.float32)
+            want = program(x)
+            run()
+            np.testing.assert_array_equal(y, want)
+
+
+def test_a_bound_output_may_lie_over_the_input_of_another_kernel() -> None:
+    g = Graph("turn")
+    n = 200_000
+    a, b = g.input("a", (n,), "f32"), g.input("b", (n,), "f32")
+    g.output("p", ops.cumsum(a, axis=0))
+    g.output("q", ops.cumsum(b, axis=0))
+    program = rlx.compile(g, threads=2)
+    rng = np.random.default_rng(0)
+    first, second = rng.random(n, np.float32), rng.random(n, np.float32)
+    wanted = program.run({"a": first, "b": second})
+    out = np.empty(n, np.float32)
+    spoilt = first.copy()
+    program.bind({"a": spoilt, "b": second}, {"p": out, "q": spoilt})()
+    assert (out == wanted["p"]).all()
+    assert (spoilt == wanted["q"]).all()
+
+
+def test_outputs_that_cannot_be_bound_are_refused() -> None:
+    program = rlx.compile(mlp(), threads=1)
+    x, memory = rows(7), np.zeros(7 * 40 + 279, np.float32)
+    y, h = memory[:280].reshape(7, 40), memory[279:].reshape(7, 40)
+    with pytest.raises(InputError, match="outputs 'y' and 'h' share memory"):
+        program.bind({"x": x}, {"y": y, "h": h})
+    fixed = np.zeros((7, 40), np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(InputError, match="output 'h' is an array that cannot be written to"):
+        program.bind({"x": x}, {"y": y, "h": fixed})
+
+
 def test_bound_buffers_stay_alive() -> None:
     def make() -> tuple[Callable[[], None], np.ndarray, np.ndarray]:
         x, y, h = rows(7), np.empty((7, 40), np.float32), np.empty((7, 40), np.float32)

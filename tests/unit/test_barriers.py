@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rlx
 from rlx.errors import PlanError
-from rlx.runtime.barriers import ALL, SMALL_PS, Mark, Span, Turn, settle, share_memory, verify
+from rlx.runtime.barriers import ALL, SMALL_PS, Mark, Span, Turn, settle, verify
 
 SMALL, LARGE = SMALL_PS // 2, SMALL_PS * 100
 
@@ -140,30 +138,3 @@ def test_a_missing_meeting_is_named() -> None:
     loop[2].meets = False
     with pytest.raises(PlanError, match="calls 1 and 0 touch the same bytes"):
         verify(loop)
-
-
-def test_bound_arrays_that_share_memory_are_seen() -> None:
-    x = np.zeros(64, np.float32)
-    assert not share_memory([x[:8]], [x[8:16], x[16:], x[8:32]])
-    assert share_memory([x[:8]], [x[4:16]])
-    assert share_memory([x[:8], x[7:9]], [])
-    assert not share_memory([], [x, x])
-    assert not share_memory([x[4:4]], [x])
-
-
-def test_a_program_that_is_bound_to_its_own_inputs_still_has_the_plain_result() -> None:
-    """Each kernel writes over what the one before it has read."""
-    g = rlx.Graph("turn")
-    n = 200_000
-    a, b = g.input("a", (n,), "f32"), g.input("b", (n,), "f32")
-    g.output("p", rlx.ops.cumsum(a, axis=0))
-    g.output("q", rlx.ops.cumsum(b, axis=0))
-    program = rlx.compile(g, threads=2)
-    rng = np.random.default_rng(0)
-    first, second = rng.random(n, np.float32), rng.random(n, np.float32)
-    wanted = program.run({"a": first, "b": second})
-    out = np.empty(n, np.float32)
-    spoilt = first.copy()
-    program.bind({"a": spoilt, "b": second}, {"p": out, "q": spoilt})()
-    assert (out == wanted["p"]).all()
-    assert (spoilt == wanted["q"]).all()

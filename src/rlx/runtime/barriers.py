@@ -16,10 +16,8 @@ list of calls without using how it was settled.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from rlx.errors import PlanError
 
@@ -64,22 +62,6 @@ class Turn:
     to: Mark | None = None
     owner: int = ALL
     meets: bool = True
-
-
-def share_memory(written: Iterable[np.ndarray], read: Iterable[np.ndarray]) -> bool:
-    """Whether an array that is written has bytes in common with another one; all are contiguous.
-
-    >>> x = np.zeros(8)
-    >>> share_memory([x[:4]], [x[4:]]), share_memory([x[:5]], [x[4:]])
-    (False, True)
-    """
-    found = [(a.ctypes.data, a.nbytes, writes) for writes, group in ((0, read), (1, written)) for a in group]
-    end, end_of_written = 0, 0  # how far all arrays so far reach, and those that are written
-    for start, nbytes, writes in sorted(found):
-        if nbytes and start < (end if writes else end_of_written):
-            return True
-        end, end_of_written = max(end, start + nbytes), max(end_of_written, (start + nbytes) * writes)
-    return False
 
 
 class _Bytes:

@@ -14,7 +14,7 @@ from rlx.ir.graph import Node
 from rlx.ir.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, runs_in_streams
-from rlx.runtime.barriers import EVERYWHERE, Span, settle, share_memory
+from rlx.runtime.barriers import EVERYWHERE, Span, settle
 from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.driver import NativeProgram, Record
@@ -380,17 +380,6 @@ class Context:
             table[index] = address + offset
         if self.keeps_edges:
             self.bound[node] = array.reshape(-1).view(np.uint8)
-
-    def connect_fixed(self, arrays: Mapping[int, np.ndarray]) -> None:
-        """Use these arrays for all inputs and outputs, in all runs. They may lie over each other."""
-        for node, array in arrays.items():
-            self.connect(node, array)
-        written = {n.id for n in self.graph.outputs.values()}
-        inputs = [a for node, a in arrays.items() if node not in written]
-        if share_memory([a for node, a in arrays.items() if node in written], inputs):
-            for step in self.steps:
-                if step.program is not None:
-                    step.program.meet_always()
 
     # -- values as NumPy sees them (host thunks, debugging)
 

@@ -19,10 +19,11 @@ from rlx.backend.opencl.build import OpenCLTarget, build_kernels, program_text, 
 from rlx.backend.opencl.printer import PrintedKernel
 from rlx.driver.buffer import Buffer, BufferHandle
 from rlx.driver.device import open_device
-from rlx.errors import InputError, KernelError, UnsupportedError
+from rlx.errors import KernelError, UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.phase import Phase
+from rlx.runtime.bound import check_bound
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.device_context import DeviceContext, arena_for
 from rlx.runtime.execution import MESSAGES, Given
@@ -83,27 +84,13 @@ class DeviceProgram(CompiledProgram):
 
     def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
         """A function that runs the program on fixed arrays: they are uploaded and read back by every call."""
-        binding: dict[str, int] = {}
-        for kind, names, given, nodes in (
-            ("input", self.input_names, inputs, self.inputs),
-            ("output", self.output_names, outputs, self.outputs),
-        ):
-            for name, node in zip(names, nodes, strict=True):
-                if name not in given:
-                    raise InputError(f"{kind} {name!r} of program {self.graph.name!r} is missing")
-                self._check_bound(kind, name, node, given[name], binding)
+        check_bound(self, inputs, outputs)
 
         def run() -> None:
             for name, value in self.run(inputs).items():
                 outputs[name][...] = value
 
         return run
-
-    @staticmethod
-    def _check_bound(kind: str, name: str, node: Node, array: np.ndarray, binding: dict[str, int]) -> None:
-        from rlx.ir.bind import check_array
-
-        check_array(node.tensor, array, binding, f"{kind} {name!r}")
 
     # -- the device
 

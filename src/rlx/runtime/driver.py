@@ -158,10 +158,6 @@ class NativeProgram:
         """The argument block of `record`, to be written: field 0 is set, the caller fills the others."""
         return self.table[self._starts[record] :][: self.records[record].fields]
 
-    def meet_always(self) -> None:
-        """Let threads meet before every record, whatever was decided: two bound arrays share memory."""
-        self._steps.reshape(-1, _RECORD_FIELDS)[:, 2] &= ~NO_BARRIER
-
     def run(self) -> None:
         """Run all records. Raises `RecordError` for the first kernel that stored an error code."""
         if self.stamps is not None:

@@ -18,6 +18,7 @@ from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
+from rlx.runtime.bound import apart, check_bound
 from rlx.runtime.context import Context
 from rlx.runtime.debug import check_mode
 from rlx.runtime.driver import RecordError
@@ -230,31 +231,26 @@ class CompiledProgram(Execution):
     def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
         """A function that runs the program on fixed buffers, with a few microseconds of overhead.
 
-        Arrays must be contiguous; every call reads the inputs' and writes the outputs' present memory.
+        Arrays must be contiguous; every call reads the inputs' and writes the outputs' present memory. An
+        input may lie over outputs: it is copied before anything is written.
         """
         if self._host_reasons() or self.graph.states or self._found_later:
             raise InputError(
                 f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run"
             )
-        binding: dict[str, int] = {}
-        arrays: dict[int, np.ndarray] = {}
-        for names, given, nodes, kind in (
-            (self.input_names, inputs, self.inputs, "input"),
-            (self.output_names, outputs, self.outputs, "output"),
-        ):
-            for name, node in zip(names, nodes, strict=True):
-                if name not in given:
-                    raise InputError(f"{kind} {name!r} of program {self.graph.name!r} is missing")
-                check_array(node.tensor, given[name], binding, f"{kind} {name!r}")
-                if not given[name].flags.c_contiguous:
-                    raise InputError(f"{kind} {name!r} is not contiguous; bind np.ascontiguousarray(array)")
-                arrays[node.id] = given[name]
+        binding = check_bound(self, inputs, outputs, contiguous=True)
+        read, written = [inputs[n] for n in self.input_names], [outputs[n] for n in self.output_names]
+        used = apart(read, written)
+        copies = [(copy, array) for copy, array in zip(used, read, strict=True) if copy is not array]
         context = self._make_context(binding)
-        context.connect_fixed(arrays)
-        keep = (dict(inputs), dict(outputs), self, context)  # all that the tables point to
+        for node, array in zip((*self.inputs, *self.outputs), (*used, *written), strict=True):
+            context.connect(node.id, array)
+        keep = (used, written, self, context)  # all that the tables point to
         native = [step.program for step in context.steps if step.program is not None]
 
         def run() -> None:
+            for copy, array in copies:
+                copy[...] = array
             try:
                 for program in native:
                     program.run()
@@ -262,6 +258,8 @@ class CompiledProgram(Execution):
                 raise keep[2]._kernel_error(e) from None
 
         def run_steps() -> None:
+            for copy, array in copies:
+                copy[...] = array
             watch = keep[2]._watch(context)
             with keep[2]._weights.running():
                 for number, step in enumerate(context.steps):
