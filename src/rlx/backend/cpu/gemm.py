@@ -276,9 +276,21 @@ class _Gemm(ProductDriver):
             row = tiles.row(fn, t)
             callee = fn.select(fn.cmp("ult", t, tiles.tall), high, low)
             place = fn.gep(c, fn.mul(row, self.c_row), self.c_element)
-            self.writer.call(fn, callee, tile_of_a(t, row), b, place, row, column)
+            later = self.later_weights(b, t0, t, t1) if self.spec.b_packed else None
+            self.writer.call(fn, callee, tile_of_a(t, row), b, place, row, column, later)
 
         fn.loop(t0, t1, 1, [], tile)
+
+    def later_weights(self, panel: Value, first: Int, tile: Int, stop: Int) -> Value:
+        """What tiles first..stop of a panel ask for while they sum: the last few share the next panel, which
+        is in L2 when its first tile comes. Behind the last panel lie the weights of the next product.
+        """
+        fn, steps = self.main, self.padded_k // self.kind.group
+        parts = self.writer.step_bytes // self.writer.pace
+        part = fn.sub(tile, fn.smax(fn.sub(stop, parts), first))
+        offset = fn.add(fn.mul(part, steps * self.writer.pace), steps * self.writer.step_bytes)
+        there: Value = fn.select(fn.cmp("sge", part, 0), fn.gep(panel, offset, "i8"), panel)
+        return there
 
     def skinny(self, rows: int, a: Value, b: Value, c: Value, first: Int, stop: Int) -> None:
         """A product of very few rows: several full panels per call give the chains that one panel lacks."""

@@ -13,6 +13,7 @@ from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
 from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 
+LINE = 64  # bytes of a cache line
 LONG = 128  # k from which a tile takes as long as lines of C take to come from memory
 
 TILE_PARAMS = (
@@ -55,10 +56,30 @@ class TileWriter:
         return self.end.frame
 
     def call(
-        self, main: Function, callee: Value, a: Value, b: Value, c: Value, row: Int, column: Int
+        self,
+        main: Function,
+        callee: Value,
+        a: Value,
+        b: Value,
+        c: Value,
+        row: Int,
+        column: Int,
+        later: Value | None = None,
     ) -> None:
-        """Compute the tile of C whose first element is (row, column); the pointers point to its operands."""
-        main.call(callee, [main.args[0], self.frame.pointer, a, b, c, row, column])
+        """Compute the tile of C whose first element is (row, column); the pointers point to its operands, and
+        to packed weights to ask for meanwhile, `pace` bytes per step; `b` itself where there are none.
+        """
+        main.call(callee, [main.args[0], self.frame.pointer, a, b, c, row, column, later or b])
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a full panel that one step reads."""
+        return self.vectors * self.lanes * self.kind.group * size_bytes(self.kind.element)
+
+    @property
+    def pace(self) -> int:
+        """Bytes of later weights that a step asks for: a cache line, if it reads as much."""
+        return min(self.step_bytes, LINE)
 
     def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
         """Name of the function for `rows` x (vectors * panels) accumulators."""
@@ -67,8 +88,8 @@ class TileWriter:
         )
         if self.module.defines(name):
             return name
-        fn = self.module.function(name, TILE_PARAMS, internal=True, noinline=True)
-        _, frame, a, b, c, row, column = fn.args
+        fn = self.module.function(name, [*TILE_PARAMS, ("ptr", "later")], internal=True, noinline=True)
+        _, frame, a, b, c, row, column, later = fn.args
         kind, element, width = self.kind, self.kind.element, panels * vectors
         a_row, a_k, k, c_row = (self.frame.read(fn, frame, field) for field in ("a_row", "a_k", "k", "c_row"))
         b_k = vectors * self.lanes if self.packed_weights else self.frame.read(fn, frame, "b_k")
@@ -89,7 +110,13 @@ class TileWriter:
         if self.resumes:
             fresh = fn.cmp("ne", self.frame.read(fn, frame, "fresh"), 0)
             start = fn.if_value(fresh, lambda: start, tile.load)
-        sums = accumulate(fn, kind, a_places, b_places, k, start, mask if self.masked_b else None)
+        pace = fn.select(fn.cmp("eq", later, b), 0, self.pace)
+
+        def ask_for_later(step: Int) -> None:
+            fn.prefetch(fn.gep(later, fn.mul(step, pace), "i8"), locality=2)
+
+        meanwhile = ask_for_later if self.packed_weights and panels == 1 else None
+        sums = accumulate(fn, kind, a_places, b_places, k, start, mask if self.masked_b else None, meanwhile)
 
         def finish() -> None:
             if self.staged:
@@ -143,7 +170,7 @@ class _Tile:
     def ask(self, beside: list[tuple[Value, str]]) -> None:
         """Have lines of C, and of what the epilogue reads, on their way while the sums are made."""
         for row, element in (*((row, self.element) for row in self.rows), *beside):
-            for byte in range(0, self.width * self.lanes * size_bytes(element), 64):
+            for byte in range(0, self.width * self.lanes * size_bytes(element), LINE):
                 self.fn.prefetch(self.fn.gep(row, byte, "i8"), locality=2)
 
     def load(self) -> list[Value]:

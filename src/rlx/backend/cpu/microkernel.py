@@ -236,10 +236,12 @@ def accumulate(
     depth: Int,
     start: Sequence[Value],
     mask: Value | None = None,
+    meanwhile: Callable[[Int], None] | None = None,
 ) -> list[Value]:
     """start[i, j] + the sum over k < depth of rows[i] at k times columns[j] at k, as a list in row order.
 
     Steps of `rows` and `columns` count one group of k. The mask, if any, belongs to the last column vector.
+    `meanwhile(step)` writes what every whole step does besides.
     """
     width = len(columns.places)
     tile = len(start)
@@ -259,8 +261,13 @@ def accumulate(
             sums[tile + j] = kind.excess(fn, b[j], sums[tile + j])
         return sums
 
+    def whole_step(k: Int, totals: Sequence[Value]) -> list[Value]:
+        if meanwhile is not None:
+            meanwhile(k)
+        return step(k, totals, kind.group)
+
     whole, rest = fn.udiv(depth, kind.group), fn.urem(depth, kind.group)
-    sums = fn.loop(0, whole, 1, [*start, *beside], lambda k, totals: step(k, totals, kind.group))
+    sums = fn.loop(0, whole, 1, [*start, *beside], whole_step)
     for count in range(1, kind.group):
         sums = _unless(fn, fn.cmp("ne", rest, count), sums, functools.partial(step, whole, sums, count))
     if not beside:
