@@ -247,6 +247,9 @@ def test_wrong_guesses_about_symbolic_sizes_are_guards() -> None:
     ):
         with pytest.raises(GuardError, match=text):
             run(function, x, shapes=[("n", 2)])
+    for function in (lambda x: ops.argmax(x, axis=0), lambda x: ops.argmin(x, axis=0, last=True)):
+        with pytest.raises(GuardError, match="n is at least 1"):
+            run(function, x[:0], shapes=[("n", 2)])
 
 
 @pytest.mark.parametrize(
@@ -289,6 +292,10 @@ def test_wrong_guesses_about_symbolic_sizes_are_guards() -> None:
         (lambda x: ops.pad(x, 1, "mirror"), "mode 'mirror' is none of 'constant', 'reflect'"),
         (lambda x: ops.pad(x, -2), "crops more than"),
         (lambda x: ops.top_k(x, 5), "k is 5, more than the sorted axis of f32[2,3,4] holds"),
+        (
+            lambda x: ops.argmax(x[:, :0], axis=1),
+            "argmax: axis 1 of f32[2,0,4] has no elements to choose from",
+        ),
         (lambda x: ops.sort(ops.sum(x)), "sort: axis -1 is out of range for rank 0"),
         (lambda x: ops.triu(x[0, 0]), "trilu: f32[4] has no two axes"),
         (lambda x: ops.diag(x), "diag: takes one or two axes, got 3"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, integer, ints
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import BOOL, I64, DType
@@ -231,6 +232,7 @@ class _ArgExtremum(Op):
     def infer(self, x: TensorType, *, axis: int, keepdims: bool, last: bool) -> TensorType:
         need_dtype(self.name, x, is_real)
         check_axes(self.name, (axis,), x.rank)
+        require_at_least(x.shape[axis], 1, f"{self.name}: axis {axis} of {x} has no elements to choose from")
         return TensorType(I64, reduced_shape(x.shape, (axis,), keepdims))
 
     def ref(self, x: np.ndarray, *, axis: int, keepdims: bool, last: bool) -> np.ndarray:
