@@ -227,7 +227,7 @@ class Rendezvous(ABC):
 
     def _received(self, which: int) -> list[int]:
         """Lengths (0) or places (1) that the members posted at the last meeting."""
-        return self._table[sync.RECEIVED + which :: 2]  # type: ignore[no-any-return]
+        return self._table[sync.RECEIVED + which :: 2]
 
     def _calls(self) -> str:
         epoch = self._table[sync.MY_EPOCH] % 2**32

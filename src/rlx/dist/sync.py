@@ -223,7 +223,7 @@ def sync() -> Sync:
     pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
     def function(name: str, returns: object, *arguments: object) -> Callable[..., int]:
-        return ctypes.CFUNCTYPE(returns, *arguments)(code.address(f"rlx_{name}"))  # type: ignore[arg-type, return-value]
+        return ctypes.CFUNCTYPE(returns, *arguments)(code.address(f"rlx_{name}"))  # type: ignore[arg-type]
 
     return Sync(
         barrier=function("barrier", i64, pointer),

@@ -68,14 +68,14 @@ class StoredLir(LirModule):
         return self._file.graph(f"{self._number}.unfused", Level.MIR)
 
     @functools.cached_property
-    def decisions(self) -> Any:  # type: ignore[override]
+    def decisions(self) -> Any:
         from rlx.cost.decision import DecisionLog
 
         lines = [line for line in self._text.splitlines() if line.startswith("decision ")]
         return DecisionLog.from_json(json.loads(line.removeprefix("decision ")) for line in lines)
 
     @functools.cached_property
-    def trace(self) -> Any:  # type: ignore[override]
+    def trace(self) -> Any:
         from rlx.plan.text import read_trace
 
         return read_trace(self._text)

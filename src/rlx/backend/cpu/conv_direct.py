@@ -18,7 +18,7 @@ from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, static, tile_pi
 from rlx.backend.cpu.conv_source import ImageSource, SourceMover, as_one_line
 from rlx.backend.cpu.conv_tile import ConvTile
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
-from rlx.backend.cpu.gemm_cut import Tiles
+from rlx.backend.cpu.gemm_cut import Tiles, both
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
@@ -184,7 +184,7 @@ class _Direct:
         for extent in shape.size:
             image = fn.mul(image, self.size(extent))
         heavy = fn.cmp("sgt", weights, image)
-        return fn.select(heavy, fn.umin(self.threads, self.panels), 1)  # type: ignore[return-value]
+        return fn.select(heavy, fn.umin(self.threads, self.panels), 1)
 
     def plan_pieces(self, images: Int, chunks: Int) -> None:
         """Cut lines of which not even one fits the budget into pieces of whole tiles; one line that holds all
@@ -199,8 +199,8 @@ class _Direct:
         whole = fn.mul(self.size(self.line_pixels), self.pixel_bytes * shape.reach[1])
         pieces = fn.umax(fn.ceildiv(whole, self.budget), 1)
         if self.one_line:
-            alone = fn.and_(fn.cmp("ult", images, self.threads), fn.cmp("eq", chunks, 1))
-            pieces = fn.select(alone, fn.round_up(pieces, self.threads), pieces)  # type: ignore[arg-type, assignment]
+            alone = both(fn, fn.cmp("ult", images, self.threads), fn.cmp("eq", chunks, 1))
+            pieces = fn.select(alone, fn.round_up(pieces, self.threads), pieces)
         self.piece_tiles = fn.umax(fn.ceildiv(self.tiles.count, pieces), 1)
         self.pieces = fn.ceildiv(self.tiles.count, self.piece_tiles)
         outputs = fn.smin(fn.mul(self.piece_tiles, self.pixels), self.size(shape.out[2]))
@@ -215,8 +215,8 @@ class _Direct:
         tallest = fn.add(fn.udiv(fn.smax(fn.sub(fit, reach), 0), stride), 1)
         bands = fn.ceildiv(self.lines, fn.umax(tallest, 1))
         few = fn.cmp("ult", fn.mul(images, self.pieces), self.threads)
-        alone = fn.and_(few, fn.cmp("eq", chunks, 1))
-        bands = fn.select(alone, fn.round_up(bands, self.threads), bands)  # type: ignore[arg-type, assignment]
+        alone = both(fn, few, fn.cmp("eq", chunks, 1))
+        bands = fn.select(alone, fn.round_up(bands, self.threads), bands)
         self.height = fn.umax(fn.ceildiv(self.lines, fn.umax(bands, 1)), 1)
         self.bands = fn.ceildiv(self.lines, self.height)
         self.band_lines = fn.add(fn.mul(fn.sub(self.height, 1), stride), reach)
@@ -342,7 +342,7 @@ class _Direct:
         def run(x: Value, t: Int) -> None:
             pixel, args = tiles.row(fn, t), (fn.args[0], self.frame.pointer)
             taller = fn.cmp("ult", t, tiles.tall)
-            callee: Value = fn.select(taller, high, low)  # type: ignore[assignment]
+            callee: Value = fn.select(taller, high, low)
             place = fn.gep(x, fn.mul(pixel, self.tile.pixel_step), self.element)
             if in_registers is not None:
                 fn.call(callee, [*args, place, w, channel, pixel])

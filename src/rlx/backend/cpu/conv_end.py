@@ -4,11 +4,12 @@ registers) or a planar one (turned through the stack, lanes are pixels)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
 from rlx.backend.cpu.conv_shape import Image, static
+from rlx.backend.cpu.conv_tile import TilePlace
 from rlx.backend.cpu.expression import Expression, Lane
 from rlx.backend.cpu.frame import ArgumentTable, unflatten
 from rlx.backend.cpu.gemm_end import Frame
@@ -162,23 +163,14 @@ class ConvEnd:
 class BlockedEnd(ConvEnd):
     """Lanes are channels. A tile ends straight from registers, or from a stage that holds its sums."""
 
-    def finish(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: list[Value],
-        channel: Int,
-        pixel: Int,
-        pixels: int,
-        masked: bool,
-    ) -> None:
+    def finish(self, place: TilePlace, sums: list[Value], pixels: int, masked: bool) -> None:
         vectors = len(sums) // pixels
         results: list[tuple[Value, Value]] = []
         for j in range(vectors):
-            end = self._vector(fn, frame, channel, pixel, j, masked and j == vectors - 1)
+            end = self._vector(place, j, masked and j == vectors - 1)
             results += [end(p, sums[p * vectors + j]) for p in range(pixels)]
         for value, there in results:
-            fn.store(value, there)
+            place.fn.store(value, there)
 
     def finisher(self, vectors: int, masked: bool) -> str:
         """Name of the function that ends a tile of any number of pixels in the stage."""
@@ -187,9 +179,8 @@ class BlockedEnd(ConvEnd):
             return name
         fn = self.module.function(name, FINISHER, internal=True, noinline=True)
         _, frame, stage, channel, pixel, pixels = fn.args
-        ends = [
-            self._vector(fn, frame, channel, pixel, j, masked and j == vectors - 1) for j in range(vectors)
-        ]
+        place = TilePlace(fn, frame, channel, pixel)
+        ends = [self._vector(place, j, masked and j == vectors - 1) for j in range(vectors)]
         type_ = vector(self.sums, self.lanes)
 
         def one(p: Int, _: list[Value]) -> None:
@@ -201,10 +192,9 @@ class BlockedEnd(ConvEnd):
         fn.loop(0, pixels, 1, [], one)
         return name
 
-    def _vector(
-        self, fn: Function, frame: Value, channel: Int, pixel: Int, j: int, masked: bool
-    ) -> Callable[[Int, Value], tuple[Value, Value]]:
+    def _vector(self, tile: TilePlace, j: int, masked: bool) -> Callable[[Int, Value], tuple[Value, Value]]:
         """What ends vector j of a pixel: (pixel of the tile, sums) -> what to store, and where."""
+        fn, frame, channel, pixel = tile.fn, tile.frame, tile.channel, tile.pixel
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
         block = fn.add(fn.udiv(channel, self.lanes), j)
         mask = None
@@ -232,17 +222,9 @@ class BlockedEnd(ConvEnd):
 class PlanarStore(ConvEnd):
     """Lanes are pixels of one line of one channel."""
 
-    def store_pixels(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: Value,
-        channel: Int,
-        pixel: Int,
-        mask: Value | None,
-        below: int = 0,
-    ) -> None:
+    def store_pixels(self, tile: TilePlace, sums: Value, mask: Value | None, below: int = 0) -> None:
         """The epilogue of one vector of pixels, `below` the frame's line, and its store."""
+        fn, frame, channel, pixel = tile.fn, tile.frame, tile.channel, tile.pixel
         image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
         h = fn.add(h, below)
         lane = Lane(4, pixel, self.lanes, mask)
@@ -256,22 +238,14 @@ class PlanarStore(ConvEnd):
         else:
             fn.masked_store(value, place, mask)
 
-    def store_row(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: list[Value],
-        channel: Int,
-        pixel: Int,
-        masked: bool,
-        below: int = 0,
-    ) -> None:
+    def store_row(self, tile: TilePlace, sums: list[Value], masked: bool, below: int = 0) -> None:
         """Consecutive vectors of pixels; with `masked`, the last one ends the line."""
+        fn = tile.fn
         for j, total in enumerate(sums):
-            at, mask = fn.add(pixel, j * self.lanes), None
+            at, mask = fn.add(tile.pixel, j * self.lanes), None
             if masked and j == len(sums) - 1:
                 mask = fn.lanes(fn.sub(self.table.dim(fn, self.epilogue.space[4]), at), self.lanes)
-            self.store_pixels(fn, frame, total, channel, at, mask, below)
+            self.store_pixels(replace(tile, pixel=at), total, mask, below)
 
 
 class PlanarEnd(PlanarStore):
@@ -302,7 +276,7 @@ class PlanarEnd(PlanarStore):
 
             def line(c: Int, _: list[Value]) -> None:
                 sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), self.sums))
-                self.store_pixels(fn, frame, sums, fn.add(channel, c), base, mask)
+                self.store_pixels(TilePlace(fn, frame, fn.add(channel, c), base), sums, mask)
 
             fn.loop(0, count, 1, [], line)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from rlx.backend.cpu.conv_end import Epilogue, PlanarStore
 from rlx.backend.cpu.conv_lines import PhasedMover, emit_line_packer
 from rlx.backend.cpu.conv_shape import Geometry, Image
+from rlx.backend.cpu.conv_tile import TILE, TilePlace
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
@@ -220,23 +221,14 @@ class _Planar:
         name = f"{self.name}.{rows}x{vectors}" + ("m" if masked else "")
         if self.module.defines(name):
             return name
-        params = [
-            ("ptr", "args"),
-            ("ptr", "frame"),
-            ("ptr noalias", "x"),
-            ("ptr noalias", "w"),
-            ("i64", "channel"),
-            ("i64", "pixel"),
-        ]
-        fn = self.module.function(name, params, internal=True, noinline=True)
+        fn = self.module.function(name, TILE, internal=True, noinline=True)
         _, frame, x, w, channel, pixel = fn.args
         sums = (self.line_sums if self.by_lines else self.sums)(fn, frame, x, w, rows, vectors)
         for i in range(rows):
             row = sums[i * vectors : (i + 1) * vectors]
-            if self.by_lines:
-                self.end.store_row(fn, frame, row, channel, pixel, masked, below=i)
-            else:
-                self.end.store_row(fn, frame, row, fn.add(channel, i), pixel, masked)
+            below = i if self.by_lines else 0
+            place = TilePlace(fn, frame, channel if self.by_lines else fn.add(channel, i), pixel)
+            self.end.store_row(place, row, masked, below)
         return name
 
     def line_sums(

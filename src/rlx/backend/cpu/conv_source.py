@@ -93,11 +93,11 @@ class ImageSource:
         return axes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceMover(PixelMover):
     """Writes pixels that it computes."""
 
-    source: ImageSource | None = None
+    source: ImageSource
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -105,7 +105,6 @@ class SourceMover(PixelMover):
 
     def move(self, fn: Function, line: Line, first: Int, last: Int) -> None:
         source = self.source
-        assert source is not None
         moving, last_axis = source.pixel_axes[-1], len(source.nest.space) - 1
         body = PrologueLine.of(source.nest, [moving, last_axis])
         begun = body.begin(fn, source.table, source.point(fn, line.at, 0))

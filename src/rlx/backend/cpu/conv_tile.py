@@ -12,20 +12,31 @@ from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 
+TILE = [
+    ("ptr", "args"),
+    ("ptr", "frame"),
+    ("ptr noalias", "x"),
+    ("ptr noalias", "w"),
+    ("i64", "channel"),
+    ("i64", "pixel"),
+]
+"""Parameters of the function that sums a tile and ends it."""
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """Where the results of a tile go: the place of the first one, in the function that ends the tile."""
+
+    fn: Function
+    frame: Value
+    channel: Int
+    pixel: Int
+
 
 class TileEnd(Protocol):
     """What becomes of the finished sums of a tile (pixels x vectors, in that order) that are in registers."""
 
-    def finish(
-        self,
-        fn: Function,
-        frame: Value,
-        sums: list[Value],
-        channel: Int,
-        pixel: Int,
-        pixels: int,
-        masked: bool,
-    ) -> None: ...
+    def finish(self, place: TilePlace, sums: list[Value], pixels: int, masked: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -82,19 +93,11 @@ class ConvTile:
         name = f"{self.name}.{pixels}x{vectors}" + ("m" if masked else "")
         if self.module.defines(name):
             return name
-        params = [
-            ("ptr", "args"),
-            ("ptr", "frame"),
-            ("ptr noalias", "x"),
-            ("ptr noalias", "w"),
-            ("i64", "channel"),
-            ("i64", "pixel"),
-        ]
-        fn = self.module.function(name, params, internal=True, noinline=True)
+        fn = self.module.function(name, TILE, internal=True, noinline=True)
         _, frame, x, w, channel, pixel = fn.args
         blocks, *steps = self.steps(fn, frame)
         sums = self._sums(fn, x, w, pixels, vectors, blocks, steps)
-        end.finish(fn, frame, sums, channel, pixel, pixels, masked)
+        end.finish(TilePlace(fn, frame, channel, pixel), sums, pixels, masked)
         return name
 
     def _sums(

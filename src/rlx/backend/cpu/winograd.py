@@ -98,10 +98,10 @@ class _Winograd:
             image = fn.mul(image, self.size(extent))
         weights = self.layout.points * self.layout.channels * self.layout.out
         heavy = fn.cmp("sgt", weights, fn.mul(image, HEAVY_WEIGHTS))
-        chunks: Int = fn.select(heavy, fn.umin(threads, count), 1)  # type: ignore[assignment]
+        chunks: Int = fn.select(heavy, fn.umin(threads, count), 1)
         strips = fn.ceildiv(total, self.most)
         shared = fn.umin(fn.round_up(strips, threads), total)
-        strips = fn.select(fn.cmp("eq", chunks, 1), shared, strips)  # type: ignore[assignment]
+        strips = fn.select(fn.cmp("eq", chunks, 1), shared, strips)
         strips = fn.umax(strips, 1)
         low, high = self.table.share(fn.mul(strips, chunks))
         self.transform = emit_input_transform(self.module, m, self.lanes)

@@ -20,7 +20,7 @@ def cl() -> ModuleType:
     """The pyopencl module."""
     import pyopencl
 
-    return pyopencl  # type: ignore[no-any-return]
+    return pyopencl
 
 
 def missing() -> str | None:

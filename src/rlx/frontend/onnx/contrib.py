@@ -338,7 +338,7 @@ def dynamic_quantize_matmul(n: Call) -> Any:
     levels_, scale, zero = ops.dynamic_quantize(n[0])
     weight_zero = n.get(3)
     total = ops.matmul_integer(levels_, n[1], zero, None if weight_zero is None else as_number(weight_zero))
-    y = ops.cast(total, "f32") * (scale * as_number(n[2]))  # type: ignore[operator]
+    y = ops.cast(total, "f32") * (scale * as_number(n[2]))
     return y if n.get(4) is None else y + n[4]
 
 
@@ -346,5 +346,5 @@ def dynamic_quantize_matmul(n: Call) -> Any:
 def matmul_integer_to_float(n: Call) -> Any:
     zeros = [None if z is None else as_number(z) for z in (n.get(4), n.get(5))]
     total = ops.matmul_integer(n[0], n[1], *zeros)
-    y = ops.cast(total, "f32") * (as_number(n[2]) * as_number(n[3]))  # type: ignore[operator]
+    y = ops.cast(total, "f32") * (as_number(n[2]) * as_number(n[3]))
     return y if n.get(6) is None else y + n[6]

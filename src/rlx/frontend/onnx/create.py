@@ -11,7 +11,7 @@ from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
-from rlx.ir.dim import Dim, ceildiv, dim_max
+from rlx.ir.dim import Dim, Expr, ceildiv, dim_max
 
 
 @onnx_op("Constant")
@@ -45,19 +45,19 @@ def constant_of_shape(n: Call) -> Any:
 @onnx_op("Range")
 def range_(n: Call) -> Any:
     dtype = n[0].dtype
-    if dtype.is_int:
-        start, limit, step = (n.size(i) for i in range(3))
-        if isinstance(step, int) and step != 0:
-            span = limit - start if step > 0 else start - limit
-            count: Dim = dim_max(ceildiv(span, abs(step)), 0)
-        else:
-            raise ImportError_(f"its step {step} must be a number other than 0")
+    start, limit, step = (n.number(i) for i in range(3))
+    if not isinstance(step, (int, float)) or step == 0:
+        raise ImportError_(f"its step {step} must be a number other than 0")
+    if isinstance(start, float) or isinstance(limit, float) or isinstance(step, float):
+        if isinstance(start, Expr) or isinstance(limit, Expr):
+            raise ImportError_(f"its range from {start} to {limit} by {step} mixes sizes with fractions")
+        count: Dim = max(int(np.ceil((limit - start) / step)), 0)
     else:
-        first, last, by = (float(n.array(i).reshape(-1)[0]) for i in range(3))
-        count = max(int(np.ceil((last - first) / by)), 0)
+        span = limit - start if step > 0 else start - limit
+        count = dim_max(ceildiv(span, abs(step)), 0)
     wide = dtype if dtype.name not in ("f16", "bf16") else "f32"
     steps = ops.iota((count,), 0, wide)
-    values = ops.cast(n[0], wide) + steps * ops.cast(n[2], wide)  # type: ignore[operator]
+    values = ops.cast(n[0], wide) + steps * ops.cast(n[2], wide)
     return ops.cast(values, dtype)
 
 

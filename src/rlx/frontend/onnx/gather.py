@@ -49,10 +49,10 @@ def scatter_nd(n: Call) -> Any:
 @onnx_op("OneHot")
 def one_hot(n: Call) -> Any:
     indices, values = n[0], n[2]
-    depth = n.sizes(ops.cast(n[1], "i64"), "the value of its input 1")[0]  # type: ignore[arg-type]
+    depth = n.sizes(ops.cast(n[1], "i64"), "the value of its input 1")[0]
     axis = normal_axis("OneHot", int(n.attr("axis", -1)), indices.rank + 1)
     if not indices.dtype.is_int:
-        indices = ops.cast(indices, "i64")  # type: ignore[assignment]
+        indices = ops.cast(indices, "i64")
     hot = ops.one_hot(indices, depth, axis, dtype="bool")
     off, on = (ops.reshape(ops.slice_axis(values, 0, i, 1), ()) for i in (0, 1))
     return ops.where(hot, on, off)

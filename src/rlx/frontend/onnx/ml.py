@@ -34,7 +34,7 @@ def scaler(n: Call) -> Any:
     offset, scale = (
         np.array(n.attr(name, [value]), np.float32) for name, value in (("offset", 0), ("scale", 1))
     )
-    return (x - n.constant(offset)) * n.constant(scale)  # type: ignore[operator]
+    return (x - n.constant(offset)) * n.constant(scale)
 
 
 @onnx_op("Normalizer", domain=ML)
@@ -42,7 +42,7 @@ def normalizer(n: Call) -> Any:
     x = ops.cast(n[0], "f32")
     norm = {"MAX": lambda v: ops.max(v, -1, True), "L1": lambda v: ops.norm_l1(v, -1, True)}
     kind = n.choice("norm", "MAX", ("MAX", "L1", "L2"))
-    return x / norm.get(kind, lambda v: ops.norm_l2(v, -1, True))(x)  # type: ignore[operator]
+    return x / norm.get(kind, lambda v: ops.norm_l2(v, -1, True))(x)
 
 
 @onnx_op("LinearRegressor", domain=ML)

@@ -61,9 +61,9 @@ def layer_norm(n: Call) -> Any:
     axes = tuple(range(axis, x.rank))
     y = ops.cast(x, wide)
     mean = ops.mean(y, axes, keepdims=True)
-    centred = y - mean  # type: ignore[operator]
+    centred = y - mean
     inverse = ops.rsqrt(ops.mean(centred * centred, axes, keepdims=True) + eps)
-    out = ops.cast(centred * inverse, x.dtype) * n[1]  # type: ignore[operator]
+    out = ops.cast(centred * inverse, x.dtype) * n[1]
     return (out if n.get(2) is None else out + n[2]), mean, inverse
 
 
@@ -76,8 +76,8 @@ def rms_norm(n: Call) -> Any:
     if scale.shape == x.shape[axis:] and scale.dtype is x.dtype:
         return ops.rms_norm(x, scale, axis, eps)
     y = ops.cast(x, "f32")
-    mean = ops.mean(y * y, tuple(range(axis, x.rank)), keepdims=True)  # type: ignore[operator]
-    return ops.cast(ops.cast(y * ops.rsqrt(mean + eps), x.dtype) * scale, scale.dtype)  # type: ignore[operator]
+    mean = ops.mean(y * y, tuple(range(axis, x.rank)), keepdims=True)
+    return ops.cast(ops.cast(y * ops.rsqrt(mean + eps), x.dtype) * scale, scale.dtype)
 
 
 @onnx_op("GroupNormalization", since=18)

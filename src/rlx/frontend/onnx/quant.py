@@ -34,7 +34,7 @@ def quantize(n: Call) -> Any:
     wide = int(n.attr("precision", 0))
     if wide:
         kind_of_work = n.dtype("precision")
-        x, scale = ops.cast(x, kind_of_work), ops.cast(scale, kind_of_work)  # type: ignore[assignment]
+        x, scale = ops.cast(x, kind_of_work), ops.cast(scale, kind_of_work)
     return ops.quantize(x, scale, zero, kind, saturate=saturate, **placement(n, x, scale))
 
 

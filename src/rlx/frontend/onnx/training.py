@@ -24,7 +24,7 @@ def groups(n: Call, kinds: int) -> list[list[Node]]:
 def adagrad(n: Call) -> Any:
     rate, step = n[0], ops.cast(n[1], n[0].dtype)
     decay, eps, norm = n.attr("decay_factor", 0.0), n.attr("epsilon", 0.0), n.attr("norm_coefficient", 0.0)
-    now = rate / (step * decay + 1.0)  # type: ignore[operator]
+    now = rate / (step * decay + 1.0)
     new, sums = [], []
     for x, g, h in zip(*groups(n, 3), strict=True):
         g = x * norm + g
