@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rlx.bench.harness import Measured, Row
 from rlx.bench.workloads import MAKERS, SUITES, make
 from rlx.bench.workloads.products import SWEEP
 from rlx.bench.yardsticks import peak, stream
+from rlx.cli.main import main
 from rlx.errors import ConfigError
 
 SMALL = (
@@ -107,6 +109,41 @@ def test_reports(tmp_path: Path) -> None:
     assert "measure again" not in report.summary([*rows, replace(again, rate=3.9e12)])
     assert json.loads(json.dumps(report.as_json(rows)))[0]["ratio"] == pytest.approx(9)
     assert "| MiniLM b1 s16 | 1 |" in report.as_markdown(rows, "rlx bench minilm")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_the_rows_that_are_done(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = []
+
+    def measure(*_: object) -> Iterator[Row]:
+        try:
+            yield example()[0]
+            signal.raise_signal(number)
+            yield example()[1]
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(harness, "measure", measure)
+    page = tmp_path / "page.md"
+    before = signal.getsignal(number)
+    assert main(["bench", "gemm:8,32,48", "gemm:9,32,48", "-t", "1", "--page", str(page)]) == 128 + number
+    assert ended and signal.getsignal(number) is before
+    out, err = capsys.readouterr()
+    assert "MiniLM b1 s16, threads 1: rlx 1.00 ms" in err and "Interrupted: 1 of 2 rows" in err
+    assert "MiniLM b1 s16" in out and "other" not in out
+    assert "| MiniLM b1 s16 | 1 |" in page.read_text() and "Interrupted: 1 of 2 rows" in page.read_text()
+
+
+def test_workers_end_with_what_interrupts_them() -> None:
+    rows = harness.measure(["gemm:8,32,48", "gemm:9,32,48"], [1], ["numpy"], 1)
+    assert next(rows).workload == "gemm 8x32x48"
+    frame = rows.gi_frame
+    process = frame.f_locals["workers"].get("numpy").process
+    assert process.poll() is None
+    rows.close()
+    assert process.poll() is not None
 
 
 def test_starts_are_a_section_of_the_page() -> None:

@@ -6,6 +6,7 @@ spin after their work would otherwise take the cores of the next engine.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,14 @@ class _Worker:
         tail = self.process.stderr.read().strip().splitlines()
         raise EngineError(f"engine {self.engine} ended: {tail[-1] if tail else 'no message'}")
 
-    def close(self) -> None:
+    def close(self, patience: float = 10.0) -> None:
+        """Let the process end, and end it if it has not after `patience` seconds."""
         self.process.send_signal(signal.SIGCONT)
         if self.process.stdin:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -145,9 +148,9 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         for worker in self._running.values():
-            worker.close()
+            worker.close() if failure is None else worker.close(patience=0.1)
 
 
 def run_row(
@@ -236,6 +239,41 @@ def _compare(workers: dict[str, _Worker], measured: dict[str, Measured]) -> None
             )
 
 
+def measure(
+    specs: Sequence[str],
+    threads: Sequence[int] = (1, 2),
+    engines: Sequence[str] | None = None,
+    rounds: int = 7,
+    say: Callable[[str], None] = lambda line: None,
+    torch_compile: bool = False,
+) -> Generator[Row, None, None]:
+    """Each row as soon as it is measured: all workloads at the first thread count, then at the next.
+
+    By default each workload has the engines that it names as peers, and torch.compile beside torch if asked,
+    which takes seconds to minutes per workload to prepare.
+    """
+    for spec in specs:
+        check_name(spec)
+    for name in engines or ():
+        if name not in ENGINES:
+            raise ConfigError(f"no engine is called {name!r}; known: {', '.join(ENGINES)}")
+    for count in threads:
+        with Workers(count) as workers:
+            for spec in specs:
+                yield run_row(spec, workers, engines, rounds, say, torch_compile)
+
+
+def by_workload(rows: Sequence[Row]) -> list[Row]:
+    """Rows of one workload side by side: workloads, and thread counts of each, as they first came.
+
+    >>> rows = [Row(name, threads, 0, 0, []) for threads in (1, 2) for name in ("b", "a")]
+    >>> [(r.workload, r.threads) for r in by_workload(rows)]
+    [('b', 1), ('b', 2), ('a', 1), ('a', 2)]
+    """
+    order = {name: i for i, name in enumerate(dict.fromkeys(r.workload for r in rows))}
+    return sorted(rows, key=lambda r: order[r.workload])
+
+
 def run(
     specs: Sequence[str],
     threads: Sequence[int] = (1, 2),
@@ -244,16 +282,5 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     torch_compile: bool = False,
 ) -> list[Row]:
-    """All workloads at all thread counts; by default each with the engines that it names as peers, and with
-    torch.compile beside torch if asked, which takes seconds to minutes per workload to prepare."""
-    for spec in specs:
-        check_name(spec)
-    for name in engines or ():
-        if name not in ENGINES:
-            raise ConfigError(f"no engine is called {name!r}; known: {', '.join(ENGINES)}")
-    rows: dict[tuple[str, int], Row] = {}
-    for count in threads:
-        with Workers(count) as workers:
-            for spec in specs:
-                rows[spec, count] = run_row(spec, workers, engines, rounds, say, torch_compile)
-    return [rows[spec, count] for spec in specs for count in threads]
+    """All rows of `measure`, those of one workload side by side."""
+    return by_workload(list(measure(specs, threads, engines, rounds, say, torch_compile)))

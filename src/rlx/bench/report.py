@@ -44,6 +44,18 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return ["workload", "threads", *names, "rlx vs best", "of machine"], cells
 
 
+def line(row: Row) -> str:
+    """A row in one line, for those who wait.
+
+    >>> from rlx.bench.harness import Measured
+    >>> line(Row("gemm 8x8x8", 1, 0.0, 0.0, [Measured("rlx", [1e-6]), Measured("numpy", [2e-6])]))
+    'gemm 8x8x8, threads 1: rlx 1.0 us ±0%, numpy 2.0 us ±0%, rlx vs best 2.00x'
+    """
+    head, ((name, threads, *cells),) = table([row])
+    told = [f"{column} {cell}" for column, cell in zip(head[2:], cells, strict=True) if cell != "-"]
+    return f"{name}, threads {threads}: {', '.join(told)}"
+
+
 def summary(rows: Sequence[Row]) -> str:
     """Geometric mean and worst of the ratios, by thread count."""
     lines = []
@@ -127,13 +139,14 @@ def markdown_table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[
     return [made[0], "|" + "---|" * len(head), *made[1:]]
 
 
-def as_markdown(rows: Sequence[Row], command: str) -> str:
-    """A page with the table, the command that made it and the machine."""
+def as_markdown(rows: Sequence[Row], command: str, subject: str = "", note: str = "") -> str:
+    """A page with the table, the command that made it and the machine; a note if it is not all."""
     lines = markdown_table(*table(rows))
     return "\n".join(
         [
-            "# Benchmarks",
+            f"# Benchmarks: {subject}" if subject else "# Benchmarks",
             "",
+            *([note, ""] if note else []),
             f"Made by `{command}` on {_processor()}.",
             "Medians of interleaved rounds, one process per engine, stopped while others are timed; ± is",
             "half the distance between the quartiles. *rlx vs best* is the best peer's time over RLX's;",
