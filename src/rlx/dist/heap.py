@@ -6,7 +6,7 @@ Layout, everything page aligned; the mapping is sparse, so what is never touched
     entries     per rank: has it joined, which process is it, why did it end
     signals     per rank: SIGNALS counters, each beside its count of sleepers
     lines       per group and rank: epoch and posts of the barrier (see `sync`)
-    records     per group: the failure that all its members agree on
+    records     per group and rank: the failure it has seen; one word says which one all members agree on
     stages      per group and rank: a ring of staging memory for arrays that do not lie in the heap
     heaps       per rank: heap_size bytes for the user
 """
@@ -38,7 +38,8 @@ RING_BYTES = 4 * STAGE_BYTES
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13 on
 _MAGIC = b"RLXHEAP1"
 _HEADER = struct.Struct("<8sQQ")
-_ENTRY = struct.Struct("<iiQH")
+_ENTRY = struct.Struct("<iiQH")  # state, then what must be there before it
+_STATE, _PROCESS, _LENGTH = struct.Struct("=i"), struct.Struct("<iQ"), struct.Struct("<H")
 _TOKEN = struct.Struct(f"<Q{TOKEN_BYTES}s")  # at the end of an entry
 
 # States of a rank's entry.
@@ -184,11 +185,19 @@ class SymmetricHeap:
     # ---- entries: who is there
 
     def write_entry(self, rank: int, state: int, pid: int = 0, started: int = 0, reason: str = "") -> None:
-        """Say what became of a rank. Its text is written before its state, which is one aligned word."""
+        """Say what became of a rank. Others may read at any moment, so its state, one aligned word, is
+        written last; a process that has joined stays written down when it leaves or fails."""
         place = self._layout.entries + rank * ENTRY_BYTES
-        text = reason.encode()[: ENTRY_BYTES - _ENTRY.size - _TOKEN.size]
-        self._map[place + _ENTRY.size : place + _ENTRY.size + len(text)] = text
-        _ENTRY.pack_into(self._map, place, state, pid, started, len(text))
+        if state == JOINED:
+            self._write(place + _STATE.size, _PROCESS.pack(pid, started))
+        else:
+            text = reason.encode()[: ENTRY_BYTES - _ENTRY.size - _TOKEN.size]
+            self._write(place + _ENTRY.size, text)
+            self._write(place + _ENTRY.size - _LENGTH.size, _LENGTH.pack(len(text)))
+        self._write(place, _STATE.pack(state))
+
+    def _write(self, place: int, data: bytes) -> None:
+        self._map[place : place + len(data)] = data
 
     def write_token(self, rank: int, address: int, token: bytes) -> None:
         """Say where in its own memory a rank has its token (see `remote`), and what it is."""

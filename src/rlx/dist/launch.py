@@ -42,6 +42,8 @@ class _RankProcess:
     watch: int
     report: int
     words: bytearray = field(default_factory=bytearray)
+    code: int | None = None
+    """What it ended with, like `Popen.returncode`; it is reaped when all are over."""
     ended_by_itself: bool = False
 
     def last_word(self) -> dict[str, Any] | None:
@@ -53,13 +55,13 @@ class _RankProcess:
 
     def verdict(self) -> str:
         """How it ended, if it did so before the launcher ended it."""
-        if not self.ended_by_itself:
+        if word := self.last_word():
+            return f"raised {word['summary']}"
+        if not self.ended_by_itself or self.code is None:
             return "did not come"
-        code = self.process.returncode
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        word = self.last_word()
-        return f"raised {word['summary']}" if word else f"ended with exit code {code}"
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
 
 
 def launch(
@@ -76,7 +78,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     stderr: TextIO | None = None,
 ) -> int:
-    """Run `script` on `n` ranks and return the exit code: 0, or that of the first rank that failed.
+    """Run `script` on `n` ranks and return the exit code: 0, or that of the rank that failed first.
 
     `timeout` is what ranks wait for each other (default: RLX_DIST_TIMEOUT). With `mpi` the ranks are
     started by mpiexec, on the hosts of `hostfile`; else they are processes here. With `bind` each rank of a
@@ -166,17 +168,25 @@ class _Launcher:
         started = _RankProcess(rank, process, os.pidfd_open(process.pid), read)
         self.ranks.append(started)
         self.selector.register(started.watch, selectors.EVENT_READ, started)
+        # Read as it comes: a rank whose report fills the pipe would wait for ever.
+        self.selector.register(started.report, selectors.EVENT_READ, started)
 
     def _wait(self, seconds: float | None) -> None:
-        """Note which ranks end, for at most `seconds`."""
+        """Note what ranks report and which of them end, for at most `seconds`."""
         for key, _ in self.selector.select(seconds):
             rank: _RankProcess = key.data
             self._read_report(rank)
-            rank.process.wait()
-            self.selector.unregister(rank.watch)
+            if key.fd != rank.watch:
+                continue
+            # Who is not reaped keeps its number, which `_signal_all` may still use for the group it leads.
+            ended = os.waitid(os.P_PIDFD, rank.watch, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            rank.code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            self._ignore(rank.watch)
+            self._ignore(rank.report)
             if not self.ending:
                 rank.ended_by_itself = True
-                self.failed += [rank] if rank.process.returncode else []
+                self.failed += [rank] if rank.code else []
             if self.heap.read_entry(rank.rank)[0] == ABSENT:
                 self.heap.write_entry(rank.rank, FAILED, reason=f"it {rank.verdict()} before it joined")
 
@@ -184,8 +194,13 @@ class _Launcher:
         try:
             while piece := os.read(rank.report, 1 << 16):
                 rank.words += piece
+            self._ignore(rank.report)  # the other end is closed: nothing more comes
         except BlockingIOError:
             pass
+
+    def _ignore(self, descriptor: int) -> None:
+        if descriptor in self.selector.get_map():
+            self.selector.unregister(descriptor)
 
     def _watch_until_failure(self) -> None:
         while self.selector.get_map() and not self.failed:
@@ -204,7 +219,7 @@ class _Launcher:
 
     def _signal_all(self, signal_: signal.Signals) -> None:
         for rank in self.ranks:
-            if rank.process.returncode is None or signal_ == signal.SIGKILL:
+            if rank.code is None or signal_ == signal.SIGKILL:
                 try:
                     os.killpg(rank.process.pid, signal_)
                 except ProcessLookupError:
@@ -237,7 +252,8 @@ class _Launcher:
     def _exit_code(self) -> int:
         if not self.failed:
             return 0
-        code = self.failed[0].process.returncode
+        code = next((rank for rank in self._culprits() if rank in self.failed), self.failed[0]).code
+        assert code is not None
         return 128 - code if code < 0 else code
 
     def _clean_up(self) -> None:

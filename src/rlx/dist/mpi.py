@@ -23,7 +23,7 @@ from rlx.config import DIST_TIMEOUT
 from rlx.dist.errors import LengthMismatch, OutOfBounds, RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import FAILED, JOINED, LEFT
 from rlx.dist.mpi_job import CHANNELS, DATA, FAILURES, GETS, POSTS, PUTS, REPLIES, SIGNALS, MpiJob, Pending
-from rlx.dist.shm import SharedMemoryTransport, process_started
+from rlx.dist.shm import SharedMemoryTransport, process_is_gone, process_started
 from rlx.dist.transport import (
     DEFAULT_HEAP_BYTES,
     Array,
@@ -221,8 +221,7 @@ class MpiTransport:
             return
         if self._failure is None:
             self.barrier()
-            sent = Pending(job.outgoing.requests, [], job.outgoing.buffers)
-            self._finish(sent, self._deadline(None), "the last messages")
+            self._finish(job.outgoing, self._deadline(None), "the last messages")
             job.heap.write_entry(job.index, LEFT)
         job.closed = True
         job.heap.close()
@@ -260,6 +259,7 @@ class MpiTransport:
         """Ask `done` until it holds (True) or the time is over (False); raise when the group has failed."""
         MPI, polls, look = self._job.MPI, 0, time.monotonic() + LOOK_SECONDS
         gone: list[int] = []
+        over = False
         while True:
             try:
                 if done():
@@ -270,6 +270,8 @@ class MpiTransport:
                 break
             for member in gone:  # seen before `done` was asked: what it had sent is here
                 self._announce(RankFailed([member], f"rank {member} died: its process is gone"))
+            if over:  # and so was the clock
+                return False
             polls += 1
             if polls < BUSY_POLLS:
                 continue
@@ -278,8 +280,7 @@ class MpiTransport:
             if now >= min(look, deadline):
                 look = now + LOOK_SECONDS
                 gone = self._look_around(awaited)
-            if now >= deadline:
-                return False
+            over = now >= deadline
         self._raise_mpi(failed, awaited)
         return False
 
@@ -292,7 +293,10 @@ class MpiTransport:
                 for request, peer in zip(pending.requests, pending.peers, strict=True)
                 if request != MPI.REQUEST_NULL and not request.Get_status()
             ]
-            missing = sorted(set(late or pending.peers))
+            if not late:  # the last has answered in this very moment
+                MPI.Request.Waitall(pending.requests)
+                return
+            missing = sorted(set(late))
             named = ", ".join(f"rank {rank}" for rank in missing)
             self._announce(Timeout(missing, f"{named} did not answer before the deadline, during {what}"))
 
@@ -309,11 +313,11 @@ class MpiTransport:
         return [member for member in awaited if self._is_gone(self._members[member])]
 
     def _is_gone(self, rank: int) -> bool:
-        """Whether the process of a rank on this host has ended, which can be seen even if MPI says nothing."""
+        """Whether the process of a rank on this host has ended, which can be seen where MPI says nothing."""
         if rank not in self._job.host:
             return False
         state, pid, started, _ = self._job.heap.read_entry(self._job.host.index(rank))
-        return state == JOINED and process_started(pid) != started
+        return state == JOINED and process_is_gone(pid, started)
 
     def _raise_mpi(self, error: Exception, awaited: Sequence[int]) -> None:
         """An MPI call failed: with fault tolerance (ULFM) MPI knows who died."""
@@ -357,7 +361,7 @@ class MpiTransport:
             peer, tag = self._members[member], self._tag(POSTS)
             mine = np.frombuffer(_POST.pack(call.tag, length, self._puts[member], any_puts), np.uint8)
             pending.add(comm.Irecv([posts[member], MPI.BYTE], peer, tag), member, posts)
-            self._job.outgoing.add(comm.Isend([mine, MPI.BYTE], peer, tag), member, mine)
+            self._job.outgoing.add(comm.Isend([mine, MPI.BYTE], peer, tag), peer, mine)
         self._finish(pending, deadline, str(call))
         posts[self.this_rank] = np.frombuffer(_POST.pack(call.tag, length, 0, any_puts), np.uint8)
         read = [_POST.unpack(post.tobytes()) for post in posts]

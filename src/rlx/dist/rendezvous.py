@@ -33,7 +33,6 @@ SLICE_NANOSECONDS = 10_000_000
 # every rank can have a core, 1 us where one may wait for that very core. About 100 us later it sleeps.
 PATIENT_PAUSES, FEW_PAUSES = 4096, 64
 _BARRIER = Call("barrier").tag
-_READY = 2
 _CLOSED = "closed its transport"
 
 
@@ -128,18 +127,20 @@ class Rendezvous(ABC):
         slice_address = self._table_address + 8 * sync.SECONDS
         others = [member for member in range(self.num_ranks) if member != self.this_rank]
         gone: list[int] = []
+        over = False
         while not self._native.wait_word(word, goal % 2**32, self._table[sync.SPINS], slice_address):
             if gone:  # seen before this last look at the word: what they had sent would be here
                 self._raise_if_dead(gone, f"signal {signal}")
+            if over:  # and so was the clock
+                raise Timeout(
+                    others, f"no rank sent signal {signal} to rank {self.this_rank} before the deadline"
+                )
             left = [member for member in others if self._why_gone(self._members[member]) == _CLOSED]
             dead = [
                 member for member in others if self._why_gone(self._members[member]) not in (None, _CLOSED)
             ]
             gone = dead or (left if left == others else [])
-            if time.monotonic() >= deadline:
-                raise Timeout(
-                    others, f"no rank sent signal {signal} to rank {self.this_rank} before the deadline"
-                )
+            over = time.monotonic() >= deadline
         used[signal] = goal
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -237,14 +238,15 @@ class Rendezvous(ABC):
 
     def _look_around(self, deadline: float) -> None:
         """Between two slices of waiting: has the group failed, did a missing rank die, is the time over?"""
-        # Who was missing may have come, left the barrier and ended since: whoever is gone stays gone, so look
-        # who is missing once more after that.
+        # This rank may be stopped between any two of these lines, and others come meanwhile. So the clock and
+        # the dead, for whom there is no way back, are looked at first, and who is missing after that.
+        over = time.monotonic() >= deadline
         gone = {rank for rank in self._missing() if self._why_gone(self._members[rank]) is not None}
         missing = self._missing()
         if not missing:
             return
         self._raise_if_dead([rank for rank in missing if rank in gone], "a barrier")
-        if time.monotonic() >= deadline:
+        if over:
             late = "; ".join(f"{self._name(rank)} {self._about(self._members[rank])}" for rank in missing)
             self._agree(Timeout(missing, f"ranks did not come to a barrier before the deadline: {late}"))
 
@@ -277,35 +279,34 @@ class Rendezvous(ABC):
             return _CLOSED
         return None if state == ABSENT else self._cause_of_death(rank)
 
-    # ---- agreement: the first who sees a failure writes it down, all others raise the same
+    # ---- agreement: the failure that one of those who see one gets in first is the one that all raise
 
-    def _record(self) -> int:
+    def _winner(self) -> int:
+        """Address of the word that says whose record counts: 1 + its rank in the job, 0 if nobody's does."""
         return self._heap.record(self._group, min(self._members))
 
     def _agree(self, failure: RanksMissing) -> None:
-        place = self._record()
-        if self._native.claim(place):
-            facts = {"kind": type(failure).__name__, "ranks": failure.ranks, "reason": failure.reason}
+        """Write down what this rank saw, let it count unless another's does already, and raise what counts.
+
+        The record is whole before it can win: nobody ever waits for a rank that may be stopped or dead.
+        """
+        facts = {"kind": type(failure).__name__, "ranks": failure.ranks, "reason": failure.reason}
+        text = json.dumps(facts).encode()
+        if len(text) > RECORD_BYTES - 8:
+            facts["reason"] = failure.reason[: (RECORD_BYTES - 200) // 6] + " ..."
             text = json.dumps(facts).encode()
-            if len(text) > RECORD_BYTES - 8:
-                facts["reason"] = failure.reason[: (RECORD_BYTES - 200) // 6] + " ..."
-                text = json.dumps(facts).encode()
-            ctypes.memmove(place + 8, text, len(text))
-            ctypes.c_int32.from_address(place + 4).value = len(text)
-            self._native.publish(place, _READY)
-        agreed = self._read_record()
-        for _ in range(100):  # another rank has claimed the record and is about to finish it, unless it dies
-            if agreed is not None:
-                break
-            time.sleep(0.001)
-            agreed = self._read_record()
-        self._failure = agreed or failure
+        mine = self._heap.record(self._group, self._state.rank)
+        ctypes.memmove(mine + 8, text, len(text))
+        ctypes.c_int32.from_address(mine + 4).value = len(text)
+        self._native.claim(self._winner(), 1 + self._state.rank)
+        self._failure = self._read_record() or failure
         raise self._failure
 
     def _read_record(self) -> RanksMissing | None:
-        place = self._record()
-        if ctypes.c_int32.from_address(place).value != _READY:
+        winner = ctypes.c_int32.from_address(self._winner()).value
+        if winner == 0:
             return None
+        place = self._heap.record(self._group, winner - 1)
         facts = json.loads(ctypes.string_at(place + 8, ctypes.c_int32.from_address(place + 4).value))
         kind = Timeout if facts["kind"] == "Timeout" else RankFailed
         return kind(facts["ranks"], facts["reason"])

@@ -30,7 +30,7 @@ class SharedMemoryTransport(MappedTransport):
         if not 0 <= this_rank < heap.num_ranks:
             raise UnknownRank(this_rank, heap.num_ranks)
         joined, pid, started, _ = heap.read_entry(this_rank)
-        if joined == JOINED and process_started(pid) == started:
+        if joined == JOINED and not process_is_gone(pid, started):
             raise TransportError(
                 f"rank {this_rank} has already joined as process {pid}; give each process its own rank"
             )
@@ -74,7 +74,7 @@ class SharedMemoryTransport(MappedTransport):
 
     def _cause_of_death(self, rank: int) -> str | None:
         _, pid, started, _ = self._heap.read_entry(rank)
-        return None if process_started(pid) == started else f"died: its process {pid} is gone"
+        return f"died: its process {pid} is gone" if process_is_gone(pid, started) else None
 
     def _about(self, rank: int) -> str:
         state, pid, _, _ = self._heap.read_entry(rank)
@@ -92,7 +92,7 @@ def _stat(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
@@ -105,9 +105,23 @@ def process_started(pid: int) -> int:
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
 
+def process_is_gone(pid: int, started: int) -> bool:
+    """Whether the process that was started then has ended.
+
+    It is not if nobody can tell: where this process may open no more files, all others would look dead.
+    """
+    try:
+        return process_started(pid) != started
+    except OSError:
+        return False
+
+
 def process_state(pid: int) -> str:
     """What a process is doing, for people."""
-    fields = _stat(pid)
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return "in a state that cannot be read"
     names = {
         "R": "running",
         "S": "sleeping",

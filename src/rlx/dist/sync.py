@@ -173,12 +173,8 @@ def _emit_small(module: Module) -> None:
     f.atomic_rmw("add", f.args[0], f.value(1, "i32"), "seq_cst")
     _wake(f, f.args[0])
 
-    f = module.function("rlx_claim", [("ptr", "word")], returns="i64")
-    _, won = f.compare_exchange(f.args[0], f.value(0, "i32"), f.value(1, "i32"))
-    f.return_(f.zext(won, "i64"))
-
-    f = module.function("rlx_publish", [("ptr", "word"), ("i32", "value")])
-    f.atomic_store(f.args[1], f.args[0], "seq_cst")
+    f = module.function("rlx_claim", [("ptr", "word"), ("i32", "value")])
+    f.compare_exchange(f.args[0], f.value(0, "i32"), f.args[1])
 
 
 def emit(target: Target) -> str:
@@ -211,8 +207,7 @@ class Sync:
     wait: Callable[[int], int]
     wait_word: Callable[[int, int, int, int], int]
     signal: Callable[[int], None]
-    claim: Callable[[int], int]
-    publish: Callable[[int, int], None]
+    claim: Callable[[int, int], None]
     code: object
 
 
@@ -230,7 +225,6 @@ def sync() -> Sync:
         wait=function("wait", i64, pointer),
         wait_word=function("wait_word", i64, pointer, i32, i64, pointer),
         signal=function("signal", None, pointer),  # type: ignore[arg-type]
-        claim=function("claim", i64, pointer),
-        publish=function("publish", None, pointer, i32),  # type: ignore[arg-type]
+        claim=function("claim", None, pointer, i32),  # type: ignore[arg-type]
         code=code,
     )

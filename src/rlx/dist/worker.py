@@ -23,7 +23,6 @@ _LOCAL_RANKS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# The report must fit the pipe, because the launcher reads it when this process is over.
 _REPORT_CHARACTERS = 16_000
 
 
@@ -85,7 +84,8 @@ def _report(error: BaseException) -> None:
     }
     descriptor = os.environ.get(environment.REPORT_FD)
     if descriptor is not None:
-        os.write(int(descriptor), json.dumps(facts).encode())
+        with open(int(descriptor), "wb", closefd=False) as pipe:  # all of it, however small the pipe is
+            pipe.write(json.dumps(facts).encode())
     else:
         print(
             f"rank {os.environ.get('RANK', '?')} failed:\n{facts['traceback']}", file=sys.stderr, flush=True
