@@ -8,7 +8,7 @@ Symbolic sizes are taken at an assumed binding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from rlx.cost.profile import GraphIoProfile
@@ -27,12 +27,14 @@ from rlx.ir.views import view_layouts
 
 ASSUMED_SIZE = 128
 ASSUMED_BATCH = 1
+MOST_ASSUMED = 1 << 20
 TRIPS = ("length", "rows", "max_trips")  # what a loop's form calls the number of its steps
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE, Role.RESULT, Role.TUPLE)
 
 
 def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> dict[str, int]:
-    """A size for every symbol: the one given, else 1 for batch-like ones, else 128.
+    """A size for every symbol: the one given, else 1 for batch-like ones, else 128, doubled where the graph
+    needs more (a window of 400 samples does not fit 128).
 
     Batch-like is a symbol that is the leading dim of inputs with more axes, and no other dim of any input. No
     size is assumed above the bound of a size input; a size that data decides is taken at its bound, because
@@ -61,7 +63,26 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
     usual = {s: min(n, most.get(s, n)) for s, n in usual.items()}
     if not usual.keys() <= leading | elsewhere:  # states have the others, or an op finds them
         usual |= sizes_at_bounds(graph, {**usual, **fixed, **given})
-    return {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
+    chosen = {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
+    free = usual.keys() - given.keys() - fixed.keys() - most.keys()
+    return _grown(chosen, free, [c for c in graph.constraints if c.kind == "min"])
+
+
+def _grown(binding: dict[str, int], free: Collection[str], needs: Sequence[Constraint]) -> dict[str, int]:
+    """The binding with free symbols doubled until what the graph needs at least is there."""
+    for need in needs:
+        names = [*symbols(need.lhs), *symbols(need.rhs)]
+        if not all(s in binding for s in names):
+            continue  # a size that only a body knows
+        grown = dict(binding)
+        while not need.check(grown) and max(grown.values()) < MOST_ASSUMED:
+            larger = {s: 2 * n for s, n in grown.items() if s in names and s in free}
+            if not larger:
+                break
+            grown |= larger
+        if need.check(grown):
+            binding = grown
+    return binding
 
 
 def _fixed_by(constraints: Iterable[Constraint]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.assume import require_equal
+from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, dim_pairs, dims, ints, number, one_of
 from rlx.ir.dim import Dim, ceildiv, dim_max, known_le, parse_dim
 from rlx.ir.dtype import DType
@@ -63,14 +63,13 @@ def window_counts(
     for d, k, stride, (low, high), dilation in zip(shape, window, strides, padding, dilations, strict=True):
         if known_le(k, 0) is True:
             raise ShapeError(f"{name}: a window of size {k} is empty")
-        room = d + low + high - extent(k, dilation)
-        count = room // stride + 1
-        if known_le(count, -1) is True:
-            raise ShapeError(
-                f"{name}: a window that reaches over {extent(k, dilation)} elements does not fit an axis of "
-                f"{d} padded by ({low}, {high}); pad more or take a smaller window"
-            )
-        out.append(count)
+        padded, reach = d + low + high, extent(k, dilation)
+        told = (
+            f"{name}: a window that reaches over {reach} elements does not fit an axis of "
+            f"{d} padded by ({low}, {high}); pad more or take a smaller window"
+        )
+        require_at_least(padded, reach - stride, told)  # else the count would be negative
+        out.append((padded - reach) // stride + 1)
     return tuple(out)
 
 

@@ -146,6 +146,14 @@ class Call:
             raise ImportError_(f"its input {i} must hold one number, but holds {len(found)}")
         return found[0]
 
+    def number(self, i: int) -> Dim | float:
+        """Operand i as one number: a size, or a float that is none."""
+        found = self.partial(self[i])
+        if found is None or found.dtype == object or not self[i].dtype.is_float:
+            return self.size(i)
+        value = float(self.array(i).reshape(-1)[0])
+        return int(value) if value.is_integer() else value
+
     def integer(self, i: int) -> int:
         """Operand i as one integer, which must be known."""
         found = self.ints(i)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_, ShapeError
+from rlx.errors import ImportError_, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.partial import Unknown
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
-from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le
+from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.dtype import F8E8M0, DType
-from rlx.ir.graph import Node
+from rlx.ir.graph import Node, current_graph
 from rlx.ir.op import get_op
 from rlx.ops.rules import normal_axes, normal_axis
 
@@ -188,11 +188,14 @@ def slice_range(start: Dim, end: Dim, step: int, d: Dim) -> tuple[Dim, Dim]:
 
 
 def _bounded(at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
-    """A place counted from the end if negative, kept within bounds."""
-    if known_le(0, at) is not True:
-        if known_le(at, -1) is not True:
-            raise ShapeError(f"a slice at {at} may count from either end; its sign is not known")
+    """A place counted from the end if negative, kept within bounds. Where sizes decide its sign, it is assumed
+    to count from the start: runs with other sizes are refused."""
+    if known_le(at, -1) is True:
         return d - dim_min(-at, d - low)
+    if known_le(0, at) is None:
+        graph = current_graph()
+        assert graph is not None, "conversions run while a graph is built"
+        graph.assume(Constraint("min", at, 0, current_where()))
     return dim_min(at, high)
 
 
