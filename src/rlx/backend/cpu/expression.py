@@ -56,7 +56,8 @@ class Ahead:
 
 AHEAD = (Ahead(1024),)  # long bodies let few loads be on their way
 # Beside stores past the caches: memory fills the second cache early, that one the first shortly before use.
-STREAM_AHEAD = (Ahead(8192, 2), Ahead(768))
+# A request that finds all miss buffers taken is dropped, so the early one is made twice.
+STREAM_AHEAD = (Ahead(8192, 2), Ahead(4096, 2), Ahead(768))
 
 
 @dataclass
