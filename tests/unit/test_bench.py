@@ -82,6 +82,7 @@ def test_a_row_is_measured_in_processes_of_its_own() -> None:
     (row,) = harness.run(["gemm:8,32,48"], [1], ["rlx", "numpy"], 1)
     assert [m.engine for m in row.engines] == ["rlx", "numpy"]
     assert all(len(m.times) == harness.SAMPLES and not m.error for m in row.engines)
+    assert [len(m.rates) for m in row.engines] == [harness.SAMPLES, 0]  # the yardstick goes along with RLX
     share = row.share()
     assert row.ratio() and share and 0 < share < 1.2
 

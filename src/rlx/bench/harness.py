@@ -24,7 +24,6 @@ import numpy as np
 
 from rlx.bench.engines import ENGINES, TORCH_COMPILE, installed
 from rlx.bench.workloads import check_name, make
-from rlx.bench.yardsticks import YARDSTICK
 from rlx.errors import ConfigError, RlxError
 
 TARGET_SECONDS = 0.02  # one timing lasts at least this long: shorter runs are repeated inside it
@@ -46,6 +45,8 @@ class Measured:
     difference: float = 0.0
     chosen: str = ""
     """What was faster, where its documentation leaves a choice."""
+    rates: list[float] = field(default_factory=list)
+    """What the machine gave right after every timing: flops (or bytes) per second. Of RLX only."""
 
     @property
     def median(self) -> float:
@@ -166,11 +167,8 @@ def run_row(
     peers = [*workload.peers, *[TORCH_COMPILE] * (torch_compile and "torch" in workload.peers)]
     able = [e for e in engines or ("rlx", *peers) if e in installed() and ENGINES[e].can(workload)]
     measured = {e: Measured(e) for e in able}
-    rate = Measured(YARDSTICK)
     ready: dict[str, _Worker] = {}
-    for e, into in [*measured.items(), (YARDSTICK, rate)]:
-        if e == YARDSTICK and not (workload.flops or workload.bytes):
-            continue
+    for e, into in measured.items():
         say(f"{workload.name}: preparing {e}")
         try:
             answer = workers.get(e).ask("make", spec=spec)
@@ -178,7 +176,7 @@ def run_row(
             ready[e] = workers.get(e)
         except EngineError as error:
             into.error = str(error)
-    _measure(workload.name, ready, measured | {YARDSTICK: rate}, rounds, say)
+    _measure(workload.name, ready, measured, rounds, say)
     _compare(ready, measured)
     for m in measured.values():
         if m.difference > workload.tolerance:
@@ -190,7 +188,7 @@ def run_row(
         workload.bytes,
         list(measured.values()),
         workload.copies,
-        rate.median if rate.times else 0.0,
+        next((statistics.median(m.rates) for m in measured.values() if m.rates), 0.0),
     )
 
 
@@ -209,7 +207,9 @@ def _measure(
                 if e not in inner:
                     once = min(workers[e].ask("time", samples=SAMPLES, inner=1)["times"])
                     inner[e] = max(int(TARGET_SECONDS / max(once, 1e-7)), 1)
-                measured[e].times += workers[e].ask("time", samples=SAMPLES, inner=inner[e])["times"]
+                answer = workers[e].ask("time", samples=SAMPLES, inner=inner[e])
+                measured[e].times += answer["times"]
+                measured[e].rates += answer.get("rates", [])
             except EngineError as error:
                 measured[e].error = str(error)
                 del workers[e]

@@ -13,7 +13,9 @@ from rlx.bench.engines import ENGINES, choices
 from rlx.bench.quiet import take_precedence
 from rlx.bench.workloads import make
 from rlx.bench.workloads.base import Run
-from rlx.bench.yardsticks import YARDSTICK, Yardstick, yardsticks
+from rlx.bench.yardsticks import Yardstick, yardsticks
+
+LONGEST = 0.1  # seconds of one timing of a yardstick
 
 
 def _time(run: Run, samples: int, inner: int) -> list[float]:
@@ -28,32 +30,44 @@ def _time(run: Run, samples: int, inner: int) -> list[float]:
     return times
 
 
+def _rate(yardstick: Yardstick) -> float:
+    """What a yardstick gives at best, in a few runs."""
+    return yardstick.amount / min(_time(yardstick.run, 3, 1))
+
+
 class _Bench:
-    """An engine, or the yardstick, on the workload that was asked for last."""
+    """An engine on the workload that was asked for last; RLX with a yardstick beside it."""
 
     def __init__(self, engine: str, threads: int) -> None:
         self.engine, self.threads = engine, threads
         self.run: Run = list
-        self.yardsticks: list[Yardstick] = []
+        self.yardstick: Yardstick | None = None
 
     def make(self, spec: str) -> dict[str, Any]:
-        self.run, self.yardsticks = list, []  # lets go of the last workload
+        self.run, self.yardstick = list, None  # lets go of the last workload
         self.workload = workload = make(spec)  # kept: engines hold addresses of its arrays
-        if self.engine == YARDSTICK:
-            self.yardsticks = yardsticks(workload, self.threads)
-            return {"ready": 0.0, "chosen": ""}
         start = time.perf_counter()
         choices.clear()
         self.run = ENGINES[self.engine].prepare(workload, self.threads)
         self.run()
-        return {"ready": time.perf_counter() - start, "chosen": ", ".join(dict.fromkeys(choices))}
+        ready = time.perf_counter() - start
+        if self.engine == "rlx":
+            self.yardstick = max(yardsticks(workload, self.threads), key=_rate, default=None)
+        return {"ready": ready, "chosen": ", ".join(dict.fromkeys(choices))}
 
     def time(self, samples: int, inner: int) -> dict[str, Any]:
-        """Seconds of a run; of the yardstick its best rate, in flops or bytes per second."""
-        if self.engine != YARDSTICK:
-            return {"times": _time(self.run, samples, inner)}
-        rates = [[way.amount / t for t in _time(way.run, samples, 1)] for way in self.yardsticks]
-        return {"times": [max(found) for found in zip(*rates, strict=True)]}
+        """Seconds of a run, and what the machine gave right after it, in flops or bytes per second.
+
+        The yardstick's timings last as long as those of the engine: whatever else runs on the machine takes
+        its turns, which short timings slip through between.
+        """
+        times = _time(self.run, samples, inner)
+        if self.yardstick is None:
+            return {"times": times}
+        once = self.yardstick.amount / _rate(self.yardstick)
+        repeated = max(round(min(inner * min(times), LONGEST) / once), 1)
+        rates = [self.yardstick.amount / t for t in _time(self.yardstick.run, samples, repeated)]
+        return {"times": times, "rates": rates}
 
     def save(self, path: str) -> dict[str, Any]:
         np.savez(path, *[np.asarray(value) for value in self.run()])
