@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from measured import grows
 from rlx.backend.cpu.irtext import Int, Module, Value, constant
 from rlx.backend.cpu.jit import Code
 from rlx.errors import ConfigError, KernelError
@@ -323,7 +322,7 @@ def test_a_forked_child_runs_a_program(code: Code, pool: Pool) -> None:
     log.program._header[_ARRIVED] = pool.threads - 1
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(300)
         good = False
         try:
             good = log.run() == [123] * pool.threads
@@ -350,16 +349,12 @@ def test_programs_from_several_python_threads(code: Code, pool: Pool) -> None:
     for user in users:
         user.start()
     for user in users:
-        user.join(timeout=120)
+        user.join()
     assert not failures
-    assert not any(user.is_alive() for user in users)
 
 
 @linux
 def test_a_thousand_programs_leave_nothing_behind(code: Code) -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     with Pool(min(2, len(CPUS))) as pool:
 
         def cycle(times: int) -> None:
@@ -367,9 +362,4 @@ def test_a_thousand_programs_leave_nothing_behind(code: Code) -> None:
                 log = Log(code, pool, [Record(code.address("log"), 5) for _ in range(50)])
                 log.run()
 
-        cycle(100)
-        gc.collect()
-        before = resident()
-        cycle(1000)
-        gc.collect()
-        assert resident() - before < 2 << 20
+        assert not grows(lambda: cycle(500), most=1 << 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import subprocess
@@ -16,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.backend.cpu.irtext import Module, Value
+from measured import grows
+from rlx.backend.cpu.irtext import Bool, Module, Value, constant
 from rlx.backend.cpu.jit import Code, compile_object
 from rlx.backend.cpu.target import resolve
 from rlx.errors import ConfigError
@@ -31,19 +31,32 @@ LINE = 8  # int64 fields of a cache line
 
 
 def emit_functions(module: Module) -> None:
-    """count(cells, thread): cells[thread] += 1 (one cache line each); linger: the same after 300 ms."""
+    """count(cells, thread): cells[thread] += 1 (one cache line each).
+
+    linger: the same when field 1 of its line is no longer 0, after field 2 has told that it is there.
+    interrupt: the same after thread 0 has sent the process a SIGINT.
+    """
     f = module.function("count", [("ptr", "cells"), ("i64", "thread")])
     cells, thread = f.args
     cell = f.gep(cells, f.mul(thread, LINE), "i64")
     f.store(f.add(f.load("i64", cell), 1), cell)
 
     f = module.function("linger", [("ptr", "cells"), ("i64", "thread")])
-    end = f.add(native.clock(f), 300_000_000)
+    line = f.gep(f.args[0], f.mul(f.args[1], LINE), "i64")
+    f.atomic_store(f.value(1), f.gep(line, 2, "i64"), "seq_cst")
+
+    def held(_: list[Value]) -> Bool:
+        return f.cmp("eq", f.atomic_load("i64", f.gep(line, 1, "i64")), 0)
 
     def nothing(_: list[Value]) -> None:
         f.call("sched_yield", [], "i32")
 
-    f.while_loop([], lambda _: f.cmp("slt", native.clock(f), end), nothing)
+    f.while_loop([], held, nothing)
+    f.call("count", f.args)
+
+    f = module.function("interrupt", [("ptr", "cells"), ("i64", "thread")])
+    first = f.cmp("eq", f.args[1], 0)
+    f.branch(first, lambda: f.call("raise", [constant("i32", signal.SIGINT)], "i32"))
     f.call("count", f.args)
 
 
@@ -71,6 +84,18 @@ class Cells:
         return repr(self.array[:, 0].tolist())
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Other threads decide when that is; a machine without time for them is no fault."""
+    while not condition():
+        time.sleep(0.001)
+
+
+def wait_for_threads(number: int) -> None:
+    """Threads that were told to end may take as long as the machine lets them."""
+    wait_until(lambda: threading.active_count() <= number)
+    assert threading.active_count() == number
 
 
 def team_of(pool: Pool) -> pool_module._Team:
@@ -105,8 +130,7 @@ def test_a_sleeping_pool_wakes(count: int) -> None:
     with Pool(2, spin_us=0) as pool:
         for _ in range(100):
             pool.run(count, cells.address)
-            time.sleep(0.002)
-        assert team_of(pool).has_sleepers
+            wait_until(lambda: team_of(pool).has_sleepers)
     assert cells == [100, 100]
 
 
@@ -118,10 +142,10 @@ def test_a_pool_grows_with_the_runs(count: int) -> None:
         pool.run(count, cells.address, threads=2)
         assert threading.active_count() == before + 1
         pool.run(count, cells.address, threads=4)
-        assert threading.active_count() == before + 3
+        wait_for_threads(before + 3)
         pool.run(count, cells.address, threads=3)
         assert cells == [3, 3, 2, 1]
-    assert threading.active_count() == before
+    wait_for_threads(before)
 
 
 def test_one_thread_needs_no_pool(count: int) -> None:
@@ -175,7 +199,7 @@ def test_runs_from_several_python_threads(count: int) -> None:
     for user in users:
         user.start()
     for user in users:
-        user.join(timeout=60)
+        user.join()
     assert not failures
     assert all(cells == [300, 300] for cells in all_cells)
 
@@ -206,13 +230,9 @@ def test_ctrl_c_during_a_run_comes_after_it(code: Code, count: int) -> None:
     with Pool(2) as pool:
         pool.run(count, cells.address)
         for _ in range(3):
-            timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
             before = cells.array[:, 0].tolist()
             with pytest.raises(KeyboardInterrupt):
-                pool.run(code.address("linger"), cells.address)
-                time.sleep(1)  # where the signal is seen if it was not seen before
-            timer.join()
+                pool.run(code.address("interrupt"), cells.address)
             assert cells == [number + 1 for number in before]
         pool.run(count, cells.address)
     assert cells == [5, 5]
@@ -237,7 +257,7 @@ def test_a_failed_start_leaves_the_pool_usable(
             patch.setattr(threading.Thread, "start", second_fails)
             with pytest.raises(type(error)):
                 pool.run(count, cells.address)
-        assert threading.active_count() == before
+        wait_for_threads(before)
         pool.run(count, cells.address)
     assert cells == [1, 1, 1, 1]
 
@@ -306,10 +326,6 @@ def test_pool_and_driver_assemble_for_every_machine(name: str) -> None:
 # --- the life of threads --------------------------------------------------------------------------
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @two_cores
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_thousand_pools_leave_nothing_behind(count: int) -> None:
@@ -320,21 +336,16 @@ def test_a_thousand_pools_leave_nothing_behind(count: int) -> None:
             Pool(2).run(count, cells.address)
 
     threads = threading.active_count()
-    cycle(100)
-    gc.collect()
-    before = resident_bytes()
-    cycle(1000)
-    gc.collect()
-    assert resident_bytes() - before < 2 << 20
-    assert threading.active_count() == threads
-    assert cells == [1100, 1100]
+    assert not grows(lambda: cycle(1000), most=2 << 20)
+    wait_for_threads(threads)
+    assert cells.array[0, 0] == cells.array[1, 0]
 
 
 def in_child(action: Callable[[], bool]) -> bool:
     """Fork, and tell whether `action` returned True in the child. A child that hangs is ended by an alarm."""
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(300)
         good = False
         try:
             good = action()
@@ -368,8 +379,9 @@ def test_a_fork_while_another_thread_is_in_a_run(code: Code, count: int) -> None
     with Pool(2) as pool:
         user = threading.Thread(target=pool.run, args=(code.address("linger"), slow.address))
         user.start()
-        time.sleep(0.05)  # well inside the 300 ms
+        wait_until(lambda: slow.array[:, 2].all())
         assert in_child(lambda: pool.run(count, mine.address) is None and mine == [1, 1])
+        slow.array[:, 1] = 1
         user.join()
         assert slow == [1, 1]
 
@@ -403,5 +415,5 @@ count, cells, pool = code.address("nothing"), np.zeros(16, np.int64), Pool(2)
 """
     environment = {**os.environ, "RLX_CACHE": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")

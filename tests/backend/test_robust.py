@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +15,7 @@ import pytest
 from op_cases import ALL_CASES, IDS, Case, assert_close
 
 import rlx
+from measured import grows
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.dim import symbols
 from rlx.runtime import context, weights
@@ -66,13 +67,11 @@ def test_every_case_stays_inside_its_memory(case: Case, monkeypatch: pytest.Monk
     run_between_fences(case, monkeypatch)
 
 
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+programs_made = itertools.count()
 
 
-def make_run_drop(times: int, start: int) -> None:
-    for i in range(start, start + times):
+def make_run_drop(times: int) -> None:
+    for i in itertools.islice(programs_made, times):
         g = rlx.Graph("cycle")
         x = g.input("x", ("n", 8), "f32")
         w = g.param("w", (8,), "f32", value=np.full(8, i, np.float32))
@@ -83,21 +82,12 @@ def make_run_drop(times: int, start: int) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_programs_made_run_and_dropped_take_no_memory() -> None:
-    make_run_drop(200, 0)
-    gc.collect()
-    before = resident_bytes()
-    make_run_drop(1000, 200)
-    gc.collect()
-    assert resident_bytes() - before < 16 << 20
+    assert not grows(lambda: make_run_drop(1000), most=16 << 20)
 
 
 def test_a_hundred_programs_made_run_and_dropped_take_no_memory() -> None:
-    make_run_drop(30, 0)
-    gc.collect()
-    before = resident_bytes()
-    make_run_drop(100, 30)
-    gc.collect()
-    assert resident_bytes() - before < 8 << 20
+    make_run_drop(30)
+    assert not grows(lambda: make_run_drop(50), most=4 << 20)
 
 
 def test_a_run_without_enough_memory_says_so_and_the_next_works() -> None:

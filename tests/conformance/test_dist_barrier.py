@@ -20,11 +20,11 @@ Work = Callable[[Any], Any]
 
 
 def threads(n: int, work: Work) -> list[Any]:
-    return dist.run_threads(n, work, 4 << 20, timeout=60)
+    return dist.run_threads(n, work, 4 << 20, timeout=120)
 
 
 def processes(n: int, work: Work) -> list[Any]:
-    return results(fork_ranks(n, work, 4 << 20, timeout=60, limit=3600))
+    return results(fork_ranks(n, work, 4 << 20, timeout=120, limit=3600))
 
 
 BOTH = pytest.mark.parametrize("start", [threads, processes])
@@ -59,13 +59,22 @@ def test_a_million_epochs(start: Callable[[int, Work], Any]) -> None:
 @BOTH
 def test_the_counter_wraps(start: Callable[[int, Work], Any]) -> None:
     def work(transport: MappedTransport) -> None:
+        buf = transport.alloc(8)
+        words = [transport.view(rank, buf).view(np.int64) for rank in range(transport.num_ranks)]
+
+        def all_come(step: int) -> None:
+            """A meeting without the counters that are about to be changed."""
+            words[transport.this_rank][0] = step
+            while min(int(word[0]) for word in words) < step:
+                time.sleep(0.001)
+
         # A few barriers before the 32-bit counter comes to 0, and before it changes its sign.
-        for last in (-5, 2**31 - 5):
+        for turn, last in enumerate((-5, 2**31 - 5)):
             transport.barrier()
-            time.sleep(0.1)  # everybody has left the barrier
+            all_come(2 * turn + 1)  # everybody has left the barrier
             transport._table[sync.MY_EPOCH] = last
             ctypes.c_int32.from_address(transport._lines[transport.this_rank]).value = last
-            time.sleep(0.1)  # everybody has set its counter
+            all_come(2 * turn + 2)  # everybody has set its counter
             count_epochs(transport, 12)
 
     start(3, work)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ import sys
 from rlx.dist.launch import launch
 sys.exit(launch(int(sys.argv[1]), sys.argv[2], sys.argv[3:], mpi=True))
 """
-DEADLINE = 8.0
-START_SECONDS = 60  # for mpiexec and the imports, on a busy machine
+DEADLINE = 8.0  # seconds that MPI may take to start without a rank that never comes
+LONG = 120.0  # and that nothing takes, unless it is at fault
 MODES = pytest.mark.parametrize("mode", ["alone", "shared"])
 
 
-def start(n: int, folder: Path, *arguments: str, limit: float = 120) -> tuple[int, str, list[Any]]:
+def start(n: int, folder: Path, *arguments: str, limit: float = 5 * LONG) -> tuple[int, str, list[Any]]:
     """Exit code of the launcher, its output, and what every rank wrote."""
     source = Path(dist.__file__).parents[2]
     done = subprocess.run(
@@ -44,11 +43,9 @@ def start(n: int, folder: Path, *arguments: str, limit: float = 120) -> tuple[in
 
 def test_a_rank_that_never_starts_mpi_ends_the_job(require: Any, tmp_path: Path) -> None:
     require("mpi")
-    begin = time.monotonic()
     code, output, _ = start(3, tmp_path, "never join", "alone", str(tmp_path), str(DEADLINE))
     assert code != 0
     assert "_start_mpi" in output or "Open MPI" not in mpi_version(), output
-    assert time.monotonic() - begin < DEADLINE + START_SECONDS
 
 
 def mpi_version() -> str:
@@ -59,7 +56,7 @@ def mpi_version() -> str:
 def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
     require("mpi")
     expected = dist.run_threads(4, lambda t: cases.everything(t, cases.FEW), 8 << 20, timeout=60)[0]
-    code, output, ranks = start(4, tmp_path, "suite", mode, str(tmp_path), "60")
+    code, output, ranks = start(4, tmp_path, "suite", mode, str(tmp_path), str(LONG))
     assert code == 0, output
     assert ranks == [expected] * 4
 
@@ -70,7 +67,7 @@ def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
 def test_conformance_of_all_dtypes(require: Any, tmp_path: Path, n: int, mode: str) -> None:
     require("mpi")
     expected = dist.run_threads(n, lambda t: cases.everything(t, cases.ALL), 8 << 20, timeout=60)[0]
-    code, output, ranks = start(n, tmp_path, "suite of all", mode, str(tmp_path), "120", limit=600)
+    code, output, ranks = start(n, tmp_path, "suite of all", mode, str(tmp_path), str(LONG))
     assert code == 0, output
     assert ranks == [expected] * n
 
@@ -79,8 +76,7 @@ def test_conformance_of_all_dtypes(require: Any, tmp_path: Path, n: int, mode: s
 @pytest.mark.parametrize("what", ["raise", "kill", "stop"])
 def test_survivors_name_the_victim(require: Any, tmp_path: Path, mode: str, what: str) -> None:
     require("mpi")
-    begin = time.monotonic()
-    code, output, ranks = start(3, tmp_path, what, mode, str(tmp_path), str(DEADLINE))
+    code, output, ranks = start(3, tmp_path, what, mode, str(tmp_path), str(LONG))
     assert code != 0
     survivors = [ranks[0], ranks[2]]
     # A survivor may be ended by the MPI before it can speak, but never hangs and never blames another.
@@ -89,5 +85,4 @@ def test_survivors_name_the_victim(require: Any, tmp_path: Path, mode: str, what
     assert spoken or (what == "kill" and "Open MPI" not in mpi_version()), output
     for facts in spoken:
         assert facts["ranks"] == [1], output
-        assert facts["after"] < DEADLINE + 1, output
-    assert time.monotonic() - begin < DEADLINE + START_SECONDS
+        assert what == "kill" or facts["kind"] == {"raise": "RankFailed", "stop": "Timeout"}[what], output

@@ -335,8 +335,8 @@ def test_an_endless_loop_can_be_interrupted(threads: int) -> None:
     program = rlx.compile(counting(), threads=threads)
     old = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
             program.run({"start": np.array(0), "most": np.array(1 << 60)})
     finally:
         signal.signal(signal.SIGALRM, old)

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import rlx.dist
+from conformance.dist_ranks import resources
 from rlx.dist import launch as launcher
+from rlx.dist import shm
 from rlx.dist.errors import TransportError
 from rlx.dist.launch import launch
 
@@ -27,6 +29,7 @@ rank = int(transport.this_rank)
 """
 
 
+LONG = 300.0  # seconds that ranks wait for each other, where only a fault makes them
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rlx.dist.__file__).parents[2])}
 Run = Callable[..., tuple[int, str]]
 
@@ -35,14 +38,13 @@ Run = Callable[..., tuple[int, str]]
 def run(tmp_path: Path) -> Run:
     """run(body, n, *args) -> (exit code, what the launcher said)."""
 
-    def start(body: str, n: int = 2, *args: str, timeout: float = 2.0, head: str = HEAD) -> tuple[int, str]:
+    def start(body: str, n: int = 2, *args: str, timeout: float = LONG, head: str = HEAD) -> tuple[int, str]:
         script = tmp_path / "script.py"
         script.write_text(head + body)
         said = io.StringIO()
-        before = len(os.listdir("/proc/self/fd"))
+        before = resources()
         code = launch(n, script, args, timeout=timeout, heap_size=1 << 20, stderr=said, env=ENVIRONMENT)
-        assert len(os.listdir("/proc/self/fd")) == before
-        assert not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        assert resources() <= before
         return code, said.getvalue()
 
     return start
@@ -75,28 +77,56 @@ def test_a_killed_rank_is_named(run: Run) -> None:
 
 
 def test_a_stopped_rank_is_named_and_ended(run: Run) -> None:
-    begin = time.monotonic()
     code, said = run("if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ntransport.barrier()", timeout=1.0)
     assert code == 1 and "rank 1" in said and "did not come" in said and "Timeout" in said
-    assert time.monotonic() - begin < 15
 
 
-def test_a_rank_that_never_joins_is_named_at_once(run: Run) -> None:
-    begin = time.monotonic()
+def test_a_rank_that_never_joins_is_named_without_a_deadline(run: Run) -> None:
     leave = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(0)\n"
-    code, said = run("transport.barrier()", timeout=60, head=leave + HEAD)
-    assert code == 1 and "rank 1" in said and "before it joined" in said
-    assert time.monotonic() - begin < 30
+    code, said = run("transport.barrier()", head=leave + HEAD)
+    assert code == 1 and "rank 1" in said and "before it joined" in said and "Timeout" not in said
 
 
-def test_a_rank_that_does_not_listen_is_ended(run: Run) -> None:
-    begin = time.monotonic()
+def test_a_rank_that_does_not_listen_is_ended(run: Run, tmp_path: Path) -> None:
+    woken = tmp_path / "woken"
     code, said = run(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: sys.exit(3)\ntime.sleep(600)",
-        timeout=60,
+        f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+transport.barrier()
+if rank == 1: sys.exit(3)
+time.sleep(600)
+open({str(woken)!r}, "w")
+"""
     )
     assert code == 3 and "exit code 3" in said
-    assert time.monotonic() - begin < 30
+    assert not woken.exists()
+
+
+def test_a_report_that_fills_its_pipe_is_read(run: Run) -> None:
+    code, said = run(
+        """
+import fcntl
+if rank == 1:
+    fcntl.fcntl(int(os.environ["RLX_REPORT_FD"]), 1031, 4096)  # F_SETPIPE_SZ
+    raise ValueError("boom " * 2000)
+transport.barrier()
+"""
+    )
+    assert code == 1 and "rank 1" in said and "ValueError: boom boom" in said
+
+
+def test_ranks_are_not_reaped_while_they_may_be_signalled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a process that was reaped may be that of somebody else."""
+    killpg, signalled = os.killpg, []
+
+    def checked(group: int, signal_: int) -> None:
+        assert Path(f"/proc/{group}").exists()
+        signalled.append(group)
+        killpg(group, signal_)
+
+    monkeypatch.setattr(os, "killpg", checked)
+    assert run("transport.barrier()") == (0, "")
+    assert len(signalled) == 2
 
 
 def test_ranks_die_with_the_launcher(tmp_path: Path) -> None:
@@ -107,27 +137,36 @@ def test_ranks_die_with_the_launcher(tmp_path: Path) -> None:
     starter = f"from rlx.dist.launch import launch; launch(2, {str(script)!r})"
     launcher = subprocess.Popen([sys.executable, "-c", starter], env=ENVIRONMENT)
     files = [tmp_path / f"pid{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 60
     while not all(file.exists() and file.read_text() for file in files):
-        assert time.monotonic() < deadline and launcher.poll() is None
+        assert launcher.poll() is None
         time.sleep(0.05)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
+    deadline = time.monotonic() + LONG  # half of what the ranks would sleep
     for file in files:
-        pid = int(file.read_text())
-        while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        while shm.process_started(int(file.read_text())):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
 
 def test_an_mpiexec_that_lingers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its child ends when it has been seen, and it stays, alone."""
     monkeypatch.setattr(launcher, "MPIEXEC_ALONE_SECONDS", 0.3)
-    body = "import subprocess, time; subprocess.run(['sleep', '0.5']); time.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-c", body])
-    begin = time.monotonic()
+    has_children = launcher._has_children
+    body = "import subprocess, time; subprocess.run(['cat']); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", body], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+
+    def seen(pid: int) -> bool:
+        found = has_children(pid)
+        if found:
+            process.stdin.close()  # type: ignore[union-attr]
+        return found
+
+    monkeypatch.setattr(launcher, "_has_children", seen)
     assert launcher._wait_for_mpiexec(process) is None
     launcher._end_mpiexec(process)
-    assert process.poll() is not None and time.monotonic() - begin < 20
+    assert process.poll() == -signal.SIGKILL
 
 
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
