@@ -4,7 +4,7 @@ pages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,33 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
+from conv_harness import Case, compiled, every_target
 from gemm_harness import Guarded
-from rlx.backend.cpu.target import Target, runs_here, targets
+from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ops import avg_pool, concat, conv, conv_transpose, max_pool, mean, relu, sigmoid
 from rlx.ops.winograd import WinogradLayout, transform_kernel
 
-TARGETS = [target for target in targets() if runs_here(target)]
-every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 EPS = 2.0**-23
-
-
-@dataclass(frozen=True)
-class Case:
-    """One convolution; `symbolic` leaves all sizes but channels to the run."""
-
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    more: dict[str, Any] = field(default_factory=dict)
-    symbolic: bool = False
-
-    def __str__(self) -> str:
-        text = f"{'x'.join(map(str, self.x))}*{'x'.join(map(str, self.w))}"
-        return (
-            text + "".join(f" {k}={v}" for k, v in self.more.items()) + (" symbolic" if self.symbolic else "")
-        )
 
 
 CASES = [
@@ -89,9 +72,11 @@ def problem(case: Case, seed: int = 0) -> Problem:
     size = conv(*(np.abs(a).astype(np.float64) for a in (x, w, b)), **case.more)
     residual = draw(exact.shape)
     g = rlx.Graph("case")
-    shape = ("n", case.x[1], *"abc"[: len(case.x) - 2]) if case.symbolic else case.x
     y = conv(
-        g.input("x", shape, "f32"), g.param("w", w.shape, "f32"), g.param("b", b.shape, "f32"), **case.more
+        g.input("x", case.shape, "f32"),
+        g.param("w", w.shape, "f32"),
+        g.param("b", b.shape, "f32"),
+        **case.more,
     )
     g.output("y", relu(y + g.input("r", y.shape, "f32")))
     g.set_param("w", w)
@@ -99,12 +84,6 @@ def problem(case: Case, seed: int = 0) -> Problem:
     depth = int(np.prod(case.w[1:]))
     tolerance = 2 * depth * EPS * (size + np.abs(residual))
     return Problem(g, {"x": x, "r": residual}, np.maximum(exact + residual, 0), tolerance)
-
-
-def compiled(graph: Graph, target: Target | str = "host", threads: int = 1) -> Any:
-    program = rlx.compile(graph, target=target if isinstance(target, str) else target.name, threads=threads)
-    assert not program.stats["host_thunks"]
-    return program
 
 
 @every_target

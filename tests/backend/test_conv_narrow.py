@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -12,35 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
+from conv_harness import TARGETS, Case, compiled, every_target
 from gemm_harness import Guarded
 from rlx import ops
-from rlx.backend.cpu.target import Target, runs_here, targets
+from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
 from rlx.ir.types import tensor_types
-
-TARGETS = [target for target in targets() if runs_here(target)]
-every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One convolution; `symbolic` leaves all sizes but channels to the run."""
-
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    more: dict[str, Any] = field(default_factory=dict)
-    symbolic: bool = False
-
-    def __str__(self) -> str:
-        text = f"{'x'.join(map(str, self.x))}*{'x'.join(map(str, self.w))}"
-        more = "".join(f" {k}={v}" for k, v in self.more.items())
-        return text + more + (" symbolic" if self.symbolic else "")
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return ("n", self.x[1], *"abc"[: len(self.x) - 2]) if self.symbolic else self.x
-
 
 CASES = [
     Case((1, 3, 9, 8), (5, 3, 3, 3), {"padding": 1}),
@@ -60,13 +37,6 @@ CASES = [
     Case((1, 1, 1, 1), (1, 1, 1, 1)),
 ]
 CASES += [Case(c.x, c.w, c.more, symbolic=True) for c in CASES[1::3]]
-
-
-def compiled(graph: Graph, target: Target | str = "host", threads: int = 1, **options: Any) -> Any:
-    name = target if isinstance(target, str) else target.name
-    program = rlx.compile(graph, target=name, threads=threads, **options)
-    assert not program.stats["host_thunks"]
-    return program
 
 
 def byte_graph(case: Case, x_zero: np.ndarray, w: np.ndarray, w_zero: np.ndarray | None) -> Graph:

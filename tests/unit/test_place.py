@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processes import outputs_by_hash_seed
 from rlx.errors import PlanError
 from rlx.plan.place import Block, check_placement, lower_bound, place, replay
 
@@ -136,17 +134,7 @@ def test_the_same_plan_in_every_process() -> None:
         "blocks = [Block(k, 64 * (k * 37 % 41), k * 53 % 97, k * 53 % 97 + k % 29) for k in range(80)]\n"
         "print(place(blocks, search_looks=20_000))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1", "77")
-    }
-    assert len(outputs) == 1
+    assert len(outputs_by_hash_seed(script)) == 1
 
 
 A, B = Block(3, 100, 0, 4), Block(8, 64, 4, 6)

@@ -22,81 +22,62 @@ from rlx.errors import (
 )
 from rlx.runtime.artifact import ArtifactWarning
 
-
-@pytest.fixture(scope="module")
-def expected() -> np.ndarray:
-    result: np.ndarray = rlx.compile(layers())(sample())
-    return result
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.rlx"
-    rlx.compile(layers()).save(path)
-    return path
-
-
-@pytest.fixture
-def program(saved: Path) -> Any:
-    return rlx.load(saved, weight_budget=BUDGET)
-
-
 # -- results
 
 
-def test_a_file_runs_within_its_budget(program: Any, expected: np.ndarray) -> None:
+def test_a_file_runs_within_its_budget(streamed: Any, layers_result: np.ndarray) -> None:
     for _ in range(3):
-        np.testing.assert_array_equal(program(sample()), expected)
-    facts = program.stats["streaming"]
+        np.testing.assert_array_equal(streamed(sample()), layers_result)
+    facts = streamed.stats["streaming"]
     assert facts["resident_bytes"] + facts["ring_bytes"] <= BUDGET
     assert facts["bytes"] == 3 * facts["bytes_per_run"] and facts["fetches"] == 3 * facts["fetches_per_run"]
-    sizes = program.memory({"n": 3})
+    sizes = streamed.memory({"n": 3})
     assert sizes["weight"] + sizes["ring"] <= BUDGET and sizes["ring"] > 0
 
 
 def test_compile_leaves_no_file_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_result: np.ndarray
 ) -> None:
     monkeypatch.setenv("RLX_CACHE", str(tmp_path))
     program = rlx.compile(layers(), weight_budget="900KiB")
-    np.testing.assert_array_equal(program(sample()), expected)
+    np.testing.assert_array_equal(program(sample()), layers_result)
     assert list((tmp_path / "streamed").iterdir()) == []
     assert program.memory({"n": 3})["ring"] > 0
 
 
-def test_compile_can_keep_the_file(tmp_path: Path, expected: np.ndarray) -> None:
+def test_compile_can_keep_the_file(tmp_path: Path, layers_result: np.ndarray) -> None:
     path = tmp_path / "kept.rlx"
     program = rlx.compile(layers(), weight_budget=BUDGET, weight_file=path)
-    np.testing.assert_array_equal(program(sample()), expected)
+    np.testing.assert_array_equal(program(sample()), layers_result)
     again = rlx.load(path)
     assert again.stats["streaming"]["ring_bytes"] > 0, "a file keeps the budget that it was compiled with"
-    np.testing.assert_array_equal(again(sample()), expected)
+    np.testing.assert_array_equal(again(sample()), layers_result)
     whole = rlx.load(path, weight_budget="1GiB")
     assert whole.memory({"n": 1})["ring"] == 0
-    np.testing.assert_array_equal(whole(sample()), expected)
+    np.testing.assert_array_equal(whole(sample()), layers_result)
     whole.set_param("w0", np.ones((WIDTH, WIDTH), np.float32))  # nothing is streamed
     changed = whole(sample())
-    assert not np.array_equal(changed, expected)
+    assert not np.array_equal(changed, layers_result)
     whole.save(tmp_path / "changed.rlx")
     np.testing.assert_array_equal(rlx.load(tmp_path / "changed.rlx")(sample()), changed)
 
 
 def test_a_budget_for_all_weights_needs_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_result: np.ndarray
 ) -> None:
     monkeypatch.setenv("RLX_CACHE", str(tmp_path))
     program = rlx.compile(layers(), weight_budget="1GiB")
-    np.testing.assert_array_equal(program(sample()), expected)
+    np.testing.assert_array_equal(program(sample()), layers_result)
     assert program.stats["streaming"] is None and not (tmp_path / "streamed").exists()
 
 
 def test_a_file_of_somebody_else_is_checked_and_streamed(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+    layers_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_result: np.ndarray
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     with pytest.warns(ArtifactWarning, match="not signed by this user"):
-        program = rlx.load(saved, weight_budget=BUDGET)
-    np.testing.assert_array_equal(program(sample()), expected)
+        program = rlx.load(layers_file, weight_budget=BUDGET)
+    np.testing.assert_array_equal(program(sample()), layers_result)
     assert program.memory({"n": 3})["ring"] > 0
 
 
@@ -130,43 +111,43 @@ def test_any_program_streams(seed: int) -> None:
         np.testing.assert_array_equal(program.run(inputs)[name], value)
 
 
-def test_a_file_without_budget_is_resident(saved: Path, expected: np.ndarray) -> None:
-    program = rlx.load(saved)
+def test_a_file_without_budget_is_resident(layers_file: Path, layers_result: np.ndarray) -> None:
+    program = rlx.load(layers_file)
     assert program.stats["streaming"] is None
-    np.testing.assert_array_equal(program(sample()), expected)
+    np.testing.assert_array_equal(program(sample()), layers_result)
 
 
-def test_a_streamed_program_is_saved_whole(program: Any, tmp_path: Path, expected: np.ndarray) -> None:
-    program.save(tmp_path / "copy.rlx")
-    np.testing.assert_array_equal(rlx.load(tmp_path / "copy.rlx")(sample()), expected)
+def test_a_streamed_program_is_saved_whole(streamed: Any, tmp_path: Path, layers_result: np.ndarray) -> None:
+    streamed.save(tmp_path / "copy.rlx")
+    np.testing.assert_array_equal(rlx.load(tmp_path / "copy.rlx")(sample()), layers_result)
 
 
-def test_other_sizes_share_the_ring(program: Any) -> None:
+def test_other_sizes_share_the_ring(streamed: Any) -> None:
     whole = rlx.compile(layers())
     for rows in (1, 2, 5, 1):
-        np.testing.assert_array_equal(program(sample(rows)), whole(sample(rows)))
+        np.testing.assert_array_equal(streamed(sample(rows)), whole(sample(rows)))
 
 
-def test_threads_take_turns(program: Any, expected: np.ndarray) -> None:
+def test_threads_take_turns(streamed: Any, layers_result: np.ndarray) -> None:
     found: list[np.ndarray] = []
-    workers = [threading.Thread(target=lambda: found.append(program(sample()))) for _ in range(4)]
+    workers = [threading.Thread(target=lambda: found.append(streamed(sample()))) for _ in range(4)]
     for w in workers:
         w.start()
     for w in workers:
         w.join()
     assert len(found) == 4
     for y in found:
-        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_array_equal(y, layers_result)
 
 
-def test_bound_buffers_and_traces_stream_too(program: Any, expected: np.ndarray) -> None:
-    x, y = sample(), np.zeros_like(expected)
-    run = program.bind({"x": x}, {"y": y})
+def test_bound_buffers_and_traces_stream_too(streamed: Any, layers_result: np.ndarray) -> None:
+    x, y = sample(), np.zeros_like(layers_result)
+    run = streamed.bind({"x": x}, {"y": y})
     for _ in range(2):
         y[:] = 0
         run()
-        np.testing.assert_array_equal(y, expected)
-    (traced,) = program.trace({"x": x})
+        np.testing.assert_array_equal(y, layers_result)
+    (traced,) = streamed.trace({"x": x})
     assert len({span.node.id for span in traced.spans}) == LAYERS
 
 
@@ -215,12 +196,14 @@ def test_streams_skip_phases_and_their_weights() -> None:
 
 
 @pytest.mark.parametrize("debug", ["nan", "poison"])
-def test_debug_modes_stream(saved: Path, expected: np.ndarray, debug: str) -> None:
-    np.testing.assert_array_equal(rlx.load(saved, weight_budget=BUDGET, debug=debug)(sample()), expected)
+def test_debug_modes_stream(layers_file: Path, layers_result: np.ndarray, debug: str) -> None:
+    np.testing.assert_array_equal(
+        rlx.load(layers_file, weight_budget=BUDGET, debug=debug)(sample()), layers_result
+    )
 
 
 def test_an_onnx_like_load_streams_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: np.ndarray
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_result: np.ndarray
 ) -> None:
     onnx = pytest.importorskip("onnx")
     monkeypatch.setenv("RLX_CACHE", str(tmp_path / "cache"))
@@ -245,16 +228,16 @@ def test_an_onnx_like_load_streams_from_the_store(
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), path)
     for _ in range(2):  # compiled, then found
         program = rlx.load(path, weight_budget=BUDGET)
-        np.testing.assert_array_equal(program(sample()), expected)
+        np.testing.assert_array_equal(program(sample()), layers_result)
         assert program.memory({"n": 3})["ring"] > 0
     assert program.stats["streaming"]["file"].startswith(str(tmp_path / "cache" / "programs"))
 
 
-def test_the_command_line_streams(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_streams(layers_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("click")
     from rlx.cli.main import main
 
-    command = ["run", str(saved), "--bind", "n=3", "--weight-budget", "900KiB"]
+    command = ["run", str(layers_file), "--bind", "n=3", "--weight-budget", "900KiB"]
     assert main([*command, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["stats"]["streaming"]
     assert facts["resident_bytes"] + facts["ring_bytes"] <= 900 << 10
@@ -267,19 +250,19 @@ def test_the_command_line_streams(saved: Path, capsys: pytest.CaptureFixture[str
 # -- refusals
 
 
-def test_a_budget_that_cannot_work_names_the_least_that_does(saved: Path) -> None:
+def test_a_budget_that_cannot_work_names_the_least_that_does(layers_file: Path) -> None:
     with pytest.raises(BudgetError, match=r"smallest budget that works is (\d+) bytes") as e:
-        rlx.load(saved, weight_budget="20KiB")
+        rlx.load(layers_file, weight_budget="20KiB")
     least = int(str(e.value).split("works is ")[1].split()[0])
     with pytest.raises(BudgetError):
-        rlx.load(saved, weight_budget=least - 1)
-    assert rlx.load(saved, weight_budget=least)(sample()).shape == (3, WIDTH)
+        rlx.load(layers_file, weight_budget=least - 1)
+    assert rlx.load(layers_file, weight_budget=least)(sample()).shape == (3, WIDTH)
 
 
 @pytest.mark.parametrize("given", ["much", "-1", "5 parsecs", True, "nan"])
-def test_budgets_that_are_no_bytes_are_refused(saved: Path, given: Any) -> None:
+def test_budgets_that_are_no_bytes_are_refused(layers_file: Path, given: Any) -> None:
     with pytest.raises(ConfigError, match=r"weight_budget .* is no number of bytes"):
-        rlx.load(saved, weight_budget=given)
+        rlx.load(layers_file, weight_budget=given)
 
 
 def test_params_without_a_value_are_named() -> None:
@@ -289,10 +272,10 @@ def test_params_without_a_value_are_named() -> None:
         rlx.compile(g, weight_budget=WEIGHT)(np.ones((2, WIDTH), np.float32))
 
 
-def test_streamed_params_cannot_be_set(program: Any, expected: np.ndarray) -> None:
+def test_streamed_params_cannot_be_set(streamed: Any, layers_result: np.ndarray) -> None:
     with pytest.raises(UnsupportedError, match=r"'w0' cannot be set.*without weight_budget"):
-        program.set_param("w0", np.zeros((WIDTH, WIDTH), np.float32))
-    np.testing.assert_array_equal(program(sample()), expected)
+        streamed.set_param("w0", np.zeros((WIDTH, WIDTH), np.float32))
+    np.testing.assert_array_equal(streamed(sample()), layers_result)
 
 
 def test_a_weight_file_needs_a_budget(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Convolutions under test: cases by shape, programs without host thunks, targets that run here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import rlx
+from rlx.backend.cpu.target import Target, runs_here, targets
+from rlx.ir.graph import Graph
+
+TARGETS = [target for target in targets() if runs_here(target)]
+every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One convolution; `symbolic` leaves all sizes but channels to the run."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    more: dict[str, Any] = field(default_factory=dict)
+    symbolic: bool = False
+
+    def __str__(self) -> str:
+        text = f"{'x'.join(map(str, self.x))}*{'x'.join(map(str, self.w))}"
+        more = "".join(f" {k}={v}" for k, v in self.more.items())
+        return text + more + (" symbolic" if self.symbolic else "")
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the input, as a graph declares it."""
+        return ("n", self.x[1], *"abc"[: len(self.x) - 2]) if self.symbolic else self.x
+
+
+def compiled(graph: Graph, target: Target | str = "host", threads: int = 1, **options: Any) -> Any:
+    name = target if isinstance(target, str) else target.name
+    program = rlx.compile(graph, target=name, threads=threads, **options)
+    assert not program.stats["host_thunks"]
+    return program
