@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import sys
 import wave
 import zlib
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -99,6 +101,19 @@ def test_run_writes_a_trace(model: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["explain", "MODEL", "--assume", "batches=3"], 1, "its symbols: batch"),
         (["run", "MODEL", "--input", "x=missing.npy"], 1, "cannot read missing.npy"),
         (["run", "MODEL", "--input", "x=x.mp3"], 1, "inputs come from .npy, .png or .wav"),
+        (["run", "MODEL", "--input", "x=objects.npy"], 1, "objects.npy is not an array of numbers"),
+        (["run", "MODEL", "--input", "x=pickle.npy"], 1, "pickle.npy is not an array of numbers"),
+        (["run", "MODEL", "--input", "x=zipped.npy"], 1, "zipped.npy is not an array of numbers"),
+        (["run", "MODEL", "--input", "x=words.npy"], 1, "words.npy holds elements of type <U1"),
+        (["run", "MODEL", "--input", "x=records.npy"], 1, "save an array of numbers"),
+        (["run", "MODEL", "--input", "x=whole.npy"], 1, "got dtype i64; cast it"),
+        (["run", "MODEL", "--input", "x=flat.npy"], 1, "has rank 2 [batch,4], got shape [4]"),
+        (["run", "MODEL", "--input", "x=garbage.wav"], 1, "garbage.wav is not a WAV sound"),
+        (["run", "MODEL", "--input", "x=three.npy", "--bind", "batch=7"], 1, "batch = 3, but batch is 7"),
+        (["run", "MODEL", "--bind", "batch=99999999999999"], 1, "not enough memory"),
+        (["run", "MODEL", "--seed", "-1"], 2, "--seed"),
+        (["bench", "--threads", "0", "softmax"], 2, "--threads"),
+        (["bench", "--rounds", "0", "softmax"], 2, "--rounds"),
         (["run", "MODEL", "--threads", "0"], 2, "--threads"),
         (["run", "MODEL", "--target", "vax"], 1, "unknown target 'vax'"),
         (["run", "missing.onnx"], 1, "cannot read the model 'missing.onnx'"),
@@ -126,10 +141,44 @@ def test_refusals(
 ) -> None:
     (tmp_path / "garbage.rlx").write_bytes(b"no program")
     (tmp_path / "garbage.txt").write_text("graph this is not")
+    (tmp_path / "garbage.wav").write_bytes(b"no sound")
+    (tmp_path / "pickle.npy").write_bytes(pickle.dumps([1, 2]))
+    np.save(tmp_path / "objects.npy", np.array([{}, 2], object), allow_pickle=True)
+    np.savez(tmp_path / "archive.npz", x=np.ones(3))
+    (tmp_path / "archive.npz").rename(tmp_path / "zipped.npy")
+    arrays = {
+        "words": np.array(["a", "b"]),
+        "records": np.zeros(3, [("a", "f4")]),
+        "whole": np.ones((3, 4), np.int64),
+        "flat": np.ones(4, np.float32),
+        "three": np.ones((3, 4), np.float32),
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
     assert main([model if a == "MODEL" else a for a in arguments]) == code
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
     assert "Traceback" not in captured.err
+
+
+def test_files_that_the_system_refuses(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it happens: one line, no traceback."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "somewhere/secret")
+
+    monkeypatch.setattr("rlx.cli.run.make_inputs", refuse)
+    assert main(["run", model]) == 1
+    assert capsys.readouterr().err == "rlx: cannot use somewhere/secret: Permission denied\n"
+
+
+def test_narrow_floats_come_back_from_npy_files(tmp_path: Path) -> None:
+    """NumPy writes them as raw bytes."""
+    np.save(tmp_path / "x.npy", np.arange(4).astype(ml_dtypes.bfloat16))
+    found = make_inputs({"x": parse_type("bf16[4]")}, {"x": str(tmp_path / "x.npy")}, {}, {})["x"]
+    assert found.dtype == ml_dtypes.bfloat16 and found.tolist() == [0, 1, 2, 3]
 
 
 # -- compile, trust, explain, diff

@@ -55,12 +55,18 @@ def _until_interrupted() -> Iterator[_Interruption]:
 
 @click.command()
 @click.argument("workloads", nargs=-1)
-@click.option("--threads", "-t", multiple=True, type=int, help="Thread counts [1 and 2].")
+@click.option("--threads", "-t", multiple=True, type=click.IntRange(min=1), help="Thread counts [1 and 2].")
 @click.option("--engine", "-e", multiple=True, help="Engines to run [rlx and the peers of each workload].")
 @click.option(
     "--torch-compile", is_flag=True, help="torch.compile, weights frozen, wherever torch is a peer."
 )
-@click.option("--rounds", default=7, show_default=True, help="Interleaved rounds of three timings each.")
+@click.option(
+    "--rounds",
+    default=7,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Interleaved rounds of three timings each.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.option("--page", type=click.Path(path_type=Path), help="Write the table as a Markdown page.")
 @click.option("--chart", type=click.Path(path_type=Path), help="Write a PNG chart of the ratios.")

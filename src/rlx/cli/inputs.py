@@ -76,7 +76,7 @@ def make_inputs(
     for name, what in given.items():
         if what not in MADE_UP:
             out[name] = from_file(Path(what), wanted[name], binding)
-            _bind(wanted[name], out[name].shape, binding)
+            _bind(name, wanted[name], out[name].shape, binding)
     binding = {**assumed, **binding}
     for number, (name, of) in enumerate(wanted.items()):
         if name not in out:
@@ -85,11 +85,13 @@ def make_inputs(
     return {name: out[name] for name in wanted}
 
 
-def _bind(of: TensorType, shape: tuple[int, ...], binding: dict[str, int]) -> None:
-    """Note the sizes that a file gives to symbols; contradictions are found when the program is run."""
+def _bind(name: str, of: TensorType, shape: tuple[int, ...], binding: dict[str, int]) -> None:
+    """Note the sizes that a file gives to symbols; other contradictions are found when the program is run."""
     for d, n in zip(of.shape, shape, strict=False):
         if isinstance(d, Expr) and str(d) in symbols(d):
-            binding.setdefault(symbols(d)[0], n)
+            known = binding.setdefault(str(d), n)
+            if known != n:
+                raise InputError(f"input {name!r} says {d} = {n}, but {d} is {known}; give equal sizes")
 
 
 def made_up(of: TensorType, shape: tuple[int, ...], what: str, rng: np.random.Generator) -> np.ndarray:
@@ -105,7 +107,9 @@ def from_file(path: Path, of: TensorType, sizes: Mapping[str, int]) -> np.ndarra
     """The array in a file, laid out for an input: .npy as it is, images and sounds by the input's shape."""
     match path.suffix.lower():
         case ".npy":
-            return _from_npy(path)
+            array = _from_npy(path)
+            plain = array.dtype.kind == "V" and array.itemsize == of.dtype.np.itemsize
+            return array.view(of.dtype.np) if plain else array  # NumPy forgets the names of bf16 and the like
         case ".png":
             return image_tensor(read_png(path), of, sizes, path.name)
         case ".wav":
@@ -115,10 +119,15 @@ def from_file(path: Path, of: TensorType, sizes: Mapping[str, int]) -> np.ndarra
 
 def _from_npy(path: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as e:
-        raise FormatError(f"cannot read {path}: {e}") from e
-    return array
+        with open(path, "rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+    except OSError as e:
+        raise FormatError(f"cannot read {path}: {e.strerror or e}") from e
+    except (ValueError, EOFError) as e:
+        raise FormatError(f"{path} is not an array of numbers that np.save wrote: {e}") from e
+    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+        raise FormatError(f"{path} holds elements of type {array.dtype}; save an array of numbers")
+    return np.asarray(array)
 
 
 def _size(d: Any, sizes: Mapping[str, int]) -> int | None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from rlx import config
-from rlx.errors import RlxError
+from rlx.errors import RlxError, provenance
 
 # Optional packages that commands import, and the extra that brings each.
 _EXTRA_OF = {"click": "demo", "rich": "demo", "tokenizers": "demo", "safetensors": "demo", "onnx": "onnx"}
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        return _run(arguments)
+        with provenance(()):  # no line of the user's runs here
+            return _run(arguments)
     except RlxError as error:
         if config.TRACEBACK.get():
             raise
@@ -46,6 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # click has handled this while the command ran; here it is the last flush. Python's own flush at
         # exit would complain once more, so give it somewhere to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError as error:
+        if config.TRACEBACK.get():
+            raise
+        print(f"rlx: not enough memory ({error}); choose smaller sizes", file=sys.stderr)
+        return 1
+    except OSError as error:  # a file or folder that may not be read or written
+        if config.TRACEBACK.get() or error.filename is None:
+            raise
+        print(f"rlx: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
 
 

@@ -35,7 +35,7 @@ TRACED_RUNS = 3
 @click.option("--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size of a symbol, like seq=128.")
 @compile_options
 @click.option("--repeat", "-n", default=1, show_default=True, type=click.IntRange(min=1), help="Timed runs.")
-@click.option("--seed", default=0, show_default=True, help="Of random inputs.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of random inputs.")
 @click.option("--profile", type=click.Path(dir_okay=False), help="Write a trace for Perfetto to this file.")
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for the outputs as .npy files.")
 @click.option("--trust-native", is_flag=True, help="Run the code of a .rlx file whoever signed it.")

@@ -100,7 +100,8 @@ def read_wav(path: Path) -> np.ndarray:
             width, channels = file.getsampwidth(), file.getnchannels()
             raw = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as e:
-        raise FormatError(f"cannot read {path}: {e}") from e
+        why = str(e) or "it ends too early"
+        raise FormatError(f"{path} is not a WAV sound that RLX reads: {why}") from e
     kinds = {1: ("u1", 128, 128), 2: ("<i2", 0, 32768), 4: ("<i4", 0, 2**31)}  # dtype, silence, full scale
     if width not in kinds:
         raise FormatError(f"{path} has {8 * width} bits per sample; RLX reads 8, 16 and 32")
