@@ -40,7 +40,7 @@ def measure(model: str, longest: int) -> dict[str, float]:
     """One cold compile in this process."""
     from rlx import zoo
     from rlx.backend.cpu.build import build_kernels
-    from rlx.backend.cpu.jit import generate, load, parse
+    from rlx.backend.cpu.jit import generate, load_all, parse
     from rlx.backend.cpu.target import resolve
     from rlx.compile import plan
     from rlx.ir.views import view_layouts
@@ -58,11 +58,11 @@ def measure(model: str, longest: int) -> dict[str, float]:
     with clock.on("write"):
         kernels = build_kernels(lir, target, view_layouts(lir.mir))
     with clock.on("parse"):
-        module, machine = parse(kernels.text, target)
+        parsed = [parse(text, target) for text in kernels.texts]
     with clock.on("generate"):
-        code = generate(module, machine)
+        objects = [generate(module, machine) for module, machine in parsed]
     with clock.on("load"):
-        load(code, target)
+        load_all(objects, target)
     clock.spent["all"] = sum(spent for name, spent in clock.spent.items() if name != "read")
     sizes = [(text.count("\n"), text.partition("(")[0]) for text in functions(kernels.text)]
     for lines, name in sorted(sizes, reverse=True)[:longest]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
+from rlx.collector import collector_paused
 from rlx.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,20 +22,6 @@ if TYPE_CHECKING:
     from rlx.passes.rules import Firing
 
 # Passes, planner and backend are imported where they are used: `import rlx` stays light.
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No looking for garbage inside: a compilation makes many small objects that stay until its end, and
-    going through all of them again and again takes up to a third of its time.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def lower(graph: Graph) -> Graph:

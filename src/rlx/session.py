@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
+from rlx.collector import collector_paused
 from rlx.errors import ConfigError, FormatError, ImportError_
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _KEY_OPTIONS = ("device", "target", "precision", "assume", "budget", "weight_bud
 """What a stored program is known by, beside its file; with other options a model is compiled each time."""
 
 
+@collector_paused()
 def load(
     model: str | os.PathLike[str],
     *,

@@ -128,3 +128,27 @@ def test_targets_need_no_llvmlite() -> None:
     program = "import sys, rlx.backend.cpu.target, rlx.backend.cpu.irtext; print('llvmlite' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
+
+
+def test_modules_of_one_program_are_compiled_side_by_side_and_come_back_in_order() -> None:
+    target = resolve("host")
+    texts = [f"define i64 @f{n}() {{ ret i64 {n} }}" for n in range(20)]
+    before = jit.llvm_compiles
+    compiling = jit.Compiling(target)
+    for text in texts:
+        compiling.add(text)
+    objects = compiling.objects()
+    assert jit.llvm_compiles == before + len(texts)
+    assert objects == [jit.compile_object(text, target) for text in texts]
+    code = jit.load_all(objects, target)
+    assert [ctypes.CFUNCTYPE(ctypes.c_int64)(code.address(f"f{n}"))() for n in range(20)] == list(range(20))
+    with pytest.raises(CompileError, match="no function 'g'"):
+        code.address("g")
+
+
+def test_a_module_that_is_not_valid_fails_the_program_in_the_thread_that_waits() -> None:
+    compiling = jit.Compiling(resolve("host"))
+    for text in ("define void @f() { ret void }", "define void @f() { nonsense }"):
+        compiling.add(text)
+    with pytest.raises(CompileError, match="not valid LLVM IR"):
+        compiling.objects()

@@ -111,9 +111,11 @@ class Context:
             for at in range(f.first, f.last + 1):
                 self._fetches_at.setdefault(at, []).append(f)
         self.memory: dict[int, np.ndarray] = dict(weights)
+        self._addresses: dict[int, int] = {}  # of memory, as far as they were asked for: NumPy takes its time
         for id, slot in plan.assignments.items():
             if slot.space == "activation":
                 self.memory[id] = self.arena.array[slot.offset : slot.offset + slot.size]
+                self._addresses[id] = self.arena.address + slot.offset
             elif slot.space == "heap" and heap is not None:
                 self.memory[id] = heap[slot.offset : slot.offset + slot.size]
         self.outside = {n.id for n in graph.nodes if n.op.role in (Role.INPUT, Role.STATE)} | {
@@ -336,6 +338,7 @@ class Context:
             return
         for f in self._fetches_at.get(position, ()):
             self.memory[f.node] = self._streamed.ring[f.offset : f.offset + f.size]
+            self._addresses.pop(f.node, None)
 
     def _in_parts(
         self, kernel: EmittedKernel, whole: Call, parts: Sequence[LirFetch], layout: Layout
@@ -369,9 +372,12 @@ class Context:
         return self._over.get(root, root), offset
 
     def _address(self, root: int) -> int:
-        if root not in self.memory:
-            raise params_without_value(self.lir)
-        return int(self.memory[root].ctypes.data)
+        found = self._addresses.get(root)
+        if found is None:
+            if root not in self.memory:
+                raise params_without_value(self.lir)
+            found = self._addresses[root] = int(self.memory[root].ctypes.data)
+        return found
 
     def connect(self, node: int, array: np.ndarray) -> None:
         """Use an array's memory for an input, state or output of this run."""

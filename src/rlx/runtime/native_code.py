@@ -13,7 +13,7 @@ from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
 
 _LENGTH = struct.Struct("<Q")
-FORMAT = 5  # of the cached blob
+FORMAT = 6  # of the cached blob
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
@@ -51,26 +51,31 @@ def native_code_meanwhile(
 
 
 def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
-    """What is cached and saved: the description of the kernels, then the object file."""
+    """What is cached and saved: the description of the kernels, then object files, each after its length."""
     from rlx.backend.cpu.build import build_kernels
-    from rlx.backend.cpu.jit import compile_object
+    from rlx.backend.cpu.jit import Compiling
     from rlx.ir.views import view_layouts
     from rlx.runtime.cache import default_cache
 
     def make() -> bytes:
-        made = build_kernels(lir, target, view_layouts(lir.mir))
-        description = made.describe().encode()
-        code = compile_object(made.text, target) if made.text else b""
-        return _LENGTH.pack(len(description)) + description + code
+        compiling = Compiling(target)
+        try:
+            made = build_kernels(lir, target, view_layouts(lir.mir), compiling.add)
+        finally:
+            objects = compiling.objects()  # no thread is left behind
+        return b"".join(_LENGTH.pack(len(p)) + p for p in (made.describe().encode(), *objects))
 
     return default_cache().get_or_make(f"{FORMAT}-{lir.code_key}", target, make) if cache else make()
 
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
     """Kernels and loaded code of a blob that can be trusted."""
-    from rlx.backend.cpu.jit import load
+    from rlx.backend.cpu.jit import load_all
 
-    (length,) = _LENGTH.unpack_from(blob)
-    kernels = KernelSet.recall(blob[_LENGTH.size : _LENGTH.size + length].decode())
-    code = blob[_LENGTH.size + length :]
-    return kernels, load(code, target) if code else None
+    pieces, at = [], 0
+    while at < len(blob):
+        (length,) = _LENGTH.unpack_from(blob, at)
+        at += _LENGTH.size
+        pieces.append(blob[at : at + length])
+        at += length
+    return KernelSet.recall(pieces[0].decode()), load_all(pieces[1:], target) if pieces[1:] else None

@@ -1,7 +1,8 @@
-"""From a plan to native code: one kernel per distinct region, one object per program."""
+"""From a plan to native code: one kernel per distinct region, in modules that are compiled side by side."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,12 @@ from rlx.ir.types import TensorType, tensor_types
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
 
+MODULE_LINES = 2000
+"""A module that has as many lines is compiled while the next one is written: few, to keep all cores busy to
+the end."""
+MODULE_SHARED = 8
+"""A module has so many times the lines of what its kernels may share: the next one has those again."""
+_OF_A_KERNEL = re.compile(r"k\d+(\.|$)").match  # functions that one kernel has for itself are named after it
 SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
 
@@ -101,9 +108,15 @@ def emit_kernel(
     return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
 
 
-def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> KernelSet:
-    """Emit every kernel of a program; equal kernels are written once."""
-    writer = _Writer(target, flush_bf16=module.options.get("precision") == "bf16")
+def build_kernels(
+    module: LirModule,
+    target: Target,
+    views: dict[int, View],
+    each: Callable[[str], None] = lambda text: None,
+) -> KernelSet:
+    """Emit every kernel of a program; equal kernels are written once. `each` gets the text of every module
+    as soon as it is complete."""
+    writer = _Writer(target, module.options.get("precision") == "bf16", each)
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
     inner: dict[int, tuple[BodyKernels, ...]] = {}
@@ -115,7 +128,8 @@ def build_kernels(module: LirModule, target: Target, views: dict[int, View]) -> 
             inner[id] = made
         else:
             kernels[id] = made
-    return KernelSet(kernels, thunks, writer.text(), writer.distinct, inner)
+    writer.end_module()
+    return KernelSet(kernels, thunks, tuple(writer.texts), writer.distinct, inner)
 
 
 def cuts(module: LirModule) -> dict[int, WeightCut]:
@@ -140,18 +154,28 @@ def cuts(module: LirModule) -> dict[int, WeightCut]:
 
 
 class _Writer:
-    """Writes kernels into one module and remembers them by what they compute."""
+    """Writes kernels into modules and remembers them by what they compute."""
 
-    def __init__(self, target: Target, flush_bf16: bool) -> None:
+    def __init__(self, target: Target, flush_bf16: bool, each: Callable[[str], None]) -> None:
+        self.target, self.flush_bf16, self.each = target, flush_bf16, each
         self.module = Module(target, flush_bf16)
+        self.texts: list[str] = []
         self.known: dict[str, EmittedKernel | str] = {}
 
     @property
     def distinct(self) -> int:
         return sum(isinstance(k, EmittedKernel) for k in self.known.values())
 
-    def text(self) -> str:
-        return self.module.text() if self.distinct else ""
+    def _is_long(self) -> bool:
+        shared = self.module.lines(lambda name: not _OF_A_KERNEL(name))
+        return self.module.lines() >= max(MODULE_LINES, MODULE_SHARED * shared)
+
+    def end_module(self) -> None:
+        """What follows goes into a new module; functions that kernels share are written there again."""
+        if self.module.lines():
+            self.texts.append(self.module.text())
+            self.each(self.texts[-1])
+            self.module = Module(self.target, self.flush_bf16)
 
     def kernel(self, node: Node, views: dict[int, View]) -> EmittedKernel | str:
         """The kernel of a node, or the reason why there is none."""
@@ -161,6 +185,8 @@ class _Writer:
         key = _key(body, inputs)
         if key not in self.known:
             self.known[key] = _emit(self.module, len(self.known), node, body, inputs, outputs)
+            if self._is_long():
+                self.end_module()
         return self.known[key]
 
     def node(self, node: Node, views: dict[int, View]) -> EmittedKernel | tuple[BodyKernels, ...] | str:

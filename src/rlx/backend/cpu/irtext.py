@@ -111,6 +111,10 @@ class Module:
             raise CompileError(f"table {name!r} is defined twice with different contents")
         return Value("ptr", f"@{known}")
 
+    def lines(self, of: Callable[[str], bool] = lambda name: True) -> int:
+        """Lines of the functions so far, of all or of those with some names."""
+        return sum(len(function) for name, function in self._functions.items() if of(name))
+
     def text(self) -> str:
         """The whole module as LLVM IR."""
         tables = [f"@{name} = private unnamed_addr {body}" for name, body in self._tables.items()]
@@ -158,6 +162,9 @@ class Function(Lanes):
         self._block = "entry"
         self.widened: dict[Value, Value] = {}
         self.same_bits: dict[Value, Value] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
 
     def text(self) -> str:
         if not self._ended:

@@ -1,16 +1,21 @@
 """LLVM IR text -> object bytes -> callable addresses, through llvmlite.
 
 The IR is explicit vector code, so no LLVM pass pipeline runs by default (same speed, half the time).
+A program comes in several modules, and `Compiling` makes their code side by side while others are written.
 Objects hold no addresses of this process and can be cached. `llvm_compiles` counts code generations, so
 tests can assert that a new shape compiles nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
+import os
+import queue
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -20,6 +25,8 @@ from rlx.backend.cpu.target import Target, missing_here, runs_here
 from rlx.errors import CompileError
 
 llvm_compiles = 0
+_counting = threading.Lock()
+_MOST_WORKERS = 8
 
 
 @functools.cache
@@ -60,7 +67,7 @@ def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[A
     """The module of `text`, checked, and the machine that makes its code (options as in `compile_object`)."""
     llvm = _llvm()
     try:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(text, llvm.create_context())  # of its own: other threads compile, too
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"generated code is not valid LLVM IR: {error}") from error
@@ -74,7 +81,8 @@ def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[A
 
 def _count() -> None:
     global llvm_compiles
-    llvm_compiles += 1
+    with _counting:
+        llvm_compiles += 1
 
 
 def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -> bytes:
@@ -92,7 +100,69 @@ def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -
 def generate(module: Any, machine: Any) -> bytes:
     """Object file of a parsed module: what counts as one run of LLVM."""
     _count()
-    return bytes(machine.emit_object(module))
+    ffi = _llvm().ffi
+    # llvmlite lets one thread at a time into LLVM. Modules with contexts of their own need not wait for each
+    # other, and this is the call that takes long: it goes past that lock.
+    emit = ffi.lib.LLVMPY_TargetMachineEmitToMemory
+    with ffi.OutputString() as failure:
+        made = getattr(emit, "_cfn", emit)(machine, module, 1, failure)
+        if not made:
+            raise CompileError(f"LLVM made no code: {failure}")
+    try:
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(made), ffi.lib.LLVMPY_GetBufferSize(made))
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(made)
+
+
+class Compiling:
+    """Objects of modules, made in threads of their own as the modules come. LLVM needs no Python lock.
+
+    >>> from rlx.backend.cpu.target import resolve
+    >>> compiling = Compiling(resolve("x86-64"))
+    >>> for name in ("f", "g"):
+    ...     compiling.add(f"define void @{name}() {{ ret void }}")
+    >>> [made[1:4] for made in compiling.objects()]
+    [b'ELF', b'ELF']
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._waiting: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
+        self._made: dict[int, bytes | BaseException] = {}
+        self._workers: list[threading.Thread] = []
+        self._added = 0
+
+    def add(self, text: str) -> None:
+        """Compile a module."""
+        self._waiting.put((self._added, text))
+        self._added += 1
+        if len(self._workers) < min(_MOST_WORKERS, os.cpu_count() or 1):
+            worker = threading.Thread(target=self._work, name="rlx-llvm", daemon=True)
+            worker.start()
+            self._workers.append(worker)
+
+    def objects(self) -> list[bytes]:
+        """Wait for all modules; their objects in the order in which they were added."""
+        for _ in self._workers:
+            self._waiting.put(None)
+        for worker in self._workers:
+            worker.join()
+        self._workers.clear()
+        out = []
+        for number in range(self._added):
+            made = self._made[number]
+            if isinstance(made, BaseException):
+                raise made
+            out.append(made)
+        return out
+
+    def _work(self) -> None:
+        while (given := self._waiting.get()) is not None:
+            number, text = given
+            try:
+                self._made[number] = compile_object(text, self._target)
+            except BaseException as e:  # raised in the thread that asks
+                self._made[number] = e
 
 
 def assembly(text: str, target: Target, level: int = 2, passes: int = 0) -> str:
@@ -106,11 +176,11 @@ class Code:
     """A loaded object. Addresses stay valid while it lives; dropping it unmaps the code."""
 
     def __init__(self, find: Callable[[str], int | None], target: Target, keep: object = None) -> None:
-        self._find, self.target, self._keep = find, target, keep
+        self.find, self.target, self._keep = find, target, keep
 
     def address(self, name: str) -> int:
         """Address of the function `name`."""
-        found = self._find(name)
+        found = self.find(name)
         if not found:
             raise CompileError(f"the loaded code has no function {name!r}")
         return found
@@ -143,6 +213,14 @@ def load(object_bytes: bytes, target: Target) -> Code:
         raise CompileError(f"the object for target {target.name} cannot be loaded: {error}") from error
     # The engine uses the machine until its end: they live and die together.
     return Code(engine.get_function_address, target, (engine, machine))
+
+
+def load_all(objects: Sequence[bytes], target: Target) -> Code:
+    """Map several objects as one code; no two of them have functions of one name for callers."""
+    if len(objects) == 1:
+        return load(objects[0], target)
+    parts = [load(each, target) for each in objects]
+    return Code(lambda name: next(filter(None, (part.find(name) for part in parts)), None), target, parts)
 
 
 def compile_and_load(text: str, target: Target) -> Code:

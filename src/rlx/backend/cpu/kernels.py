@@ -74,15 +74,20 @@ class BodyKernels:
 
 @dataclass
 class KernelSet:
-    """Native kernels of a program: which one each node runs, and the IR text that defines them."""
+    """Native kernels of a program: which one each node runs, and the texts of the modules that have them."""
 
     kernels: dict[int, EmittedKernel]
     thunks: dict[int, HostThunk]
-    text: str
+    texts: tuple[str, ...]
     distinct: int
     inner: dict[int, tuple[BodyKernels, ...]] = field(default_factory=dict)
     """Node with bodies -> the kernels of each body."""
     _times: dict[tuple[str, ...], Callable[[Sequence[int]], tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """All modules."""
+        return "\n".join(self.texts)
 
     def picoseconds(self, plan: LirBufferPlan) -> dict[int, int]:
         """Picoseconds of one core per kernel, at the sizes of a plan."""
@@ -117,7 +122,7 @@ class KernelSet:
         data = json.loads(text)
         thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
         whole = BodyKernels.from_json(data)
-        return KernelSet(whole.kernels, thunks, "", data["distinct"], whole.inner)
+        return KernelSet(whole.kernels, thunks, (), data["distinct"], whole.inner)
 
 
 def _most_scratch(

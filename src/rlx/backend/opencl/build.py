@@ -120,9 +120,8 @@ def build_kernels(module: LirModule, target: OpenCLTarget) -> KernelSet:
             thunks[id] = HostThunk(id, made)
         else:
             kernels[id] = made
-    return KernelSet(
-        dict(kernels), thunks, program_text(kernels.values()), len({k.name for k in kernels.values()})
-    )
+    text, distinct = program_text(kernels.values()), len({k.name for k in kernels.values()})
+    return KernelSet(dict(kernels), thunks, (text,), distinct)
 
 
 def program_text(kernels: Iterable[PrintedKernel]) -> str:

@@ -1,0 +1,68 @@
+"""Compiling leaves nothing for the garbage collector to do at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from rlx.collector import collector_paused
+
+
+@pytest.fixture(autouse=True)
+def collector_as_it_was() -> Iterator[None]:
+    running = gc.isenabled()
+    gc.enable()
+    yield
+    if not running:
+        gc.disable()
+
+
+def test_nothing_is_collected_inside_and_what_was_made_is_old_afterwards() -> None:
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        with collector_paused():
+            made = [[i] for i in range(10 * gc.get_threshold()[0])]
+            assert not seen
+            counted = gc.get_count()[0]
+    finally:
+        gc.callbacks.remove(note)
+    assert counted > gc.get_threshold()[0] > gc.get_count()[0]
+    young = {id(o) for generation in (0, 1) for o in gc.get_objects(generation)}
+    assert not young & {id(o) for o in made}
+
+
+def test_garbage_of_inside_is_found_later() -> None:
+    class Thing:
+        pass
+
+    with collector_paused():
+        thing = Thing()
+        thing.me = thing  # type: ignore[attr-defined]
+        alive = weakref.ref(thing)
+        del thing
+    assert alive() is not None
+    gc.collect()
+    assert alive() is None
+
+
+def test_objects_that_somebody_froze_stay_frozen_and_a_disabled_collector_stays_disabled() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with collector_paused():
+            pass
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()
+    gc.disable()
+    with collector_paused(), collector_paused():
+        pass
+    assert not gc.isenabled()
