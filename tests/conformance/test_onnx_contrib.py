@@ -213,3 +213,29 @@ def test_integer_products() -> None:
     scale, zero = np.array([0.02], np.float32), np.array([3], np.uint8)
     check("DynamicQuantizeMatMul", f32(3, 8), u8(8, 5), scale, zero, fixed=(1, 2, 3), rtol=1e-3, atol=1e-3)
     check("MatMulIntegerToFloat", u8(3, 8), i8(8, 5), scale, scale, fixed=(1, 2, 3), rtol=1e-4, atol=1e-4)
+
+
+def test_pools_with_channels_last() -> None:
+    check("NhwcMaxPool", u8(1, 5, 6, 3), kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1])
+    pool = {"kernel_shape": [3, 2], "channels_last": 1}
+    check("QLinearAveragePool", u8(1, 5, 6, 3), ONE, ZU, TWO, ZU, fixed=(1, 2, 3, 4), atol=1, **pool)
+
+
+def test_attention_of_bytes() -> None:
+    scale, zero = np.array(0.01, np.float32), np.array(128, np.uint8)
+    mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]], np.int32)
+    arrays = (u8(2, 4, 8), i8(8, 24), f32(24), scale, scale, mask, zero, np.array(0, np.int8))
+    check("QAttention", *arrays, fixed=(1, 2, 3, 4, 6, 7), num_heads=2, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_gate", [False, True])
+def test_lstm_with_weights_in_bytes(per_gate: bool) -> None:
+    """ONNX Runtime rounds activations to bytes as well, which RLX does not: both are near the LSTM in f32."""
+    shape = (2, 24) if per_gate else (2,)
+    scales = [RNG.uniform(0.002, 0.004, shape).astype(np.float32) for _ in range(2)]
+    zeros = [np.full(shape, z, np.uint8) for z in (128, 120)]
+    w, r, bias = u8(2, 5, 24), u8(2, 6, 24), f32(2, 48)
+    more = (None, None, None, None, scales[0], zeros[0], scales[1], zeros[1])
+    arrays = (f32(7, 2, 5), w, r, bias, *more)
+    how = {"hidden_size": 6, "direction": "bidirectional"}
+    check("DynamicQuantizeLSTM", *arrays, fixed=(1, 2, 3, 8, 9, 10, 11), outputs=3, atol=0.03, **how)

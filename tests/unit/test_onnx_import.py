@@ -353,3 +353,81 @@ def test_imported_knows_its_structure() -> None:
     model = parse("main (optional(float[2]) x) => (bool y) { y = OptionalHasElement (x) }", 18)
     assert import_model(model, {"x": None}).inputs == {"x": None}
     assert import_model(model, {"x": np.zeros(2, np.float32)}).inputs == {"x": "x"}
+
+
+# -- sizes that are open
+
+
+def test_a_range_of_floats_up_to_a_size() -> None:
+    """As YOLO's anchors are written: Range(0.0, float(width), 1.0) + 0.5."""
+    model = parse("""g (float[w] x) => (float[n] y) {
+        s = Shape(x)
+        axis = Constant<value_ints: ints = [0]>()
+        one = Squeeze(s, axis)
+        limit = Cast<to = 1>(one)
+        start = Constant<value_float: float = 0.0>()
+        step = Constant<value_float: float = 1.0>()
+        y = Range(start, limit, step)
+    }""")
+    for width in (5, 8):
+        np.testing.assert_array_equal(run(model, x=np.zeros(width, np.float32))[0], np.arange(width))
+
+
+def test_a_range_that_mixes_sizes_and_fractions_is_refused() -> None:
+    model = parse("""g (float[w] x) => (float[n] y) {
+        s = Shape(x)
+        axis = Constant<value_ints: ints = [0]>()
+        one = Squeeze(s, axis)
+        limit = Cast<to = 1>(one)
+        start = Constant<value_float: float = 0.5>()
+        step = Constant<value_float: float = 1.0>()
+        y = Range(start, limit, step)
+    }""")
+    with pytest.raises(ImportError_, match="mixes sizes with fractions"):
+        import_model(model)
+
+
+def test_a_slice_whose_sign_sizes_decide_counts_from_the_start() -> None:
+    model = parse("""g (float[n] x) => (float[m] y) {
+        s = Shape(x)
+        three = Constant<value_ints: ints = [3]>()
+        zero = Constant<value_ints: ints = [0]>()
+        end = Sub(s, three)
+        y = Slice(x, zero, end, zero)
+    }""")
+    program = rlx.compile(rlx.from_onnx(model))
+    np.testing.assert_array_equal(program(np.arange(5, dtype=np.float32)), [0, 1])
+    assert program(np.zeros(3, np.float32)).shape == (0,)
+    with pytest.raises(rlx.errors.GuardError, match="n-3 is at least 0"):
+        program(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_windows_that_do_not_fit_are_refused_by_the_size(inside: bool) -> None:
+    """A window of 320 samples: sizes assumed while compiling grow until it fits, also inside a branch."""
+    conv = "y = Conv<strides = [160]>(x, w)"
+    if inside:
+        conv = """zero = Constant<value_float: float = 0.0>()
+        first = ReduceMax<keepdims = 0>(x)
+        condition = Greater(first, zero)
+        y = If (condition) <
+            then_branch = a () => (float[b, 2, m] p) { p = Conv<strides = [160]>(x, w) },
+            else_branch = b () => (float[b, 2, m] q) { t = Conv<strides = [160]>(x, w) q = Neg(t) }
+        >"""
+    text = f"g (float[b, 1, n] x) => (float[b, 2, m] y) <float[2, 1, 320] w> {{ {conv} }}"
+    model = parse(text)
+    weight = np.random.default_rng(0).standard_normal((2, 1, 320)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    del model.graph.value_info[:]
+    program = rlx.compile(rlx.from_onnx(model))
+    x = np.random.default_rng(1).standard_normal((1, 1, 700)).astype(np.float32)
+    got = np.asarray(program(x))
+    want = np.stack([x[0, 0, i : i + 320] @ weight[:, 0].T for i in (0, 160, 320)], 1)[None]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    with pytest.raises(rlx.errors.GuardError, match="n is at least 160"):
+        program(x[..., :100])
+
+
+def test_a_model_in_the_format_of_another_runtime_is_named() -> None:
+    with pytest.raises(ImportError_, match="ONNX Runtime's own format"):
+        import_model(b"\x00\x01\x00\x00ORTM" + bytes(64))

@@ -8,7 +8,7 @@ Symbolic sizes are taken at an assumed binding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from rlx.cost.profile import GraphIoProfile
@@ -65,7 +65,15 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
         usual |= sizes_at_bounds(graph, {**usual, **fixed, **given})
     chosen = {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
     free = usual.keys() - given.keys() - fixed.keys() - most.keys()
-    return _grown(chosen, free, [c for c in graph.constraints if c.kind == "min"])
+    return _grown(chosen, free, [c for c in _all_constraints(graph) if c.kind == "min"])
+
+
+def _all_constraints(graph: Graph) -> Iterator[Constraint]:
+    """Constraints of a graph and of the bodies in it."""
+    yield from graph.constraints
+    for node in graph.nodes:
+        for body in node.bodies:
+            yield from _all_constraints(body)
 
 
 def _grown(binding: dict[str, int], free: Collection[str], needs: Sequence[Constraint]) -> dict[str, int]:

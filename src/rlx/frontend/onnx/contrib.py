@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,11 @@ from rlx import ops
 from rlx.errors import ImportError_
 from rlx.frontend.onnx.attention import join_heads, split_heads, wide_mask
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.quant import as_number, dequantize, quantize
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
-from rlx.ops.rules import normal_axis
 
 MS = "com.microsoft"
-
-onnx_op("QuantizeLinear", domain=MS)(quantize)
-onnx_op("DequantizeLinear", domain=MS)(dequantize)
 
 
 @onnx_op("Gelu", domain=MS)
@@ -203,16 +200,21 @@ def combined(n: Call, mask: Any, bias: Node | None, like: Node) -> Any:
 
 @onnx_op("Attention", domain=MS, ignored=("mask_filter_value", "past_present_share_buffer"))
 def attention(n: Call) -> Any:
-    x, w, bias = n[0], n[1], n.get(2)
-    heads = int(n.attr("num_heads"))
+    w, bias = n[1], n.get(2)
     if n.get(4) is not None or n.flag("do_rotary") or n.wants(1):
         raise ImportError_("a past state or rotary positions are not supported")
     sizes = n.attr("qkv_hidden_sizes", None) or [w.shape[1] // 3] * 3
-    projected = ops.matmul(x, w)
-    if bias is not None:
-        projected = projected + bias
+    projected = ops.matmul(n[0], w)
+    return attend(n, projected if bias is None else projected + bias, sizes, n.get(3), n.get(5))
+
+
+def attend(
+    n: Call, projected: Node, sizes: Sequence[Dim], seen: Node | None = None, added: Node | None = None
+) -> Any:
+    """Attention of queries, keys and values that lie side by side in the last axis."""
+    heads = int(n.attr("num_heads"))
     q, k, v = (split_heads(part, heads) for part in ops.split(projected, axis=2, sizes=tuple(sizes)))
-    mask = combined(n, head_mask(n, n.get(3), q), n.get(5), q)
+    mask = combined(n, head_mask(n, seen, q), added, q)
     scale = n.attr("scale", 0.0)
     return join_heads(ops.attention(q, k, v, mask, causal=n.flag("unidirectional"), scale=scale or None))
 
@@ -250,101 +252,3 @@ def rotary_embedding(n: Call) -> Any:
     cos, sin = (ops.expand_dims(ops.gather(t, ids), 1) for t in (cos, sin))
     y = ops.rope(x, cos, sin, interleaved=n.flag("interleaved"))
     return join_heads(y) if flat else y
-
-
-# -- quantised arithmetic
-
-
-def real(n: Call, i: int) -> Any:
-    """Operands i, i + 1, i + 2 (levels, scale, zero point) as f32."""
-    zero = n.get(i + 2)
-    return ops.dequantize(n[i], as_number(n[i + 1]), None if zero is None else as_number(zero))
-
-
-def levels(n: Call, y: Any, i: int, kind: Any) -> Any:
-    """y quantised by operands i (scale) and i + 1 (zero point)."""
-    zero = n.get(i + 1)
-    return ops.quantize(y, as_number(n[i]), None if zero is None else as_number(zero), kind)
-
-
-@onnx_op("QLinearAdd", "QLinearMul", domain=MS)
-def qlinear_binary(n: Call) -> Any:
-    function = ops.add if n.proto.op_type == "QLinearAdd" else ops.mul
-    return levels(n, function(real(n, 0), real(n, 3)), 6, n[0].dtype)
-
-
-@onnx_op("QLinearSigmoid", "QLinearLeakyRelu", domain=MS)
-def qlinear_unary(n: Call) -> Any:
-    x = real(n, 0)
-    y = (
-        ops.sigmoid(x)
-        if n.proto.op_type == "QLinearSigmoid"
-        else ops.leaky_relu(x, alpha=n.attr("alpha", 0.01))
-    )
-    return levels(n, y, 3, n[0].dtype)
-
-
-@onnx_op("QLinearSoftmax", domain=MS)
-def qlinear_softmax(n: Call) -> Any:
-    opset = int(n.attr("opset", 13))
-    x, axis = real(n, 0), int(n.attr("axis", -1))
-    if opset < 13:
-        flat = ops.flatten(x, normal_axis("QLinearSoftmax", axis, x.rank))
-        y = ops.reshape(ops.softmax(flat, 1), x.shape)
-    else:
-        y = ops.softmax(x, axis)
-    return levels(n, y, 3, n[0].dtype)
-
-
-@onnx_op("QLinearGlobalAveragePool", domain=MS)
-def qlinear_global_average_pool(n: Call) -> Any:
-    last = n.flag("channels_last")
-    x = real(n, 0)
-    axes = tuple(range(1, x.rank - 1)) if last else tuple(range(2, x.rank))
-    return levels(n, ops.mean(x, axes, keepdims=True), 3, n[0].dtype)
-
-
-@onnx_op("QLinearAveragePool", domain=MS)
-def qlinear_average_pool(n: Call) -> Any:
-    from rlx.frontend.onnx.pool import pool_options
-
-    if n.flag("channels_last"):
-        raise ImportError_("channels_last is not supported")
-    y = ops.avg_pool(real(n, 0), **pool_options(n), count_include_pad=n.flag("count_include_pad"))
-    return levels(n, y, 3, n[0].dtype)
-
-
-@onnx_op("QLinearConcat", domain=MS)
-def qlinear_concat(n: Call) -> Any:
-    parts = [real(n, i) for i in range(2, len(n), 3)]
-    return levels(n, ops.concat(parts, int(n.attr("axis"))), 0, n[2].dtype)
-
-
-@onnx_op("QGemm", domain=MS)
-def qgemm(n: Call) -> Any:
-    columns = 0 if n.flag("transB") else 1
-    scale, zero = as_number(n[4]), as_number(n[5])
-    a, b = real(n, 0), ops.dequantize(n[3], scale, zero, axis=columns if scale.rank else None)
-    a = ops.transpose(a) if n.flag("transA") else a
-    b = ops.transpose(b) if n.flag("transB") else b
-    y = ops.matmul(a, b) * n.attr("alpha", 1.0)
-    if n.get(6) is not None:
-        y = y + ops.cast(n[6], "f32") * (as_number(n[1]) * as_number(n[4]))
-    return y if n.get(7) is None else levels(n, y, 7, n[0].dtype)
-
-
-@onnx_op("DynamicQuantizeMatMul", domain=MS)
-def dynamic_quantize_matmul(n: Call) -> Any:
-    levels_, scale, zero = ops.dynamic_quantize(n[0])
-    weight_zero = n.get(3)
-    total = ops.matmul_integer(levels_, n[1], zero, None if weight_zero is None else as_number(weight_zero))
-    y = ops.cast(total, "f32") * (scale * as_number(n[2]))
-    return y if n.get(4) is None else y + n[4]
-
-
-@onnx_op("MatMulIntegerToFloat", domain=MS)
-def matmul_integer_to_float(n: Call) -> Any:
-    zeros = [None if z is None else as_number(z) for z in (n.get(4), n.get(5))]
-    total = ops.matmul_integer(n[0], n[1], *zeros)
-    y = ops.cast(total, "f32") * (as_number(n[2]) * as_number(n[3]))
-    return y if n.get(6) is None else y + n[6]

@@ -44,6 +44,9 @@ def _parsed(data: bytes, what: str) -> Any:
     onnx = onnx_package()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    if data[4:8] == b"ORTM":
+        told = "is in ONNX Runtime's own format (.ort), which only it reads; give the .onnx file it came from"
+        raise ImportError_(f"{what} {told}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)

@@ -38,6 +38,10 @@ def gru(n: Call) -> Any:
 
 @onnx_op("LSTM", ignored=("output_sequence",))
 def lstm(n: Call) -> Any:
-    options = recurrent_options(n)
-    options |= {"initial_c": n.get(6), "peephole": n.get(7), "input_forget": n.flag("input_forget")}
-    return tuple(ops.lstm(n[0], n[1], n[2], n.get(3), **options))
+    return tuple(ops.lstm(n[0], n[1], n[2], n.get(3), **lstm_options(n)))
+
+
+def lstm_options(n: Call) -> dict[str, Any]:
+    """What an LSTM has beside its weights."""
+    more = {"initial_c": n.get(6), "peephole": n.get(7), "input_forget": n.flag("input_forget")}
+    return recurrent_options(n) | more

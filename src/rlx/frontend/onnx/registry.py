@@ -45,6 +45,7 @@ FAMILIES = (
     "ml",
     "training",
     "contrib",
+    "contrib_quant",
 )
 """Modules with entries, each about one family of ops."""
 

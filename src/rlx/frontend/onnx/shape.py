@@ -188,8 +188,8 @@ def slice_range(start: Dim, end: Dim, step: int, d: Dim) -> tuple[Dim, Dim]:
 
 
 def _bounded(at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
-    """A place counted from the end if negative, kept within bounds. Where sizes decide its sign, it is assumed
-    to count from the start: runs with other sizes are refused."""
+    """A place counted from the end if negative, kept within bounds. Where sizes decide its sign, it is
+    assumed to count from the start: runs with other sizes are refused."""
     if known_le(at, -1) is True:
         return d - dim_min(-at, d - low)
     if known_le(0, at) is None:
