@@ -31,9 +31,14 @@ class OnnxWriter:
         return name
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        """An unnamed initialiser."""
+        """An unnamed initialiser; a number becomes a vector of one."""
         self._count += 1
         return self.weight(f"const_{self._count}", np.asarray(value, dtype))
+
+    def scalar(self, name: str, value: float, dtype: Any = np.float32) -> str:
+        """A named initialiser of rank 0."""
+        self.values[name] = np.asarray(value, dtype)
+        return name
 
     def model(
         self,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.bench.workloads import models, products, rows, trained, training
+from rlx.bench.workloads import convolutions, models, products, rows, trained, training
 from rlx.bench.workloads.base import Workload
 from rlx.errors import ConfigError
 
 MAKERS: dict[str, Callable[..., Workload]] = {
     "gemm": products.gemm,
     "int8": products.int8,
+    "int8-conv": convolutions.int8_conv,
+    "int8-bottlenecks": convolutions.int8_bottlenecks,
     "nbits": products.nbits,
     "chain": rows.chain,
     "softmax": rows.softmax,
@@ -50,7 +52,14 @@ SUITES: dict[str, tuple[str, ...]] = {
         "whisper:0",
         "whisper:1",
     ),
-    "quant": ("int8:128,384,1536", "int8:128,1024,1024", "nbits:8,1,4096,4096", "nbits:4,1,4096,4096"),
+    "quant": (
+        "int8:128,384,1536",
+        "int8:128,1024,1024",
+        "int8-conv:64,56",
+        "int8-bottlenecks:3,256,56",
+        "nbits:8,1,4096,4096",
+        "nbits:4,1,4096,4096",
+    ),
     "zoo": tuple(f"{name}:" for name in trained.MAKERS),
     "training": ("train-mlp:128", "train-transformer:8,128,256,4"),
 }
