@@ -3,8 +3,8 @@
 Tiles of m x m outputs are taken in strips whose transformed inputs and sums fit the caches. A strip is
 transformed into scratch, multiplied with the transformed weights point by point, and transformed back with
 the epilogue: one kernel, no meeting of threads in between. Threads share strips or, where weights outweigh
-the image by far, output channels; then each transforms all inputs for itself. An Inf or NaN spoils the tiles
-whose window meets it.
+the image by far, output channels; then each transforms all inputs for itself. Tiles whose window holds an Inf
+or NaN are summed again without transforms.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from rlx.backend.cpu.conv_end import Epilogue
 from rlx.backend.cpu.conv_shape import Geometry, Image, tile_pixels
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_cut import Tiles
-from rlx.backend.cpu.irtext import Int, Module, Value
+from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import kind_of
+from rlx.backend.cpu.winograd_direct import ELEMENT, emit_direct_tile
 from rlx.backend.cpu.winograd_parts import (
-    ELEMENT,
     emit_input_transform,
     emit_output_transform,
     emit_products,
 )
+from rlx.errors import UnsupportedError
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim
 from rlx.ops.winograd import WinogradLayout
@@ -46,6 +47,8 @@ def emit_winograd(
     outputs: Sequence[Slot],
 ) -> EmittedKernel:
     """Write the kernel of a convolution whose weights are transformed."""
+    if not (nest.x_blocked and nest.out_blocked):
+        raise UnsupportedError("transformed weights need images with blocked channels on both sides")
     return _Winograd(module, name, nest, layout, inputs, outputs).emit()
 
 
@@ -115,6 +118,7 @@ class _Winograd:
             self.lanes,
             self.shape.out,
             self.layout.out,
+            self.repair,
         )
 
         def unit(u: Int, _: list[Value]) -> None:
@@ -152,6 +156,24 @@ class _Winograd:
         per_panel = layout.columns // self.lanes
         blocks = [fn.mul(begin, per_panel), fn.smin(fn.mul(end, per_panel), self.out_blocks)]
         fn.call(self.finish, [fn.args[0], v, sums, *blocks, tiles, *place, tiles_h, tiles_w])
+
+    def repair(self, fn: Function, place: Sequence[Int], stage: Value) -> None:
+        """Sum a tile that its transforms have spoilt directly."""
+        image, block, top, left = place
+        table, layout, panels = self.table, self.layout, self.layout.panels
+        batch, step, line = (table.dim(fn, s) for s in (self.x.batch, self.x.block, self.x.axes[1]))
+        sizes = [table.dim(fn, s) for s in self.shape.size[1:]]
+        low = [table.dim(fn, s) for s in self.shape.low[1:]]
+        column = fn.mul(block, self.lanes)
+        panel = fn.udiv(column, panels.columns)
+        inside = fn.sub(column, fn.mul(panel, panels.columns))
+        first = fn.add(fn.mul(fn.mul(panel, panels.columns), panels.depth), inside)
+        wide = fn.select(fn.cmp("ult", panel, panels.full), panels.columns, panels.tail)
+        x = fn.gep(table.operand(fn, self.nest.x).pointer, fn.mul(image, batch), ELEMENT)
+        w = fn.gep(table.operand(fn, self.nest.w).pointer, first, ELEMENT)
+        begin = [fn.sub(top, low[0]), fn.sub(left, low[1])]
+        callee = emit_direct_tile(self.module, layout.m, self.lanes)
+        fn.call(callee, [x, w, stage, step, line, *sizes, *begin, self.in_blocks, panels.elements, wide])
 
     def products(self, u: Value, v: Value, into: Int, sums: Int, tiles: Int, begin: Int, end: Int) -> None:
         """At every point, transformed inputs times transformed weights."""

@@ -11,10 +11,10 @@ from rlx.backend.cpu.frame import ArgumentTable
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 from rlx.backend.cpu.primitives import memory_type
+from rlx.backend.cpu.winograd_direct import ELEMENT, is_spoilt
 from rlx.ir.types import Shape
 from rlx.ops.winograd import INPUT, OUTPUT
 
-ELEMENT = "float"
 Grid = list[list[Value]]
 
 
@@ -174,10 +174,12 @@ def emit_output_transform(
     lanes: int,
     out: Shape,
     channels: int,
+    repair: Callable[[Function, Sequence[Int], Value], None],
 ) -> str:
     """Name of the function that turns sums into outputs and stores them behind the epilogue.
 
-    Lanes after the last of `channels` are stored as zeros.
+    Lanes after the last of `channels` are stored as zeros. repair(fn, place, stage) computes the sums of the
+    tile at `place` (image, block, first line and pixel) without transforms, where those have spoilt it.
     """
     name = f"{name}.output"
     words = ("step", "first", "last", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
@@ -207,6 +209,7 @@ def emit_output_transform(
                 for j, value in enumerate(results):
                     fn.store(value, fn.gep(stage, (i * m + j) * lanes, ELEMENT))
             top, left = fn.mul(row, m), fn.mul(column, m)
+            fn.branch(is_spoilt(fn, grid), lambda: repair(fn, (image, b, top, left), stage))
             common = epilogue.at(fn, [image, b, 0, 0, top, left], lane, None, None)
             for e in epilogue.fixed:
                 common(e)

@@ -1,0 +1,70 @@
+"""Winograd's transforms mix neighbours; still Inf and NaN reach those pixels only whose windows hold them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backend.cpu.target import Target, resolve, runs_here
+from rlx.ir.graph import Graph
+from rlx.ir.op import get_op
+from rlx.ops import conv
+from rlx.ops.winograd import WinogradLayout, transform_kernel
+
+TARGETS = [t for t in map(resolve, ("x86-64-v4", "x86-64-v3", "x86-64")) if runs_here(t)]
+SHAPE, OUT = (2, 16, 11, 13), 40  # tiles and panels that are not full
+PLACES = [(0, 3, 5, 6), (0, 0, 0, 0), (1, 15, 10, 12), (1, 7, 3, 4), (0, 9, 8, 0)]
+
+
+def block(image: np.ndarray, target: Target) -> np.ndarray:
+    made: np.ndarray = get_op("block_channels")(image, lanes=target.lanes("f32"))
+    return made
+
+
+def winograd(m: int, target: Target, blocked: bool = True) -> tuple[Graph, np.ndarray]:
+    """A convolution in Winograd's layout, whatever the cost model says, and its kernel."""
+    lanes, channels = target.lanes("f32"), SHAPE[1]
+    layout = WinogradLayout(m, OUT, channels, 2 * lanes, lanes)
+    unblock, unpack = get_op("unblock_channels"), get_op("unpack_winograd")
+    g = Graph("winograd")
+    w = g.param("w", (OUT, channels, 3, 3), "f32")
+    kernel = unpack(transform_kernel(w, layout), **{k: getattr(layout, k) for k in unpack.attrs})
+    if blocked:
+        x = g.input("x", (SHAPE[0], channels // lanes, *SHAPE[2:], lanes), "f32")
+        y = conv(unblock(x, channels=channels), kernel, padding=1)
+        g.output("y", get_op("block_channels")(y, lanes=lanes))
+    else:
+        g.output("y", conv(g.input("x", SHAPE, "f32"), kernel, padding=1))
+    weights = np.random.default_rng(1).standard_normal((OUT, channels, 3, 3)).astype(np.float32)
+    weights[3, :, 1], weights[4, :, :, 1], weights[5, :, 0], weights[6] = 0, 0, 0, 0  # Inf * 0 is NaN
+    g.set_param("w", weights)
+    return g, weights
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("m", [2, 4])
+def test_inf_and_nan_stay_in_their_windows(m: int, target: Target) -> None:
+    g, weights = winograd(m, target)
+    programs = [rlx.compile(g, target=target.name, threads=n) for n in (1, 2)]
+    assert not programs[0].stats["host_thunks"]
+    image = np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32)
+    for value in (np.inf, -np.inf, np.nan):
+        x = image.copy()
+        for place in PLACES:
+            x[place] = value
+        with np.errstate(invalid="ignore"):
+            want = block(conv(x.astype(np.float64), weights.astype(np.float64), padding=1), target)
+        x = block(x, target)
+        got = programs[0](x)
+        assert np.isnan(want).any() and np.isfinite(want).any()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)  # Inf and NaN in the same places
+        assert got.tobytes() == programs[1](x).tobytes()
+
+
+def test_images_that_are_not_blocked_are_no_business_of_this_kernel() -> None:
+    g, weights = winograd(4, resolve("host"), blocked=False)
+    program = rlx.compile(g)
+    assert "blocked channels on both sides" in program.stats["host_thunks"][0]["why"]
+    x = np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32)
+    np.testing.assert_allclose(program(x), conv(x, weights, padding=1), rtol=1e-4, atol=1e-4)
