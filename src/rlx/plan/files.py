@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def save(module: LirModule, path: str | os.PathLike[str]) -> None:
     np.savez(payload, **packed)  # type: ignore[arg-type]
     data = payload.getvalue()
     target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         unfinished.write_bytes(_HEAD.pack(MAGIC, VERSION, hashlib.sha256(data).digest()) + data)
         os.replace(unfinished, target)

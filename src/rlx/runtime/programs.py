@@ -132,9 +132,11 @@ _storing: dict[Path, threading.Thread] = {}
 def wait_until_stored(path: Path | None = None) -> None:
     """Return when all programs that this process stores, or that at `path`, are in their files."""
     for stored in list(_storing) if path is None else [path]:
-        thread = _storing.pop(stored, None)
+        thread = _storing.get(stored)
         if thread is not None:
             thread.join()
+            if _storing.get(stored) is thread:  # others who wait for it must find it until it is over
+                _storing.pop(stored, None)
 
 
 def _tried(store: Callable[[], None]) -> None:

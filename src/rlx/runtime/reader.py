@@ -43,6 +43,7 @@ from rlx.runtime.memory import table
 ARRIVE = "rlx_arrive"
 EVERYTHING = np.iinfo(np.int64).max  # a position behind all others
 _SPINS = 4000  # looks before the reader sleeps or a gate yields: some 60 microseconds
+_RUN_UNIT = 1 << 32  # what a run counts in a ticket
 _ENDED = -1  # status of a fill whose file ended early
 
 
@@ -57,7 +58,7 @@ class Control(IntEnum):
     STOP = 5
     ALL = 6  # whether fills are needed wherever the run is
     PAUSED = 7  # whether the reader leaves fills to gates
-    NEXT = 8  # the first fill that nobody has claimed
+    NEXT = 8  # the first fill that nobody has claimed, and above it the run: see `_ticket`
     POSITION = 16  # how far the run has come
     SIGNAL = 24  # changes when there may be something to claim
     ASLEEP = 32  # whether the reader waits for a signal
@@ -266,6 +267,16 @@ def _entry(f: Function, control: Value, number: Int) -> Value:
     return f.gep(f.field(control, int(Control.FILLS), "ptr"), f.mul(number, int(Entry.FIELDS)), "i64")
 
 
+def _ticket(f: Function, run: Int, number: Int) -> Value:
+    """The run and the fill that is next, as one number. A thread that is stopped between its look and its
+    claim, and goes on when another run has come as far, must not claim what was free in the run before."""
+    return f.value(f.add(f.mul(run, _RUN_UNIT), number))
+
+
+def _fill_of(f: Function, ticket: Value) -> Value:
+    return f.value(f.and_(ticket, _RUN_UNIT - 1))
+
+
 def _emit_read(module: Module) -> None:
     """i64 rlx_read_bytes(descriptor, target, count, offset): the status."""
     params = [("i64", "descriptor"), ("ptr", "target"), ("i64", "count"), ("i64", "offset")]
@@ -300,7 +311,8 @@ def _emit_claim(module: Module) -> None:
     """i64 rlx_claim_fill(control, by reader): carry out the next fill; 0 if there is none at present."""
     f = module.function("rlx_claim_fill", [("ptr", "control"), ("i64", "reader")], returns="i64")
     control, by_reader = f.args
-    number = _seen(f, control, Control.NEXT)
+    ticket = _seen(f, control, Control.NEXT)
+    number = _fill_of(f, ticket)
 
     def look() -> list[Int]:
         entry = _entry(f, control, number)
@@ -310,7 +322,7 @@ def _emit_claim(module: Module) -> None:
 
     def claim(entry: Value, position: Value) -> list[Int]:
         place = _at(f, control, Control.NEXT)
-        _, mine = f.compare_exchange(place, number, f.value(f.add(number, 1)))
+        _, mine = f.compare_exchange(place, ticket, f.value(f.add(ticket, 1)))
         f.branch(mine, lambda: fill(entry, position))
         return [1]  # also where another thread was faster: there may be more
 
@@ -461,15 +473,23 @@ def _emit_ends(module: Module) -> None:
     f = module.function("rlx_begin_fills", [("ptr", "control")])
     control = f.args[0]
     f.atomic_store(f.value(-1), _at(f, control, Control.POSITION))
-    f.store(f.add(f.field(control, int(Control.RUN)), 1), _at(f, control, Control.RUN))
-    f.atomic_store(f.value(0), _at(f, control, Control.NEXT))
+    run = f.value(f.add(f.field(control, int(Control.RUN)), 1))
+    f.store(run, _at(f, control, Control.RUN))
+    f.atomic_store(_ticket(f, run, 0), _at(f, control, Control.NEXT))
     f.return_()
 
     f = module.function("rlx_settle_fills", [("ptr", "control")])
     control = f.args[0]
     count = f.field(control, int(Control.COUNT))
-    claimed = f.atomic_rmw("xchg", _at(f, control, Control.NEXT), count, "seq_cst")
-    f.loop(0, claimed, 1, [], lambda number, _: (_wait_done(f, control, number, claiming=False), None)[1])
+    over = _ticket(f, f.field(control, int(Control.RUN)), count)
+    last = f.atomic_rmw("xchg", _at(f, control, Control.NEXT), over, "seq_cst")
+    f.loop(
+        0,
+        _fill_of(f, last),
+        1,
+        [],
+        lambda number, _: (_wait_done(f, control, number, claiming=False), None)[1],
+    )
     f.return_()
 
     f = module.function("rlx_stop_reader", [("ptr", "control")])

@@ -85,7 +85,9 @@ def accept(signed: bytes) -> None:
     path = _acceptance(signed)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_bytes(keyring().sign(signed))
+        whole = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        whole.write_bytes(keyring().sign(signed))
+        os.replace(whole, path)  # others who ask meanwhile find what was accepted before, or this
     except OSError as error:
         raise TrustError(f"cannot note in {path.parent} what is trusted: {error.strerror}") from error
 
