@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
 from rlx.collector import collector_paused
-from rlx.errors import ConfigError, UnsupportedError
+from rlx.errors import ConfigError, TypeError_, UnsupportedError
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
@@ -38,6 +39,7 @@ def lower(graph: Graph) -> Graph:
     from rlx.passes.basic import remove_dead
     from rlx.transform.expand import expand_graph
 
+    _need_graph(graph, "rlx.lower")
     flat = all(n.op.level is Level.MIR and not n.bodies for n in graph.nodes)
     return remove_dead(graph if flat else expand_graph(graph))
 
@@ -58,6 +60,7 @@ def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
     from rlx.passes.share import share_bodies
     from rlx.passes.simplify import simplify_rules
 
+    _need_graph(graph, "rlx.optimize")
     if any(n.op.level is not Level.MIR for n in graph.nodes):
         graph = lower(graph)
     return remove_dead(share_bodies(apply_rules(graph, simplify_rules(), log)))
@@ -289,18 +292,17 @@ def compile(
     from rlx.runtime.program import CompiledProgram
     from rlx.runtime.weights import Weights
 
-    threads, debug = threads or config.THREADS.get(), debug or config.DEBUG.get()
+    _need_graph(graph, "rlx.compile")
+    threads, debug = config.thread_count(threads), debug or config.DEBUG.get()
     check_mode(debug)
     if device != "cpu":
         _target(device, target)
         for name, given in (("weight_budget", weight_budget), ("mesh", mesh)):
             if given is not None:
                 raise UnsupportedError(f"{name} is for device 'cpu' only; compile for {device} without it")
-    known = graph.symbols()
-    for name in assume or {}:
-        if name not in known:
-            has = f"its symbols: {', '.join(known)}" if known else "all its sizes are fixed"
-            raise ConfigError(f"assume: graph {graph.name!r} has no symbol {name!r}; {has}")
+    _check_assumed(graph, assume)
+    if shardings is not None and mesh is None:
+        raise ConfigError("shardings say how values lie on a mesh; give the mesh too")
     if weight_budget is None and weight_file is not None:
         raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
     make: Callable[..., Any] = CompiledProgram
@@ -348,6 +350,26 @@ def compile(
     if states is not None:
         program.bind_states(states)
     return program
+
+
+def _need_graph(graph: object, caller: str) -> None:
+    from rlx.ir.graph import Graph
+
+    if not isinstance(graph, Graph):
+        got = f"got a value of type {type(graph).__name__}"
+        raise TypeError_(f"{caller} takes an rlx.Graph, {got}; rlx.load takes files, rlx.jit functions")
+
+
+def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:
+    if not isinstance(assume, (Mapping, NoneType)):
+        raise ConfigError(f"assume={assume!r} is no dict of symbol -> size, such as {{'seq': 128}}")
+    known = graph.symbols()
+    for name, size in (assume or {}).items():
+        if name not in known:
+            has = f"its symbols: {', '.join(known)}" if known else "all its sizes are fixed"
+            raise ConfigError(f"assume: graph {graph.name!r} has no symbol {name!r}; {has}")
+        if not hasattr(size, "__index__"):
+            raise ConfigError(f"assume: the size of {name!r} is {size!r}; give a whole number")
 
 
 def _refuse_collectives(graph: Graph) -> None:

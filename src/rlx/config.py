@@ -157,6 +157,21 @@ THREADS: Knob[int] = Knob(
     _usable_cores,
     "cores of this process",
 )
+
+
+def thread_count(given: int | None) -> int:
+    """Threads of a program: as many as were asked for, else the default.
+
+    >>> thread_count(3)
+    3
+    """
+    if given is None:
+        return THREADS.get()
+    if isinstance(given, bool) or not hasattr(given, "__index__") or given < 1:
+        raise ConfigError(f"threads={given!r} is no number of threads; give a whole number of at least 1")
+    return int(given)
+
+
 TARGET: Knob[str] = Knob(
     "RLX_TARGET", "target to compile for when compile() is not told", str, lambda: "host", "host"
 )

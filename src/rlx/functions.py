@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import BudgetError, GradientError, TransformError
+from rlx.errors import BudgetError, GradientError, TransformError, TypeError_
 from rlx.frontend.trace import Trace, as_array, fits, trace_arrays, trace_types
 from rlx.ir.bind import match_shape
 from rlx.ir.graph import Graph, Node, current_graph
@@ -173,6 +173,8 @@ def jit(
     """
     if function is None:
         return lambda f: Jit(f, static, **options)
+    if not callable(function):
+        raise TypeError_(f"rlx.jit takes a function, got a value of type {type(function).__name__}")
     return Jit(function, static, **options)
 
 

@@ -208,7 +208,7 @@ def _program(
     kernels, code = native_code(lir, resolve(target), cache=True)
     if kernels.thunks:
         return None
-    program = CompiledProgram(lir, kernels, code, threads or config.THREADS.get())
+    program = CompiledProgram(lir, kernels, code, config.thread_count(threads))
     rng = np.random.default_rng(0)
     inputs = {n.attrs["name"]: _values(n.tensor, rng) for n in mir.inputs}
     outputs = {k: np.empty(n.tensor.bind({}), n.dtype.np) for k, n in mir.outputs.items()}

@@ -56,6 +56,10 @@ def load(
     ...     rlx.load(file)(np.ones(2, np.float32))
     array([2., 2.], dtype=float32)
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise ConfigError(
+            f"rlx.load takes the path of a model or zoo:ID, not a value of type {type(model).__name__}"
+        )
     name = os.fspath(model)
     if options.get("weight_budget") is not None:
         options["weight_budget"] = config.parse_bytes(options["weight_budget"], "weight_budget")
@@ -282,7 +286,7 @@ def _open(
 ) -> CompiledProgram:
     from rlx.runtime.artifact import Origin
 
-    threads = options.get("threads") or config.THREADS.get()
+    threads = config.thread_count(options.get("threads"))
     debug = options.get("debug") or config.DEBUG.get()
     budget = options.get("weight_budget")
     program = file.program(number, threads, debug, trust_native, options.get("cache", True), budget, make)

@@ -100,6 +100,8 @@ def as_given(declared: TensorType, value: Any) -> np.ndarray:
 
 def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int], what: str) -> None:
     """An array must have the declared dtype and shape."""
+    if array.dtype.kind in "OSUMm":
+        raise InputError(f"{what} is {declared}, got an array of {array.dtype}; give an array of numbers")
     if dtype(array.dtype) is not declared.dtype:
         raise InputError(
             f"{what} is {declared}, got dtype {dtype(array.dtype)}; "

@@ -199,8 +199,8 @@ class Graph:
         """Name a node as an output."""
         if name in self.outputs:
             raise VerifyError(f"graph {self.name!r} already has an output {name!r}")
-        node.tensor  # noqa: B018 - refuses tuples with a clear message
-        self.outputs[name] = self._own(node)
+        self._own(node).tensor  # noqa: B018 - refuses tuples with a clear message
+        self.outputs[name] = node
 
     def set_outputs(self, outputs: Mapping[str, Node] | Sequence[Node]) -> None:
         """Replace all outputs; a plain sequence gets names out0, out1, ..."""
@@ -388,6 +388,8 @@ class Graph:
 
 
 def _type(name: str, shape: Sequence[Any], of: Any) -> TensorType:
+    if isinstance(shape, str) or not hasattr(shape, "__iter__"):
+        raise ShapeError(f"the shape of {name!r} needs a tuple of sizes such as (2, 'n'), got {shape!r}")
     try:
         return TensorType(dtype(of), dims(tuple(shape)))
     except ValueError as e:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import GuardError
+from rlx.errors import GuardError, InputError
 from rlx.ir.bind import check_array, size_symbol
 from rlx.ir.dim import Expr, Sym, symbols
 from rlx.ir.graph import Node
@@ -24,12 +24,19 @@ class InputEntry:
         self._dims = list(zip(node.shape, names, strict=True))
 
     def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
-        array = value if type(value) is np.ndarray else np.asarray(value)
+        array = value if type(value) is np.ndarray else self._array(value)
         if (array.dtype is not self._dtype and array.dtype != self._dtype) or not self._matches(
             array.shape, binding
         ):
             check_array(self._node.tensor, array, binding, f"input {self._node.attrs['name']!r}")
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+    def _array(self, value: Any) -> np.ndarray:
+        try:
+            return np.asarray(value)
+        except ValueError:  # rows of different lengths
+            what = f"input {self._node.attrs['name']!r} is {self._node.tensor}"
+            raise InputError(f"{what}, got a {type(value).__name__} that is no array") from None
 
     def _matches(self, shape: tuple[int, ...], binding: dict[str, int]) -> bool:
         if self._static or len(shape) != self._rank:

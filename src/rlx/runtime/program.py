@@ -213,6 +213,9 @@ class CompiledProgram(Execution):
             given = [inputs[name] for name in self.input_names]
         except KeyError as e:
             raise InputError(f"input {e.args[0]!r} of program {self.graph.name!r} is missing") from None
+        except TypeError:
+            got = type(inputs).__name__
+            raise InputError(f"run takes a dict of input name -> array, got a value of type {got}") from None
         if len(inputs) != len(given):
             extra = next(k for k in inputs if k not in self.input_names)
             known = ", ".join(self.input_names) or "none"

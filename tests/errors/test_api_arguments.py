@@ -1,0 +1,90 @@
+"""Wrong arguments of the functions that users call first: refused in words, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.errors import ConfigError, InputError, RlxError, ShapeError, TypeError_
+from rlx.ir.graph import Graph
+
+
+def small() -> Graph:
+    g = rlx.Graph("small")
+    g.output("y", ops.exp(g.input("x", ("n", 4), "f32")))
+    return g
+
+
+@pytest.mark.parametrize("call", [rlx.compile, rlx.lower, rlx.optimize])
+@pytest.mark.parametrize("given", [None, "model.onnx", np.ones(3)], ids=["None", "text", "array"])
+def test_what_is_no_graph(call: Callable[..., Any], given: Any) -> None:
+    with pytest.raises(
+        TypeError_, match=r"takes an rlx\.Graph, got a value of type \w+; rlx\.load takes files"
+    ):
+        call(given)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 2.5, "2", True])
+def test_threads_that_are_no_number(threads: Any) -> None:
+    with pytest.raises(ConfigError, match="is no number of threads; give a whole number of at least 1"):
+        rlx.compile(small(), threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"assume": {"m": 3}}, "graph 'small' has no symbol 'm'; its symbols: n"),
+        ({"assume": {"n": "many"}}, "the size of 'n' is 'many'; give a whole number"),
+        ({"assume": "n=3"}, "is no dict of symbol -> size"),
+        ({"shardings": {"x": {}}}, "give the mesh too"),
+        ({"budget": "lots"}, "is no number of bytes"),
+        ({"debug": "all"}, "is no debug mode"),
+        ({"precision": "f7"}, "is unknown; use one of"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rlx.compile(small(), **options)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"model.onnx", small()], ids=["None", "number", "bytes", "graph"])
+def test_load_takes_a_path(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rlx\.load takes the path of a model or zoo:ID"):
+        rlx.load(given)
+
+
+def test_jit_takes_a_function() -> None:
+    with pytest.raises(TypeError_, match=r"rlx\.jit takes a function, got a value of type int"):
+        rlx.jit(3)
+
+
+def test_what_a_graph_is_built_from() -> None:
+    g = rlx.Graph("g")
+    with pytest.raises(
+        ShapeError, match=r"the shape of 'x' needs a tuple of sizes such as \(2, 'n'\), got 5"
+    ):
+        g.input("x", 5)  # type: ignore[arg-type]
+    with pytest.raises(RlxError, match="expected a node of graph 'g', got int"):
+        g.output("y", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (None, "run takes a dict of input name -> array, got a value of type NoneType"),
+        ([np.ones((3, 4), np.float32)], "run takes a dict of input name -> array, got a value of type list"),
+        ({}, "input 'x' of program 'small' is missing"),
+        ({"x": "words"}, r"input 'x' is f32\[n,4\], got an array of <U5; give an array of numbers"),
+        ({"x": None}, r"input 'x' is f32\[n,4\], got an array of object"),
+        ({"x": [[1.0, 2.0], [3.0]]}, r"input 'x' is f32\[n,4\], got a list that is no array"),
+        ({"x": np.ones((3, 4))}, "got dtype f64; cast it"),
+    ],
+)
+def test_what_a_run_is_given(inputs: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rlx.compile(small()).run(inputs)
