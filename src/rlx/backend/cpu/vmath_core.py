@@ -6,7 +6,7 @@ Everything takes scalars and vectors of `float` or `double` of any width; wide v
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlx.backend.cpu import vmath_tables as tables
@@ -152,50 +152,68 @@ def power_of_two(f: Lanes, n: Value) -> Value:
 
 
 def has_power_table(f: Lanes, x: Value) -> bool:
-    """Whether powers of two by sixteenths come from one register: f32 where any 16 lanes can be picked."""
+    """Whether fractional powers of two come from registers: f32 where any of their lanes can be picked."""
     return x.element == "float" and f.module.target.has_avx512
 
 
-def sixteenths(x: Value) -> float:
-    """What rounds a small number to sixteenths when it is added: they are then the lowest bits."""
-    return 1.5 * 2.0 ** (format_of(x).mantissa - 4)
+def rounder(x: Value, parts: int) -> float:
+    """What rounds a small number to multiples of 1 / parts when it is added; its lowest bits count them."""
+    return 1.5 * 2.0 ** format_of(x).mantissa / parts
 
 
-def power_of_sixteenths(f: Lanes, word: Value) -> Value:
-    """2**(k / 16) for the k in the four lowest bits of `word`."""
-    return f.bitcast(_lane_of_sixteen(f, word, [_word(power) for power in tables.SIXTEENTHS]), word.type)
+def power_of_parts(f: Lanes, word: Value, parts: int, factor: float = 1.0) -> Value:
+    """2**(k / parts) * factor for the k in the lowest bits of `word`; 16 or 32 parts: lanes of one or two
+    registers."""
+    powers = tables.POWERS[:: len(tables.POWERS) // parts]
+    words = [FORMATS["float"].bits(power * factor) for power in powers]
+    registers = [lanes_of(vector("i32", 16), words[first : first + 16]) for first in range(0, parts, 16)]
+
+    def pick(k: Value) -> Value:
+        low, high = registers[0], registers[-1]
+        if parts == 16:
+            return f.intrinsic("llvm.x86.avx512.permvar.si.512", k.type, low, k, feature="avx512f")
+        return f.intrinsic("llvm.x86.avx512.vpermi2var.d.512", k.type, low, k, high, feature="avx512f")
+
+    found = at_widths(f, pick, 16, 16, f.bitcast(word, integer_type(word)))
+    return f.bitcast(found, word.type)
 
 
-def scaled_power_of_sixteenths(f: Lanes, word: Value, factor: float) -> Value:
-    """2**n * factor for the n that `word` holds in sixteenths, if that is a normal number.
-
-    The whole part of n is added to the exponent; what the fraction adds there, the table subtracts before.
-    """
-    shift = format_of(word).mantissa - 4
-    words = [_word(power * factor) - (k << shift) for k, power in enumerate(tables.SIXTEENTHS)]
-    whole = f.shl(f.bitcast(word, integer_type(word)), shift)
-    return f.bitcast(f.value(f.add(_lane_of_sixteen(f, word, words), whole)), word.type)
-
-
-def _word(value: float) -> int:
-    return FORMATS["float"].bits(value)
-
-
-def _lane_of_sixteen(f: Lanes, word: Value, table: Sequence[int]) -> Value:
-    """The entry of `table` whose number is in the four lowest bits of `word`: one lane of a register."""
-    width, count = word.width, len(table)
-    if width > count:
-        halves = [f.part(word, first, width // 2) for first in (0, width // 2)]
-        low, high = (_lane_of_sixteen(f, half, table) for half in halves)
+def at_widths(f: Lanes, emit: Callable[..., Value], least: int, most: int, *operands: Value) -> Value:
+    """What exists for `least` to `most` lanes at any width: in halves, or with lanes that nobody uses."""
+    width = operands[0].width
+    if width > most:
+        half = width // 2
+        low, high = (
+            at_widths(f, emit, least, most, *(f.part(x, i, half) for x in operands)) for i in (0, half)
+        )
         return f.concat(low, high)
-    k = f.bitcast(word, integer_type(word))
-    if width == 1:
-        k = f.splat(k, count)
-    elif width < count:
-        k = f.shuffle(k, None, [*range(width), *(-1 for _ in range(count - width))])
-    register = lanes_of(vector("i32", count), table)
-    found = f.intrinsic("llvm.x86.avx512.permvar.si.512", register.type, register, k, feature="avx512f")
-    return found if width == count else f.part(found, 0, width)
+    if width >= least:
+        return emit(*operands)
+    unused = [-1] * (least - width)
+    wide = [
+        f.splat(x, least) if width == 1 else f.shuffle(x, None, [*range(width), *unused]) for x in operands
+    ]
+    return f.part(emit(*wide), 0, width)
+
+
+def nearer_to_zero(f: Lanes, x: Value, limit: float) -> Value:
+    """f32 cut to [-limit, limit] in one AVX-512 instruction; what is not a number becomes `limit`."""
+    smaller_size_with_sign_of_first = constant("i32", 2)
+
+    def cut(part: Value) -> Value:
+        rest = [constant(part.type, limit), smaller_size_with_sign_of_first]
+        return _masked_instruction(f, "range", part, *rest, feature="avx512dq")
+
+    return at_widths(f, cut, 4, 16, x)
+
+
+def _masked_instruction(f: Lanes, name: str, x: Value, *rest: Value, feature: str) -> Value:
+    """An AVX-512 instruction that has a mask and may have a rounding mode: all lanes, the current mode."""
+    total = x.width * (32 if x.element == "float" else 64)
+    full = f"llvm.x86.avx512.mask.{name}.p{'s' if x.element == 'float' else 'd'}.{total}"
+    mask = constant("i16" if x.width == 16 else "i8", -1)
+    rounding = [constant("i32", 4)] if total == 512 else []
+    return f.intrinsic(full, x.type, x, *rest, constant(x.type, 0.0), mask, *rounding, feature=feature)
 
 
 def scale(f: Lanes, p: Value, n: Value) -> Value:
@@ -211,20 +229,11 @@ def scale(f: Lanes, p: Value, n: Value) -> Value:
 
 def _scale_instruction(f: Lanes, p: Value, n: Value) -> Value | None:
     """The same by the AVX-512 instruction, if the target and the width have it."""
-    lane_bits = 32 if p.element == "float" else 64
-    total = p.width * lane_bits
-    if not f.module.target.has_avx512 or total < 128:
+    lanes = 4 if p.element == "float" else 2  # of 128 bits
+    if not f.module.target.has_avx512 or p.width < lanes:
         return None
-    if total > 512:
-        half = p.width // 2
-        parts = [_scale_instruction(f, f.part(p, i, half), f.part(n, i, half)) for i in (0, half)]
-        assert parts[0] is not None and parts[1] is not None
-        return f.concat(parts[0], parts[1])
-    name = f"llvm.x86.avx512.mask.scalef.p{p.element[0].replace('f', 's')}.{total}"
-    mask = constant("i16" if p.width == 16 else "i8", -1)
-    rounding = [constant("i32", 4)] if total == 512 else []
-    feature = "avx512f" if total == 512 else "avx512vl"
-    return f.intrinsic(name, p.type, p, n, constant(p.type, 0.0), mask, *rounding, feature=feature)
+    one = lambda a, b: _masked_instruction(f, "scalef", a, b, feature="avx512f")  # noqa: E731
+    return at_widths(f, one, lanes, 4 * lanes, p, n)
 
 
 def split_exponent(f: Lanes, x: Value) -> tuple[Value, Value]:

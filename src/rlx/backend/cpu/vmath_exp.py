@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from rlx.backend.cpu import vmath_tables as tables
 from rlx.backend.cpu.irlanes import Lanes
@@ -11,18 +12,19 @@ from rlx.backend.cpu.vmath_core import (
     LN_2,
     LOG2_E,
     LOG10_E,
+    at_widths,
     clamp,
     fast_two_sum,
     fit,
     format_of,
     has_power_table,
+    nearer_to_zero,
     odd_fit,
-    power_of_sixteenths,
+    power_of_parts,
     residual,
+    rounder,
     scale,
-    scaled_power_of_sixteenths,
     sign_bit,
-    sixteenths,
     split_exponent,
     two_product,
     two_sum,
@@ -54,27 +56,27 @@ def exp(f: Lanes, x: Value) -> Value:
     x = clamp(f, x, *format_of(x).exp_range)
     if not has_power_table(f, x):
         return _exp_sum(f, x)
-    word, n, small = _expm1_sixteenth(f, x)
-    power = power_of_sixteenths(f, word)
+    word, n, r = _reduce_to_parts(f, x, 16)
+    small = f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
+    power = power_of_parts(f, word, 16)
     return scale(f, f.fma(power, small, power), n)
 
 
-def _expm1_sixteenth(f: Lanes, x: Value) -> tuple[Value, Value, Value]:
-    """(word, n, exp(r) - 1) with x = n ln 2 + r, |r| <= ln(2) / 32; lowest in `word` is n in sixteenths."""
+def _reduce_to_parts(f: Lanes, x: Value, parts: int) -> tuple[Value, Value, Value]:
+    """(word, n, r) with x = n ln 2 + r, |r| <= ln(2) / 2 / parts; lowest in `word` is n in parts."""
     fmt = format_of(x)
-    word = f.fma(x, LOG2_E, sixteenths(x))
-    n = f.fsub(word, sixteenths(x))
-    r = f.fma(n, -fmt.ln2_low, f.fma(n, -fmt.ln2_high, x))
-    return word, n, f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
+    word = f.fma(x, LOG2_E, rounder(x, parts))
+    n = f.fsub(word, rounder(x, parts))
+    return word, n, f.fma(n, -fmt.ln2_low, f.fma(n, -fmt.ln2_high, x))
 
 
 def exp2(f: Lanes, x: Value) -> Value:
     """2**x, exact for whole x: online softmax rescales by 2**0 and must not move a bit."""
     x = clamp(f, x, *format_of(x).exp2_range)
     if has_power_table(f, x):
-        word = f.fadd(x, sixteenths(x))
-        n = f.fsub(word, sixteenths(x))
-        r, power = f.fsub(x, n), power_of_sixteenths(f, word)
+        word = f.fadd(x, rounder(x, 16))
+        n = f.fsub(word, rounder(x, 16))
+        r, power = f.fsub(x, n), power_of_parts(f, word, 16)
         return scale(f, f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP2_SIXTEENTH), power), n)
     n = f.round_even(x)
     r = f.fsub(x, n)
@@ -96,19 +98,25 @@ def expm1(f: Lanes, x: Value) -> Value:
 
 
 def sigmoid(f: Lanes, x: Value) -> Value:
-    """1 / (1 + exp(-x)), so that the far left keeps its relative accuracy.
-
-    From exp(-|x|), or with both sides of the fraction made small: then exp(-x) does not overflow.
-    """
+    """1 / (1 + exp(-x)) from exp(-|x|), so that the far left keeps its relative accuracy."""
     if has_power_table(f, x):
-        tiny = 2.0**-64
-        # above 40 exp(-x) does not count any more, and up to there its product with `tiny` is normal
-        word, _, small = _expm1_sixteenth(f, f.fneg(clamp(f, x, format_of(x).exp_range[0], 40.0)))
-        power = scaled_power_of_sixteenths(f, word, tiny)
-        return f.fdiv(tiny, f.fadd(f.fma(power, small, power), tiny))
+        return at_widths(f, partial(_sigmoid_of_parts, f), 4, max(4, x.width), x)
     e = exp(f, f.fneg(f.fabs(x)))
     top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
     return f.fdiv(top, f.fadd(e, 1.0))
+
+
+def _sigmoid_of_parts(f: Lanes, x: Value) -> Value:
+    """Both sides of the fraction made small instead: exp(-x) overflows after the quotient is 0.
+
+    x is not clamped. Where it is so large that r means nothing, or not a number, n alone decides.
+    """
+    tiny = 2.0**-64
+    word, n, r = _reduce_to_parts(f, f.fneg(x), 32)
+    r = nearer_to_zero(f, r, 0.0625)
+    power = power_of_parts(f, word, 32, tiny)
+    e = f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP_THIRTY_SECOND), power)
+    return f.fdiv(tiny, f.fadd(scale(f, e, n), tiny))
 
 
 def tanh(f: Lanes, x: Value) -> Value:
