@@ -137,11 +137,12 @@ class Block:
 
     def key_block(self, k0: Int, n: Int) -> None:
         fn = self.fn
+        self.each(lambda j: fn.store(fn.load(self.type, self.at(self.top, 0, j)), self.at(self.alpha, 0, j)))
         self.scores(k0, n)
-        tops = self.maximum(k0, n)
         least = constant(self.type, -math.inf)
         bases, sums = [], []
-        for j, top in enumerate(tops):
+        for j in range(self.vectors):
+            top = fn.load(self.type, self.at(self.alpha, 0, j))
             unseen = fn.fcmp("oeq", top, least)
             base = fn.select(unseen, constant(self.type, 0.0), top)
             alpha = self.power(fn.load(self.type, self.at(self.top, 0, j)), base)
@@ -176,7 +177,9 @@ class Block:
         return vmath.apply(self.fn, "exp2", x, inline=True)
 
     def scores(self, k0: Int, n: Int) -> None:
-        """S^T of a block: tiles of key rows; the last tile overlaps the one before it."""
+        """S^T of a block and, in place of `alpha`, the largest scores so far: tiles of key rows; the last one
+        overlaps the one before it.
+        """
         fn = self.fn
         rows = KEY_ROWS[self.vectors]
         base, step, column, element = self.key_rows(k0, n)
@@ -184,18 +187,20 @@ class Block:
         def tile(row: Int, height: int) -> None:
             starts = [fn.gep(base, fn.mul(fn.add(row, i), step), element) for i in range(height)]
             acc = self.products(starts, column)
-            for i in range(height):
-                for j in range(self.vectors):
-                    fn.store(acc[i * self.vectors + j], self.at(self.st, fn.add(row, i), j))
-
-        whole = fn.cmp("sge", n, rows)
+            for j in range(self.vectors):
+                top = fn.load(self.type, self.at(self.alpha, 0, j))
+                for i in range(height):
+                    x = self.seen(acc[i * self.vectors + j], fn.add(k0, fn.add(row, i)), j)
+                    fn.store(x, self.at(self.st, fn.add(row, i), j))
+                    top = fn.fmax(x, top)
+                fn.store(top, self.at(self.alpha, 0, j))
 
         def tiles() -> None:
-            fn.loop(0, fn.sub(n, rows - 1), rows, [], lambda r, _: tile(r, rows))
-            left = fn.urem(n, rows)
-            fn.branch(fn.cmp("ne", left, 0), lambda: tile(fn.sub(n, rows), rows))
+            last = fn.sub(n, rows)
+            fn.loop(0, n, rows, [], lambda row, _: tile(fn.smin(row, last), rows))
 
-        fn.branch(whole, tiles, lambda: fn.loop(0, n, 1, [], lambda r, _: tile(r, 1)))
+        whole = fn.cmp("sge", n, rows)
+        fn.branch(whole, tiles, lambda: fn.loop(0, n, 1, [], lambda row, _: tile(row, 1)))
 
     def key_rows(self, k0: Int, n: Int) -> Rows:
         """Where keys are read."""
@@ -225,34 +230,15 @@ class Block:
         zero = constant(self.type, 0.0)
         return fn.loop(0, self.spec.depth, 1, [zero] * (len(keys) * self.vectors), along)
 
-    def maximum(self, k0: Int, n: Int) -> list[Value]:
-        """Running maximum; adds the mask and hides keys that a query may not see."""
+    def seen(self, x: Value, key: Int, j: int) -> Value:
+        """Scores of a key as they are weighed: with the mask, and -inf where a query may not see it."""
         fn, spec = self.fn, self.spec
-        least = constant(self.type, -math.inf)
-        windowed = spec.causal or spec.left >= 0 or spec.right >= 0
-        changes = bool(spec.mask) or windowed or self.before != 1.0
-        lanes = fn.iota(self.lanes)
-
-        def row(i: Int, tops: list[Value]) -> list[Value]:
-            key = fn.add(k0, i)
-            out = []
-            for j in range(self.vectors):
-                place = self.at(self.st, i, j)
-                x = fn.load(self.type, place)
-                if spec.mask_kind != "add" and self.before != 1.0:
-                    x = fn.fmul(x, self.before)
-                if spec.mask is not None:
-                    x = self.masked(x, key, j)
-                hidden = self.hidden(key, j, lanes)
-                if hidden is not None:
-                    x = fn.select(hidden, least, x)
-                if changes:
-                    fn.store(x, place)
-                out.append(fn.fmax(x, tops[j]))
-            return out
-
-        start = [fn.load(self.type, self.at(self.top, 0, j)) for j in range(self.vectors)]
-        return fn.loop(0, n, 1, start, row)
+        if spec.mask_kind != "add" and self.before != 1.0:
+            x = fn.fmul(x, self.before)
+        if spec.mask is not None:
+            x = self.masked(x, key, j)
+        hidden = self.hidden(key, j, fn.iota(self.lanes))
+        return x if hidden is None else fn.select(hidden, constant(self.type, -math.inf), x)
 
     def masked(self, x: Value, key: Int, j: int) -> Value:
         fn, spec = self.fn, self.spec
