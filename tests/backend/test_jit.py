@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import gc
-import resource
 import subprocess
 import sys
 
 import pytest
 
+from measured import grows
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.target import Target, host_features, missing_here, resolve, runs_here, targets
@@ -114,14 +113,11 @@ def test_dropped_code_gives_its_memory_back() -> None:
     host = resolve("host")
     data = jit.compile_object(forty_two(host), host)
 
-    def cycles(n: int) -> int:
-        for _ in range(n):
+    def cycles() -> None:
+        for _ in range(300):
             jit.load(data, host).address("answer")
-        gc.collect()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    before = cycles(100)
-    assert cycles(300) - before < 4096, "300 loads grew the process by more than 4 MiB"
+    assert not grows(cycles, most=4 << 20)
 
 
 def test_targets_need_no_llvmlite() -> None:

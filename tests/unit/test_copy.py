@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import itertools
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +196,9 @@ def test_a_forked_child_is_told_and_can_make_its_own() -> None:
     with ThreadCopy() as engine:
         child = context.Process(target=_use_in_child, args=(engine, answers))
         child.start()
-        assert "belongs to the parent process" in answers.get(timeout=30)
-        assert answers.get(timeout=30) == [5, 5, 5, 5]
-        child.join(30)
+        assert "belongs to the parent process" in answers.get(timeout=300)
+        assert answers.get(timeout=300) == [5, 5, 5, 5]
+        child.join(300)
         assert child.exitcode == 0
         engine.wait(engine.issue(random_bytes(3), np.zeros(3, np.uint8)))
 
@@ -356,6 +358,24 @@ def test_synchronous_copies_hide_nothing() -> None:
     assert run.overlap == 0 and run.copying > 0
 
 
+@pytest.mark.parametrize("buffers", [2, 3])
+def test_tiles_are_copied_while_others_are_computed(buffers: int) -> None:
+    """Nobody returns from computing a tile before the copies ahead of it are done, and still all go on."""
+    tiles, ring = [random_bytes(1000) for _ in range(8)], RingBuffer(buffers, nbytes=1000)
+    with ThreadCopy() as engine:
+        computed = itertools.count(1)
+
+        def compute(tile: Any) -> bool:
+            ahead = min(next(computed) + buffers - 1, len(tiles))
+            began = time.monotonic()
+            while engine.stats.copies < ahead:
+                assert time.monotonic() - began < 120, "the next tile is not copied meanwhile"
+                time.sleep(0.001)
+            return True
+
+        assert pipelined(tiles, compute, engine, ring).results == [True] * 8
+
+
 _MEASURE = """
 import json, sys
 sys.path.insert(0, {bench!r})
@@ -369,6 +389,7 @@ for _ in range(8):
 """
 
 
+@pytest.mark.slow  # how much time that saves can only be measured on a machine that has nothing else to do
 @pytest.mark.skipif(
     len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="overlap needs 2 cores"
 )
