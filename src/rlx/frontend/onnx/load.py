@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import ImportError_, UnsupportedError
+from rlx.frontend.onnx.light import IDENTITY, read_light
 
 
 def onnx_package() -> Any:
@@ -21,7 +22,7 @@ def onnx_package() -> Any:
 
 def load_model(source: Any) -> tuple[Any, Path | None]:
     """A ModelProto, and the folder its external data lies in, from a path, bytes or a ModelProto; or from
-    what this gave for one of them."""
+    what this gave for one of them. Large tensors of a file are external data in that file (`light`)."""
     onnx = onnx_package()
     if isinstance(source, tuple):
         proto, folder = source
@@ -34,7 +35,7 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
         raise ImportError_(f"from_onnx takes a path, bytes or a ModelProto, not {type(source).__name__}")
     path = Path(source)
     try:
-        data = path.read_bytes()
+        data = read_light(path) or path.read_bytes()
     except OSError as e:
         raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
     return _parsed(data, f"the file {str(path)!r}"), path.parent
@@ -79,10 +80,11 @@ def opset_versions(model: Any, problems: list[str]) -> dict[str, int]:
 
 
 def external_files(model: Any, folder: Path) -> list[Path]:
-    """The files beside a model in `folder` that hold tensors of it."""
+    """The other files in `folder` that hold tensors of a model."""
     names = {
         entry.value
         for tensor in _tensors(model.graph)
+        if not any(entry.key == IDENTITY for entry in tensor.external_data)
         for entry in tensor.external_data
         if entry.key == "location"
     }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ImportError_
+from rlx.frontend.onnx.light import IDENTITY, identity
 from rlx.ir.dtype import DType, dtype, unpack
 
 # numbers of TensorProto.DataType
@@ -108,6 +109,10 @@ def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
     length = int(entries.get("length", nbytes) or nbytes)
     if not path.is_file():
         raise ImportError_(f"tensor {tensor.name!r} needs the file {str(path)!r}, which is not there")
+    if IDENTITY in entries:  # the model's own file
+        if entries[IDENTITY] != identity(path.stat()):
+            raise ImportError_(f"the file {str(path)!r} has changed while it was read; load it again")
+        return np.memmap(path, np.uint8, "r", offset, (length,))
     if length != nbytes or offset < 0 or path.stat().st_size < offset + nbytes:
         raise ImportError_(
             f"tensor {tensor.name!r} takes {nbytes} bytes at {offset} of {str(path)!r}, which has "
