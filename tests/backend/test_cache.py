@@ -237,7 +237,7 @@ def test_four_processes_write_the_same_key_at_once(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    keys = {process.communicate(timeout=120)[0] for process in processes}
+    keys = {process.communicate(timeout=300)[0] for process in processes}
     assert [process.returncode for process in processes] == [0] * 4
     assert len(keys) == 1
     files = sorted(path.name for path in (tmp_path / "cache" / "objects").iterdir())

@@ -119,5 +119,5 @@ def test_a_loaded_program_needs_no_llvm(tmp_path) -> None:  # type: ignore[no-un
         "print(y.sum(), 'llvmlite' in sys.modules)"
     )
     for program, printed in ((make, ""), (use, "6.0 False")):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and done.stdout.strip() == printed, done.stderr

@@ -325,5 +325,5 @@ def test_a_group_without_the_victim_goes_on() -> None:
             return -1
         return total
 
-    outcomes = fork_ranks(4, work, timeout=60)
+    outcomes = fork_ranks(4, work)
     assert [outcome.value for outcome in outcomes] == [2, None, 2, -1]

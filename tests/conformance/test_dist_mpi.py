@@ -55,7 +55,7 @@ def mpi_version() -> str:
 @pytest.mark.parametrize("mode", ["alone", "mixed", "shared"])
 def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
     require("mpi")
-    expected = dist.run_threads(4, lambda t: cases.everything(t, cases.FEW), 8 << 20, timeout=60)[0]
+    expected = dist.run_threads(4, lambda t: cases.everything(t, cases.FEW), 8 << 20, timeout=120)[0]
     code, output, ranks = start(4, tmp_path, "suite", mode, str(tmp_path), str(LONG))
     assert code == 0, output
     assert ranks == [expected] * 4
@@ -66,7 +66,7 @@ def test_conformance(require: Any, tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 def test_conformance_of_all_dtypes(require: Any, tmp_path: Path, n: int, mode: str) -> None:
     require("mpi")
-    expected = dist.run_threads(n, lambda t: cases.everything(t, cases.ALL), 8 << 20, timeout=60)[0]
+    expected = dist.run_threads(n, lambda t: cases.everything(t, cases.ALL), 8 << 20, timeout=120)[0]
     code, output, ranks = start(n, tmp_path, "suite of all", mode, str(tmp_path), str(LONG))
     assert code == 0, output
     assert ranks == [expected] * n

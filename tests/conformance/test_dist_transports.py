@@ -17,7 +17,7 @@ LARGE = ("f32", "bf16")
 
 @functools.cache
 def local_digests(n: int, dtypes: tuple[str, ...], large: tuple[str, ...] = ()) -> dict[str, str]:
-    ranks = dist.run_threads(n, lambda t: cases.everything(t, dtypes, large), HEAP, timeout=60)
+    ranks = dist.run_threads(n, lambda t: cases.everything(t, dtypes, large), HEAP, timeout=120)
     assert all(digests == ranks[0] for digests in ranks)
     return ranks[0]
 
@@ -32,7 +32,7 @@ def test_threads(n: int) -> None:
 def test_processes(n: int) -> None:
     dtypes = cases.ALL if n == 4 else cases.FEW
     expected = local_digests(n, dtypes)  # also compiles the kernels that the processes inherit
-    ranks = results(fork_ranks(n, lambda t: cases.everything(t, dtypes), HEAP, timeout=60, limit=120))
+    ranks = results(fork_ranks(n, lambda t: cases.everything(t, dtypes), HEAP, timeout=120, limit=300))
     assert all(digests == expected for digests in ranks)
 
 
@@ -41,12 +41,12 @@ def test_processes(n: int) -> None:
 def test_everything_everywhere(n: int) -> None:
     expected = local_digests(n, cases.ALL, LARGE)
     ranks = results(
-        fork_ranks(n, lambda t: cases.everything(t, cases.ALL, LARGE), HEAP, timeout=60, limit=600)
+        fork_ranks(n, lambda t: cases.everything(t, cases.ALL, LARGE), HEAP, timeout=120, limit=600)
     )
     assert all(digests == expected for digests in ranks)
 
 
 def test_large_arrays_of_processes() -> None:
     suite = functools.partial(cases.Suite, dtypes=(), large=("f32",))
-    expected = dist.run_threads(2, lambda t: suite(t).run(), HEAP, timeout=60)[0]
-    assert results(fork_ranks(2, lambda t: suite(t).run(), HEAP, timeout=60, limit=120)) == [expected] * 2
+    expected = dist.run_threads(2, lambda t: suite(t).run(), HEAP, timeout=120)[0]
+    assert results(fork_ranks(2, lambda t: suite(t).run(), HEAP, timeout=120, limit=300)) == [expected] * 2

@@ -32,7 +32,7 @@ def run(suite: Path, test: str, *options: str, require: str = "") -> tuple[int, 
         env={**environment, "RLX_REQUIRE": require, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -294,7 +294,7 @@ def test_parsing_runs_nothing(saved: Path) -> None:
         f"file = Artifact({str(saved)!r}); file.source(); file.is_trusted(0); file.container.check_all()\n"
         "print('llvmlite' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -473,7 +473,7 @@ def test_the_second_load_of_a_model_imports_no_frontend(onnx_file: Path) -> None
         "print(y.tobytes().hex(), len(heavy))"
     )
     cold, warm = (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
         for _ in range(2)
     )
     (result, loaded), (again, loaded_again) = cold.stdout.split(), warm.stdout.split()

@@ -172,7 +172,7 @@ def test_the_interpreter_ends_with_copies_under_way() -> None:
         "for _ in range(4): engine.issue(source, out)\n"
         "print('end')\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert (run.stdout, run.returncode) == ("end\n", 0), run.stderr
 
 

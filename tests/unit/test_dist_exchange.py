@@ -56,7 +56,7 @@ def test_one_native_call_moves_everything(ranks: int, in_heap: bool, monkeypatch
             assert (room[:shift] == -1).all() and (room[shift + ranks * COUNT :] == -1).all()
         assert [verdict for _, verdict in verdicts] == [DONE] * 3
 
-    dist.run_threads(ranks, work, timeout=30)
+    dist.run_threads(ranks, work, timeout=120)
 
 
 Calls = dict[str, Callable[[Any, Any, Any, Any], Any]]
@@ -90,7 +90,7 @@ def test_the_native_call_does_what_python_does(call: str, count: int, in_heap: b
             found.append((got.copy(), array.copy()))
         return [np.array_equal(a, b) for a, b in zip(*found, strict=True)]
 
-    assert dist.run_threads(ranks, work, 8 << 20, timeout=60) == [[True, True]] * ranks
+    assert dist.run_threads(ranks, work, 8 << 20, timeout=120) == [[True, True]] * ranks
 
 
 def stepwise(transport: dist.LocalTransport) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ def test_a_call_that_comes_again_is_known(monkeypatch: pytest.MonkeyPatch) -> No
             assert (out == np.repeat([value, value + 1], COUNT)).all()
         return verdicts
 
-    assert dist.run_threads(2, work, timeout=30) == [[("run", DONE), ("again", DONE), ("again", DONE)]] * 2
+    assert dist.run_threads(2, work, timeout=120) == [[("run", DONE), ("again", DONE), ("again", DONE)]] * 2
 
 
 def test_an_array_that_has_changed_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_an_array_that_has_changed_is_looked_at_again(monkeypatch: pytest.Monkey
         return verdicts
 
     expected = [("run", DONE), ("again", exchange_code.CHANGED), ("run", DONE), ("run", DONE)]
-    assert dist.run_threads(2, work, timeout=30) == [expected] * 2
+    assert dist.run_threads(2, work, timeout=120) == [expected] * 2
 
 
 def test_facts_tell_arrays_apart() -> None:
@@ -157,7 +157,7 @@ def test_only_some_know_the_call() -> None:
             assert (got == turn).all() and len(got) == 2 * COUNT + 3 * (turn == 2)
 
     with pytest.raises(dist.LengthMismatch):  # of the last turn, by rank 0, whose `out` is too short
-        dist.run_threads(2, work, timeout=30)
+        dist.run_threads(2, work, timeout=120)
 
 
 def test_nothing_is_left_to_do_when_all_is_moved() -> None:
@@ -189,7 +189,7 @@ def test_a_result_may_overlap_its_operand(in_heap: bool) -> None:
         dist.reduce_scatter(transport, buf, room, out=room[:COUNT])
         assert (room[:COUNT] == 2 * ((start + np.arange(COUNT)) % 3) + 1).all()
 
-    dist.run_threads(2, work, timeout=30)
+    dist.run_threads(2, work, timeout=120)
 
 
 def test_ranks_that_bring_different_lengths() -> None:
@@ -202,7 +202,7 @@ def test_ranks_that_bring_different_lengths() -> None:
         assert (got == np.repeat([0, 1], [COUNT, COUNT + 100])).all()
         return len(got)
 
-    assert dist.run_threads(2, work, timeout=30) == [2 * COUNT + 100] * 2
+    assert dist.run_threads(2, work, timeout=120) == [2 * COUNT + 100] * 2
 
 
 def test_the_ring_has_room_for_the_largest_piece_and_spares_the_last_two() -> None:

@@ -188,7 +188,7 @@ def test_processes_that_fetch_at_once_download_once(index: Path, tmp_path: Path)
     )
     command = [sys.executable, "-c", code, str(text)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    printed = sorted(int(process.communicate(timeout=120)[0]) for process in started)
+    printed = sorted(int(process.communicate(timeout=300)[0]) for process in started)
     assert [process.returncode for process in started] == [0, 0, 0]
     assert printed == [0, 0, 2]  # one did both steps, the others found the work done
     assert leftovers() == []
