@@ -1,15 +1,83 @@
-"""The generated pages of docs/ say what the code says."""
+"""The pages of docs/ say what the code says: generated ones are up to date, others name what exists."""
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backend.reference.interpreter import evaluate
+from rlx.ir.graph import Graph
+from rlx.ir.verify import verify
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ("api.md", "ops.md")]
+FOLDERS = ("", "src/rlx/", "docs/")  # that paths on pages start from; a plain name may be anywhere
 
 
 def test_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "docs" / "make_api.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"run python docs/make_api.py: {done.stdout}{done.stderr}"
+
+
+def code_of(page: Path) -> list[str]:
+    """What a page sets in code, within its sentences."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return re.findall(r"`([^`]+)`", prose)
+
+
+def resolved(name: str) -> Any:
+    """What a dotted name stands for: modules as far as they go, then attributes."""
+    parts = name.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:number]))
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_names_on_pages_exist(page: Path) -> None:
+    unknown = []
+    for code in code_of(page):
+        for path in re.findall(r"(?<![\w/.<>-])(?:[\w.*-]+/)*[\w*-]+\.(?:py|md|toml)\b", code):
+            places = [f + path for f in FOLDERS]
+            if "/" not in path:
+                places += [f"src/**/{path}", f"tests/**/{path}"]
+            if not any(any(ROOT.glob(place)) for place in places):
+                unknown.append(path)
+        for name in re.findall(r"(?<![\w/.-])rlx(?:\.[A-Za-z_]\w*)+(?!\w|/)", code):
+            try:
+                resolved(name)
+            except AttributeError:
+                unknown.append(name)
+            except ModuleNotFoundError as e:  # an optional package may be missing
+                unknown += [name] * (e.name or "").startswith("rlx")
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    unknown += [link for link in links if not (page.parent / link).exists()]
+    assert not unknown, f"{page.name} names what does not exist: {', '.join(unknown)}"
+
+
+def test_the_example_of_a_pass_runs() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(r"^## Add a pass$.*?```python\n(.*?)```", text, re.S | re.M)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    g: Graph = rlx.Graph("negated")
+    g.output("y", rlx.ops.exp(rlx.ops.neg(-g.input("x", ("n",), "f32"))))
+    after = names["drop_double_negation"](g)
+    verify(after)
+    assert [n.op.name for n in rlx.optimize(after).nodes] == ["input", "exp"]
+    x = {"x": np.arange(3, dtype=np.float32)}
+    np.testing.assert_array_equal(evaluate(after, x)["y"], evaluate(g, x)["y"])
