@@ -17,9 +17,11 @@ from rlx.errors import RlxError, ZooError
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 
-# The same examples on every run; `--hypothesis-profile=explore` looks further.
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+# The same examples on every run, however long a machine takes for them and whatever earlier runs have found;
+# `--hypothesis-profile=explore` looks further.
+patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("fixed", patient, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", patient, max_examples=2000)
 hypothesis.settings.load_profile("fixed")
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -92,10 +92,19 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def wait_for_threads(number: int) -> None:
-    """Threads that were told to end may take as long as the machine lets them."""
-    wait_until(lambda: threading.active_count() <= number)
-    assert threading.active_count() == number
+class NewThreads:
+    """Threads that have started since. Those that earlier tests have told to end may still be about to."""
+
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
+
+    def number(self) -> int:
+        return len(set(threading.enumerate()) - self._before)
+
+    def fall_to(self, number: int) -> None:
+        """Threads that were told to end may take as long as the machine lets them."""
+        wait_until(lambda: self.number() <= number)
+        assert self.number() == number
 
 
 def team_of(pool: Pool) -> pool_module._Team:
@@ -136,27 +145,27 @@ def test_a_sleeping_pool_wakes(count: int) -> None:
 
 @two_cores
 def test_a_pool_grows_with_the_runs(count: int) -> None:
-    before = threading.active_count()
+    new = NewThreads()
     cells = Cells(4)
     with Pool(4, oversubscribe=True) as pool:
         pool.run(count, cells.address, threads=2)
-        assert threading.active_count() == before + 1
+        assert new.number() == 1
         pool.run(count, cells.address, threads=4)
-        wait_for_threads(before + 3)
+        new.fall_to(3)
         pool.run(count, cells.address, threads=3)
         assert cells == [3, 3, 2, 1]
-    wait_for_threads(before)
+    new.fall_to(0)
 
 
 def test_one_thread_needs_no_pool(count: int) -> None:
-    before = threading.active_count()
+    new = NewThreads()
     cells = Cells(1)
     pool = Pool()
     pool.run(count, cells.address, threads=1)
     pool.close()
     pool.run(count, cells.address, threads=1)
     assert cells == [2]
-    assert threading.active_count() == before
+    assert new.number() == 0
 
 
 def test_a_pool_is_capped_at_the_cores_of_the_process() -> None:
@@ -224,8 +233,16 @@ def test_a_run_inside_a_run_is_refused_instead_of_waiting_for_itself(count: int)
     assert cells == [1, 1]
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell that starts a program in the background lets it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @two_cores
-def test_ctrl_c_during_a_run_comes_after_it(code: Code, count: int) -> None:
+def test_ctrl_c_during_a_run_comes_after_it(code: Code, count: int, heeds_ctrl_c: None) -> None:
     cells = Cells(2)
     with Pool(2) as pool:
         pool.run(count, cells.address)
@@ -242,7 +259,7 @@ def test_ctrl_c_during_a_run_comes_after_it(code: Code, count: int) -> None:
 def test_a_failed_start_leaves_the_pool_usable(
     count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    before = threading.active_count()
+    new = NewThreads()
     start, calls = threading.Thread.start, []
 
     def second_fails(thread: threading.Thread) -> None:
@@ -257,7 +274,7 @@ def test_a_failed_start_leaves_the_pool_usable(
             patch.setattr(threading.Thread, "start", second_fails)
             with pytest.raises(type(error)):
                 pool.run(count, cells.address)
-        wait_for_threads(before)
+        new.fall_to(0)
         pool.run(count, cells.address)
     assert cells == [1, 1, 1, 1]
 
@@ -335,9 +352,9 @@ def test_a_thousand_pools_leave_nothing_behind(count: int) -> None:
         for _ in range(times):
             Pool(2).run(count, cells.address)
 
-    threads = threading.active_count()
+    new = NewThreads()
     assert not grows(lambda: cycle(1000), most=2 << 20)
-    wait_for_threads(threads)
+    new.fall_to(0)
     assert cells.array[0, 0] == cells.array[1, 0]
 
 

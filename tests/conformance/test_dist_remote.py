@@ -132,6 +132,7 @@ def test_memory_that_can_no_longer_be_read(monkeypatch: pytest.MonkeyPatch) -> N
         transport.barrier()
         transport._exchanges.count_as_far()
         assert transport._reads_remotely()
+        transport.barrier()  # nobody ends before all have found that out
         if transport.this_rank == 0:
             transport._exchanges.set_processes([2**22 + 1] * 2)  # more than any process's number
         array = values(int(transport.this_rank))
@@ -149,10 +150,13 @@ def test_a_death_while_its_memory_is_read_is_named() -> None:
         transport.barrier()
         transport._exchanges.count_as_far()
         assert transport._reads_remotely()
+        transport.barrier()  # nobody ends before all have found that out
         array, out = values(int(transport.this_rank)), np.zeros(2 * COUNT, np.float32)
 
         def last_meeting(post: int) -> int:
-            transport._native.barrier(post)
+            verdict = transport._native.barrier(post)
+            while verdict < 0:
+                verdict = transport._native.wait(post)
             os.kill(os.getpid(), signal.SIGKILL)
             return 0
 

@@ -18,7 +18,7 @@ from rlx.ir.dtype import ALL_DTYPES, DType, dtype, pack, unpack
 GUARD = 0xA5
 NARROW_FLOATS = [d for d in ALL_DTYPES if d.is_float and d.bits <= 16]
 
-same_device = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+same_device = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def all_patterns(kind: DType) -> np.ndarray[Any, Any]:

@@ -27,7 +27,9 @@ GUARD = 0xA5
 Place = Callable[[Any], Buffer]
 Hold = Callable[[CopyEngine], AbstractContextManager[None]]
 
-same_engine = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+same_engine = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+)
 
 
 def random_bytes(n: int) -> np.ndarray[Any, Any]:
