@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from rlx.backend.cpu.collapse import bodies
 from rlx.backend.cpu.expression import Expression, Lane
@@ -108,32 +109,34 @@ class NestEmitter:
         fn.branch(aligned, bypass, emit)
 
     def _may_stream(self) -> Value | None:
-        fn, total = self.fn, 0
-        good: Value | None = None
+        """Whether outputs are too large for the caches and stores past them possible, as far as only a run
+        can tell; None: they are not."""
+        fn, space = self.fn, self.nest.space
+        total: Dim = 0
+        tests: list[Value] = []
         for number, store in enumerate(self.nest.stores):
             slot = self.frame.outputs[number]
-            count, row = (
-                TensorType(slot.dtype, slot.shape).numel,
-                self.nest.space[-1] if self.nest.space else 0,
-            )
             vector_bytes = self.lanes * slot.dtype.itemsize
             if (
-                not isinstance(count, int)
-                or not store.full
-                or not isinstance(row, int)
+                not store.full
                 or store.strides[-1] != 1
-            ):
-                return None
-            if (
-                row * slot.dtype.itemsize % vector_bytes
                 or vector_bytes != self.frame.module.target.vector_bytes
             ):
                 return None
-            total += count * slot.dtype.itemsize
+            total = total + TensorType(slot.dtype, slot.shape).numel * slot.dtype.itemsize
             address = fn.op("i64", f"ptrtoint {self.frame.output(number).pointer} to i64")
-            ok = fn.value(fn.cmp("eq", fn.value(fn.and_(address, vector_bytes - 1)), 0))
-            good = ok if good is None else fn.value(fn.and_(good, ok))
-        return good if total >= STREAM_BYTES else None
+            tests.append(fn.value(fn.cmp("eq", fn.value(fn.and_(address, vector_bytes - 1)), 0)))
+        if len(space) > 1:  # every row begins at a whole vector if the first one does
+            rest = fn.urem(self.sizes[-1], self.lanes)
+            if isinstance(rest, int) and rest:
+                return None
+            if not isinstance(rest, int):
+                tests.append(fn.value(fn.cmp("eq", rest, 0)))
+        if not isinstance(total, int):
+            tests.append(fn.value(fn.cmp("sge", self.frame.dim(fn, total), STREAM_BYTES)))
+        elif total < STREAM_BYTES:
+            return None
+        return reduce(lambda a, b: fn.value(fn.and_(a, b)), tests)
 
     def along(
         self, extent: Int, width: int, body: Callable[[Int, Value | None], None], start: Int = 0
