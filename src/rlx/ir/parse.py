@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, overload
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -36,6 +36,8 @@ _ELEMENTS = re.compile(r"\{([^{}]*+)\}")
 _BLOB = re.compile(r"blob:([0-9a-f]{64})")
 _WORD_VALUES = {"none": None, "true": True, "false": False}
 _MAX_NESTING = 64
+
+T = TypeVar("T")
 
 
 def parse_graph(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> Graph:
@@ -112,6 +114,13 @@ class Reader:
         if found is None:
             self.expected(what)
         return found[0]
+
+    def listed(self, read: Callable[[], T]) -> list[T]:
+        """One or more of what `read` reads, with commas between."""
+        found = [read()]
+        while self.accept(","):
+            found.append(read())
+        return found
 
     def string(self) -> str:
         start = self.at
@@ -221,9 +230,7 @@ class GraphReader(Reader):
         self.symbols[name] = self.guarded(start, lambda: sym(name, low, most))
 
     def inputs(self, graph: Graph, values: Mapping[str, Node], start: int) -> None:
-        order = [self.operand(values)]
-        while self.accept(","):
-            order.append(self.operand(values))
+        order = self.listed(lambda: self.operand(values))
         if sorted(n.id for n in order) != [n.id for n in graph.inputs]:
             self.fail("the list of inputs must name every input of the graph once", start)
         graph.inputs = order
@@ -293,12 +300,7 @@ class GraphReader(Reader):
             self.expect(",")
 
     def where(self) -> tuple[str, ...]:
-        if not self.accept("@"):
-            return ()
-        found = [self.string()]
-        while self.accept(","):
-            found.append(self.string())
-        return tuple(found)
+        return tuple(self.listed(self.string)) if self.accept("@") else ()
 
     # -- types and values
 
