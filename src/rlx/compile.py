@@ -288,7 +288,7 @@ def compile(
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Origin
     from rlx.runtime.debug import check_mode
-    from rlx.runtime.native_code import native_code, native_code_meanwhile
+    from rlx.runtime.native_code import native_code, native_code_meanwhile, prepare_runs
     from rlx.runtime.program import CompiledProgram
     from rlx.runtime.weights import Weights
 
@@ -340,6 +340,7 @@ def compile(
     if weight_budget is None:
         with native_code_meanwhile(lir, machine, cache) as native:  # LLVM needs no Python
             weights = Weights(lir)
+            prepare_runs()
         kernels, code = native()
     else:
         from rlx.runtime.streaming import streamed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import pytest
 import rlx
 from measured import units
 from rlx.backend.cpu import build, jit
+from rlx.config import CACHE
+from rlx.ir.serialize import save
 from rlx.runtime.program import CompiledProgram
 from rlx.zoo.minilm import build as encoder
 
@@ -98,3 +102,26 @@ def test_a_program_from_a_file_loads_no_compiler(program: CompiledProgram, tmp_p
     loaded = done.stdout.split()
     assert "rlx.runtime.program" in loaded
     assert not [m for m in loaded if m.startswith(COMPILER)]
+
+
+COLD = """
+import sys, numpy as np, rlx
+from rlx.backend.cpu import jit
+program = rlx.load(sys.argv[1])
+compiled = jit.llvm_compiles
+ids = np.ones((1, 5), np.int64)
+program(ids, ids)
+print(compiled, jit.llvm_compiles - compiled)
+"""
+
+
+def test_the_first_run_of_a_cold_start_compiles_nothing(tmp_path: Path) -> None:
+    """Pool and driver are made while LLVM works on the kernels, which come in several modules."""
+    file = tmp_path / "encoder.txt"
+    save(encoder(CONFIG, weights()), file)
+    env = {**os.environ, CACHE.name: str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", COLD, str(file)], check=True, stdout=PIPE, text=True, env=env
+    )
+    compiled, later = map(int, done.stdout.split())
+    assert compiled > 3 and later == 0

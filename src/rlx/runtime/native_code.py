@@ -50,6 +50,15 @@ def native_code_meanwhile(
         thread.join()
 
 
+def prepare_runs() -> None:
+    """Have the code ready that runs programs: where the cache lacks it, LLVM makes it, too."""
+    from rlx.runtime.driver import driver_address
+    from rlx.runtime.pool import prepare
+
+    prepare()
+    driver_address("rlx_run_program")
+
+
 def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
     """What is cached and saved: the description of the kernels, then object files, each after its length."""
     from rlx.backend.cpu.build import build_kernels

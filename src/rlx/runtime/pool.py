@@ -255,6 +255,11 @@ class _Functions:
         )(code.address("rlx_fork_join"))
 
 
+def prepare() -> None:
+    """Have the native code of pools ready, which the first run waits for otherwise."""
+    _functions()
+
+
 @functools.cache
 def _functions() -> _Functions:
     return _Functions(native.build(emit_pool, default_cache()))

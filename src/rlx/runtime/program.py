@@ -85,6 +85,11 @@ class CompiledProgram(Execution):
         return self.lir.decisions
 
     @property
+    def has_run(self) -> bool:
+        """Whether a run is over."""
+        return bool(self._free)
+
+    @property
     def stats(self) -> dict[str, Any]:
         """Sizes and counts; host thunks by name with the reason."""
         thunks = [
@@ -258,7 +263,7 @@ class CompiledProgram(Execution):
                 for program in native:
                     program.run()
             except RecordError as e:
-                raise keep[2]._kernel_error(e) from None
+                raise keep[2]._kernel_error(e, keep[3].plan.binding) from None
 
         def run_steps() -> None:
             for copy, array in copies:

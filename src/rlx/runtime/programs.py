@@ -11,7 +11,9 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT = 8 << 30
 _SUFFIX = ".rlx"
 _STORING = "rlx-store"  # the name of threads that store
+_WAIT_SECONDS, _MOST_WAITS = 0.01, 20
 
 
 class ProgramStore:
@@ -69,10 +72,16 @@ class ProgramStore:
             return
         path, lir, origin = self._path(model, options), program.lir, program.origin
         weights, values = dict(program.weight_memory), dict(program.param_values)
+        before = list(_storing.values())
+        at_once = "weight_budget" in lir.options  # there is no memory to store and to run at once
 
         def store() -> None:
             from rlx.runtime.save import write
 
+            if not at_once:
+                _let_it_run_first(program)
+            for earlier in before:  # in order: the last one is the one to keep if there is no room for all
+                earlier.join()
             write(path, lir, origin, weights, values, facts={"files": files})
             self._evict()
 
@@ -84,7 +93,7 @@ class ProgramStore:
         thread = threading.Thread(target=_tried, args=(store,), name=_STORING)
         thread.start()  # Python ends after it
         _storing[path] = thread
-        if "weight_budget" in lir.options:  # there is no memory to store and to run at once
+        if at_once:
             wait_until_stored(path)
 
     def info(self) -> CacheInfo:
@@ -124,6 +133,16 @@ class ProgramStore:
                 break
             path.unlink(missing_ok=True)
             size -= status.st_size
+
+
+def _let_it_run_first(program: CompiledProgram) -> None:
+    """Wait a moment for the first run, which somebody else waits for; then take the cores that are left."""
+    for _ in range(_MOST_WAITS):
+        if program.has_run or not threading.main_thread().is_alive():
+            break
+        time.sleep(_WAIT_SECONDS)
+    if sys.platform == "linux":  # where threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 _storing: dict[Path, threading.Thread] = {}
