@@ -251,9 +251,19 @@ class Function(Lanes):
             return
         if self._moves_as_bits(x.type):
             x = self.bitcast(x, like(x.type, "i16"))
+        if self.module.target.has_avx512 and x.element in ("i8", "i16", "i32"):
+            mask = self._hidden(mask)
         name = f"llvm.masked.store.{mangle(x.type)}.p0"
         self.module.declare(name, "void", [x.type, "ptr", mask.type])
         self.emit(f"call void @{name}({x}, ptr align {align or size_bytes(x.type)} {pointer.text}, {mask})")
+
+    def _hidden(self, mask: Value) -> Value:
+        """A mask that LLVM knows nothing about. Of a truncation whose one lane it knows to be stored, LLVM 22
+        stores the whole wide lane, over what lies behind it."""
+        bits, held = f"i{mask.width}", "i64" if mask.width == 64 else "i32"
+        word = self.zext(self.bitcast(mask, bits), held)
+        word = self.op(held, f'call {held} asm "", "=r,0"({word})')
+        return self.bitcast(self.trunc(word, bits), mask.type)
 
     @staticmethod
     def _moves_as_bits(type_: str) -> bool:
