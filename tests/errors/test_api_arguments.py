@@ -63,6 +63,13 @@ def test_jit_takes_a_function() -> None:
         rlx.jit(3)
 
 
+@pytest.mark.parametrize("convert", [int, float, bool])
+def test_nodes_are_no_numbers(convert: Callable[[Any], Any]) -> None:
+    x = rlx.Graph("g").input("x", (), "f32")
+    with pytest.raises(TypeError_, match=r"%0 \(input\) has no value while the graph is built; "):
+        convert(x)
+
+
 def test_what_a_graph_is_built_from() -> None:
     g = rlx.Graph("g")
     with pytest.raises(

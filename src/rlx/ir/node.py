@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlx.errors import TypeError_
 from rlx.ir.dim import Dim
@@ -71,10 +71,16 @@ class Node:
         raise TypeError_(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
 
     def __bool__(self) -> bool:
-        raise TypeError_(
-            f"%{self.id} ({self.op.name}) has no value while the graph is built; "
-            "use rlx.ops.where or rlx.ops.cond"
-        )
+        self._refuse_value("use rlx.ops.where or rlx.ops.cond")
+
+    def __int__(self) -> int:
+        self._refuse_value("keep it a node; rlx.ops.cast changes its dtype")
+
+    def __float__(self) -> float:
+        self._refuse_value("keep it a node; rlx.ops.cast changes its dtype")
+
+    def _refuse_value(self, advice: str) -> NoReturn:
+        raise TypeError_(f"%{self.id} ({self.op.name}) has no value while the graph is built; {advice}")
 
     def __hash__(self) -> int:
         return id(self)
