@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,11 +87,9 @@ def test_without_the_demo_extra(package: str) -> None:
 @pytest.mark.parametrize("command", [["zoo", "list"], ["zoo", "list", "--json"], ["--version"]])
 def test_a_reader_that_leaves_gets_no_complaint(command: list[str]) -> None:
     code = "import sys\nfrom rlx.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout and process.stderr
-    process.stdout.close()
-    assert process.wait(timeout=300) == 1
-    assert process.stderr.read() == ""
-    process.stderr.close()
+    reader, writer = os.pipe()
+    os.close(reader)  # before there is anything to read
+    start = [sys.executable, "-c", code, *command]
+    done = subprocess.run(start, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
