@@ -431,3 +431,39 @@ def test_windows_that_do_not_fit_are_refused_by_the_size(inside: bool) -> None:
 def test_a_model_in_the_format_of_another_runtime_is_named() -> None:
     with pytest.raises(ImportError_, match="ONNX Runtime's own format"):
         import_model(b"\x00\x01\x00\x00ORTM" + bytes(64))
+
+
+def test_a_branch_that_is_not_taken_may_assume_other_sizes() -> None:
+    """As a detector for two rates: the rate is data, and each branch squeezes if one frame is left."""
+
+    def branch(name: str, length: int) -> str:
+        return f"""{name}_branch = {name} () => (float[b] {name}_out) {{
+            {name}_axes = Constant<value_ints: ints = [1]>()
+            {name}_by = Constant<value_ints: ints = [{length}]>()
+            {name}_shape = Shape(x)
+            {name}_size = Gather<axis = 0>({name}_shape, {name}_axes)
+            {name}_single = Equal({name}_size, {name}_by)
+            {name}_wide = ReduceMean<axes = [1], keepdims = 1>(x)
+            {name}_made = If ({name}_single) <
+                then_branch = {name}_yes () => (float[b] {name}_s) {{
+                    {name}_s = Squeeze({name}_wide, {name}_axes)
+                }},
+                else_branch = {name}_no () => (float[b, 1] {name}_k) {{ {name}_k = Identity({name}_wide) }}
+            >
+            {name}_factor = Constant<value_float: float = {length}.0>()
+            {name}_out = Mul({name}_made, {name}_factor)
+        }}"""
+
+    model = parse(f"""g (float[b, n] x, int64 rate) => (float[b] y) {{
+        wanted = Constant<value_int: int = 16>()
+        condition = Equal(rate, wanted)
+        y = If (condition) < {branch("then", 6)}, {branch("else", 3)} >
+    }}""")
+    program = rlx.compile(rlx.from_onnx(model))
+    for size, rate in ((6, 16), (3, 8)):
+        x = np.arange(2 * size, dtype=np.float32).reshape(2, size)
+        np.testing.assert_allclose(program(x, np.array(rate)), x.sum(1), rtol=1e-6)
+        with pytest.raises(rlx.errors.KernelError, match="a branch that assumes other sizes"):
+            program(x, np.array(24 - rate))
+    with pytest.raises(rlx.errors.GuardError, match="n=5"):
+        program(np.zeros((2, 5), np.float32), np.array(16))

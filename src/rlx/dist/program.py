@@ -205,10 +205,10 @@ class RankProgram(CompiledProgram):
     def _kind(self, node: Node) -> ReduceKind:
         return ReduceKind(node.attrs.get("kind", ReduceKind.SUM))
 
-    def _kernel_error(self, e: RecordError) -> Exception:
+    def _kernel_error(self, e: RecordError, binding: Mapping[str, int]) -> Exception:
         node = self.lir.mir.nodes[int(e.name)]
         if node.op.family != "collective":
-            return super()._kernel_error(e)
+            return super()._kernel_error(e, binding)
         failure = self._native[node.attrs["axis"]].failure(e.code)
         if not isinstance(failure, Exception):  # such as KeyboardInterrupt
             raise failure

@@ -113,7 +113,15 @@ def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int]
 def check_constraints(constraints: Iterable[Constraint], binding: Mapping[str, int]) -> None:
     """Every guard whose symbols are known must hold."""
     for c in constraints:
-        names = {n for side in (c.lhs, c.rhs) if isinstance(side, Expr) for n in symbols(side)}
-        if names <= binding.keys() and not c.check(binding):
-            at = ", ".join(f"{n}={binding[n]}" for n in sorted(names))
+        if not holds(c, binding):
+            at = ", ".join(f"{n}={binding[n]}" for n in _symbols_of(c))
             raise GuardError(f"the program assumed {c.describe()}, which does not hold for {at}", c.where)
+
+
+def holds(c: Constraint, binding: Mapping[str, int]) -> bool:
+    """Whether an assumption holds, as far as sizes are known."""
+    return not all(n in binding for n in _symbols_of(c)) or c.check(binding)
+
+
+def _symbols_of(c: Constraint) -> list[str]:
+    return sorted({*symbols(c.lhs), *symbols(c.rhs)})

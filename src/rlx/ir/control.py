@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlx.ir.graph import Node
+from rlx.ir.bind import holds
+from rlx.ir.dim import Constraint
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
 
@@ -21,6 +24,30 @@ def loop_form(node: Node) -> Loop | None:
 
     form = lower_node(node)
     return form if isinstance(form, Loop) else None
+
+
+def is_branch(node: Node) -> bool:
+    """Whether a run takes one of the node's bodies: guards of the others do not concern it."""
+    form = loop_form(node)
+    return form is not None and form.control == "cond"
+
+
+def broken_guard(body: Graph, binding: Mapping[str, int]) -> Constraint | None:
+    """What a body assumes about sizes and does not find; a branch in it needs one body that finds all."""
+    for c in body.constraints:
+        if not holds(c, binding):
+            return c
+    for node in body.nodes:
+        if node.bodies and loop_form(node) is not None:
+            found = [broken_guard(inner, binding) for inner in node.bodies]
+            if None not in found or (not is_branch(node) and any(found)):
+                return next(c for c in found if c is not None)
+    return None
+
+
+def is_open(body: Graph, binding: Mapping[str, int]) -> bool:
+    """Whether a run with these sizes may take a body."""
+    return broken_guard(body, binding) is None
 
 
 def own_symbols(form: Loop) -> tuple[str, ...]:

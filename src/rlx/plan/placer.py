@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rlx.config import bytes_text
 from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
+from rlx.ir.control import is_branch, is_open
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.ir.graph import Graph
 from rlx.ir.lir import (
@@ -129,12 +130,16 @@ class Placer:
         return {**sizes_at_bounds(self.graph, binding), **binding}
 
     def check_guards(self, binding: Mapping[str, int]) -> None:
-        """Assumptions of the program and of the bodies in it hold, as far as sizes are known."""
+        """Assumptions of the program and of the bodies in it hold, as far as sizes are known; of a branch,
+        those of one body: a run that takes another is refused then."""
         check_constraints(self.graph.constraints, binding)
-        for inner in self.inner.values():
-            if inner.cut is None:  # slices assume nothing more than the program
-                for body in inner.bodies:
-                    body.check_guards(binding)
+        for node, inner in self.inner.items():
+            if inner.cut is not None:  # slices assume nothing more than the program
+                continue
+            if is_branch(self.graph.nodes[node]) and any(is_open(b.graph, binding) for b in inner.bodies):
+                continue
+            for body in inner.bodies:
+                body.check_guards(binding)
 
     def unchecked(self, binding: Mapping[str, int]) -> LirBufferPlan:
         """Slots for a binding, whatever its guards and the budget say."""
@@ -213,7 +218,7 @@ class Placer:
             rows = {}
             if inner.cut is not None:
                 rows[inner.cut.rows] = -(-self._rows(node, binding) // parts[node])
-            work[node] = self._workspace(inner, {**binding, **rows})
+            work[node] = self._workspace(node, inner, {**binding, **rows})
         steps = {node: self.order.index(node) for node in work}
         met = {s.node for s in self.stored if s.space == "heap"}
         heap = place(Block(own, sizes[own], *span) for own, span in spans.items() if own in met)
@@ -292,9 +297,16 @@ class Placer:
         roots = (self.aliases[i].root if i in self.aliases else i for i in reads)
         return [root for root in roots if root in weights]
 
-    def _workspace(self, inner: Inner, binding: Mapping[str, int]) -> LirWorkspace:
-        """What the bodies of a node need, not placed yet."""
-        plans = tuple(p.unchecked({s: binding[s] for s in p.symbols}) for p in inner.bodies)
+    def _workspace(self, node: int, inner: Inner, binding: Mapping[str, int]) -> LirWorkspace:
+        """What the bodies of a node need, not placed yet. A branch that is closed for these sizes, which may
+        make none of sense in it, is planned for those that it assumes."""
+        branch = is_branch(self.graph.nodes[node])
+        plans = tuple(
+            p.unchecked(
+                p.binding if branch and not is_open(p.graph, binding) else {s: binding[s] for s in p.symbols}
+            )
+            for p in inner.bodies
+        )
         empty = LirWorkspace(LirBufferSlot(0, 0), plans, inner.carries)
         return replace(empty, slot=LirBufferSlot(0, empty.needed))
 

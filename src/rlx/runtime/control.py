@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import BodyKernels, EmittedKernel
-from rlx.ir.control import loop_form
+from rlx.ir.control import is_open, loop_form
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirWorkspace
 from rlx.ir.op import Role
 from rlx.runtime.barriers import EVERYWHERE, TOGETHER, Mark, Span, Turn
-from rlx.runtime.driver import COPY, COUNT_STEP, driver_address
+from rlx.runtime.driver import CLOSED_BRANCH, COPY, COUNT_STEP, REFUSE, driver_address
 from rlx.runtime.memory import table
 
 ENDLESS = np.iinfo(np.int64).max
@@ -149,6 +149,16 @@ class Layout:
                 )
             )
 
+    def is_open(self, body: Graph) -> bool:
+        """Whether what a body assumes about sizes holds."""
+        return is_open(body, self._binding)
+
+    def refuse(self, code: int) -> None:
+        """End the run with an error."""
+        self.calls.append(
+            Call(address=driver_address(REFUSE), label=self._label, pointers=[], values=[code], alone=True)
+        )
+
     def count(self, go: Pointer, trips: Pointer, cells: np.ndarray, limit: int, first: bool) -> None:
         """Enter the first or another step: its number and whether there is one go to `cells`."""
         step = Pointer(None, cells.ctypes.data)
@@ -269,11 +279,18 @@ class _Control:
         otherwise, end = Mark(), Mark()
         chosen, *operands = self.operands
         self.layout.jump(chosen, otherwise)
-        self.run(0, operands, self.results)
+        self.branch(0, operands)
         self.layout.jump(None, end)
         self.layout.mark(otherwise)
-        self.run(1, operands, self.results)
+        self.branch(1, operands)
         self.layout.mark(end)
+
+    def branch(self, number: int, operands: Sequence[Pointer]) -> None:
+        """One body of a branch; where it assumes other sizes, a record that refuses."""
+        if self.layout.is_open(self.node.bodies[number]):
+            self.run(number, operands, self.results)
+        else:
+            self.layout.refuse(CLOSED_BRANCH)
 
     def scan(self, carries: int, scanned: int, length: Any, reverse: bool) -> None:
         steps = self.layout.size(length)

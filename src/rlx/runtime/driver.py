@@ -44,7 +44,8 @@ _RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST, _STRI
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
 _RECORD_FIELDS = 4
-COPY, COUNT_STEP = "rlx_copy", "rlx_count_step"  # kernels of the driver's own, for loops
+COPY, COUNT_STEP, REFUSE = "rlx_copy", "rlx_count_step", "rlx_refuse"  # kernels of its own, for control flow
+CLOSED_BRANCH = 2  # error code of a branch that assumes other sizes than those of the run
 PAUSE = 1 << 62  # what a loop stores in place of an error code when it wants to be entered again
 _PAUSE_NS = 50_000_000
 _FINE = -1  # no record failed; as an unsigned number it is above every index
@@ -238,6 +239,7 @@ def emit_driver(module: Module) -> None:
     """Write `void rlx_run_program(ptr program, i64 thread)` and the driver's own kernels into `module`."""
     emit_copy(module)
     emit_count_step(module)
+    emit_refuse(module)
     f = module.function("rlx_run_program", [("ptr", "program"), ("i64", "thread")])
     _Emitter(f).emit()
 
@@ -381,6 +383,13 @@ def emit_copy(module: Module) -> None:
     size = f.sub(f.smin(f.add(start, share), total), start)
     copied = [f.gep(target, start, "i8"), f.gep(source, start, "i8"), size]
     f.branch(f.cmp("sgt", size, 0), lambda: f.call("memcpy", copied, "ptr"))
+
+
+def emit_refuse(module: Module) -> None:
+    """Write the kernel that stores an error code, its only field."""
+    f = module.function(REFUSE, _KERNEL)
+    args = f.args[0]
+    f.store(f.field(args, OPERANDS), f.field(args, ERROR_SLOT, "ptr"))
 
 
 def emit_count_step(module: Module) -> None:

@@ -11,18 +11,22 @@ import numpy as np
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.errors import KernelError, RlxError
 from rlx.ir.bind import match_shape
+from rlx.ir.control import broken_guard
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch
-from rlx.runtime.driver import RecordError
+from rlx.runtime.driver import CLOSED_BRANCH, RecordError
 from rlx.runtime.memory import aligned_empty
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.weights import Weights
 
-MESSAGES = {1: "an index from data is out of range"}
+MESSAGES = {
+    1: "an index from data is out of range",
+    CLOSED_BRANCH: "data chose a branch that assumes other sizes than those of this run",
+}
 
 
 class Given(NamedTuple):
@@ -149,7 +153,7 @@ class Execution:
             try:
                 step.program.run()
             except RecordError as e:
-                raise self._kernel_error(e) from None
+                raise self._kernel_error(e, context.plan.binding) from None
             return self._revealed(context, step) if step.reveals else ({}, None)
         assert step.thunk is not None
         start = time.perf_counter_ns()
@@ -206,9 +210,12 @@ class Execution:
                 data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
                 context.raw(target.id)[: data.size] = data  # there may be room for more
 
-    def _kernel_error(self, e: RecordError) -> Exception:
+    def _kernel_error(self, e: RecordError, binding: Mapping[str, int]) -> Exception:
         if not e.name:  # a gate
             return self._weights.failure() or e
         node = self.graph.nodes[int(e.name)]
         what = MESSAGES.get(e.code, f"error code {e.code}")
+        if e.code == CLOSED_BRANCH:
+            broken = [c.describe() for c in (broken_guard(b, binding) for b in node.bodies) if c is not None]
+            what += f": {broken[0]}" if broken else ""
         return KernelError(f"kernel {self.describe(node)}: {what}", node.where)

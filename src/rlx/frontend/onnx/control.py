@@ -56,7 +56,8 @@ def if_(n: Call) -> Any:
 
 
 def assumed_branch(n: Call, condition: Node) -> bool | None:
-    """Which branch to take where the condition is an equality of sizes: it is assumed, and a guard checks it.
+    """Which branch to take where the condition is an equality of sizes: it is assumed, and a guard checks it;
+    inside a branch around this one, wherever that is taken.
 
     Exporters write «squeeze this axis if its size is 1» in this way.
     """
@@ -64,7 +65,7 @@ def assumed_branch(n: Call, condition: Node) -> bool | None:
     asked = None if found is None or found.size != 1 else found.reshape(-1)[0]
     if not isinstance(asked, Undecided):
         return None
-    n.importer.graph.assume(Constraint("eq", asked.lhs, asked.rhs, (n.label,)))
+    n.graph.assume(Constraint("eq", asked.lhs, asked.rhs, (n.label,)))
     return asked.equal
 
 
