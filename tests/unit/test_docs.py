@@ -14,6 +14,7 @@ import pytest
 
 import rlx
 from rlx.backend.reference.interpreter import evaluate
+from rlx.bench.workloads.products import SWEEP
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 
@@ -81,3 +82,13 @@ def test_the_example_of_a_pass_runs() -> None:
     assert [n.op.name for n in rlx.optimize(after).nodes] == ["input", "exp"]
     x = {"x": np.arange(3, dtype=np.float32)}
     np.testing.assert_array_equal(evaluate(after, x)["y"], evaluate(g, x)["y"])
+
+
+def test_the_page_of_products_has_the_whole_sweep() -> None:
+    """As `rlx bench gemm --page docs/gemm.md` writes it: every shape at one and at two threads."""
+    page = (ROOT / "docs" / "gemm.md").read_text()
+    rows = [tuple(line.split(" | ")[:2]) for line in page.splitlines() if line.startswith("| gemm ")]
+    wanted = [(f"| gemm {m}x{k}x{n}", threads) for m, k, n in SWEEP for threads in "12"]
+    assert rows == wanted
+    assert "Made by `rlx bench gemm " in page and "Interrupted" not in page
+    assert "(docs/gemm.md)" in (ROOT / "README.md").read_text()
