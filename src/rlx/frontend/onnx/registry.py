@@ -43,6 +43,7 @@ FAMILIES = (
     "dynamic",
     "text",
     "ml",
+    "ml_trees",
     "training",
     "contrib",
     "contrib_quant",

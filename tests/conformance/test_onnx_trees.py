@@ -1,0 +1,80 @@
+"""Ensembles of trees (ai.onnx.ml) give what ONNX Runtime gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper  # noqa: E402
+
+import rlx  # noqa: E402
+
+# tree 0: x0 <= 0.5 ? (x1 <= -0.2 ? leaf 3 : leaf 4) : leaf 2; tree 1: x2 <= 0 ? leaf 1 : leaf 2
+NODES: dict[str, Any] = {
+    "nodes_treeids": [0, 0, 0, 0, 0, 1, 1, 1],
+    "nodes_nodeids": [0, 1, 2, 3, 4, 0, 1, 2],
+    "nodes_featureids": [0, 1, 0, 0, 0, 2, 0, 0],
+    "nodes_values": [0.5, -0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    "nodes_modes": ["BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_truenodeids": [1, 3, 0, 0, 0, 1, 0, 0],
+    "nodes_falsenodeids": [2, 4, 0, 0, 0, 2, 0, 0],
+    "nodes_missing_value_tracks_true": [0, 1, 0, 0, 0, 1, 0, 0],
+}
+TREES, LEAVES = [0, 0, 0, 1, 1], [2, 3, 4, 1, 2]
+
+
+def check(op: str, outputs: list[tuple[str, int]], **attrs: Any) -> None:
+    node = helper.make_node(op, ["x"], [name for name, _ in outputs], domain="ai.onnx.ml", **NODES, **attrs)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+    results = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    model = helper.make_model(helper.make_graph([node], op, [x], results), opset_imports=opsets, ir_version=8)
+    rows = np.random.default_rng(3).standard_normal((40, 3)).astype(np.float32)
+    rows[::7, 1] = np.nan
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, {"x": rows})
+    program = rlx.compile(rlx.from_onnx(model))
+    assert not program.stats["host_thunks"]
+    got = program.run({"x": rows})
+    for (name, _), w in zip(outputs, want, strict=True):
+        assert got[name].dtype == w.dtype
+        np.testing.assert_allclose(got[name], w, rtol=1e-5, atol=1e-6)
+
+
+def test_regressor() -> None:
+    weights = {
+        "target_treeids": TREES,
+        "target_nodeids": LEAVES,
+        "target_weights": [1.0, -2.0, 0.5, 3.0, 0.25],
+    }
+    one = {"target_ids": [0] * 5, "n_targets": 1, "base_values": [0.5]}
+    check("TreeEnsembleRegressor", [("y", TensorProto.FLOAT)], **weights, **one)
+    check(
+        "TreeEnsembleRegressor",
+        [("y", TensorProto.FLOAT)],
+        **weights,
+        target_ids=[0, 1, 1, 0, 1],
+        n_targets=2,
+    )
+
+
+@pytest.mark.parametrize("after", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_classifier_of_several_classes(after: str) -> None:
+    weights = {"class_treeids": TREES, "class_nodeids": LEAVES, "class_weights": [0.7, 0.1, 0.5, 0.9, 0.25]}
+    how = {"class_ids": [0, 1, 2, 0, 1], "classlabels_int64s": [10, 20, 30], "post_transform": after}
+    outputs = [("label", TensorProto.INT64), ("scores", TensorProto.FLOAT)]
+    check("TreeEnsembleClassifier", outputs, **weights, **how)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(("after", "low"), [("NONE", 0.1), ("NONE", -0.6), ("LOGISTIC", -0.6)])
+def test_classifier_of_two_classes_with_one_score(after: str, low: float, at: int) -> None:
+    weights = {"class_treeids": TREES, "class_nodeids": LEAVES, "class_weights": [0.4, low, 0.2, 0.5, 0.05]}
+    how = {"class_ids": [at] * 5, "classlabels_int64s": [0, 1], "post_transform": after}
+    outputs = [("label", TensorProto.INT64), ("scores", TensorProto.FLOAT)]
+    check("TreeEnsembleClassifier", outputs, **weights, **how)
