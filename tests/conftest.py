@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from rlx import zoo
 from rlx.config import REQUIRE
@@ -23,6 +24,10 @@ patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.H
 hypothesis.settings.register_profile("fixed", patient, derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", patient, max_examples=2000)
 hypothesis.settings.load_profile("fixed")
+# Hypothesis also draws constants that it finds in the modules imported so far, which depend on what else a
+# worker has run, and on every edit: the same test would see other examples from run to run.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
