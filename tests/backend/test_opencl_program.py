@@ -459,8 +459,8 @@ def test_the_discrete_gate_decides_otherwise_than_the_host() -> None:
 def test_the_gate_of_the_device_can_be_measured() -> None:
     gate = compiled(network(), gate="calibrated").lir.gate
     assert gate["unified_memory"] is False and gate["min_gain_ns"] == default_gate("opencl").min_gain_ns
-    assert 0 < gate["dispatch_ns"] < gate["roundtrip_ns"] < 10_000_000
-    assert 0.1 <= gate["host_readback_bw"] <= 2_000 and 0.1 <= gate["memory_bw"] <= 2_000
+    assert 0 < gate["dispatch_ns"] <= gate["roundtrip_ns"]
+    assert gate["host_readback_bw"] >= 0.1 and gate["memory_bw"] >= 0.1
 
 
 def test_layouts_of_the_cpu_do_not_run() -> None:

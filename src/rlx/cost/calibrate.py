@@ -76,7 +76,7 @@ def _measured_by_queue(gate: IoFusionGate, name: str) -> IoFusionGate:
     waits = min(commands(1, host_calls=10) for _ in range(5))
     return replace(
         gate,
-        dispatch_ns=max(1, (many - one) // 200),
+        dispatch_ns=max(1, min((many - one) // 200, one)),  # a round trip holds one, whatever else ran
         roundtrip_ns=one,
         memory_bw=max(0.1, round(2 * _QUEUE_BYTES / min(copied(here, there) for _ in range(3)), 1)),
         host_readback_bw=max(0.1, round(_QUEUE_BYTES / min(copied(here, host) for _ in range(3)), 1)),
