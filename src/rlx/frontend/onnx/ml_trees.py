@@ -12,6 +12,9 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml import EQ, GT, GTE, LEQ, LT, ML, NEQ, decisions
 from rlx.frontend.onnx.registry import onnx_op
 
+MOST_DEPTH = 5
+"""Levels are written out, and kernels of more levels take too long to compile."""
+
 MODES = {
     "BRANCH_LEQ": LEQ,
     "BRANCH_LT": LT,
@@ -87,7 +90,10 @@ def summed(n: Call, kind: str, many: int) -> Any:
     inner = {*yes[~leaf].tolist(), *no[~leaf].tolist()}
     roots = np.array([i for i in here.tolist() if i not in inner], np.int64)
     at: Any = ops.broadcast_to(n.constant(roots), (x.shape[0], len(roots)))
-    for _ in range(depth_of(yes, no, leaf, roots)):
+    depth = depth_of(yes, no, leaf, roots)
+    if depth > MOST_DEPTH:
+        raise ImportError_(f"its trees are {depth} deep; RLX takes {MOST_DEPTH} levels at most")
+    for _ in range(depth):
         value = ops.gather_elements(x, ops.gather(n.constant(features), at), axis=1)
         go = decisions(n, value, at, modes, splits, None)
         if tracks.any():
