@@ -96,11 +96,12 @@ class RowNest(NestEmitter):
         """Expensive expressions that a later pass needs again."""
         axis_number, out, rows = self.inner[0], dict[Scalar, Saved](), 0
         for number, bodies in enumerate(self.bodies):
-            stack = list(bodies)
+            stack, seen = list(bodies), set[Scalar]()
             while stack:
                 e = stack.pop()
-                if e in out:
+                if e in out or e in seen:
                     continue
+                seen.add(e)
                 last = max((n for n, later in enumerate(self.bodies) if _holds(later, e)), default=0)
                 if (
                     last > number

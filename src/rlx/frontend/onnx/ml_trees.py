@@ -12,7 +12,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml import EQ, GT, GTE, LEQ, LT, ML, NEQ, decisions
 from rlx.frontend.onnx.registry import onnx_op
 
-MOST_DEPTH = 3
+MOST_DEPTH = 5
 """Levels are written out, and kernels of more levels take too long to compile."""
 
 MODES = {
