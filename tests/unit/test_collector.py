@@ -16,8 +16,7 @@ def collector_as_it_was() -> Iterator[None]:
     running = gc.isenabled()
     gc.enable()
     yield
-    if not running:
-        gc.disable()
+    (gc.enable if running else gc.disable)()
 
 
 def test_nothing_is_collected_inside_and_what_was_made_is_old_afterwards() -> None:
