@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,6 +168,36 @@ def test_an_mpiexec_that_lingers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     assert launcher._wait_for_mpiexec(process) is None
     launcher._end_mpiexec(process)
     assert process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("", ""),
+        ("raise SystemExit(0)", ""),
+        ("raise SystemExit(3)", "rank 1 ended with exit code 3"),
+        ("raise ValueError('broken')", "rank 1 ended with exit code 1"),
+        ("os.kill(os.getpid(), 9)", "rank 1 was ended"),
+    ],
+)
+def test_an_mpiexec_that_hides_a_failure_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nif os.environ['RANK'] == '1':\n    pass\n    {body}\n")
+    one_by_one = (
+        "import os, subprocess, sys\n"
+        "for rank in '01':\n"
+        "    subprocess.run(sys.argv[1:], env={**os.environ, 'RANK': rank})\n"
+    )
+
+    def command(n: int, ranks: list[str], hostfile: object, variables: dict[str, str]) -> Any:
+        return [sys.executable, "-c", one_by_one, *ranks], variables
+
+    monkeypatch.setattr(launcher, "mpi_command", command)
+    said = io.StringIO()
+    assert launch(2, script, mpi=True, stderr=said) == (1 if told else 0)
+    assert told in said.getvalue() and bool(told) == bool(said.getvalue())
 
 
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ HEAP_BYTES = "RLX_HEAP_BYTES"
 LAUNCHER_PID = "RLX_LAUNCHER_PID"
 REPORT_FD = "RLX_REPORT_FD"
 BIND = "RLX_BIND"
+ENDINGS = "RLX_ENDINGS"  # a folder in which ranks under mpiexec say how they ended
 
 # How Open MPI, MPICH and Slurm tell a process that it is one of several, and which.
 _MPI_RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))

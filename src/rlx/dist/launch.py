@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -324,16 +324,22 @@ def _launch_mpi(
     variables: dict[str, str],
     stderr: TextIO,
 ) -> int:
-    line, env = mpi_command(n, command, hostfile, variables)
-    process = subprocess.Popen(line, env=env)
-    try:
-        with _stop_signals():
-            code = _wait_for_mpiexec(process)
-    except BaseException:
-        process.terminate()
-        raise
-    finally:
-        _end_mpiexec(process)
+    with tempfile.TemporaryDirectory(prefix="rlx-launch-") as folder:
+        line, env = mpi_command(n, command, hostfile, {**variables, environment.ENDINGS: folder})
+        process = subprocess.Popen(line, env=env)
+        try:
+            with _stop_signals():
+                code = _wait_for_mpiexec(process)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            _end_mpiexec(process)
+        failed = _failed_ranks(Path(folder), range(0 if hostfile else n))
+    if code == 0 and failed:  # Open MPI's may say so when it had to end ranks
+        told = ", ".join(f"rank {rank} {how}" for rank, how in sorted(failed.items()))
+        print(f"rlx launch: mpiexec reports success, but {told}", file=stderr)
+        return 1
     if code is None:
         print("rlx launch: mpiexec did not end after its ranks had failed; it was killed", file=stderr)
         return 1
@@ -342,6 +348,13 @@ def _launch_mpi(
             f"rlx launch: mpiexec ended with exit code {code}; the ranks' messages stand above", file=stderr
         )
     return 128 - code if code < 0 else code
+
+
+def _failed_ranks(folder: Path, here: Iterable[int]) -> dict[int, str]:
+    """Ranks that noted a failure in `folder`, and those of this host that noted nothing, with how they ended."""
+    codes = {int(file.name): file.read_text() for file in folder.iterdir()}
+    failed = {rank: f"ended with exit code {code}" for rank, code in codes.items() if code != "0"}
+    return failed | {rank: "was ended" for rank in here if rank not in codes}
 
 
 def _wait_for_mpiexec(process: subprocess.Popen[bytes]) -> int | None:

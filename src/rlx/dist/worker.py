@@ -92,6 +92,14 @@ def _report(error: BaseException) -> None:
         )
 
 
+def _note_ending(code: int) -> None:
+    """Tell a launcher of this host how it ended: mpiexec sometimes says that all was well."""
+    folder = os.environ.get(environment.ENDINGS)
+    if folder is not None and os.path.isdir(folder):
+        with open(os.path.join(folder, os.environ["RANK"]), "w") as file:
+            file.write(str(code))
+
+
 def main(arguments: list[str]) -> int:
     """Run the script and return the exit code of this process."""
     _die_with_launcher()
@@ -101,6 +109,7 @@ def main(arguments: list[str]) -> int:
         _run(arguments)
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        _note_ending(code)
         if code:
             environment.abort_if_joined(f"ended with exit code {code}")
             if isinstance(exit_.code, str):
@@ -109,10 +118,12 @@ def main(arguments: list[str]) -> int:
         return code
     except BaseException as error:
         _report(error)
+        _note_ending(1)
         summary = "".join(traceback.format_exception_only(error)).strip()
         environment.abort_if_joined(summary)
         environment.end_mpi_job(1)
         return 1
+    _note_ending(0)
     return 0
 
 
