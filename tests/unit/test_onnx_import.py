@@ -467,3 +467,28 @@ def test_a_branch_that_is_not_taken_may_assume_other_sizes() -> None:
             program(x, np.array(24 - rate))
     with pytest.raises(rlx.errors.GuardError, match="n=5"):
         program(np.zeros((2, 5), np.float32), np.array(16))
+
+
+def test_a_squeeze_without_axes_never_keeps_an_axis_of_one() -> None:
+    """A batch of one is dropped, as in ONNX Runtime: the slice cuts features. Other sizes are refused."""
+    model = parse("""g (float[batch, t, 4] x) => (float[n] y) {
+        axes = Constant<value_ints: ints = [1]>()
+        mean = ReduceMean<axes = [1], keepdims = 0>(x)
+        flat = Squeeze(mean)
+        zero = Constant<value_ints: ints = [0]>()
+        two = Constant<value_ints: ints = [2]>()
+        y = Slice(flat, zero, two, zero)
+    }""")
+    program = rlx.compile(rlx.from_onnx(model))
+    x = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
+    np.testing.assert_allclose(program(x), x.mean(1)[0, :2])
+    with pytest.raises(rlx.errors.GuardError, match="batch equals 1"):
+        program(np.repeat(x, 2, 0))
+
+
+def test_a_squeeze_without_axes_keeps_a_length() -> None:
+    model = parse("g (float[1, t] x) => (float[t] y) { y = Squeeze(x) }")
+    program = rlx.compile(rlx.from_onnx(model))
+    np.testing.assert_array_equal(program(np.ones((1, 3), np.float32)), np.ones(3))
+    with pytest.raises(rlx.errors.GuardError, match="t is at least 2"):
+        program(np.ones((1, 1), np.float32))

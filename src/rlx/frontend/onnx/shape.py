@@ -14,7 +14,7 @@ from rlx.frontend.onnx.partial import Unknown
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
-from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
+from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_eq, known_le
 from rlx.ir.dtype import F8E8M0, DType
 from rlx.ir.graph import Node, current_graph
 from rlx.ir.op import get_op
@@ -106,7 +106,23 @@ def axes_of(n: Call, input_since: int) -> tuple[int, ...] | None:
 
 @onnx_op("Squeeze")
 def squeeze(n: Call) -> Any:
-    return ops.squeeze(n[0], axes_of(n, 13))
+    axes = axes_of(n, 13)
+    return ops.squeeze(n[0], unit_axes(n, n[0]) if axes is None else axes)
+
+
+def unit_axes(n: Call, x: Node) -> tuple[int, ...]:
+    """Axes that a Squeeze without axes drops: those of size 1. An open size decides the rank of what follows,
+    so it is assumed, and a guard checks it: 1 for a batch, with which exporters trace; else 2 or more."""
+    batches = {i.shape[0] for i in n.importer.graph.inputs if i.rank > 1}
+    batches -= {d for i in n.importer.graph.inputs for d in i.shape[i.rank > 1 :]}
+    gone = []
+    for axis, d in enumerate(x.shape):
+        known = known_eq(d, 1)
+        if known or (known is None and d in batches):
+            gone.append(axis)
+        elif known is None and known_le(2, d) is not True:
+            n.graph.assume(Constraint("min", d, 2, current_where()))
+    return tuple(gone)
 
 
 @onnx_op("Unsqueeze")
