@@ -233,3 +233,21 @@ def test_ranks_get_their_share_of_the_cores(tmp_path: Path, bind: bool) -> None:
         else:
             assert shares == [every] * n
             assert {int(threads) for _, threads in told} == {max(1, len(every) // n)}
+
+
+def test_a_rank_whose_mpi_job_cannot_be_ended_ends_itself() -> None:
+    """Abort waits for ever if mpiexec is gone."""
+    code = """
+import sys, time, types
+from rlx.dist import environment
+
+class Comm:
+    def Abort(self, code):
+        time.sleep(600)
+
+sys.modules["mpi4py.MPI"] = types.SimpleNamespace(COMM_WORLD=Comm())
+environment.MPI_GRACE_SECONDS, environment.MPI_ABORT_SECONDS = 0, 1
+environment.end_mpi_job(1)
+"""
+    env = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -signal.SIGALRM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ _MPI_RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PM
 
 # So long may the others raise and speak before a failed rank ends an MPI job.
 MPI_GRACE_SECONDS = 1.0
+MPI_ABORT_SECONDS = 10
 
 _transport: SymmetricTransport | None = None
 
@@ -80,6 +82,10 @@ def end_mpi_job(code: int) -> None:
     """A rank that fails ends an MPI job, which the others could not leave; they may speak first."""
     if mpi_rank() is not None and "mpi4py.MPI" in sys.modules:
         time.sleep(MPI_GRACE_SECONDS)
+        # An Abort that mpiexec does not hear, because it has ended already, may wait for ever: the kernel
+        # ends this process then.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(MPI_ABORT_SECONDS)
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
 
 
