@@ -28,8 +28,8 @@ NODES: dict[str, Any] = {
 TREES, LEAVES = [0, 0, 0, 1, 1], [2, 3, 4, 1, 2]
 
 
-def check(op: str, outputs: list[tuple[str, int]], **attrs: Any) -> None:
-    node = helper.make_node(op, ["x"], [name for name, _ in outputs], domain="ai.onnx.ml", **NODES, **attrs)
+def check(op: str, outputs: list[tuple[str, int]], nodes: dict[str, Any] = NODES, **attrs: Any) -> None:
+    node = helper.make_node(op, ["x"], [name for name, _ in outputs], domain="ai.onnx.ml", **nodes, **attrs)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
     results = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
@@ -78,3 +78,28 @@ def test_classifier_of_two_classes_with_one_score(after: str, low: float, at: in
     how = {"class_ids": [at] * 5, "classlabels_int64s": [0, 1], "post_transform": after}
     outputs = [("label", TensorProto.INT64), ("scores", TensorProto.FLOAT)]
     check("TreeEnsembleClassifier", outputs, **weights, **how)
+
+
+def test_deep_trees() -> None:
+    """Twelve levels: a chain that leaves to the right at every node, written once, walked in a loop."""
+    depth = 12
+    leaf = ["BRANCH_LEQ", "LEAF"] * depth + ["LEAF"]  # nodes 2k are inner, 2k + 1 what is right of them
+    inner = [mode != "LEAF" for mode in leaf]
+    nodes = {
+        "nodes_treeids": [0] * len(leaf),
+        "nodes_nodeids": list(range(len(leaf))),
+        "nodes_featureids": [i % 3 for i in range(len(leaf))],
+        "nodes_values": [1.5 - 0.2 * i * b for i, b in enumerate(inner)],
+        "nodes_modes": leaf,
+        "nodes_truenodeids": [(i + 2) * b for i, b in enumerate(inner)],
+        "nodes_falsenodeids": [(i + 1) * b for i, b in enumerate(inner)],
+    }
+    ends = [i for i, b in enumerate(inner) if not b]
+    targets = {
+        "target_treeids": [0] * len(ends),
+        "target_nodeids": ends,
+        "target_ids": [0] * len(ends),
+        "target_weights": [float(i) for i in ends],
+        "n_targets": 1,
+    }
+    check("TreeEnsembleRegressor", [("y", TensorProto.FLOAT)], nodes=nodes, **targets)
