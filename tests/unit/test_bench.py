@@ -74,15 +74,15 @@ def test_unknown_workloads_are_refused() -> None:
     with pytest.raises(ConfigError, match="no workload is called 'gem'"):
         make("gem:1,2,3")
     with pytest.raises(ConfigError, match="no workload is called 'gem'"):  # before the first is measured
-        harness.run(["gemm:8,32,48", "gem:1,2,3"], say=lambda line: pytest.fail(line))
+        next(harness.measure(["gemm:8,32,48", "gem:1,2,3"], say=lambda line: pytest.fail(line)))
     with pytest.raises(ConfigError, match="no engine is called 'torhc'"):
-        harness.run(["gemm:8,32,48"], engines=["torhc"], say=lambda line: pytest.fail(line))
+        next(harness.measure(["gemm:8,32,48"], engines=["torhc"], say=lambda line: pytest.fail(line)))
     with pytest.raises(ConfigError, match="wrong sizes"):
         make("gemm:1,2")
 
 
 def test_a_row_is_measured_in_processes_of_its_own() -> None:
-    (row,) = harness.run(["gemm:8,32,48"], [1], ["rlx", "numpy"], 1)
+    (row,) = harness.measure(["gemm:8,32,48"], [1], ["rlx", "numpy"], 1)
     assert [m.engine for m in row.engines] == ["rlx", "numpy"]
     assert all(len(m.times) == harness.SAMPLES and not m.error for m in row.engines)
     assert [len(m.rates) for m in row.engines] == [harness.SAMPLES, 0]  # the yardstick goes along with RLX

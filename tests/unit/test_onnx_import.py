@@ -358,33 +358,28 @@ def test_imported_knows_its_structure() -> None:
 # -- sizes that are open
 
 
-def test_a_range_of_floats_up_to_a_size() -> None:
-    """As YOLO's anchors are written: Range(0.0, float(width), 1.0) + 0.5."""
-    model = parse("""g (float[w] x) => (float[n] y) {
+def range_up_to_a_size(start: float) -> Any:
+    """As YOLO's anchors are written: Range(start, float(width), 1.0)."""
+    return parse(f"""g (float[w] x) => (float[n] y) {{
         s = Shape(x)
         axis = Constant<value_ints: ints = [0]>()
         one = Squeeze(s, axis)
         limit = Cast<to = 1>(one)
-        start = Constant<value_float: float = 0.0>()
+        start = Constant<value_float: float = {start}>()
         step = Constant<value_float: float = 1.0>()
         y = Range(start, limit, step)
-    }""")
+    }}""")
+
+
+def test_a_range_of_floats_up_to_a_size() -> None:
     for width in (5, 8):
-        np.testing.assert_array_equal(run(model, x=np.zeros(width, np.float32))[0], np.arange(width))
+        got = run(range_up_to_a_size(0.0), x=np.zeros(width, np.float32))[0]
+        np.testing.assert_array_equal(got, np.arange(width))
 
 
 def test_a_range_that_mixes_sizes_and_fractions_is_refused() -> None:
-    model = parse("""g (float[w] x) => (float[n] y) {
-        s = Shape(x)
-        axis = Constant<value_ints: ints = [0]>()
-        one = Squeeze(s, axis)
-        limit = Cast<to = 1>(one)
-        start = Constant<value_float: float = 0.5>()
-        step = Constant<value_float: float = 1.0>()
-        y = Range(start, limit, step)
-    }""")
     with pytest.raises(ImportError_, match="mixes sizes with fractions"):
-        import_model(model)
+        import_model(range_up_to_a_size(0.5))
 
 
 def test_a_slice_whose_sign_sizes_decide_counts_from_the_start() -> None:

@@ -272,15 +272,3 @@ def by_workload(rows: Sequence[Row]) -> list[Row]:
     """
     order = {name: i for i, name in enumerate(dict.fromkeys(r.workload for r in rows))}
     return sorted(rows, key=lambda r: order[r.workload])
-
-
-def run(
-    specs: Sequence[str],
-    threads: Sequence[int] = (1, 2),
-    engines: Sequence[str] | None = None,
-    rounds: int = 7,
-    say: Callable[[str], None] = lambda line: None,
-    torch_compile: bool = False,
-) -> list[Row]:
-    """All rows of `measure`, those of one workload side by side."""
-    return by_workload(list(measure(specs, threads, engines, rounds, say, torch_compile)))

@@ -14,7 +14,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx.backend.cpu.irtext import Function, Int, Module
@@ -217,14 +217,14 @@ def sync() -> Sync:
     code = load_cached(emit)
     pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
-    def function(name: str, returns: object, *arguments: object) -> Callable[..., int]:
-        return ctypes.CFUNCTYPE(returns, *arguments)(code.address(f"rlx_{name}"))  # type: ignore[arg-type]
+    def function(name: str, returns: Any, *arguments: Any) -> Callable[..., Any]:
+        return ctypes.CFUNCTYPE(returns, *arguments)(code.address(f"rlx_{name}"))
 
     return Sync(
         barrier=function("barrier", i64, pointer),
         wait=function("wait", i64, pointer),
         wait_word=function("wait_word", i64, pointer, i32, i64, pointer),
-        signal=function("signal", None, pointer),  # type: ignore[arg-type]
-        claim=function("claim", None, pointer, i32),  # type: ignore[arg-type]
+        signal=function("signal", None, pointer),
+        claim=function("claim", None, pointer, i32),
         code=code,
     )

@@ -48,18 +48,21 @@ def emit_direct_tile(module: Module, m: int, lanes: int) -> str:
 
         return fn.loop(0, fn.mul(blocks, lanes), 1, [total], channel)[0]
 
+    def tap_inside(row: Int, column: Int, p: int, q: int, total: Value) -> Value:
+        """The same, unless the element lies outside the image."""
+
+        def of_line() -> list[Value]:
+            there = fn.cmp("ult", column, width)
+            return fn.if_value(there, lambda: [tap(row, column, p, q, total)], lambda: [total])
+
+        return fn.if_value(fn.cmp("ult", row, height), of_line, lambda: [total])[0]
+
     def pixel(n: Int, _: list[Value]) -> None:
         row, column = fn.add(top, fn.udiv(n, m)), fn.add(left, fn.urem(n, m))
         total = constant(type_, 0)
         for p in range(3):
             for q in range(3):
-                i, j = fn.add(row, p), fn.add(column, q)
-                there = fn.and_(fn.cmp("ult", i, height), fn.cmp("ult", j, width))
-                total = fn.if_value(
-                    there,  # type: ignore[arg-type]
-                    lambda i=i, j=j, p=p, q=q, t=total: [tap(i, j, p, q, t)],  # type: ignore[misc]
-                    lambda t=total: [t],  # type: ignore[misc]
-                )[0]
+                total = tap_inside(fn.add(row, p), fn.add(column, q), p, q, total)
         fn.store(total, fn.gep(to, fn.mul(n, lanes), ELEMENT))
 
     fn.loop(0, m * m, 1, [], pixel)
