@@ -362,4 +362,4 @@ def test_a_thousand_programs_leave_nothing_behind(code: Code) -> None:
                 log = Log(code, pool, [Record(code.address("log"), 5) for _ in range(50)])
                 log.run()
 
-        assert not grows(lambda: cycle(500), most=1 << 20)
+        assert not grows(lambda: cycle(1000), most=2 << 20)

@@ -20,7 +20,7 @@ from rlx.runtime.program import CompiledProgram
 from rlx.zoo.minilm import build as encoder
 
 CONFIG = {"num_attention_heads": 2, "hidden_size": 32, "layer_norm_eps": 1e-12, "num_hidden_layers": 6}
-MOST_UNITS = 15  # of CPU time for a new size, the run itself included; code would take some hundreds
+MOST_UNITS = 5  # of CPU time for a new size, the run itself included: about 2; code would take some hundreds
 
 
 def weights() -> dict[str, np.ndarray]:
