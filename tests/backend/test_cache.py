@@ -310,3 +310,16 @@ def test_without_a_key_file_signatures_hold_within_the_process(
         ring = trust.keyring()
     assert trust.keyring() is ring
     assert ring.verify(b"code", ring.sign(b"code"))
+
+
+def test_a_cache_signs_with_the_key_of_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key met while the configuration lay elsewhere does not stick: other processes would refuse the code."""
+    cache = ObjectCache(tmp_path / "cache")
+    target = resolve("x86-64")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
+    cache.put("first", target, b"object")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    cache.put("second", target, b"object")
+    assert ObjectCache(tmp_path / "cache").get("second", target) == b"object"
+    with pytest.warns(CacheWarning, match="not signed with this user's key"):
+        assert cache.get("first", target) is None
