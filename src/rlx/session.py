@@ -212,6 +212,7 @@ def _stored(
     target = resolve(options.get("target") or config.TARGET.get())
     key = {k: v for k, v in options.items() if k in _KEY_OPTIONS}
     key = {**key, "target": target.name, "shapes": None if shapes is None else repr(sorted(shapes.items()))}
+    key["winograd"] = config.WINOGRAD.get()  # of the environment, this too decides about the plan
     if states:
         key["states"] = dict(states)
     store = ProgramStore()

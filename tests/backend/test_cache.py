@@ -212,7 +212,7 @@ for turn in range(100):
     cache.put("ab", target, bytes([int(sys.argv[1])]) * size)
     found = cache.get("ab", target)
     assert found is not None and len(found) == size and len(set(found)) == 1, "torn entry"
-print(cache._ring()._key.hex())
+print(cache.ring()._key.hex())
 """
 
 
@@ -313,7 +313,7 @@ def test_without_a_key_file_signatures_hold_within_the_process(
 
 
 def test_a_cache_signs_with_the_key_of_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key met while the configuration lay elsewhere does not stick: other processes would refuse the code."""
+    """A key met while the configuration lay elsewhere does not stick: others would refuse the code."""
     cache = ObjectCache(tmp_path / "cache")
     target = resolve("x86-64")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ import rlx
 from rlx.backend.cpu import jit
 from rlx.errors import ConfigError, FormatError, InputError, RlxError
 from rlx.ir import serialize
-from rlx.runtime import container, save
+from rlx.runtime import container, programs, save
 from rlx.runtime.artifact import Artifact, ArtifactWarning
 from rlx.runtime.cache import CacheWarning
 from rlx.runtime.programs import ProgramStore, wait_until_stored
@@ -488,6 +489,31 @@ def test_a_graph_in_a_file_is_compiled_once(tmp_path: Path) -> None:
     compiles = jit.llvm_compiles
     np.testing.assert_array_equal(rlx.load(file)(X), first)
     assert jit.llvm_compiles == compiles and ProgramStore().info().entries == 1
+
+
+def test_what_is_stored_later_has_the_key_and_the_code_of_when_it_was_loaded(
+    onnx_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = threading.Event()
+    monkeypatch.setattr(programs, "_let_it_run_first", lambda program: moved.wait())
+    rlx.load(onnx_file)
+    compiles = jit.llvm_compiles
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("RLX_CACHE", str(tmp_path / "later"))
+        elsewhere.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
+        moved.set()
+        wait_until_stored()
+    assert jit.llvm_compiles == compiles and not (tmp_path / "later").exists()
+    assert Artifact(next(ProgramStore().directory.iterdir())).is_trusted(0)
+
+
+def test_a_program_stored_with_winograd_does_not_answer_without(
+    onnx_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("1", "0"):
+        monkeypatch.setenv("RLX_WINOGRAD", value)
+        rlx.load(onnx_file)
+    assert ProgramStore().info().entries == 2
 
 
 def test_options_that_say_more_than_a_file_name_are_not_answered_from_the_store(onnx_file: Path) -> None:

@@ -29,7 +29,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Level, Role
 from rlx.runtime.container import Container
-from rlx.runtime.native_code import FORMAT, code_blob, open_blob
+from rlx.runtime.native_code import FORMAT, native_code, open_blob
 from rlx.runtime.stored import StoredLir
 from rlx.runtime.trust import accept, accepted, keyring
 from rlx.runtime.weights import Weights
@@ -213,7 +213,7 @@ class Artifact:
                 "it was made again from the plan (rlx trust FILE accepts it)"
             )
             warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
-            kernels, code = open_blob(code_blob(lir, target, cache), target)
+            kernels, code = native_code(lir, target, cache)
         if weight_budget is not None:
             lir.set_weight_budget(weight_budget, kernels.cuts)
         weights: Weights

@@ -143,15 +143,15 @@ class ObjectCache:
     def _path(self, label: bytes) -> Path:
         return self.directory / "objects" / (hashlib.sha256(label).hexdigest() + _SUFFIX)
 
-    def _ring(self) -> Keyring:
-        """The key given, or the user's as it is now: one kept from another configuration would refuse good code."""
+    def ring(self) -> Keyring:
+        """The key given, or the user's as it is now: one kept from another configuration refuses good code."""
         return self._keyring or keyring()
 
     def _seal(self, object_bytes: bytes, label: bytes) -> bytes:
         body = label + object_bytes
         sizes = (len(label), len(object_bytes))
         # The HMAC covers the label too: a good object under the name of another one is refused.
-        mac = self._ring().sign(struct.pack("<IQ", *sizes) + body)
+        mac = self.ring().sign(struct.pack("<IQ", *sizes) + body)
         return _HEAD.pack(_MAGIC, hashlib.sha256(body).digest(), mac, *sizes) + body
 
     def _open(self, content: bytes, label: bytes) -> tuple[bytes | None, str]:
@@ -164,7 +164,7 @@ class ObjectCache:
             return None, "is damaged"
         if body[:label_size] != label:
             return None, "belongs to other code"
-        if not self._ring().verify(struct.pack("<IQ", label_size, object_size) + body, mac):
+        if not self.ring().verify(struct.pack("<IQ", label_size, object_size) + body, mac):
             return None, "was not signed with this user's key and is not run"
         return body[label_size:], ""
 

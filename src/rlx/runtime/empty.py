@@ -16,14 +16,14 @@ def run_empty_records(count: int) -> None:
 
     >>> run_empty_records(3)
     """
-    _program(count).run()
+    _program(count, config.THREADS.get()).run()
 
 
 @functools.cache
-def _program(count: int) -> NativeProgram:
+def _program(count: int, threads: int) -> NativeProgram:
     code = _code()
     records = [Record(code.address("nothing"), OPERANDS, str(number)) for number in range(count)]
-    return NativeProgram(records, threads=config.THREADS.get(), keep=(code,))
+    return NativeProgram(records, threads=threads, keep=(code,))
 
 
 @functools.cache

@@ -6,11 +6,14 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
+
+if TYPE_CHECKING:
+    from rlx.runtime.cache import ObjectCache
 
 _LENGTH = struct.Struct("<Q")
 FORMAT = 6  # of the cached blob
@@ -18,7 +21,9 @@ FORMAT = 6  # of the cached blob
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
     """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
-    return open_blob(code_blob(lir, target, cache), target)
+    from rlx.runtime.cache import default_cache
+
+    return open_blob(code_blob(lir, target, default_cache() if cache else None), target)
 
 
 @contextmanager
@@ -59,12 +64,11 @@ def prepare_runs() -> None:
     driver_address("rlx_run_program")
 
 
-def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
+def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes:
     """What is cached and saved: the description of the kernels, then object files, each after its length."""
     from rlx.backend.cpu.build import build_kernels
     from rlx.backend.cpu.jit import Compiling
     from rlx.ir.views import view_layouts
-    from rlx.runtime.cache import default_cache
 
     def make() -> bytes:
         compiling = Compiling(target)
@@ -74,7 +78,7 @@ def code_blob(lir: LirModule, target: Target, cache: bool) -> bytes:
             objects = compiling.objects()  # no thread is left behind
         return b"".join(_LENGTH.pack(len(p)) + p for p in (made.describe().encode(), *objects))
 
-    return default_cache().get_or_make(f"{FORMAT}-{lir.code_key}", target, make) if cache else make()
+    return make() if cache is None else cache.get_or_make(f"{FORMAT}-{lir.code_key}", target, make)
 
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from rlx import config
 from rlx.errors import FormatError
 from rlx.runtime.artifact import Artifact
-from rlx.runtime.cache import CacheInfo, CacheWarning
+from rlx.runtime.cache import CacheInfo, CacheWarning, ObjectCache
+from rlx.runtime.trust import keyring
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -73,6 +74,8 @@ class ProgramStore:
         path, lir, origin = self._path(model, options), program.lir, program.origin
         weights, values = dict(program.weight_memory), dict(program.param_values)
         before = list(_storing.values())
+        # Folder and key of now: the environment may be another when the thread comes to it.
+        cache = ObjectCache(keyring=keyring())
         at_once = "weight_budget" in lir.options  # there is no memory to store and to run at once
 
         def store() -> None:
@@ -82,7 +85,7 @@ class ProgramStore:
                 _let_it_run_first(program)
             for earlier in before:  # in order: the last one is the one to keep if there is no room for all
                 earlier.join()
-            write(path, lir, origin, weights, values, facts={"files": files})
+            write(path, lir, origin, weights, values, facts={"files": files}, cache=cache)
             self._evict()
 
         try:

@@ -20,9 +20,9 @@ from rlx.ir.outline import outline
 from rlx.ir.text import graph_text
 from rlx.runtime import container
 from rlx.runtime.artifact import SIGNED_PARTS, Origin, generator, signed_bytes
+from rlx.runtime.cache import ObjectCache, default_cache
 from rlx.runtime.derive import LazyArray, lazy_weights
 from rlx.runtime.native_code import code_blob
-from rlx.runtime.trust import keyring
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -66,8 +66,12 @@ def write(
     values: Mapping[str, np.ndarray],
     targets: Sequence[str] = (),
     facts: Mapping[str, Any] | None = None,
+    cache: ObjectCache | None = None,
 ) -> None:
-    """Write a program; its weights are arrays, their bytes, or lazy arrays, by node id."""
+    """Write a program; its weights are arrays, their bytes, or lazy arrays, by node id.
+
+    Code comes from `cache` and is signed with its key."""
+    cache = cache or default_cache()
     source = origin.graph()
     arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
     variants = [_Variant(lir, weights)]
@@ -77,7 +81,7 @@ def write(
             known.add(target)
             other = _planned(origin, source, target, values)
             variants.append(_Variant(other, lazy_weights(other, (other.derived or other.mir).param_values)))
-    described = [v.write(f"{i}.", parts, blobs, arrays, values) for i, v in enumerate(variants)]
+    described = [v.write(f"{i}.", parts, blobs, arrays, values, cache) for i, v in enumerate(variants)]
     parts["source"] = graph_text(source, blobs=blobs).encode()
     tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
     header = {
@@ -116,13 +120,14 @@ class _Variant:
         blobs: dict[str, np.ndarray],
         arrays: _Arrays,
         values: Mapping[str, np.ndarray],
+        cache: ObjectCache,
     ) -> dict[str, Any]:
         """Add parts and arrays; returns the description for the header."""
         lir, target = self.lir, resolve(self.lir.target)
         outlined = {"graph": outline(lir.mir), "placer": lir.planner.to_json()}
         parts[prefix + "plan"] = lir.to_text(blobs).encode()
         parts[prefix + "outline"] = json.dumps(outlined).encode()
-        parts[prefix + "code"] = code_blob(lir, target, cache=True)
+        parts[prefix + "code"] = code_blob(lir, target, cache)
         parts[prefix + "unfused"] = (
             b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
         )
@@ -142,4 +147,4 @@ class _Variant:
             "weights": weights,
         }
         digests = {name: hashlib.sha256(parts[prefix + name]).hexdigest() for name in SIGNED_PARTS}
-        return {**described, "mac": keyring().sign(signed_bytes(described, digests)).hex()}
+        return {**described, "mac": cache.ring().sign(signed_bytes(described, digests)).hex()}
