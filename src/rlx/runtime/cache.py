@@ -144,7 +144,7 @@ class ObjectCache:
         return self.directory / "objects" / (hashlib.sha256(label).hexdigest() + _SUFFIX)
 
     def ring(self) -> Keyring:
-        """The key given, or the user's as it is now: one kept from another configuration refuses good code."""
+        """The key given, or the user's as it is now: one kept from elsewhere would refuse good code."""
         return self._keyring or keyring()
 
     def _seal(self, object_bytes: bytes, label: bytes) -> bytes:
