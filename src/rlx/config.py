@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from rlx.errors import ConfigError
+from rlx.records import dataclass
 
 VERSION = "0.1.0"
 """Of the compiler: part of every plan."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from rlx.ir.text import graph_text
 from rlx.ir.types import TensorType
 from rlx.passes.facts import Facts
 from rlx.passes.fuse import Options, fuse
+from rlx.records import dataclass
 
 ROUNDS = 15
 LEAST_NS = 1_000_000  # that one round takes, so that the clock does not matter

@@ -9,12 +9,12 @@ import functools
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.bench.workloads.base import Arrays, Run, Workload
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ The table of a framework says what each operator is there; under jax.jit the wal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import UnsupportedError
+from rlx.records import dataclass
 
 Table = dict[str, Callable[..., Any]]
 

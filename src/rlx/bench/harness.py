@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 from rlx.bench.engines import ENGINES, TORCH_COMPILE, installed
 from rlx.bench.workloads import check_name, make
 from rlx.errors import ConfigError, RlxError
+from rlx.records import dataclass
 
 TARGET_SECONDS = 0.02  # one timing lasts at least this long: shorter runs are repeated inside it
 SAMPLES = 3  # timings of an engine in one round

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rlx.bench.engines import ENGINES
 from rlx.bench.quiet import take_precedence
 from rlx.bench.report import markdown_table
 from rlx.config import CACHE
+from rlx.records import dataclass
 
 FIRST, NEW = 128, 77  # lengths of sentences
 ENGINES_WITH_STARTS = ("rlx", "rlx from .rlx", "onnxruntime", "openvino")

@@ -5,13 +5,12 @@ They run in RLX's process, each right after a timing of RLX and for as long: sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.jit import compile_and_load
 from rlx.backend.cpu.microkernel import kind_of, tile_of
 from rlx.backend.cpu.target import Target, resolve
 from rlx.bench.workloads.base import Run, Workload
+from rlx.records import dataclass
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import PAGE, allocate
 

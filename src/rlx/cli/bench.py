@@ -7,13 +7,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rlx.cli.output import print_json, print_table, progress
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.bench import harness, starts

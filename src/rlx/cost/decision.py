@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, overload
+
+from rlx.records import dataclass
 
 from ..config import bytes_text
 from ..errors import FormatError

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from types import MappingProxyType
+
+from rlx.records import dataclass
 
 from ..errors import DeviceError
 from .profile import FusionBenefit, GraphIoProfile, IoPrices, Number, ceil_ps, fusion_benefit

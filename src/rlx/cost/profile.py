@@ -8,9 +8,11 @@ The same model therefore gets the same decisions on every machine.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from fractions import Fraction
 from functools import lru_cache
+
+from rlx.records import dataclass
 
 from ..errors import ConfigError
 

@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from rlx.records import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.dist.sync import load_cached

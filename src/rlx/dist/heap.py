@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
+from rlx.records import dataclass
 from typing import Any
 
 import numpy as np

@@ -18,7 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
+from rlx.records import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO

@@ -7,7 +7,8 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
+from rlx.records import dataclass
 from typing import Any
 
 import numpy as np

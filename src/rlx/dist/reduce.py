@@ -13,7 +13,7 @@ import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from rlx.records import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -6,7 +6,8 @@ import ctypes
 import json
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import field
+from rlx.records import dataclass
 from typing import Any, Self
 
 from rlx.dist import sync

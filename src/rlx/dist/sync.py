@@ -13,7 +13,7 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from rlx.records import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from rlx.records import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from dataclasses import dataclass
+from rlx.records import dataclass
 
 from rlx.dist.errors import OutOfBounds, UnknownRank
 

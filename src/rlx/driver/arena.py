@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +12,7 @@ from rlx.driver.region import Memory, Tile
 from rlx.driver.typed import F32Array, as_f32, bytes_to_f32, elements, f32_to_bytes
 from rlx.errors import BufferError_, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, unpack
+from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.errors import DeviceError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.driver.arena import Arena, ArenaSlot

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import BufferError_, CopyError
+from rlx.records import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -8,7 +8,7 @@ specialised, and the trace says so with the line.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType
+from rlx.records import dataclass
 
 MAX_RETRACES = 32
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlx.ir.affine import affine, to_dim
 from rlx.ir.compose import Composer, lower_node, same_space, strip_rows
@@ -18,6 +18,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.kernel import AttentionNest, ComposeError, Kernel, Mask, Stat, Store
 from rlx.ir.op import Role
 from rlx.ir.scalar import Scalar, axes, axis, load, rebuild, replace_axes
+from rlx.records import dataclass
 
 MOST_NEGATIVE = {"f32": -3.0e38, "f64": -1.0e308}  # a softmax that clamps its maximum here hides whole rows
 

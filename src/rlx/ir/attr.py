@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.ir.dim import Dim, Expr, sym
 from rlx.ir.dtype import DType, dtype
+from rlx.records import dataclass
 
 Kind = Callable[[Any], Any]
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlx.errors import ShapeError
 from rlx.ir.dim_atom import Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Sym
@@ -25,6 +24,7 @@ from rlx.ir.dim_bounds import (
 )
 from rlx.ir.dim_expr import Dim, Expr, ceildiv, floordiv, mod, of_atom, sym
 from rlx.ir.dim_text import parse_dim
+from rlx.records import dataclass
 
 __all__ = [
     "Atom",

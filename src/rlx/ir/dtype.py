@@ -7,13 +7,13 @@ In NumPy arrays every element takes at least one byte; `pack` gives the dense by
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from rlx.errors import DTypeError, FormatError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:  # numpy.typing is slow to import
     from numpy.typing import NDArray

@@ -6,12 +6,13 @@ operands. The output is written densely in the order of the kept axes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.scalar import Scalar
+from rlx.records import dataclass
 
 Space: TypeAlias = tuple[Dim, ...]
 

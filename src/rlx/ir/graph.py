@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from rlx.ir.dtype import dtype
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types, type_symbols
+from rlx.records import dataclass
 
 # Nodes with names, which come from outside.
 NAMED = (Role.INPUT, Role.PARAM, Role.STATE)

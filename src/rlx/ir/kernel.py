@@ -13,7 +13,6 @@ A `TransformNest` is a Fourier transform that computes what it reads and passes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import RlxError
@@ -23,6 +22,7 @@ from rlx.ir.form import Contract, Conv, Form
 from rlx.ir.graph import Node
 from rlx.ir.scalar import Scalar
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 
 class ComposeError(RlxError):

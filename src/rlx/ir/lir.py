@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +23,7 @@ from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.rewrite import rewrite
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import type_symbols
+from rlx.records import dataclass
 
 SPACES = ("activation", "weight", "input", "output", "state", "ring", "heap", "scratch")
 PLACED = ("activation", "heap")  # spaces in which values take each other's place

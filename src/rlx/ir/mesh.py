@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from rlx.errors import ConfigError, ShapeError
 from rlx.ir.form import Call
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph, Node

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -33,6 +33,7 @@ import numpy as np
 
 from rlx.errors import AttributeError_, RlxError, TypeError_, UnknownOpError
 from rlx.ir.attr import REQUIRED, Attr
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph, Node

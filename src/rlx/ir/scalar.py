@@ -18,12 +18,12 @@ Operators build primitives; integers on the right become constants; small index 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.dtype import BOOL, I64, DType
+from rlx.records import dataclass
 
 LOADS = ("load", "load_or", "load_checked")
 

@@ -16,7 +16,6 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +29,7 @@ from rlx.ir.op import Level
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
+from rlx.records import dataclass
 
 MAGIC = b"RLXGRAPH"
 VERSION = 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from rlx.errors import ParseError
 from rlx.ir.dim import Dim, Expr, evaluate, parse_dim, substitute, symbols
 from rlx.ir.dtype import DType, dtype
+from rlx.records import dataclass
 
 Shape: TypeAlias = tuple[Dim, ...]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.ir.form import Layout, dense, dense_strides
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, run_rule
 from rlx.ir.types import TupleType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.ops.rules import broadcast_shapes, is_number, lift_all, need_dtype, op_call, same_dtype, shift
 from rlx.ops.shape import broadcast_to, inverse_permutation, reshape, transpose
+from rlx.records import dataclass
 
 
 def accumulate_dtype(d: DType) -> DType:

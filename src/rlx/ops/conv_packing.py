@@ -11,7 +11,6 @@ A blocked image [N, C/lanes, axes, lanes] keeps the channels of one pixel side b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -29,6 +28,7 @@ from rlx.ir.scalar import Scalar, axes, const, in_range, load, load_or, select
 from rlx.ir.types import TensorType
 from rlx.ops.packing import Panels
 from rlx.ops.shape import reshape
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

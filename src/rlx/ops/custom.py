@@ -7,7 +7,6 @@ What has no native form runs on the host, as a thunk that `explain` and `stats` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from rlx.ir.scalar import axes, call, const, load
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 from rlx.ops.elementwise import cos, sin
 from rlx.ops.scan import scan
+from rlx.records import dataclass
 
 Rule = Callable[..., Any]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from rlx.ir.graph import Node
 from rlx.ops.gather import gather
 from rlx.ops.rules import ensure, op_call
 from rlx.ops.shape import reshape, transpose
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

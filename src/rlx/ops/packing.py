@@ -8,7 +8,6 @@ A matrix [k, n] becomes panels of `columns` columns, one after the other. A pane
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, in_range, load, load_or, select
 from rlx.ir.types import TensorType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

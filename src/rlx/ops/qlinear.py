@@ -7,7 +7,6 @@ and columns taken off, and those of a weight are known when the program is loade
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +27,7 @@ from rlx.ops.reduce import reduce_sum
 from rlx.ops.rules import broadcast_shapes, need_dtype
 from rlx.ops.shape import broadcast_to, reshape, transpose
 from rlx.ops.stats import dim_value
+from rlx.records import dataclass
 
 SIDES = ("left", "right")  # operands that have a zero point
 

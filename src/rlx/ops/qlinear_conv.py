@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from rlx.ops.rules import need_dtype, shape_of
 from rlx.ops.shape import broadcast_to, reshape
 from rlx.ops.stats import dim_value
 from rlx.ops.window import GEOMETRY, per_axis, resolve_padding, window_view
+from rlx.records import dataclass
 
 
 def per_channel(p: Any, axes: int) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ShapeError
+from rlx.records import dataclass
 
 PANEL_VECTORS = 2
 _SCALE_BYTES = {"f16": 2, "f32": 4}

@@ -8,7 +8,6 @@ arrays and on nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from rlx.ops.rules import (
 )
 from rlx.ops.scan import scan
 from rlx.ops.shape import concat, reshape, slice_axis
+from rlx.records import dataclass
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 EXTRAS = ("bias", "lens", "initial_h", "initial_c", "peephole")

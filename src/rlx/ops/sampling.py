@@ -7,7 +7,6 @@ centre of the first one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.ir.dim import Dim
@@ -18,6 +17,7 @@ from rlx.ops.gather import gather
 from rlx.ops.rules import op_call
 from rlx.ops.shape import reshape
 from rlx.ops.stats import dim_value
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

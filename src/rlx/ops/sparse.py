@@ -7,7 +7,6 @@ Stored as bytes: where each column starts (i64, one more than there are columns)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from rlx.ir.form import Form, Template
 from rlx.ir.graph import Node
 from rlx.ir.op import Op, Sample, declare
 from rlx.ir.types import TensorType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

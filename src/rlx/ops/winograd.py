@@ -9,7 +9,6 @@ times fewer multiplications. Matrices: with x a tile of the image and w the kern
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +27,7 @@ from rlx.ops.contract import dot_general
 from rlx.ops.elementwise import cast
 from rlx.ops.packing import Panels, pack_panels
 from rlx.ops.shape import reshape, transpose
+from rlx.records import dataclass
 
 INPUT = {
     2: ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),

@@ -7,11 +7,11 @@ Only candidates are found here, by who depends on whom; whether one really is at
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rlx.ir.compose import same_space
 from rlx.ir.graph import Node
 from rlx.passes.facts import Facts
+from rlx.records import dataclass
 
 MOST_BETWEEN = 24  # ops between the two contractions
 

@@ -7,12 +7,11 @@ with many channels therefore stay with m = 2 or with direct sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32
 from rlx.ir.graph import Node
 from rlx.ops.winograd import WinogradLayout
+from rlx.records import dataclass
 
 USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
 

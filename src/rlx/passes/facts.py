@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
 from rlx.cost.io import IoModel
 from rlx.ir.compose import lower_node, pieces_body
@@ -12,6 +11,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.ir.types import Shape, TupleType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ every value of the kernel is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from rlx.ir.compose import same_space, stored_through
@@ -24,6 +24,7 @@ from rlx.ir.graph import Node
 from rlx.ir.scalar import axes, axis
 from rlx.ir.types import Shape
 from rlx.passes.facts import Access, Facts, is_point
+from rlx.records import dataclass
 
 # Values that one kernel stores.
 MOST_OUTPUTS = {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "attention": 1, "own": 1}

@@ -11,7 +11,7 @@ readers, or as the prologue of a contraction. Every yes and no is a `Decision`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlx.cost.compute import elementwise_ps
 from rlx.cost.decision import Decision, DecisionLog, decide
@@ -29,6 +29,7 @@ from rlx.passes.regions import Group, Region, RegionMaker, emit_graph
 from rlx.passes.spectra import is_transform, surround
 from rlx.passes.trial import Pricing, Trial
 from rlx.passes.work import evaluated_work
+from rlx.records import dataclass
 
 MOST_NODES = 64  # ops in one kernel
 MOST_AHEAD = 12  # ops to look past the best group so far

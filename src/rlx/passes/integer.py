@@ -14,7 +14,6 @@ afterwards may therefore differ by one quantum from the real one where it lies t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from rlx.ops.qlinear_conv import convolution, per_channel
 from rlx.ops.quant import to
 from rlx.ops.shape import reshape, transpose
 from rlx.passes.rules import Firing, Rule, Subject, apply_rules
+from rlx.records import dataclass
 
 LARGEST_SUM = 2**31 - 1
 SMALL = 1 << 16  # elements of parameters whose value is worked out

@@ -4,8 +4,6 @@ panels that kernels read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.ir.dtype import I8, U8
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
@@ -13,6 +11,7 @@ from rlx.ir.rewrite import rewrite
 from rlx.ops.contract import dot_general
 from rlx.ops.packing import Panels
 from rlx.ops.shape import transpose
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

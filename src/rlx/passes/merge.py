@@ -9,7 +9,6 @@ own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rlx.cost.decision import Decision, decide
 from rlx.cost.gate import IoFusionGate
@@ -24,6 +23,7 @@ from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.scalar import axes
 from rlx.ir.types import TupleType
 from rlx.passes.layout import weight_ids
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlx.ir.parse import parse_graph
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
 from rlx.passes.rules import Firing
+from rlx.records import dataclass
 
 PathLike = str | os.PathLike[str]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rlx.ir.op import Role
 from rlx.passes.facts import Facts
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

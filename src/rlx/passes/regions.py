@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.cost.io import is_scalar_constant
@@ -18,6 +17,7 @@ from rlx.ir.kernel import AttentionNest, ComposeError, ContractNest, ConvNest, K
 from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.passes.facts import WHOLE, Facts
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ any more. Tables are tuples of rules and compose by `+`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -20,6 +19,7 @@ from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, rewrite
 from rlx.ir.scalar import Scalar
 from rlx.ir.types import TupleType
+from rlx.records import dataclass
 
 MOST_FIRINGS = 50  # on one node; more means that rules undo each other
 

@@ -7,7 +7,7 @@ the graph of one rank's work, the same for all of them; which rank it is enters 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from rlx.ir.mesh import (
 from rlx.ir.op import Role
 from rlx.ir.rewrite import substitute_dims
 from rlx.passes.shard_walk import NAMED, Inserted, Walk
+from rlx.records import dataclass
 from rlx.transform.expand import expand_graph
 
 MOST_TRIALS = 16  # values that are made whole early, to see whether that is cheaper

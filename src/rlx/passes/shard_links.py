@@ -8,7 +8,6 @@ rank with a partial result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rlx.ir.compose import lower_node
 from rlx.ir.dim import known_eq
@@ -20,6 +19,7 @@ from rlx.ir.scalar import LOADS, Scalar, load_index
 from rlx.ir.types import Shape, TupleType
 from rlx.ir.views import keeps_order
 from rlx.ops.shape import matching_groups
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

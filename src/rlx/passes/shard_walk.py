@@ -8,7 +8,6 @@ collectives that it needs and the work that it saves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import RlxError, provenance
@@ -24,6 +23,7 @@ from rlx.ir.scalar import Scalar
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ir.views import keeps_order
 from rlx.passes.shard_links import Link, form_of, links, passes_partial
+from rlx.records import dataclass
 
 WHOLE = Replicate()
 NAMED = (Role.INPUT, Role.PARAM, Role.STATE)

@@ -8,7 +8,7 @@ for all rows at once, and if the kernel it composes to provably treats rows alik
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rlx.errors import RlxError
@@ -24,6 +24,7 @@ from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.rowwise import cut_axis, front, is_cut, is_whole, keeps_rows, view_keeps_rows
 from rlx.ir.types import TensorType, Type, tensor_types
 from rlx.ir.views import View, view_layouts
+from rlx.records import dataclass
 
 MOST_AXES = 4  # that are tried
 WEIGHTS = (Role.PARAM, Role.CONSTANT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from rlx.cost.profile import GraphIoProfile
@@ -13,6 +12,7 @@ from rlx.passes.fit import Fit
 from rlx.passes.reach import Reach, Span
 from rlx.passes.regions import Group
 from rlx.passes.work import evaluated_work, separate_work
+from rlx.records import dataclass
 
 
 class Pricing:

@@ -10,7 +10,7 @@ Programs with symbolic sizes are judged when sizes are known: where a plan is ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 from rlx.ir.graph import Graph
@@ -26,6 +26,7 @@ from rlx.plan.inplace import overwritable
 from rlx.plan.recompute import recompute_once
 from rlx.plan.reorder import reorder
 from rlx.plan.steps import Step, Steps, Value
+from rlx.records import dataclass
 
 MOST_ROUNDS = 200
 MANY = 64  # rows, to see whether slices help

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.config import bytes_text
@@ -11,6 +10,7 @@ from rlx.ir.dim import evaluate
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.mesh import Collective
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.passes.shard import Sharded

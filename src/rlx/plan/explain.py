@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from rlx.config import bytes_text
@@ -25,6 +25,7 @@ from rlx.ir.types import tensor_types
 from rlx.plan.slices import slices_of
 from rlx.plan.states import why_copied
 from rlx.plan.stream import stream_lines
+from rlx.records import dataclass
 
 WIDTH = 100
 TIMELINE = 60  # columns

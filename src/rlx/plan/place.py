@@ -15,8 +15,10 @@ from __future__ import annotations
 import bisect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+from rlx.records import dataclass
 
 from ..errors import PlanError
 

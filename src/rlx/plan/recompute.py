@@ -9,9 +9,9 @@ what it is computed from is kept alive, or computed again too, whichever is bett
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from rlx.plan.steps import Step, Steps, Value
+from rlx.records import dataclass
 
 MOST_AGAIN = 12  # kernels that run again for one value
 MOST_LOOKED_AT = 24  # values tried per round, the largest

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import NoReturn
+
+from rlx.records import dataclass
 
 from ..errors import PlanError
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.ir.control import loop_form, own_symbols
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Node
 from rlx.ir.lir import LirBufferPlan
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

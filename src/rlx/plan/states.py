@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from rlx.ir.graph import Graph, Node, State
@@ -19,6 +19,7 @@ from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.rewrite import rewrite
 from rlx.ir.views import View, view_layouts
 from rlx.plan.inplace import overwritable
+from rlx.records import dataclass
 
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)
 

@@ -7,9 +7,11 @@ The searches for a smaller peak work on this: other orders (`rlx.plan.reorder`),
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate
 from typing import TypeAlias
+
+from rlx.records import dataclass
 
 Value: TypeAlias = tuple[int, int]
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 from rlx.config import bytes_text
 from rlx.errors import BudgetError
 from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirFetch, Point
+from rlx.records import dataclass
 
 SMALL = 64 << 10  # bytes up to which a weight stays resident before others
 MOST_GROUP = 3 << 20  # bytes that kernels of one group read, and of a part; one kernel may read more

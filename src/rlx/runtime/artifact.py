@@ -16,7 +16,6 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Level, Role
+from rlx.records import dataclass
 from rlx.runtime.container import Container
 from rlx.runtime.native_code import FORMAT, native_code, open_blob
 from rlx.runtime.stored import StoredLir

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlx.errors import PlanError
+from rlx.records import dataclass
 
 ALL = -1  # every thread takes its share
 SMALL_PS = 200_000  # work that is not worth sharing: the others would have to fetch it from this core's cache

@@ -14,13 +14,13 @@ import struct
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlx import config
 from rlx.backend.cpu.generator import generator_version
 from rlx.backend.cpu.jit import llvm_version
 from rlx.backend.cpu.target import Target
+from rlx.records import dataclass
 from rlx.runtime.trust import MAC_BYTES, Keyring, keyring
 
 DEFAULT_LIMIT = 1 << 30

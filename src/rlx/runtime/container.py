@@ -20,7 +20,6 @@ import os
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from rlx.errors import FormatError, RlxError
 from rlx.ir.dtype import dtype
+from rlx.records import dataclass
 from rlx.runtime.memory import drop_pages
 
 MAGIC = b"RLXPROG\0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from rlx.ir.graph import Node
 from rlx.ir.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
 from rlx.ir.op import Role
 from rlx.ir.phase import Phase, runs_in_streams
+from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, Span, settle
 from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
-from rlx.runtime.reader import gate_address
 from rlx.runtime.sizes import Evaluate, Sizes
 from rlx.runtime.weights import Weights
 
@@ -317,12 +317,12 @@ class Context:
     def _gate(self, point: Point, layout: Layout) -> None:
         """Wait for the weights of a point of the run, if any are awaited there."""
         assert self._streamed is not None and self._streamed.reader is not None
-        gate = self._streamed.gates.get(point)
+        reader, gate = self._streamed.reader, self._streamed.gates.get(point)
         if gate is not None:
-            control = Pointer(None, self._streamed.reader.address)
+            control = Pointer(None, reader.address)
             layout.calls.append(
                 Call(
-                    address=gate_address(),
+                    address=reader.gate_address,
                     label="",
                     pointers=[control],
                     values=list(gate),

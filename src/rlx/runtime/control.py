@@ -12,7 +12,7 @@ node around it, and to the node's workspace. Code does not grow with the number 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirWorkspace
 from rlx.ir.op import Role
+from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, TOGETHER, Mark, Span, Turn
 from rlx.runtime.driver import CLOSED_BRANCH, COPY, COUNT_STEP, REFUSE, driver_address
 from rlx.runtime.memory import table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rlx.driver.opencl.stream import set_arguments
 from rlx.driver.region import Tile
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan
+from rlx.records import dataclass
 from rlx.runtime.context import array_over
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.jit import Code
 from rlx.errors import ConfigError, KernelError
+from rlx.records import dataclass
 from rlx.runtime import native
 from rlx.runtime.barriers import ALL
 from rlx.runtime.cache import default_cache

@@ -22,7 +22,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -35,6 +34,7 @@ from rlx.config import THREADS
 from rlx.driver.copy import CopyStats
 from rlx.driver.region import FileMemory
 from rlx.errors import CopyError
+from rlx.records import dataclass
 from rlx.runtime import native
 from rlx.runtime.cache import default_cache
 from rlx.runtime.driver import ERROR_SLOT, OPERANDS
@@ -150,6 +150,11 @@ class Reader:
             assert failure is not None, "a fill has a status"
             raise failure
 
+    @property
+    def gate_address(self) -> int:
+        """The kernel of a gate: its fields are the control block, a position, and the fills first to stop."""
+        return int(self._functions.arrive_address)
+
     def settle(self) -> None:
         """Nothing is read any more when this returns, however the run ended."""
         self._functions.settle(self.address)
@@ -234,11 +239,6 @@ class _Functions:
 @functools.cache
 def _functions() -> _Functions:
     return _Functions(native.build(emit_reader, default_cache()))
-
-
-def gate_address() -> int:
-    """The kernel of a gate: its fields are the control block, a position, and the fills first to stop."""
-    return int(_functions().arrive_address)
 
 
 # -- the native part

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlx.ir.lir import LirModule
 from rlx.ir.op import Role
 from rlx.ir.outline import outline
 from rlx.ir.text import graph_text
+from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import SIGNED_PARTS, Origin, generator, signed_bytes
 from rlx.runtime.cache import ObjectCache, default_cache

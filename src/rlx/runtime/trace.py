@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlx.ir.graph import Node
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.runtime.context import Context

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from rlx import ops
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

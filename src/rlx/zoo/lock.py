@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlx.errors import ZooError
+from rlx.records import dataclass
 
 LOCK_FILE = Path(__file__).with_name("lock.toml")
 FORMAT = 1

@@ -14,7 +14,6 @@ widened block by block (`attention_wide.py`); scores, softmax and sums are f32 i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.attention_block import Block, narrowed
 from rlx.backend.cpu.attention_pairs import PairBlock
@@ -25,6 +24,7 @@ from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant, size_bytes, vector
 from rlx.backend.cpu.microkernel import LLVM_TYPES
 from rlx.ir.dim import Dim
+from rlx.records import dataclass
 
 QUERY_VECTORS = 3
 

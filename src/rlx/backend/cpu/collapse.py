@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlx.backend.cpu.ranges import decided
 from rlx.errors import UnsupportedError
@@ -11,6 +11,7 @@ from rlx.ir.compose import Nest, Stat, Store, affine, to_dim
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import Scalar, axis, const, rebuild, replace_axes, size
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
 from rlx.backend.cpu.expression import Expression, Lane
@@ -25,6 +25,7 @@ from rlx.ir.scalar import Scalar, body_cost, call, convert
 from rlx.ir.types import Shape
 from rlx.ops.packing import Panels
 from rlx.ops.quant_layout import QuantLayout
+from rlx.records import dataclass
 
 HEAVY_EPILOGUE = (
     8  # scalar operations per element from which an epilogue is written once, not into every tile

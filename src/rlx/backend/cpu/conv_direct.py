@@ -10,7 +10,6 @@ in a fixed order, so bits do not depend on threads, bands or tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.backend.cpu.conv_lines import PixelMover, emit_line_packer
@@ -26,6 +25,7 @@ from rlx.backend.cpu.microkernel import kind_of
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim
 from rlx.ops.conv_packing import KernelLayout
+from rlx.records import dataclass
 
 MOST_IN_REGISTERS = 8  # operations of an epilogue that tiles apply themselves
 

@@ -4,7 +4,7 @@ registers) or a planar one (turned through the stack, lanes are pixels)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
@@ -19,6 +19,7 @@ from rlx.ir.compose import Nest, Store
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.scalar import PRIMITIVES, Scalar, axis, const, rebuild, replace_axes
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 FINISHER = [
     ("ptr", "args"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from rlx.backend.cpu.conv_shape import Geometry, Image
 from rlx.backend.cpu.frame import ArgumentTable
 from rlx.backend.cpu.gemm_cut import both
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

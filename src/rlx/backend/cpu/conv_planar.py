@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.conv_end import Epilogue, PlanarStore
 from rlx.backend.cpu.conv_lines import PhasedMover, emit_line_packer
@@ -21,6 +20,7 @@ from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim, ceildiv, dim_max
+from rlx.records import dataclass
 
 ELEMENT = "float"
 MOST_VECTORS = 8

@@ -7,7 +7,7 @@ the channels of a block, or the pixels of a planar line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from rlx.backend.cpu.collapse import accesses
@@ -22,6 +22,7 @@ from rlx.backend.cpu.prologue import flat_source, runs_along
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import DType
 from rlx.ir.kernel import ConvNest, Nest
+from rlx.records import dataclass
 
 
 def no_image_prologue(nest: ConvNest, inputs: Sequence[Slot]) -> str | None:

@@ -4,13 +4,13 @@ channels and the window by the micro-kernel of all contractions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from rlx.backend.cpu.conv_shape import Geometry
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
+from rlx.records import dataclass
 
 TILE = [
     ("ptr", "args"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlx.backend.cpu.irtext import Function, Int
 from rlx.backend.cpu.irtypes import Value, constant, like, size_bytes, vector
@@ -12,6 +12,7 @@ from rlx.errors import UnsupportedError
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import LOADS, Scalar, load_index
+from rlx.records import dataclass
 
 LARGE_BYTES = 2 << 20  # operands of this size are not found whole in a core's own caches
 LINE_BYTES = 64

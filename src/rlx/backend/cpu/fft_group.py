@@ -7,7 +7,6 @@ rows where those are neighbours. Results go back in the same two ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from rlx.backend.cpu.fft_rows import across, turn_rows
 from rlx.backend.cpu.irtext import Bool, Int
 from rlx.backend.cpu.irtypes import Value, constant
 from rlx.ir.scalar import LOADS, Scalar
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backend.cpu.fft import FftKernel

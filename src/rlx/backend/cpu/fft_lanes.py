@@ -10,7 +10,6 @@ with real and imaginary parts exchanged on the way in and out it is +1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from rlx.backend.cpu.fft_plan import (
 )
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant, size_bytes, vector
+from rlx.records import dataclass
 
 Complex = tuple[Value, Value]
 

@@ -7,10 +7,11 @@ integers, so that tables are as exact as f64 allows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+
+from rlx.records import dataclass
 
 LARGEST_PRIME = 31  # radices up to this are computed by their definition, larger primes by Bluestein
 _RADICES = (8, 5, 4, 3, 2)

@@ -9,7 +9,6 @@ for the caches however long the row is. Real and imaginary parts lie in two plan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from rlx.backend.cpu.fft_plan import (
 )
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant
+from rlx.records import dataclass
 
 SHORTEST_ROW = 128  # points from which lanes inside of a row pay
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.expression import Operand
 from rlx.backend.cpu.irtext import Function, Int, Module
@@ -13,6 +12,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.form import dense_strides
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 FIRST_OPERAND = 3  # fields before: error slot, scratch base, scratch bytes per thread
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Value
 from rlx.backend.cpu.kernels import PIECE_BITS
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

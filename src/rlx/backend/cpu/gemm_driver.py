@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.backend.cpu.gemm_cut import Tiles, Units, cut_window, share
@@ -13,6 +12,7 @@ from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import LLVM_TYPES, Kind
 from rlx.errors import ShapeError, UnsupportedError
+from rlx.records import dataclass
 
 Size = Any
 """An int, or a symbolic size that the caller's `dim_value` turns into a Value."""

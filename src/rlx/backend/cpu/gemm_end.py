@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
 from rlx.backend.cpu.irtypes import size_bytes
+from rlx.records import dataclass
 
 Epilogue = Callable[[Function, Value, Int, Int, "Value | None", "tuple[Int, ...]"], Value]
 """epilogue(fn, sums, row, column, mask, batch) -> what to store. `sums` are the finished products of one row

@@ -8,13 +8,13 @@ because rows that are a power of two apart would share cache sets.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.backend.cpu.gemm_cut import both
 from rlx.backend.cpu.gemm_end import Frame
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
+from rlx.records import dataclass
 
 _GAP = 16  # elements between rows
 _LEAST_TILES = 4  # row tiles per thread from which threads share rows and each computes its own

@@ -6,12 +6,11 @@ constants in them; the others come through a `Frame` on the driver's stack.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.backend.cpu.gemm_end import Frame, TileEnd
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, vector
 from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
+from rlx.records import dataclass
 
 LINE = 64  # bytes of a cache line
 LONG = 128  # k from which a tile takes as long as lines of C take to come from memory

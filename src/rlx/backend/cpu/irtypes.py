@@ -6,7 +6,8 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from rlx.records import dataclass
 
 FLOATS = ("half", "bfloat", "float", "double")
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}

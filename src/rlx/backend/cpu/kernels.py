@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.ir.lir import LirBufferPlan, WeightCut
+from rlx.records import dataclass
 
 PIECE_BITS = 20  # of the argument `threads`: their number, the first piece of a part, where the part ends
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Value, constant, vector
 from rlx.backend.cpu.target import Target
 from rlx.errors import DTypeError
+from rlx.records import dataclass
 
 LLVM_TYPES = {
     "f64": "double",

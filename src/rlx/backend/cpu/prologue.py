@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.collapse import flatten_loads
 from rlx.backend.cpu.expression import Expression
@@ -16,6 +15,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.kernel import Nest, Store
 from rlx.ir.scalar import LOADS, Scalar, axis, load_index, rebuild, size
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 
 def flat_source(body: Scalar, space: Shape, inputs: Sequence[Slot]) -> Nest:

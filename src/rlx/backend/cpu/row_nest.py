@@ -6,7 +6,6 @@ Rows are passed over once per reduction and once more where a store covers the r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.backend.cpu.collapse import map_bodies
@@ -22,6 +21,7 @@ from rlx.backend.cpu.row_pipeline import RowPipeline
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, call, const, rebuild
+from rlx.records import dataclass
 
 SAVE_COST = (
     8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed

@@ -6,13 +6,12 @@ to nearest even in integer arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rlx.backend.cpu.irtext import Function
 from rlx.backend.cpu.irtypes import Value, constant, like, mangle
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

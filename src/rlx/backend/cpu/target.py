@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.errors import CompileError
+from rlx.records import dataclass
 
 BITS = {
     "f64": 64,

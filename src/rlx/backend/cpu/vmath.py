@@ -8,13 +8,13 @@ and signed zeros come out as in NumPy. Errors are measured by the tests and list
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.backend.cpu import vmath_exp, vmath_trig
 from rlx.backend.cpu.irtext import Function
 from rlx.backend.cpu.irtypes import Value, mangle
 from rlx.errors import CompileError, DTypeError
+from rlx.records import dataclass
 
 Emit = Callable[..., Value]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu import vmath_tables as tables
 from rlx.backend.cpu.irlanes import Lanes
 from rlx.backend.cpu.irtypes import Value, constant, lanes_of, like, vector
+from rlx.records import dataclass
 
 Table = Mapping[str, Sequence[float]]
 

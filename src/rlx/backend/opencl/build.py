@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.kernels import HostThunk, KernelSet
 from rlx.backend.opencl import ctext, primitives
@@ -26,6 +25,7 @@ from rlx.ir.lir import LirModule
 from rlx.ir.scalar import LOADS, Scalar
 from rlx.ir.types import TensorType, tensor_types
 from rlx.ir.views import View, view_layouts
+from rlx.records import dataclass
 
 _NOT_HERE = {
     AttentionNest: "attention as one kernel",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.backend.cpu.collapse import collapse
 from rlx.backend.cpu.kernels import EmittedKernel
@@ -19,6 +18,7 @@ from rlx.errors import UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.ir.kernel import ContractNest, Nest, Stat
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 LANES = 32  # work items that share a row
 GROUP = 64  # work items of a group where each has a point of its own

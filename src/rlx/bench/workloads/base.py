@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from rlx.records import dataclass
 from rlx.runtime.memory import ALIGN_FROM, allocate
 
 Arrays = dict[str, np.ndarray]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.bench.workloads.base import normal, rng
+from rlx.records import dataclass
 from rlx.zoo.onnx_writer import OnnxWriter
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlx.driver.region import FileMemory, HostMemory, Tile, Transfer, plan_transfer
 from rlx.errors import CopyError
+from rlx.records import dataclass
 
 _MINT = object()  # only engines hold it, so nobody can invent a token
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.driver.copy.buffers import FillAhead
 from rlx.driver.copy.engine import AsyncCopy
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

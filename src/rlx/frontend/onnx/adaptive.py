@@ -8,7 +8,6 @@ needs. A program is then made for these values and kept for the next call that h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlx.frontend.onnx.call import NeedsValue
 from rlx.frontend.onnx.importer import Imported, Importer
 from rlx.frontend.onnx.load import load_model
 from rlx.ir.graph import Graph
+from rlx.records import dataclass
 
 
 @dataclass

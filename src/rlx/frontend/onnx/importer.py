@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.rewrite import rewrite
 from rlx.ir.types import type_symbols
+from rlx.records import dataclass
 
 PARAM_BYTES = 1024
 """Constants of this size or more are params with values: weights, not part of the program text."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml import ML
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.records import dataclass
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
 COMPARE = {

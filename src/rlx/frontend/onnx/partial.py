@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from typing import Any
@@ -36,6 +35,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import TensorType, TupleType
+from rlx.records import dataclass
 
 MOST_ELEMENTS = 4096
 """Larger tensors are data, not shapes."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.frontend.onnx.call import Call

@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from rlx.ir.graph import Node
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
