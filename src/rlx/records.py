@@ -46,12 +46,14 @@ def _make(
 ) -> Any:
     own = {name: cls.__dict__.get(name, MISSING) for name in _field_names(cls)}
     fields: dict[str, Field[Any]] = {}
+    by_name: set[str] = set(own) if kw_only else set()  # of a class that extends another, its own alone
     for base in cls.__mro__[-1:0:-1]:
         fields |= base.__dict__.get("__record_fields__", {})
+        by_name |= base.__dict__.get("__record_by_name__", set())
     for name, default in own.items():
         fields[name] = default if isinstance(default, Field) else field(default=default)
         _set_default(cls, name, default)
-    methods: dict[str, Any] = {"__init__": _init(cls, fields, frozen, kw_only)}
+    methods: dict[str, Any] = {"__init__": _init(cls, fields, frozen, by_name)}
     if repr:
         methods["__repr__"] = _repr_of([name for name, known in fields.items() if known.repr])
     if eq:
@@ -62,11 +64,11 @@ def _make(
             setattr(cls, name, method)
     if frozen:
         cls.__setattr__, cls.__delattr__ = _refuse_to_set, _refuse_to_delete
-    matched = () if kw_only else tuple(name for name, known in fields.items() if known.init)
+    matched = tuple(name for name, known in fields.items() if known.init and name not in by_name)
     cls.__match_args__ = matched  # type: ignore[misc]
     if slots:
         cls = _with_slots(cls, own, frozen)
-    cls.__record_fields__ = fields
+    cls.__record_fields__, cls.__record_by_name__ = fields, by_name
     cls.__dataclass_fields__ = _StandardFields(cls, own)
     return cls
 
@@ -90,10 +92,11 @@ def _set_default(cls: Any, name: str, default: Any) -> None:
         setattr(cls, name, default.default)
 
 
-def _init(cls: Any, fields: dict[str, Field[Any]], frozen: bool, kw_only: bool) -> Any:
+def _init(cls: Any, fields: dict[str, Field[Any]], frozen: bool, by_name: set[str]) -> Any:
     """`__init__`, compiled: it runs for every node of a graph."""
     names: dict[str, Any] = {"_set": object.__setattr__, "_absent": MISSING}
-    arguments, lines = ["self"], []
+    arguments: dict[bool, list[str]] = {False: ["self"], True: []}  # by place, by name
+    lines = []
     for name, known in fields.items():
         value, given = name, ""
         if known.default_factory is not MISSING:
@@ -103,7 +106,7 @@ def _init(cls: Any, fields: dict[str, Field[Any]], frozen: bool, kw_only: bool) 
             names["_default_" + name] = known.default
             given = f"=_default_{name}"
         if known.init:
-            arguments.append(name + given)
+            arguments[name in by_name].append(name + given)
         elif known.default_factory is not MISSING:
             value = f"_make_{name}()"
         else:
@@ -111,9 +114,8 @@ def _init(cls: Any, fields: dict[str, Field[Any]], frozen: bool, kw_only: bool) 
         lines.append(f" _set(self, {name!r}, {value})" if frozen else f" self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         lines.append(" self.__post_init__()")
-    if kw_only and len(arguments) > 1:
-        arguments.insert(1, "*")
-    exec(f"def __init__({', '.join(arguments)}):\n" + ("\n".join(lines) or " pass"), names)
+    listed = [*arguments[False], *(["*", *arguments[True]] if arguments[True] else [])]
+    exec(f"def __init__({', '.join(listed)}):\n" + ("\n".join(lines) or " pass"), names)
     made = names["__init__"]
     made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
     return made

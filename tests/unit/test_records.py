@@ -136,3 +136,26 @@ class Packed:
 
 def test_objects_with_slots_are_pickled() -> None:
     assert pickle.loads(pickle.dumps(Packed(3))) == Packed(3)
+
+
+@MAKERS
+def test_only_the_fields_of_the_class_itself_are_given_by_name(make: Any) -> None:
+    @make
+    class Base:
+        a: int
+        b: int = 2
+
+    @make(kw_only=True)
+    class Named(Base):
+        c: str  # may lack a default although it follows one
+
+    @make
+    class Further(Named):
+        d: int = 4
+
+    assert str(inspect.signature(Named)).startswith("(a")
+    assert Named(1, c="c") == Named(a=1, b=2, c="c") and Named.__match_args__ == ("a", "b")
+    further = Further(1, 2, 3, c="c")
+    assert (further.a, further.b, further.c, further.d) == (1, 2, "c", 3)
+    with pytest.raises(TypeError):
+        Named(1, 2, "c")
