@@ -6,6 +6,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LEAST = 200_000
+_unseen = 0  # objects that pauses have left to the oldest generation since it was last gone through
+_alive = 0  # objects that were there then
+
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
@@ -13,7 +17,8 @@ def collector_paused() -> Iterator[None]:
     going through all of them again and again takes up to a third of its time.
 
     What was made inside counts as old afterwards. As young objects, all of them would be gone through three
-    times soon after, once per generation: in the first runs, and at the first new size.
+    times soon after, once per generation: in the first runs, and at the first new size. Python does not know
+    of them and would never look for garbage among them: the next pause does, once they are many.
 
     >>> import gc
     >>> with collector_paused():
@@ -22,13 +27,25 @@ def collector_paused() -> Iterator[None]:
     >>> gc.isenabled()
     True
     """
+    global _unseen
     running = gc.isenabled()
+    if running:
+        _collect_if_due()
     gc.disable()
     try:
         yield
     finally:
         if running:
             if not gc.get_freeze_count():  # else somebody has frozen objects, which are to stay so
+                _unseen += gc.get_count()[0]
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation, without a look at them
             gc.enable()
+
+
+def _collect_if_due() -> None:
+    """Look for garbage among old objects by Python's own rule: when a quarter of them were never seen."""
+    global _unseen, _alive
+    if _unseen > max(_LEAST, _alive // 4):
+        gc.collect()
+        _unseen, _alive = 0, len(gc.get_objects())

@@ -13,6 +13,7 @@ from rlx.errors import ConfigError, FormatError, ImportError_
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
+    from rlx.ir.lir import LirModule
     from rlx.runtime.artifact import Artifact
     from rlx.runtime.program import CompiledProgram
 
@@ -291,12 +292,13 @@ def _open(
     debug = options.get("debug") or config.DEBUG.get()
     budget = options.get("weight_budget")
     program = file.program(number, threads, debug, trust_native, options.get("cache", True), budget, make)
-    program.origin = Origin(file.source, lambda graph, target: _plan(graph, target, program))
+    lir = program.lir  # not the program: one that holds itself would keep its memory when it is dropped
+    program.origin = Origin(file.source, lambda graph, target: _plan(graph, target, lir))
     return program
 
 
-def _plan(graph: Graph, target: str, program: CompiledProgram) -> Any:
+def _plan(graph: Graph, target: str, stored: LirModule) -> Any:
     """The graph of a stored program, planned for another target at the sizes that were assumed then."""
     from rlx.compile import plan
 
-    return plan(graph, target, program.lir.planner.binding, **program.lir.options)
+    return plan(graph, target, stored.planner.binding, **stored.options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -480,6 +482,20 @@ def test_the_second_load_of_a_model_imports_no_frontend(onnx_file: Path) -> None
     (result, loaded), (again, loaded_again) = cold.stdout.split(), warm.stdout.split()
     assert result == again and int(loaded) == 4 and int(loaded_again) == 0
     assert ProgramStore().info().entries == 1
+
+
+def test_a_loaded_program_that_is_dropped_is_gone(tmp_path: Path) -> None:
+    """At once, with its memory, not when somebody looks for garbage."""
+    rlx.compile(network()).save(tmp_path / "network.rlx")
+    gc.disable()
+    try:
+        loaded = rlx.load(tmp_path / "network.rlx")
+        loaded(X)
+        alive = weakref.ref(loaded)
+        del loaded
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_graph_in_a_file_is_compiled_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlx import collector
 from rlx.collector import collector_paused
 
 
@@ -50,6 +51,26 @@ def test_garbage_of_inside_is_found_later() -> None:
     assert alive() is not None
     gc.collect()
     assert alive() is None
+
+
+def test_garbage_of_many_pauses_goes_without_being_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_LEAST", 1000)
+    monkeypatch.setattr(collector, "_unseen", 0)
+    monkeypatch.setattr(collector, "_alive", 0)
+
+    class Thing:
+        pass
+
+    dropped: list[weakref.ref[Thing]] = []
+    for _ in range(20):
+        with collector_paused():
+            things = [Thing() for _ in range(400)]
+            for thing in things:
+                thing.me = thing  # type: ignore[attr-defined]
+            dropped.append(weakref.ref(things[0]))
+            del things, thing
+        monkeypatch.setattr(collector, "_alive", 0)  # the test process itself holds very many
+    assert sum(thing() is not None for thing in dropped) < 8
 
 
 def test_objects_that_somebody_froze_stay_frozen_and_a_disabled_collector_stays_disabled() -> None:
