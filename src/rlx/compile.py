@@ -288,7 +288,8 @@ def compile(
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Origin
     from rlx.runtime.debug import check_mode
-    from rlx.runtime.native_code import native_code, native_code_meanwhile, prepare_runs
+    from rlx.runtime.meanwhile import meanwhile
+    from rlx.runtime.native_code import native_code, prepare_runs
     from rlx.runtime.program import CompiledProgram
     from rlx.runtime.weights import Weights
 
@@ -338,8 +339,8 @@ def compile(
     origin = Origin(lambda: graph, planned)
     weights: Weights | None = None
     if weight_budget is None:
-        with native_code_meanwhile(lir, machine, cache) as native:  # LLVM needs no Python
-            weights = Weights(lir)
+        with meanwhile(lambda: native_code(lir, machine, cache), "rlx-code") as native:
+            weights = Weights(lir)  # LLVM, in the other thread, needs no Python
             prepare_runs()
         kernels, code = native()
     else:

@@ -29,6 +29,7 @@ from rlx.ir.lir import LirModule
 from rlx.ir.op import Level, Role
 from rlx.records import dataclass
 from rlx.runtime.container import Container
+from rlx.runtime.meanwhile import meanwhile
 from rlx.runtime.native_code import FORMAT, native_code, open_blob
 from rlx.runtime.stored import StoredLir
 from rlx.runtime.trust import accept, accepted, keyring
@@ -197,23 +198,24 @@ class Artifact:
         make: Callable[..., CompiledProgram] | None = None,
     ) -> CompiledProgram:
         """The program of a variant; `weight_budget` bytes replace the budget that it was compiled with."""
-        from rlx.runtime.program import CompiledProgram
-
         about = self._variants[number]
         target, notes = resolve(about["target"]), []
         trusted = self.is_trusted(number)
         lir = StoredLir(self, number, about) if trusted else self._checked(number)
         streamed = weight_budget is not None or "weight_budget" in lir.options
-        self.container.check_arrays(mapped=not streamed)
-        if trusted or trust_native:
-            kernels, code = self._code(number, target)
-        else:
-            notes.append(
-                f"the code in {self.container.path} is not signed by this user and was not run; "
-                "it was made again from the plan (rlx trust FILE accepts it)"
-            )
-            warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
-            kernels, code = native_code(lir, target, cache)
+        with meanwhile(lambda: self.container.check_arrays(mapped=not streamed), "rlx-check") as checked:
+            from rlx.runtime.program import CompiledProgram
+
+            if trusted or trust_native:
+                kernels, code = self._code(number, target)
+            else:
+                notes.append(
+                    f"the code in {self.container.path} is not signed by this user and was not run; "
+                    "it was made again from the plan (rlx trust FILE accepts it)"
+                )
+                warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
+                kernels, code = native_code(lir, target, cache)
+            checked()
         if weight_budget is not None:
             lir.set_weight_budget(weight_budget, kernels.cuts)
         weights: Weights

@@ -339,8 +339,8 @@ class Container:
 
     def check_arrays(self, mapped: bool = True) -> None:
         """Compare the arrays with their page sums; if not `mapped`, no page of them stays in memory."""
-        if mapped:
-            sums = _page_sums(_blocks(self._arrays))
+        if mapped:  # as one block, so that Python's lock is waited for once
+            sums = _page_sums([self._arrays])
         else:
             try:
                 with open(self.path, "rb", buffering=0) as file:

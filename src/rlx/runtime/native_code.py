@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlx.backend.cpu.kernels import KernelSet
@@ -24,35 +21,6 @@ def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet,
     from rlx.runtime.cache import default_cache
 
     return open_blob(code_blob(lir, target, default_cache() if cache else None), target)
-
-
-@contextmanager
-def native_code_meanwhile(
-    lir: LirModule, target: Target, cache: bool
-) -> Iterator[Callable[[], tuple[KernelSet, Any]]]:
-    """`native_code` in another thread while the caller does something else; the function that is given waits
-    for it."""
-    made: list[tuple[KernelSet, Any]] = []
-    failed: list[BaseException] = []
-
-    def make() -> None:
-        try:
-            made.append(native_code(lir, target, cache))
-        except BaseException as e:  # raised in the thread that asked
-            failed.append(e)
-
-    def wait() -> tuple[KernelSet, Any]:
-        thread.join()
-        if failed:
-            raise failed[0]
-        return made[0]
-
-    thread = threading.Thread(target=make, name="rlx-code", daemon=True)
-    thread.start()
-    try:
-        yield wait
-    finally:
-        thread.join()
 
 
 def prepare_runs() -> None:
