@@ -43,6 +43,13 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def graphs_hold(nbytes: int) -> None:
+    """Count the arrays of a graph, which only the collector frees, as nodes refer to their graph and it to
+    them: a few nodes may hold gigabytes. A KiB counts like an object."""
+    global _unseen
+    _unseen += nbytes >> 10
+
+
 def _collect_if_due() -> None:
     """Look for garbage among old objects by Python's own rule: when a quarter of them were never seen."""
     global _unseen, _alive

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
-from rlx.collector import collector_paused
+from rlx.collector import collector_paused, graphs_hold
 from rlx.errors import ConfigError, TypeError_, UnsupportedError
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def plan(
     from rlx.plan.build import Planner
     from rlx.plan.states import settle_states
 
+    graphs_hold(sum(value.nbytes for value in graph.param_values.values()))
     machine, supports = _target(device, target)
     chosen = _gate(gate, device)
     trace = Trace(checks, dump, override or {})

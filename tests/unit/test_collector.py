@@ -6,10 +6,13 @@ import gc
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+import rlx
 from rlx import collector
 from rlx.collector import collector_paused
+from rlx.compile import plan
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,21 @@ def test_garbage_of_many_pauses_goes_without_being_asked_for(monkeypatch: pytest
             del things, thing
         monkeypatch.setattr(collector, "_alive", 0)  # the test process itself holds very many
     assert sum(thing() is not None for thing in dropped) < 8
+
+
+def test_weights_of_dropped_graphs_go_without_being_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of three nodes is little to look for, but holds its weights."""
+    monkeypatch.setattr(collector, "_unseen", 0)
+    dropped: list[weakref.ref[np.ndarray]] = []
+    for _ in range(6):
+        monkeypatch.setattr(collector, "_alive", 0)
+        weight = np.zeros((40_000, 1024), np.float32)  # memory that nobody touches is not there
+        g = rlx.Graph("large")
+        g.output("y", rlx.ops.sum(g.param("w", weight.shape, "f32", weight)))
+        plan(g)
+        dropped.append(weakref.ref(weight))
+        del g, weight
+    assert sum(weight() is not None for weight in dropped) < 4
 
 
 def test_objects_that_somebody_froze_stay_frozen_and_a_disabled_collector_stays_disabled() -> None:
