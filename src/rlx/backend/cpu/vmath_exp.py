@@ -53,10 +53,15 @@ def _exp_sum(f: Lanes, x: Value, low: Value | None = None, shift: float = 0.0) -
 
 
 def exp(f: Lanes, x: Value) -> Value:
-    x = clamp(f, x, *format_of(x).exp_range)
-    if not has_power_table(f, x):
-        return _exp_sum(f, x)
+    if has_power_table(f, x):
+        return at_widths(f, partial(_exp_of_parts, f), 4, max(4, x.width), x)
+    return _exp_sum(f, clamp(f, x, *format_of(x).exp_range))
+
+
+def _exp_of_parts(f: Lanes, x: Value) -> Value:
+    """x is not clamped: where it is so large that r means nothing, or not a number, n alone decides."""
     word, n, r = _reduce_to_parts(f, x, 16)
+    r = nearer_to_zero(f, r, 0.0625)
     small = f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
     power = power_of_parts(f, word, 16)
     return scale(f, f.fma(power, small, power), n)
@@ -72,15 +77,20 @@ def _reduce_to_parts(f: Lanes, x: Value, parts: int) -> tuple[Value, Value, Valu
 
 def exp2(f: Lanes, x: Value) -> Value:
     """2**x, exact for whole x: online softmax rescales by 2**0 and must not move a bit."""
-    x = clamp(f, x, *format_of(x).exp2_range)
     if has_power_table(f, x):
-        word = f.fadd(x, rounder(x, 16))
-        n = f.fsub(word, rounder(x, 16))
-        r, power = f.fsub(x, n), power_of_parts(f, word, 16)
-        return scale(f, f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP2_SIXTEENTH), power), n)
+        return at_widths(f, partial(_exp2_of_parts, f), 4, max(4, x.width), x)
+    x = clamp(f, x, *format_of(x).exp2_range)
     n = f.round_even(x)
     r = f.fsub(x, n)
     return scale(f, f.fma(r, fit(f, r, tables.EXP2), 1.0), n)
+
+
+def _exp2_of_parts(f: Lanes, x: Value) -> Value:
+    """As `_exp_of_parts`, where no step of the reduction rounds."""
+    word = f.fadd(x, rounder(x, 16))
+    n = f.fsub(word, rounder(x, 16))
+    r, power = nearer_to_zero(f, f.fsub(x, n), 0.0625), power_of_parts(f, word, 16)
+    return scale(f, f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP2_SIXTEENTH), power), n)
 
 
 def _half_expm1(f: Lanes, x: Value) -> tuple[Value, Value, Value]:
@@ -107,10 +117,8 @@ def sigmoid(f: Lanes, x: Value) -> Value:
 
 
 def _sigmoid_of_parts(f: Lanes, x: Value) -> Value:
-    """Both sides of the fraction made small instead: exp(-x) overflows after the quotient is 0.
-
-    x is not clamped. Where it is so large that r means nothing, or not a number, n alone decides.
-    """
+    """Both sides of the fraction made small instead: exp(-x) overflows after the quotient is 0. x is not
+    clamped, as in `_exp_of_parts`."""
     tiny = 2.0**-64
     word, n, r = _reduce_to_parts(f, f.fneg(x), 32)
     r = nearer_to_zero(f, r, 0.0625)
