@@ -55,4 +55,10 @@ def _collect_if_due() -> None:
     global _unseen, _alive
     if _unseen > max(_LEAST, _alive // 4):
         gc.collect()
-        _unseen, _alive = 0, len(gc.get_objects())
+        _unseen = 0
+        if not gc.get_freeze_count():
+            # Counted so, not by gc.get_objects(): a list of all objects holds tuples that other threads are
+            # making at this moment, which fails there.
+            gc.freeze()
+            _alive = gc.get_freeze_count()
+            gc.unfreeze()
