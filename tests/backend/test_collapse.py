@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.cpu.collapse import collapse
+from rlx.backend.cpu.collapse import collapse, split_blocks
 from rlx.backend.cpu.ranges import decided
 from rlx.backend.reference.interpreter import evaluate
 from rlx.compile import plan
@@ -17,6 +17,7 @@ from rlx.ir.compose import body_of, compose
 from rlx.ir.form import dense_strides
 from rlx.ir.graph import Graph
 from rlx.ir.kernel import Nest
+from rlx.ir.op import get_op
 
 CASES: list[tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], int]] = [
     ((1, 32, 6), (1, 32, 6), (1, 8, 24), 1),
@@ -104,3 +105,21 @@ def test_a_row_appended_to_a_cache_is_read_side_by_side() -> None:
     feed = {name: value.astype(np.float32) for name, value in feed.items()}
     new = feed["x"][0, 0, 48:96].reshape(1, 3, 1, 16)
     np.testing.assert_array_equal(program.run(feed)["y"], np.concatenate([feed["past"], new], axis=2))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(32, 9), (48, 16), (40, 5)])
+@pytest.mark.parametrize("kind", ["u8", "f32", "bf16"])
+def test_blocked_channels_are_moved_to_planes(channels: int, size: int, kind: str) -> None:
+    """Channels that are read as block and lane are two axes: squares of pixels and lanes are turned."""
+    g = Graph("planes")
+    blocks = g.input("x", (2, -(-channels // 16), size, size, 16), kind)
+    g.output("y", get_op("copy")(get_op("unblock_channels")(blocks, channels=channels)))
+    x = np.random.default_rng(3).integers(0, 99, blocks.shape).astype(blocks.dtype.np)
+    for threads in (1, 2):
+        got = rlx.compile(g, threads=threads).run({"x": x})["y"]
+        np.testing.assert_array_equal(got, evaluate(g, {"x": x})["y"])
+    if channels % 16 == 0:
+        nest = compose(body_of(plan(g).mir.nodes[plan(g).plan.schedule[0]]))
+        assert isinstance(nest, Nest)
+        flat = collapse(split_blocks(nest), [dense_strides(blocks.shape)])
+        assert {e.prim for e in flat.stores[0].body.walk()} & {"load", "floor_div", "mod"} == set()

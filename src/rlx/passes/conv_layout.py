@@ -74,6 +74,13 @@ def is_depthwise(conv: Node) -> bool:
     return groups > 1 and w[0] == groups and w[1] == 1 and len(w) <= 4
 
 
+def block_of(conv: Node, target: ConvTarget) -> int:
+    """Channels in a block of an image that has yet to be blocked: few channels fill no vector."""
+    channels, group = int(conv.operands[0].shape[1]), target.group(conv.operands[0].dtype.name)
+    alone = conv.attrs["groups"] == 1
+    return min(target.lanes, max(-(-channels // group) * group, 2)) if alone else target.lanes
+
+
 def _keeps_channels(node: Node) -> bool:
     """A view to another shape whose first two axes are those of its operand."""
     if not node.op.has("view") or tuple(node.attrs) != ("shape",) or node.dtype.name not in IMAGES:
@@ -100,11 +107,21 @@ class _Plan:
                 self._grow(node)
         self.blocked: set[int] = set()  # values that are stored blocked
         self.wanted: set[int] = set()  # values that some reader would rather read so
+        self.copied = {  # images of bytes of which a convolution makes such a copy, if they are not
+            n.operands[0].id
+            for n in nodes
+            if _is_packable(n)
+            and is_narrow(n)
+            and self.reads_blocked(n)
+            and block_of(n, target) == target.lanes
+        }
         for node in reversed(nodes):
             if any(self._accepts(user, node) for user in self.users[node.id]):
                 self.wanted.add(node.id)
                 if node.id in self.end.values() and self.writes_blocked(graph.nodes[self._root(node.id)]):
                     self.blocked.add(node.id)
+            elif node.id in self.end.values() and self._turns_bytes(node):
+                self.blocked.add(node.id)
 
     def _root(self, end: int) -> int:
         return self.chain_of.get(end, end)
@@ -175,6 +192,13 @@ class _Plan:
 
     def writes_blocked(self, conv: Node) -> bool:
         return self.reads_blocked(conv) and int(conv.shape[1]) >= self.target.lanes
+
+    def _turns_bytes(self, end: Node) -> bool:
+        """Whether codes that nobody reads in blocks are stored so all the same, and moved to planes by a
+        kernel of their own: turning a square of bytes takes less than turning the sums that became them.
+        """
+        conv = self.graph.nodes[self._root(end.id)]
+        return is_narrow(conv) and end.dtype.bits == 8 and self.writes_blocked(conv)
 
     def _groups_fit(self, conv: Node) -> bool:
         groups, (out, per_in) = conv.attrs["groups"], conv.operands[1].shape[:2]
@@ -296,9 +320,10 @@ class _Writer:
         self.plan, self.lanes = plan, plan.target.lanes
         self.unblock, self.block = get_op("unblock_channels"), get_op("block_channels")
         self.packed: dict[tuple[int, KernelLayout | WinogradLayout], Node] = {}
+        self.copies: dict[tuple[int, int], Node] = {}  # image and channels of a block -> its blocks
 
     def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
-        plan = self.plan
+        plan, operands = self.plan, self.beside(node, operands)
         made: Node | None = None
         if node.op.family == "conv" and node.operands[1].op.reader_side:
             return None  # its layouts were chosen already
@@ -317,7 +342,7 @@ class _Writer:
                 self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
             )
         else:
-            operands = tuple(self.readable(node, o) for o in operands)
+            operands = tuple(self.readable(node, i, o) for i, o in enumerate(operands))
             made = copy_node(node, operands, out)
         return self.stored_blocked(made) if node.id in plan.blocked else made
 
@@ -338,14 +363,37 @@ class _Writer:
         images = [o for o in operands if plan.is_image(o, node)]
         return bool(images) and all(self.is_blocked(o) for o in images)
 
-    def readable(self, node: Node, operand: Node) -> Node:
-        """What an op reads: epilogues and maps find blocked elements themselves, others get a planar copy."""
+    def readable(self, node: Node, at: int, operand: Node) -> Node:
+        """What an op reads: epilogues and maps find blocked elements themselves, others (and gathers, whose
+        places are checked against a tensor in memory) get a planar copy."""
         if not self.is_blocked(operand) or node.id in self.plan.chain_of:
             return operand
         form = lower_node(node) if node.op.role is Role.COMPUTE and node.op.has("lower") else None
         if isinstance(form, Map) and not node.op.has("view"):
-            return operand
+            if not any(e.prim == "load_checked" and e.data == at for e in form.body.walk()):
+                return operand
         return self.planar(operand)
+
+    def beside(self, node: Node, operands: tuple[Node, ...]) -> tuple[Node, ...]:
+        """What an elementwise op reads on its way to blocks: of images that a convolution wants in blocks
+        too, those blocks.
+        """
+        plan = self.plan
+        root = plan.chain_of.get(node.id)
+        to_blocks = node.id in plan.wanted if root is None else plan.end[root] in plan.blocked
+        if not to_blocks or not plan.is_elementwise(node):
+            return operands
+        copied = [plan.is_image(o, node) and o.id in plan.copied for o in node.operands]
+        return tuple(self.in_blocks(o) if c else o for o, c in zip(operands, copied, strict=True))
+
+    def in_blocks(self, node: Node, lanes: int = 0) -> Node:
+        """A planar image copied to blocks, once for all that read it so."""
+        key = node.id, lanes or self.lanes
+        if self.is_blocked(node):
+            return node
+        if key not in self.copies:
+            self.copies[key] = self.stored_blocked(node, lanes)
+        return self.copies[key]
 
     def planar(self, node: Node) -> Node:
         """A blocked image copied to planes."""
@@ -363,7 +411,7 @@ class _Writer:
         if self.is_blocked(x) and not blocked:
             x = self.planar(x)
         if not blocked and is_narrow(node) and self.plan.reads_blocked(node):
-            x, blocked = self.stored_blocked(x, self.block_of(node)), True
+            x, blocked = self.in_blocks(x, block_of(node, self.plan.target)), True
         if is_depthwise(node):  # its kernels go from blocks to blocks or from planes to planes
             (self.plan.blocked.add if blocked else self.plan.blocked.discard)(self.plan.end[node.id])
         layout = self.winograd_layout(node, blocked)
@@ -373,12 +421,6 @@ class _Writer:
         block = int(x.operands[0].shape[-1]) if blocked else 1
         made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, block)), **node.attrs)
         return made
-
-    def block_of(self, conv: Node) -> int:
-        """Channels in a block of an image that has yet to be blocked: few channels fill no vector."""
-        channels, group = int(conv.operands[0].shape[1]), self.plan.target.group(conv.operands[0].dtype.name)
-        alone = conv.attrs["groups"] == 1
-        return min(self.lanes, max(-(-channels // group) * group, 2)) if alone else self.lanes
 
     def pack(self, w: Node, layout: KernelLayout | WinogradLayout | None) -> Node:
         """A kernel in a layout; one that several convolutions read is packed once."""

@@ -353,8 +353,8 @@ class Fuser:
                 self.drop_unneeded(number)
 
     def closure(self, i: int, number: int) -> list[Node]:
-        """A value and what its group computes for it."""
-        inside = set(self.groups[number].evaluated)
+        """A value and what its group computes for it, from values that are stored anyway."""
+        inside = {k for k in self.groups[number].evaluated if not self.is_stored(k)}
         found, stack = {i}, [i]
         while stack:
             for access in self.facts.accesses(self.graph.nodes[stack.pop()]):

@@ -335,7 +335,7 @@ def same_codes(s: Subject) -> Node | None:
 
 
 def inverse_scale(s: Subject) -> Node | None:
-    """round(x / scale) of what was an integer sum is round(x * (1 / scale)): within the same bound."""
+    """round(x / scale) of what was an integer sum has its scales divided instead: within the same bound."""
     if s.applied is None or s.applied[0] != "round" or s.node.dtype is not F32:
         return None
     ratio = _operands(s.applied[1][0], "div")
@@ -344,9 +344,42 @@ def inverse_scale(s: Subject) -> Node | None:
     scale = number_of(ratio[1])
     if scale is None or not np.all((scale > 1e-30) & (scale < 1e30)):
         return None
-    inverse = s.node.graph.constant(np.asarray(np.float32(1) / scale, np.float32))
-    made: Node = round(ratio[0] * inverse)
+    made: Node = round(_divided(ratio[0], scale.astype(np.float64)))
     return made if made.shape == s.node.shape else None
+
+
+def _divided(node: Node, scale: np.ndarray, deep: int = 4) -> Node:
+    """node / scale, divided where that takes least: scales and biases of the value, which are weights."""
+    graph = node.graph
+    value = number_of(node)
+    if value is not None:
+        return graph.constant(np.asarray(value / scale, np.float32))
+    if not _is_weight(node) and deep and node.op.role is Role.COMPUTE and node.dtype is F32:
+        prim, args = Subject(node).applied or ("", [])
+        if prim == "mul" and any(map(_is_weight, args)):
+            made: Node = node.op(*(_divided(a, scale) if _is_weight(a) else a for a in args))
+            return made
+        inner = all(_is_weight(a) or _takes_scale(a) for a in args)
+        if prim == "add" and inner and all(scale.size == 1 or a.shape == node.shape for a in args):
+            made = node.op(*(_divided(a, scale, deep - 1) for a in args))
+            return made
+    made = node * graph.constant(np.asarray(1 / scale, np.float32))
+    return made
+
+
+def _takes_scale(node: Node) -> bool:
+    """Whether a value is a product with a weight, or a sum of such."""
+    prim, args = Subject(node).applied or ("", []) if node.op.role is Role.COMPUTE else ("", [])
+    return (prim == "mul" and any(map(_is_weight, args))) or (prim == "add" and all(map(_takes_scale, args)))
+
+
+def _is_weight(node: Node, deep: int = 8) -> bool:
+    """Whether a small value depends on weights and constants only, so that it is computed at load."""
+    size = node.tensor.numel
+    if node.op.role in (Role.CONSTANT, Role.PARAM):
+        return isinstance(size, int) and size <= SMALL
+    plain = node.op.role is Role.COMPUTE and not node.bodies and node.op.effects == "none"
+    return bool(plain and deep and node.operands) and all(_is_weight(o, deep - 1) for o in node.operands)
 
 
 def no_zero_point(s: Subject) -> Node | None:

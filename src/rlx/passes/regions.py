@@ -71,7 +71,7 @@ class RegionMaker:
             return self._region(group, outputs, inline_views=False)
 
     def _region(self, group: Group, outputs: Sequence[int], inline_views: bool) -> tuple[Region, list[Node]]:
-        inside = self._inside(group, inline_views)
+        inside = self._inside(self._needed(group, outputs), inline_views)
         operands = [n for n, is_operand in inside if is_operand]
         key = self._key(inside, outputs)
         known = self._known.get(key)
@@ -86,9 +86,19 @@ class RegionMaker:
             raise known
         return known, operands
 
-    def _inside(self, group: Group, inline_views: bool) -> list[tuple[Node, bool]]:
+    def _needed(self, group: Group, outputs: Sequence[int]) -> set[int]:
+        """Ops of a group that its outputs need: of others, readers compute the values for themselves."""
+        nodes, members = self.facts.graph.nodes, set(group.evaluated)
+        found, stack, first = set[int](), list(outputs), min(members)
+        while stack:
+            i = stack.pop()
+            if i not in found:
+                found.add(i)
+                stack += [o.id for o in nodes[i].operands if o.id >= first]
+        return members & found
+
+    def _inside(self, members: set[int], inline_views: bool) -> list[tuple[Node, bool]]:
         """Nodes of a body in order, and whether each is an operand. Views on the way in are part of it."""
-        members = set(group.evaluated)
         found: dict[int, tuple[Node, bool]] = {}
         nodes = self.facts.graph.nodes
         from_memory = {a.operand.id for i in members for a in self.facts.accesses(nodes[i]) if a.how in WHOLE}

@@ -63,6 +63,48 @@ def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
     return map_bodies(nest, lambda s: rebuild(s, change))
 
 
+def split_blocks(nest: Nest) -> Nest:
+    """A map with two axes for one that is only read by quotient and remainder, as blocked channels are."""
+    if nest.stats:
+        return nest
+    for a, extent in enumerate(nest.space[:-1]):
+        block = _block_of(nest, a)
+        if block is None or not isinstance(extent, int) or extent % block:
+            continue
+        whole = axis(a) * block + axis(a + 1)
+        rank = len(nest.space)
+        point = [*(axis(i) for i in range(a)), whole, *(axis(i + 1) for i in range(a + 1, rank))]
+
+        def split(e: Scalar, args: tuple[Scalar, ...], whole: Scalar = whole, a: int = a) -> Scalar | None:
+            if e.prim in ("floor_div", "mod") and args[0] == whole:
+                return axis(a) if e.prim == "floor_div" else axis(a + 1)
+            return None
+
+        inside = map_bodies(nest, lambda s, point=point, split=split: rebuild(replace_axes(s, point), split))  # type: ignore[misc]
+        stores = tuple(
+            replace(s, strides=(*s.strides[:a], s.strides[a] * block, *s.strides[a:])) for s in inside.stores
+        )
+        space = (*nest.space[:a], extent // block, block, *nest.space[a + 1 :])
+        return Nest(space, len(space), (), stores)
+    return nest
+
+
+def _block_of(nest: Nest, a: int) -> int | None:
+    """The one divisor of quotients and remainders of an axis that is read in no other way."""
+    found: set[tuple[str, int]] = set()
+    for body in bodies(nest):
+        for e in body.walk():
+            for arg in e.args:
+                if arg.prim != "axis" or arg.data != a:
+                    continue
+                divisor = e.args[1].data if e.prim in ("floor_div", "mod") and e.args[0] is arg else None
+                if not isinstance(divisor, int) or e.args[1].prim != "const":
+                    return None
+                found.add((e.prim, divisor))
+    divisors = {divisor for _, divisor in found}
+    return divisors.pop() if len(found) == 2 and len(divisors) == 1 and 0 not in divisors else None
+
+
 def _join(indices: Iterable[tuple[Scalar, Dim]]) -> list[tuple[Scalar, Dim]]:
     """Quotient and remainder of one index, which a reshape leaves, as that index where they lie together."""
     out: list[tuple[Scalar, Dim]] = []

@@ -7,10 +7,18 @@ from dataclasses import field
 
 from rlx.backend.cpu.irtext import Function, Int
 from rlx.backend.cpu.irtypes import Value, constant, like, size_bytes, vector
-from rlx.backend.cpu.primitives import PRIMITIVES, emit_cast, from_memory, memory_type, register_type
+from rlx.backend.cpu.primitives import (
+    PRIMITIVES,
+    emit_cast,
+    emit_level,
+    from_memory,
+    memory_type,
+    register_type,
+)
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
+from rlx.ir.dtype import F32, I8, U8, DType
 from rlx.ir.scalar import LOADS, Scalar, load_index
 from rlx.records import dataclass
 
@@ -118,6 +126,10 @@ class Expression:
         if s.prim in LOADS:
             return self._load(s)
         if s.prim == "cast":
+            level = rounded_level(s)
+            if level is not None:
+                rounded, byte, zero = level
+                return emit_level(fn, self(rounded), byte, zero, s.dtype)
             return emit_cast(fn, self(s.args[0]), s.args[0].dtype, s.dtype, s.data)
         if s.prim not in PRIMITIVES:
             raise UnsupportedError(f"primitive {s.prim!r} has no native code")
@@ -365,6 +377,20 @@ class Expression:
             raise UnsupportedError("this kernel has no error slot")
         slot = self.error
         fn.branch(fn.any_lane(bad), lambda: fn.store(constant("i64", code), slot))
+
+
+def rounded_level(s: Scalar) -> tuple[Scalar, DType, int] | None:
+    """(x, byte, zero) of a cast that gives round(x) + zero as a byte, or that byte as f32."""
+    code = s.args[0] if s.dtype is F32 else s
+    if code.prim != "cast" or code.dtype not in (I8, U8) or code.args[0].dtype is not F32:
+        return None
+    level, zero = code.args[0], 0
+    if level.prim == "add" and level.args[1].prim == "const":
+        level, shift = level.args[0], float(level.args[1].data)
+        if not shift.is_integer() or abs(shift) > 255:
+            return None
+        zero = int(shift)
+    return (level.args[0], code.dtype, zero) if level.prim == "round" else None
 
 
 def fn_splat(fn: Function, x: Int, width: int) -> Int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlx.backend.cpu.collapse import accesses, bodies, collapse, map_bodies
+from rlx.backend.cpu.collapse import accesses, bodies, collapse, map_bodies, split_blocks
 from rlx.backend.cpu.expression import AHEAD, STREAM_AHEAD, Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.irtext import Int, Module
@@ -29,7 +29,7 @@ def emit_nest(
     module: Module, name: str, nest: Nest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel of a nest into the module."""
-    flat = collapse(nest, [slot.steps for slot in inputs])
+    flat = collapse(split_blocks(nest), [slot.steps for slot in inputs])
     frame = KernelFrame(module, name, inputs, outputs)
     if not flat.stats:
         flat = _wide_axis_last(flat, inputs, module.target)

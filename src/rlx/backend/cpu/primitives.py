@@ -341,6 +341,26 @@ def emit_cast(fn: Function, x: Value, source: DType, to: DType, saturate: bool |
     return fn.trunc(x, target) if wide > narrow else (fn.sext if source.is_signed else fn.zext)(x, target)
 
 
+LEVELS = 1.5 * 2.0**23  # floats of this size differ by one, and their last bits count from it
+
+
+def emit_level(fn: Function, x: Value, byte: DType, zero: int, to: DType) -> Value:
+    """round(x) + zero of f32, saturated to a byte: as that byte, or as f32 again.
+
+    Bounds are integers: cutting the range before or after rounding is one, and a sum whose last bits are the
+    level rounds by itself.
+    """
+    if byte.is_signed:
+        x = fn.select(fn.is_nan(x), constant(x.type, float(-zero)), x)
+    low, high = (constant(x.type, float(end - zero)) for end in (byte.min_value, byte.max_value))
+    inside = fn.fmin_x86(fn.fmax_x86(x, low), high)  # what is not a number gives the lower end
+    if to.is_float:
+        level = fn.round_even(inside)
+        return fn.fadd(level, constant(x.type, float(zero))) if zero else level
+    word = fn.bitcast(fn.fadd(inside, constant(x.type, LEVELS)), like(x.type, "i32"))
+    return fn.trunc(fn.value(fn.add(word, zero)), register_type(byte))
+
+
 _HELD_AS = {True: F32, False: I8}
 
 
