@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
-from onnx import helper  # noqa: E402
-
-from rlx import onnx_backend  # noqa: E402
+from conformance.onnx_nodes import check
 
 RNG = np.random.default_rng(7)
 
@@ -28,48 +23,6 @@ def u8(*shape: int) -> np.ndarray:
 
 def i8(*shape: int) -> np.ndarray:
     return RNG.integers(-128, 128, shape).astype(np.int8)
-
-
-def model_of(
-    op: str, arrays: Sequence[np.ndarray | None], fixed: Sequence[int], outputs: int, **attrs: Any
-) -> Any:
-    """A model of one com.microsoft node; inputs in `fixed` are initializers, None is an input left out."""
-    names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
-    given = [(n, a) for n, a in zip(names, arrays, strict=True) if a is not None]
-    kind = helper.np_dtype_to_tensor_dtype
-    inputs = [
-        helper.make_tensor_value_info(n, kind(a.dtype), a.shape)
-        for i, (n, a) in enumerate(zip(names, arrays, strict=True))
-        if a is not None and i not in fixed
-    ]
-    constants = [onnx.numpy_helper.from_array(arrays[i], names[i]) for i in fixed]
-    results = [f"y{i}" for i in range(outputs)]
-    node = helper.make_node(op, names, results, domain="com.microsoft", **attrs)
-    graph = helper.make_graph(
-        [node], op, inputs, [helper.make_empty_tensor_value_info(r) for r in results], constants
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    assert given
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-def check(
-    op: str,
-    *arrays: np.ndarray | None,
-    fixed: Sequence[int] = (),
-    outputs: int = 1,
-    rtol: float = 1e-4,
-    atol: float = 1e-5,
-    **attrs: Any,
-) -> None:
-    model = model_of(op, arrays, fixed, outputs, **attrs)
-    feed = {f"x{i}": a for i, a in enumerate(arrays) if a is not None and i not in fixed}
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    want = session.run(None, feed)
-    got = onnx_backend.run_model(model, list(feed.values()))
-    for w, g in zip(want, got, strict=True):
-        assert g.dtype == w.dtype
-        np.testing.assert_allclose(g, w, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("op", ["Gelu", "QuickGelu"])
@@ -121,29 +74,6 @@ def test_matmul_nbits(points: bool) -> None:
 def test_fused_gemm_and_conv() -> None:
     check("FusedGemm", f32(3, 4), f32(4, 5), f32(5), activation="Relu", alpha=0.5)
     check("FusedConv", f32(1, 2, 6, 6), f32(3, 2, 3, 3), f32(3), activation="Relu", pads=[1, 1, 1, 1])
-
-
-@pytest.mark.parametrize("causal", [0, 1])
-def test_attention(causal: int) -> None:
-    mask = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], np.int32)
-    x, w, bias = f32(2, 5, 16), f32(16, 48), f32(48)
-    check(
-        "Attention",
-        x,
-        w,
-        bias,
-        None if causal else mask,
-        num_heads=4,
-        unidirectional=causal,
-        rtol=1e-3,
-        atol=1e-4,
-    )
-
-
-def test_multi_head_attention() -> None:
-    q, k, v = f32(2, 3, 16), f32(2, 5, 16), f32(2, 5, 16)
-    check("MultiHeadAttention", q, k, v, num_heads=4, rtol=1e-3, atol=1e-4)
-    check("MultiHeadAttention", q, k, v, f32(48), None, f32(1, 4, 3, 5), num_heads=4, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx import ops
 from rlx.errors import ImportError_
-from rlx.frontend.onnx.attention import join_heads, split_heads, wide_mask
+from rlx.frontend.onnx.attention import join_heads, split_heads
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 
 MS = "com.microsoft"
@@ -174,69 +172,7 @@ def activated(n: Call, y: Any) -> Any:
     return known[name](y)
 
 
-# -- attention
-
-
-def head_mask(n: Call, mask: Node | None, like: Node) -> Any:
-    """A mask of 1 (seen) and 0 over [batch, keys] or more axes, as the boolean mask of our op."""
-    if mask is None:
-        return None
-    if mask.rank == 1:
-        raise ImportError_("a mask given by lengths is not supported")
-    seen = ops.not_equal(mask, n.constant(0, mask.dtype))
-    if mask.rank == 2:
-        return ops.reshape(seen, (mask.shape[0], 1, 1, mask.shape[1]))
-    return wide_mask(ops.expand_dims(seen, 1) if mask.rank == 3 else seen)
-
-
-def combined(n: Call, mask: Any, bias: Node | None, like: Node) -> Any:
-    """A boolean mask and an additive bias as one additive mask."""
-    if bias is None:
-        return mask
-    if mask is None:
-        return bias
-    return ops.where(mask, bias, n.constant(-np.inf, like.dtype))
-
-
-@onnx_op("Attention", domain=MS, ignored=("mask_filter_value", "past_present_share_buffer"))
-def attention(n: Call) -> Any:
-    w, bias = n[1], n.get(2)
-    if n.get(4) is not None or n.flag("do_rotary") or n.wants(1):
-        raise ImportError_("a past state or rotary positions are not supported")
-    sizes = n.attr("qkv_hidden_sizes", None) or [w.shape[1] // 3] * 3
-    projected = ops.matmul(n[0], w)
-    return attend(n, projected if bias is None else projected + bias, sizes, n.get(3), n.get(5))
-
-
-def attend(
-    n: Call, projected: Node, sizes: Sequence[Dim], seen: Node | None = None, added: Node | None = None
-) -> Any:
-    """Attention of queries, keys and values that lie side by side in the last axis."""
-    heads = int(n.attr("num_heads"))
-    q, k, v = (split_heads(part, heads) for part in ops.split(projected, axis=2, sizes=tuple(sizes)))
-    mask = combined(n, head_mask(n, seen, q), added, q)
-    scale = n.attr("scale", 0.0)
-    return join_heads(ops.attention(q, k, v, mask, causal=n.flag("unidirectional"), scale=scale or None))
-
-
-@onnx_op("MultiHeadAttention", domain=MS, ignored=("mask_filter_value",))
-def multi_head_attention(n: Call) -> Any:
-    heads = int(n.attr("num_heads"))
-    q, k, v = n[0], n.get(1), n.get(2)
-    if k is None or v is None or k.rank != 3:
-        raise ImportError_("packed keys and values are not supported; separate them")
-    if n.get(3) is not None:
-        parts = ops.split(n[3], axis=0, sizes=(q.shape[-1], k.shape[-1], v.shape[-1]))
-        q, k, v = (a + b for a, b in zip((q, k, v), parts, strict=True))
-    q, k, v = (split_heads(t, heads) for t in (q, k, v))
-    if n.get(6) is not None and n.get(7) is not None:
-        k, v = ops.concat([n[6], k], axis=2), ops.concat([n[7], v], axis=2)
-    mask = combined(n, head_mask(n, n.get(4), q), n.get(5), q)
-    scale = n.attr("scale", 0.0)
-    causal = n.flag("unidirectional")
-    offset = k.shape[2] - q.shape[2] if causal else 0
-    y = ops.attention(q, k, v, mask, causal=causal, scale=scale or None, offset=offset)
-    return join_heads(y), k, v
+# -- rotary positions
 
 
 @onnx_op("RotaryEmbedding", domain=MS, ignored=("is_packed_batching", "scale"))

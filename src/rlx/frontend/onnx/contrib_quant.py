@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.contrib import MS, attend
+from rlx.frontend.onnx.contrib import MS
+from rlx.frontend.onnx.contrib_attention import attend
 from rlx.frontend.onnx.pool import pool_options
 from rlx.frontend.onnx.quant import as_number, dequantize, quantize
 from rlx.frontend.onnx.recurrent import lstm_options
@@ -127,14 +127,12 @@ def matmul_integer_to_float(n: Call) -> Any:
     return y if n.get(6) is None else y + n[6]
 
 
-@onnx_op("QAttention", domain=MS, ignored=("mask_filter_value", "past_present_share_buffer"))
+@onnx_op("QAttention", domain=MS)
 def qattention(n: Call) -> Any:
-    if n.get(8) is not None or n.flag("do_rotary") or n.wants(1):
-        raise ImportError_("a past state or rotary positions are not supported")
     zeros = [None if z is None else as_number(z) for z in (n.get(6), n.get(7))]
     total = ops.cast(ops.matmul_integer(n[0], n[1], *zeros), "f32")
     projected = total * (as_number(n[3]) * as_number(n[4])) + n[2]
-    return attend(n, projected, [n[1].shape[1] // 3] * 3, n.get(5))
+    return attend(n, projected, [n[1].shape[1] // 3] * 3, n.get(5), n.get(8))
 
 
 @onnx_op("DynamicQuantizeLSTM", domain=MS, ignored=("output_sequence",))
