@@ -117,3 +117,15 @@ def test_pooled_lanes_that_nobody_reads_stay_finite() -> None:
     want, got = evaluate(g, feed)["y"], rlx.compile(g).run(feed)["y"]
     assert np.isfinite(want).all()
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_a_gather_reads_planes_not_blocks() -> None:
+    """A resize to a size that is computed reads rows by index, and is no part of a convolution's kernel."""
+    g = Graph("gathered")
+    x = g.input("x", (1, 16, "h", 10), "f32")
+    y = ops.relu(ops.conv(x, weight(g, "a", 32, 16, 3, 3)))
+    rows = ops.gather(y, g.input("at", ("k",), "i64"), 2)
+    g.output("y", ops.conv(rows, weight(g, "b", 16, 32, 1, 1)) + 1.0)
+    g.output("z", ops.conv(y, weight(g, "cc", 16, 32, 1, 1)))
+    image = np.random.default_rng(1).normal(size=(1, 16, 9, 10)).astype(np.float32)
+    run(g, {"x": image, "at": np.array([0, 0, 3, 6, 1])})

@@ -462,3 +462,9 @@ def test_no_dependence_on_the_hash_seed() -> None:
         "print(sum(s)*sum(s[:3]), dim_min(*s), dim_max(*s, 3), (sum(s)*5)//(s[0]+s[1]), (s[2]*7-s[1])%12)"
     )
     assert len(outputs_by_hash_seed(program)) == 1
+
+
+def test_a_remainder_is_below_its_divisor() -> None:
+    n, i = sym("n"), sym("i") % sym("n")
+    assert known_lt(i, n) is True and dim_min(i + 1, n) == i + 1 and known_le(0, i) is True
+    assert known_lt(i + 1, n) is None

@@ -81,8 +81,9 @@ def _relaxations(others: Dim, atom: Call, c: int) -> list[tuple[int, Dim]]:
     """Pairs (s, e) with s * (others + c * atom) >= e, where e has one atom less."""
     if isinstance(atom, Min if c < 0 else Max):
         return [(1, others + arg * c) for arg in atom.args]
-    if isinstance(atom, Mod) and c < 0 and interval(atom.args[0])[0] >= 0:
-        return [(1, others + atom.args[0] * c)]
+    if isinstance(atom, Mod) and c < 0:  # at most one less than the divisor, and than what is divided
+        whole = [(1, others + atom.args[0] * c)] if interval(atom.args[0])[0] >= 0 else []
+        return [*whole, (1, others + (atom.args[1] - 1) * c)]
     if isinstance(atom, (FloorDiv, CeilDiv)) and isinstance(atom.args[1], int):
         x, k = atom.args[0], atom.args[1]
         if isinstance(atom, FloorDiv):

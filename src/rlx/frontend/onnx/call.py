@@ -133,11 +133,26 @@ class Call:
 
     def sizes(self, node: Node, what: str) -> tuple[Dim, ...]:
         """The elements of a node as sizes."""
+        found = self.places(node, what)
+        for x in found:
+            self.refuse_step(x, what)
+        return found
+
+    def places(self, node: Node, what: str) -> tuple[Dim, ...]:
+        """The elements of a node as sizes that may differ from step to step of a loop around it."""
         found = self.partial(node)
         flat = [] if found is None else list(found.reshape(-1))
         if found is None or any(isinstance(x, (Unknown, Quotient)) for x in flat):
             self.demand(node, what)
         return tuple(x if isinstance(x, Expr) else int(x) for x in flat)
+
+    def refuse_step(self, size: Dim, what: str) -> None:
+        """Refuse a size that differs from step to step of a loop."""
+        if self.importer.known.is_step(size):
+            raise ImportError_(
+                f"{what} must be the same in every step of the loop around it, but one is {size}; sizes that "
+                "grow with the steps are not supported: write into a buffer of the full size instead"
+            )
 
     def size(self, i: int) -> Dim:
         """Operand i as one size."""
@@ -153,6 +168,13 @@ class Call:
             return self.size(i)
         value = float(self.array(i).reshape(-1)[0])
         return int(value) if value.is_integer() else value
+
+    def place(self, i: int) -> Dim | float:
+        """Operand i as one number that may differ from step to step of a loop around it."""
+        found = self.partial(self[i])
+        if found is not None and found.size == 1 and self.importer.known.is_step(found.reshape(-1)[0]):
+            return self.places(self[i], f"the number in its input {i}")[0]
+        return self.number(i)
 
     def integer(self, i: int) -> int:
         """Operand i as one integer, which must be known."""

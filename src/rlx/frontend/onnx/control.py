@@ -1,7 +1,7 @@
-"""If, Loop and Scan.
+"""If and Scan.
 
-What is known at import is decided at import: a condition that is known takes one branch, a loop whose number
-of trips is known and small is unrolled. The rest becomes `cond`, `loop` and `scan` of the program.
+What is known at import is decided at import: a condition that is known takes one branch, a scan over few
+rows is unrolled. The rest becomes `cond` and `scan` of the program.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from rlx import ops
 from rlx.errors import ImportError_, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.partial import Undecided
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
-from rlx.ir.dim import Constraint
+from rlx.ir.dim import Constraint, Dim
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -37,17 +35,19 @@ def if_(n: Call) -> Any:
     if known is not None:
         return results(n.run_subgraph(yes if known.reshape(-1)[0] else no, []))
     try:
-        made = ops.cond(
-            ops.reshape(condition, ()),
-            lambda: [as_tensor(v) for v in n.run_subgraph(yes, [])],
-            lambda: [as_tensor(v) for v in n.run_subgraph(no, [])],
-        )
+        declared = [declared_shape(info) for info in yes.output]
+
+        def branch(graph: Any) -> list[Node]:
+            values = [as_tensor(v) for v in n.run_subgraph(graph, [])]
+            return [one_as(v, shape) for v, shape in zip(values, declared, strict=True)]
+
+        made = ops.cond(ops.reshape(condition, ()), lambda: branch(yes), lambda: branch(no))
         return results(made)
     except RlxError as e:
         # branches of different types (or with sequences): the program cannot choose, the importer must
-        branch = assumed_branch(n, condition)
-        if branch is not None:
-            return results(n.run_subgraph(yes if branch else no, []))
+        assumed = assumed_branch(n, condition)
+        if assumed is not None:
+            return results(n.run_subgraph(yes if assumed else no, []))
         try:
             n.demand(condition, "its condition")
         except NeedsValue as needed:
@@ -63,10 +63,30 @@ def assumed_branch(n: Call, condition: Node) -> bool | None:
     """
     found = n.partial(condition)
     asked = None if found is None or found.size != 1 else found.reshape(-1)[0]
-    if not isinstance(asked, Undecided):
+    if not isinstance(asked, Undecided) or asked.relation not in ("eq", "ne"):
         return None
+    if n.importer.known.is_step(asked.lhs) or n.importer.known.is_step(asked.rhs):
+        return None  # every step of a loop has an answer of its own
     n.graph.assume(Constraint("eq", asked.lhs, asked.rhs, (n.label,)))
-    return asked.equal
+    return asked.relation == "eq"
+
+
+def declared_shape(info: Any) -> tuple[int, ...] | None:
+    """The shape that a sub-graph declares for an output; None if it is not all numbers."""
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape") or any(not d.HasField("dim_value") for d in tensor.shape.dim):
+        return None
+    return tuple(d.dim_value for d in tensor.shape.dim)
+
+
+def one_as(value: Node, shape: Sequence[Dim] | None) -> Node:
+    """A value of one element under another shape of one: exporters mix T and T[1] where branches and steps of
+    loops meet."""
+    if shape is None or value.shape == tuple(shape):
+        return value
+    is_one = value.tensor.numel == 1 and all(d == 1 for d in shape)
+    made: Node = ops.reshape(value, shape) if is_one else value
+    return made
 
 
 def as_tensor(value: Value) -> Node:
@@ -82,80 +102,6 @@ def count_nodes(graph: Any) -> int:
         inner = [a.g for a in node.attribute if a.type == 5] + [g for a in node.attribute for g in a.graphs]
         total += 1 + sum(map(count_nodes, inner))
     return total
-
-
-@onnx_op("Loop")
-def loop(n: Call) -> Any:
-    body = n.subgraph("body")
-    carried = list(n.operands[2:]) + [None] * max(0, len(body.input) - 2 - len(n.operands[2:]))
-    trips = n.get(0)
-    limit = None if trips is None else n.known(0)
-    start = n.get(1)
-    go = np.asarray(True) if start is None else n.known(1)
-    if limit is not None and go is not None:
-        steps = int(limit.reshape(-1)[0]) if go.reshape(-1)[0] else 0
-        if steps * count_nodes(body) <= MOST_UNROLLED:
-            made = unrolled(n, body, steps, carried)
-            if made is not None:
-                return made
-    try:
-        return native_loop(n, body, carried)
-    except RlxError as e:
-        for operand, what in ((trips, "its number of trips"), (start, "its condition")):
-            if operand is not None and n.known_value(operand) is None:
-                try:
-                    n.demand(operand, what)
-                except NeedsValue as needed:
-                    raise NeedsValue(f"{needed.message} ({e.message})", needed.inputs) from None
-        raise
-
-
-def unrolled(n: Call, body: Any, steps: int, carried: list[Value]) -> Any:
-    """The loop written out, as long as each step's condition is known; None if one is not."""
-    rows: list[list[Node]] = []
-    go = n.constant(True)
-    for step in range(steps):
-        out = n.run_subgraph(body, [n.constant(np.int64(step)), go, *carried])
-        carried, row = list(out[1 : 1 + len(carried)]), out[1 + len(carried) :]
-        rows.append([as_tensor(v) for v in row])
-        condition = n.known_value(as_tensor(out[0]))
-        if condition is None:
-            return None
-        if not condition.reshape(-1)[0]:
-            break
-    count = len(body.output) - 1 - len(carried)
-    if count and not rows:
-        stacked = [empty_scan(n, body, 1 + len(carried) + i) for i in range(count)]
-    else:
-        stacked = [ops.stack([row[i] for row in rows]) for i in range(count)]
-    return results([*carried, *stacked])
-
-
-def empty_scan(n: Call, body: Any, index: int) -> Node:
-    """What a loop of no steps has stacked: nothing, of the declared type."""
-    from rlx.frontend.onnx.proto import element_dtype
-
-    declared = body.output[index].type.tensor_type
-    dims = [d.dim_value for d in declared.shape.dim]
-    return n.constant(np.zeros((0, *dims), element_dtype(declared.elem_type, "a loop output").np))
-
-
-def native_loop(n: Call, body: Any, carried: Sequence[Value]) -> Any:
-    """The loop as a loop of the program."""
-    start = [as_tensor(v) for v in carried]
-
-    def step(i: Node, carry: Sequence[Node]) -> Any:
-        out = [as_tensor(v) for v in n.run_subgraph(body, [i, n.constant(True), *carry])]
-        return ops.reshape(out[0], ()), out[1 : 1 + len(start)], out[1 + len(start) :]
-
-    trips, go = n.get(0), n.get(1)
-    final, stacked = ops.loop(
-        step,
-        start,
-        trips=None if trips is None else ops.reshape(trips, ()),
-        go=True if go is None else ops.reshape(go, ()),
-    )
-    return results([*final, *stacked])
 
 
 @onnx_op("Scan")

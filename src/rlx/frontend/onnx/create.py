@@ -45,7 +45,7 @@ def constant_of_shape(n: Call) -> Any:
 @onnx_op("Range")
 def range_(n: Call) -> Any:
     dtype = n[0].dtype
-    start, limit, step = (n.number(i) for i in range(3))
+    start, limit, step = n.place(0), n.place(1), n.number(2)
     if not isinstance(step, (int, float)) or step == 0:
         raise ImportError_(f"its step {step} must be a number other than 0")
     if isinstance(start, float) or isinstance(limit, float) or isinstance(step, float):
@@ -55,6 +55,7 @@ def range_(n: Call) -> Any:
     else:
         span = limit - start if step > 0 else start - limit
         count = dim_max(ceildiv(span, abs(step)), 0)
+        n.refuse_step(count, "its length")
     wide = dtype if dtype.name not in ("f16", "bf16") else "f32"
     steps = ops.iota((count,), 0, wide)
     values = ops.cast(n[0], wide) + steps * ops.cast(n[2], wide)

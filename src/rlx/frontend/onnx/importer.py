@@ -250,6 +250,9 @@ class Importer:
             return Strings(array)
         if array.nbytes < PARAM_BYTES:
             return self.graph.constant(array)
+        stored = self.graph.param_values.get(name)
+        if stored is not None and stored.dtype == array.dtype and np.array_equal(stored, array):
+            return self.graph.params[name]  # a sub-graph that is converted again
         unique, number = name, 1
         while unique in self._names or unique in self.graph.params:
             unique, number = f"{name}_{number}", number + 1
@@ -352,6 +355,20 @@ class Importer:
             inner.lookup(name) if asked else None
             for name, asked in zip(function.output, wanted, strict=False)
         )
+
+    def look(
+        self, proto: Any, nodes: Sequence[Any], values: Mapping[str, Value], scope: Scope, name: str
+    ) -> Value:
+        """One value of a sub-graph, from some of its nodes, to see what is known of it; problems are none."""
+        inner = Scope(scope.opsets, scope, dict(values), scope.attributes)
+        read = {name, *(i for node in nodes for i in node.input)}
+        kept = len(self.problems), len(self.needs), len(self.host_ops)
+        for tensor in proto.initializer:
+            if tensor.name in read:
+                self._initializer(tensor.name, lambda t=tensor: tensor_array(t, self.folder), inner)
+        self.nodes(nodes, inner)
+        del self.problems[kept[0] :], self.needs[kept[1] :], self.host_ops[kept[2] :]
+        return inner.lookup(name)
 
     def run_graph(self, proto: Any, inputs: Sequence[Value], scope: Scope) -> list[Value]:
         """Convert a sub-graph into the graph being built; returns its outputs."""

@@ -30,6 +30,8 @@ from rlx.ir.dim import (
     known_le,
     known_lt,
     mod,
+    sym,
+    symbols,
 )
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
@@ -55,11 +57,17 @@ UNKNOWN = Unknown()
 
 @dataclass(frozen=True, repr=False)
 class Undecided(Unknown):
-    """Whether two sizes are equal (or, not `equal`, different), which depends on symbols."""
+    """A comparison of two sizes that depends on symbols; `relation` is eq, ne, lt or le."""
 
     lhs: Dim
     rhs: Dim
-    equal: bool = True
+    relation: str = "eq"
+
+    def negated(self) -> Undecided:
+        """The opposite."""
+        if self.relation in ("eq", "ne"):
+            return Undecided(self.lhs, self.rhs, "ne" if self.relation == "eq" else "eq")
+        return Undecided(self.rhs, self.lhs, "le" if self.relation == "lt" else "lt")
 
 
 @dataclass(frozen=True)
@@ -140,10 +148,13 @@ def _extreme(f: Callable[..., Dim]) -> Rule:
     return _exact(lambda a, p, b, q: _quotient(f(a * q, b * p), p * q))
 
 
-def _compare(f: Callable[[Dim, Dim], bool | None]) -> Rule:
+def _compare(relation: str, swapped: bool = False) -> Rule:
+    f = known_lt if relation == "lt" else known_le
+
     def rule(a: Dim, p: int, b: Dim, q: int) -> Any:
-        found = f(a * q, b * p)
-        return UNKNOWN if found is None else found
+        lhs, rhs = (b * p, a * q) if swapped else (a * q, b * p)
+        found = f(lhs, rhs)
+        return Undecided(lhs, rhs, relation) if found is None else found
 
     return _exact(rule)
 
@@ -172,6 +183,9 @@ def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rul
         for x in (a, b):
             if decisive is not None and not isinstance(x, Unknown) and bool(x) is decisive:
                 return decisive
+        for x, other in ((a, b), (b, a)):  # beside the value that is not decisive, the other one decides
+            if decisive is not None and not isinstance(x, Unknown) and isinstance(other, Undecided):
+                return other
         return UNKNOWN if isinstance(a, Unknown) or isinstance(b, Unknown) else f(bool(a), bool(b))
 
     return rule
@@ -179,7 +193,7 @@ def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rul
 
 def _not(a: Any) -> Any:
     if isinstance(a, Undecided):
-        return Undecided(a.lhs, a.rhs, not a.equal)
+        return a.negated()
     return UNKNOWN if isinstance(a, Unknown) else not a
 
 
@@ -227,8 +241,10 @@ def _power(a: Any, b: Any) -> Any:
 
 
 def _cast(a: Any, to: DType) -> Any:
+    if isinstance(a, Undecided):
+        return a  # as a number it is 0 or 1; arithmetic with it is not known
     if isinstance(a, Unknown):
-        return a if to.is_bool else UNKNOWN
+        return UNKNOWN
     if to.is_bool:
         return _not(_equal(a, 0)) if not isinstance(a, (bool, np.bool_)) else bool(a)
     if to.is_float or isinstance(a, Expr):
@@ -251,10 +267,10 @@ ELEMENT: Mapping[str, Rule] = {
     "minimum": _extreme(dim_min),
     "maximum": _extreme(dim_max),
     "relu": lambda a: _extreme(dim_max)(a, 0),
-    "less": _compare(known_lt),
-    "less_equal": _compare(known_le),
-    "greater": _compare(lambda a, b: known_lt(b, a)),
-    "greater_equal": _compare(lambda a, b: known_le(b, a)),
+    "less": _compare("lt"),
+    "less_equal": _compare("le"),
+    "greater": _compare("lt", swapped=True),
+    "greater_equal": _compare("le", swapped=True),
     "equal": _equal,
     "not_equal": lambda a, b: _not(_equal(a, b)),
     "logical_and": _logic(operator.and_, decisive=False),
@@ -300,7 +316,24 @@ class PartialEvaluator:
     def __init__(self) -> None:
         self.given: dict[Node, np.ndarray] = {}
         """Inputs whose values the caller vouches for."""
+        self.steps: set[str] = set()
+        """Symbols that stand for the step of a loop: never sizes of a program."""
         self._memo: dict[Node, np.ndarray | None] = {}
+
+    def new_step(self, loop: str, count: Dim | None = None) -> Expr:
+        """A symbol for the step of a loop, which makes `count` of them at most."""
+        name = f"step {len(self.steps)} of {loop}"
+        self.steps.add(name)
+        if isinstance(count, int):
+            return sym(name, 0, max(count - 1, 0))
+        step = sym(name)
+        within = step if count is None else mod(step, count)
+        assert isinstance(within, Expr)
+        return within
+
+    def is_step(self, value: Any) -> bool:
+        """Whether a size or number differs from step to step of a loop."""
+        return isinstance(value, Expr) and not self.steps.isdisjoint(symbols(value))
 
     def __call__(self, node: Node) -> np.ndarray | None:
         """The value, as far as it is known; None if nothing is."""

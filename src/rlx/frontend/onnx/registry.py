@@ -26,6 +26,7 @@ FAMILIES = (
     "activation",
     "reduce",
     "shape",
+    "slicing",
     "gather",
     "create",
     "matmul",
@@ -40,6 +41,7 @@ FAMILIES = (
     "random",
     "loss",
     "control",
+    "loops",
     "sequence",
     "dynamic",
     "text",
@@ -47,7 +49,6 @@ FAMILIES = (
     "ml_trees",
     "training",
     "contrib",
-    "contrib_attention",
     "contrib_quant",
 )
 """Modules with entries, each about one family of ops."""

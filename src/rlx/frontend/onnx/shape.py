@@ -10,18 +10,13 @@ import numpy as np
 from rlx import ops
 from rlx.errors import ImportError_, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.partial import Unknown
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
-from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_eq, known_le
+from rlx.ir.dim import Constraint, Dim, ceildiv, known_eq, known_le
 from rlx.ir.dtype import F8E8M0, DType
-from rlx.ir.graph import Node, current_graph
-from rlx.ir.op import get_op
+from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axes, normal_axis
-
-FAR = 10**9
-"""Exporters write ends of this size or more for «to the end»; no axis is as long."""
 
 
 def size_tensor(n: Call, shape: Sequence[Dim], dtype: Any = "i64") -> Any:
@@ -188,71 +183,6 @@ def split(n: Call) -> Any:
         sizes = [each] * (count - 1)
         sizes.append(x.shape[axis] - each * (count - 1))
     return ops.split(x, axis=axis, sizes=tuple(sizes))
-
-
-def slice_range(start: Dim, end: Dim, step: int, d: Dim) -> tuple[Dim, Dim]:
-    """(first, count) of Python's slice rule for an axis of size d."""
-    if step > 0:
-        first = _bounded(start, d, 0, d)
-        last = d if isinstance(end, int) and end >= FAR else _bounded(end, d, 0, d)
-        span = last - first
-    else:
-        first = d - 1 if isinstance(start, int) and start >= FAR else _bounded(start, d, -1, d - 1)
-        last = -1 if isinstance(end, int) and end <= -FAR else _bounded(end, d, -1, d - 1)
-        span = first - last
-    return first, dim_max(ceildiv(span, abs(step)), 0)
-
-
-def _bounded(at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
-    """A place counted from the end if negative, kept within bounds. Where sizes decide its sign, it is
-    assumed to count from the start: runs with other sizes are refused."""
-    if known_le(at, -1) is True:
-        return d - dim_min(-at, d - low)
-    if known_le(0, at) is None:
-        graph = current_graph()
-        assert graph is not None, "conversions run while a graph is built"
-        graph.assume(Constraint("min", at, 0, current_where()))
-    return dim_min(at, high)
-
-
-def sliced(
-    x: Node, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]
-) -> Any:
-    """ONNX Slice of some axes."""
-    first: list[Dim] = [0] * x.rank
-    sizes: list[Dim] = list(x.shape)
-    step_by = [1] * x.rank
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        at = normal_axis("Slice", axis, x.rank)
-        if step == 0:
-            raise ShapeError("a step of 0 is not allowed")
-        first[at], sizes[at] = slice_range(start, end, step, x.shape[at])
-        step_by[at] = step
-    return get_op("slice")(x, starts=tuple(first), sizes=tuple(sizes), steps=tuple(step_by))
-
-
-@onnx_op("Slice")
-def slice_by_attributes(n: Call) -> Any:
-    starts, ends = n.attr("starts"), n.attr("ends")
-    axes = n.attr("axes", None)
-    return sliced(n[0], starts, ends, range(len(starts)) if axes is None else axes, [1] * len(starts))
-
-
-@onnx_op("Slice", since=10)
-def slice_(n: Call) -> Any:
-    starts = _places(n, 1)
-    ends = _places(n, 2)
-    axes = n.ints(3) if n.value(3) is not None else tuple(range(len(starts)))
-    steps = n.ints(4) if n.value(4) is not None else (1,) * len(starts)
-    return sliced(n[0], starts, ends, axes, steps)
-
-
-def _places(n: Call, i: int) -> tuple[Dim, ...]:
-    """Places of a slice; huge numbers mean the end and need not be exact."""
-    found = n.partial(n[i])
-    if found is not None and found.dtype == object and not any(isinstance(x, Unknown) for x in found.flat):
-        return tuple(x if isinstance(x, Expr) else int(x) for x in found.reshape(-1))
-    return n.dims(i)
 
 
 @onnx_op("Pad")
