@@ -49,6 +49,7 @@ FAMILIES = (
     "ml_trees",
     "training",
     "contrib",
+    "contrib_attention",
     "contrib_quant",
 )
 """Modules with entries, each about one family of ops."""
