@@ -17,14 +17,14 @@ def model_of(
     op: str,
     arrays: Sequence[np.ndarray | None],
     fixed: Sequence[int] = (),
-    outputs: int = 1,
+    outputs: int | Sequence[int] = 1,
     domain: str = "com.microsoft",
     version: int = 1,
     free: Mapping[int, Sequence[Any]] | None = None,
     **attrs: Any,
 ) -> Any:
     """A model of one node; inputs in `fixed` are initializers, None is an input left out, `free` names sizes
-    of inputs."""
+    of inputs; `outputs` says how many there are, or which."""
     names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
     kind = helper.np_dtype_to_tensor_dtype
     inputs = [
@@ -33,8 +33,10 @@ def model_of(
         if a is not None and i not in fixed
     ]
     constants = [onnx.numpy_helper.from_array(arrays[i], names[i]) for i in fixed]
-    results = [f"y{i}" for i in range(outputs)]
-    node = helper.make_node(op, names, results, name=f"the {op}", domain=domain, **attrs)
+    wanted = range(outputs) if isinstance(outputs, int) else outputs
+    results = [f"y{i}" for i in wanted]
+    places = [f"y{i}" if i in wanted else "" for i in range(max(wanted) + 1)]
+    node = helper.make_node(op, names, places, name=f"the {op}", domain=domain, **attrs)
     graph = helper.make_graph(
         [node], op, inputs, [helper.make_empty_tensor_value_info(r) for r in results], constants
     )
@@ -53,7 +55,7 @@ def check(
     op: str,
     *arrays: np.ndarray | None,
     fixed: Sequence[int] = (),
-    outputs: int = 1,
+    outputs: int | Sequence[int] = 1,
     rtol: float = 1e-4,
     atol: float = 1e-5,
     domain: str = "com.microsoft",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from conformance.onnx_nodes import check
+import rlx
+from conformance.onnx_nodes import check, model_of
+from rlx import onnx_backend
 
 RNG = np.random.default_rng(7)
 
@@ -36,9 +41,34 @@ def test_gelu_with_bias() -> None:
     check("FastGelu", f32(2, 3, 8))
 
 
-def test_skip_layer_norm() -> None:
-    check("SkipLayerNormalization", f32(2, 5, 16), f32(2, 5, 16), f32(16), f32(16), f32(16), epsilon=1e-5)
-    check("SkipSimplifiedLayerNormalization", f32(2, 5, 16), f32(2, 5, 16), f32(16), epsilon=1e-5)
+@pytest.mark.parametrize("skip", [(2, 5, 16), (1, 5, 16), (5, 16)])
+def test_skip_layer_norm(skip: tuple[int, ...]) -> None:
+    x, scale, bias = f32(2, 5, 16), f32(16), f32(16)
+    check("SkipLayerNormalization", x, f32(*skip), scale, f32(16), bias, outputs=(0, 3), epsilon=1e-5)
+    check("SkipLayerNormalization", x, f32(*skip), scale)
+    check("SkipSimplifiedLayerNormalization", x, f32(*skip), scale, bias, outputs=(0, 3), epsilon=1e-5)
+    check("SkipSimplifiedLayerNormalization", x, f32(*skip), scale, outputs=(0, 3))
+    flat = f32(5, 16), f32(5, 16)
+    check("SkipSimplifiedLayerNormalization", *flat, scale, bias, free={0: ("n", 16), 1: ("n", 16)})
+
+
+def test_simplified_layer_norm() -> None:
+    """Of the first domain, though ONNX knows nothing of it; the second output is the inverse deviation."""
+    x, where = f32(2, 3, 16), {"domain": "", "version": 17, "outputs": 2}
+    check("SimplifiedLayerNormalization", x, f32(16), epsilon=1e-3, **where)
+    check("SimplifiedLayerNormalization", x, f32(3, 16), axis=1, **where)
+    half, near = x.astype(np.float16), {"rtol": 1e-2, "atol": 1e-3}
+    check("SimplifiedLayerNormalization", half, f32(16).astype(np.float16), **where, **near)
+    check("SimplifiedLayerNormalization", half, f32(16), **where, **near)
+
+
+def test_moments_of_a_skip_norm() -> None:
+    """ONNX Runtime declares these outputs and leaves them out."""
+    x, skip, scale = f32(2, 5, 16), f32(2, 5, 16), f32(16)
+    model = model_of("SkipLayerNormalization", [x, skip, scale], outputs=4, epsilon=1e-3)
+    _, mean, inverse, total = onnx_backend.run_model(model, [x, skip, scale])
+    np.testing.assert_allclose(mean, total.mean(-1, keepdims=True), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(inverse, 1 / np.sqrt(total.var(-1, keepdims=True) + 1e-3), rtol=1e-4)
 
 
 def test_embed_layer_norm() -> None:
@@ -76,19 +106,70 @@ def test_fused_gemm_and_conv() -> None:
     check("FusedConv", f32(1, 2, 6, 6), f32(3, 2, 3, 3), f32(3), activation="Relu", pads=[1, 1, 1, 1])
 
 
+IDS = np.array([[0, 1, 2], [2, 3, 9]])
+ROTARY: dict[str, tuple[tuple[int, ...], np.ndarray, dict[str, int]]] = {
+    "flat": ((2, 3, 16), IDS, {}),
+    "heads given": ((2, 3, 16), IDS, {"num_heads": 2}),
+    "heads in front": ((2, 2, 3, 8), IDS, {}),
+    "one first position": ((2, 3, 16), np.array([4]), {}),
+    "in part": ((2, 3, 32), IDS, {"num_heads": 2, "rotary_embedding_dim": 8}),
+    "in part, heads in front": ((2, 2, 3, 16), IDS, {"num_heads": 2, "rotary_embedding_dim": 8}),
+}
+
+
 @pytest.mark.parametrize("interleaved", [0, 1])
-def test_rotary_embedding(interleaved: int) -> None:
-    ids = np.array([[0, 1, 2, 3], [2, 3, 4, 5]])
+@pytest.mark.parametrize("case", ROTARY)
+def test_rotary_embedding(case: str, interleaved: int) -> None:
+    shape, ids, how = ROTARY[case]
     angles = f32(10, 4)
-    check(
-        "RotaryEmbedding",
-        f32(2, 4, 16),
-        ids,
-        np.cos(angles),
-        np.sin(angles),
-        interleaved=interleaved,
-        num_heads=2,
-    )
+    x, cos, sin = f32(*shape), np.cos(angles), np.sin(angles)
+    check("RotaryEmbedding", x, ids, cos, sin, interleaved=interleaved, **how)
+    half = [t.astype(np.float16) for t in (x, cos, sin)]
+    near = {"rtol": 1e-2, "atol": 1e-3}
+    check("RotaryEmbedding", half[0], ids, *half[1:], interleaved=interleaved, **how, **near)
+    if ids.ndim == 2 and (len(shape) == 4 or "num_heads" in how):  # ONNX's own op has other rules
+        if len(shape) == 4:
+            how = {k: v for k, v in how.items() if k != "num_heads"}
+        check("RotaryEmbedding", x, cos, sin, ids, domain="", version=23, interleaved=interleaved, **how)
+
+
+def test_rotary_embedding_with_more_angles_than_it_turns() -> None:
+    arrays = [f32(2, 3, 32), IDS, f32(10, 8), f32(10, 8)]
+    with pytest.raises(rlx.errors.ImportError_, match="needs 4 angles") as caught:
+        rlx.from_onnx(model_of("RotaryEmbedding", arrays, num_heads=2, rotary_embedding_dim=8))
+    assert "node 'the RotaryEmbedding'" in str(caught.value)
+
+
+# -- rows of few bits
+
+PICKED = np.array([[0, 3, 2], [8, 8, -1]])
+ROWS = {"gather_axis": 0, "quantize_axis": 1, "block_size": 16}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(("bits", "width"), [(4, 64), (4, 48), (4, 40), (8, 32), (8, 40)])
+def test_rows_of_bytes(bits: int, width: int, fixed: bool, kind: Any) -> None:
+    per, blocks = 8 // bits, -(-width // 16)
+    data, scales, zeros = u8(9, width // per), f32(9, blocks).astype(kind), u8(9, -(-blocks // per))
+    near = {"rtol": 1e-2} if kind is np.float16 else {}
+    for arrays in ((data, PICKED, scales), (data, PICKED, scales, zeros)):
+        constant = [i for i in range(len(arrays)) if i != 1 and fixed]
+        check("GatherBlockQuantized", *arrays, fixed=constant, bits=bits, **ROWS, **near)
+    check("GatherBlockQuantized", data, PICKED, scales, free={1: ("b", "s")}, bits=bits, **ROWS, **near)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
+def test_rows_of_half_bytes(kind: Any) -> None:
+    def codes(*shape: int) -> np.ndarray:
+        return RNG.integers(-8, 8, shape).astype(np.int8).astype(kind)
+
+    op = "GatherBlockQuantized"
+    check(op, codes(9, 32), PICKED, f32(9, 2), fixed=(0, 2), **ROWS)
+    check(op, codes(9, 32), PICKED, f32(9, 2), codes(9, 2), fixed=(0, 2, 3), **ROWS)
+    turned = ROWS | {"gather_axis": 1, "quantize_axis": 0}
+    check(op, codes(40, 5), np.array([4, 0]), f32(3, 5), codes(3, 5), fixed=(0, 2, 3), **turned)
+    check(op, codes(3, 40, 5), np.array([[2, 0]]), f32(3, 3, 5), codes(3, 3, 5), fixed=(0, 2, 3), **ROWS)
 
 
 ONE, TWO = np.array(0.02, np.float32), np.array(0.05, np.float32)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rlx import ops
 from rlx.errors import ImportError_
 from rlx.frontend.onnx.attention import join_heads, split_heads
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
 
 MS = "com.microsoft"
 
@@ -42,7 +41,29 @@ def quick_gelu(n: Call) -> Any:
 @onnx_op("SimplifiedLayerNormalization", ignored=("stash_type",))
 @onnx_op("SimplifiedLayerNormalization", domain=MS, ignored=("stash_type",))
 def simplified_layer_norm(n: Call) -> Any:
-    return ops.rms_norm(n[0], n[1], int(n.attr("axis", -1)), n.attr("epsilon", 1e-5))
+    x, scale = n[0], n[1]
+    axis, eps = normal_axis(n.proto.op_type, int(n.attr("axis", -1)), x.rank), n.attr("epsilon", 1e-5)
+    wide = ops.cast(x, "f32") if scale.dtype is not x.dtype else x
+    y = ops.cast(ops.rms_norm(wide, ops.cast(scale, wide.dtype), axis, eps), scale.dtype)
+    return y, (moments(x, axis, eps, centred=False)[1] if n.wants(1) else None)
+
+
+def moments(x: Node, axis: int, eps: float, centred: bool) -> tuple[Any, Any]:
+    """Mean (0 if not centred) and inverse deviation of what a norm sees, in f32 for halves."""
+    y = ops.cast(x, "f32") if x.dtype.bits < 32 else x
+    axes = tuple(range(axis, x.rank))
+    mean = ops.mean(y, axes, keepdims=True) if centred else ops.zeros((*x.shape[:axis], *(1,) * len(axes)))
+    y = y - mean if centred else y
+    return mean, ops.rsqrt(ops.mean(y * y, axes, keepdims=True) + eps)
+
+
+def skip_norm(n: Call, scale: Node, shift: Node | None, bias: Node | None, centred: bool) -> Any:
+    """The norm of input + skip (+ bias), its moments, and that sum."""
+    total = n[0] + n[1] if bias is None else n[0] + n[1] + bias
+    eps = n.attr("epsilon", 1e-12)
+    y = ops.layer_norm(total, scale, shift, -1, eps) if centred else ops.rms_norm(total, scale, -1, eps)
+    seen = moments(total, total.rank - 1, eps, centred) if n.wants(1) or n.wants(2) else (None, None)
+    return y, *seen, total
 
 
 @onnx_op("LayerNormalization", domain=MS, ignored=("stash_type",))
@@ -52,14 +73,12 @@ def layer_norm(n: Call) -> Any:
 
 @onnx_op("SkipLayerNormalization", domain=MS)
 def skip_layer_norm(n: Call) -> Any:
-    total = n[0] + n[1] if n.get(4) is None else n[0] + n[1] + n[4]
-    return ops.layer_norm(total, n[2], n.get(3), -1, n.attr("epsilon", 1e-12)), None, None, total
+    return skip_norm(n, n[2], n.get(3), n.get(4), centred=True)
 
 
 @onnx_op("SkipSimplifiedLayerNormalization", domain=MS)
 def skip_simplified_layer_norm(n: Call) -> Any:
-    total = n[0] + n[1] if n.get(3) is None else n[0] + n[1] + n[3]
-    return ops.rms_norm(total, n[2], -1, n.attr("epsilon", 1e-12)), None, None, total
+    return skip_norm(n, n[2], None, n.get(3), centred=False)
 
 
 @onnx_op("EmbedLayerNormalization", domain=MS, ignored=("mask_index_type",))
@@ -94,47 +113,6 @@ def fused_matmul(n: Call) -> Any:
     alpha = n.attr("alpha", 1.0)
     y = ops.matmul(a, b)
     return y if alpha == 1.0 else y * alpha
-
-
-@onnx_op("MatMulNBits", domain=MS, ignored=("accuracy_level",))
-def matmul_nbits(n: Call) -> Any:
-    """Weights in 2, 4 or 8 bits, in blocks along k, each block with a scale and perhaps a zero point."""
-    x, scales = n[0], n[2]
-    k, columns = int(n.attr("K")), int(n.attr("N"))
-    bits, block = int(n.attr("bits", 4)), int(n.attr("block_size"))
-    if n.get(4) is not None:
-        raise ImportError_("g_idx is not supported")
-    blocks = -(-k // block)
-    raw = n.known(1)
-    if raw is None:
-        raise ImportError_("its weights must be constant")
-    weight = unpacked(raw.reshape(columns, blocks, -1), bits)[..., :block].reshape(columns, blocks * block)
-    zero = None
-    if n.get(3) is not None:
-        points = n.known(3)
-        if points is None:
-            raise ImportError_("its zero points must be constant")
-        if points.dtype == np.uint8:
-            zero = unpacked(points.reshape(columns, -1), bits)[:, :blocks]
-        else:
-            zero = points.reshape(columns, blocks)
-    middle = 1 << (bits - 1)
-    codes = (weight[:, :k].T.astype(np.int16) - middle).astype(np.int8)
-    centred = n.importer.constant(codes, f"{n.label}.codes")
-    scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
-    shift = None if zero is None else zero.T.astype(np.float32) - middle
-    shifts = None if shift is None else n.importer.constant(shift, f"{n.label}.zeros")
-    matrix = ops.dequantize_groups(centred, scale, shifts, bits=bits, group=block)
-    y = ops.matmul(x, ops.cast(matrix, x.dtype))
-    return y if n.get(5) is None else y + n[5]
-
-
-def unpacked(data: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers of a few bits from bytes, low bits first."""
-    if bits == 8:
-        return data
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((data[..., None] >> shifts) & ((1 << bits) - 1)).reshape(*data.shape[:-1], -1)
 
 
 @onnx_op("FusedConv", domain=MS)
@@ -181,8 +159,9 @@ def rotary_embedding(n: Call) -> Any:
     heads, size = int(n.attr("num_heads", 0)), int(n.attr("rotary_embedding_dim", 0))
     flat = x.rank == 3
     if flat:
-        half = cos.shape[-1]
-        x = split_heads(x, heads or int(x.shape[-1] // (size or 2 * half)))
+        x = split_heads(x, heads or int(x.shape[-1] // (size or 2 * cos.shape[-1])))
+    if size and cos.shape[-1] != size // 2:
+        raise ImportError_(f"rotary_embedding_dim {size} needs {size // 2} angles, but cos is {cos.tensor}")
     if ids.rank == 1:
         ids = ops.reshape(ids + ops.iota((x.shape[2],)), (1, -1))
     cos, sin = (ops.expand_dims(ops.gather(t, ids), 1) for t in (cos, sin))

@@ -50,6 +50,7 @@ FAMILIES = (
     "training",
     "contrib",
     "contrib_attention",
+    "contrib_blocks",
     "contrib_quant",
 )
 """Modules with entries, each about one family of ops."""
