@@ -75,6 +75,7 @@ def test_a_file_of_somebody_else_is_checked_and_streamed(
     layers_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_result: np.ndarray
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("RLX_CACHE", str(tmp_path / "cache"))  # what this key signs nobody else can use
     with pytest.warns(ArtifactWarning, match="not signed by this user"):
         program = rlx.load(layers_file, weight_budget=BUDGET)
     np.testing.assert_array_equal(program(sample()), layers_result)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import struct
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from rlx.ir.op import Level, Role
 from rlx.records import dataclass
 from rlx.runtime.container import Container
 from rlx.runtime.meanwhile import meanwhile
-from rlx.runtime.native_code import FORMAT, native_code, open_blob
+from rlx.runtime.native_code import FORMAT, native_code, open_blob, open_runtime
 from rlx.runtime.stored import StoredLir
 from rlx.runtime.trust import accept, accepted, keyring
 from rlx.runtime.weights import Weights
@@ -38,7 +39,7 @@ from rlx.runtime.weights import Weights
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
-SIGNED_PARTS = ("plan", "outline", "code")
+SIGNED_PARTS = ("plan", "outline", "code", "runtime")
 
 
 class ArtifactWarning(UserWarning):
@@ -245,10 +246,11 @@ class Artifact:
         return lir
 
     def _code(self, number: int, target: Target) -> tuple[Any, Any]:
-        blob = self.container.part(f"{number}.code")
+        blob, runtime = (self.container.part(f"{number}.{name}") for name in ("code", "runtime"))
         try:
+            open_runtime(runtime)
             return open_blob(blob, target)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError, UnicodeDecodeError) as e:
+        except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as e:
             raise self.container.fail(f"its code is damaged ({type(e).__name__})") from e
 
     def _weights(self, lir: LirModule, entries: Iterable[Any]) -> Weights:

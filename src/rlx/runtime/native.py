@@ -1,6 +1,6 @@
-"""What the pool and the driver share: waiting, sleeping and telling the time, as emitted code.
+"""What pool, driver and reader share: waiting, sleeping and telling the time, as emitted code.
 
-These two are the only native code that is not a kernel. It is written for the baseline of the instruction
+These are the only native code that is not a kernel. It is written for the baseline of the instruction
 set, because nothing in it gains from vectors.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Number, Value, constant
 from rlx.backend.cpu.jit import Code, compile_and_load, compile_object, load
@@ -22,20 +22,41 @@ _POLL_MICROSECONDS = 50
 _MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest, denormals kept
 
 
-def baseline() -> Target:
-    """The target that every machine of this instruction set runs."""
-    return resolve("x86-64" if platform.machine() in ("x86_64", "AMD64") else "aarch64")
+_offered: dict[str, bytes] = {}
+
+
+def baseline(x86: bool | None = None) -> Target:
+    """The target that every machine of an instruction set runs; if not told, of the set of this machine."""
+    if x86 is None:
+        x86 = platform.machine() in ("x86_64", "AMD64")
+    return resolve("x86-64" if x86 else "aarch64")
 
 
 def build(emit: Callable[[Module], None], cache: ObjectCache | None = None) -> Code:
     """Code of the functions that `emit` writes; with a cache it is compiled once per user."""
-    module = Module(baseline())
-    emit(module)
-    text, target = module.text(), module.target
     if cache is None:
-        return compile_and_load(text, target)
+        return compile_and_load(_text(emit, baseline()), baseline())
+    return load(cached(emit, baseline(), cache)[1], baseline())
+
+
+def cached(emit: Callable[[Module], None], target: Target, cache: ObjectCache) -> tuple[str, bytes]:
+    """The key and the object of the functions that `emit` writes."""
+    text = _text(emit, target)
     key = hashlib.sha256(text.encode()).hexdigest()
-    return load(cache.get_or_make(key, target, lambda: compile_object(text, target)), target)
+    offered = _offered.get(key)
+    return key, offered or cache.get_or_make(key, target, lambda: compile_object(text, target))
+
+
+def offer(objects: Mapping[str, bytes]) -> None:
+    """Take these objects where `cached` is asked for their keys: a file that is trusted brings them along, so
+    that it runs without a compiler."""
+    _offered.update(objects)
+
+
+def _text(emit: Callable[[Module], None], target: Target) -> str:
+    module = Module(target)
+    emit(module)
+    return module.text()
 
 
 def clock(f: Function) -> Value:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlx.runtime.cache import ObjectCache
 
 _LENGTH = struct.Struct("<Q")
-FORMAT = 6  # of the cached blob
+FORMAT = 7  # of the cached blob
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
@@ -44,7 +44,7 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
             made = build_kernels(lir, target, view_layouts(lir.mir), compiling.add)
         finally:
             objects = compiling.objects()  # no thread is left behind
-        return b"".join(_LENGTH.pack(len(p)) + p for p in (made.describe().encode(), *objects))
+        return _joined(made.describe().encode(), *objects)
 
     return make() if cache is None else cache.get_or_make(f"{FORMAT}-{lir.code_key}", target, make)
 
@@ -53,10 +53,39 @@ def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
     """Kernels and loaded code of a blob that can be trusted."""
     from rlx.backend.cpu.jit import load_all
 
+    description, *objects = _pieces(blob)
+    return KernelSet.recall(description.decode()), load_all(objects, target) if objects else None
+
+
+def runtime_blob(target: Target, cache: ObjectCache) -> bytes:
+    """The code that runs programs on machines of this kind, for a file that has to run without a compiler."""
+    from rlx.runtime import native
+    from rlx.runtime.driver import emit_driver
+    from rlx.runtime.pool import emit_pool
+    from rlx.runtime.reader import emit_reader
+
+    machine = native.baseline(target.x86)
+    found = [native.cached(emit, machine, cache) for emit in (emit_driver, emit_pool, emit_reader)]
+    return _joined(*(piece for key, code in found for piece in (key.encode(), code)))
+
+
+def open_runtime(blob: bytes) -> None:
+    """Let runs take the code of a blob that can be trusted."""
+    from rlx.runtime import native
+
+    pieces = _pieces(blob)
+    native.offer({key.decode(): code for key, code in zip(pieces[::2], pieces[1::2], strict=True)})
+
+
+def _joined(*pieces: bytes) -> bytes:
+    return b"".join(_LENGTH.pack(len(piece)) + piece for piece in pieces)
+
+
+def _pieces(blob: bytes) -> list[bytes]:
     pieces, at = [], 0
     while at < len(blob):
         (length,) = _LENGTH.unpack_from(blob, at)
         at += _LENGTH.size
         pieces.append(blob[at : at + length])
         at += length
-    return KernelSet.recall(pieces[0].decode()), load_all(pieces[1:], target) if pieces[1:] else None
+    return pieces

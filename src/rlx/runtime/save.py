@@ -22,7 +22,7 @@ from rlx.runtime import container
 from rlx.runtime.artifact import SIGNED_PARTS, Origin, generator, signed_bytes
 from rlx.runtime.cache import ObjectCache, default_cache
 from rlx.runtime.derive import LazyArray, lazy_weights
-from rlx.runtime.native_code import code_blob
+from rlx.runtime.native_code import code_blob, runtime_blob
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -128,6 +128,7 @@ class _Variant:
         parts[prefix + "plan"] = lir.to_text(blobs).encode()
         parts[prefix + "outline"] = json.dumps(outlined).encode()
         parts[prefix + "code"] = code_blob(lir, target, cache)
+        parts[prefix + "runtime"] = runtime_blob(target, cache)
         parts[prefix + "unfused"] = (
             b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
         )
