@@ -240,16 +240,20 @@ def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Any:
         elif new != total:
             raise ImportError_(f"without a past all {total} tokens must be new, but {new} are")
         return rows
-    size, room = dim_max(past.shape[2], total), past.shape[2]
+    size = dim_max(past.shape[2], total)
     at = ops.iota((1, size), 1)
     start = ops.reshape(before, (batch, 1))
     end = start + size_value(new)
-    # rows of [past, rows]: old ones where they were, new ones from `room` on
-    source = ops.where(ops.less(at, start), at, ops.minimum(at, end - 1) - start + size_value(room))
-    both = ops.transpose(ops.concat([past, rows], axis=2), (0, 2, 1, 3))
-    moved = ops.transpose(ops.gather(both, source, axis=1, batch_dims=1), (0, 2, 1, 3))
-    filled = ops.reshape(ops.less(at, end), (batch, 1, size, 1))
-    return ops.where(filled, moved, n.constant(0, rows.dtype))
+    turned = ops.transpose(rows, (0, 2, 1, 3))
+    place = ops.minimum(ops.maximum(at - start, 0), size_value(new - 1))
+    moved = ops.transpose(ops.gather(turned, place, axis=1, batch_dims=1), (0, 2, 1, 3))
+    old = ops.pad(past, [(0, 0), (0, 0), (0, size - past.shape[2]), (0, 0)])
+
+    def each(x: Any) -> Any:
+        return ops.reshape(x, (batch, 1, size, 1))
+
+    fresh = ops.where(each(ops.less(at, end)), moved, n.constant(0, rows.dtype))
+    return ops.where(each(ops.less(at, start)), old, fresh)
 
 
 def visible(n: Call, place: Any, length: Any, total: Dim) -> Any:
