@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.errors import ConfigError, InputError, RlxError, ShapeError, TypeError_
+from rlx.errors import ConfigError, FormatError, GuardError, InputError, RlxError, ShapeError, TypeError_
 from rlx.ir.graph import Graph
 
 
@@ -63,11 +63,22 @@ def test_jit_takes_a_function() -> None:
         rlx.jit(3)
 
 
-@pytest.mark.parametrize("convert", [int, float, bool])
+@pytest.mark.parametrize("convert", [int, float, bool, np.asarray])
 def test_nodes_are_no_numbers(convert: Callable[[Any], Any]) -> None:
     x = rlx.Graph("g").input("x", (), "f32")
     with pytest.raises(TypeError_, match=r"%0 \(input\) has no value while the graph is built; "):
         convert(x)
+
+
+def test_sizes_and_paths_of_a_program() -> None:
+    program = rlx.compile(small())
+    for size in (-3, 2.5, "many"):
+        with pytest.raises(GuardError, match=f"symbol 'n' of program 'small' cannot be {size!r}"):
+            program.lir.specialize({"n": size})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"explain\(binding=\{'n': 128\}\)"):
+        program.explain({"n": 3})  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match=r"for example 'model\.rlx', not to None"):
+        program.save(None)  # type: ignore[arg-type]
 
 
 def test_what_a_graph_is_built_from() -> None:

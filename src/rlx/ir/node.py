@@ -79,6 +79,9 @@ class Node:
     def __float__(self) -> float:
         self._refuse_value("keep it a node; rlx.ops.cast changes its dtype")
 
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
+        self._refuse_value("NumPy cannot compute with it; functions of rlx.ops can")
+
     def _refuse_value(self, advice: str) -> NoReturn:
         raise TypeError_(f"%{self.id} ({self.op.name}) has no value while the graph is built; {advice}")
 

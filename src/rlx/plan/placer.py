@@ -117,6 +117,10 @@ class Placer:
         if missing:
             told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
             raise GuardError(told)
+        for symbol in self.symbols:
+            if not hasattr(sizes[symbol], "__index__") or sizes[symbol] < 0:
+                told = f"symbol {symbol!r} of program {self.graph.name!r} cannot be {sizes[symbol]!r}"
+                raise GuardError(f"{told}; a size is a whole number of at least 0")
         self.check_guards(binding)
         made = self.unchecked(sizes)
         if self.budget is not None and made.arena_size > self.budget:

@@ -154,6 +154,8 @@ class CompiledProgram(Execution):
         """
         from rlx.plan.explain import explain
 
+        if not isinstance(measure, bool):
+            raise InputError("sizes are told by name: explain(binding={'n': 128}); measure is True or False")
         lir = self.lir if binding is None else self.lir.specialize(binding)
         page = explain(lir, self._host_reasons(), self._scratch(lir.plan))
         if not measure:

@@ -52,6 +52,8 @@ def save(
 
     `facts` are JSON values of the caller's that are kept in the header.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise FormatError(f"a program is saved to a path, for example 'model.rlx', not to {path!r}")
     if program.origin is None:
         name = program.graph.name
         raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
