@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,14 @@ def test_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "docs" / "make_api.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"run python docs/make_api.py: {done.stdout}{done.stderr}"
+
+
+def test_the_readme_shows_rows_of_the_page_of_benchmarks() -> None:
+    maker = runpy.run_path(str(ROOT / "docs" / "make_readme_table.py"))
+    readme, page = (ROOT / name for name in ("README.md", "docs/benchmarks.md"))
+    text = readme.read_text(encoding="utf-8")
+    made = maker["with_table"](text, page.read_text(encoding="utf-8"))
+    assert made == text, "run python docs/make_readme_table.py"
 
 
 def code_of(page: Path) -> list[str]:
