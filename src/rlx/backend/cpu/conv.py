@@ -43,7 +43,8 @@ from rlx.passes.conv_cost import ConvTarget
 def conv_target(target: Target) -> ConvTarget:
     """The units that this target's convolution kernels work in."""
     lanes = target.lanes("f32")
-    groups = tuple((d, kind_of(d, target).group) for d in ("u8", "bf16"))
+    grouped = ("u8", "bf16", *(("i16",) if target.x86 else ()))
+    groups = tuple((d, kind_of(d, target).group) for d in grouped)
     return ConvTarget(lanes, lanes * VECTORS, WINOGRAD.get(), groups)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.backend.cpu.conv_end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.backend.cpu.conv_lines import PixelMover, emit_line_packer
-from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, static, tile_pixels
+from rlx.backend.cpu.conv_shape import VECTORS, Geometry, Image, as_signed, static, tile_pixels
 from rlx.backend.cpu.conv_source import ImageSource, SourceMover, as_one_line
 from rlx.backend.cpu.conv_tile import ConvTile
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
@@ -40,11 +40,6 @@ def emit_direct(
 ) -> EmittedKernel:
     """Write the kernel of a convolution whose weights lie in panels."""
     return _Direct(module, name, nest, layout, inputs, outputs).emit()
-
-
-def as_signed(fill: int) -> int:
-    """A byte as the signed number with the same bits."""
-    return fill - 256 if fill > 127 else fill
 
 
 @dataclass(frozen=True)

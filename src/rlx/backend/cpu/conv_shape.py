@@ -21,6 +21,11 @@ def static(d: Dim) -> int:
     return d
 
 
+def as_signed(fill: int) -> int:
+    """A byte as the signed number with the same bits."""
+    return fill - 256 if fill > 127 else fill
+
+
 def tile_pixels(target: Target, kind: Kind) -> int:
     """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
     spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)

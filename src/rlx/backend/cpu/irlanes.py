@@ -239,6 +239,10 @@ class Lanes(Arithmetic):
         """<16 x i32> total + quads of <64 x i8> products, `a` unsigned and `b` signed."""
         return self.intrinsic("llvm.x86.avx512.vpdpbusd.512", total.type, total, a, b, feature="avx512vnni")
 
+    def add_dot_i16(self, total: Value, a: Value, b: Value) -> Value:
+        """<16 x i32> total + pairs of <32 x i16> products."""
+        return self.intrinsic("llvm.x86.avx512.vpdpwssd.512", total.type, total, a, b, feature="avx512vnni")
+
     def dot_i16(self, a: Value, b: Value) -> Value:
         """Sums of neighbouring pairs of 16-bit products, as i32: one x86 register of each."""
         names = {

@@ -21,6 +21,7 @@ LLVM_TYPES = {
     "bf16": "bfloat",
     "f16": "half",
     "i32": "i32",
+    "i16": "i16",
     "i8": "i8",
     "u8": "i8",
 }
@@ -135,6 +136,29 @@ class ByteQuads(Kind):
 
 
 @dataclass(frozen=True)
+class ShortPairs(Kind):
+    """Two k at a time as 16-bit integers, summed in i32: in one instruction, or `in_two`."""
+
+    in_two: bool
+
+    @property
+    def adds_at_once(self) -> bool:
+        return not self.in_two
+
+    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+        pair = fn.load("i32", place, 2) if count == 2 else fn.zext(fn.load("i16", place), "i32")
+        return fn.bitcast(fn.splat(pair, self.lanes), vector("i16", 2 * self.lanes))
+
+    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+        if self.in_two:
+            return fn.value(fn.add(fn.dot_i16(a, b), total))
+        return fn.add_dot_i16(total, a, b)
+
+    def _widen(self, fn: Function, value: Value) -> Value:
+        return value
+
+
+@dataclass(frozen=True)
 class Bytes(Kind):
     """One k at a time in 32-bit integers, for targets without a dot product of bytes."""
 
@@ -177,8 +201,8 @@ class BytePairs(Bytes):
 def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
     """The best way `target` has to contract operands of `dtype`. 16-bit floats are summed in f32.
 
-    "i8" is A and B of signed bytes, "u8" A of unsigned ones; both are summed in i32. Without `grouped`, k is
-    taken one by one, for an A whose neighbours in k do not lie side by side.
+    "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (x86 only) both of 16 bits; all are summed
+    in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k do not lie side by side.
 
     >>> from rlx.backend.cpu.target import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
@@ -191,6 +215,8 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
         if grouped and target.x86:
             return BytePairs("i8", "i32", 2, lanes, signed)
         return Bytes("i8", "i32", 1, lanes, signed)
+    if dtype == "i16" and target.x86:
+        return ShortPairs("i16", "i32", 2, target.lanes("i32"), not target.has_vnni)
     if dtype not in ("f64", "f32", "bf16", "f16"):
         raise DTypeError(f"no contraction kernel takes {dtype}: cast to f64, f32, bf16, f16, i8 or u8")
     if dtype == "bf16" and target.has_bf16 and grouped:

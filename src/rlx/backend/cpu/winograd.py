@@ -4,7 +4,7 @@ Tiles of m x m outputs are taken in strips whose transformed inputs and sums fit
 transformed into scratch, multiplied with the transformed weights point by point, and transformed back with
 the epilogue: one kernel, no meeting of threads in between. Threads share strips or, where weights outweigh
 the image by far, output channels; then each transforms all inputs for itself. Tiles whose window holds an Inf
-or NaN are summed again without transforms.
+or NaN are summed again without transforms. Bytes are transformed to 16 bits, and sums are exact.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.backend.cpu.conv_end import Epilogue
-from rlx.backend.cpu.conv_shape import Geometry, Image, tile_pixels
+from rlx.backend.cpu.conv_shape import Geometry, Image, as_signed, tile_pixels
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.gemm_cut import Tiles
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.winograd_direct import ELEMENT, emit_direct_tile
+from rlx.backend.cpu.winograd_numbers import Integers, Reals
 from rlx.backend.cpu.winograd_parts import (
     emit_input_transform,
     emit_output_transform,
@@ -34,7 +35,9 @@ HEAVY_WEIGHTS = 8  # times the size of the image from which threads share output
 
 def strip_tiles(layout: WinogradLayout, cache: int, pixels: int) -> int:
     """Most tiles in a strip: whole register tiles whose inputs and sums at all points fit `cache` bytes."""
-    per_tile = layout.points * (layout.channels + layout.wide_out) * 4
+    exact = layout.group > 1  # points of 16 bits; half of the cache is for their weights
+    per_tile = layout.points * (layout.channels * (2 if exact else 4) + layout.wide_out * 4)
+    cache = cache // 2 if exact else cache
     return max(cache // per_tile // pixels, 2) * pixels
 
 
@@ -71,7 +74,8 @@ class _Winograd:
         self.epilogue = Epilogue.blocked(
             self.table, nest.stores[0], nest.form.out, self.shape.out, self.lanes
         )
-        self.kind = kind_of("f32", module.target)
+        self.numbers = Reals() if layout.group == 1 else Integers()
+        self.kind = kind_of("f32" if layout.group == 1 else "i16", module.target)
         self.pixels = tile_pixels(module.target, self.kind)
         self.in_blocks, self.out_blocks = layout.channels // self.lanes, layout.wide_out // self.lanes
         self.most = strip_tiles(layout, module.target.l2_bytes, self.pixels)
@@ -107,7 +111,8 @@ class _Winograd:
         strips = fn.select(fn.cmp("eq", chunks, 1), shared, strips)
         strips = fn.umax(strips, 1)
         low, high = self.table.share(fn.mul(strips, chunks))
-        self.transform = emit_input_transform(self.module, m, self.lanes)
+        fill = as_signed(self.nest.form.fill)
+        self.transform = emit_input_transform(self.module, self.numbers, m, self.lanes, fill)
         self.finish = emit_output_transform(
             self.module,
             self.name,
@@ -118,6 +123,7 @@ class _Winograd:
             self.lanes,
             self.shape.out,
             self.layout.out,
+            self.numbers,
             self.repair,
         )
 
@@ -139,7 +145,7 @@ class _Winograd:
         fn, layout = self.fn, self.layout
         into, sums = self.point_step(self.in_blocks, tiles), self.point_step(self.out_blocks, tiles)
         u = self.table.scratch()
-        v = fn.gep(u, fn.mul(into, layout.points), ELEMENT)
+        v = fn.gep(u, fn.mul(into, layout.points), self.kind.element)
         image = fn.udiv(first, per_image)
         inside = fn.urem(first, per_image)
         place = [image, fn.udiv(inside, tiles_w), fn.urem(inside, tiles_w)]
@@ -181,17 +187,18 @@ class _Winograd:
         cut = Tiles.of(fn, tiles, self.pixels)
         weights = self.table.operand(fn, self.nest.w).pointer
         block = fn.mul(tiles, lanes)
+        element, total = self.kind.element, self.kind.accumulator
 
         def point(p: Int, _: list[Value]) -> None:
-            w = fn.gep(weights, fn.mul(p, panels.elements), ELEMENT)
-            x, y = fn.gep(u, fn.mul(p, into), ELEMENT), fn.gep(v, fn.mul(p, sums), ELEMENT)
+            w = fn.gep(weights, fn.mul(p, panels.elements), element)
+            x, y = fn.gep(u, fn.mul(p, into), element), fn.gep(v, fn.mul(p, sums), total)
 
             def panel(j: Int, vectors: int) -> None:
                 column = fn.mul(j, panels.columns)
-                there = fn.gep(w, fn.mul(column, panels.depth), ELEMENT)
-                out = fn.gep(y, fn.mul(fn.udiv(column, lanes), block), ELEMENT)
+                there = fn.gep(w, fn.mul(column, panels.depth), element)
+                out = fn.gep(y, fn.mul(fn.udiv(column, lanes), block), total)
                 names = [emit_products(self.module, self.kind, n, vectors) for n in range(1, self.pixels + 1)]
-                table = self.module.table(f"winograd.products{vectors}", "ptr", names)
+                table = self.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
                 low, high = (
                     fn.load(
                         "ptr", fn.gep(table, fn.umin(fn.sub(fn.add(cut.low, i), 1), self.pixels - 1), "ptr")
@@ -202,7 +209,7 @@ class _Winograd:
                 def tile(t: Int, _: list[Value]) -> None:
                     at = fn.mul(cut.row(fn, t), lanes)
                     callee = fn.select(fn.cmp("ult", t, cut.tall), high, low)
-                    args = [fn.gep(x, at, ELEMENT), there, fn.gep(out, at, ELEMENT), self.in_blocks, block]
+                    args = [fn.gep(x, at, element), there, fn.gep(out, at, total), self.in_blocks, block]
                     fn.call(callee, args)  # type: ignore[arg-type]
 
                 fn.loop(0, cut.count, 1, [], tile)

@@ -11,33 +11,11 @@ from rlx.backend.cpu.frame import ArgumentTable
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.microkernel import Kind, Places, accumulate
 from rlx.backend.cpu.primitives import memory_type
-from rlx.backend.cpu.winograd_direct import ELEMENT, is_spoilt
+from rlx.backend.cpu.winograd_direct import is_spoilt
+from rlx.backend.cpu.winograd_numbers import Integers, Reals
 from rlx.ir.types import Shape
-from rlx.ops.winograd import INPUT, OUTPUT
 
-Grid = list[list[Value]]
-
-
-def _combine(fn: Function, row: Sequence[float], values: Sequence[Value]) -> Value:
-    """A sum of values with small constant factors."""
-    total: Value | None = None
-    for factor, value in sorted(zip(row, values, strict=True), key=lambda pair: -pair[0]):
-        if factor == 0:
-            continue
-        if total is None:
-            total = value if factor == 1 else fn.fmul(value, constant(value.type, float(factor)))
-        elif abs(factor) == 1:
-            total = fn.fadd(total, value) if factor == 1 else fn.fsub(total, value)
-        else:
-            total = fn.fma(value, constant(value.type, float(factor)), total)
-    assert total is not None
-    return total
-
-
-def _both_sides(fn: Function, matrix: Sequence[Sequence[float]], grid: Grid) -> Grid:
-    """matrix @ grid @ matrix transposed."""
-    columns = [[_combine(fn, row, [line[j] for line in grid]) for row in matrix] for j in range(len(grid[0]))]
-    return [[_combine(fn, row, [c[i] for c in columns]) for row in matrix] for i in range(len(matrix))]
+Numbers = Reals | Integers
 
 
 def _each_tile(
@@ -64,9 +42,11 @@ def _each_tile(
     fn.loop(0, tiles, 1, list(place), one)
 
 
-def emit_input_transform(module: Module, m: int, lanes: int) -> str:
-    """Name of the function that writes transformed tiles as [point][block][tile][lanes]."""
-    name = f"winograd.input{m}"
+def emit_input_transform(module: Module, numbers: Numbers, m: int, lanes: int, fill: int = 0) -> str:
+    """Name of the function that writes transformed tiles as [point][block][tile][lanes]; `fill` is what
+    surrounds an image.
+    """
+    name = f"winograd.input{m}.{numbers.name}.{fill}"
     if module.defines(name):
         return name
     words = ("batch", "block", "line", "height", "width", "low_h", "low_w")
@@ -80,19 +60,19 @@ def emit_input_transform(module: Module, m: int, lanes: int) -> str:
     fn = module.function(name, params, internal=True, noinline=True)
     x, batch, block, line, height, width, low_h, low_w, to, step, blocks, tiles, *rest = fn.args
     place, (tiles_h, tiles_w) = rest[:3], rest[3:]
-    side, type_ = m + 2, vector(ELEMENT, lanes)
-    edge = fn.alloca(ELEMENT, side * side * lanes)
+    side, type_ = m + 2, vector(numbers.image, lanes)
+    edge = fn.alloca(numbers.image, side * side * lanes)
 
     def in_block(b: Int, _: list[Value]) -> None:
         plane = fn.mul(b, block)
-        target = fn.gep(to, fn.mul(fn.mul(b, tiles), lanes), ELEMENT)
+        target = fn.gep(to, fn.mul(fn.mul(b, tiles), lanes), numbers.point)
 
         def tile(t: Int, image: Int, row: Int, column: Int) -> None:
             top, left = fn.sub(fn.mul(row, m), low_h), fn.sub(fn.mul(column, m), low_w)
             start = fn.add(
                 plane, fn.add(fn.mul(image, batch), fn.add(fn.mul(top, line), fn.mul(left, lanes)))
             )
-            source = fn.gep(x, start, ELEMENT)
+            source = fn.gep(x, start, numbers.image)
             inside: Value = fn.value(fn.cmp("sge", top, 0))
             for condition in (
                 fn.cmp("sge", left, 0),
@@ -102,26 +82,29 @@ def emit_input_transform(module: Module, m: int, lanes: int) -> str:
                 inside = fn.value(fn.and_(inside, condition))
 
             def copy() -> list[Int | Value]:
-                """A tile that reaches past an edge, with zeros there."""
+                """A tile that reaches past an edge, with `fill` there."""
                 for i in range(side):
                     in_line = fn.cmp("ult", fn.add(top, i), height)
                     for j in range(side):
                         there = fn.and_(in_line, fn.cmp("ult", fn.add(left, j), width))
-                        spot = fn.gep(source, fn.add(fn.mul(line, i), j * lanes), ELEMENT)
+                        spot = fn.gep(source, fn.add(fn.mul(line, i), j * lanes), numbers.image)
                         got = fn.if_value(
                             there,  # type: ignore[arg-type]
                             lambda spot=spot: [fn.load(type_, spot)],  # type: ignore[misc]
-                            lambda: [constant(type_, 0)],
+                            lambda: [constant(type_, fill)],
                         )
-                        fn.store(got[0], fn.gep(edge, (i * side + j) * lanes, ELEMENT))
+                        fn.store(got[0], fn.gep(edge, (i * side + j) * lanes, numbers.image))
                 return [edge, side * lanes]
 
             begin, stride = fn.if_value(inside, lambda: [source, line], copy)
-            lines = [fn.gep(begin, fn.mul(stride, i), ELEMENT) for i in range(side)]
-            grid = [[fn.load(type_, fn.gep(p, j * lanes, ELEMENT)) for j in range(side)] for p in lines]
-            there = fn.gep(target, fn.mul(t, lanes), ELEMENT)
-            for k, value in enumerate(v for r in _both_sides(fn, INPUT[m], grid) for v in r):
-                fn.store(value, fn.gep(there, fn.mul(step, k), ELEMENT))
+            lines = [fn.gep(begin, fn.mul(stride, i), numbers.image) for i in range(side)]
+            grid = [
+                [numbers.read(fn, fn.gep(p, j * lanes, numbers.image), lanes) for j in range(side)]
+                for p in lines
+            ]
+            there = fn.gep(target, fn.mul(t, lanes), numbers.point)
+            for k, value in enumerate(v for r in numbers.into(fn, m, grid) for v in r):
+                fn.store(value, fn.gep(there, fn.mul(step, k), numbers.point))
 
         _each_tile(fn, tiles, place, tiles_h, tiles_w, tile)
 
@@ -135,7 +118,7 @@ def emit_products(module: Module, kind: Kind, pixels: int, vectors: int) -> str:
 
     `step` is the number of elements from one block of channels to the next, in x and in y.
     """
-    name = f"winograd.{pixels}x{vectors}"
+    name = f"winograd.{kind.element}.{pixels}x{vectors}"
     if module.defines(name):
         return name
     params = [
@@ -150,17 +133,17 @@ def emit_products(module: Module, kind: Kind, pixels: int, vectors: int) -> str:
     lanes, width = kind.lanes, vectors * kind.lanes
 
     def block(b: Int, sums: list[Value]) -> list[Value]:
-        rows = Places.of(
-            fn, fn.gep(x, fn.mul(b, step), ELEMENT), [p * lanes for p in range(pixels)], 1, ELEMENT
-        )
-        panel = fn.gep(w, fn.mul(b, lanes * width), ELEMENT)
-        columns = Places.of(fn, panel, [j * lanes for j in range(vectors)], width, ELEMENT)
+        there = fn.gep(x, fn.mul(b, step), kind.element)
+        rows = Places.of(fn, there, [p * lanes for p in range(pixels)], kind.group, kind.element)
+        panel = fn.gep(w, fn.mul(b, lanes * width), kind.element)
+        starts = [j * lanes * kind.group for j in range(vectors)]
+        columns = Places.of(fn, panel, starts, width * kind.group, kind.element)
         return accumulate(fn, kind, rows, columns, lanes, sums)
 
     sums = fn.loop(0, blocks, 1, [kind.zero] * (pixels * vectors), block)
     for n, total in enumerate(sums):
-        there = fn.gep(y, fn.mul(step, n % vectors), ELEMENT)
-        fn.store(total, fn.gep(there, n // vectors * lanes, ELEMENT))
+        there = fn.gep(y, fn.mul(step, n % vectors), kind.accumulator)
+        fn.store(total, fn.gep(there, n // vectors * lanes, kind.accumulator))
     return name
 
 
@@ -174,6 +157,7 @@ def emit_output_transform(
     lanes: int,
     out: Shape,
     channels: int,
+    numbers: Numbers,
     repair: Callable[[Function, Sequence[Int], Value], None],
 ) -> str:
     """Name of the function that turns sums into outputs and stores them behind the epilogue.
@@ -187,29 +171,30 @@ def emit_output_transform(
     fn = module.function(name, params, internal=True, noinline=True)
     _, sums, step, first, last, tiles, *rest = fn.args
     place, (tiles_h, tiles_w) = rest[:3], rest[3:]
-    side, type_ = m + 2, vector(ELEMENT, lanes)
+    side, type_ = m + 2, vector(numbers.sums, lanes)
     height, width = (table.dim(fn, d) for d in out[1:])
     steps = [table.dim(fn, s) for s in (y.batch, y.block, y.axes[1])]
     element = memory_type(table.outputs[0].dtype)
     pointer = table.operand(fn, len(table.inputs)).pointer
-    stage = fn.alloca(ELEMENT, m * m * lanes)
+    stage = fn.alloca(numbers.sums, m * m * lanes)
 
     def block(b: Int, _: list[Value]) -> None:
-        source = fn.gep(sums, fn.mul(fn.mul(b, tiles), lanes), ELEMENT)
+        source = fn.gep(sums, fn.mul(fn.mul(b, tiles), lanes), numbers.sums)
         mask = fn.lanes(fn.sub(channels, fn.mul(b, lanes)), lanes) if channels % lanes else None
         lane = Lane(2, 0, lanes, mask)
 
         def tile(t: Int, image: Int, row: Int, column: Int) -> None:
-            at = fn.gep(source, fn.mul(t, lanes), ELEMENT)
+            at = fn.gep(source, fn.mul(t, lanes), numbers.sums)
             grid = [
-                [fn.load(type_, fn.gep(at, fn.mul(step, i * side + j), ELEMENT)) for j in range(side)]
+                [fn.load(type_, fn.gep(at, fn.mul(step, i * side + j), numbers.sums)) for j in range(side)]
                 for i in range(side)
             ]
-            for i, results in enumerate(_both_sides(fn, OUTPUT[m], grid)):
+            for i, results in enumerate(numbers.out(fn, m, grid)):
                 for j, value in enumerate(results):
-                    fn.store(value, fn.gep(stage, (i * m + j) * lanes, ELEMENT))
+                    fn.store(value, fn.gep(stage, (i * m + j) * lanes, numbers.sums))
             top, left = fn.mul(row, m), fn.mul(column, m)
-            fn.branch(is_spoilt(fn, grid), lambda: repair(fn, (image, b, top, left), stage))
+            if isinstance(numbers, Reals):
+                fn.branch(is_spoilt(fn, grid), lambda: repair(fn, (image, b, top, left), stage))
             common = epilogue.at(fn, [image, b, 0, 0, top, left], lane, None, None)
             for e in epilogue.fixed:
                 common(e)
@@ -223,7 +208,9 @@ def emit_output_transform(
                 there = fn.gep(origin, fn.mul(i, steps[2]), element)
 
                 def pixel(j: Int, _: list[Value]) -> None:
-                    value = fn.load(type_, fn.gep(stage, fn.mul(fn.add(fn.mul(i, m), j), lanes), ELEMENT))
+                    value = fn.load(
+                        type_, fn.gep(stage, fn.mul(fn.add(fn.mul(i, m), j), lanes), numbers.sums)
+                    )
                     point = [image, b, 0, 0, fn.add(top, i), fn.add(left, j)]
                     result = epilogue.value(epilogue.at(fn, point, lane, value, common))
                     if mask is not None:
