@@ -13,6 +13,17 @@ from rlx.ir.dtype import dtype
 from rlx.ir.types import TensorType
 
 
+def _name_apart(declared: Sequence[Dim], axis: Dim, name: str, what: str) -> str:
+    """What to do where exporters gave two axes of inputs one name."""
+    if not what.startswith("input "):
+        return ""
+    shape = [f"{name} here" if d is axis else d if isinstance(d, int) else str(d) for d in declared]
+    return (
+        "; if they may differ, name this axis apart: load an ONNX model with "
+        f"shapes={{{what.removeprefix('input ')}: {shape}}}"
+    )
+
+
 def match_shape(declared: Sequence[Dim], actual: Sequence[int], binding: dict[str, int], what: str) -> None:
     """Bind the symbols of a declared shape to an actual one; a contradiction raises InputError."""
     if len(declared) != len(actual):
@@ -30,8 +41,8 @@ def match_shape(declared: Sequence[Dim], actual: Sequence[int], binding: dict[st
         if name and str(want) in (name, f"`{name}`"):
             if binding.setdefault(name, got) != got:
                 raise InputError(
-                    f"{what} has shape {_shape(declared)}, got {_shape(actual)}: "
-                    f"{name} is already {binding[name]} from another input"
+                    f"{what} has shape {_shape(declared)}, got {_shape(actual)}: {name} is already "
+                    f"{binding[name]} from another axis{_name_apart(declared, want, name, what)}"
                 )
         else:
             later.append((want, got))

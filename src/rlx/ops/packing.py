@@ -57,24 +57,22 @@ class Panels:
         return self.depth * (self.full * self.columns + self.tail)
 
     def pack(self, w: np.ndarray) -> np.ndarray:
-        """[..., k, n] -> [..., elements]."""
+        """[..., k, n] -> [..., elements]. Elements move once: fresh memory is dear."""
         lead = w.shape[:-2]
-        padded = np.zeros((*lead, self.depth, self.full * self.columns + self.tail), w.dtype)
-        padded[..., : self.k, : self.n] = w
-        cut = self.full * self.columns
-        parts = [
-            self._interleave(padded[..., :cut], self.columns),
-            self._interleave(padded[..., cut:], self.tail),
-        ]
-        return np.concatenate(parts, axis=-1)
+        whole = self.depth == self.k and self.n == self.full * self.columns + self.tail
+        out = (np.empty if whole else np.zeros)((*lead, self.elements), w.dtype)
+        cut, groups = self.full * self.columns, self.depth // self.group
+        wide = out[..., : self.depth * cut].reshape(*lead, self.full, groups, self.columns, self.group)
+        self._interleave(wide, w[..., :cut].reshape(*lead, self.k, self.full, self.columns))
+        narrow = out[..., self.depth * cut :].reshape(*lead, 1, groups, self.tail, self.group)
+        self._interleave(narrow[..., : self.n - cut, :], w[..., cut:].reshape(*lead, self.k, 1, self.n - cut))
+        return out
 
-    def _interleave(self, matrix: np.ndarray, width: int) -> np.ndarray:
-        lead, (depth, total) = matrix.shape[:-2], matrix.shape[-2:]
-        if not total or not depth:
-            return matrix.reshape(*lead, 0)
-        split = matrix.reshape(*lead, depth // self.group, self.group, total // width, width)
-        order = (*range(len(lead)), *(len(lead) + i for i in (2, 0, 3, 1)))
-        return split.transpose(order).reshape(*lead, -1)
+    def _interleave(self, to: np.ndarray, rows: np.ndarray) -> None:
+        """Columns of rows [..., k, panels, width] to panels [..., panels, depth / group, width, group]."""
+        for first in range(self.group):  # rows of a group lie side by side
+            some = rows[..., first :: self.group, :, :]
+            to[..., : some.shape[-3], :, first] = np.moveaxis(some, -3, -2)
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """[..., elements] -> [..., k, n]."""

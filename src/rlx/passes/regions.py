@@ -92,10 +92,15 @@ class RegionMaker:
         found, stack, first = set[int](), list(outputs), min(members)
         while stack:
             i = stack.pop()
-            if i not in found:
+            if i not in found and (i in members or self._leads_on(nodes[i])):
                 found.add(i)
                 stack += [o.id for o in nodes[i].operands if o.id >= first]
         return members & found
+
+    def _leads_on(self, node: Node) -> bool:
+        """Whether ops of a group may lie behind a node that is none of them: kernels in between would have to
+        run both before and after the group's own."""
+        return node.op.role is not Role.COMPUTE or self.facts.io.is_view(node)
 
     def _inside(self, members: set[int], inline_views: bool) -> list[tuple[Node, bool]]:
         """Nodes of a body in order, and whether each is an operand. Views on the way in are part of it."""
