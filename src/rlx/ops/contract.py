@@ -388,23 +388,14 @@ def _diagonal(x: Node, labels: str) -> tuple[Node, str]:
         order = (*(k for k in range(x.rank) if k not in (i, j)), i, j)
         x = transpose(x, order)
         n = x.shape[-1]
-        flat = reshape(x, (*x.shape[:-2], n * n))
-        lead = flat.rank - 1
-        x = op_call(
-            "slice",
-            flat,
-            starts=(0,) * flat.rank,
-            sizes=(*flat.shape[:-1], n),
-            steps=(*(1,) * lead, _int(n) + 1),
-        )
+        if isinstance(n, int):  # a view
+            flat = reshape(x, (*x.shape[:-2], n * n))
+            steps = (*(1,) * (flat.rank - 1), n + 1)
+            x = op_call("slice", flat, starts=(0,) * flat.rank, sizes=(*flat.shape[:-1], n), steps=steps)
+        else:
+            x = op_call("diagonal", x, k=0)
         labels = "".join(labels[k] for k in order[:-2]) + c
     return x, labels
-
-
-def _int(d: Dim) -> int:
-    if not isinstance(d, int):
-        raise ShapeError(f"einsum: a diagonal over the symbolic size {d} is not supported; make it static")
-    return d
 
 
 def _sum_out(x: Node, labels: str, keep: str) -> tuple[Node, str]:

@@ -11,7 +11,7 @@ from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
-from rlx.ir.dim import Dim, Expr, ceildiv, dim_max
+from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, known_le
 
 
 @onnx_op("Constant")
@@ -46,15 +46,16 @@ def constant_of_shape(n: Call) -> Any:
 def range_(n: Call) -> Any:
     dtype = n[0].dtype
     start, limit, step = n.place(0), n.place(1), n.number(2)
-    if not isinstance(step, (int, float)) or step == 0:
-        raise ImportError_(f"its step {step} must be a number other than 0")
+    if step == 0 or (isinstance(step, Expr) and known_le(0, step) is not True):
+        raise ImportError_(f"its step {step} must be a number other than 0 or a size")
     if isinstance(start, float) or isinstance(limit, float) or isinstance(step, float):
-        if isinstance(start, Expr) or isinstance(limit, Expr):
+        if isinstance(start, Expr) or isinstance(limit, Expr) or isinstance(step, Expr):
             raise ImportError_(f"its range from {start} to {limit} by {step} mixes sizes with fractions")
         count: Dim = max(int(np.ceil((limit - start) / step)), 0)
     else:
-        span = limit - start if step > 0 else start - limit
-        count = dim_max(ceildiv(span, abs(step)), 0)
+        forwards = isinstance(step, Expr) or step > 0
+        span = limit - start if forwards else start - limit
+        count = dim_max(ceildiv(span, step if forwards else -step), 0)
         n.refuse_step(count, "its length")
     wide = dtype if dtype.name not in ("f16", "bf16") else "f32"
     steps = ops.iota((count,), 0, wide)

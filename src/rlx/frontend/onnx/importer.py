@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ImportError_, RlxError, provenance
+from rlx.errors import ImportError_, RlxError, ShapeError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
@@ -402,7 +402,10 @@ def _dim(proto: Any, name: str) -> Dim:
 def _is_huge(node: Node) -> bool:
     """Whether a tensor has too many bytes even if every symbol is 1."""
     t = node.tensor
-    return evaluate(t.nbytes, dict.fromkeys(type_symbols(t), 1)) > MOST_BYTES
+    try:
+        return evaluate(t.nbytes, dict.fromkeys(type_symbols(t), 1)) > MOST_BYTES
+    except ShapeError:  # a size that is divided by another, which is 0 there
+        return False
 
 
 def _label(proto: Any, version: int | None = None) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.ir.assume import ConstraintLog, inferring, require_at_least
 from rlx.ir.body import Body
 from rlx.ir.dim import (
     Dim,
@@ -127,17 +128,31 @@ def _divide(a: Dim, p: int, b: Dim, q: int) -> Any:
 
 
 def _floor_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
-    if p != 1 or q != 1 or known_le(1, b) is not True:
-        return UNKNOWN
-    return floordiv(a, b)
+    """Of whole sizes, by one that is not negative: sizes that make it 0 are refused when the program runs."""
+    return floordiv(a, b) if p == q == 1 and known_le(0, b) is True else UNKNOWN
 
 
 def _trunc_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
-    return _floor_divide(a, p, b, q) if known_le(0, a) is True else UNKNOWN
+    return _toward_zero(a, b) if p == q == 1 and known_le(0, b) is True else UNKNOWN
+
+
+def _toward_zero(a: Dim, b: Dim) -> Dim:
+    """a / b without its fraction, for a `b` that is not negative.
+
+    A size less a number, like the h - 1 of a strided window, is assumed to be 0 or more: the quotient is
+    then spelled like the sizes of other ops, and only sizes too small to be meant are refused.
+    """
+    if known_le(0, a) is not True:
+        if known_le(a, 0) is True:
+            return ceildiv(a, b)
+        if not isinstance(a, Expr) or any(c < 0 for _, c in a.terms):
+            return dim_max(floordiv(a, b), 0) + dim_min(ceildiv(a, b), 0)
+        require_at_least(a, 0, f"{a} must not be negative")
+    return floordiv(a, b)
 
 
 def _mod(a: Dim, p: int, b: Dim, q: int) -> Any:
-    return mod(a, b) if p == q == 1 and known_le(1, b) is True else UNKNOWN
+    return mod(a, b) if p == q == 1 and known_le(0, b) is True else UNKNOWN
 
 
 def _fmod(a: Dim, p: int, b: Dim, q: int) -> Any:
@@ -213,10 +228,6 @@ def _rounded(f: Callable[[Dim, int], Any], number: Callable[[float], float]) -> 
     return rule
 
 
-def _toward_zero(size: Dim, by: int) -> Any:
-    return floordiv(size, by) if known_le(0, size) is True else UNKNOWN
-
-
 def _absolute(a: Any) -> Any:
     parts = _parts(a)
     if parts is None:
@@ -250,7 +261,7 @@ def _cast(a: Any, to: DType) -> Any:
     if to.is_float or isinstance(a, Expr):
         return a  # sizes fit every integer dtype they are cast to
     if isinstance(a, Quotient):
-        return floordiv(a.size, a.by) if known_le(0, a.size) is True else UNKNOWN
+        return _toward_zero(a.size, a.by)
     return int(a)
 
 
@@ -287,17 +298,19 @@ ELEMENT: Mapping[str, Rule] = {
     "pow": _power,
 }
 
-# rearrangements: how many of their operands they rearrange (None: all); the others say where
-MOVES: Mapping[str, int | None] = {
-    "reshape": 1,
-    "transpose": 1,
-    "broadcast_to": 1,
-    "slice": 1,
-    "copy": 1,
+# rearrangements: which of their operands they rearrange (None: all); the others say where
+MOVES: Mapping[str, tuple[int, ...] | None] = {
+    "reshape": (0,),
+    "transpose": (0,),
+    "broadcast_to": (0,),
+    "slice": (0,),
+    "copy": (0,),
     "concat": None,
-    "gather": 1,
-    "gather_elements": 1,
-    "gather_nd": 1,
+    "gather": (0,),
+    "gather_elements": (0,),
+    "gather_nd": (0,),
+    "scatter_elements": (0, 2),
+    "scatter_nd": (0, 2),
 }
 
 REDUCTIONS = {
@@ -390,7 +403,12 @@ class PartialEvaluator:
         operands = [self._memo[o] for o in node.operands]
         if any(o is None for o in operands):
             return None
-        return evaluate(node, operands)  # type: ignore[arg-type]
+        log = ConstraintLog()
+        with inferring(log, node.where):
+            found = evaluate(node, operands)  # type: ignore[arg-type]
+        for constraint in log.take():
+            node.graph.assume(constraint)
+        return found
 
 
 def evaluate(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
@@ -415,7 +433,7 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
         return _each(ELEMENT[name], *operands)
     if any(_has_symbol(v) for v in attrs.values()):
         return None
-    if name in MOVES:
+    if name in MOVES and attrs.get("reduction", "none") == "none":
         return _moved(node, operands, MOVES[name])
     if name in REDUCTIONS:
         rule, start = REDUCTIONS[name]
@@ -442,15 +460,15 @@ def _rows(x: np.ndarray, axis: int) -> list[np.ndarray]:
     return [np.take(_objects(x), [i], axis).reshape(np.delete(x.shape, axis)) for i in range(x.shape[axis])]
 
 
-def _moved(node: Node, operands: list[np.ndarray], moved: int | None) -> np.ndarray:
+def _moved(node: Node, operands: list[np.ndarray], moved: tuple[int, ...] | None) -> np.ndarray:
     """A rearrangement: done to the numbers of the elements, which then name the elements."""
-    count = len(operands) if moved is None else moved
     elements: list[Any] = []
-    numbers = []
-    for x in operands[:count]:
-        numbers.append(np.arange(len(elements), len(elements) + x.size).reshape(x.shape))
+    numbered = list(operands)
+    for i in range(len(operands)) if moved is None else moved:
+        x = operands[i]
+        numbered[i] = np.arange(len(elements), len(elements) + x.size).reshape(x.shape)
         elements += list(_objects(x).flat)
-    order = np.asarray(node.op.ref(*numbers, *operands[count:], **node.attrs))
+    order = np.asarray(node.op.ref(*numbered, **node.attrs))
     out = np.empty(order.shape, object)
     for at, number in np.ndenumerate(order):
         out[at] = elements[number]

@@ -333,8 +333,14 @@ def space_to_depth(n: Call) -> Any:
 
 @onnx_op("Trilu")
 def trilu(n: Call) -> Any:
-    k = n.integer(1) if n.value(1) is not None else 0
-    return ops.triu(n[0], k) if n.flag("upper", 1) else ops.tril(n[0], k)
+    x, upper = n[0], n.flag("upper", 1)
+    k = n.known(1) if n.value(1) is not None else np.zeros(1, np.int64)
+    if k is not None:
+        return (ops.triu if upper else ops.tril)(x, int(k.reshape(-1)[0]))
+    rows = ops.iota((x.shape[-2], 1), 0) + ops.reshape(n[1], ())  # a diagonal that sizes or data choose
+    columns = ops.iota((1, x.shape[-1]), 1)
+    kept = ops.less_equal(rows, columns) if upper else ops.less_equal(columns, rows)
+    return ops.where(kept, x, ops.zeros_like(x))
 
 
 @onnx_op("ReverseSequence")

@@ -34,8 +34,11 @@ def slice_range(n: Call, start: Dim, end: Dim, step: int, d: Dim) -> tuple[Dim, 
 
 def _bounded(n: Call, at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
     """A place counted from the end if negative, kept within bounds. Where sizes decide its sign, it is
-    assumed to count from the start: runs with other sizes are refused."""
-    if known_le(at, -1) is True:
+    assumed to count from the end if it is a size subtracted (the -n of x[-n:]), else from the start: runs
+    with other sizes are refused."""
+    if known_le(at, 0) is True and at != 0:
+        if known_le(at, -1) is None:
+            n.graph.assume(Constraint("min", -at, 1, current_where()))
         return d - dim_min(-at, d - low)
     if known_le(0, at) is None:
         if n.importer.known.is_step(at):

@@ -1,0 +1,133 @@
+"""Shape arithmetic as torch's exporters write it: one native program for every size, as NumPy computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import parser  # noqa: E402
+
+import rlx  # noqa: E402
+from rlx.errors import GuardError, RlxError  # noqa: E402
+
+SIZES = ((4, 8), (1, 3), (6, 5))
+
+
+def model(inputs: str, nodes: str, output: str = "float[K] y") -> Any:
+    """A model of opset 18; c0, c1, ... and m1 (for -1) are vectors of one integer, s0, s1, ... scalars."""
+    constants = "".join(
+        f"c{i} = Constant <value_ints = [{i}]> () s{i} = Constant <value_int = {i}> () " for i in range(5)
+    )
+    constants += (
+        "m1 = Constant <value_ints = [-1]> () far = Constant <value_ints = [9223372036854775807]> () "
+    )
+    text = f'<ir_version: 9, opset_import: ["": 18]> g ({inputs}) => ({output}) {{ {constants} {nodes} }}'
+    return parser.parse_model(text)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def strided_positions(x: np.ndarray) -> np.ndarray:
+    half = (x.shape[1] - 1) // 2 + 1
+    return np.arange(half).astype(np.int64)
+
+
+def same_padding(x: np.ndarray) -> np.ndarray:
+    """What a window of 3 at stride 2 lacks; the sum is negative before it is halved for no size here."""
+    n = x.shape[1]
+    lacks = (-(-n // 2) - 1) * 2 + 1 - n
+    return np.pad(x, ((0, 0), (2 + int(lacks / 2), 0)))
+
+
+def windows(x: np.ndarray) -> np.ndarray:
+    """The batch is found again by dividing the number of windows by their number per row."""
+    return x.reshape(x.shape[0], -1, 1)
+
+
+BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
+    "size of a strided convolution (h - 1 towards zero by 2, plus 1)": (
+        """s = Shape <start = 1> (x) n = Squeeze (s, c0) a = Sub (n, s1) d = Div (a, s2) e = Add (d, s1)
+           y = Range (s0, e, s1)""",
+        "int64[K] y",
+        strided_positions,
+    ),
+    "padding computed from a quotient of unknown sign": (
+        """n = Shape <start = 1> (x) p = Add (n, c1) o = Div (p, c2) o1 = Sub (o, c1) o2 = Mul (o1, c2)
+           o3 = Add (o2, c1) l = Sub (o3, n) h = Div (l, c2) w = Add (h, c2)
+           pads = Concat <axis = 0> (c0, w, c0, c0) y = Pad (x, pads)""",
+        "float[B, K] y",
+        same_padding,
+    ),
+    "a size divided by sizes": (
+        """s = Shape (x) n = Shape <start = 1> (x) all = ReduceProd (s) b = Div (all, n)
+           to = Concat <axis = 0> (b, n, c1) y = Reshape (x, to)""",
+        "float[B, K, 1] y",
+        windows,
+    ),
+    "sizes scattered into a shape": (
+        """s = Shape (x) n = Shape <start = 1, end = 2> (x) t = ScatterElements <axis = 0> (s, c0, n)
+           v = Constant <value_float = 1.0> () y = Expand (v, t)""",
+        "float[K, N] y",
+        lambda x: np.ones((x.shape[1], x.shape[1]), np.float32),
+    ),
+    "the last n columns": (
+        """n = Shape <start = 0, end = 1> (x) m = Neg (n) z = Concat <axis = 1> (x, x, x, x, x, x)
+           y = Slice (z, m, far, c1)""",
+        "float[B, K] y",
+        lambda x: np.tile(x, 6)[:, -len(x) :],
+    ),
+    "a triangle whose diagonal is a size": (
+        """b = Shape <end = 1> (x) o = Sub (b, c1) k = Squeeze (o, c0) y = Trilu <upper = 1> (x, k)""",
+        "float[B, N] y",
+        lambda x: np.triu(x, x.shape[0] - 1),
+    ),
+    "a lower triangle": (
+        """b = Shape <end = 1> (x) k = Squeeze (b, c0) y = Trilu <upper = 0> (x, k)""",
+        "float[B, N] y",
+        lambda x: np.tril(x, x.shape[0]),
+    ),
+    "a range by a size": (
+        """s = Shape (x) t = ReduceProd <keepdims = 0> (s) n = Gather <axis = 0> (s, s1)
+           y = Range (s0, t, n)""",
+        "int64[K] y",
+        lambda x: np.arange(0, x.size, x.shape[1]),
+    ),
+    "a diagonal of an open size": (
+        """t = Transpose (x) p = MatMul (x, t) y = Einsum <equation = "ii->i"> (p)""",
+        "float[B] y",
+        lambda x: np.einsum("ii->i", x @ x.T),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block(name: str) -> None:
+    nodes, output, expected = BLOCKS[name]
+    program = rlx.compile(rlx.from_onnx(model("float[B, N] x", nodes, output)))
+    assert not program.stats["host_thunks"]
+    for size in SIZES:
+        x = floats(*size)
+        np.testing.assert_allclose(program.run({"x": x})["y"], expected(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_size_that_would_be_cut_to_zero_is_refused() -> None:
+    """(0 - 1) / 2 is 0 in ONNX, not the -1 that its author meant: neither is computed silently."""
+    nodes, output, _ = BLOCKS["size of a strided convolution (h - 1 towards zero by 2, plus 1)"]
+    program = rlx.compile(rlx.from_onnx(model("float[B, N] x", nodes, output)))
+    with pytest.raises(GuardError, match="N-1 is at least 0"):
+        program.run({"x": floats(2, 0)})
+
+
+def test_division_by_a_size_of_zero_is_refused() -> None:
+    nodes = "n = Shape <start = 1> (x) q = Div (c4, n) v = Constant <value_float = 1.0> () y = Expand (v, q)"
+    program = rlx.compile(rlx.from_onnx(model("float[B, N] x", nodes)))
+    assert program.run({"x": floats(1, 2)})["y"].shape == (2,)
+    with pytest.raises(RlxError, match="4//N must be positive"):
+        program.run({"x": floats(2, 0)})
