@@ -20,6 +20,7 @@ def from_onnx(
     `shapes` replaces the declared shape of inputs, `values` fixes inputs whose values decide shapes (they
     stay inputs; the program is right for these values only). `states` names inputs that take an output of the
     run before, as in {"state": "stateN"}: they become states (see `Graph.with_states`).
+    An output of maps (scores of a classifier, by ZipMap) is the tensor of their values, a row for each map.
 
     >>> import onnx.parser, rlx
     >>> g = rlx.from_onnx(onnx.parser.parse_model('''
@@ -29,10 +30,11 @@ def from_onnx(
     'f32[N,3]'
     """
     from rlx.frontend.onnx.importer import import_model
+    from rlx.frontend.onnx.value import HostOutput
 
     imported = import_model(model, values, shapes)
     for name, place in imported.outputs.items():
-        if not isinstance(place, str):
+        if not isinstance(place, str) and not (isinstance(place, HostOutput) and place.is_numbers):
             raise ImportError_(
                 f"output {name!r} is a sequence, an optional or text, which a graph does not hold; "
                 "run the model with rlx.onnx_backend instead"

@@ -16,6 +16,7 @@ from rlx.errors import InputError
 from rlx.frontend.onnx.call import NeedsValue
 from rlx.frontend.onnx.importer import Imported, Importer
 from rlx.frontend.onnx.load import load_model
+from rlx.frontend.onnx.value import HostOutput
 from rlx.ir.graph import Graph
 from rlx.records import dataclass
 
@@ -143,4 +144,6 @@ def _spread(place: Any, value: Any, into: dict[str, Any]) -> None:
 def _gather(place: Any, values: Mapping[str, np.ndarray]) -> Any:
     if isinstance(place, str):
         return values[place]
+    if isinstance(place, HostOutput):
+        return place.make(values[place.tensor])
     return [_gather(p, values) for p in place] if isinstance(place, list) else place

@@ -16,7 +16,7 @@ from rlx.frontend.onnx.load import load_model, opset_versions
 from rlx.frontend.onnx.partial import PartialEvaluator
 from rlx.frontend.onnx.proto import STRING, element_dtype, sparse_array, tensor_array
 from rlx.frontend.onnx.registry import find
-from rlx.frontend.onnx.value import BROKEN, Broken, Strings, Value
+from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Strings, Value
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
@@ -80,7 +80,8 @@ class Imported:
     inputs: dict[str, Any]
     """Name -> name of a graph input, a list of them for a sequence, None for what is fixed at import."""
     outputs: dict[str, Any]
-    """Name -> name of a graph output, a list for a sequence, an array of text, None for an empty optional."""
+    """Name -> name of a graph output, a list for a sequence, an array of text, what the host makes of
+    a graph output, None for an empty optional."""
     host_ops: list[dict[str, str]]
     """Nodes whose values were computed on the host at import: text, and shapes that depend on data."""
 
@@ -215,6 +216,9 @@ class Importer:
                 return name
             if isinstance(value, Strings):
                 return value.array
+            if isinstance(value, (Labels, Maps)):
+                nodes[name] = value.numbers
+                return value.output(name)
             if isinstance(value, list):
                 return [place(f"{name}.{i}", v) for i, v in enumerate(value)]
             return None

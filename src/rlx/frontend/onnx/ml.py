@@ -1,4 +1,4 @@
-"""Classical models (ai.onnx.ml): label encoders, small feature ops. Trees are in `ml_trees`."""
+"""Classical models (ai.onnx.ml): label encoders, small feature ops. More in `ml_linear` and `ml_trees`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from rlx import ops
 from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Strings
+from rlx.frontend.onnx.value import Labels, Maps, Strings
 
 ML = "ai.onnx.ml"
 
 
 @onnx_op("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(n: Call) -> Any:
+    if isinstance(n.value(0), Strings):
+        return picked_words(n)
     x, at = n[0], ops.reshape(n[1], (-1,))
     picked = ops.gather(x, at, x.rank - 1)
     return picked if x.rank > 1 else ops.expand_dims(picked, 0)
+
+
+def picked_words(n: Call) -> Any:
+    """Names of classes by their numbers, as exporters look them up."""
+    words = n.strings(0)
+    if words.size != words.shape[-1]:
+        raise ImportError_(f"its text of shape {list(words.shape)} must be one row")
+    return Labels(ops.reshape(ops.cast(n[1], "i64"), (1, -1)), words.reshape(-1))
 
 
 @onnx_op("Binarizer", domain=ML)
@@ -40,20 +50,79 @@ def scaler(n: Call) -> Any:
 @onnx_op("Normalizer", domain=ML)
 def normalizer(n: Call) -> Any:
     x = ops.cast(n[0], "f32")
-    norm = {"MAX": lambda v: ops.max(v, -1, True), "L1": lambda v: ops.norm_l1(v, -1, True)}
     kind = n.choice("norm", "MAX", ("MAX", "L1", "L2"))
-    return x / norm.get(kind, lambda v: ops.norm_l2(v, -1, True))(x)
+    measure = {"MAX": ops.max, "L1": ops.norm_l1, "L2": ops.norm_l2}[kind]
+    norm = measure(x, -1, True)
+    return x / ops.where(ops.equal(norm, 0.0), n.constant(1.0, "f32"), norm)  # rows of zeros stay
 
 
-@onnx_op("LinearRegressor", domain=ML)
-def linear_regressor(n: Call) -> Any:
-    x = ops.cast(n[0], "f32")
-    targets = int(n.attr("targets", 1))
-    weights = np.array(n.attr("coefficients"), np.float32).reshape(targets, -1)
-    if n.choice("post_transform", "NONE", ("NONE",)):
-        y = ops.matmul(x, n.constant(weights.T))
-    bias = n.attr("intercepts", None)
-    return y if bias is None else y + n.constant(np.array(bias, np.float32))
+@onnx_op("Imputer", domain=ML)
+def imputer(n: Call) -> Any:
+    x = n[0]
+    kind, default = ("float", 0.0) if x.dtype.is_float else ("int64", 0)
+    missing, made = n.attr(f"replaced_value_{kind}", default), n.attr(f"imputed_value_{kind}s", [])
+    for other in ("float", "int64"):  # exporters write both; those of the input's type count
+        n.attr(f"replaced_value_{other}", None), n.attr(f"imputed_value_{other}s", None)
+    if not len(made):
+        raise ImportError_(
+            f"its attribute imputed_value_{kind}s is missing, which its input {x.tensor} needs"
+        )
+    gone = ops.is_nan(x) if np.isnan(missing) else ops.equal(x, n.constant(missing, x.dtype))
+    return ops.where(gone, n.constant(np.array(made), x.dtype), x)
+
+
+@onnx_op("FeatureVectorizer", domain=ML)
+def feature_vectorizer(n: Call) -> Any:
+    """Features side by side, each cut or filled up with zeros to its size."""
+    parts = []
+    for i, wanted in enumerate(n.attr("inputdimensions")):
+        x = ops.cast(n[i], "f32")
+        x = ops.expand_dims(x, 0) if x.rank == 1 else ops.reshape(x, (x.shape[0], -1))
+        have = x.shape[1]
+        if not isinstance(have, int):
+            raise ImportError_(f"the number of features of its input {i} {n[i].tensor} must be known")
+        x = ops.slice_axis(x, 1, 0, min(have, wanted))
+        parts.append(ops.pad(x, [(0, 0), (0, max(wanted - have, 0))]))
+    return ops.concat(parts, 1)
+
+
+@onnx_op("OneHotEncoder", domain=ML)
+def one_hot_encoder(n: Call) -> Any:
+    """A category that is not listed gives zeros (without `zeros`, ONNX Runtime stops there)."""
+    n.attr("zeros", 1)
+    words, numbers = n.attr("cats_strings", None), n.attr("cats_int64s", None)
+    if isinstance(n.value(0), Strings):
+        n.on_host("text exists on the host only")
+        given = n.strings(0)
+        if not words:
+            raise ImportError_("its input is text, but cats_strings is missing")
+        return n.constant((given[..., None] == np.array(words, dtype=object)).astype(np.float32))
+    if not numbers:
+        raise ImportError_(f"its input {n[0].tensor} holds numbers, but cats_int64s is missing")
+    x = ops.cast(n[0], "i64")
+    hit = ops.equal(ops.expand_dims(x, x.rank), n.constant(np.array(numbers, np.int64)))
+    return ops.cast(hit, "f32")
+
+
+@onnx_op("ZipMap", domain=ML)
+def zip_map(n: Call) -> Any:
+    words, numbers = n.attr("classlabels_strings", None), n.attr("classlabels_int64s", None)
+    x = n[0]
+    keys = list(words or numbers or ())
+    if x.shape[-1] != len(keys):
+        raise ImportError_(f"it has {len(keys)} class labels for the columns of its input {x.tensor}")
+    return Maps(x if x.rank > 1 else ops.expand_dims(x, 0), keys)
+
+
+@onnx_op("CategoryMapper", domain=ML)
+def category_mapper(n: Call) -> Any:
+    words = np.array(n.attr("cats_strings"), dtype=object)
+    numbers = np.array(n.attr("cats_int64s"), np.int64)
+    number = np.array(n.attr("default_int64", -1), np.int64)
+    word = np.array(n.attr("default_string", "_Unused"), dtype=object)
+    if isinstance(n.value(0), Strings):
+        return encoded(n, words, numbers, number)
+    return encoded(n, numbers, words, word)
 
 
 # -- label encoder
@@ -99,9 +168,10 @@ def label_encoder(n: Call) -> Any:
 
 def encoded(n: Call, keys: np.ndarray, values: np.ndarray, missing: np.ndarray) -> Any:
     """Each element replaced by what the table says."""
-    if isinstance(n.value(0), Strings) or values.dtype == object:
+    text = isinstance(n.value(0), Strings)
+    if text or (values.dtype == object and n.known(0) is not None):
         n.on_host("text exists on the host only")
-        given = n.strings(0) if isinstance(n.value(0), Strings) else n.array(0)
+        given = n.strings(0) if text else n.array(0)
         found = dict(zip(keys.tolist(), values.tolist(), strict=True))
         out = [found.get(item, missing.item()) for item in given.reshape(-1).tolist()]
         made = np.array(out, dtype=values.dtype).reshape(given.shape)
@@ -111,5 +181,8 @@ def encoded(n: Call, keys: np.ndarray, values: np.ndarray, missing: np.ndarray) 
     if keys.dtype.kind == "f" and np.isnan(keys).any():
         nan = ops.logical_and(ops.expand_dims(ops.is_nan(x), x.rank), n.constant(np.isnan(keys)))
         hit = ops.logical_or(hit, nan)
-    at = ops.argmax(ops.cast(hit, "i32"), axis=x.rank)
-    return ops.where(ops.any(hit, x.rank), ops.gather(n.constant(values), at), n.constant(missing))
+    at, known = ops.argmax(ops.cast(hit, "i32"), axis=x.rank), ops.any(hit, x.rank)
+    if values.dtype == object:  # the last word is for those that are not in the table
+        at = ops.where(known, at, n.constant(len(keys), at.dtype))
+        return Labels(ops.cast(at, "i64"), np.append(values, missing))
+    return ops.where(known, ops.gather(n.constant(values), at), n.constant(missing))

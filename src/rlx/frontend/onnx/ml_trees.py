@@ -10,6 +10,7 @@ from rlx import ops
 from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml import ML
+from rlx.frontend.onnx.ml_linear import labelled
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.records import dataclass
 
@@ -167,8 +168,6 @@ def tree_ensemble_regressor(n: Call) -> Any:
 def tree_ensemble_classifier(n: Call) -> Any:
     text = n.attr("classlabels_strings", None)
     labels = n.attr("classlabels_int64s", None)
-    if text and n.wants(0):
-        raise ImportError_("labels that are text are not supported; make the scores the only output")
     many = len(text or labels)
     after = n.choice("post_transform", "NONE", ("NONE", "LOGISTIC", "SOFTMAX"))
     used = set(n.attr("class_ids"))
@@ -188,7 +187,7 @@ def tree_ensemble_classifier(n: Call) -> Any:
         scores = ops.sigmoid(scores)
     if after == "SOFTMAX":
         scores = ops.softmax(scores, 1)
-    label = None if text else ops.gather(n.constant(np.array(labels, np.int64)), ops.cast(picked, "i64"))
+    label = labelled(n, ops.cast(picked, "i64"), "classlabels_strings", "classlabels_int64s")
     return label, scores
 
 

@@ -46,6 +46,7 @@ FAMILIES = (
     "dynamic",
     "text",
     "ml",
+    "ml_linear",
     "ml_trees",
     "training",
     "contrib",

@@ -2,6 +2,8 @@
 
 - `Node`: a tensor, computed by the program.
 - `Strings`: a tensor of text. Text is a host value: it exists at import only, never in a program.
+- `Labels`: a tensor of text that the program chooses from words known at import; it computes their numbers.
+- `Maps`: a sequence of maps, one for each row of a tensor.
 - `list`: a sequence of values. Its length is known at import; its elements are nodes.
 - `None`: an optional without an element, or an input that is not given.
 - `Broken`: the result of a node that was refused; what depends on it is skipped, so that one run lists
@@ -10,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,13 +32,47 @@ class Strings:
         return tuple(self.array.shape)
 
 
+@dataclass(frozen=True)
+class HostOutput:
+    """An output that the host makes of a tensor of the program."""
+
+    tensor: str
+    """The graph output that it is made of."""
+    make: Callable[[np.ndarray], Any]
+    is_numbers: bool
+    """Whether the tensor says as much, for those who take tensors only."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A tensor of text: `words` at the numbers that the program computes."""
+
+    numbers: Node
+    words: np.ndarray
+
+    def output(self, name: str) -> HostOutput:
+        return HostOutput(name, lambda at: self.words[at], False)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """A sequence of maps with the same keys: one for each row of a tensor, whose columns are their values."""
+
+    numbers: Node
+    keys: list[Any]
+
+    def output(self, name: str) -> HostOutput:
+        keys = self.keys
+        return HostOutput(name, lambda rows: [dict(zip(keys, r, strict=True)) for r in rows.tolist()], True)
+
+
 class Broken:
     """The value of a node that could not be converted."""
 
 
 BROKEN = Broken()
 
-Value: TypeAlias = "Node | Strings | list[Any] | Broken | None"
+Value: TypeAlias = "Node | Strings | Labels | Maps | list[Any] | Broken | None"
 
 
 def kind_of(value: Any) -> str:
@@ -44,6 +81,10 @@ def kind_of(value: Any) -> str:
         return f"a tensor {value.tensor}"
     if isinstance(value, Strings):
         return f"a tensor of text of shape {list(value.shape)}"
+    if isinstance(value, Labels):
+        return f"a tensor of text that the program chooses, of shape {value.numbers.tensor}"
+    if isinstance(value, Maps):
+        return f"a sequence of maps of {len(value.keys)} keys"
     if isinstance(value, list):
         return f"a sequence of {len(value)}"
     return "nothing"
