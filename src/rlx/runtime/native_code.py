@@ -57,15 +57,19 @@ def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
     return KernelSet.recall(description.decode()), load_all(objects, target) if objects else None
 
 
-def runtime_blob(target: Target, cache: ObjectCache) -> bytes:
-    """The code that runs programs on machines of this kind, for a file that has to run without a compiler."""
+def runtime_blob(target: Target, cache: ObjectCache, streams: bool) -> bytes:
+    """The code that runs programs on machines of this kind, and reads weights if they are streamed: a file
+    that has it runs without a compiler."""
     from rlx.runtime import native
     from rlx.runtime.driver import emit_driver
     from rlx.runtime.pool import emit_pool
-    from rlx.runtime.reader import emit_reader
 
-    machine = native.baseline(target.x86)
-    found = [native.cached(emit, machine, cache) for emit in (emit_driver, emit_pool, emit_reader)]
+    emitters = [emit_driver, emit_pool]
+    if streams:
+        from rlx.runtime.reader import emit_reader
+
+        emitters.append(emit_reader)
+    found = [native.cached(emit, native.baseline(target.x86), cache) for emit in emitters]
     return _joined(*(piece for key, code in found for piece in (key.encode(), code)))
 
 

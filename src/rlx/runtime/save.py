@@ -130,7 +130,7 @@ class _Variant:
         parts[prefix + "plan"] = lir.to_text(blobs).encode()
         parts[prefix + "outline"] = json.dumps(outlined).encode()
         parts[prefix + "code"] = code_blob(lir, target, cache)
-        parts[prefix + "runtime"] = runtime_blob(target, cache)
+        parts[prefix + "runtime"] = runtime_blob(target, cache, streams="weight_budget" in lir.options)
         parts[prefix + "unfused"] = (
             b"" if lir.unfused is None else graph_text(lir.unfused, blobs=blobs).encode()
         )
