@@ -99,6 +99,22 @@ BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
         "int64[K] y",
         lambda x: np.arange(0, x.size, x.shape[1]),
     ),
+    "the last row beside all rows": (
+        """last = Slice (x, m1, far, c0) a = Mul (x, last) b = Greater (a, last) z = Sub (last, x)
+           y = Where (b, last, z)""",
+        "float[B, N] y",
+        lambda x: np.where(x * x[-1:] > x[-1:], x[-1:], x[-1:] - x),
+    ),
+    "the first row, repeated": (
+        """row = Slice (x, c0, c1, c0) s = Shape (x) y = Expand (row, s)""",
+        "float[B, N] y",
+        lambda x: np.broadcast_to(x[:1], x.shape),
+    ),
+    "a shape of one row, for many": (
+        """row = Slice (x, c0, c1, c0) s = Shape (row) y = Expand (x, s)""",
+        "float[B, N] y",
+        lambda x: x,
+    ),
     "a diagonal of an open size": (
         """t = Transpose (x) p = MatMul (x, t) y = Einsum <equation = "ii->i"> (p)""",
         "float[B] y",
@@ -123,6 +139,16 @@ def test_a_size_that_would_be_cut_to_zero_is_refused() -> None:
     program = rlx.compile(rlx.from_onnx(model("float[B, N] x", nodes, output)))
     with pytest.raises(GuardError, match="N-1 is at least 0"):
         program.run({"x": floats(2, 0)})
+
+
+def test_a_row_that_is_not_there_is_refused() -> None:
+    nodes = "row = Slice (x, c0, c1, c0) y = Add (row, z)"
+    program = rlx.compile(rlx.from_onnx(model("float[B, N] x, float[K, N] z", nodes, "float[K, N] y")))
+    for rows, others in ((2, 4), (1, 1), (3, 0), (0, 0)):
+        x, z = floats(rows, 3), floats(others, 3)
+        np.testing.assert_array_equal(program.run({"x": x, "z": z})["y"], x[:1] + z)
+    with pytest.raises(GuardError, match=r"min\(B,1\) is at least min\(K,1\)"):
+        program.run({"x": floats(0, 3), "z": floats(2, 3)})
 
 
 def test_division_by_a_size_of_zero_is_refused() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlx import ops
+from rlx.frontend.onnx.broadcast import aligned
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.math import old_broadcast
 from rlx.frontend.onnx.registry import onnx_op
@@ -34,7 +35,7 @@ def compare(n: Call) -> Any:
     if n.proto.op_type == "Equal" and isinstance(n.value(0), Strings):
         n.on_host("text exists on the host only")
         return n.constant(n.strings(0) == n.strings(1))
-    return COMPARE[n.proto.op_type](n[0], n[1])
+    return COMPARE[n.proto.op_type](*aligned(n, n[0], n[1]))
 
 
 @onnx_op("Not")
@@ -67,4 +68,4 @@ def where(n: Call) -> Any:
 
         n.on_host("text exists on the host only")
         return Strings(np.where(n.array(0), n.strings(1), n.strings(2)))
-    return ops.where(n[0], n[1], n[2])
+    return ops.where(*aligned(n, n[0], n[1], n[2]))

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import ImportError_
+from rlx.frontend.onnx.broadcast import aligned
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.dtype import DType
@@ -81,12 +82,12 @@ def binary_with_attributes(n: Call) -> Any:
 @onnx_op("Add", "Sub", "Mul", since=7)
 @onnx_op("BitwiseAnd", "BitwiseOr", "BitwiseXor", since=18)
 def binary(n: Call) -> Any:
-    return BINARY[n.proto.op_type](n[0], n[1])
+    return BINARY[n.proto.op_type](*aligned(n, n[0], n[1]))
 
 
 @onnx_op("Div", since=7)
 def div(n: Call) -> Any:
-    return divide(n[0], n[1])
+    return divide(*aligned(n, n[0], n[1]))
 
 
 def power(a: Node, b: Node) -> Node:
@@ -100,12 +101,12 @@ def power(a: Node, b: Node) -> Node:
 
 @onnx_op("Pow", since=7)
 def pow_(n: Call) -> Any:
-    return power(n[0], n[1])
+    return power(*aligned(n, n[0], n[1]))
 
 
 @onnx_op("Mod")
 def mod(n: Call) -> Any:
-    a, b = n[0], n[1]
+    a, b = aligned(n, n[0], n[1])
     return ops.fmod(a, b) if n.flag("fmod") else ops.mod(a, b)
 
 
@@ -125,7 +126,7 @@ VARIADIC: dict[str, Callable[[Any, Any], Any]] = {
 
 @onnx_op(*VARIADIC, ignored=("consumed_inputs",))
 def variadic(n: Call) -> Any:
-    total: Node = reduce(VARIADIC[n.proto.op_type], n.nodes())
+    total: Node = reduce(VARIADIC[n.proto.op_type], aligned(n, *n.nodes()))
     return total / float(len(n)) if n.proto.op_type == "Mean" and len(n) > 1 else total
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import ImportError_, ShapeError, current_where
+from rlx.frontend.onnx.broadcast import stretches
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
@@ -135,13 +136,17 @@ def transpose(n: Call) -> Any:
 
 @onnx_op("Expand")
 def expand(n: Call) -> Any:
+    """Both ways, as other ops broadcast."""
     x, target = n[0], list(n.dims(1))
     rank = max(x.rank, len(target))
     have: list[Dim] = [*(1,) * (rank - x.rank), *x.shape]
     want: list[Dim] = [*(1,) * (rank - len(target)), *target]
-    return ops.broadcast_to(
-        x, [h if isinstance(w, int) and w == 1 else w for h, w in zip(have, want, strict=True)]
-    )
+    for axis, (h, w) in enumerate(zip(have, want, strict=True)):
+        if stretches(n, w, h):
+            want[axis] = h
+        elif h != 1 and stretches(n, h, w):
+            x = ops.slice_axis(x, axis - rank, 0, 1)
+    return ops.broadcast_to(x, want)
 
 
 @onnx_op("Tile")
