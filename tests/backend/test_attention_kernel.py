@@ -210,6 +210,8 @@ def test_masks_windows_and_layouts(target: Target, case: Case) -> None:
         Case(depth=64, value_depth=16, heads_inside=True, groups=3),
         Case(depth=16, value_depth=32, left=9, right=20),
         Case(depth=16, value_depth=16, causal=True, offset=-2, empty_is_zero=False),
+        Case(depth=32, value_depth=32, mask="bool", groups=2, empty_is_zero=False),
+        Case(depth=32, value_depth=16, mask="add", mask_per_head=True, left=40),
     ],
     ids=str,
 )

@@ -84,6 +84,7 @@ class Attention:
         self.width = self.lanes * self.most  # queries that scratch has room for
         dtype = inputs[spec.q.operand].dtype.name
         self.element, self.o_element = LLVM_TYPES[dtype], LLVM_TYPES[outputs[0].dtype.name]
+        self.mask_element = "i8" if spec.mask_kind == "bool" else "float"
         self.block_type: type[Block] = Block if dtype == "f32" else WideBlock
         if (
             dtype == "bf16"
@@ -124,7 +125,8 @@ class Attention:
                 q, k, v, o = places
                 q = fn.gep(q, fn.mul(i, dim(spec.q.row)), self.element)
                 o = fn.gep(o, fn.mul(i, dim(spec.o.row)), self.o_element)
-                fn.call(row or "", [args, scratch, q, k, v, o, fn.value(fn.add(first, i))])
+                own = fn.gep(mask, fn.mul(i, dim(spec.mask.row)), self.mask_element) if spec.mask else mask
+                fn.call(row or "", [args, scratch, q, k, v, o, own, fn.value(fn.add(first, i))])
 
             def call(n: int) -> None:
                 go = lambda: fn.call(  # noqa: E731
@@ -193,7 +195,7 @@ class Attention:
         if access is self.spec.o:
             element = self.o_element
         elif access is self.spec.mask:
-            element = "i8" if self.spec.mask_kind == "bool" else "float"
+            element = self.mask_element
         return fn.gep(pointer, offset, element)
 
     def stored(self, fn: Function, result: Value) -> Value:

@@ -27,18 +27,14 @@ LOG2E = math.log2(math.e)
 def row_function(kernel: Attention) -> str | None:
     """The function for one query of a kernel, written if it is not there; None if blocks must serve."""
     spec, lanes = kernel.spec, kernel.lanes
-    dense = all(a.column == 1 for a in (spec.q, spec.k, spec.v, spec.o))
+    dense = all(a is None or a.column == 1 for a in (spec.q, spec.k, spec.v, spec.o, spec.mask))
     whole = spec.depth % lanes == 0 and spec.value_depth % lanes == 0
-    if (
-        not dense
-        or not whole
-        or spec.mask is not None
-        or max(spec.depth, spec.value_depth) > MOST_VECTORS * lanes
-    ):
+    if not dense or not whole or max(spec.depth, spec.value_depth) > MOST_VECTORS * lanes:
         return None
     name = f"{kernel.name}.row"
     if not kernel.module.defines(name):
-        pointers = [("ptr", "args"), ("ptr noalias", "scratch"), *(("ptr", p) for p in "qkvo")]
+        operands = [("ptr", operand) for operand in (*"qkvo", "mask")]
+        pointers = [("ptr", "args"), ("ptr noalias", "scratch"), *operands]
         fn = kernel.module.function(name, [*pointers, ("i64", "query")], internal=True, noinline=True)
         _Row(kernel, fn).emit()
     return name
@@ -50,13 +46,14 @@ class _Row:
     def __init__(self, kernel: Attention, fn: Function) -> None:
         self.kernel, self.fn, self.spec = kernel, fn, kernel.spec
         self.lanes, self.type = kernel.lanes, kernel.type
-        _, self.weights, self.q, self.k, self.v, self.o, self.query = fn.args
+        _, self.weights, self.q, self.k, self.v, self.o, self.mask, self.query = fn.args
         self.parts = self.spec.depth // self.lanes
         self.value_parts = self.spec.value_depth // self.lanes
+        self.adds = self.spec.mask_kind == "add"  # then log2 e comes after the mask
 
     def emit(self) -> None:
         fn, spec = self.fn, self.spec
-        factor = constant(self.type, spec.scale * LOG2E)
+        factor = constant(self.type, spec.scale * (1.0 if self.adds else LOG2E))
         self.q_parts = [fn.fmul(self.vector(self.q, j), factor) for j in range(self.parts)]
         low, self.high = self.range()
         whole = fn.add(low, fn.mul(fn.sdiv(fn.smax(fn.sub(self.high, low), 0), self.lanes), self.lanes))
@@ -102,9 +99,9 @@ class _Row:
         """Keys from k0 on, one per lane."""
         fn = self.fn
         top, total, *sums = carried
-        scores = self.scores(k0, row)
-        if row == self.at_end:
-            there = fn.lanes(fn.sub(self.high, k0), self.lanes)
+        there = fn.lanes(fn.sub(self.high, k0), self.lanes) if row == self.at_end else None
+        scores = self.masked(self.scores(k0, row), k0, there)
+        if there is not None:
             scores = fn.select(there, scores, constant(self.type, -math.inf))
         new_top = fn.fmax(top, fn.splat(fn.reduce(fn.fmax, scores), self.lanes))
         unseen = fn.fcmp("oeq", new_top, constant(self.type, -math.inf))
@@ -136,7 +133,22 @@ class _Row:
             rows = [fn.fadd(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
         return rows[0]
 
+    def masked(self, scores: Value, k0: Int, there: Value | None) -> Value:
+        """Scores with the mask of their keys; `there` are the lanes that have a key, None for all."""
+        fn = self.fn
+        if self.spec.mask is None:
+            return scores
+        element = "float" if self.adds else "i8"
+        type_, place = vector(element, self.lanes), fn.gep(self.mask, k0, element)
+        value = fn.load(type_, place) if there is None else fn.masked_load(type_, place, there)
+        if self.adds:
+            return fn.fadd(scores, value)
+        seen = fn.value(fn.cmp("ne", value, constant(value.type, 0)))
+        return fn.select(seen, scores, constant(self.type, -math.inf))
+
     def power(self, x: Value) -> Value:
+        if self.adds:
+            x = self.fn.fmul(x, constant(self.type, LOG2E))
         return vmath.apply(self.fn, "exp2", x, inline=True)
 
     def write(self, total: Value, sums: Sequence[Value]) -> None:
