@@ -22,7 +22,7 @@ _POLL_MICROSECONDS = 50
 _MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest, denormals kept
 
 
-_offered: dict[str, bytes] = {}
+_known: dict[str, bytes] = {}  # objects of this process, a few kilobytes each
 
 
 def baseline(x86: bool | None = None) -> Target:
@@ -43,14 +43,15 @@ def cached(emit: Callable[[Module], None], target: Target, cache: ObjectCache) -
     """The key and the object of the functions that `emit` writes."""
     text = _text(emit, target)
     key = hashlib.sha256(text.encode()).hexdigest()
-    offered = _offered.get(key)
-    return key, offered or cache.get_or_make(key, target, lambda: compile_object(text, target))
+    if key not in _known:
+        _known[key] = cache.get_or_make(key, target, lambda: compile_object(text, target))
+    return key, _known[key]
 
 
 def offer(objects: Mapping[str, bytes]) -> None:
     """Take these objects where `cached` is asked for their keys: a file that is trusted brings them along, so
     that it runs without a compiler."""
-    _offered.update(objects)
+    _known.update(objects)
 
 
 def _text(emit: Callable[[Module], None], target: Target) -> str:
