@@ -19,6 +19,7 @@ from rlx.ir import serialize
 from rlx.runtime import programs
 from rlx.runtime.artifact import Artifact
 from rlx.runtime.cache import CacheWarning
+from rlx.runtime.native_code import prepare_runs
 from rlx.runtime.programs import ProgramStore, wait_until_stored
 
 own_folders = pytest.fixture(autouse=True)(set_own_folders)
@@ -72,6 +73,9 @@ def test_a_graph_in_a_file_is_compiled_once(tmp_path: Path) -> None:
 def test_what_is_stored_later_has_the_key_and_the_code_of_when_it_was_loaded(
     onnx_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as earlier:  # another cache may have the code that runs programs
+        earlier.setenv("RLX_CACHE", str(tmp_path / "earlier"))
+        prepare_runs()
     moved = threading.Event()
     monkeypatch.setattr(programs, "_let_it_run_first", lambda program: moved.wait())
     rlx.load(onnx_file)

@@ -21,8 +21,8 @@ _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _POLL_MICROSECONDS = 50
 _MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest, denormals kept
 
-
-_known: dict[str, bytes] = {}  # objects of this process, a few kilobytes each
+# Objects that this process has, by key: whichever cache or file they came from, none is compiled again.
+_known: dict[str, bytes] = {}
 
 
 def baseline(x86: bool | None = None) -> Target:
@@ -42,7 +42,7 @@ def build(emit: Callable[[Module], None], cache: ObjectCache | None = None) -> C
 def cached(emit: Callable[[Module], None], target: Target, cache: ObjectCache) -> tuple[str, bytes]:
     """The key and the object of the functions that `emit` writes."""
     text = _text(emit, target)
-    key = hashlib.sha256(text.encode()).hexdigest()
+    key = hashlib.sha256(f"{target.triple}\n{text}".encode()).hexdigest()
     if key not in _known:
         _known[key] = cache.get_or_make(key, target, lambda: compile_object(text, target))
     return key, _known[key]
