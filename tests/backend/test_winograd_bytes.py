@@ -60,7 +60,13 @@ def check(x: np.ndarray, w: np.ndarray, target: Target, zero: int = 0, padding: 
 @every_target
 @pytest.mark.parametrize(
     ("shape", "out", "zero"),
-    [((1, 16, 8, 8), 16, 0), ((2, 32, 11, 13), 40, 7), ((1, 48, 5, 3), 70, 255), ((3, 64, 1, 30), 32, 128)],
+    [
+        ((1, 16, 8, 8), 16, 0),
+        ((2, 32, 11, 13), 40, 7),
+        ((1, 48, 5, 3), 70, 255),
+        ((3, 64, 1, 30), 32, 128),
+        ((1, 272, 9, 6), 24, 3),
+    ],
 )
 def test_sums_are_exact(shape: tuple[int, ...], out: int, zero: int, target: Target) -> None:
     rng = np.random.default_rng(3)
@@ -69,8 +75,8 @@ def test_sums_are_exact(shape: tuple[int, ...], out: int, zero: int, target: Tar
 
 
 @every_target
-def test_the_largest_sums_are_exact(target: Target) -> None:
-    channels = most_channels() // 16 * 16
+@pytest.mark.parametrize("channels", [most_channels() // 16 * 16, 256])
+def test_the_largest_sums_are_exact(channels: int, target: Target) -> None:
     x, w = np.full((1, channels, 6, 6), 255, np.uint8), np.full((16, channels, 3, 3), -128, np.int8)
     w[1], w[2] = 127, np.where(np.arange(9).reshape(3, 3) % 2, 127, -128)
     x[..., ::2, 1::2] = 0
@@ -131,11 +137,12 @@ def weights_of(program: Any) -> set[str]:
 
 
 @every_target
-def test_where_it_pays_and_is_exact_it_is_used(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, many = compiled(quantised(64), target), compiled(quantised(128), target)
-    assert "i16" in weights_of(program) and "i16" not in weights_of(many)
-    x = np.random.default_rng(9).integers(0, 256, (1, 64, 40, 40)).astype(np.uint8)
+@pytest.mark.parametrize("channels", [64, 128])
+def test_where_it_pays_it_is_used(channels: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, few = compiled(quantised(channels), target), compiled(quantised(channels, 7), target)
+    assert "i16" in weights_of(program) and "i16" not in weights_of(few)
+    x = np.random.default_rng(9).integers(0, 256, (1, channels, 40, 40)).astype(np.uint8)
     monkeypatch.setenv(WINOGRAD.name, "0")
-    plain = compiled(quantised(64), target)
+    plain = compiled(quantised(channels), target)
     assert "i16" not in weights_of(plain)
     np.testing.assert_array_equal(program.run({"x": x})["y"], plain.run({"x": x})["y"])

@@ -6,7 +6,8 @@ times fewer multiplications. Matrices: with x a tile of the image and w the kern
 * B x B') A', where `*` multiplies element by element.
 
 Kernels of bytes stay integers: each row of G is multiplied by what makes it whole, and fits 16 bits. Outputs
-are then `WHOLE` ** 2 times too large, which is taken off exactly as long as `most_channels` allows.
+are then `WHOLE` ** 2 times too large, which is taken off exactly for up to `most_channels` channels; more are
+summed in parts.
 """
 
 from __future__ import annotations
@@ -99,6 +100,12 @@ class WinogradLayout:
     @cached_property
     def panels(self) -> Panels:
         return Panels(self.channels, self.out, self.columns, self.lanes, self.group)
+
+    @property
+    def parts(self) -> int:
+        """Parts of the input channels, in whole blocks, that are summed one by one."""
+        blocks = -(-self.channels // self.lanes)
+        return 1 if self.group == 1 else -(-blocks // (most_channels() // self.lanes))
 
     @property
     def wide_out(self) -> int:

@@ -3,7 +3,7 @@
 F(4, 3) does 4 times fewer products than the window and F(2, 3) 2.25 times fewer, but their weights are 4 and
 1.8 times larger and are read from memory once a run, and inputs and sums pass through scratch. Small images
 with many channels therefore stay with m = 2 or with direct sums. Bytes are transformed to 16 bits, of which
-an instruction takes half as many: F(4, 3) has half the time of direct sums, as long as those are exact.
+an instruction takes half as many: F(4, 3) has half the time of direct sums.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I8
 from rlx.ir.graph import Node
-from rlx.ops.winograd import WinogradLayout, most_channels
+from rlx.ops.winograd import WinogradLayout
 from rlx.records import dataclass
 
 USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
@@ -30,6 +30,7 @@ class ConvTarget:
     flops: float = 117.0
     weight_bytes: float = 15.0  # read from memory once a run, beside a busy neighbour
     scratch_bytes: float = 30.0  # written to and read from L2
+    exact_bytes: float = 60.0  # the same in smaller strips
     moved_elements: float = 3.0  # from planar to blocked and back
 
     def group(self, dtype: str) -> int:
@@ -71,7 +72,7 @@ def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
     if out < target.lanes or channels % target.lanes:
         return None
     exact, pairs = w.dtype is I8, target.group("i16")
-    if not (w.dtype is F32 or (exact and pairs > 1 and channels <= most_channels())):
+    if not (w.dtype is F32 or (exact and pairs > 1)):
         return None
     item, point, rate = (1, 2, pairs) if exact else (4, 4, 1)  # bytes of a weight and a point; points at once
     n, (h, wide) = _usual(node.shape[0], 1), (_usual(d) for d in node.shape[2:])
@@ -85,13 +86,16 @@ def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
         points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
         products = 2 * tiles * points * size / (target.flops * rate)
         products += point * points * size / target.weight_bytes
-        return products + 2 * tiles * points * (4 * padded + point * channels) / target.scratch_bytes
+        moved = 2 * tiles * points * (4 * padded * layout(m).parts + point * channels)
+        return products + moved / (target.exact_bytes if exact else target.scratch_bytes)
+
+    def layout(m: int) -> WinogradLayout:
+        return WinogradLayout(m, out, channels, target.columns, target.lanes, rate)
 
     best = min((1, 4) if exact else (1, 2, 4), key=cost)
     if best == 1:
         return None
-    layout = WinogradLayout(best, out, channels, target.columns, target.lanes, rate)
-    return WinogradChoice(layout, cost(1) - cost(best), cost(1))
+    return WinogradChoice(layout(best), cost(1) - cost(best), cost(1))
 
 
 def gains_by_halves(node: Node, target: ConvTarget) -> bool:

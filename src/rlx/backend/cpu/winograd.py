@@ -4,12 +4,14 @@ Tiles of m x m outputs are taken in strips whose transformed inputs and sums fit
 transformed into scratch, multiplied with the transformed weights point by point, and transformed back with
 the epilogue: one kernel, no meeting of threads in between. Threads share strips or, where weights outweigh
 the image by far, output channels; then each transforms all inputs for itself. Tiles whose window holds an Inf
-or NaN are summed again without transforms. Bytes are transformed to 16 bits, and sums are exact.
+or NaN are summed again without transforms. Bytes are transformed to 16 bits, and sums are exact: many input
+channels are summed in parts, each of which is transformed back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rlx.backend.cpu.conv_end import Epilogue
 from rlx.backend.cpu.conv_shape import Geometry, Image, as_signed, tile_pixels
@@ -22,6 +24,7 @@ from rlx.backend.cpu.winograd_numbers import Integers, Reals
 from rlx.backend.cpu.winograd_parts import (
     emit_input_transform,
     emit_output_transform,
+    emit_part,
     emit_products,
 )
 from rlx.errors import UnsupportedError
@@ -37,6 +40,7 @@ def strip_tiles(layout: WinogradLayout, cache: int, pixels: int) -> int:
     """Most tiles in a strip: whole register tiles whose inputs and sums at all points fit `cache` bytes."""
     exact = layout.group > 1  # points of 16 bits; half of the cache is for their weights
     per_tile = layout.points * (layout.channels * (2 if exact else 4) + layout.wide_out * 4)
+    per_tile += layout.m**2 * layout.wide_out * 4 if layout.parts > 1 else 0
     cache = cache // 2 if exact else cache
     return max(cache // per_tile // pixels, 2) * pixels
 
@@ -89,8 +93,10 @@ class _Winograd:
 
     @property
     def scratch_bytes(self) -> int:
-        total = self.layout.channels + self.layout.wide_out
-        return (self.most * total + 2 * PAD) * self.layout.points * 4
+        layout = self.layout
+        total = layout.points * (layout.channels + layout.wide_out)
+        total += layout.m**2 * layout.wide_out if layout.parts > 1 else 0
+        return (self.most * total + 2 * PAD * layout.points) * 4
 
     def emit(self) -> EmittedKernel:
         fn, m = self.fn, self.layout.m
@@ -124,6 +130,7 @@ class _Winograd:
             self.shape.out,
             self.layout.out,
             self.numbers,
+            self.layout.parts > 1,
             self.repair,
         )
 
@@ -158,10 +165,16 @@ class _Winograd:
             self.transform,
             [x, *steps, *sizes, *lows, u, into, self.in_blocks, tiles, *place, tiles_h, tiles_w],
         )
-        self.products(u, v, into, sums, tiles, begin, end)
         per_panel = layout.columns // self.lanes
         blocks = [fn.mul(begin, per_panel), fn.smin(fn.mul(end, per_panel), self.out_blocks)]
-        fn.call(self.finish, [fn.args[0], v, sums, *blocks, tiles, *place, tiles_h, tiles_w])
+        before = fn.gep(v, fn.mul(sums, layout.points), self.kind.accumulator)
+        cuts = [self.in_blocks * n // layout.parts for n in range(layout.parts + 1)]
+        for n, some in enumerate(pairwise(cuts)):
+            self.products(u, v, into, sums, tiles, begin, end, some)
+            if n < layout.parts - 1:
+                part = emit_part(self.module, self.numbers, layout.m, self.lanes, n > 0)
+                fn.call(part, [v, before, sums, *blocks, tiles])
+        fn.call(self.finish, [fn.args[0], v, before, sums, *blocks, tiles, *place, tiles_h, tiles_w])
 
     def repair(self, fn: Function, place: Sequence[Int], stage: Value) -> None:
         """Sum a tile that its transforms have spoilt directly."""
@@ -181,8 +194,18 @@ class _Winograd:
         callee = emit_direct_tile(self.module, layout.m, self.lanes)
         fn.call(callee, [x, w, stage, step, line, *sizes, *begin, self.in_blocks, panels.elements, wide])
 
-    def products(self, u: Value, v: Value, into: Int, sums: Int, tiles: Int, begin: Int, end: Int) -> None:
-        """At every point, transformed inputs times transformed weights."""
+    def products(
+        self,
+        u: Value,
+        v: Value,
+        into: Int,
+        sums: Int,
+        tiles: Int,
+        begin: Int,
+        end: Int,
+        some: tuple[int, int],
+    ) -> None:
+        """At every point, transformed inputs times weights, of `some` blocks of input channels."""
         fn, panels, lanes = self.fn, self.layout.panels, self.lanes
         cut = Tiles.of(fn, tiles, self.pixels)
         weights = self.table.operand(fn, self.nest.w).pointer
@@ -191,11 +214,13 @@ class _Winograd:
 
         def point(p: Int, _: list[Value]) -> None:
             w = fn.gep(weights, fn.mul(p, panels.elements), element)
-            x, y = fn.gep(u, fn.mul(p, into), element), fn.gep(v, fn.mul(p, sums), total)
+            x = fn.gep(u, fn.add(fn.mul(p, into), fn.mul(block, some[0])), element)
+            y = fn.gep(v, fn.mul(p, sums), total)
 
             def panel(j: Int, vectors: int) -> None:
                 column = fn.mul(j, panels.columns)
-                there = fn.gep(w, fn.mul(column, panels.depth), element)
+                skipped = some[0] * lanes * vectors * lanes
+                there = fn.gep(w, fn.add(fn.mul(column, panels.depth), skipped), element)
                 out = fn.gep(y, fn.mul(fn.udiv(column, lanes), block), total)
                 names = [emit_products(self.module, self.kind, n, vectors) for n in range(1, self.pixels + 1)]
                 table = self.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
@@ -209,7 +234,7 @@ class _Winograd:
                 def tile(t: Int, _: list[Value]) -> None:
                     at = fn.mul(cut.row(fn, t), lanes)
                     callee = fn.select(fn.cmp("ult", t, cut.tall), high, low)
-                    args = [fn.gep(x, at, element), there, fn.gep(out, at, total), self.in_blocks, block]
+                    args = [fn.gep(x, at, element), there, fn.gep(out, at, total), some[1] - some[0], block]
                     fn.call(callee, args)  # type: ignore[arg-type]
 
                 fn.loop(0, cut.count, 1, [], tile)

@@ -147,6 +147,44 @@ def emit_products(module: Module, kind: Kind, pixels: int, vectors: int) -> str:
     return name
 
 
+def _sums_of(
+    fn: Function, numbers: Numbers, at: Value, step: Int, side: int, type_: str
+) -> list[list[Value]]:
+    """The sums of a tile at all points."""
+    places = [fn.gep(at, fn.mul(step, n), numbers.sums) for n in range(side * side)]
+    return [[fn.load(type_, p) for p in places[i * side : (i + 1) * side]] for i in range(side)]
+
+
+def _part_of(fn: Function, numbers: Numbers, parts: Value, number: Int, elements: int) -> Value:
+    """Where the outputs of a tile are summed up."""
+    return fn.gep(parts, fn.mul(number, elements), numbers.sums)
+
+
+def emit_part(module: Module, numbers: Numbers, m: int, lanes: int, adds: bool) -> str:
+    """Name of the function part(sums, to, step, first, last, tiles): outputs of some input channels, stored
+    as [block][tile][pixel][lanes], or added to what is there.
+    """
+    name = f"winograd.part{m}.{numbers.name}" + (".add" if adds else "")
+    if module.defines(name):
+        return name
+    params = [("ptr noalias", "sums"), ("ptr noalias", "to")]
+    params += [("i64", w) for w in ("step", "first", "last", "tiles")]
+    fn = module.function(name, params, internal=True, noinline=True)
+    sums, to, step, first, last, tiles = fn.args
+    type_ = vector(numbers.sums, lanes)
+
+    def tile(number: Int, _: list[Value]) -> None:
+        at = fn.gep(sums, fn.mul(number, lanes), numbers.sums)
+        there = _part_of(fn, numbers, to, number, m * m * lanes)
+        results = numbers.out(fn, m, _sums_of(fn, numbers, at, step, m + 2, type_))
+        for n, value in enumerate(v for r in results for v in r):
+            place = fn.gep(there, n * lanes, numbers.sums)
+            fn.store(fn.value(fn.add(value, fn.load(type_, place))) if adds else value, place)
+
+    fn.loop(fn.mul(first, tiles), fn.mul(last, tiles), 1, [], tile)
+    return name
+
+
 def emit_output_transform(
     module: Module,
     name: str,
@@ -158,18 +196,20 @@ def emit_output_transform(
     out: Shape,
     channels: int,
     numbers: Numbers,
+    in_parts: bool,
     repair: Callable[[Function, Sequence[Int], Value], None],
 ) -> str:
     """Name of the function that turns sums into outputs and stores them behind the epilogue.
 
-    Lanes after the last of `channels` are stored as zeros. repair(fn, place, stage) computes the sums of the
-    tile at `place` (image, block, first line and pixel) without transforms, where those have spoilt it.
+    Lanes after the last of `channels` are stored as zeros. With `in_parts`, outputs of the input channels
+    before are added. repair(fn, place, stage) computes the sums of the tile at `place` (image, block, first
+    line and pixel) without transforms, where those have spoilt it.
     """
     name = f"{name}.output"
     words = ("step", "first", "last", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
-    params = [("ptr", "args"), ("ptr noalias", "sums"), *(("i64", w) for w in words)]
+    params = [("ptr", "args"), ("ptr noalias", "sums"), ("ptr", "before"), *(("i64", w) for w in words)]
     fn = module.function(name, params, internal=True, noinline=True)
-    _, sums, step, first, last, tiles, *rest = fn.args
+    _, sums, before, step, first, last, tiles, *rest = fn.args
     place, (tiles_h, tiles_w) = rest[:3], rest[3:]
     side, type_ = m + 2, vector(numbers.sums, lanes)
     height, width = (table.dim(fn, d) for d in out[1:])
@@ -184,14 +224,12 @@ def emit_output_transform(
         lane = Lane(2, 0, lanes, mask)
 
         def tile(t: Int, image: Int, row: Int, column: Int) -> None:
-            at = fn.gep(source, fn.mul(t, lanes), numbers.sums)
-            grid = [
-                [fn.load(type_, fn.gep(at, fn.mul(step, i * side + j), numbers.sums)) for j in range(side)]
-                for i in range(side)
-            ]
-            for i, results in enumerate(numbers.out(fn, m, grid)):
-                for j, value in enumerate(results):
-                    fn.store(value, fn.gep(stage, (i * m + j) * lanes, numbers.sums))
+            grid = _sums_of(fn, numbers, fn.gep(source, fn.mul(t, lanes), numbers.sums), step, side, type_)
+            earlier = _part_of(fn, numbers, before, fn.add(fn.mul(b, tiles), t), m * m * lanes)
+            for n, value in enumerate(v for r in numbers.out(fn, m, grid) for v in r):
+                if in_parts:
+                    value = fn.value(fn.add(value, fn.load(type_, fn.gep(earlier, n * lanes, numbers.sums))))
+                fn.store(value, fn.gep(stage, n * lanes, numbers.sums))
             top, left = fn.mul(row, m), fn.mul(column, m)
             if isinstance(numbers, Reals):
                 fn.branch(is_spoilt(fn, grid), lambda: repair(fn, (image, b, top, left), stage))
