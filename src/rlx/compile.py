@@ -91,6 +91,7 @@ def plan(
     from rlx.backend.cpu.conv import conv_target
     from rlx.ir.lir import LirModule
     from rlx.ir.op import Level
+    from rlx.passes.ahead import products_ahead
     from rlx.passes.basic import materialize_operands, materialize_outputs, split_derived
     from rlx.passes.bodies import prepare_bodies
     from rlx.passes.conv_axes import drop_unit_axes
@@ -175,7 +176,7 @@ def plan(
         (
             Stage("input", lambda g: g, Level.HIR),
             Stage("join blocks", join, Level.HIR),
-            Stage("expand", lower),
+            Stage("expand", lambda g: products_ahead(lower(g), trace.firings)),
             *layouts,
             Stage("bodies", lambda g: hoist_weights(g, lay_out)),
             Stage("outputs", lambda g: materialize_outputs(materialize_operands(g))),

@@ -593,15 +593,3 @@ def test_damaged_graphs(seed: int) -> None:
                 for i in range(len(a.ints)):
                     a.ints[i] = rng.choice([-1, 0, 3, 2**40])
         survive(model.SerializeToString())
-
-
-def test_axes_that_share_a_name_by_mistake_are_named_apart() -> None:
-    """Exporters call axes of different inputs alike; the message says how to load such a model."""
-    text = "main (float[B, W] x, int64[B, W] at) => (float[B, W] y, int64[B, W] z) { y = Neg (x) z = Neg (at) }"
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    feeds = {"x": np.ones((1, 6), np.float32), "at": np.ones((1, 2), np.int64)}
-    with pytest.raises(rlx.errors.InputError) as refused:
-        rlx.compile(rlx.from_onnx(model)).run(feeds)
-    assert "shapes={'at': ['B', 'W here']}" in str(refused.value)
-    out = rlx.compile(rlx.from_onnx(model, shapes={"at": ["B", "W here"]})).run(feeds)
-    assert out["z"].tolist() == [[-1, -1]]

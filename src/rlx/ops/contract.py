@@ -111,10 +111,12 @@ class _dot_general(Op):
         batch = math.prod([a.shape[i] for i in at.lhs_batch])
         k, m = math.prod([a.shape[i] for i in at.lhs_contract]), math.prod([a.shape[i] for i in left])
         n = math.prod([b.shape[j] for j in right])
-        x = a.transpose(*at.lhs_batch, *left, *at.lhs_contract).astype(wide).reshape(batch, m, k)
-        y = b.transpose(*at.rhs_batch, *at.rhs_contract, *right).astype(wide).reshape(batch, k, n)
-        product: np.ndarray = np.matmul(x, y).reshape(at.result(a.shape, b.shape)).astype(out.np)
-        return product
+        a_moved = a.transpose(*at.lhs_batch, *left, *at.lhs_contract)
+        b_moved = b.transpose(*at.rhs_batch, *at.rhs_contract, *right)
+        x = a_moved.astype(wide, copy=False).reshape(batch, m, k)
+        y = b_moved.astype(wide, copy=False).reshape(batch, k, n)
+        product: np.ndarray = np.matmul(x, y).reshape(at.result(a.shape, b.shape))
+        return product.astype(out.np, copy=False)
 
     def vjp(self, g: Node, y: Node, a: Node, b: Node, *, out_dtype: Any, **axes: Any) -> list[Node]:
         at, kinds = Axes(**axes), (a.dtype, b.dtype)

@@ -115,6 +115,11 @@ class _Loop:
                 values[k] = number_like(i * counter.by + ops.dim_value(counter.start, "i64"), like)
             known.given[as_tensor(values[k])] = filled(like.shape, counter.at(number))
         out = self.n.run_subgraph(self.body, [i, self.n.constant(True), *values])
+        for c in self.n.graph.constraints:
+            if known.is_step(c.lhs) or known.is_step(c.rhs):
+                raise ImportError_(
+                    f"its steps assume that {c.lhs} and {c.rhs} relate in a way that not all of them do"
+                )
         new = [one_as(as_tensor(out[1 + k]), self.start[k].shape) for k in self.kept]
         rows = [as_tensor(v) for v in out[1 + len(self.carried) :]]
         return ops.reshape(as_tensor(out[0]), ()), new, rows
