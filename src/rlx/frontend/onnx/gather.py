@@ -9,7 +9,7 @@ import numpy as np
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Strings
+from rlx.frontend.onnx.value import Labels, Strings
 from rlx.ops.rules import normal_axis
 
 
@@ -17,6 +17,8 @@ from rlx.ops.rules import normal_axis
 def gather(n: Call) -> Any:
     axis = int(n.attr("axis", 0))
     if isinstance(n.value(0), Strings):
+        if n.strings(0).ndim == 1 and n.known(1) is None:
+            return Labels(ops.cast(n[1], "i64"), n.strings(0))
         n.on_host("text exists on the host only")
         return Strings(np.take(n.strings(0), n.array(1), axis))
     return ops.gather(n[0], n[1], axis)

@@ -13,7 +13,7 @@ from rlx.frontend.onnx.broadcast import stretches
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Strings
+from rlx.frontend.onnx.value import Labels, Strings
 from rlx.ir.dim import Constraint, Dim, ceildiv, known_eq, known_le
 from rlx.ir.dtype import F8E8M0, DType
 from rlx.ir.graph import Node
@@ -82,6 +82,9 @@ def reshape(n: Call) -> Any:
     if isinstance(n.value(0), Strings):
         n.on_host("text exists on the host only")
         return Strings(n.strings(0).reshape(n.ints(1)))
+    value = n.value(0)
+    if isinstance(value, Labels):
+        return Labels(reshaped(value.numbers, n.dims(1), allow_zero), value.words)
     return reshaped(n[0], n.dims(1), allow_zero)
 
 
@@ -307,7 +310,7 @@ def cast_like(n: Call) -> Any:
 
 def as_text(n: Call) -> Any:
     """Numbers as text."""
-    if isinstance(n.value(0), Strings):
+    if isinstance(n.value(0), (Strings, Labels)):
         return n.value(0)
     n.on_host("text exists on the host only")
     array = n.array(0)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rlx.errors import InputError
 from rlx.ir.graph import Node
 from rlx.records import dataclass
 
@@ -51,7 +52,15 @@ class Labels:
     words: np.ndarray
 
     def output(self, name: str) -> HostOutput:
-        return HostOutput(name, lambda at: self.words[at], False)
+        return HostOutput(name, self._chosen, False)
+
+    def _chosen(self, at: np.ndarray) -> np.ndarray:
+        many = len(self.words)
+        if at.size and not -many <= at.min() <= at.max() < many:
+            raise InputError(
+                f"the model chooses a word by a number that is none of its {many}; check its inputs"
+            )
+        return np.asarray(self.words[at], dtype=object)
 
 
 @dataclass(frozen=True)
