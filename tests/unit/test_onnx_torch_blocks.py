@@ -83,6 +83,19 @@ BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
         "float[B, K] y",
         lambda x: np.tile(x, 6)[:, -len(x) :],
     ),
+    "from the end or the start, by the remainder of a size": (
+        """n = Shape <start = 1> (x) h = Div (n, c2) d = Mul (h, c2) r = Sub (d, n)
+           y = Slice (x, r, far, c1)""",
+        "float[B, K] y",
+        lambda x: x[:, -(x.shape[1] % 2) :],
+    ),
+    "values at a mask": (
+        """z = Constant <value_float = 0.0> () m = Greater (x, z) at = NonZero (m) to = Transpose (at)
+           flat = Reshape (m, m1) i = Cast <to = 7> (flat) count = ReduceSum (i) v = Expand (z, count)
+           y = ScatterND (x, to, v)""",
+        "float[B, N] y",
+        lambda x: np.where(x > 0, np.float32(0), x),
+    ),
     "a triangle whose diagonal is a size": (
         """b = Shape <end = 1> (x) o = Sub (b, c1) k = Squeeze (o, c0) y = Trilu <upper = 1> (x, k)""",
         "float[B, N] y",
