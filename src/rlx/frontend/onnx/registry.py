@@ -52,6 +52,7 @@ FAMILIES = (
     "contrib",
     "contrib_attention",
     "contrib_blocks",
+    "contrib_moe",
     "contrib_quant",
 )
 """Modules with entries, each about one family of ops."""
