@@ -164,6 +164,30 @@ def test_codes_that_are_only_moved_stay_codes() -> None:
     np.testing.assert_array_equal(rlx.compile(g).run({"x": image})["y"], want)
 
 
+@pytest.mark.parametrize(("kind", "zero", "kept"), [(np.uint8, 0, 0), (np.int8, -128, 0), (np.uint8, 5, 1)])
+def test_a_relu_that_rounding_does_anyway_is_dropped(kind: Any, zero: int, kept: int) -> None:
+    """And scales of what it bounds are divided all the same, so that nothing is multiplied behind it."""
+    g = Graph("relu")
+    name = {np.uint8: "u8", np.int8: "i8"}[kind]
+    x, w = codes(kind, 8, 72), codes(np.int8, 72, 20)
+    sx, sy, scales = np.float32(0.037), np.float32(0.9), RNG.uniform(0.001, 0.01, 20).astype(np.float32)
+    value = ops.dequantize(g.input("x", x.shape, name), number(g, sx), number(g, 3, kind))
+    added = ops.dequantize(g.input("a", (8, 20), name), number(g, sy), number(g, 2, kind))
+    y = ops.relu(matmul_case(g, value, w, scales)[0] + added)
+    g.output("y", ops.quantize(y, number(g, sy), number(g, zero, kind)))
+    lir = plan(g)
+    (region,) = [lir.mir.nodes[i] for i in lir.plan.schedule]
+    names = [n.op.name for n in region.bodies[0].nodes]
+    assert names.count("maximum") == kept and names.count("mul") <= 2
+    a = codes(kind, 8, 20)
+    got = rlx.compile(g).run({"x": x, "a": a})["y"].astype(int)
+    product = (x.astype(np.float64) - 3) @ w * float(sx) * scales.astype(np.float64)
+    level = np.maximum(product / float(sy) + (a.astype(np.float64) - 2), 0)
+    want = np.clip(np.rint(level) + zero, np.iinfo(kind).min, np.iinfo(kind).max)
+    near = np.abs(level - np.floor(level) - 0.5) <= BOUND * (1 + np.abs(level))
+    assert not np.any((got != want) & ~near) and np.abs(got - want).max() <= 1
+
+
 def test_graphs_without_bytes_are_left_alone() -> None:
     g = Graph()
     g.output("y", g.input("x", (2, 3), "f32") @ g.input("w", (3, 2), "f32"))

@@ -39,6 +39,7 @@ from rlx.records import dataclass
 LARGEST_SUM = 2**31 - 1
 SMALL = 1 << 16  # elements of parameters whose value is worked out
 NEARBY = 64  # ops between a sum and the rounding of what became of it
+BOUNDS = ("maximum", "minimum")
 SAVED = 3, 4  # part of the time that a product of bytes does not take, next to f32
 
 
@@ -195,6 +196,7 @@ class IntegerRules:
             Rule("same codes again", same_codes),
             Rule("product with the inverse scale", inverse_scale),
             Rule("zero point of zero", no_zero_point),
+            Rule("bound that a byte has anyway", no_bound),
         )
 
     def product(self, s: Subject) -> Node | None:
@@ -360,7 +362,7 @@ def _divided(node: Node, scale: np.ndarray, deep: int = 4) -> Node:
             made: Node = node.op(*(_divided(a, scale) if _is_weight(a) else a for a in args))
             return made
         inner = all(_is_weight(a) or _takes_scale(a) for a in args)
-        if prim == "add" and inner and all(scale.size == 1 or a.shape == node.shape for a in args):
+        if prim in ("add", *BOUNDS) and inner and all(scale.size == 1 or a.shape == node.shape for a in args):
             made = node.op(*(_divided(a, scale, deep - 1) for a in args))
             return made
     made = node * graph.constant(np.asarray(1 / scale, np.float32))
@@ -368,9 +370,11 @@ def _divided(node: Node, scale: np.ndarray, deep: int = 4) -> Node:
 
 
 def _takes_scale(node: Node) -> bool:
-    """Whether a value is a product with a weight, or a sum of such."""
+    """Whether a value is a product with a weight, or a sum or bound of such."""
     prim, args = Subject(node).applied or ("", []) if node.op.role is Role.COMPUTE else ("", [])
-    return (prim == "mul" and any(map(_is_weight, args))) or (prim == "add" and all(map(_takes_scale, args)))
+    if prim == "mul":
+        return any(map(_is_weight, args))
+    return prim in ("add", *BOUNDS) and all(_is_weight(a) or _takes_scale(a) for a in args)
 
 
 def _is_weight(node: Node, deep: int = 8) -> bool:
@@ -391,6 +395,32 @@ def no_zero_point(s: Subject) -> Node | None:
     if zero is None or zero.reshape(()) != 0:
         return None
     made: Node = s.node.op(more[0], **s.node.attrs)
+    return made
+
+
+def no_bound(s: Subject) -> Node | None:
+    """A bound that lies outside the range of the byte that follows is none: relu before codes from 0 on."""
+    if s.applied is None or s.applied[0] != "cast" or not is_byte(s.node.dtype):
+        return None
+    level, zero = s.applied[1][0], np.zeros(())
+    more = _operands(level, "add")
+    if more is not None:
+        known = number_of(more[1])
+        if known is None:
+            return None
+        zero = known
+    rounded = level if more is None else more[0]
+    inside = _operands(rounded, "round")
+    prim, args = Subject(inside[0]).applied or ("", []) if inside and inside[0].operands else ("", [])
+    bound = number_of(args[1]) if prim in BOUNDS else None
+    if bound is None or args[0].shape != s.node.shape or zero.size != 1:
+        return None
+    low, high = int(s.node.dtype.min_value), int(s.node.dtype.max_value)
+    reached = np.all(bound + zero <= low) if prim == "maximum" else np.all(bound + zero >= high)
+    if not reached:
+        return None
+    plain = round(args[0])
+    made: Node = s.node.op(plain if more is None else level.op(plain, more[1]), **s.node.attrs)
     return made
 
 
