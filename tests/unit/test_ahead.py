@@ -87,6 +87,16 @@ def test_products_of_what_steps_hand_on_stay() -> None:
     assert products_inside(products_ahead(graph)) == products_inside(graph)
 
 
+def test_rows_that_outgrow_their_matrix_stay() -> None:
+    """A product of many rows reads its matrix often in every step; all steps of it would take much memory."""
+    g = Graph("large")
+    h, x = g.input("h", (64, 4), "f32"), g.input("x", ("n", 64, 3), "f32")
+    w = g.input("w", (3, 4), "f32")
+    g.output("y", ops.scan(lambda c, row: (ops.tanh(c + row @ w), None), h, x)[0])
+    graph = rlx.lower(g)
+    assert products_inside(products_ahead(graph)) == products_inside(graph) == 1
+
+
 def test_rows_found_by_a_counter() -> None:
     """A gather at the step's number, as exporters write it, is a row."""
     g = Graph("counter")

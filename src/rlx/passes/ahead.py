@@ -12,11 +12,12 @@ from collections.abc import Collection, Sequence
 from rlx.errors import RlxError
 from rlx.ir.compose import lower_node
 from rlx.ir.control import loop_form
+from rlx.ir.dim import evaluate
 from rlx.ir.form import Contract, Conv, Form, Loop, Map, Pieces, Reduce
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, inline, rewrite
-from rlx.ir.types import TupleType
+from rlx.ir.types import TupleType, type_symbols
 from rlx.ops.bodies import batched, new_body, splice
 from rlx.passes.rules import Firing
 
@@ -121,12 +122,14 @@ class _Body:
         return [n for n in self.body.nodes if n.id in inside & read and not n.op.has("view")]
 
     def _is_product(self, node: Node, move: int) -> bool:
-        if not isinstance(self.forms[node.id], (Contract, Conv)):
+        form = self.forms[node.id]
+        if move == FIXED:
+            return isinstance(form, (Contract, Conv))
+        if not isinstance(form, Contract):
             return False
-        return move == FIXED or any(
-            self.moves[o.id] == FIXED and o.rank > 1 and self.moves[p.id] == ROW
-            for o, p in (node.operands[:2], node.operands[1::-1])
-        )
+        kept = [o for o in node.operands[:2] if self.moves[o.id] == FIXED]
+        # all rows of a product that is larger than its matrix would take more memory than they save reads
+        return len(kept) == 1 and kept[0].rank > 1 and _least(node) <= _least(kept[0])
 
     def _part(self, inputs: Sequence[Node], ends: Sequence[Node]) -> Graph:
         """What computes some values from some inputs, as a graph."""
@@ -182,6 +185,11 @@ def _still_needed(body: Graph, given: Collection[int]) -> set[int]:
             found.add(node.id)
             stack += node.operands
     return found
+
+
+def _least(node: Node) -> int:
+    """Elements where every symbol is 1."""
+    return evaluate(node.tensor.numel, dict.fromkeys(type_symbols(node.type), 1))
 
 
 def _checks_places(form: Form) -> bool:
