@@ -96,6 +96,13 @@ BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
         "float[B, N] y",
         lambda x: np.where(x > 0, np.float32(0), x),
     ),
+    "a size times 1.7, rounded down": (
+        """n = Shape <start = 1> (x) f = Cast <to = 1> (n) r = Constant <value_floats = [1.7]> ()
+           p = Mul (f, r) g = Floor (p) i = Cast <to = 7> (g) v = Constant <value_float = 1.0> ()
+           y = Expand (v, i)""",
+        "float[K] y",
+        lambda x: np.ones(int(np.float32(x.shape[1]) * np.float32(1.7)), np.float32),
+    ),
     "a triangle whose diagonal is a size": (
         """b = Shape <end = 1> (x) o = Sub (b, c1) k = Squeeze (o, c0) y = Trilu <upper = 1> (x, k)""",
         "float[B, N] y",
@@ -162,6 +169,30 @@ def test_a_row_that_is_not_there_is_refused() -> None:
         np.testing.assert_array_equal(program.run({"x": x, "z": z})["y"], x[:1] + z)
     with pytest.raises(GuardError, match=r"min\(B,1\) is at least min\(K,1\)"):
         program.run({"x": floats(0, 3), "z": floats(2, 3)})
+
+
+def test_fractions_that_rounding_spoils_are_refused() -> None:
+    """90 times 1.3 is below 117 in f32, where 10 times 1.3 is 13: that is no size times a fraction."""
+    nodes = """n = Shape <start = 1> (x) f = Cast <to = 1> (n) r = Constant <value_floats = [1.3]> ()
+               p = Mul (r, f) i = Cast <to = 7> (p) v = Constant <value_float = 1.0> () y = Expand (v, i)"""
+    with pytest.raises(RlxError, match="the sizes in its input 1 must be known"):
+        rlx.from_onnx(model("float[B, N] x", nodes))
+    program = rlx.compile(rlx.from_onnx(model("float[B, N] x", nodes.replace("[1.3]", "[0.6]"))))
+    for columns in (5, 10, 25, 999):
+        size = int(np.float32(columns) * np.float32(0.6))
+        assert program.run({"x": floats(1, columns)})["y"].shape == (size,)
+    with pytest.raises(GuardError, match=r"-N\+16384 is at least 0"):
+        program.run({"x": floats(1, 20_000)})
+
+
+@pytest.mark.parametrize(("scale", "size", "want"), [(1.3, 20, 26), (0.7, 10, 7), (0.3, 10, 3), (2.5, 3, 7)])
+def test_resize_by_a_decimal(scale: float, size: int, want: int) -> None:
+    """The scale is a float of 32 bits; torch and ONNX Runtime take it for the decimal that it was."""
+    nodes = f"roi = Constant <value_floats = [0.0]> () r = Constant <value_floats = [1.0, {scale}]> ()"
+    nodes += ' y = Resize <mode = "linear"> (x, , r)'
+    for columns in ("N", str(size)):
+        program = rlx.compile(rlx.from_onnx(model(f"float[B, {columns}] x", nodes, "float[B, K] y")))
+        assert program.run({"x": floats(2, size)})["y"].shape == (2, want)
 
 
 def test_division_by_a_size_of_zero_is_refused() -> None:

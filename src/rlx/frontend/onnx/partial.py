@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.frontend.onnx.scaled import LARGEST, MOST_DENOMINATOR, simple_fraction
 from rlx.ir.assume import ConstraintLog, inferring, require_at_least
 from rlx.ir.body import Body
 from rlx.ir.dim import (
@@ -42,8 +43,6 @@ from rlx.records import dataclass
 
 MOST_ELEMENTS = 4096
 """Larger tensors are data, not shapes."""
-MOST_DENOMINATOR = 1024
-"""A float beside a size is taken to be exact only if it is a simple fraction, like 0.5 or 1.25."""
 
 
 class Unknown:
@@ -77,6 +76,14 @@ class Quotient:
 
     size: Dim
     by: int
+
+
+@dataclass(frozen=True, repr=False)
+class Scaled(Unknown):
+    """A size times a float that is no simple fraction: only known once it is rounded, down or up."""
+
+    down: Dim | Unknown
+    up: Dim | Unknown
 
 
 def _number(x: Any) -> bool:
@@ -125,6 +132,26 @@ def _divide(a: Dim, p: int, b: Dim, q: int) -> Any:
     if isinstance(b, int):
         return UNKNOWN if b == 0 else _quotient(a * q, p * b)
     return _quotient(floordiv(a, b) * q, p) if divides(b, a) is True else UNKNOWN
+
+
+def _scaled(a: Any, b: Any, dtype: DType) -> Any:
+    """A product in floating point."""
+    found = ELEMENT["mul"](a, b)
+    size, factor = (a, b) if isinstance(a, Expr) else (b, a)
+    if (
+        found is not UNKNOWN
+        or not isinstance(size, Expr)
+        or not _number(factor)
+        or known_le(0, size) is not True
+    ):
+        return found
+    simple = simple_fraction(float(factor), dtype.np)
+    if simple is None:
+        return UNKNOWN
+    require_at_least(LARGEST - size, 0, f"{size} is too large")
+    fraction, down, up = simple
+    times, by = size * fraction.numerator, fraction.denominator
+    return Scaled(floordiv(times, by) if down else UNKNOWN, ceildiv(times, by) if up else UNKNOWN)
 
 
 def _floor_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
@@ -222,6 +249,8 @@ def _rounded(f: Callable[[Dim, int], Any], number: Callable[[float], float]) -> 
     def rule(a: Any) -> Any:
         if _number(a):
             return number(float(a))
+        if isinstance(a, Scaled):
+            return a.up if number is np.ceil else a.down
         parts = _parts(a)
         return UNKNOWN if parts is None else f(*parts)
 
@@ -254,6 +283,8 @@ def _power(a: Any, b: Any) -> Any:
 def _cast(a: Any, to: DType) -> Any:
     if isinstance(a, Undecided):
         return a  # as a number it is 0 or 1; arithmetic with it is not known
+    if isinstance(a, Scaled) and not to.is_bool:
+        return a if to.is_float else a.down
     if isinstance(a, Unknown):
         return UNKNOWN
     if to.is_bool:
@@ -450,6 +481,8 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
         return _object(attrs["dim"])
     if name == "cast":
         return _each(lambda a: _cast(a, attrs["dtype"]), operands[0])
+    if name == "mul" and node.dtype.is_float:
+        return _each(lambda a, b: _scaled(a, b, node.dtype), *operands)
     if name in ELEMENT:
         return _each(ELEMENT[name], *operands)
     if any(_has_symbol(v) for v in attrs.values()):
