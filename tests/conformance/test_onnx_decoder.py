@@ -144,3 +144,22 @@ def test_a_cache_with_room(cache: Any) -> None:
 
 def test_heads_without_groups() -> None:
     check_decoding(decoder("MultiHeadAttention"), 2, 0, prompt=4, steps=4)
+
+
+def test_a_cache_that_a_stream_keeps() -> None:
+    """With room for all tokens, past and present are one state."""
+    model = decoder("GroupQueryAttention", 12)
+    names = [f"{i}.{t}" for i in range(LAYERS) for t in ("key", "value")]
+    shapes: dict[str, Any] = {"ids": (1, "s"), "seen": (1, "t")}
+    shapes |= {f"past.{n}": (1, FEW, 12, DIM) for n in names}
+    states = {f"past.{n}": f"present.{n}" for n in names}
+    stream = rlx.compile(rlx.from_onnx(model, shapes=shapes, states=states)).stream()
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    cache = {name: np.zeros((1, FEW, 12, DIM), np.float32) for name in states}
+    ids, done = np.array([[3, 41, 5]]), 0
+    for _ in range(4):
+        feed = {"ids": ids, "seen": np.ones((1, done + ids.shape[1]), np.int64)}
+        want, *caches = session.run(None, feed | cache)
+        np.testing.assert_allclose(stream.step(feed)["logits"], want, rtol=2e-3, atol=2e-4)
+        cache = dict(zip(states, caches, strict=True))
+        ids, done = np.argmax(want[:, -1:], axis=-1), done + ids.shape[1]
