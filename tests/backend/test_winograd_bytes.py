@@ -122,11 +122,11 @@ def test_integer_tables_follow_from_the_real_ones() -> None:
     np.testing.assert_array_equal(np.array(INTEGER_RESTORE) @ INTEGER_KERNEL, np.diag([1, 2, 1]))
 
 
-def quantised(channels: int, size: int = 40) -> Graph:
+def quantised(channels: int, size: Any = 40, batch: Any = 1) -> Graph:
     rng, g = np.random.default_rng(8), Graph("layer")
     w = g.param("w", (64, channels, 3, 3), "i8")
     g.set_param("w", rng.integers(-128, 128, w.shape).astype(np.int8))
-    x = ops.dequantize(g.input("x", (1, channels, size, size), "u8"), np.float32(0.02), np.uint8(3))
+    x = ops.dequantize(g.input("x", (batch, channels, size, size), "u8"), np.float32(0.02), np.uint8(3))
     y = ops.conv(x, ops.dequantize(w, np.float32(0.001)), padding=1)
     g.output("y", ops.quantize(y, np.float32(0.5), np.uint8(100)))
     return g
@@ -146,3 +146,13 @@ def test_where_it_pays_it_is_used(channels: int, target: Target, monkeypatch: py
     plain = compiled(quantised(channels), target)
     assert "i16" not in weights_of(plain)
     np.testing.assert_array_equal(program.run({"x": x})["y"], plain.run({"x": x})["y"])
+
+
+def test_symbolic_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = compiled(quantised(128, "s", "n"), threads=2)
+    assert "i16" in weights_of(program)
+    monkeypatch.setenv(WINOGRAD.name, "0")
+    plain = compiled(quantised(128, "s", "n"))
+    for n, size in ((1, 28), (2, 7), (0, 4), (3, 1)):
+        x = np.random.default_rng(n).integers(0, 256, (n, 128, size, size)).astype(np.uint8)
+        np.testing.assert_array_equal(program.run({"x": x})["y"], plain.run({"x": x})["y"])
