@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis.internal.conjecture import providers
 
@@ -168,6 +169,18 @@ def barriers_are_proved() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "settle", settle_and_verify)
         yield
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
+    """A generator that tests of a file share begins anew for each, whatever others have drawn before it."""
+    module = getattr(request.node, "module", None)  # doctests have none
+    for value in vars(module).values() if module else ():
+        if isinstance(value, np.random.Generator):
+            value.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
 # --- golden texts ---------------------------------------------------------------------------------

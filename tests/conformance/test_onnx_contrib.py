@@ -18,12 +18,6 @@ from rlx import onnx_backend
 RNG = np.random.default_rng(7)
 
 
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
-
-
 def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 

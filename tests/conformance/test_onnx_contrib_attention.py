@@ -18,12 +18,6 @@ RNG = np.random.default_rng(11)
 NEAR = {"rtol": 1e-3, "atol": 1e-4}
 
 
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
-
-
 def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 

@@ -21,12 +21,6 @@ ROWS = RNG.standard_normal((9, 4)).astype(np.float32)
 ROWS[3] = 0.0
 
 
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
-
-
 def numbers(*shape: int) -> list[float]:
     return [float(x) for x in RNG.standard_normal(shape).astype(np.float32).reshape(-1)]
 

@@ -19,12 +19,6 @@ EXPERTS, TOKENS, NEAR = 4, 5, {"rtol": 1e-3, "atol": 1e-4}
 SWIGLU: dict[str, Any] = {"activation_type": "swiglu", "activation_alpha": 1.702, "activation_beta": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
-
-
 def f32(*shape: int) -> np.ndarray:
     return (RNG.standard_normal(shape) * 0.5).astype(np.float32)
 
