@@ -135,6 +135,14 @@ BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
         "float[B, N] y",
         lambda x: x,
     ),
+    "branches of other sizes, by a size": (
+        """n = Shape <start = 1> (x) k = Squeeze (n, c0) long = Greater (k, s4)
+           z = If (long) <then_branch = a () => (float[P, Q] p) { p = Slice (x, c0, c4, c1) },
+                          else_branch = b () => (float[P, Q] q) { q = Neg (x) }>
+           y = ReduceSum <keepdims = 0> (z, c1)""",
+        "float[B] y",
+        lambda x: (x[:, :4] if x.shape[1] > 4 else -x).sum(1),
+    ),
     "a diagonal of an open size": (
         """t = Transpose (x) p = MatMul (x, t) y = Einsum <equation = "ii->i"> (p)""",
         "float[B] y",

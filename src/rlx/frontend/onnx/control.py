@@ -6,7 +6,7 @@ rows is unrolled. The rest becomes `cond` and `scan` of the program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx import ops
@@ -15,7 +15,8 @@ from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.partial import Undecided
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
-from rlx.ir.dim import Constraint, Dim
+from rlx.ir.body import trace
+from rlx.ir.dim import Constraint, Dim, dim_max, dim_min, known_eq
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -41,6 +42,9 @@ def if_(n: Call) -> Any:
             values = [as_tensor(v) for v in n.run_subgraph(graph, [])]
             return [one_as(v, shape) for v, shape in zip(values, declared, strict=True)]
 
+        chosen = sizes_by_condition(n, condition, lambda: branch(yes), lambda: branch(no))
+        if chosen is not None:
+            return results(ops.cond(ops.reshape(condition, ()), *chosen))
         made = ops.cond(ops.reshape(condition, ()), lambda: branch(yes), lambda: branch(no))
         return results(made)
     except RlxError as e:
@@ -53,6 +57,32 @@ def if_(n: Call) -> Any:
         except NeedsValue as needed:
             raise NeedsValue(f"{needed.message} ({e.message})", needed.inputs) from None
         raise
+
+
+def sizes_by_condition(
+    n: Call, condition: Node, yes: Callable[[], list[Node]], no: Callable[[], list[Node]]
+) -> tuple[Callable[[], list[Node]], Callable[[], list[Node]]] | None:
+    """Branches whose results differ in size, under the sizes that the condition chooses: where it compares
+    sizes, it is a size itself, 0 or 1. None where there is nothing to choose."""
+    found = n.partial(condition)
+    asked = None if found is None or found.size != 1 else found.reshape(-1)[0]
+    if not isinstance(asked, Undecided) or asked.relation not in ("lt", "le"):
+        return None
+    shapes = [[v.shape for v in trace(name, f, [], n.graph)[1]] for name, f in (("then", yes), ("else", no))]
+    if any(len(a) != len(b) for a, b in zip(*shapes, strict=True)):
+        return None
+    holds = dim_min(dim_max(asked.rhs - asked.lhs + (asked.relation == "le"), 0), 1)
+    united = [
+        tuple(a if known_eq(a, b) is True else b + holds * (a - b) for a, b in zip(left, right, strict=True))
+        for left, right in zip(*shapes, strict=True)
+    ]
+    if united == shapes[0]:
+        return None
+
+    def as_united(branch: Callable[[], list[Node]]) -> Callable[[], list[Node]]:
+        return lambda: [ops.reshape(v, shape) for v, shape in zip(branch(), united, strict=True)]
+
+    return as_united(yes), as_united(no)
 
 
 def assumed_branch(n: Call, condition: Node) -> bool | None:
