@@ -445,21 +445,25 @@ class PartialEvaluator:
 def _counted(node: Node) -> np.ndarray | None:
     """How many elements of a mask hold, for a sum over one whose positions are asked for, too: their number,
     a size that the run finds. So exporters write x[mask] = value."""
-    if node.op.name != "reduce_sum" or node.operands[0].op.name != "cast":
+    names = [n.op.name for n in (node, *node.operands)]
+    if names != ["reduce_sum", "cast"]:
         return None
     numbers = node.operands[0]
     if len(node.attrs["axes"]) != numbers.rank or not numbers.operands[0].dtype.is_bool:
         return None
     mask = _before_moves(numbers.operands[0])
     for other in node.graph.nodes:
-        if other.op.name == "nonzero" and _before_moves(other.operands[0]) is mask:
+        name = other.op.name
+        if name == "nonzero" and _before_moves(other.operands[0]) is mask:
             return _object(other.attrs["count"]).reshape((1,) * node.rank)
     return None
 
 
 def _before_moves(node: Node) -> Node:
-    while node.op.name in ("reshape", "copy"):
+    name = node.op.name
+    while name in ("reshape", "copy"):
         node = node.operands[0]
+        name = node.op.name
     return node
 
 
