@@ -51,6 +51,15 @@ def windows(x: np.ndarray) -> np.ndarray:
     return x.reshape(x.shape[0], -1, 1)
 
 
+APPENDING = """
+    t = Transpose (x) n = Shape <start = 1> (x) trips = Squeeze (n, c0) go = Constant <value = bool {1}> ()
+    b = Shape <end = 1> (x) h0 = ConstantOfShape (b) empty = SequenceEmpty ()
+    h, ys = Loop (trips, go, h0, empty) <body = step (int64 i, bool on, float[B] before, seq(float[B]) some)
+        => (bool on2, float[B] after, seq(float[B]) more) {
+            on2 = Identity (on) row = Gather <axis = 0> (t, i) after = Add (before, row)
+            more = SequenceInsert (some, after) }>
+"""
+
 BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
     "size of a strided convolution (h - 1 towards zero by 2, plus 1)": (
         """s = Shape <start = 1> (x) n = Squeeze (s, c0) a = Sub (n, s1) d = Div (a, s2) e = Add (d, s1)
@@ -143,6 +152,23 @@ BLOCKS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
         "float[B] y",
         lambda x: (x[:, :4] if x.shape[1] > 4 else -x).sum(1),
     ),
+    "elements appended in a loop, stacked": (
+        APPENDING + "y = ConcatFromSequence <axis = 1, new_axis = 1> (ys)",
+        "float[B, K] y",
+        lambda x: np.cumsum(x, 1),
+    ),
+    "elements appended in a loop, joined": (
+        APPENDING + "y = ConcatFromSequence <axis = 0> (ys)",
+        "float[K] y",
+        lambda x: np.cumsum(x, 1).T.reshape(-1),
+    ),
+    "how many were appended, and the last": (
+        APPENDING
+        + """count = SequenceLength (ys) f = Cast <to = 1> (count) at = Constant <value_int = -1> ()
+             last = SequenceAt (ys, at) y = Add (last, f)""",
+        "float[B] y",
+        lambda x: x.sum(1) + x.shape[1],
+    ),
     "a diagonal of an open size": (
         """t = Transpose (x) p = MatMul (x, t) y = Einsum <equation = "ii->i"> (p)""",
         "float[B] y",
@@ -177,6 +203,18 @@ def test_a_row_that_is_not_there_is_refused() -> None:
         np.testing.assert_array_equal(program.run({"x": x, "z": z})["y"], x[:1] + z)
     with pytest.raises(GuardError, match=r"min\(B,1\) is at least min\(K,1\)"):
         program.run({"x": floats(0, 3), "z": floats(2, 3)})
+
+
+def test_a_sequence_of_appended_elements_is_an_output() -> None:
+    from rlx import onnx_backend
+
+    x = floats(2, 3)
+    prepared = onnx_backend.prepare(model("float[B, N] x", APPENDING, "seq(float[B]) ys"))
+    (got,) = prepared.run([x])
+    assert isinstance(got, list)
+    np.testing.assert_allclose(np.stack(got, 1), np.cumsum(x, 1), rtol=1e-5, atol=1e-5)
+    whole = rlx.compile(rlx.from_onnx(model("float[B, N] x", APPENDING, "seq(float[B]) ys")))
+    np.testing.assert_allclose(whole.run({"x": x})["ys"].T, np.cumsum(x, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_fractions_that_rounding_spoils_are_refused() -> None:

@@ -16,7 +16,7 @@ from rlx.frontend.onnx.load import load_model, opset_versions
 from rlx.frontend.onnx.partial import PartialEvaluator
 from rlx.frontend.onnx.proto import STRING, element_dtype, sparse_array, tensor_array
 from rlx.frontend.onnx.registry import find
-from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Strings, Value
+from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Rows, Strings, Value
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
@@ -216,7 +216,7 @@ class Importer:
                 return name
             if isinstance(value, Strings):
                 return value.array
-            if isinstance(value, (Labels, Maps)):
+            if isinstance(value, (Labels, Maps, Rows)):
                 nodes[name] = value.numbers
                 return value.output(name)
             if isinstance(value, list):

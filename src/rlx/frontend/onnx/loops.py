@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import ImportError_, RlxError
+from rlx.frontend.onnx.appended import with_sequences, without_appending
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.control import MOST_UNROLLED, as_tensor, count_nodes, one_as, results
 from rlx.frontend.onnx.foresight import Foresight, foresee
@@ -39,8 +40,10 @@ def loop(n: Call) -> Any:
             made = unrolled(n, body, steps, carried)
             if made is not None:
                 return made
+    body, carried, appended = without_appending(body, carried)
     try:
-        return native_loop(n, body, carried, foresee(n, body, carried))
+        made = native_loop(n, body, carried, foresee(n, body, carried))
+        return results(with_sequences(made, appended))
     except RlxError as e:
         for operand, what in ((trips, "its number of trips"), (start, "its condition")):
             if operand is not None and n.known_value(operand) is None:

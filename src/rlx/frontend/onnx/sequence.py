@@ -10,6 +10,8 @@ from rlx import ops
 from rlx.errors import ImportError_
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Rows
+from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
 MOST_PARTS = 4096
@@ -38,6 +40,9 @@ def place_in(n: Call, i: int, length: int, default: int, extra: int = 0) -> int:
 
 @onnx_op("SequenceAt")
 def sequence_at(n: Call) -> Any:
+    value = n.value(0)
+    if isinstance(value, Rows):
+        return ops.gather(value.numbers, ops.reshape(n[1], ()), 0)
     items = n.sequence(0)
     return items[place_in(n, 1, len(items), 0)]
 
@@ -58,13 +63,31 @@ def sequence_erase(n: Call) -> Any:
 
 @onnx_op("SequenceLength")
 def sequence_length(n: Call) -> Any:
+    value = n.value(0)
+    if isinstance(value, Rows):
+        return ops.dim_value(value.numbers.shape[0], "i64")
     return n.constant(np.int64(len(n.sequence(0))))
 
 
 @onnx_op("ConcatFromSequence")
 def concat_from_sequence(n: Call) -> Any:
-    items, axis = n.sequence(0), int(n.attr("axis"))
+    axis, value = int(n.attr("axis")), n.value(0)
+    if isinstance(value, Rows):
+        return joined(value.numbers, axis, n.flag("new_axis"))
+    items = n.sequence(0)
     return ops.stack(items, axis) if n.flag("new_axis") else ops.concat(items, axis)
+
+
+def joined(rows: Node, axis: int, new_axis: bool) -> Any:
+    """The rows of a tensor side by side along an axis, a new one or one of theirs."""
+    axis = normal_axis("ConcatFromSequence", axis, rows.rank if new_axis else rows.rank - 1)
+    order = [*range(1, axis + 1), 0, *range(axis + 1, rows.rank)]
+    side = ops.transpose(rows, order)
+    if new_axis:
+        return side
+    return ops.reshape(
+        side, (*side.shape[:axis], side.shape[axis] * side.shape[axis + 1], *side.shape[axis + 2 :])
+    )
 
 
 @onnx_op("SplitToSequence")

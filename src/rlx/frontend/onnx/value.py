@@ -5,6 +5,7 @@
 - `Labels`: a tensor of text that the program chooses from words known at import; it computes their numbers.
 - `Maps`: a sequence of maps, one for each row of a tensor.
 - `list`: a sequence of values. Its length is known at import; its elements are nodes.
+- `Rows`: a sequence of as many elements as a loop has steps: the rows of a tensor.
 - `None`: an optional without an element, or an input that is not given.
 - `Broken`: the result of a node that was refused; what depends on it is skipped, so that one run lists
   every problem.
@@ -75,13 +76,23 @@ class Maps:
         return HostOutput(name, lambda rows: [dict(zip(keys, r, strict=True)) for r in rows.tolist()], True)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A sequence whose elements are the rows of a tensor."""
+
+    numbers: Node
+
+    def output(self, name: str) -> HostOutput:
+        return HostOutput(name, list, True)
+
+
 class Broken:
     """The value of a node that could not be converted."""
 
 
 BROKEN = Broken()
 
-Value: TypeAlias = "Node | Strings | Labels | Maps | list[Any] | Broken | None"
+Value: TypeAlias = "Node | Strings | Labels | Maps | Rows | list[Any] | Broken | None"
 
 
 def kind_of(value: Any) -> str:
@@ -94,6 +105,8 @@ def kind_of(value: Any) -> str:
         return f"a tensor of text that the program chooses, of shape {value.numbers.tensor}"
     if isinstance(value, Maps):
         return f"a sequence of maps of {len(value.keys)} keys"
+    if isinstance(value, Rows):
+        return f"a sequence of the rows of {value.numbers.tensor}"
     if isinstance(value, list):
         return f"a sequence of {len(value)}"
     return "nothing"

@@ -1,0 +1,61 @@
+"""Loops that append to a sequence at each step, as scripts write `ys.append(y)`: rows that are stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlx.frontend.onnx.value import Rows, Value
+from rlx.ir.graph import Node
+
+
+def without_appending(body: Any, carried: Sequence[Value]) -> tuple[Any, list[Value], list[int]]:
+    """The body with sequences that start empty and only grow by one element at their end as rows to stack
+    instead of carries; the other carries; places of the sequences among all carries."""
+    makers = {name: node for node in body.node for name in node.output}
+    places = [k for k, v in enumerate(carried) if v == [] and _grows(body, makers, k)]
+    if not places:
+        return body, list(carried), []
+    changed = type(body)()
+    changed.CopyFrom(body)
+    for k in reversed(places):
+        grown = changed.output[1 + k].name
+        element = makers[grown].input[1]
+        del changed.input[2 + k], changed.output[1 + k]
+        kept = [node for node in changed.node if grown not in node.output]
+        del changed.node[:]
+        changed.node.extend(kept)
+        changed.output.add(name=element)
+    return changed, [v for k, v in enumerate(carried) if k not in places], places
+
+
+def _grows(body: Any, makers: dict[str, Any], k: int) -> bool:
+    """Whether a step makes carry k by appending to it, and does nothing else with it."""
+    before, after = body.input[2 + k].name, body.output[1 + k].name
+    maker = makers.get(after)
+    if maker is None or maker.op_type != "SequenceInsert" or [*maker.input][2:] not in ([], [""]):
+        return False
+    readers = [node for node in body.node if before in node.input or after in node.input]
+    return maker.input[0] == before and readers == [maker] and not _reads_inside(body, (before, after))
+
+
+def _reads_inside(graph: Any, names: Sequence[str]) -> bool:
+    """Whether a sub-graph of a graph reads one of some names."""
+    for node in graph.node:
+        for a in node.attribute:
+            for inner in (a.g, *a.graphs):
+                if any(name in each.input for each in inner.node for name in names):
+                    return True
+                if _reads_inside(inner, names):
+                    return True
+    return False
+
+
+def with_sequences(made: Sequence[Value], places: Sequence[int]) -> list[Value]:
+    """Results of the changed loop as those of the loop: rows are sequences again, at their places."""
+    count = len(made) - len(places)
+    out, rows = list(made[:count]), list(made[count:])
+    for k, stacked in zip(places, reversed(rows), strict=True):
+        assert isinstance(stacked, Node)
+        out.insert(k, Rows(stacked))
+    return out
