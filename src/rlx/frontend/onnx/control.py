@@ -12,7 +12,7 @@ from typing import Any
 from rlx import ops
 from rlx.errors import ImportError_, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
-from rlx.frontend.onnx.partial import Undecided
+from rlx.frontend.onnx.known import Undecided
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
 from rlx.ir.body import trace

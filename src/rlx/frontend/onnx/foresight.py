@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx.errors import RlxError
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.partial import Undecided, Unknown
+from rlx.frontend.onnx.known import Undecided, Unknown
 from rlx.frontend.onnx.value import Value
 from rlx.ir.body import Body
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le, substitute, symbols

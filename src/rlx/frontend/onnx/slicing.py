@@ -8,7 +8,7 @@ from typing import Any
 from rlx import ops
 from rlx.errors import ImportError_, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.partial import Quotient, Unknown
+from rlx.frontend.onnx.known import Quotient, Unknown
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.graph import Node
