@@ -37,6 +37,12 @@ CASES = [
     Case((1, 1, 1, 1), (1, 1, 1, 1)),
 ]
 CASES += [Case(c.x, c.w, c.more, symbolic=True) for c in CASES[1::3]]
+# Every case runs on two targets, in turn, and on the others under `-m slow`.
+CASES_ON_TARGETS = [
+    pytest.param(case, target, id=f"{case}-{target.name}", marks=[pytest.mark.slow] * ((i + j) % 4 > 1))
+    for i, case in enumerate(CASES)
+    for j, target in enumerate(TARGETS)
+]
 
 
 def byte_graph(case: Case, x_zero: np.ndarray, w: np.ndarray, w_zero: np.ndarray | None) -> Graph:
@@ -55,8 +61,7 @@ def draw(rng: np.random.Generator, kind: Any, shape: Any) -> np.ndarray:
     return np.asarray(rng.integers(info.min, info.max + 1, shape), kind)
 
 
-@every_target
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "target"), CASES_ON_TARGETS)
 def test_bytes_are_summed_exactly(case: Case, target: Target) -> None:
     rng = np.random.default_rng(3)
     for x_kind, w_kind, each in (
@@ -72,8 +77,7 @@ def test_bytes_are_summed_exactly(case: Case, target: Target) -> None:
             np.testing.assert_array_equal(compiled(graph, target, threads).run({"x": x})["y"], want)
 
 
-@every_target
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "target"), CASES_ON_TARGETS)
 def test_bf16_is_summed_in_f32(case: Case, target: Target) -> None:
     rng = np.random.default_rng(4)
     x, w = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in (case.x, case.w))
