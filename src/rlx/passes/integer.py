@@ -357,7 +357,7 @@ def _divided(node: Node, scale: np.ndarray, deep: int = 4) -> Node:
     if value is not None:
         return graph.constant(np.asarray(value / scale, np.float32))
     if not _is_weight(node) and deep and node.op.role is Role.COMPUTE and node.dtype is F32:
-        prim, args = Subject(node).applied or ("", [])
+        prim, args = _applied(node)
         if prim == "mul" and any(map(_is_weight, args)):
             made: Node = node.op(*(_divided(a, scale) if _is_weight(a) else a for a in args))
             return made
@@ -369,9 +369,15 @@ def _divided(node: Node, scale: np.ndarray, deep: int = 4) -> Node:
     return made
 
 
+def _applied(node: Node) -> tuple[str, list[Node]]:
+    """Primitive and arguments of a plain elementwise op; of anything else, none."""
+    found = Subject(node).applied if node.op.role is Role.COMPUTE else None
+    return found or ("", [])
+
+
 def _takes_scale(node: Node) -> bool:
     """Whether a value is a product with a weight, or a sum or bound of such."""
-    prim, args = Subject(node).applied or ("", []) if node.op.role is Role.COMPUTE else ("", [])
+    prim, args = _applied(node)
     if prim == "mul":
         return any(map(_is_weight, args))
     return prim in ("add", *BOUNDS) and all(_is_weight(a) or _takes_scale(a) for a in args)
@@ -411,7 +417,7 @@ def no_bound(s: Subject) -> Node | None:
         zero = known
     rounded = level if more is None else more[0]
     inside = _operands(rounded, "round")
-    prim, args = Subject(inside[0]).applied or ("", []) if inside and inside[0].operands else ("", [])
+    prim, args = _applied(inside[0]) if inside else ("", [])
     bound = number_of(args[1]) if prim in BOUNDS else None
     if bound is None or args[0].shape != s.node.shape or zero.size != 1:
         return None

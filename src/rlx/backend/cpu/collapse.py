@@ -69,24 +69,27 @@ def split_blocks(nest: Nest) -> Nest:
         return nest
     for a, extent in enumerate(nest.space[:-1]):
         block = _block_of(nest, a)
-        if block is None or not isinstance(extent, int) or extent % block:
-            continue
-        whole = axis(a) * block + axis(a + 1)
-        rank = len(nest.space)
-        point = [*(axis(i) for i in range(a)), whole, *(axis(i + 1) for i in range(a + 1, rank))]
-
-        def split(e: Scalar, args: tuple[Scalar, ...], whole: Scalar = whole, a: int = a) -> Scalar | None:
-            if e.prim in ("floor_div", "mod") and args[0] == whole:
-                return axis(a) if e.prim == "floor_div" else axis(a + 1)
-            return None
-
-        inside = map_bodies(nest, lambda s, point=point, split=split: rebuild(replace_axes(s, point), split))  # type: ignore[misc]
-        stores = tuple(
-            replace(s, strides=(*s.strides[:a], s.strides[a] * block, *s.strides[a:])) for s in inside.stores
-        )
-        space = (*nest.space[:a], extent // block, block, *nest.space[a + 1 :])
-        return Nest(space, len(space), (), stores)
+        if block is not None and isinstance(extent, int) and extent % block == 0:
+            return _split_axis(nest, a, extent // block, block)
     return nest
+
+
+def _split_axis(nest: Nest, a: int, blocks: int, block: int) -> Nest:
+    """A map whose axis `a` goes over blocks, and the next one inside them."""
+    whole = axis(a) * block + axis(a + 1)
+    point = [*(axis(i) for i in range(a)), whole, *(axis(i + 1) for i in range(a + 1, len(nest.space)))]
+
+    def split(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim in ("floor_div", "mod") and args[0] == whole:
+            return axis(a) if e.prim == "floor_div" else axis(a + 1)
+        return None
+
+    inside = map_bodies(nest, lambda s: rebuild(replace_axes(s, point), split))
+    stores = tuple(
+        replace(s, strides=(*s.strides[:a], s.strides[a] * block, *s.strides[a:])) for s in inside.stores
+    )
+    space = (*nest.space[:a], blocks, block, *nest.space[a + 1 :])
+    return Nest(space, len(space), (), stores)
 
 
 def _block_of(nest: Nest, a: int) -> int | None:

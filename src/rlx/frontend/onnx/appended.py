@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlx.frontend.onnx.proto import names_read, subgraphs
 from rlx.frontend.onnx.value import Rows, Value
 from rlx.ir.graph import Node
 
@@ -36,19 +37,9 @@ def _grows(body: Any, makers: dict[str, Any], k: int) -> bool:
     if maker is None or maker.op_type != "SequenceInsert" or [*maker.input][2:] not in ([], [""]):
         return False
     readers = [node for node in body.node if before in node.input or after in node.input]
-    return maker.input[0] == before and readers == [maker] and not _reads_inside(body, (before, after))
-
-
-def _reads_inside(graph: Any, names: Sequence[str]) -> bool:
-    """Whether a sub-graph of a graph reads one of some names."""
-    for node in graph.node:
-        for a in node.attribute:
-            for inner in (a.g, *a.graphs):
-                if any(name in each.input for each in inner.node for name in names):
-                    return True
-                if _reads_inside(inner, names):
-                    return True
-    return False
+    inner = [graph for node in body.node for graph in subgraphs(node)]
+    inside = {name for graph in inner for name in (*names_read(graph), *(info.name for info in graph.output))}
+    return maker.input[0] == before and readers == [maker] and inside.isdisjoint((before, after))
 
 
 def with_sequences(made: Sequence[Value], places: Sequence[int]) -> list[Value]:

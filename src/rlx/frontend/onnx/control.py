@@ -13,6 +13,7 @@ from rlx import ops
 from rlx.errors import ImportError_, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.known import Undecided
+from rlx.frontend.onnx.proto import subgraphs
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
 from rlx.ir.body import trace
@@ -129,8 +130,7 @@ def count_nodes(graph: Any) -> int:
     """Nodes of a sub-graph and of those inside it."""
     total = 0
     for node in graph.node:
-        inner = [a.g for a in node.attribute if a.type == 5] + [g for a in node.attribute for g in a.graphs]
-        total += 1 + sum(map(count_nodes, inner))
+        total += 1 + sum(map(count_nodes, subgraphs(node)))
     return total
 
 

@@ -8,18 +8,20 @@ weights, and may slice at its counter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import RlxError
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.known import Undecided, Unknown
+from rlx.frontend.onnx.known import Undecided, Unknown, filled
+from rlx.frontend.onnx.proto import names_read, subgraphs
 from rlx.frontend.onnx.value import Value
 from rlx.ir.body import Body
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le, substitute, symbols
 from rlx.ir.graph import Node
+from rlx.records import dataclass
 
 MOST_NODES = 64
 """A number that takes more nodes to compute is no counter."""
@@ -82,7 +84,7 @@ class _Look:
         for k in range(len(self.carried)):
             if self._hands_on(k):
                 known.fixed.add(k)
-        read = _names_read(self.body) | set(self.outputs)
+        read = names_read(self.body) | set(self.outputs)
         known.unread = {k for k in range(len(self.carried)) if self.inputs[2 + k] not in read}
         self._find_counters()
         self._count_steps()
@@ -129,16 +131,21 @@ class _Look:
 
     def _find_counters(self) -> None:
         """Carries of one integer that grow by the same number in every step."""
-        open_: dict[str, Dim] = {}
-        for k, value in enumerate(self.carried):
-            if isinstance(value, Node) and value.dtype.is_int and value.tensor.numel == 1:
-                open_[self.inputs[2 + k]] = self.n.importer.known.new_step(self.n.label) - FAR_BELOW
-        for k, value in enumerate(self.carried):
-            name = self.inputs[2 + k]
-            if name not in open_ or k in self.known.fixed:
+        numbers = {
+            k: value
+            for k, value in enumerate(self.carried)
+            if isinstance(value, Node) and value.dtype.is_int and value.tensor.numel == 1
+        }
+        steps = self.n.importer.known
+        open_: dict[str, Dim] = {
+            self.inputs[2 + k]: steps.new_step(self.n.label) - FAR_BELOW for k in numbers
+        }
+        for k, value in numbers.items():
+            if k in self.known.fixed:
                 continue
+            name = self.inputs[2 + k]
             after = self._number(self.outputs[1 + k], open_)
-            start = _one(self.n.partial(value))  # type: ignore[arg-type]  # it is a node: it is open
+            start = _one(self.n.partial(value))
             if not _is_size(after) or not _is_size(start):
                 continue
             by = after - open_[name]
@@ -228,7 +235,7 @@ class _Look:
             like = self.carried[self.inputs.index(input_) - 2] if input_ in self.inputs[2:] else None
             shape, dtype = (like.shape, like.dtype) if isinstance(like, Node) else ((), "i64")
             node = scratch.input(f"in{at}", shape, dtype)
-            importer.known.given[node] = np.full([int(d) for d in shape], size, object)
+            importer.known.given[node] = filled(shape, size)
             values[input_] = node
         with scratch.building():
             try:
@@ -253,7 +260,7 @@ class _Look:
                 if top in self.inputs:
                     return None
                 continue  # a stored value, or one from outside
-            if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
+            if subgraphs(node):
                 return None
             if self.makers[top] not in needed:
                 needed.add(self.makers[top])
@@ -261,17 +268,6 @@ class _Look:
             if len(needed) > MOST_NODES:
                 return None
         return [self.nodes[i] for i in sorted(needed)]
-
-
-def _names_read(graph: Any) -> set[str]:
-    """Names that nodes of a sub-graph read, and those of sub-graphs inside it."""
-    found: set[str] = set()
-    for node in graph.node:
-        found.update(node.input)
-        for a in node.attribute:
-            for inner in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
-                found |= _names_read(inner) | {info.name for info in inner.output}
-    return found
 
 
 def _one(found: np.ndarray | None) -> Any:

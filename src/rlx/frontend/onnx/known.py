@@ -7,7 +7,7 @@ exact quotients of sizes are kept as such until then.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -71,6 +71,13 @@ class Scaled(Unknown):
 
     down: Dim | Unknown
     up: Dim | Unknown
+
+
+def filled(shape: Sequence[Dim], size: Dim) -> np.ndarray:
+    """A known value all of whose elements are one size."""
+    out = np.empty([int(d) for d in shape], object)
+    out[...] = size
+    return out
 
 
 def is_number(x: Any) -> bool:

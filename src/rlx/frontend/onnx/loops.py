@@ -13,11 +13,12 @@ from rlx.frontend.onnx.appended import with_sequences, without_appending
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.control import MOST_UNROLLED, as_tensor, count_nodes, one_as, results
 from rlx.frontend.onnx.foresight import Foresight, foresee
+from rlx.frontend.onnx.known import filled
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Value
 from rlx.ir.body import trace
-from rlx.ir.dim import Dim, evaluate
+from rlx.ir.dim import evaluate
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.types import TensorType, type_symbols
@@ -209,10 +210,3 @@ def number_like(number: Node, like: Node) -> Node:
     """One number with the type of another value."""
     made: Node = ops.cast(ops.reshape(number, like.shape), like.dtype)
     return made
-
-
-def filled(shape: Sequence[Dim], size: Dim) -> np.ndarray:
-    """A known value all of whose elements are one size."""
-    out = np.empty([int(d) for d in shape], object)
-    out[...] = size
-    return out

@@ -135,12 +135,12 @@ class PartialEvaluator:
             return node.graph.param_values.get(node.attrs["name"])
         if role is not Role.COMPUTE or not _is_small(node) or node.bodies or node.op.effects != "none":
             return None
-        operands = [self._memo[o] for o in node.operands]
-        if any(o is None for o in operands):
+        operands = [value for o in node.operands if (value := self._memo[o]) is not None]
+        if len(operands) < len(node.operands):
             return _counted(node)
         log = ConstraintLog()
         with inferring(log, node.where):
-            found = evaluate(node, operands)  # type: ignore[arg-type]
+            found = evaluate(node, operands)
         for constraint in log.take():
             node.graph.assume(constraint)
         return found

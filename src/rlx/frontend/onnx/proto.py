@@ -27,6 +27,21 @@ MOST_DENSE = 1 << 28
 """Elements up to which a sparse tensor is made dense."""
 
 
+def subgraphs(node: Any) -> list[Any]:
+    """Graphs among the attributes of a node."""
+    return [g for a in node.attribute for g in ((a.g,) if a.type == a.GRAPH else a.graphs)]
+
+
+def names_read(graph: Any) -> set[str]:
+    """Names that nodes of a graph read, and those of sub-graphs inside it, of which some are results."""
+    found: set[str] = set()
+    for node in graph.node:
+        found.update(node.input)
+        for inner in subgraphs(node):
+            found |= names_read(inner) | {info.name for info in inner.output}
+    return found
+
+
 def element_dtype(number: int, what: str) -> DType:
     """The dtype of an ONNX element type."""
     if number not in DTYPES:

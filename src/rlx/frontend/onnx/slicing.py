@@ -8,7 +8,7 @@ from typing import Any
 from rlx import ops
 from rlx.errors import ImportError_, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
-from rlx.frontend.onnx.known import Quotient, Unknown
+from rlx.frontend.onnx.known import UNKNOWN, Quotient, Unknown
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.graph import Node
@@ -72,7 +72,7 @@ def _places(n: Call, i: int) -> list[Any]:
         if not isinstance(count, int):
             n.demand(n[i], f"the number of places in its input {i}")
         assert isinstance(count, int)
-        return [Unknown()] * count
+        return [UNKNOWN] * count
     return [x if isinstance(x, (Expr, Unknown, Quotient)) else int(x) for x in found.reshape(-1)]
 
 
