@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -217,39 +218,41 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
-def onnx_cases() -> list[Any]:
-    try:
-        from onnx import helper, numpy_helper
-        from onnx.backend.test.loader import load_model_tests
-    except ImportError:
-        return []
-    out = []
+def onnx_cases(op: str) -> list[tuple[str, Any, list[Any], list[np.ndarray]]]:
+    """Name, attributes, arguments and results of ONNX's tests of one op. Importing their module makes them,
+    which takes seconds for pools: so it is done in a test, not whenever tests are collected."""
+    from onnx import helper, numpy_helper
+    from onnx.backend.test.case import node as made
+
+    def array(v: Any) -> np.ndarray:
+        return numpy_helper.to_array(v) if hasattr(v, "dims") else np.asarray(v)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tests = load_model_tests(kind="node")
-    for test in tests:
+        importlib.import_module(f"{made.__name__}.{op.lower()}")
+    out = []
+    for test in made._NodeTestCases:
         nodes = test.model.graph.node if test.model is not None else []
-        if len(nodes) != 1 or nodes[0].op_type not in CALLS:
+        if len(nodes) != 1 or nodes[0].op_type != op:
             continue
         attrs = {a.name: _plain(helper.get_attribute_value(a)) for a in nodes[0].attribute}
-
-        def array(v: Any) -> np.ndarray:
-            return numpy_helper.to_array(v) if hasattr(v, "dims") else np.asarray(v)
-
         inputs, outputs = test.data_sets[0]
         given = iter([array(v) for v in inputs])
         args = [next(given) if name else None for name in nodes[0].input]
-        want = [array(v) for v in outputs]
-        out.append(pytest.param(nodes[0].op_type, attrs, args, want, id=test.name))
+        out.append((test.name, attrs, args, [array(v) for v in outputs]))
     return out
 
 
-@pytest.mark.parametrize("op, attrs, args, want", onnx_cases())
-def test_onnx_node(op: str, attrs: Any, args: list[Any], want: list[np.ndarray]) -> None:
-    got = CALLS[op](attrs, *args)
-    for a, b in zip(got if isinstance(got, tuple) else (got,), want, strict=False):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        if b.dtype.kind in "iu":
-            np.testing.assert_array_equal(a, b)
-        else:  # some expected values are written with four digits
-            np.testing.assert_allclose(a, b, rtol=1e-3, atol=6e-5)
+@pytest.mark.parametrize("op", CALLS)
+def test_onnx_nodes(op: str) -> None:
+    pytest.importorskip("onnx")
+    cases = onnx_cases(op)
+    assert cases
+    for name, attrs, args, want in cases:
+        got = CALLS[op](attrs, *args)
+        for a, b in zip(got if isinstance(got, tuple) else (got,), want, strict=False):
+            assert a.dtype == b.dtype and a.shape == b.shape, name
+            if b.dtype.kind in "iu":
+                np.testing.assert_array_equal(a, b, name)
+            else:  # some expected values are written with four digits
+                np.testing.assert_allclose(a, b, rtol=1e-3, atol=6e-5, err_msg=name)
