@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from rlx.backend.cpu.target import Target, resolve, runs_here
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops import conv
-from rlx.ops.winograd import WinogradLayout, transform_kernel
+from rlx.ops.winograd import INPUT, OUTPUT, WHOLE_KERNEL, WHOLE_ROWS, WinogradLayout, transform_kernel
 
 TARGETS = [t for t in map(resolve, ("x86-64-v4", "x86-64-v3", "x86-64")) if runs_here(t)]
 SHAPE, OUT = (2, 16, 11, 13), 40  # tiles and panels that are not full
@@ -68,3 +70,37 @@ def test_images_that_are_not_blocked_are_no_business_of_this_kernel() -> None:
     assert "blocked channels on both sides" in program.stats["host_thunks"][0]["why"]
     x = np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32)
     np.testing.assert_allclose(program(x), conv(x, weights, padding=1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_matrices_are_those_of_a_convolution(m: int) -> None:
+    """A [(G w) * (B x)] is w slid over x."""
+    rng = np.random.default_rng(3)
+    w, x = rng.integers(-9, 10, 3), rng.integers(-9, 10, m + 2)
+    points = [Fraction(int(np.dot(row, w)), d) for row, d in zip(WHOLE_KERNEL[m], WHOLE_ROWS[m], strict=True)]
+    products = [p * int(t) for p, t in zip(points, np.array(INPUT[m]) @ x, strict=True)]
+    made = [sum(a * p for a, p in zip(row, products, strict=True)) for row in OUTPUT[m]]
+    assert made == np.correlate(x, w, "valid").tolist()
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["one", "batch"])
+@pytest.mark.parametrize("m", [2, 4])
+def test_kernels_are_rounded_once(m: int, lead: tuple[int, ...]) -> None:
+    """Each transformed weight is the f32 that is nearest to its exact value, in every panel and part."""
+    layout = {"m": m, "out": 21, "channels": 700, "columns": 16, "lanes": 4}
+    w = np.random.default_rng(4).standard_normal((*lead, 21, 700, 3, 3)).astype(np.float32)
+    packed = get_op("pack_winograd")(w, **layout)
+    got = WinogradLayout(**layout).panels.unpack(packed)
+    side, place = m + 2, (-1,) * len(lead)
+    for o, i in [(0, 0), (15, 699), (16, 511), (20, 512), (20, 699), (7, 300)]:
+        window = [[Fraction(float(v)) for v in line] for line in w[(*place, o, i)]]
+        for a, b in np.ndindex(side, side):
+            rows, divisors = WHOLE_KERNEL[m], WHOLE_ROWS[m]
+            whole = sum(rows[a][r] * rows[b][s] * window[r][s] for r in range(3) for s in range(3))
+            exact = whole / (divisors[a] * divisors[b])
+            made = got[(*place, a * side + b, i, o)]
+            beside = [np.nextafter(made, np.float32(to)) for to in (-np.inf, np.inf)]
+            miss = abs(Fraction(float(made)) - exact)
+            assert all(miss <= abs(Fraction(float(other)) - exact) for other in beside)
+    zeros = WinogradLayout(**layout).panels
+    np.testing.assert_array_equal(zeros.pack(got), packed)  # padding is zero

@@ -18,11 +18,10 @@ from rlx.config import WINOGRAD
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops.winograd import (
-    INTEGER_KERNEL,
     INTEGER_RESTORE,
-    INTEGER_ROWS,
-    KERNEL,
     WHOLE,
+    WHOLE_KERNEL,
+    WHOLE_ROWS,
     WinogradLayout,
     most_channels,
     transform_kernel,
@@ -115,11 +114,9 @@ def test_no_access_outside(at_end: bool) -> None:
     np.testing.assert_array_equal(out, want)
 
 
-def test_integer_tables_follow_from_the_real_ones() -> None:
-    rows = np.diag(INTEGER_ROWS)
-    np.testing.assert_allclose(rows @ np.array(KERNEL[4]), INTEGER_KERNEL)
-    assert all(WHOLE % row == 0 for row in INTEGER_ROWS)
-    np.testing.assert_array_equal(np.array(INTEGER_RESTORE) @ INTEGER_KERNEL, np.diag([1, 2, 1]))
+def test_integer_tables_agree() -> None:
+    assert all(WHOLE % row == 0 for row in WHOLE_ROWS[4])
+    np.testing.assert_array_equal(np.array(INTEGER_RESTORE) @ WHOLE_KERNEL[4], np.diag([1, 2, 1]))
 
 
 def quantised(channels: int, size: Any = 40, batch: Any = 1) -> Graph:

@@ -7,7 +7,7 @@ A matrix [k, n] becomes panels of `columns` columns, one after the other. A pane
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -74,6 +74,33 @@ class Panels:
             some = rows[..., first :: self.group, :, :]
             to[..., : some.shape[-3], :, first] = np.moveaxis(some, -3, -2)
 
+    def each(self, packed: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Panel by panel of [..., elements]: its first column, the column after its last one, and where they
+        lie, as [..., depth / group, columns, group]."""
+        lead, groups = packed.shape[:-1], self.depth // self.group
+        for first in range(0, self.n, self.columns):
+            width = self.columns if first + self.columns <= self.n else self.tail
+            stop = min(first + width, self.n)
+            panel = packed[..., self.depth * first : self.depth * (first + width)]
+            yield first, stop, panel.reshape(*lead, groups, width, self.group)[..., : stop - first, :]
+
+    def element(self, at: Scalar, read: Callable[[Scalar, Scalar, Scalar], Scalar]) -> Scalar:
+        """What lies at an offset; `read` gives the element (k, n) of the matrix where a condition holds."""
+        cut = self.depth * self.full * self.columns
+
+        def place(offset: Scalar, width: int, first: int) -> Scalar:
+            size = max(self.depth * width, 1)
+            panel, inside = offset // size, offset % size
+            row = max(width * self.group, 1)
+            k = inside // row * self.group + inside % row % self.group
+            n = panel * width + inside % row // self.group + first
+            return read(k, n, in_range(k, self.k) & in_range(n, self.n))
+
+        if not self.tail:
+            return place(at, self.columns, 0)
+        narrow = place(at - cut if self.full else at, self.tail, self.full * self.columns)
+        return select(at < cut, place(at, self.columns, 0), narrow) if self.full else narrow
+
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """[..., elements] -> [..., k, n]."""
         lead = packed.shape[:-1]
@@ -130,21 +157,11 @@ class pack_panels(_Packing):
     def lower(self, x: TensorType, **layout: int) -> Form:
         p = Panels(**layout)
         *lead, at = axes(x.rank - 1)
-        cut = p.depth * p.full * p.columns
 
-        def place(offset: Scalar, width: int, first: int) -> Scalar:
-            size = max(p.depth * width, 1)
-            panel, inside = offset // size, offset % size
-            row = max(width * p.group, 1)
-            k = inside // row * p.group + inside % row % p.group
-            n = panel * width + inside % row // p.group + first
-            return load_or(0, [*lead, k, n], in_range(k, p.k) & in_range(n, p.n), const(0, x.dtype))
+        def read(k: Scalar, n: Scalar, exists: Scalar) -> Scalar:
+            return load_or(0, [*lead, k, n], exists, const(0, x.dtype))
 
-        wide = place(at, p.columns, 0)
-        body = wide if not p.tail else place(at, p.tail, p.full * p.columns)
-        if p.tail and p.full:
-            body = select(at < cut, wide, place(at - cut, p.tail, p.full * p.columns))
-        return Map((*x.shape[:-2], p.elements), body)
+        return Map((*x.shape[:-2], p.elements), p.element(at, read))
 
     def samples(self) -> list[Sample]:
         return [
