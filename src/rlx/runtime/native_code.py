@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlx.runtime.cache import ObjectCache
 
 _LENGTH = struct.Struct("<Q")
-FORMAT = 7  # of the cached blob
+FORMAT = 8  # of the cached blob
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:

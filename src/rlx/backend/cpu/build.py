@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from rlx.backend.cpu.primitives import supported
 from rlx.backend.cpu.special import EMITTERS
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.templates import emit_template
+from rlx.backend.cpu.units import Units
 from rlx.cost.operations import kernel_work
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import body_of, compose
@@ -43,12 +43,6 @@ from rlx.ir.types import TensorType, tensor_types
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
 
-MODULE_LINES = 2000
-"""A module that has as many lines is compiled while the next one is written: few, to keep all cores busy to
-the end."""
-MODULE_SHARED = 8
-"""A module has so many times the lines of what its kernels may share: the next one has those again."""
-_OF_A_KERNEL = re.compile(r"k\d+(\.|$)").match  # functions that one kernel has for itself are named after it
 SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
 
@@ -128,8 +122,8 @@ def build_kernels(
             inner[id] = made
         else:
             kernels[id] = made
-    writer.end_module()
-    return KernelSet(kernels, thunks, tuple(writer.texts), writer.distinct, inner)
+    writer.units.finish()
+    return KernelSet(kernels, thunks, tuple(writer.units.texts), writer.distinct, inner)
 
 
 def cuts(module: LirModule) -> dict[int, WeightCut]:
@@ -157,25 +151,12 @@ class _Writer:
     """Writes kernels into modules and remembers them by what they compute."""
 
     def __init__(self, target: Target, flush_bf16: bool, each: Callable[[str], None]) -> None:
-        self.target, self.flush_bf16, self.each = target, flush_bf16, each
-        self.module = Module(target, flush_bf16)
-        self.texts: list[str] = []
+        self.units = Units(Module(target, flush_bf16), each)
         self.known: dict[str, EmittedKernel | str] = {}
 
     @property
     def distinct(self) -> int:
-        return sum(isinstance(k, EmittedKernel) for k in self.known.values())
-
-    def _is_long(self) -> bool:
-        shared = self.module.lines(lambda name: not _OF_A_KERNEL(name))
-        return self.module.lines() >= max(MODULE_LINES, MODULE_SHARED * shared)
-
-    def end_module(self) -> None:
-        """What follows goes into a new module; functions that kernels share are written there again."""
-        if self.module.lines():
-            self.texts.append(self.module.text())
-            self.each(self.texts[-1])
-            self.module = Module(self.target, self.flush_bf16)
+        return len({k.name for k in self.known.values() if isinstance(k, EmittedKernel)})
 
     def kernel(self, node: Node, views: dict[int, View]) -> EmittedKernel | str:
         """The kernel of a node, or the reason why there is none."""
@@ -184,9 +165,11 @@ class _Writer:
         body = body_of(node)
         key = _key(body, inputs)
         if key not in self.known:
-            self.known[key] = _emit(self.module, len(self.known), node, body, inputs, outputs)
-            if self._is_long():
-                self.end_module()
+            made = _emit(self.units.module, len(self.known), node, body, inputs, outputs)
+            self.units.collect()
+            if isinstance(made, EmittedKernel):
+                made = replace(made, name=self.units.name(made.name))
+            self.known[key] = made
         return self.known[key]
 
     def node(self, node: Node, views: dict[int, View]) -> EmittedKernel | tuple[BodyKernels, ...] | str:

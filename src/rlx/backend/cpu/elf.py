@@ -11,7 +11,7 @@ import ctypes
 import functools
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rlx.errors import CompileError
@@ -91,6 +91,11 @@ def undefined_symbols(data: bytes) -> tuple[str, ...]:
     return tuple(symbol.name for symbol in ObjectFile(data).symbols[1:] if symbol.section == 0)
 
 
+def defined_symbols(data: bytes) -> tuple[str, ...]:
+    """Names that an object has for others."""
+    return tuple(symbol.name for symbol in ObjectFile(data).symbols[1:] if symbol.section and symbol.name)
+
+
 def is_loadable(data: bytes) -> bool:
     """Whether this loader is for objects like this one."""
     return ObjectFile(data).machine == _MACHINE_X86_64
@@ -102,20 +107,22 @@ class MappedObject:
     Code is mapped readable and executable, constants read-only: nothing is writable and executable at once.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, others: Mapping[str, int] | None = None) -> None:
+        """`others` are addresses of functions that the object may call, besides those of the process."""
         self._file = ObjectFile(data)
         try:
-            self._map()
+            self._map(others or {})
         except (struct.error, ValueError, IndexError, KeyError) as error:
             raise CompileError(f"the object cannot be loaded ({error}): recompile it") from error
 
     def address(self, name: str) -> int | None:
         """Address of the function `name`, if there is one."""
-        return self._functions.get(name)
+        return self.functions.get(name)
 
-    def _map(self) -> None:
+    def _map(self, others: Mapping[str, int]) -> None:
         file = self._file
-        outside = {s.name: process_symbol(s.name) for s in file.symbols if s.section == 0 and s.name}
+        names = [s.name for s in file.symbols if s.section == 0 and s.name]
+        outside = {name: others.get(name) or process_symbol(name) for name in names}
         groups = self._groups(len(outside))
         size = groups[-1]
         if size > _MOST_BYTES:
@@ -132,7 +139,7 @@ class MappedObject:
         for section, offset, kind, symbol, addend in file.relocations():
             if section in self._starts:
                 self._relocate(self._starts[section] + offset, kind, file.symbols[symbol], addend, outside)
-        self._functions = {
+        self.functions = {
             s.name: base + self._starts[file.sections[s.section]] + s.value
             for s in file.symbols
             if s.name and 0 < s.section < len(file.sections) and file.sections[s.section] in self._starts

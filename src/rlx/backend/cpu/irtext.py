@@ -15,7 +15,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rlx.backend.cpu.irlanes import Lanes
@@ -57,9 +57,10 @@ class Module:
     def __init__(self, target: Target, flush_bf16: bool = False) -> None:
         self.flush_bf16 = flush_bf16  # rounding to bf16 may make denormals zeros
         self.target = target
+        self.declared: dict[str, str] = {}  # lines of intrinsics and functions of the process
+        self.tables: dict[str, str] = {}
         self._functions: dict[str, Function] = {}
-        self._declared: dict[str, str] = {}
-        self._tables: dict[str, str] = {}
+        self._taken: set[str] = set()
         self._table_names: dict[str, str] = {}
 
     def function(
@@ -71,7 +72,7 @@ class Module:
         returns: str = "void",
     ) -> Function:
         """Start a function. A parameter is (type, name); attributes may follow a type ("ptr noalias")."""
-        if name in self._functions:
+        if self.defines(name):
             raise CompileError(f"function {name!r} is defined twice in one module")
         made = Function(self, name, params, internal, noinline, returns)
         self._functions[name] = made
@@ -80,22 +81,29 @@ class Module:
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """What is written inside stays only if no exception leaves the block."""
-        kept = (dict(self._functions), dict(self._declared), dict(self._tables), dict(self._table_names))
+        kept = (dict(self._functions), dict(self.declared), dict(self.tables), dict(self._table_names))
         try:
             yield
         except Exception:
-            self._functions, self._declared, self._tables, self._table_names = kept
+            self._functions, self.declared, self.tables, self._table_names = kept
             raise
 
     def defines(self, name: str) -> bool:
         """Whether a function of that name was started: shared helpers are written once."""
-        return name in self._functions
+        return name in self._functions or name in self._taken
+
+    def take(self) -> list[Function]:
+        """The functions since the last call, which are complete; the module goes on without their text."""
+        taken = list(self._functions.values())
+        self._taken.update(self._functions)
+        self._functions = {}
+        return taken
 
     def declare(self, name: str, returns: str, params: Sequence[str], variadic: bool = False) -> None:
         """Declare an external function or intrinsic; the same declaration may be repeated."""
         listed = ", ".join([*params, *(["..."] if variadic else [])])
         line = f"declare {returns} @{name}({listed})"
-        if self._declared.setdefault(name, line) != line:
+        if self.declared.setdefault(name, line) != line:
             raise CompileError(f"function {name!r} is declared with two signatures")
 
     def table(self, name: str, element_type: str, values: Sequence[float | str]) -> Value:
@@ -107,20 +115,19 @@ class Module:
             items = ", ".join(str(constant(element_type, number)) for number in numbers)
         body = f"constant [{len(values)} x {element_type}] [{items}], align 64"
         known = self._table_names.setdefault(body, name)
-        if known == name and self._tables.setdefault(name, body) != body:
+        if known == name and self.tables.setdefault(name, body) != body:
             raise CompileError(f"table {name!r} is defined twice with different contents")
         return Value("ptr", f"@{known}")
 
-    def lines(self, of: Callable[[str], bool] = lambda name: True) -> int:
-        """Lines of the functions so far, of all or of those with some names."""
-        return sum(len(function) for name, function in self._functions.items() if of(name))
-
     def text(self) -> str:
         """The whole module as LLVM IR."""
-        tables = [f"@{name} = private unnamed_addr {body}" for name, body in self._tables.items()]
-        declared = [line for name, line in sorted(self._declared.items()) if name not in self._functions]
-        functions = [function.text() for function in self._functions.values()]
-        return "\n".join([*tables, *declared, *functions, self._attributes()]) + "\n"
+        declared = [line for name, line in sorted(self.declared.items()) if name not in self._functions]
+        return self.assembled(self.tables, declared, [f.text() for f in self._functions.values()])
+
+    def assembled(self, tables: Mapping[str, str], declared: list[str], functions: list[str]) -> str:
+        """A module of these parts."""
+        constants = [f"@{name} = private unnamed_addr {body}" for name, body in tables.items()]
+        return "\n".join([*constants, *declared, *functions, self._attributes()]) + "\n"
 
     def _attributes(self) -> str:
         target = self.target
@@ -163,8 +170,9 @@ class Function(Lanes):
         self.widened: dict[Value, Value] = {}
         self.same_bits: dict[Value, Value] = {}
 
-    def __len__(self) -> int:
-        return len(self._lines)
+    def declaration(self) -> str:
+        """The line by which other modules know this function."""
+        return f"declare hidden {self.returns} @{self.name}({', '.join(a.type for a in self.args)})"
 
     def text(self) -> str:
         if not self._ended:

@@ -20,7 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from rlx.backend.cpu.elf import MappedObject, is_loadable, process_symbol, undefined_symbols
+from rlx.backend.cpu.elf import (
+    MappedObject,
+    defined_symbols,
+    is_loadable,
+    process_symbol,
+    undefined_symbols,
+)
 from rlx.backend.cpu.target import Target, missing_here, runs_here
 from rlx.errors import CompileError
 
@@ -194,33 +200,41 @@ def load(object_bytes: bytes, target: Target) -> Code:
     >>> load(compile_object("define void @f() { ret void }", host), host).address("f") > 0
     True
     """
+    return load_all([object_bytes], target)
+
+
+def load_all(objects: Sequence[bytes], target: Target) -> Code:
+    """Map several objects as one code: each may call functions of those before it."""
     if not runs_here(target):
         lacking = ", ".join(missing_here(target)) or "another instruction set"
         raise CompileError(
             f"code for target {target.name} cannot run here (missing: {lacking}): compile for host"
         )
-    if is_loadable(object_bytes):
-        return Code(MappedObject(object_bytes).address, target)
+    if not all(is_loadable(each) for each in objects):
+        return _linked_by_llvm(objects, target)
+    mapped: list[MappedObject] = []
+    functions: dict[str, int] = {}
+    for each in objects:
+        mapped.append(MappedObject(each, functions))
+        functions |= mapped[-1].functions
+    return Code(functions.get, target, mapped)
+
+
+def _linked_by_llvm(objects: Sequence[bytes], target: Target) -> Code:
     llvm = _llvm()
-    for name in undefined_symbols(object_bytes):
+    defined = {name for each in objects for name in defined_symbols(each)}
+    for name in {name for each in objects for name in undefined_symbols(each)} - defined:
         process_symbol(name)  # LLVM would end the process if it is not there
     machine = _machine(target, 2)
     try:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(object_bytes))
+        for each in objects:
+            engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(each))
         engine.finalize_object()
     except RuntimeError as error:
         raise CompileError(f"the object for target {target.name} cannot be loaded: {error}") from error
     # The engine uses the machine until its end: they live and die together.
     return Code(engine.get_function_address, target, (engine, machine))
-
-
-def load_all(objects: Sequence[bytes], target: Target) -> Code:
-    """Map several objects as one code; no two of them have functions of one name for callers."""
-    if len(objects) == 1:
-        return load(objects[0], target)
-    parts = [load(each, target) for each in objects]
-    return Code(lambda name: next(filter(None, (part.find(name) for part in parts)), None), target, parts)
 
 
 def compile_and_load(text: str, target: Target) -> Code:
