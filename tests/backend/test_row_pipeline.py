@@ -11,7 +11,7 @@ import pytest
 import rlx
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.cpu import moments, nest_base, row_nest
+from rlx.backend.cpu import moments, nest_base, row_nest, row_pipeline
 from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
@@ -43,6 +43,7 @@ BODIES: dict[str, Body] = {
     "normalised in one pass": lambda x, w: ops.layer_norm(x, w, w),
     "kept long": _kept_long,
     "one reduction": lambda x, w: x / ops.sum(ops.abs(x), axis=-1, keepdims=True),
+    "one reduction, scaled": lambda x, w: x / ops.sum(ops.abs(x), axis=-1, keepdims=True) * w,
     "two operands": lambda x, w: ops.softmax(x, axis=-1) * w + x,
     "map": lambda x, w: x * w + ops.sigmoid(x),
 }
@@ -91,6 +92,43 @@ def test_same_bits_as_pass_after_pass(
     for threads in (1, 3):
         assert run(g, arrays, shape, threads=threads).tobytes() == plain.tobytes()
     np.testing.assert_allclose(plain, evaluate(g, arrays)["y"], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["normalised", "normalised in one pass", "one reduction, scaled"])
+@pytest.mark.parametrize("shape", [(2, 64), (3, 16), (4, 1024), (7, 208), (2, 5, 96)], ids=str)
+def test_two_rows_at_a_time(
+    name: str,
+    shape: tuple[int, ...],
+    past_the_caches: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What all rows share is read once for two of them; a last row may be left over."""
+    monkeypatch.setattr(moments, "FROM", 1)
+    g, arrays = graph(BODIES[name], shape), feed(shape)
+    plain = run(g, arrays, shape, threads=1)
+    past_the_caches()
+    monkeypatch.setattr(row_pipeline, "SHARED_BYTES", 1)
+    together, emit = [], row_nest.RowPipeline.emit
+    monkeypatch.setattr(
+        row_nest.RowPipeline, "emit", lambda self: (together.append(self.together), emit(self))
+    )
+    for threads in (1, 2, 3):
+        assert run(g, arrays, shape, threads=threads).tobytes() == plain.tobytes()
+    assert set(together) == {2}
+
+
+@pytest.mark.parametrize("offset", [0, 4, 64, 1020, 1024, 3000, 4092])
+def test_scratch_lies_apart_from_any_operand(offset: int, past_the_caches: Callable[[], None]) -> None:
+    """Where scratch begins depends on where the operand does; the bits do not."""
+    shape = (5, 1040)
+    g, arrays = graph(BODIES["kept long"], shape), feed(shape)
+    plain = run(g, arrays, shape, threads=1)
+    memory = allocate(arrays["x"].nbytes + 4096).array[offset : offset + arrays["x"].nbytes]
+    moved = memory.view(np.float32).reshape(shape)
+    moved[...] = arrays["x"]
+    assert run(g, arrays | {"x": moved}, shape, threads=3).tobytes() == plain.tobytes()
+    past_the_caches()
+    assert run(g, arrays | {"x": moved}, shape, threads=3).tobytes() == plain.tobytes()
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rlx.errors import FormatError, RlxError
 from rlx.ir.dtype import dtype
 from rlx.records import dataclass
-from rlx.runtime.memory import drop_pages
+from rlx.runtime.memory import drop_pages, round_up, weight_start
 
 MAGIC = b"RLXPROG\0"
 VERSION = 1
@@ -43,15 +43,6 @@ _MOST_ELEMENTS = 2**40
 _NO_DIGEST = "0" * 64
 
 Bytes = NDArray[np.uint8]
-
-
-def round_up(n: int, to: int) -> int:
-    """The least multiple of `to` that is not below `n`.
-
-    >>> round_up(65, 64)
-    128
-    """
-    return -(-n // to) * to
 
 
 @dataclass(frozen=True)
@@ -101,8 +92,9 @@ def _write(
         table.append((name, at, len(content), hashlib.sha256(content).hexdigest()))
         at = round_up(at + len(content), ALIGNMENT)
     for array in arrays:
-        entries.append((str(dtype(array.dtype)), list(array.shape), end))
-        end = round_up(end + array.nbytes, ALIGNMENT)
+        start = weight_start(end, array.nbytes)
+        entries.append((str(dtype(array.dtype)), list(array.shape), start))
+        end = start + array.nbytes
     described: dict[str, Any] = {
         **header,
         "parts": table,

@@ -11,7 +11,7 @@ import numpy as np
 from rlx.errors import RlxError
 from rlx.ir.lir import ALIGNMENT, LirModule, Point
 from rlx.runtime.derive import lazy_weights
-from rlx.runtime.memory import Region, allocate
+from rlx.runtime.memory import Region, allocate, weight_start
 
 if TYPE_CHECKING:
     from rlx.runtime.reader import Reader
@@ -20,10 +20,6 @@ Gate = tuple[int, int, int]
 """The position of a point of a run, and the fills first..stop that it waits for."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
-
-
-def _room(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class Weights:
@@ -52,13 +48,14 @@ class Weights:
     def load(self) -> None:
         """Compute derived weights and lay everything out; params without a value are left out."""
         arrays = lazy_weights(self.lir, self.values)
-        region = allocate(max(sum(_room(a.nbytes) for a in arrays.values()), ALIGNMENT))
-        memory, at = {}, 0
+        starts, end = dict[int, int](), 0
         for id, array in arrays.items():
-            place = region.array[at : at + array.nbytes]
+            starts[id] = weight_start(end, array.nbytes)
+            end = starts[id] + array.nbytes
+        region, memory = allocate(max(end, ALIGNMENT)), {}
+        for id, array in arrays.items():
+            memory[id] = place = region.array[starts[id] : starts[id] + array.nbytes]
             place[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            memory[id] = place
-            at += _room(array.nbytes)
         self.memory, self.region = memory, region
 
     @property

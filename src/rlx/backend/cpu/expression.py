@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
@@ -15,6 +16,7 @@ from rlx.backend.cpu.primitives import (
     memory_type,
     register_type,
 )
+from rlx.backend.cpu.vmath import OF_ROUNDED
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
@@ -136,6 +138,8 @@ class Expression:
         fused = self._fused_multiply_add(s)
         if fused is not None:
             return fused
+        if s.prim in OF_ROUNDED and s.dtype is F32 and is_rounded(s.args[0]):
+            return OF_ROUNDED[s.prim](fn, self(s.args[0]))
         args = self._together([self(a) for a in s.args])
         dtype = s.args[-1].dtype
         return PRIMITIVES[s.prim](fn, dtype, args)
@@ -377,6 +381,14 @@ class Expression:
             raise UnsupportedError("this kernel has no error slot")
         slot = self.error
         fn.branch(fn.any_lane(bad), lambda: fn.store(constant("i64", code), slot))
+
+
+def is_rounded(s: Scalar) -> bool:
+    """Whether an expression ends in a rounding (products with powers of two do not round)."""
+    if s.prim == "mul" or s.prim == "div":
+        factors = [abs(a.data) for a in s.args if a.prim == "const"]
+        return not any(math.frexp(factor)[0] == 0.5 for factor in factors)
+    return s.prim in ("add", "sub")
 
 
 def rounded_level(s: Scalar) -> tuple[Scalar, DType, int] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
-from rlx.backend.cpu import vmath_tables as tables
 from rlx.backend.cpu.irlanes import Lanes
 from rlx.backend.cpu.irtypes import Value, constant, lanes_of, like, vector
 from rlx.records import dataclass
@@ -161,18 +160,12 @@ def rounder(x: Value, parts: int) -> float:
     return 1.5 * 2.0 ** format_of(x).mantissa / parts
 
 
-def power_of_parts(f: Lanes, word: Value, parts: int, factor: float = 1.0) -> Value:
-    """2**(k / parts) * factor for the k in the lowest bits of `word`; 16 or 32 parts: lanes of one or two
-    registers."""
-    powers = tables.POWERS[:: len(tables.POWERS) // parts]
-    words = [FORMATS["float"].bits(power * factor) for power in powers]
-    registers = [lanes_of(vector("i32", 16), words[first : first + 16]) for first in range(0, parts, 16)]
+def pick_power(f: Lanes, word: Value, powers: Sequence[float]) -> Value:
+    """The one of 16 numbers, all lanes of one register, that the lowest bits of `word` choose."""
+    register = lanes_of(vector("i32", 16), [FORMATS["float"].bits(power) for power in powers])
 
     def pick(k: Value) -> Value:
-        low, high = registers[0], registers[-1]
-        if parts == 16:
-            return f.intrinsic("llvm.x86.avx512.permvar.si.512", k.type, low, k, feature="avx512f")
-        return f.intrinsic("llvm.x86.avx512.vpermi2var.d.512", k.type, low, k, high, feature="avx512f")
+        return f.intrinsic("llvm.x86.avx512.permvar.si.512", k.type, register, k, feature="avx512f")
 
     found = at_widths(f, pick, 16, 16, f.bitcast(word, integer_type(word)))
     return f.bitcast(found, word.type)

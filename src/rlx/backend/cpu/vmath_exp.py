@@ -20,7 +20,7 @@ from rlx.backend.cpu.vmath_core import (
     has_power_table,
     nearer_to_zero,
     odd_fit,
-    power_of_parts,
+    pick_power,
     residual,
     rounder,
     scale,
@@ -52,26 +52,33 @@ def _exp_sum(f: Lanes, x: Value, low: Value | None = None, shift: float = 0.0) -
     return scale(f, f.fadd(_expm1_small(f, r), 1.0), n)
 
 
-def exp(f: Lanes, x: Value) -> Value:
+def exp(f: Lanes, x: Value, rounded: bool = False) -> Value:
+    """e**x; `rounded`: x is itself the result of a rounding (see `_reduce_to_parts`)."""
     if has_power_table(f, x):
-        return at_widths(f, partial(_exp_of_parts, f), 4, max(4, x.width), x)
+        return at_widths(f, lambda part: _exp_of_parts(f, part, rounded), 4, max(4, x.width), x)
     return _exp_sum(f, clamp(f, x, *format_of(x).exp_range))
 
 
-def _exp_of_parts(f: Lanes, x: Value) -> Value:
+def _exp_of_parts(f: Lanes, x: Value, rounded: bool) -> Value:
     """x is not clamped: where it is so large that r means nothing, or not a number, n alone decides."""
-    word, n, r = _reduce_to_parts(f, x, 16)
+    word, n, r = _reduce_to_parts(f, x, rounded)
     r = nearer_to_zero(f, r, 0.0625)
     small = f.fma(f.fmul(r, r), f.polynomial(r, tables.EXP_SIXTEENTH), r)
-    power = power_of_parts(f, word, 16)
+    power = pick_power(f, word, tables.POWERS)
     return scale(f, f.fma(power, small, power), n)
 
 
-def _reduce_to_parts(f: Lanes, x: Value, parts: int) -> tuple[Value, Value, Value]:
-    """(word, n, r) with x = n ln 2 + r, |r| <= ln(2) / 2 / parts; lowest in `word` is n in parts."""
+def _reduce_to_parts(f: Lanes, x: Value, rounded: bool) -> tuple[Value, Value, Value]:
+    """(word, n, r) with x = n ln 2 + r, |r| <= ln(2) / 32; lowest in `word` is n in sixteenths.
+
+    The rounding of an argument moves its exponential by up to |x| / 2 units of the last place. What ln 2
+    lacks as one number moves it ten times less: a rounded argument does without the second part.
+    """
     fmt = format_of(x)
-    word = f.fma(x, LOG2_E, rounder(x, parts))
-    n = f.fsub(word, rounder(x, parts))
+    word = f.fma(x, LOG2_E, rounder(x, 16))
+    n = f.fsub(word, rounder(x, 16))
+    if rounded:
+        return word, n, f.fma(n, -LN_2, x)
     return word, n, f.fma(n, -fmt.ln2_low, f.fma(n, -fmt.ln2_high, x))
 
 
@@ -89,7 +96,7 @@ def _exp2_of_parts(f: Lanes, x: Value) -> Value:
     """As `_exp_of_parts`, where no step of the reduction rounds."""
     word = f.fadd(x, rounder(x, 16))
     n = f.fsub(word, rounder(x, 16))
-    r, power = nearer_to_zero(f, f.fsub(x, n), 0.0625), power_of_parts(f, word, 16)
+    r, power = nearer_to_zero(f, f.fsub(x, n), 0.0625), pick_power(f, word, tables.POWERS)
     return scale(f, f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP2_SIXTEENTH), power), n)
 
 
@@ -107,24 +114,29 @@ def expm1(f: Lanes, x: Value) -> Value:
     return f.copysign(f.select(f.fcmp("oeq", n, 0.0), p, f.fadd(half, half)), x)
 
 
-def sigmoid(f: Lanes, x: Value) -> Value:
-    """1 / (1 + exp(-x)) from exp(-|x|), so that the far left keeps its relative accuracy."""
+def sigmoid(f: Lanes, x: Value, rounded: bool = False) -> Value:
+    """1 / (1 + exp(-x)) from exp(-|x|), so that the far left keeps its relative accuracy; `rounded` as in
+    `exp`."""
     if has_power_table(f, x):
-        return at_widths(f, partial(_sigmoid_of_parts, f), 4, max(4, x.width), x)
+        return at_widths(f, lambda part: _sigmoid_of_parts(f, part, rounded), 4, max(4, x.width), x)
     e = exp(f, f.fneg(f.fabs(x)))
     top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
     return f.fdiv(top, f.fadd(e, 1.0))
 
 
-def _sigmoid_of_parts(f: Lanes, x: Value) -> Value:
-    """Both sides of the fraction made small instead: exp(-x) overflows after the quotient is 0. x is not
-    clamped, as in `_exp_of_parts`."""
+def _sigmoid_of_parts(f: Lanes, x: Value, rounded: bool) -> Value:
+    """t / (t + 2**n exp(r)) with t = 2**-(k / 16) and -x = (n + k / 16) ln 2 + r: no product with a power.
+
+    Both sides of the fraction are made small, since exp(-x) overflows before the quotient is 0. x is not
+    clamped, as in `_exp_of_parts`.
+    """
     tiny = 2.0**-64
-    word, n, r = _reduce_to_parts(f, f.fneg(x), 32)
+    word, n, r = _reduce_to_parts(f, f.fneg(x), rounded)
     r = nearer_to_zero(f, r, 0.0625)
-    power = power_of_parts(f, word, 32, tiny)
-    e = f.fma(f.fmul(power, r), f.polynomial(r, tables.EXP_THIRTY_SECOND), power)
-    return f.fdiv(tiny, f.fadd(scale(f, e, n), tiny))
+    inverse_powers = [1.0, *(power / 2 for power in reversed(tables.POWERS[1:]))]
+    t = pick_power(f, word, [tiny * power for power in inverse_powers])
+    e = f.polynomial(r, [tiny * c for c in (*tables.EXP_SIXTEENTH, 1.0, 1.0)])
+    return f.fdiv(t, f.fadd(scale(f, e, n), t))
 
 
 def tanh(f: Lanes, x: Value) -> Value:
