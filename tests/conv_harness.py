@@ -1,18 +1,17 @@
-"""Convolutions under test: cases by shape, programs without host thunks, targets that run here."""
+"""Convolutions under test: cases by shape, programs without host thunks, which forms run on which targets."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 import rlx
-from rlx.backend.cpu.target import Target, runs_here, targets
+from rlx.backend.cpu.target import Target
 from rlx.ir.graph import Graph
-
-TARGETS = [target for target in targets() if runs_here(target)]
-every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
 
 @dataclass(frozen=True)
@@ -40,3 +39,16 @@ def compiled(graph: Graph, target: Target | str = "host", threads: int = 1, **op
     program = rlx.compile(graph, target=name, threads=threads, **options)
     assert not program.stats["host_thunks"]
     return program
+
+
+def in_turn(*axes: Mapping[str, Any]) -> list[Any]:
+    """Every other point of a grid of three or more axes, values by name: still every value of an axis meets
+    every value of any other. The rest is under `-m slow`."""
+    return [
+        pytest.param(
+            *(value for _, (_, value) in point),
+            id="-".join(name for _, (name, _) in point),
+            marks=[pytest.mark.slow] * (sum(i for i, _ in point) % 2),
+        )
+        for point in itertools.product(*(list(enumerate(axis.items())) for axis in axes))
+    ]

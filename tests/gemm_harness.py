@@ -6,7 +6,7 @@ import ctypes
 import functools
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -31,6 +31,17 @@ C_DTYPE = {"f64": "f64", "i8": "i32", "u8": "i32"}
 FILLER = 7
 
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+def _as_for_f32(target: Target) -> Target:
+    """The target without what only narrow types make use of."""
+    wide = [f for f in target.features if f not in ("avx512bf16", "avx512vnni")]
+    return replace(target, name="", features=tuple(wide))
+
+
+# Where targets differ in nothing else, the code of f32 is the same text (test_conv_kernel.py asserts it).
+F32_TARGETS = list({_as_for_f32(target): target for target in TARGETS}.values())
+every_f32_target = pytest.mark.parametrize("target", F32_TARGETS, ids=lambda target: target.name)
 
 
 # ---- memory whose first and last bytes touch pages that cannot be read

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import rlx
-from conv_harness import compiled, every_target
+from conv_harness import compiled
+from gemm_harness import every_target
 from rlx import ops
 from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate

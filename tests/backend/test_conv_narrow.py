@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from conv_harness import TARGETS, Case, compiled, every_target
-from gemm_harness import Guarded
+from conv_harness import Case, compiled
+from gemm_harness import TARGETS, Guarded, every_target
 from rlx import ops
 from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate

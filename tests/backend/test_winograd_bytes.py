@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from conv_harness import compiled, every_target
-from gemm_harness import Guarded
+from conv_harness import compiled
+from gemm_harness import Guarded, every_target
 from rlx import ops
 from rlx.backend.cpu.target import Target, resolve
 from rlx.config import WINOGRAD
