@@ -134,12 +134,22 @@ class Suite:
 _suite: Suite | None = None
 
 
-def run_one(name: str) -> Outcome:
-    """A test in a worker, which loads the suite once."""
+def loaded() -> Suite:
+    """The suite in a worker, which loads it once: that takes seconds."""
     global _suite
     if _suite is None:
         _suite = Suite()
-    return _suite.run(name)
+    return _suite
+
+
+def names_of(_worker: int) -> list[str]:
+    """The names of all tests; asked of every worker, it also makes all of them load the suite at once."""
+    return sorted(loaded().cases)
+
+
+def run_one(name: str) -> Outcome:
+    """A test in a worker."""
+    return loaded().run(name)
 
 
 WHOLE_MODELS = {
@@ -153,12 +163,12 @@ WHOLE_MODELS = {
 
 def run_suite(only: str = "", workers: int = 2) -> list[Outcome]:
     """Outcomes of all tests whose names match, in order of name."""
-    names = sorted(n for n in Suite().cases if re.search(only, n))
     if workers <= 1:
-        return [run_one(name) for name in names]
+        return [run_one(name) for name in names_of(0) if re.search(only, name)]
     context = multiprocessing.get_context("spawn")
-    names.sort(key=lambda name: name not in WHOLE_MODELS)  # the long ones first
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        names = [name for name in list(pool.map(names_of, range(workers)))[0] if re.search(only, name)]
+        names.sort(key=lambda name: name not in WHOLE_MODELS)  # the long ones first
         return sorted(pool.map(run_one, names, chunksize=1), key=lambda o: o.name)
 
 
