@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ def main(what: str, mode: str, folder: str, timeout: str) -> None:
         transport.close()
         return
     transport.barrier()
+    if what == "raise":
+        survivors = [Path(folder) / f"{rank}.json" for rank in range(transport.num_ranks) if rank != VICTIM]
+        end_the_job_after(survivors, float(timeout))
     if transport.this_rank == VICTIM:
         strike(what)
     for _ in range(3):
@@ -56,6 +60,20 @@ def main(what: str, mode: str, folder: str, timeout: str) -> None:
             facts = {"kind": type(error).__name__, "ranks": error.ranks}
             out.write_text(json.dumps(facts))
             raise
+
+
+def end_the_job_after(files: list[Path], seconds: float) -> None:
+    """A rank that fails leaves the others a second to speak before it ends the job, which may be too short
+    where many processes share a core: here it also waits until they have written their files."""
+    end = environment.end_mpi_job
+
+    def end_later(code: int) -> None:
+        deadline = time.monotonic() + seconds
+        while not all(file.exists() for file in files) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        end(code)
+
+    environment.end_mpi_job = end_later
 
 
 def strike(what: str) -> None:
