@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +16,15 @@ import pytest
 from numpy.typing import NDArray
 
 from rlx.backend.cpu import jit
+from rlx.backend.cpu.build import build_kernels
 from rlx.backend.cpu.gemm import Epilogue, GemmSpec, emit_gemm
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.packing import pack_weights
 from rlx.backend.cpu.target import Target, resolve, runs_here, targets
+from rlx.compile import plan
 from rlx.ir.dim import evaluate, sym
+from rlx.ir.graph import Graph
+from rlx.ir.views import view_layouts
 
 Array = NDArray[Any]
 HOST = resolve("host")
@@ -39,9 +44,21 @@ def _as_for_f32(target: Target) -> Target:
     return replace(target, name="", features=tuple(wide))
 
 
-# Where targets differ in nothing else, the code of f32 is the same text (test_conv_kernel.py asserts it).
+# Where targets differ in nothing else, the code of f32 is the same; tests that rely on it assert it.
 F32_TARGETS = list({_as_for_f32(target): target for target in TARGETS}.values())
 every_f32_target = pytest.mark.parametrize("target", F32_TARGETS, ids=lambda target: target.name)
+
+
+def code_of(graph: Graph, target: Target) -> str:
+    """LLVM IR of a whole program."""
+    lir = plan(graph, target=target.name)
+    return "".join(build_kernels(lir, target, view_layouts(lir.mir)).texts)
+
+
+def assert_f32_targets_stand_for_all(text_of: Callable[[Target], str]) -> None:
+    """Code for any target is the code for one of these, but for the lines that name its instruction set."""
+    code = {t.name: re.sub(r"(?m)^attributes #0 = .*$", "", text_of(t)) for t in TARGETS}
+    assert set(code.values()) == {code[t.name] for t in F32_TARGETS}
 
 
 # ---- memory whose first and last bytes touch pages that cannot be read

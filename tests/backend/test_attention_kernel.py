@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import rlx
-from gemm_harness import FILLER, Array, Guarded, Kernel, every_target
+from gemm_harness import (
+    FILLER,
+    Array,
+    Guarded,
+    Kernel,
+    assert_f32_targets_stand_for_all,
+    every_f32_target,
+    every_target,
+)
 from rlx import ops
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.attention import Access, AttentionSpec, emit_attention
@@ -91,13 +99,19 @@ class Case:
         )
 
 
-@functools.cache
-def build(target: Target, case: Case) -> tuple[Kernel, tuple[Any, ...]]:
+def write(target: Target, case: Case) -> tuple[str, Any]:
+    """LLVM IR of a kernel, and what is to know about it."""
     module = Module(target)
     kinds = [case.dtype] * 3 + {"": [], "bool": ["bool"], "add": ["f32"]}[case.mask]
     slots = [Slot(dtype(k), (1,)) for k in [*kinds, case.result]]
     made = emit_attention(module, "kernel", case.spec(), slots[:-1], slots[-1:])
-    code = jit.compile_and_load(module.text(), target)
+    return module.text(), made
+
+
+@functools.cache
+def build(target: Target, case: Case) -> tuple[Kernel, tuple[Any, ...]]:
+    text, made = write(target, case)
+    code = jit.compile_and_load(text, target)
     return Kernel(code, tuple(map(str, made.dims)), made.scratch_per_thread), made.dims
 
 
@@ -164,19 +178,19 @@ def run(target: Target, case: Case, queries: int, keys: int, threads: int = 1, o
 SIZES = [(1, 1), (1, 130), (5, 7), (16, 16), (17, 33), (48, 128), (49, 129), (100, 300)]
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
 def test_sizes(target: Target, queries: int, keys: int) -> None:
     run(target, Case(), queries, keys)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(("depth", "value_depth"), [(1, 1), (7, 5), (32, 64), (64, 17), (80, 80)])
 def test_head_sizes(target: Target, depth: int, value_depth: int) -> None:
     run(target, Case(depth=depth, value_depth=value_depth), 21, 37)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(
     "case",
     [
@@ -201,7 +215,7 @@ def test_masks_windows_and_layouts(target: Target, case: Case) -> None:
         run(target, case, queries, keys, offset=3)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(
     "case",
     [
@@ -220,6 +234,13 @@ def test_few_queries(target: Target, case: Case) -> None:
     for queries in (1, 2, 4, 5):
         for keys in (0, 1, 15, 16, 17, 33, 100):
             run(target, case, queries, keys, offset=30, threads=1 + keys % 2)
+
+
+@pytest.mark.parametrize("mask", ["", "bool", "add"])
+def test_code_of_f32_needs_no_instructions_for_narrow_types(mask: str) -> None:
+    for depth in (17, 64):
+        case = Case(depth=depth, value_depth=depth, mask=mask, causal=True)
+        assert_f32_targets_stand_for_all(lambda target, case=case: write(target, case)[0])
 
 
 PAIRS = [t for t in targets() if t.has_bf16 and runs_here(t)]
@@ -287,7 +308,7 @@ def test_results_are_stored_narrow(target: Target, result: str) -> None:
             run(target, Case(depth=32, value_depth=value_depth, result=result), queries, 40)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize("empty_is_zero", [True, False])
 def test_queries_that_see_nothing(target: Target, empty_is_zero: bool) -> None:
     run(target, Case(causal=True, offset=-6, empty_is_zero=empty_is_zero), 20, 20)

@@ -4,6 +4,7 @@ pages.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +15,11 @@ from hypothesis import strategies as st
 
 import rlx
 from conv_harness import Case, compiled, in_turn
-from gemm_harness import F32_TARGETS, TARGETS, Guarded
-from rlx.backend.cpu.build import build_kernels
+from gemm_harness import F32_TARGETS, Guarded, assert_f32_targets_stand_for_all, code_of
 from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
-from rlx.ir.views import view_layouts
 from rlx.ops import avg_pool, concat, conv, conv_transpose, max_pool, mean, relu, sigmoid
 from rlx.ops.winograd import WinogradLayout, transform_kernel
 
@@ -267,15 +265,8 @@ def test_chains_of_convolutions(build: Any, symbolic: bool, target: Target) -> N
 
 @pytest.mark.parametrize("build", NETS, ids=lambda f: f.__name__)
 def test_code_of_f32_needs_no_instructions_for_narrow_types(build: Any) -> None:
-    """So tests of f32 need not run on targets that differ in those only."""
-    texts: dict[str, Any] = {}
-    for target in TARGETS:
-        lir = plan(chain(build, symbolic=True).graph, target=target.name)
-        made = build_kernels(lir, target, view_layouts(lir.mir)).texts
-        texts[target.name] = [text.partition("attributes #0")[0] for text in made]
-    others = [texts[target.name] for target in F32_TARGETS]
-    for target in TARGETS:
-        assert texts[target.name] in others, target.name
+    graph = chain(build, symbolic=True).graph
+    assert_f32_targets_stand_for_all(functools.partial(code_of, graph))
 
 
 # ---- Winograd

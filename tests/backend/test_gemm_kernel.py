@@ -20,8 +20,10 @@ from gemm_harness import (
     Array,
     Guarded,
     Kernel,
+    assert_f32_targets_stand_for_all,
     assert_product,
     build,
+    every_f32_target,
     every_target,
     random,
     run_strided,
@@ -41,7 +43,7 @@ from rlx.ir.dim import sym
 # ---- products
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(
     ("k", "n"), [(0, 5), (1, 1), (7, 5), (33, 50), (64, 48), (40, 16), (100, 1001), (384, 384)]
 )
@@ -51,7 +53,7 @@ def test_weights_of_every_row_count(target: Target, k: int, n: int) -> None:
         assert_product(c, a, w)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize("transposed", ["", "b", "a", "ab", "g"])
 def test_strided_products(target: Target, transposed: str) -> None:
     shapes = [
@@ -73,7 +75,7 @@ def test_strided_products(target: Target, transposed: str) -> None:
         assert_product(c, a, b)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize("transposed", ["", "b", "a"])
 def test_deep_products_in_blocks(target: Target, transposed: str) -> None:
     c, a, b = run_strided(target, 1, 161, 197, 2500, transposed)
@@ -111,7 +113,7 @@ def test_any_shape(
     assert_product(c, a, b)
 
 
-@every_target
+@every_f32_target
 def test_static_sizes(target: Target) -> None:
     for m, n, k in (
         (1, 1, 1),
@@ -131,7 +133,7 @@ def test_static_sizes(target: Target) -> None:
         assert_product(c, a, b)
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(("m", "n"), [("m", 1), ("m", 2), ("m", 8), (1, "n"), (3, "n"), (2, 5)])
 def test_few_columns_or_rows_along_k(target: Target, m: Any, n: Any) -> None:
     """Both operands contiguous along k: rows of A, columns of B."""
@@ -235,7 +237,7 @@ def affine_epilogue(
     return fn.fmax_x86(total, constant(sums.type, 0.0))
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize("heavy", [False, True])
 def test_epilogue_sees_rows_columns_and_batch(target: Target, heavy: bool) -> None:
     m, n, k = sym("m"), sym("n"), 24
@@ -295,14 +297,14 @@ def test_output_is_rounded_to_the_dtype_of_c(target: Target) -> None:
 
 
 def test_one_object_serves_every_row_count() -> None:
-    weight_kernel(HOST, 64, 48)
+    run_weights(HOST, 1, 64, 48)
     before = jit.llvm_compiles
     for m in range(1, 20):
         run_weights(HOST, m, 64, 48)
     assert jit.llvm_compiles == before
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize("packed", [True, False])
 def test_accumulators_stay_in_registers(target: Target, packed: bool) -> None:
     k, n = 384, 1536
@@ -315,6 +317,17 @@ def test_accumulators_stay_in_registers(target: Target, packed: bool) -> None:
     assert not [
         line for block in loops for line in block.splitlines() if re.search(r"[xyz]mm.*\(%rsp\)", line)
     ]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_code_of_f32_needs_no_instructions_for_narrow_types(packed: bool) -> None:
+    def text_of(target: Target) -> str:
+        module, rows = Module(target), sym("m")
+        spec = GemmSpec(rows, 101, 64, (64, 1), () if packed else (101, 1), (101, 1), b_packed=packed)
+        emit_gemm(module, "kernel", spec, dim_value=lambda fn, _: fn.field(fn.args[0], 6))
+        return module.text()
+
+    assert_f32_targets_stand_for_all(text_of)
 
 
 def test_assembles_for_aarch64() -> None:

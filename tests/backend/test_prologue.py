@@ -4,6 +4,7 @@ kernels give.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import rlx
-from gemm_harness import every_target
+from gemm_harness import assert_f32_targets_stand_for_all, code_of, every_f32_target, every_target
 from rlx import Graph, ops
 from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
@@ -89,7 +90,7 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 SHAPES = [(1, 33), (7, 50), (48, 64), (129, 401), (70, 5)]
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(("name", "k", "n"), [(p, *s) for p, s in zip(PROLOGUES, SHAPES, strict=True)])
 def test_every_row_count_from_one_object(target: Target, name: str, k: int, n: int) -> None:
     """Symbolic M, odd sizes, one object; the same bits for any thread count and without fusion."""
@@ -214,7 +215,7 @@ def gated(
     return g
 
 
-@every_target
+@every_f32_target
 @pytest.mark.parametrize(
     "case",
     [
@@ -238,7 +239,13 @@ def test_images_in_blocks(target: Target, case: Any) -> None:
         assert one.tobytes() == two.tobytes() == other.tobytes(), size
 
 
-@every_target
+def test_code_of_f32_needs_no_instructions_for_narrow_types() -> None:
+    made = [product(PROLOGUES["residual"], "rows", 70, 33), gated(("n", 32, "h", "w"), 48, 1, 0, 1)]
+    for graph in made:
+        assert_f32_targets_stand_for_all(functools.partial(code_of, graph))
+
+
+@every_f32_target
 def test_planar_images_with_padding(target: Target) -> None:
     """Padding is around what the prologue gives: exp of it would be 1."""
     for stride, spatial in ((2, (13, 15)), (1, (6, 33))):
