@@ -52,6 +52,39 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
         rlx.compile(small(), **options)
 
 
+@pytest.mark.parametrize("array", [False, True], ids=["graph", "array"])
+@pytest.mark.parametrize("axis", ["q", "rows", 1.5], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, axis: ops.softmax(x, axis=axis),
+        lambda x, axis: ops.sum(x, axis=axis),
+        lambda x, axis: ops.max(x, axis=(0, axis)),
+        lambda x, axis: ops.concat([x, x], axis=axis),
+        lambda x, axis: ops.transpose(x, (axis, 0)),
+        lambda x, axis: ops.argmax(x, axis=axis),
+        lambda x, axis: ops.cumsum(x, axis=axis),
+        lambda x, axis: ops.expand_dims(x, axis),
+        lambda x, axis: ops.moveaxis(x, 0, axis),
+        lambda x, axis: ops.roll(x, 1, axis),
+    ],
+    ids=[
+        *("softmax", "sum", "max", "concat", "transpose", "argmax", "cumsum", "expand_dims", "moveaxis"),
+        "roll",
+    ],
+)
+def test_what_is_no_axis(call: Callable[..., Any], axis: Any, array: bool) -> None:
+    x = np.ones((2, 3), np.float32) if array else rlx.Graph().input("x", (2, 3), "f32")
+    with pytest.raises(TypeError_, match=rf": {axis!r} is no axis; give a whole number"):
+        call(x, axis)
+
+
+def test_axes_of_numpy_are_axes() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    for axis in (np.int64(1), np.array(1), np.array([1]), [1], (-1,)):
+        np.testing.assert_array_equal(ops.sum(x, axis=axis), x.sum(1))
+
+
 @pytest.mark.parametrize("given", [None, 5, b"model.onnx", small()], ids=["None", "number", "bytes", "graph"])
 def test_load_takes_a_path(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"rlx\.load takes the path of a model or zoo:ID"):

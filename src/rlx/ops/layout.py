@@ -16,7 +16,7 @@ from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.gather import gather
-from rlx.ops.rules import check_axes, ensure, normal_axes, normal_axis, shape_of
+from rlx.ops.rules import as_axes, check_axes, ensure, normal_axes, normal_axis, shape_of
 from rlx.ops.shape import broadcast_to, concat, reshape, slice_axis, transpose
 
 
@@ -27,7 +27,7 @@ def expand_dims(x: Any, axis: int | Sequence[int]) -> Any:
     (1, 2, 3, 1)
     """
     shape = shape_of(x)
-    count = 1 if isinstance(axis, (int, np.integer)) else len(tuple(axis))
+    count = len(as_axes(axis))
     new = normal_axes("expand_dims", axis, len(shape) + count)
     rest = iter(shape)
     return reshape(x, tuple(1 if i in new else next(rest) for i in range(len(shape) + count)))
@@ -78,7 +78,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     (3, 4, 2)
     """
     rank = len(shape_of(x))
-    lists = [(a,) if isinstance(a, (int, np.integer)) else tuple(a) for a in (source, destination)]
+    lists = [as_axes(a) for a in (source, destination)]
     old, new = ([normal_axis("moveaxis", a, rank) for a in axes_] for axes_ in lists)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
         raise ShapeError(f"moveaxis: source {lists[0]} and destination {lists[1]} do not pair distinct axes")
@@ -328,7 +328,7 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     shape = shape_of(x)
     if axis is None:
         return reshape(roll(flatten(x), shift, 0), shape)
-    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    given = as_axes(axis)
     by = (shift,) * len(given) if isinstance(shift, (int, np.integer)) else tuple(shift)
     if len(by) != len(given):
         raise ShapeError(f"roll: {len(given)} axes need as many shifts, got {len(by)}")

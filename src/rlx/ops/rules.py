@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,18 +115,39 @@ def broadcast_index(shape: Shape, out: Shape) -> list[Scalar]:
 
 
 def normal_axis(name: str, axis_: int, rank: int) -> int:
-    """A negative axis counts from the end."""
+    """A negative axis counts from the end.
+
+    >>> normal_axis("softmax", -1, rank=2)
+    1
+    """
+    try:
+        axis_ = operator.index(axis_)
+    except TypeError:
+        raise TypeError_(
+            f"{name}: {axis_!r} is no axis; give a whole number, which counts from the end if negative"
+        ) from None
     if not -rank <= axis_ < rank:
         raise ShapeError(f"{name}: axis {axis_} is out of range for rank {rank}")
     return axis_ + rank if axis_ < 0 else axis_
+
+
+def as_axes(given: Any) -> tuple[Any, ...]:
+    """One axis or several as a tuple; what is in it is not checked.
+
+    >>> as_axes(1), as_axes([0, -1]), as_axes(np.array(2))
+    ((1,), (0, -1), (2,))
+    """
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def normal_axes(name: str, axes_: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Sorted distinct non-negative axes; None is all of them."""
     if axes_ is None:
         return tuple(range(rank))
-    given = (axes_,) if isinstance(axes_, (int, np.integer)) else tuple(axes_)
-    out = sorted(normal_axis(name, int(a), rank) for a in given)
+    given = as_axes(axes_)
+    out = sorted(normal_axis(name, a, rank) for a in given)
     if len(set(out)) != len(out):
         raise ShapeError(f"{name}: axes {tuple(given)} name an axis twice")
     return tuple(out)
