@@ -2,11 +2,10 @@
 
 A knob is read when it is asked for, never at import, so a test or a user can change it at any time:
 
->>> import os
->>> os.environ["RLX_THREADS"] = "3"
->>> THREADS.get()
+>>> from unittest import mock
+>>> with mock.patch.dict("os.environ", RLX_THREADS="3"):
+...     THREADS.get()
 3
->>> del os.environ["RLX_THREADS"]
 
 An argument given in code always wins over the environment; the environment wins over the default.
 """

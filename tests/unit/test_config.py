@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import doctest
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,10 @@ def test_names_are_unique_and_prefixed() -> None:
     names = [knob.name for knob in config.KNOBS]
     assert len(set(names)) == len(names)
     assert all(name.startswith("RLX_") for name in names)
+
+
+def test_the_examples_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_THREADS", "7")
+    before = dict(os.environ)
+    assert doctest.testmod(config).attempted
+    assert dict(os.environ) == before
