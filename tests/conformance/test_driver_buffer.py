@@ -23,6 +23,7 @@ from rlx.driver import (
     open_device,
     why_unavailable,
 )
+from rlx.driver.host import HostDevice
 from rlx.errors import BufferError_, DeviceError, DTypeError
 from rlx.ir.dtype import ALL_DTYPES, DType, convert, pack
 
@@ -93,6 +94,12 @@ def test_a_device_is_opened_once_and_states_its_facts(on: Device) -> None:
     assert facts.alignment >= 64 and facts.alignment & (facts.alignment - 1) == 0
     assert 0 < facts.max_allocation <= facts.total_memory
     assert facts.unified_memory == (on.name == "cpu")
+
+
+def test_what_a_program_is_told_is_no_fact_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = HostDevice().capabilities.compute_units
+    monkeypatch.setenv("RLX_THREADS", str(cores + 5))
+    assert HostDevice().capabilities.compute_units == cores
 
 
 # --- transfers ------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class HostDevice(Device):
             alignment=64,
             max_allocation=memory,
             total_memory=memory,
-            compute_units=THREADS.get(),
+            compute_units=THREADS.default(),  # of the machine; RLX_THREADS says how many a program uses
             float16=True,
             float64=True,
         )
