@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,10 +12,14 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.backend.cpu import jit, units
+from rlx.backend.cpu.build import build_kernels
 from rlx.backend.cpu.irtext import Function, Module, Value
 from rlx.backend.cpu.target import Target, resolve
 from rlx.backend.cpu.units import Units
+from rlx.backend.reference.interpreter import evaluate
+from rlx.compile import plan
 from rlx.ir.graph import Graph
+from rlx.ir.views import view_layouts
 
 Loader = Callable[[Sequence[bytes], Target], jit.Code]
 LOADERS: list[Loader] = [jit.load_all, jit._linked_by_llvm]
@@ -130,3 +135,32 @@ def test_a_program_computes_the_same_in_any_units(monkeypatch: pytest.MonkeyPatc
     parts = rlx.compile(network(), cache=False)
     assert jit.llvm_compiles > before + 2
     np.testing.assert_array_equal(parts(x), whole)
+
+
+def steps(*lengths: int) -> Graph:
+    """Attention over sequences of known lengths, as in a decoder that was unrolled."""
+    g = Graph("steps")
+    for n in lengths:
+        q, k, v = (g.input(f"{name}{n}", (2, n, 32), "f32") for name in "qkv")
+        weights = ops.softmax(q @ ops.transpose(k, (0, 2, 1)) * 0.125, axis=-1)
+        g.output(f"y{n}", weights @ v)
+    return g
+
+
+def test_steps_of_an_unrolled_decoder_have_their_attention_in_common() -> None:
+    def blocks(*lengths: int) -> int:
+        lir = plan(steps(*lengths))
+        made = build_kernels(lir, HOST, view_layouts(lir.mir))
+        assert made.distinct == len(lengths)
+        return len(re.findall(r"^define .*\.block\d+\(", made.text, re.MULTILINE))
+
+    assert blocks(9, 10, 11) == blocks(9) > 0
+    assert blocks(39, 40) == 2 * blocks(39)  # long ones are worth code of their own
+
+
+def test_steps_of_an_unrolled_decoder_differ_in_length_only() -> None:
+    g, rng = steps(9, 10, 31), np.random.default_rng(2)
+    feed = {x.attrs["name"]: rng.standard_normal(x.tensor.bind({})).astype(np.float32) for x in g.inputs}
+    got, want = rlx.compile(g).run(feed), evaluate(g, feed)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5)

@@ -129,9 +129,10 @@ class Attention:
                 fn.call(row or "", [args, scratch, q, k, v, o, own, fn.value(fn.add(first, i))])
 
             def call(n: int) -> None:
-                go = lambda: fn.call(  # noqa: E731
-                    self.block(n), [args, scratch, *places, mask, fn.value(first), fn.value(count)]
-                )
+                def go() -> None:
+                    name, sizes = self.block(n)
+                    fn.call(name, [args, scratch, *places, mask, fn.value(first), fn.value(count), sizes])
+
                 if n == 1:
                     go()
                 else:
@@ -213,22 +214,19 @@ class Attention:
 
     # -- one block of queries
 
-    def block(self, vectors: int) -> str:
+    def block(self, vectors: int) -> tuple[str, Value]:
+        """The function for so many vectors of queries, and the table of sizes that it is called with."""
+        params = [
+            ("ptr", "args"),
+            ("ptr noalias", "scratch"),
+            *(("ptr", name) for name in ("q", "k", "v", "o", "mask")),
+            ("i64", "first"),
+            ("i64", "count"),
+            ("ptr", "sizes"),
+        ]
         name = f"{self.name}.block{vectors}"
-        if not self.module.defines(name):
-            params = [
-                ("ptr", "args"),
-                ("ptr noalias", "scratch"),
-                ("ptr", "q"),
-                ("ptr", "k"),
-                ("ptr", "v"),
-                ("ptr", "o"),
-            ]
-            fn = self.module.function(
-                name,
-                [*params, ("ptr", "mask"), ("i64", "first"), ("i64", "count")],
-                internal=True,
-                noinline=True,
-            )
-            self.block_type(self, fn, vectors).emit()
-        return name
+        fn = self.module.function(name, params, internal=True, noinline=True)
+        block = self.block_type(self, fn, vectors)
+        block.emit()
+        sizes = self.module.table(f"{name}.sizes", "i64", list(block.sizes) or [0])
+        return name, sizes

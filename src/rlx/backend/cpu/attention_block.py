@@ -19,6 +19,7 @@ KEYS = 128  # keys of one block: its scores stay in L1
 KEY_ROWS = {1: 16, 2: 12, 3: 8}  # query vectors -> key rows of a tile of S^T
 VALUE_ROWS = {1: 16, 2: 12, 3: 8}  # query vectors -> value columns of a tile of O^T
 LOG2E = math.log2(math.e)
+SHORT = 32  # keys up to which code for their number gains less than it costs to compile
 
 
 Rows = tuple[Value, Int, Int, str]
@@ -46,7 +47,9 @@ class Block:
         self.kernel, self.fn, self.vectors, self.spec = kernel, fn, vectors, kernel.spec
         self.lanes, self.type, self.element = kernel.lanes, kernel.type, kernel.element
         self.nr = self.lanes * vectors
-        _, scratch, self.q, self.k, self.v, self.o, self.mask, self.first, self.count = fn.args
+        _, scratch, self.q, self.k, self.v, self.o, self.mask, self.first, self.count, self._sizes = fn.args
+        self.sizes: dict[int, Value] = {}  # known sizes that the function is given
+        self.is_short = isinstance(self.spec.keys, int) and self.spec.keys <= SHORT
         starts, at = [], 0
         for rows in self.parts(kernel.spec, kernel.width):
             starts.append(fn.gep(scratch, at * kernel.width, "float"))
@@ -61,7 +64,14 @@ class Block:
         return spec.depth, spec.value_depth, KEYS, 1, 1, 1
 
     def dim(self, d: Dim) -> Int:
-        return self.kernel.table.dim(self.fn, d)
+        """A size. Known ones of short sequences are read at run time, too: steps of an unrolled decoder
+        differ in them alone, and have their blocks in common."""
+        if not isinstance(d, int) or d <= 1 or not self.is_short:
+            return self.kernel.table.dim(self.fn, d)
+        if d not in self.sizes:
+            place = self.fn.at_entry("ptr", f"getelementptr i64, {self._sizes}, i64 {len(self.sizes)}")
+            self.sizes[d] = self.fn.at_entry("i64", f"load i64, {place}, align 8")
+        return self.sizes[d]
 
     def at(self, base: Value, row: Int, j: int) -> Value:
         """Vector j of a row of a scratch matrix."""
