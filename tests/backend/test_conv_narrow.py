@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from conv_harness import Case, compiled
+from conv_harness import Case, compiled, in_turn
 from gemm_harness import TARGETS, Guarded, every_target
 from rlx import ops
 from rlx.backend.cpu.target import Target
@@ -158,9 +158,14 @@ def quantised_net(kind: str, size: Any) -> Graph:
     return g
 
 
-@every_target
-@pytest.mark.parametrize("kind", ["u8", "i8"])
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize(
+    ("kind", "symbolic", "target"),
+    in_turn(
+        {"u8": "u8", "i8": "i8"},
+        {"static": False, "symbolic": True},
+        {target.name: target for target in TARGETS},
+    ),
+)
 def test_chains_of_quantised_layers(kind: str, symbolic: bool, target: Target) -> None:
     """A scale is the product of three numbers; which two meet first may move a value by one quantum."""
     g = quantised_net(kind, "s" if symbolic else 37)
