@@ -167,7 +167,8 @@ def run_suite(only: str = "", workers: int = 2) -> list[Outcome]:
         return [run_one(name) for name in names_of(0) if re.search(only, name)]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        names = [name for name in list(pool.map(names_of, range(workers)))[0] if re.search(only, name)]
+        known, *_ = pool.map(names_of, range(workers))
+        names = [name for name in known if re.search(only, name)]
         names.sort(key=lambda name: name not in WHOLE_MODELS)  # the long ones first
         return sorted(pool.map(run_one, names, chunksize=1), key=lambda o: o.name)
 
