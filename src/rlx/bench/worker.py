@@ -58,15 +58,17 @@ class _Bench:
     def time(self, samples: int, inner: int) -> dict[str, Any]:
         """Seconds of a run, and what the machine gave right after it, in flops or bytes per second.
 
-        The yardstick's timings last as long as those of the engine: whatever else runs on the machine takes
-        its turns, which short timings slip through between.
+        Engine and yardstick take turns, sample by sample, each as long as the other: memory of a shared
+        machine is fast for a second and slow for the next, and what else runs there takes its turns, too.
         """
-        times = _time(self.run, samples, inner)
         if self.yardstick is None:
-            return {"times": times}
+            return {"times": _time(self.run, samples, inner)}
         once = self.yardstick.amount / _rate(self.yardstick)
-        repeated = max(round(min(inner * min(times), LONGEST) / once), 1)
-        rates = [self.yardstick.amount / t for t in _time(self.yardstick.run, samples, repeated)]
+        times, rates = list[float](), list[float]()
+        for _ in range(samples):
+            times += _time(self.run, 1, inner)
+            repeated = max(round(min(inner * times[-1], LONGEST) / once), 1)
+            rates += [self.yardstick.amount / t for t in _time(self.yardstick.run, 1, repeated)]
         return {"times": times, "rates": rates}
 
     def save(self, path: str) -> dict[str, Any]:
