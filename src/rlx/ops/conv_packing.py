@@ -26,7 +26,7 @@ from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, in_range, load, load_or, select
 from rlx.ir.types import TensorType
-from rlx.ops.packing import Panels
+from rlx.ops.packing import Packing, Panels
 from rlx.ops.shape import reshape
 from rlx.records import dataclass
 
@@ -133,16 +133,8 @@ def _flat_tap(taps: Sequence[Scalar], window: Sequence[int]) -> Scalar:
     return out
 
 
-class _KernelPacking(Op):
-    arity = 1
+class _KernelPacking(Packing):
     attrs = _KERNEL
-
-    def batch(self, flags: Sequence[bool], x: Node, **layout: Any) -> Node:
-        made: Node = self(x, **layout)
-        return made
-
-    def cost(self, x: TensorType, **layout: Any) -> Dim:
-        return 0
 
     def layouts(self) -> list[KernelLayout]:
         return [

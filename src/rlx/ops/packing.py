@@ -8,6 +8,7 @@ A matrix [k, n] becomes panels of `columns` columns, one after the other. A pane
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -119,23 +120,28 @@ class Panels:
 _LAYOUT = {name: Attr(integer) for name in ("k", "n", "columns", "lanes", "group")}
 
 
-class _Packing(Op):
-    arity = 1
-    attrs = _LAYOUT
+class Packing(Op):
+    """A weight in another order: leading axes are a batch as they are, and nothing is computed in a run."""
 
-    def batch(self, flags: Sequence[bool], x: Node, **layout: int) -> Node:
+    arity = 1
+
+    def batch(self, flags: Sequence[bool], x: Node, **layout: Any) -> Node:
         made: Node = self(x, **layout)
         return made
 
-    def cost(self, x: TensorType, **layout: int) -> Dim:
+    def cost(self, x: TensorType, **layout: Any) -> Dim:
         return 0
+
+
+class _PanelPacking(Packing):
+    attrs = _LAYOUT
 
     def _sample(self, shape: str, layout: Panels, smooth: bool = True) -> Sample:
         return Sample((Arg(f"f32{shape}"),), vars(layout) | {}, grad=smooth)
 
 
 @declare
-class pack_panels(_Packing):
+class pack_panels(_PanelPacking):
     """A weight matrix [..., k, n] in panels, flat."""
 
     name = "pack_panels"
@@ -174,7 +180,7 @@ class pack_panels(_Packing):
 
 
 @declare
-class unpack_panels(_Packing):
+class unpack_panels(_PanelPacking):
     """The matrix [..., k, n] that lies in panels; a contraction reads the panels directly."""
 
     name = "unpack_panels"

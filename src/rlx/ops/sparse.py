@@ -6,7 +6,6 @@ Stored as bytes: where each column starts (i64, one more than there are columns)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ import numpy as np
 from rlx.errors import InputError, ShapeError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dtype_kind, integer
-from rlx.ir.dim import Dim
 from rlx.ir.dtype import U8, DType
 from rlx.ir.form import Form, Template
-from rlx.ir.graph import Node
-from rlx.ir.op import Op, Sample, declare
+from rlx.ir.op import Sample, declare
 from rlx.ir.types import TensorType
+from rlx.ops.packing import Packing
 from rlx.records import dataclass
 
 
@@ -76,20 +74,12 @@ class SparseColumns:
         return out
 
 
-class _Sparse(Op):
-    arity = 1
+class _Sparse(Packing):
     attrs = {"k": Attr(integer), "n": Attr(integer), "room": Attr(integer), "dtype": Attr(dtype_kind)}
     not_differentiable = "it is made of weights after gradients are"
 
-    def batch(self, flags: Sequence[bool], x: Node, **layout: Any) -> Node:
-        made: Node = self(x, **layout)
-        return made
-
     def lower(self, x: TensorType, **layout: Any) -> Form:
         return Template(self.name, tuple(layout.items()))
-
-    def cost(self, x: TensorType, **layout: Any) -> Dim:
-        return 0
 
 
 def columns_of(k: int, n: int, room: int, dtype: DType) -> SparseColumns:

@@ -14,23 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, integer
-from rlx.ir.dim import Dim
 from rlx.ir.dtype import F64, I8, I16, I32
 from rlx.ir.form import Form, Map
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.op import Arg, Sample, declare
 from rlx.ir.scalar import Scalar, axes, call, const, convert, load, load_or, select
 from rlx.ir.types import TensorType
 from rlx.ops.contract import dot_general
 from rlx.ops.elementwise import cast
-from rlx.ops.packing import Panels, pack_panels, unpack_panels
+from rlx.ops.packing import Packing, Panels, pack_panels, unpack_panels
 from rlx.ops.shape import reshape, transpose
 from rlx.records import dataclass
 
@@ -135,16 +133,8 @@ def _attrs(layout: WinogradLayout) -> dict[str, int]:
     return {name: getattr(layout, name) for name in _LAYOUT}
 
 
-class _WinogradPacking(Op):
-    arity = 1
+class _WinogradPacking(Packing):
     attrs = _LAYOUT
-
-    def batch(self, flags: Sequence[bool], x: Node, **layout: int) -> Node:
-        made: Node = self(x, **layout)
-        return made
-
-    def cost(self, x: TensorType, **layout: Any) -> Dim:
-        return 0
 
     def layouts(self, exact: bool) -> list[WinogradLayout]:
         if exact:

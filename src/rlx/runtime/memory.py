@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rlx.errors import ConfigError, RlxError, UnsupportedError
 
 PAGE = mmap.PAGESIZE
+ALIASED = 4096  # loads and stores whose addresses agree modulo this wait for each other, on any machine
 HUGE_PAGE = 2 << 20
 POISON = 0xFF  # all ones: NaN in every float dtype, -1 or the maximum in every integer dtype
 _CANARY = 0xA5
@@ -180,7 +181,7 @@ def drop_pages(array: Any) -> None:
 
 
 def weight_start(end: int, nbytes: int) -> int:
-    """Where a weight of `nbytes` begins behind byte `end`: at a cache line, or at a page if it fills one.
+    """Where a weight of `nbytes` begins behind byte `end`: at a cache line, or at 4 KiB if it fills that.
 
     Large outputs begin mid-page. A load waits for a recent store with the same last 12 address bits, which
     can double the time of kernels that read scale and shift beside what they store.
@@ -188,7 +189,7 @@ def weight_start(end: int, nbytes: int) -> int:
     >>> weight_start(100, 200), weight_start(100, 5000)
     (128, 4096)
     """
-    return round_up(end, 4096 if nbytes >= 4096 else 64)
+    return round_up(end, ALIASED if nbytes >= ALIASED else 64)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -346,10 +346,7 @@ class Expression:
         if self.lane is None:
             return None
         moving = [self._varies(i) for i in index]
-        if any(
-            v and any(e.prim in LOADS or e.prim == "at" for e in i.walk())
-            for v, i in zip(moving, index, strict=True)
-        ):
+        if any(v and any(map(is_load, i.walk())) for v, i in zip(moving, index, strict=True)):
             return None
         place = self._linear(operand, index)
         if place is None or not isinstance(place[1], int) or place[1] != 1:
@@ -381,6 +378,11 @@ class Expression:
             raise UnsupportedError("this kernel has no error slot")
         slot = self.error
         fn.branch(fn.any_lane(bad), lambda: fn.store(constant("i64", code), slot))
+
+
+def is_load(s: Scalar) -> bool:
+    """Whether an expression reads an operand."""
+    return s.prim in LOADS or s.prim == "at"
 
 
 def is_rounded(s: Scalar) -> bool:

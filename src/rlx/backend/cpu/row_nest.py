@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from rlx.backend.cpu.collapse import map_bodies
-from rlx.backend.cpu.expression import AHEAD, LINE_BYTES, Ahead, Expression, Lane
+from rlx.backend.cpu.expression import AHEAD, LINE_BYTES, Ahead, Expression, Lane, is_load
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, vector
@@ -17,13 +17,13 @@ from rlx.backend.cpu.moments import MomentsReducer, are_moments
 from rlx.backend.cpu.nest_base import NestEmitter
 from rlx.backend.cpu.primitives import register_type
 from rlx.backend.cpu.reduction import Reducer, Round, reducer_for
-from rlx.backend.cpu.row_pipeline import RowPipeline, is_load
+from rlx.backend.cpu.row_pipeline import RowPipeline
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
-from rlx.ir.scalar import LOADS, PRIMITIVES, Scalar, call, const, rebuild
+from rlx.ir.scalar import PRIMITIVES, Scalar, call, const, rebuild
 from rlx.records import dataclass
 
-PAGE = 4096
+ALIASED = 4096  # a load waits for a recent store if their addresses agree modulo this
 SAVE_COST = (
     8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
 )
@@ -126,7 +126,7 @@ class RowNest(NestEmitter):
         if self.saved:
             self.scratch = self.apart(self.frame.scratch())
             per_row = self.nest.space[self.inner[0]] * 8 + 64
-            scratch = per_row * sum(place.rows for place in self.saved.values()) + PAGE
+            scratch = per_row * sum(place.rows for place in self.saved.values()) + ALIASED
         self.with_streaming(self.all_rows)
         return self.frame.finish(scratch)
 
@@ -143,7 +143,7 @@ class RowNest(NestEmitter):
         place, now = (
             fn.op("i64", f"ptrtoint {pointer} to i64") for pointer in (self.operands[read].pointer, scratch)
         )
-        shift = fn.and_(fn.sub(fn.add(place, PAGE // 4), now), PAGE - LINE_BYTES)
+        shift = fn.and_(fn.sub(fn.add(place, ALIASED // 4), now), ALIASED - LINE_BYTES)
         return fn.gep(scratch, shift, "i8")
 
     def all_rows(self) -> None:
@@ -346,7 +346,7 @@ def _divide_once(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
     if e.prim != "div" or not e.dtype.is_float or args[0].prim == "const":
         return None
     inside = list(args[1].walk())
-    if not any(x.prim == "acc" for x in inside) or any(x.prim in ("axis", "at", *LOADS) for x in inside):
+    if not any(x.prim == "acc" for x in inside) or any(x.prim == "axis" or is_load(x) for x in inside):
         return None
     return call("mul", args[0], call("div", const(1.0, e.dtype), args[1]))
 

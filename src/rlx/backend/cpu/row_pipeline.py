@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlx.backend.cpu.expression import STREAM_AHEAD, Ahead, Lane
+from rlx.backend.cpu.expression import STREAM_AHEAD, Ahead, Lane, is_load
 from rlx.backend.cpu.frame import unflatten
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, constant
 from rlx.backend.cpu.reduction import Round
-from rlx.ir.scalar import LOADS, Scalar
+from rlx.ir.scalar import Scalar
 
 if TYPE_CHECKING:
     from rlx.backend.cpu.row_nest import Pass, RowNest
@@ -159,11 +159,6 @@ class RowPipeline:
 def _operands(bodies: Sequence[Scalar]) -> set[int]:
     """Inputs that expressions load."""
     return {e.data for body in bodies for e in body.walk() if is_load(e)}
-
-
-def is_load(e: Scalar) -> bool:
-    """Whether an expression reads an operand."""
-    return e.prim in LOADS or e.prim == "at"
 
 
 def _differs_by_row(e: Scalar, outer: int) -> bool:
