@@ -198,21 +198,14 @@ def too_few_inputs(m: Any) -> None:
     del node(m, "add").input[1]
 
 
-@mutation("reads 's'")
+@mutation("circle: .*conv.*relu")
 def cycle(m: Any) -> None:
     node(m, "conv").input[0] = "s"
 
 
-@mutation("reads 'r'")
+@mutation("circle: node 'relu'")
 def node_that_reads_itself(m: Any) -> None:
     node(m, "relu").input[0] = "r"
-
-
-@mutation("which no input")
-def nodes_out_of_order(m: Any) -> None:
-    nodes = list(m.graph.node)[::-1]
-    del m.graph.node[:]
-    m.graph.node.extend(nodes)
 
 
 @mutation("defines 'c', which is defined already")

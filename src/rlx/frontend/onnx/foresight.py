@@ -16,6 +16,7 @@ import numpy as np
 from rlx.errors import RlxError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.known import Undecided, Unknown, filled
+from rlx.frontend.onnx.order import in_order
 from rlx.frontend.onnx.proto import names_read, subgraphs
 from rlx.frontend.onnx.value import Value
 from rlx.ir.body import Body
@@ -73,7 +74,7 @@ class _Look:
 
     def __init__(self, n: Call, body: Any, carried: Sequence[Value]) -> None:
         self.n, self.body, self.carried = n, body, carried
-        self.nodes = list(body.node)
+        self.nodes = in_order(body.node, n.scope.has)
         self.makers = {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
         self.inputs = [info.name for info in body.input]
         self.outputs = [info.name for info in body.output]

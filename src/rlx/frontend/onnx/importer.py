@@ -13,8 +13,9 @@ from rlx.errors import ImportError_, RlxError, ShapeError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
+from rlx.frontend.onnx.order import in_order
 from rlx.frontend.onnx.partial import PartialEvaluator
-from rlx.frontend.onnx.proto import STRING, element_dtype, sparse_array, tensor_array
+from rlx.frontend.onnx.proto import STRING, element_dtype, label_of, sparse_array, tensor_array
 from rlx.frontend.onnx.registry import find
 from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Rows, Strings, Value
 from rlx.ir.dim import Dim, evaluate, sym
@@ -52,13 +53,17 @@ class Scope:
     attributes: Mapping[str, Any] | None = None
     """Inside a function: the attributes it was called with."""
 
+    def has(self, name: str) -> bool:
+        """Whether a name has a value here or in a graph around this one."""
+        return name in self.values or (self.parent is not None and self.parent.has(name))
+
     def lookup(self, name: str) -> Value:
         scope: Scope | None = self
         while scope is not None:
             if name in scope.values:
                 return scope.values[name]
             scope = scope.parent
-        raise ImportError_(f"it reads {name!r}, which no input, initializer or earlier node defines")
+        raise ImportError_(f"it reads {name!r}, which no input, initializer or other node defines")
 
     def attributes_of(self, proto: Any) -> Iterator[Any]:
         """Attributes of a node, with references to attributes of the function around it resolved."""
@@ -266,7 +271,13 @@ class Importer:
     # -- nodes
 
     def nodes(self, protos: Sequence[Any], scope: Scope) -> None:
-        """Convert nodes in order; a refused one makes its outputs `Broken`."""
+        """Convert nodes, each after what it reads; a refused one makes its outputs `Broken`."""
+        try:
+            protos = in_order(protos, scope.has)
+        except ImportError_ as e:
+            self.problem(e.message)
+            scope.values.update((name, BROKEN) for proto in protos for name in proto.output)
+            return
         for proto in protos:
             self._converted += 1
             if self._converted > MOST_NODES:
@@ -274,7 +285,7 @@ class Importer:
             values = self._node(proto, scope)
             for name, value in zip(proto.output, values, strict=False):
                 if name and name in scope.values:
-                    self.problem(f"{_label(proto)} defines {name!r}, which is defined already")
+                    self.problem(f"{label_of(proto)} defines {name!r}, which is defined already")
                 elif name:
                     scope.values[name] = value
 
@@ -282,7 +293,7 @@ class Importer:
         broken: Sequence[Value] = [BROKEN] * len(proto.output)
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         version = scope.opsets.get(domain, 1 if domain else scope.opsets.get("", 1))
-        label = _label(proto, version)
+        label = label_of(proto, version)
         try:
             with provenance((f"{proto.name or proto.op_type}",)):
                 out = self._convert(proto, scope, domain, version)
@@ -410,12 +421,6 @@ def _is_huge(node: Node) -> bool:
         return evaluate(t.nbytes, dict.fromkeys(type_symbols(t), 1)) > MOST_BYTES
     except ShapeError:  # a size that is divided by another, which is 0 there
         return False
-
-
-def _label(proto: Any, version: int | None = None) -> str:
-    """A node, for messages."""
-    name = proto.name or next((o for o in proto.output if o), "")
-    return f"node {name!r} ({proto.op_type}{'' if version is None else f', opset {version}'})"
 
 
 def _text(e: BaseException) -> str:

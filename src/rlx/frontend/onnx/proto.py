@@ -27,6 +27,12 @@ MOST_DENSE = 1 << 28
 """Elements up to which a sparse tensor is made dense."""
 
 
+def label_of(proto: Any, version: int | None = None) -> str:
+    """A node, for messages."""
+    name = proto.name or next((o for o in proto.output if o), "")
+    return f"node {name!r} ({proto.op_type}{'' if version is None else f', opset {version}'})"
+
+
 def subgraphs(node: Any) -> list[Any]:
     """Graphs among the attributes of a node."""
     return [g for a in node.attribute for g in ((a.g,) if a.type == a.GRAPH else a.graphs)]
