@@ -142,7 +142,8 @@ class RowPipeline:
                 at = nest.at(axes, lane, now)
                 at.memo |= shared
                 nest.store_all(at)
-                shared = {e: at.memo[e] for e in self.shared}
+                # What was loaded, the memo says: a load inside an expression that is kept was not.
+                shared = {e: at.memo[e] for e in self.shared if e in at.memo}
             return [v for n in parts for v in out[n]]
 
         start = [v for now in reducing for v in nest.reducer(now.number).start()]
