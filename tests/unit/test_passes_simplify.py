@@ -129,6 +129,37 @@ def test_symbolic_shapes_simplify_too() -> None:
     assert kernels(after) == 0 and {"move of move", "reshape of reshape"} <= {f.rule for f in log}
 
 
+def test_a_slice_of_a_broadcast_stays_a_slice() -> None:
+    """Part of an axis that was not stretched: no broadcast gives that."""
+    for count in (0, 1, 4, 9):
+        g, after, _ = simplified(lambda x, n=count: ops.broadcast_to(x, (2, 9))[:, :n], shape=(1, 9))
+        x = {"x": np.arange(9, dtype=np.float32).reshape(1, 9)}
+        assert same_bits(evaluate(g, x)["y"], evaluate(after, x)["y"])
+
+
+def test_a_slice_of_a_broadcast_makes_no_guard() -> None:
+    g, after, _ = simplified(
+        lambda x: ops.slice_axis(ops.broadcast_to(x, (2, *x.shape)), 2, 0, x.shape[1] // 2), shape=("n", "m")
+    )
+    assert [str(c) for c in after.constraints] == [str(c) for c in g.constraints]
+
+
+def test_a_rule_that_needs_more_of_sizes_does_not_fire() -> None:
+    g = Graph()
+    x, y = g.input("x", ("n",), "f32"), g.input("y", ("m",), "f32")
+    g.output("z", abs(x))
+    g.output("u", y)
+
+    def narrow(s: Any) -> Node | None:
+        return abs(x_of(s) + s.node.graph.inputs[1]) if s.node.op.name == "abs" else None
+
+    def x_of(s: Any) -> Node:
+        return s.node.operands[0]
+
+    made = verify(apply_rules(g, (Rule("needs n = m", narrow),)))
+    assert not made.constraints and [n.op.name for n in made.nodes] == ["input", "input", "abs"]
+
+
 def test_a_constant_is_not_spread_by_folding() -> None:
     _, after, _ = simplified(
         lambda x: ops.sum(ops.broadcast_to(x.graph.constant(2.0), (500, 3, 4)) * x, axis=0)

@@ -309,6 +309,19 @@ class Graph:
         self._log.assume(constraint)
         self.constraints += self._log.take()
 
+    def mark(self) -> tuple[int, int]:
+        """How far the graph is built, for `take_back`."""
+        return len(self.nodes), len(self.constraints)
+
+    def take_back(self, mark: tuple[int, int]) -> None:
+        """Drop the nodes and constraints that were added since `mark`: a trial that is not used."""
+        nodes, constraints = mark
+        for made in [n for n in self.nodes[nodes:] if n.op.role is Role.RESULT]:
+            self._results[made.operands[0].id].pop(made.attrs["index"])
+        del self.nodes[nodes:]
+        self._log.known -= {(c.kind, c.lhs, c.rhs) for c in self.constraints[constraints:]}
+        del self.constraints[constraints:]
+
     def results(self, node: Node) -> list[Node]:
         """One `result` node per output of a multi-output node (made once)."""
         if not isinstance(node.type, TupleType):

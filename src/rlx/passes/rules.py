@@ -2,7 +2,8 @@
 
 A rule looks at one node (as a `Subject`, which knows its form) and gives the node that should stand in its
 place, or None. Operands are rewritten before their readers, so a rule sees operands that no rule applies to
-any more. Tables are tuples of rules and compose by `+`.
+any more. A result whose type rules must assume more about sizes than the graph does is not taken. Tables are
+tuples of rules and compose by `+`.
 """
 
 from __future__ import annotations
@@ -128,8 +129,11 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], log: list[Firing] | None = 
         for _ in range(MOST_FIRINGS):
             subject = Subject(now)
             for one in rules:
+                mark = out.mark()
                 made = one.apply(subject)
-                if made is not None and made is not now:
+                if len(out.constraints) > mark[1]:  # it would hold for fewer sizes than the graph does
+                    out.take_back(mark)
+                elif made is not None and made is not now:
                     break
             else:
                 return now

@@ -19,7 +19,7 @@ from rlx.ir.dtype import DType, dtype
 from rlx.ir.form import Reduce
 from rlx.ir.graph import Node
 from rlx.ir.op import Role, get_op
-from rlx.ir.scalar import Scalar, axes, const, replace_axes
+from rlx.ir.scalar import Scalar, axes, axis, const, replace_axes
 from rlx.ir.types import Shape
 from rlx.ir.views import keeps_order
 from rlx.passes.rules import Rule, Rules, Subject, rule
@@ -153,9 +153,10 @@ def _as_broadcast(source: Node, index: Sequence[Scalar], shape: Shape) -> Node |
     skip = len(shape) - len(index)
     if skip < 0:
         return None
-    for number, i in enumerate(index):
-        stretched = source.shape[number] == 1 and i == const(0)
-        if not stretched and (i.prim != "axis" or i.data != skip + number):
+    for i, own, of_result in zip(index, source.shape, range(skip, len(shape)), strict=True):
+        stretched = own == 1 and i == const(0)
+        whole = i == axis(of_result) and own == shape[of_result]
+        if not stretched and not whole:  # part of an axis: a slice is left
             return None
     made: Node = get_op("broadcast_to")(source, shape=shape)
     return made
