@@ -87,18 +87,18 @@ def _parallel(graph: Graph, fixed: set[int]) -> list[list[Node]]:
 
 def _is_product(node: Node, fixed: set[int]) -> bool:
     """x @ w with a constant matrix w."""
-    if (
-        node.op.role is not Role.COMPUTE
-        or not node.op.heavy
-        or node.bodies
-        or isinstance(node.type, TupleType)
-    ):
+    if not _is_plain(node) or not node.op.heavy:
         return False
     form = lower_node(node)
     if not isinstance(form, Contract) or form.batch or len(form.contract) != 1 or len(form.rhs) != 2:
         return False
     static = all(isinstance(d, int) and d > 0 for d in form.rhs)
     return static and node.operands[1].id in fixed and node.operands[0].id not in fixed
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node computes one tensor, by a form and not by a body."""
+    return node.op.role is Role.COMPUTE and not node.bodies and not isinstance(node.type, TupleType)
 
 
 def _branches(
@@ -123,15 +123,11 @@ def _alike(branches: Sequence[Branch], steps: Sequence[Node], fixed: set[int]) -
     """Whether every branch goes on with the same op, beside a weight per column or the same scalar."""
     first = steps[0]
     for branch, step in zip(branches, steps, strict=True):
-        if step.op is not first.op or dict(step.attrs) != dict(first.attrs):
+        if not _is_plain(step) or step.op is not first.op or dict(step.attrs) != dict(first.attrs):
             return False
         if step.shape != branch.end.shape or step.dtype is not first.dtype:  # a cast is as good as a bias
             return False
-        if (
-            len(step.operands) != len(first.operands)
-            or step.op.role is not Role.COMPUTE
-            or step.op.has("view")
-        ):
+        if len(step.operands) != len(first.operands) or step.op.has("view"):
             return False
         at = [i for i, o in enumerate(step.operands) if o is branch.end]
         if at != [i for i, o in enumerate(first.operands) if o is branches[0].end] or len(at) != 1:
@@ -201,8 +197,7 @@ def _would_be_epilogue(branch: Branch, users: Mapping[int, list[Node]]) -> bool:
     if len(readers) != 1:
         return False
     (reader,) = readers
-    plain = reader.op.role is Role.COMPUTE and not reader.bodies and reader.op.host_only is None
-    if not plain or reader.op.has("view") or isinstance(reader.type, TupleType):
+    if not _is_plain(reader) or reader.op.host_only is not None or reader.op.has("view"):
         return False
     return isinstance(lower_node(reader), Map) and reader.shape == branch.end.shape
 
