@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
+from measured import units
 from rlx import Graph, ops
 from rlx.compile import lower, plan
 from rlx.passes.integer import use_integer_products
@@ -192,3 +193,22 @@ def test_graphs_without_bytes_are_left_alone() -> None:
     g = Graph()
     g.output("y", g.input("x", (2, 3), "f32") @ g.input("w", (3, 2), "f32"))
     assert use_integer_products(g) == (g, [])
+
+
+def dynamic_layers(count: int) -> Graph:
+    """Convolutions of bytes whose scale each is made from the values, with connections past every layer."""
+    g = Graph()
+    value = g.input("x", (1, 4, 6, 6), "f32")
+    w = g.constant(codes(np.int8, 4, 4, 3, 3))
+    for _ in range(count):
+        step, scale, zero = ops.dynamic_quantize(value)
+        sums = ops.cast(ops.conv_integer(step, w, zero, padding=1), "f32") * scale
+        value = ops.maximum(sums, 0.0) + value
+    g.output("y", value)
+    return lower(g)
+
+
+def test_skip_connections_are_looked_at_once() -> None:
+    """A value that every layer reads more than once has 2**layers paths to the input."""
+    short, long = dynamic_layers(5), dynamic_layers(20)
+    assert units(lambda: use_integer_products(long)) < 12 * units(lambda: use_integer_products(short))

@@ -13,6 +13,8 @@ from rlx.ir.op import Op, get_op
 from rlx.ir.types import TensorType, TupleType, Type
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rlx.ir.form import Form
     from rlx.ir.graph import Graph
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 class Node:
     """One value: an op applied to operands, with its type and the source locations it came from."""
 
-    __slots__ = ("_form", "attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
+    __slots__ = ("_form", "_number", "attrs", "bodies", "graph", "id", "op", "operands", "type", "where")
     __array_priority__ = 1000  # ndarray + node is node's business
     __array_ufunc__ = None
 
@@ -39,6 +41,7 @@ class Node:
         self.attrs = attrs if isinstance(attrs, MappingProxyType) else MappingProxyType(dict(attrs))
         self.bodies, self.type, self.where = bodies, type, where
         self._form: Form | None = None  # kept by `rlx.ir.compose.lower_node`
+        self._number: tuple[np.ndarray | None] | None = None  # kept by `rlx.passes.numbers.number_of`
 
     @property
     def tensor(self) -> TensorType:

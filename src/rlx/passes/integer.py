@@ -33,11 +33,11 @@ from rlx.ops.qlinear import Meeting, contraction, is_byte
 from rlx.ops.qlinear_conv import convolution, per_channel
 from rlx.ops.quant import to
 from rlx.ops.shape import reshape, transpose
+from rlx.passes.numbers import SMALL, number_of
 from rlx.passes.rules import Firing, Rule, Subject, apply_rules
 from rlx.records import dataclass
 
 LARGEST_SUM = 2**31 - 1
-SMALL = 1 << 16  # elements of parameters whose value is worked out
 NEARBY = 64  # ops between a sum and the rounding of what became of it
 BOUNDS = ("maximum", "minimum")
 SAVED = 3, 4  # part of the time that a product of bytes does not take, next to f32
@@ -73,21 +73,6 @@ class Levels:
         low, high = int(self.codes.dtype.min_value), int(self.codes.dtype.max_value)
         zero = np.zeros(()) if self.zero is None else number_of(self.zero)
         return high - low if zero is None else int(max(high - np.min(zero), np.max(zero) - low))
-
-
-def number_of(node: Node) -> np.ndarray | None:
-    """The value of a small node that depends on constants only."""
-    if node.op.role is Role.CONSTANT:
-        return np.asarray(node.attrs["value"].array)
-    plain = node.op.role is Role.COMPUTE and not node.bodies and node.op.effects == "none"
-    size = node.tensor.numel if plain else None
-    if not plain or not node.operands or not isinstance(size, int) or size > SMALL:
-        return None
-    values = [number_of(o) for o in node.operands]
-    if any(v is None for v in values):
-        return None
-    with np.errstate(all="ignore"):
-        return np.asarray(node.op.ref(*values, **node.attrs))
 
 
 def same_number(a: Node | None, b: Node | None) -> bool:
@@ -375,12 +360,13 @@ def _applied(node: Node) -> tuple[str, list[Node]]:
     return found or ("", [])
 
 
-def _takes_scale(node: Node) -> bool:
+def _takes_scale(node: Node, deep: int = 8) -> bool:
     """Whether a value is a product with a weight, or a sum or bound of such."""
     prim, args = _applied(node)
     if prim == "mul":
         return any(map(_is_weight, args))
-    return prim in ("add", *BOUNDS) and all(_is_weight(a) or _takes_scale(a) for a in args)
+    nearby = bool(deep) and prim in ("add", *BOUNDS)
+    return nearby and all(_is_weight(a) or _takes_scale(a, deep - 1) for a in args)
 
 
 def _is_weight(node: Node, deep: int = 8) -> bool:
