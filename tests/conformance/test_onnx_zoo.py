@@ -35,3 +35,21 @@ def test_model(id: str, zoo_path: ZooPath, record_property: Callable[[str, Any],
             worst = max(worst, float(np.abs(w.astype(np.float64) - g).max()))
             np.testing.assert_allclose(g, w, rtol=1e-3, atol=5e-4)
     record_property("max_error", worst)
+
+
+@pytest.mark.parametrize("id", FEEDS)
+def test_model_from_files(id: str, zoo_path: ZooPath, tmp_path: Path) -> None:
+    """A model runs at all its sizes from the cache and from a saved file, to the same bits."""
+    zoo_path("page"), zoo_path("beckett")
+    path = zoo_path(id)
+    fresh = rlx.compile(rlx.from_onnx(path))
+    fresh.save(tmp_path / "model.rlx")
+    rlx.load(path)
+    loaded = {"cache": rlx.load(path), "file": rlx.load(tmp_path / "model.rlx")}
+    inputs = {node.attrs["name"] for node in fresh.inputs}
+    for feed in feeds(id):
+        given = {k: v for k, v in feed.items() if k in inputs}
+        want = fresh.run(given)
+        for origin, program in loaded.items():
+            for name, value in program.run(given).items():
+                np.testing.assert_array_equal(value, want[name], f"{name} from the {origin}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlx import ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.lir import run_lir
 from rlx.compile import plan
-from rlx.errors import PlanError, RlxError
+from rlx.errors import KernelError, PlanError, RlxError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferSlot, LirModule
 
@@ -374,3 +375,19 @@ def test_assumptions_of_bodies_are_guards() -> None:
     np.testing.assert_allclose(program.run(feed)["y"], feed["x"] @ feed["w"], rtol=1e-5, atol=1e-6)
     with pytest.raises(RlxError, match="equal"):
         program.run({**feed, "w": values(6, 4)})
+
+
+def test_branches_of_a_saved_program_keep_their_own_guards(tmp_path: Path) -> None:
+    """A run needs the sizes of the branch that it takes, no others, whichever file the program comes from."""
+    g = rlx.Graph("either")
+    x, even = g.input("x", ("n",), "f32"), g.input("even", (), "bool")
+    four, six = (lambda: ops.sum(ops.reshape(x, (2, 2)))), (lambda: ops.max(ops.reshape(x, (2, 3))))
+    g.output("y", ops.cond(even, four, six))
+    fresh = rlx.compile(g)
+    fresh.save(tmp_path / "either.rlx")
+    for program in (fresh, rlx.load(tmp_path / "either.rlx")):
+        for count, first, want in ((4, True, 6.0), (6, False, 5.0)):
+            feed = {"x": np.arange(count, dtype=np.float32), "even": np.array(first)}
+            assert program.run(feed)["y"] == want
+            with pytest.raises(KernelError, match=r"chose a branch that assumes other sizes.*equals n"):
+                program.run({**feed, "even": np.array(not first)})

@@ -211,7 +211,9 @@ def test_malformed_lock(changes: dict[str, str], message: str) -> None:
 
 
 def test_the_shipped_lock_has_the_promised_models() -> None:
-    wanted = "minilm magika silero-ifless silero-op15 ppocr-det ppocr-rec ppocr-cls basic-pitch whisper80"
+    wanted = (
+        "minilm magika silero-ifless silero-op15 silero ppocr-det ppocr-rec ppocr-cls basic-pitch whisper80"
+    )
     ids = [model.id for model in zoo.models() if model.kind == "model"]
     assert ids == [*wanted.split(), "whisper80-conv", "open-nsfw"]
     assert [model.id for model in zoo.models() if model.kind == "data"] == ["page", "beckett"]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from rlx.cost.io import assumed_binding
 from rlx.errors import PlanError
-from rlx.ir.control import is_laid_out, loop_form, own_symbols
+from rlx.ir.control import is_branch, is_laid_out, loop_form, own_symbols
 from rlx.ir.form import Loop, is_dense
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import ALIGNMENT, PLACED, LirBufferPlan
@@ -59,7 +59,7 @@ class Planner(Placer):
             form = loop_form(node)
             if form is not None and is_laid_out(node):
                 bodies = tuple(Planner(b, assume) for b in node.bodies)
-                self.inner[node.id] = Inner(bodies, form.carries, _cut(form))
+                self.inner[node.id] = Inner(bodies, form.carries, _cut(form), is_branch(node))
 
     def _keep_prologue(self) -> None:
         """What a stream computes once must not be overwritten by any of its steps."""

@@ -15,7 +15,7 @@ from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
 from rlx.ir.control import is_branch, is_open
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import (
     ALIGNMENT,
     PLACED,
@@ -67,6 +67,8 @@ class Inner(NamedTuple):
     bodies: tuple[Placer, ...]
     carries: int
     cut: Cut | None = None
+    branch: bool = False
+    """Whether a run takes one of the bodies; the graph may be an outline, which does not know."""
 
 
 class Placer:
@@ -137,10 +139,10 @@ class Placer:
         """Assumptions of the program and of the bodies in it hold, as far as sizes are known; of a branch,
         those of one body: a run that takes another is refused then."""
         check_constraints(self.graph.constraints, binding)
-        for node, inner in self.inner.items():
+        for inner in self.inner.values():
             if inner.cut is not None:  # slices assume nothing more than the program
                 continue
-            if is_branch(self.graph.nodes[node]) and any(is_open(b.graph, binding) for b in inner.bodies):
+            if inner.branch and any(is_open(b.graph, binding) for b in inner.bodies):
                 continue
             for body in inner.bodies:
                 body.check_guards(binding)
@@ -222,7 +224,7 @@ class Placer:
             rows = {}
             if inner.cut is not None:
                 rows[inner.cut.rows] = -(-self._rows(node, binding) // parts[node])
-            work[node] = self._workspace(node, inner, {**binding, **rows})
+            work[node] = self._workspace(inner, {**binding, **rows})
         steps = {node: self.order.index(node) for node in work}
         met = {s.node for s in self.stored if s.space == "heap"}
         heap = place(Block(own, sizes[own], *span) for own, span in spans.items() if own in met)
@@ -301,13 +303,14 @@ class Placer:
         roots = (self.aliases[i].root if i in self.aliases else i for i in reads)
         return [root for root in roots if root in weights]
 
-    def _workspace(self, node: int, inner: Inner, binding: Mapping[str, int]) -> LirWorkspace:
+    def _workspace(self, inner: Inner, binding: Mapping[str, int]) -> LirWorkspace:
         """What the bodies of a node need, not placed yet. A branch that is closed for these sizes, which may
         make none of sense in it, is planned for those that it assumes."""
-        branch = is_branch(self.graph.nodes[node])
         plans = tuple(
             p.unchecked(
-                p.binding if branch and not is_open(p.graph, binding) else {s: binding[s] for s in p.symbols}
+                p.binding
+                if inner.branch and not is_open(p.graph, binding)
+                else {s: binding[s] for s in p.symbols}
             )
             for p in inner.bodies
         )
@@ -380,11 +383,11 @@ class Placer:
 
     @staticmethod
     def from_json(
-        data: Mapping[str, Any], graph: Graph, bodies: Callable[[int], Sequence[Graph]] | None = None
+        data: Mapping[str, Any], graph: Graph, whole: Callable[[int], Node] | None = None
     ) -> Placer:
         """The placer that wrote these facts; they are believed, so they must come from one's own hand.
 
-        `bodies` finds the bodies of a node where `graph` is an outline, which has none.
+        `whole` finds a node with its bodies where `graph` is an outline, which has none.
         """
         known: dict[str, Dim] = {}
 
@@ -413,8 +416,10 @@ class Placer:
         if data["streaming"] is not None:
             made.streaming = Streaming.from_json(data["streaming"])
         for node, carries, facts, cut in data["inner"]:
-            inside = graph.nodes[node].bodies if bodies is None else bodies(node)
-            placers = [Placer.from_json(f, b) for f, b in zip(facts, inside, strict=True)]
-            made.inner[node] = Inner(tuple(placers), carries, cut and Cut(cut[0], dim(cut[1])))
+            found = graph.nodes[node] if whole is None else whole(node)
+            placers = [Placer.from_json(f, b) for f, b in zip(facts, found.bodies, strict=True)]
+            made.inner[node] = Inner(
+                tuple(placers), carries, cut and Cut(cut[0], dim(cut[1])), is_branch(found)
+            )
         made.budget, made.fitted = data["budget"], data["fitted"]
         return made

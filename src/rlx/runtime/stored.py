@@ -26,7 +26,7 @@ class StoredLir(LirModule):
         data = json.loads(file.container.part(f"{number}.outline"))
         self._outline = read_outline(data["graph"])
         self._outline.state_values = file.values("states", self._outline.state_inputs)
-        self.planner = Placer.from_json(data["placer"], self._outline, lambda id: self.mir.nodes[id].bodies)
+        self.planner = Placer.from_json(data["placer"], self._outline, lambda id: self.mir.nodes[id])
 
     @property
     def outline(self) -> Graph:

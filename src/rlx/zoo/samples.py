@@ -49,6 +49,13 @@ def _chunks() -> Iterator[Feed]:
         yield {"input": np.stack(pieces), "state": state, "sr": np.array(16000)}
 
 
+def _chunks_at_both_rates() -> Iterator[Feed]:
+    for feed in _chunks():
+        yield feed
+        half = np.ascontiguousarray(feed["input"][:, ::2])  # a branch of its own, of other sizes
+        yield {**feed, "input": half, "sr": np.array(8000)}
+
+
 def _recordings() -> Iterator[Feed]:
     samples = speech()
     for length in (80000, 32000, 50000):
@@ -78,6 +85,7 @@ FEEDS: dict[str, Callable[[], Iterator[Feed]]] = {
     "magika": _files,
     "silero-ifless": _chunks,
     "silero-op15": _chunks,
+    "silero": _chunks_at_both_rates,
     "ppocr-det": _pages,
     "ppocr-rec": _lines,
     "ppocr-cls": _lines,
