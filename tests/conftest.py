@@ -35,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing with them"
     )
+    parser.addoption(
+        "--update-replay", action="store_true", help="record the digests of tests/replay instead of comparing"
+    )
+    parser.addoption(
+        "--replay-texts", metavar="DIR", help="write the plans and the code that tests/replay digests to DIR"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

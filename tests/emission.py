@@ -1,0 +1,55 @@
+"""Code of op samples for any named target: written, not compiled, so that no such machine is needed.
+
+for made in emissions():                    # every sample of every op, on every named target
+    for text in made.kernels.texts:         # LLVM IR of each module
+        compile_object(text, made.target)   # an object, on any machine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from op_cases import ALL_CASES, Case
+
+from rlx.backend.cpu.build import build_kernels
+from rlx.backend.cpu.kernels import KernelSet
+from rlx.backend.cpu.target import Target, targets
+from rlx.compile import plan
+from rlx.ir.graph import Graph
+from rlx.ir.lir import LirModule
+from rlx.ir.views import view_layouts
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A graph planned and written for a target."""
+
+    label: str  # of the sample, such as "softmax-3"
+    target: Target
+    lir: LirModule
+    kernels: KernelSet
+
+
+def emit(label: str, graph: Graph, target: Target) -> Emission:
+    """Plan a graph and write its kernels; LLVM is not asked."""
+    lir = plan(graph, target.name)
+    return Emission(label, target, lir, build_kernels(lir, target, view_layouts(lir.mir)))
+
+
+def emissions(
+    cases: Iterable[Case] = ALL_CASES, machines: Iterable[Target] | None = None
+) -> Iterator[Emission]:
+    """Every case on every target, cases first."""
+    for case in cases:
+        graph, _ = case.graph()
+        for target in targets() if machines is None else machines:
+            yield emit(case.id, graph, target)
+
+
+def first_cases() -> dict[str, Case]:
+    """One sample of each op: the first of its declaration."""
+    out: dict[str, Case] = {}
+    for case in ALL_CASES:
+        out.setdefault(case.op.name, case)
+    return out

@@ -1,0 +1,111 @@
+"""Every op and model on every named target: plan, code and results are what they were.
+
+A commit that only moves code leaves all digests equal. Any other says in its body which it changes, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from op_cases import ALL_OPS, Case, cases
+
+import rlx
+from emission import emit, first_cases
+from replay.canonical import canonical
+from replay.records import Digests, Key, Records, digest, digest_of_arrays
+from rlx.backend.cpu.target import Target, runs_here, targets
+from rlx.ir.graph import Graph
+from rlx.plan.text import canonical_text
+from rlx.zoo.samples import FEEDS, feeds
+
+FOLDER = Path(__file__).parent
+FIRST = first_cases()
+DEFAULT_MODELS = ("silero-op15", "ppocr-cls")
+"""Two small ones: a recurrent network on sound, a convolutional one on images."""
+
+Keep = Callable[[str, str], None]
+Check = Callable[[str, str, Mapping[Key, Digests]], None]
+
+
+def digests(label: str, graph: Graph, feed: Mapping[str, np.ndarray], target: Target, keep: Keep) -> Digests:
+    """Of one graph on one target; it runs if this machine can."""
+    made = emit(label, graph, target)
+    # Without the version of the compiler: a release changes no plan.
+    plan = "".join(
+        line
+        for line in canonical_text(made.lir).splitlines(keepends=True)
+        if not line.startswith("compiler ")
+    )
+    code = canonical(made.kernels)
+    keep(f"{label}/{target.name}.plan", plan)
+    keep(f"{label}/{target.name}.ll", code)
+    bits = None
+    if runs_here(target):
+        # Not from the cache: what is compared is what this compiler makes.
+        program = rlx.compile(graph, target=target.name, threads=2, cache=False)
+        bits = digest_of_arrays(program.run(feed))
+    return Digests(digest(plan), digest(code), bits)
+
+
+def of_cases(name: str, group: Iterable[Case], keep: Keep) -> dict[Key, Digests]:
+    graphs = [(case, case.graph()[0]) for case in group]
+    return {
+        Key(name, target.name): Digests.joined(
+            digests(case.id, graph, case.feed(), target, keep) for case, graph in graphs
+        )
+        for target in targets()
+    }
+
+
+def of_model(id: str, path: Path, keep: Keep) -> dict[Key, Digests]:
+    graph = rlx.from_onnx(path)
+    names = {node.attrs["name"] for node in graph.inputs}
+    feed = {name: value for name, value in feeds(id)[0].items() if name in names}
+    return {Key(id, target.name): digests(id, graph, feed, target, keep) for target in targets()}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_op(name: str, replay: Check, keep_text: Keep) -> None:
+    replay("ops", "tests/replay", of_cases(name, [FIRST[name]], keep_text))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [op.name for op in ALL_OPS])
+def test_every_sample(name: str, replay: Check, keep_text: Keep) -> None:
+    op = next(op for op in ALL_OPS if op.name == name)
+    replay("samples", "-m slow tests/replay", of_cases(name, cases(op), keep_text))
+
+
+def check_model(id: str, run: str, zoo_path: Callable[..., Path], replay: Check, keep: Keep) -> None:
+    pytest.importorskip("onnx")
+    zoo_path("page"), zoo_path("beckett")  # their input
+    replay("models", run, of_model(id, zoo_path(id), keep))
+
+
+@pytest.mark.parametrize("id", DEFAULT_MODELS)
+def test_model(id: str, zoo_path: Callable[..., Path], replay: Check, keep_text: Keep) -> None:
+    check_model(id, "tests/replay", zoo_path, replay, keep_text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", [id for id in FEEDS if id not in DEFAULT_MODELS])
+def test_every_model(id: str, zoo_path: Callable[..., Path], replay: Check, keep_text: Keep) -> None:
+    check_model(id, "-m slow tests/replay", zoo_path, replay, keep_text)
+
+
+@pytest.mark.parametrize(
+    ("file", "known"),
+    [("ops", set(FIRST)), ("samples", {op.name for op in ALL_OPS}), ("models", set(FEEDS))],
+)
+def test_no_line_is_left_over(file: str, known: set[str], request: pytest.FixtureRequest) -> None:
+    """Of ops, models and targets that are gone."""
+    records = Records(FOLDER / f"{file}.txt", "pytest tests/replay --update-replay")
+    machines = {target.name for target in targets()}
+    left = {key for key in records.read() if key.name not in known or key.target not in machines}
+    if request.config.getoption("--update-replay"):
+        records.write({}, drop=left)
+        return
+    assert not left, f"{records.path.name} has lines of {sorted(left)}; remove them: {records.accept}"
