@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-_PACKAGE = __name__.partition(".")[0]
+_INSTALLED = ("site-packages", "dist-packages")
+_INTERNAL_NAMES = ("<frozen ", "<__array_function__")  # importlib, NumPy
+_IS_USERS: dict[str, bool] = {}  # by file name; asked for every node of a graph
 _WHERE: ContextVar[tuple[str, ...] | None] = ContextVar("rlx_where", default=None)
 
 
-def source_location() -> str:
-    """file:line of the first stack frame outside this package: the line of the user that is running."""
+def source_location() -> str | None:
+    """file:line of the user's line that is running; None if no code of the user runs in this thread.
+
+    Frames of RLX, of Python's library (contextlib, functools, threading) and of NumPy are skipped.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
-            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        file = frame.f_code.co_filename
+        users = _IS_USERS.get(file)
+        if users is None:
+            users = _IS_USERS[file] = _is_users(file)
+        if users:
+            return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return _PACKAGE
+    return None
+
+
+def _is_users(file: str) -> bool:
+    """Whether code in a file is the user's: not of RLX, NumPy or Python's library."""
+    if file.startswith("<"):  # a prompt, a notebook, exec
+        return not file.startswith(_INTERNAL_NAMES)
+    folders = os.path.abspath(file).split(os.sep)
+    installed = next((i for i, folder in enumerate(folders) if folder in _INSTALLED), None)
+    if installed is not None and folders[installed + 1 : installed + 2] == ["numpy"]:
+        return False
+    library = sysconfig.get_path("stdlib").split(os.sep)
+    if installed is None and folders[: len(library)] == library:
+        return False
+    own = os.path.dirname(os.path.abspath(__file__)).split(os.sep)
+    return folders[: len(own)] != own
+
+
+def how_to_install(extra: str) -> str:
+    """What a user with a clone of RLX does to add an optional part.
+
+    >>> print(how_to_install("mpi"))
+    in your clone of RLX run: pip install '.[mpi]'
+    """
+    return f"in your clone of RLX run: pip install '.[{extra}]'"
 
 
 class provenance:
-    """`with provenance(where):` what is made or refused inside comes from these source locations."""
+    """`with provenance(where):` what is created or refused inside comes from these source locations."""
 
     __slots__ = ("_token", "_where")
 
@@ -39,9 +73,12 @@ class provenance:
 
 
 def current_where() -> tuple[str, ...]:
-    """Where what is done now comes from: what `provenance` says, else the line of the user."""
+    """The source locations of what is done now: those that `provenance` set, else the line of the user."""
     where = _WHERE.get()
-    return (source_location(),) if where is None else where
+    if where is not None:
+        return where
+    line = source_location()
+    return () if line is None else (line,)
 
 
 class RlxError(Exception):
@@ -60,9 +97,9 @@ class RlxError(Exception):
 
 
 class TypeError_(RlxError, TypeError):
-    """An op was given operands or attributes that its type rule refuses.
+    """The type rule of an op refuses its operands or attributes.
 
-    It says by itself where: such errors arise while a graph is built, in many places.
+    It finds its source location by itself, because many places raise it while a graph is built.
     """
 
     def __init__(self, message: str, where: Sequence[str] = ()) -> None:
@@ -90,15 +127,15 @@ class VerifyError(RlxError):
 
 
 class ParseError(RlxError, ValueError):
-    """Text that is not a graph or plan."""
+    """Text that is not a valid graph or plan."""
 
 
 class FormatError(RlxError, ValueError):
-    """A file that is damaged, truncated or of another format version."""
+    """A file that is damaged, truncated or has another format version."""
 
 
 class GradientError(RlxError):
-    """A gradient was asked for that does not exist."""
+    """The requested gradient does not exist."""
 
 
 class TransformError(RlxError):
@@ -122,7 +159,7 @@ class BudgetError(RlxError, MemoryError):
 
 
 class CompileError(RlxError):
-    """Native code could not be made."""
+    """Native code could not be generated."""
 
 
 class KernelError(RlxError):
@@ -142,11 +179,11 @@ class DeviceError(RlxError):
 
 
 class BufferError_(RlxError, BufferError):
-    """A buffer or arena was used against its contract."""
+    """A buffer or arena was used in a way that is not allowed."""
 
 
 class CopyError(RlxError):
-    """An asynchronous copy was used against its contract."""
+    """An asynchronous copy was used in a way that is not allowed."""
 
 
 class ConfigError(RlxError, ValueError):

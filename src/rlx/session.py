@@ -108,8 +108,15 @@ class Session:
         return load(model, **{"device": self.device, **self.options, **options})
 
 
-def read_graph(path: Path, shapes: Mapping[str, Sequence[Any]] | None = None) -> Graph:
-    """The graph in a file of any kind: ONNX, `.rlx`, text, or as `rlx.ir.serialize` wrote it."""
+def read_graph(model: str | os.PathLike[str], shapes: Mapping[str, Sequence[Any]] | None = None) -> Graph:
+    """The graph of a model: `zoo:ID`, or a file of any kind that `load` takes."""
+    name = os.fspath(model)
+    if name.startswith(ZOO_PREFIX):
+        from rlx.zoo import minilm
+
+        path = _zoo_file(name.removeprefix(ZOO_PREFIX))
+        return minilm.load_graph(path.parent) if path.suffix == ".safetensors" else read_graph(path, shapes)
+    path = Path(name)
     kind = _kind(path)
     if kind == "program":
         from rlx.runtime.artifact import Artifact
@@ -159,15 +166,19 @@ def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledProgram:
     return program
 
 
+def _zoo_file(id: str) -> Path:
+    from rlx import zoo
+
+    return zoo.fetch(id)
+
+
 def _from_zoo(
     id: str,
     shapes: Mapping[str, Sequence[Any]] | None,
     states: Mapping[str, str] | None,
     options: dict[str, Any],
 ) -> CompiledProgram:
-    from rlx import zoo
-
-    path = zoo.fetch(id)
+    path = _zoo_file(id)
     if path.suffix != ".safetensors":
         return load(path, shapes=shapes, states=states, **options)
 

@@ -34,7 +34,7 @@ def test_run_on_the_device(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     run = ["run", model, "--device", "opencl", "--bind", "n=3", "--input", "x=ones"]
     assert main([*run, "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
-    assert " on opencl" in shown and "1 host thunks beside 1 kernels" in shown
+    assert " on opencl" in shown and "1 host thunk besides 1 kernel;" in shown
     want = np.cumsum(np.full((3, 4), 2, np.float32), 0)
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "y.npy"), want)
     assert main([*run, "--json"]) == 0

@@ -100,7 +100,11 @@ def test_run_writes_a_trace(model: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["run", "MODEL", "--bind", "batches=3"], 1, "no symbol 'batches' to bind; it has: batch"),
         (["explain", "MODEL", "--assume", "batches=3"], 1, "its symbols: batch"),
         (["run", "MODEL", "--input", "x=missing.npy"], 1, "cannot read missing.npy"),
-        (["run", "MODEL", "--input", "x=x.mp3"], 1, "inputs come from .npy, .png or .wav"),
+        (
+            ["run", "MODEL", "--input", "x=x.mp3"],
+            1,
+            "cannot use 'x.mp3' as an input; give a .npy, .png or .wav file, or random, zeros, ones",
+        ),
         (["run", "MODEL", "--input", "x=objects.npy"], 1, "objects.npy is not an array of numbers"),
         (["run", "MODEL", "--input", "x=pickle.npy"], 1, "pickle.npy is not an array of numbers"),
         (["run", "MODEL", "--input", "x=zipped.npy"], 1, "zipped.npy is not an array of numbers"),
@@ -177,7 +181,7 @@ def test_files_that_the_system_refuses(
 def test_narrow_floats_come_back_from_npy_files(tmp_path: Path) -> None:
     """NumPy writes them as raw bytes."""
     np.save(tmp_path / "x.npy", np.arange(4).astype(ml_dtypes.bfloat16))
-    found = make_inputs({"x": parse_type("bf16[4]")}, {"x": str(tmp_path / "x.npy")}, {}, {})["x"]
+    found = make_inputs({"x": parse_type("bf16[4]")}, {"x": str(tmp_path / "x.npy")}, {}, dict)["x"]
     assert found.dtype == ml_dtypes.bfloat16 and found.tolist() == [0, 1, 2, 3]
 
 
@@ -186,7 +190,7 @@ def test_narrow_floats_come_back_from_npy_files(tmp_path: Path) -> None:
 
 def test_compile_then_run(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", model, "-o", "scale.rlx", "--also", "x86-64"]) == 0
-    assert "1 kernels (1 distinct) and 0 host thunks" in capsys.readouterr().out
+    assert "1 kernel (1 distinct) and 0 host thunks" in capsys.readouterr().out
     facts = json_of(capsys, "run", "scale.rlx", "--input", "x=zeros")
     assert facts["outputs"]["y"]["max"] == 1.0 and facts["notes"] == []
 
@@ -209,13 +213,16 @@ def test_explain_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None
     assert facts["binding"] == {"batch": 10} and facts["memory"]["output"] == 192
     assert [k["type"] for k in facts["kernels"]] == ["f32[batch,4]"]
     assert facts["decisions"][0]["verdict"] is True
+    (kernel,) = facts["kernels"]
+    assert kernel["bytes"] == 2 * 10 * 4 * 4 and kernel["predicted_ns"] > 0 and kernel["operations"] > 0
+    assert kernel["on_host_because"] is None
 
 
 def test_diff(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.txt"
     other.write_text(Path(model).read_text().replace("exp", "tanh"))
     assert main(["diff", model, model]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"no difference: {model} and {model} have the same graph\n"
     assert main(["diff", model, str(other)]) == 3
     out = capsys.readouterr().out
     assert "-  %3 = exp(%2)" in out and "+  %3 = tanh(%2)" in out
@@ -233,7 +240,7 @@ def test_diff_of_plans(model: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "a plan for" in capsys.readouterr().out
     assert a.read_text().startswith("rlx plan 1\n")
     assert main(["diff", str(a), str(a)]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"no difference: {a} and {a} have the same plan\n"
     assert main(["diff", str(a), str(b)]) == 3
     out = capsys.readouterr().out
     assert "kernels " in out and "traffic " in out and "predicted " in out
@@ -249,7 +256,7 @@ def test_diff_of_plans(model: str, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_plan_is_for_one_target(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", model, "-o", str(tmp_path / "a.plan"), "--also", "x86-64"]) == 2
-    assert "the plan for one target" in capsys.readouterr().err
+    assert "holds the plan for one target" in capsys.readouterr().err
 
 
 # -- the rest
@@ -348,18 +355,20 @@ def test_sounds(tmp_path: Path) -> None:
         file.setframerate(16000)
         file.writeframes(samples.tobytes())
     given = {"s": str(tmp_path / "a.wav")}
-    free = make_inputs({"s": parse_type("f32[1,n]")}, given, {}, {})
+    free = make_inputs({"s": parse_type("f32[1,n]")}, given, {}, dict)
     assert free["s"].tolist() == [[0.0, 0.0, -1.0]]
-    fixed = make_inputs({"s": parse_type("f32[5]")}, given, {}, {})
+    fixed = make_inputs({"s": parse_type("f32[5]")}, given, {}, dict)
     assert fixed["s"].tolist() == [0.0, 0.0, -1.0, 0.0, 0.0]
     with pytest.raises(InputError, match="does not fit"):
-        make_inputs({"s": parse_type("f32[2,n]")}, given, {}, {})
+        make_inputs({"s": parse_type("f32[2,n]")}, given, {}, dict)
 
 
 def test_files_decide_open_sizes(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 9), np.int64))
     texts = {"mask": "bool[batch,seq]", "ids": "i64[batch,seq]", "z": "c64[k]"}
     types = {name: parse_type(text) for name, text in texts.items()}
-    made = make_inputs(types, {"ids": str(tmp_path / "a.npy")}, {}, {"batch": 1, "seq": 128, "k": 3})
+    made = make_inputs(
+        types, {"ids": str(tmp_path / "a.npy")}, {}, lambda sizes: {"seq": 128, "k": 3, **sizes}
+    )
     assert [a.shape for a in made.values()] == [(2, 9), (2, 9), (3,)] and list(made) == list(types)
     assert made["mask"].dtype == np.bool_ and made["z"].dtype == np.complex64

@@ -243,7 +243,7 @@ def test_the_command_line_streams(layers_file: Path, capsys: pytest.CaptureFixtu
     facts = json.loads(capsys.readouterr().out)["stats"]["streaming"]
     assert facts["resident_bytes"] + facts["ring_bytes"] <= 900 << 10
     assert main(command) == 0
-    assert "read in every run through a ring of" in capsys.readouterr().out
+    assert "read in every run through a ring buffer of" in capsys.readouterr().out
     assert main([*command[:-1], "1KiB"]) != 0
     assert "the smallest budget that works is" in capsys.readouterr().err
 

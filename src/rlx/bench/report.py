@@ -11,7 +11,7 @@ from typing import Any
 
 from rlx.bench.engines import ENGINES
 from rlx.bench.harness import Row
-from rlx.errors import UnsupportedError
+from rlx.errors import UnsupportedError, how_to_install
 
 ENOUGH = 0.75  # of as many times the rate as there are threads: below it, a core was taken
 
@@ -178,7 +178,7 @@ def chart(rows: Sequence[Row], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise UnsupportedError("a chart needs matplotlib; install it with pip install 'rlx[bench]'") from None
+        raise UnsupportedError(f"a chart needs matplotlib; {how_to_install('bench')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

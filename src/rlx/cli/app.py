@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 
 import click
 
 from rlx import config
+from rlx.cli.group import Group
 
 # Name of the command: (file in rlx/cli, which defines a click command of that file's name), one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Run a model on files or made-up inputs; show outputs, times, a trace."),
-    "compile": ("compile", "Compile a model into a .rlx file that loads in a moment."),
-    "explain": ("explain", "Show kernels, fusion decisions with their prices, memory."),
-    "diff": ("diff", "Show what differs between two programs."),
-    "demo": ("demo", "Semantic search with a trained encoder, compiled here and now."),
-    "bench": ("bench", "RLX beside other engines, measured in one interleaved run."),
-    "zoo": ("zoo", "List and fetch the trained models that RLX is tested with."),
-    "devices": ("devices", "List devices and CPU targets, and what is missing for the rest."),
-    "cache": ("cache", "Show or delete compiled code and programs of earlier runs."),
-    "trust": ("trust", "Accept the native code in a .rlx file that somebody else made."),
-    "launch": ("launch", "Run a script on several ranks."),
+    "run": ("run", "Run a model; show its outputs and how long it takes."),
+    "compile": ("compile", "Compile a model to a .rlx file that loads quickly."),
+    "explain": ("explain", "Show kernels with their costs, fusion decisions and memory."),
+    "diff": ("diff", "Show what differs between two models or plans."),
+    "demo": ("demo", "Search sentences by meaning with a trained encoder."),
+    "bench": ("bench", "Compare the speed of RLX with other engines."),
+    "zoo": ("zoo", "List and fetch trained models."),
+    "devices": ("devices", "List devices and CPU targets, and what is missing for the others."),
+    "cache": ("cache", "Show or delete cached code and programs."),
+    "trust": ("trust", "Accept the native code in a .rlx file from somebody else."),
+    "launch": ("launch", "Run a script on several ranks (processes)."),
 }
 
 
-class LazyGroup(click.Group):
-    """A click group that reads its commands from COMMANDS."""
+class LazyGroup(Group):
+    """A group that reads its commands from COMMANDS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -51,6 +51,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("rlx"), "--version", prog_name="rlx")
+@click.version_option(config.VERSION, "--version", prog_name="rlx")
 def app() -> None:
-    """RLX: compile a model to native code, run it, and see why it is fast."""
+    """RLX compiles ML models to native code, runs them, and shows what it did."""

@@ -1,4 +1,4 @@
-"""rlx bench: RLX beside the other engines that are installed, in one interleaved run."""
+"""rlx bench: RLX and the other engines that are installed, measured in one interleaved run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlx.cli.output import print_json, print_table, progress
+from rlx.cli.output import json_option, print_json, print_line, print_note, print_table, progress
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class _Interrupted(BaseException):
-    """Ends what is being measured."""
+    """Ends the measurement."""
 
 
 @dataclass
 class _Interruption:
-    """The signal that ended the measuring, if one did."""
+    """The signal that ended the measurement, if there was one."""
 
     signal: int | None = None
 
@@ -55,10 +55,21 @@ def _until_interrupted() -> Iterator[_Interruption]:
 
 @click.command()
 @click.argument("workloads", nargs=-1)
-@click.option("--threads", "-t", multiple=True, type=click.IntRange(min=1), help="Thread counts [1 and 2].")
-@click.option("--engine", "-e", multiple=True, help="Engines to run [rlx and the peers of each workload].")
 @click.option(
-    "--torch-compile", is_flag=True, help="torch.compile, weights frozen, wherever torch is a peer."
+    "--threads",
+    "-t",
+    multiple=True,
+    type=click.IntRange(min=1),
+    help="Thread count; may be repeated [1 and 2].",
+)
+@click.option(
+    "--engine",
+    "-e",
+    multiple=True,
+    help="Engine to run; may be repeated [rlx and the peers of each workload].",
+)
+@click.option(
+    "--torch-compile", is_flag=True, help="Where torch is a peer, use torch.compile with frozen weights."
 )
 @click.option(
     "--rounds",
@@ -67,10 +78,10 @@ def _until_interrupted() -> Iterator[_Interruption]:
     type=click.IntRange(min=1),
     help="Interleaved rounds of three timings each.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@json_option
 @click.option("--page", type=click.Path(path_type=Path), help="Write the table as a Markdown page.")
 @click.option("--chart", type=click.Path(path_type=Path), help="Write a PNG chart of the ratios.")
-@click.option("--list", "list_", is_flag=True, help="Names of suites and workloads.")
+@click.option("--list", "list_", is_flag=True, help="List the names of suites and workloads.")
 def bench(
     workloads: tuple[str, ...],
     threads: tuple[int, ...],
@@ -83,14 +94,20 @@ def bench(
     list_: bool,
 ) -> None:
     """Measure WORKLOADS: suites (quick, gemm, elementwise, minilm, models ...) or single ones like
-    gemm:128,384,1536. `starts` measures cold and warm start, a new shape and memory. Every row is told as
-    soon as it is measured; Ctrl-C or a signal to end leaves table and page with the rows that are done."""
+    gemm:128,384,1536. `starts` measures cold and warm start, a new shape and memory.
+
+    Each row goes to stderr as soon as it is measured. After Ctrl-C or SIGTERM, the table and the page hold
+    the rows that are done.
+    """
     from rlx.bench import harness, report, starts
     from rlx.bench.workloads import MAKERS, SUITES
 
     if list_:
+        if as_json:
+            print_json({"suites": {k: list(v) for k, v in SUITES.items()}, "workloads": [*MAKERS, "starts"]})
+            return
         print_table(("suite", "workloads"), [(name, " ".join(specs)) for name, specs in SUITES.items()])
-        click.echo(f"workloads: {' '.join(MAKERS)}, and starts")
+        print_line(f"workloads: {' '.join(MAKERS)}, and starts")
         return
     asked = workloads or ("quick",)
     specs = [s for w in asked if w != "starts" for s in SUITES.get(w, (w,))]
@@ -101,7 +118,7 @@ def bench(
         with closing(harness.measure(specs, counts, engine or None, rounds, say, torch_compile)) as measured:
             for row in measured:
                 rows.append(row)
-                click.echo(report.line(row), err=True)
+                print_note(report.line(row))
         if "starts" in asked:
             begun = starts.measure(rounds, say)
     rows = harness.by_workload(rows)
@@ -119,7 +136,7 @@ def bench(
     else:
         _tell(rows, begun)
     if interruption.signal is not None:
-        click.echo(note, err=True)
+        print_note(note)
         click.get_current_context().exit(128 + interruption.signal)
 
 
@@ -128,11 +145,12 @@ def _tell(rows: list[harness.Row], begun: list[starts.Start]) -> None:
     from rlx.bench import known, report, starts
 
     if rows:
-        print_table(*report.table(rows))
-        click.echo(report.summary(rows))
+        columns, cells = report.table(rows)
+        print_table(columns, cells, optional=("of machine", *reversed(columns[3:-2])))
+        print_line(report.summary(rows))
         for line in report.settings(rows):
-            click.echo(f"  {line}")
+            print_line(f"  {line}")
     if begun:
         print_table(*starts.table(begun))
     for line in known.slow_peers(rows):
-        click.echo(f"suspicious: {line}", err=True)
+        print_note(f"suspicious: {line}")

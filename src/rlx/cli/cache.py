@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from rlx.cli.output import human_bytes, print_json, print_table
+from rlx.cli.group import Group
+from rlx.cli.output import counted, human_bytes, json_option, print_json, print_line, print_table
 
 
 def _stores() -> dict[str, Any]:
@@ -16,15 +17,15 @@ def _stores() -> dict[str, Any]:
     return {"code": default_cache(), "programs": ProgramStore()}
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
-    """Compiled code and programs of earlier runs: how much there is, and how to be rid of it."""
+    """Show or delete compiled code and programs of earlier runs."""
 
 
 @cache.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@json_option
 def info(as_json: bool) -> None:
-    """Show where the cache lies and what it holds (fetched models are listed by rlx zoo list)."""
+    """Show where the cache is and what is in it (rlx zoo list shows fetched models)."""
     found = {name: store.info() for name, store in _stores().items()}
     if as_json:
         facts = {
@@ -41,11 +42,11 @@ def info(as_json: bool) -> None:
 
 
 @cache.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a line.")
+@json_option
 def clear(as_json: bool) -> None:
-    """Delete compiled code and programs; they are made again when needed. Fetched models stay."""
+    """Delete compiled code and programs; RLX compiles them again when needed. Fetched models stay."""
     gone = {name: store.clear() for name, store in _stores().items()}
     if as_json:
         print_json({"deleted": gone})
     else:
-        click.echo(f"deleted {gone['code']} code files and {gone['programs']} programs")
+        print_line(f"deleted {counted(gone['code'], 'code file')} and {counted(gone['programs'], 'program')}")

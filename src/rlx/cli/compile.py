@@ -1,4 +1,4 @@
-"""rlx compile: a model into a .rlx file with plan, native code and weights, or into its plan as text."""
+"""rlx compile: a model to a .rlx file with plan, native code and weights, or to its plan as text."""
 
 from __future__ import annotations
 
@@ -9,27 +9,40 @@ from typing import Any
 import click
 
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
-from rlx.cli.output import human_bytes, human_time, print_json, progress
+from rlx.cli.output import counted, human_bytes, human_time, json_option, print_json, print_line, progress
 
 
 @click.command(epilog=MODEL_HELP)
 @click.argument("model")
 @click.option(
-    "--output", "-o", required=True, type=click.Path(dir_okay=False), help="File to write: .rlx, or .plan."
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="File to write; it ends in .rlx or .plan.",
 )
-@click.option("--also", multiple=True, metavar="TARGET", help="Add code for another target; may be repeated.")
+@click.option(
+    "--also", multiple=True, metavar="TARGET", help="Add code for another CPU target; may be repeated."
+)
 @compile_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@json_option
 def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Compile MODEL and save it as a .rlx file, which loads in a moment.
+    """Compile MODEL and save it as a .rlx file, which loads quickly.
 
-    A file that ends in .plan gets the plan as text instead, to read and to compare with rlx diff.
+    A .plan file holds the plan as text instead, to read and to compare with rlx diff.
     """
     from rlx.plan.files import write_text
 
-    as_text = Path(output).suffix == ".plan"
+    ending = Path(output).suffix
+    if ending not in (".rlx", ".plan"):
+        raise click.UsageError(
+            f"cannot write {output}: its name must end in .rlx (a program) or .plan (the plan as text)"
+        )
+    as_text = ending == ".plan"
     if as_text and also:
-        raise click.UsageError(f"{output} is the plan for one target; --also is for .rlx files")
+        raise click.UsageError(
+            f"{output} holds the plan for one target; leave out --also, or write a .rlx file"
+        )
     start = time.perf_counter()
     program = open_model(model, **options)
     with progress(f"writing {output}"):
@@ -44,9 +57,9 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
         print_json(facts)
         return
     targets = ", ".join(dict.fromkeys((program.lir.target, *also)))
-    kernels = f"{stats['kernels']} kernels ({stats['distinct_kernels']} distinct)"
-    thunks = len(stats["host_thunks"])
-    click.echo(
-        f"{output}: {human_bytes(size)}, {kernels} and {thunks} host thunk{'s' * (thunks != 1)}, "
+    kernels = f"{counted(stats['kernels'], 'kernel')} ({stats['distinct_kernels']} distinct)"
+    thunks = counted(len(stats["host_thunks"]), "host thunk")
+    print_line(
+        f"{output}: {human_bytes(size)}, {kernels} and {thunks}, "
         f"{'a plan' if as_text else 'code'} for {targets}, in {human_time(seconds)}"
     )

@@ -14,7 +14,15 @@ from typing import Any
 import click
 import numpy as np
 
-from rlx.cli.output import console, human_bytes, print_json, print_table, progress
+from rlx.cli.output import (
+    human_bytes,
+    json_option,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    progress,
+)
 
 SENTENCES = (
     "A cat is sleeping on the sofa in the sun.",
@@ -116,7 +124,7 @@ def in_turns(engines: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dict[str, Any]:
-    """Time per sentence, of ONNX Runtime too where it is installed, and how far apart the vectors are."""
+    """Time per sentence in RLX and, if installed, in ONNX Runtime; and how much the vectors differ."""
     say("looking for ONNX Runtime")
     session = onnxruntime_session(encoder.folder, encoder.program.threads)
     engines: dict[str, Callable[[], Any]] = {"rlx": lambda: encoder.program.run(feed)["sentence_embedding"]}
@@ -165,7 +173,7 @@ def typed() -> tuple[list[str], list[str]]:
     def lines(prompt: str, stop_at_blank: bool) -> list[str]:
         found: list[str] = []
         if asks:
-            click.echo(prompt, err=True)
+            print_note(prompt)
         for line in sys.stdin:
             if not line.strip() and stop_at_blank:
                 break
@@ -174,20 +182,24 @@ def typed() -> tuple[list[str], list[str]]:
         return found
 
     sentences = lines(
-        "Sentences to search in, one a line; an empty line ends them (none: built-in ones).", True
+        "Type sentences to search in, one per line, then an empty line (none: built-in sentences).", True
     )
-    return sentences, lines("What to search for, one a line; end with an empty line.", asks)
+    return sentences, lines("Type what to search for, one query per line, then an empty line.", asks)
 
 
 @click.command()
-@click.option("--query", "-q", multiple=True, help="What to search for; may be given several times.")
-@click.option("--sentence", "-s", multiple=True, help="A sentence to search in; the built-in ones otherwise.")
-@click.option("--type", "-t", "ask", is_flag=True, help="Type sentences, an empty line, then queries.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option("--query", "-q", multiple=True, help="What to search for; may be repeated.")
+@click.option(
+    "--sentence", "-s", multiple=True, help="A sentence to search in; may be repeated [built-in sentences]."
+)
+@click.option(
+    "--type", "-t", "ask", is_flag=True, help="Read sentences, an empty line, then queries from stdin."
+)
+@json_option
 def demo(query: tuple[str, ...], sentence: tuple[str, ...], ask: bool, as_json: bool) -> None:
     """Search sentences by meaning with all-MiniLM-L6-v2, compiled to native code on this machine.
 
-    ONNX Runtime runs the same model beside it where it is installed.
+    If ONNX Runtime is installed, it runs the same model for comparison.
     """
     more, asked = typed() if ask else ([], [])
     sentences = [*sentence, *more] or list(SENTENCES)
@@ -201,8 +213,7 @@ def demo(query: tuple[str, ...], sentence: tuple[str, ...], ask: bool, as_json: 
         answers = {q: [{"score": s, "sentence": t} for s, t in hits] for q, (hits, _) in found.items()}
         print_json({"answers": answers, **facts})
         return
-    out = console()
-    out.print("[bold]all-MiniLM-L6-v2[/bold], compiled by RLX for this machine\n")
+    print_line("all-MiniLM-L6-v2, compiled by RLX for this machine\n", bold=True)
     rows = [
         ("graph as written (HIR)", f"{facts['hir_ops']} nodes"),
         ("primitive ops (MIR)", f"{facts['mir_ops']} nodes"),
@@ -213,19 +224,19 @@ def demo(query: tuple[str, ...], sentence: tuple[str, ...], ask: bool, as_json: 
         ("weights", human_bytes(facts["memory"]["weight"])),
         ("scratch", human_bytes(facts["memory"]["scratch"])),
         ("time per sentence", f"{facts['ms_per_sentence']:.2f} ms in a batch of {facts['binding']['batch']}"),
-        ("the same by ONNX Runtime", beside(facts.get("onnxruntime"))),
+        ("the same in ONNX Runtime", compared(facts.get("onnxruntime"))),
     ]
     print_table(("what", "value"), rows)
     for q, (hits, seconds) in found.items():
-        out.print(f"\n[bold]{q}[/bold]  ({seconds * 1e3:.1f} ms)")
+        print_line(f"\n{q}  ({seconds * 1e3:.1f} ms)", bold=True)
         for score, text in hits:
-            out.print(f"  {score:.3f}  {text}")
+            print_line(f"  {score:.3f}  {text}")
 
 
-def beside(peer: dict[str, Any] | None) -> str:
-    """How ONNX Runtime did, in words."""
+def compared(peer: dict[str, Any] | None) -> str:
+    """The time of ONNX Runtime, in words."""
     if peer is None:
-        return "not installed (pip install onnxruntime onnx)"
+        return "not installed; to compare: pip install onnxruntime onnx"
     return (
         f"{peer['ms_per_sentence']:.2f} ms: RLX is {peer['rlx_is_faster_by']:.2f}x as fast; "
         f"vectors differ by {peer['largest_difference']:.0e} at most"

@@ -1,4 +1,4 @@
-"""rlx devices: what programs can run on here, and what is missing for the rest."""
+"""rlx devices: what programs can run on here, and what is missing for the others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from rlx.cli.output import human_bytes, print_json, print_table
+from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@json_option
 def devices(as_json: bool) -> None:
     """List devices and CPU targets, and what is missing for those that cannot be used."""
     from rlx.backend.cpu.target import missing_here, resolve, runs_here, targets
@@ -40,7 +40,7 @@ def devices(as_json: bool) -> None:
             about = str(device["missing"])
         rows.append((str(device["name"]), "yes" if device["available"] else "no", about))
     print_table(("device", "available", "about"), rows)
-    click.echo()
+    print_line()
     rows = [
         (
             str(target["name"]),

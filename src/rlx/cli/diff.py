@@ -1,14 +1,13 @@
-"""rlx diff: what differs between two programs, or between two plans."""
+"""rlx diff: what differs between two models, or between two plans."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rlx.cli.model import MODEL_HELP
-from rlx.cli.output import print_json, progress
+from rlx.cli.output import json_option, print_json, print_line, progress
 
 if TYPE_CHECKING:
     from rlx.ir.lir import LirModule
@@ -16,26 +15,29 @@ if TYPE_CHECKING:
 DIFFERENT = 3
 
 
-@click.command(epilog=MODEL_HELP)
-@click.argument("a", type=click.Path(exists=True, dir_okay=False))
-@click.argument("b", type=click.Path(exists=True, dir_okay=False))
+@click.command(epilog=f"{MODEL_HELP} Here it can also be a .plan file.")
+@click.argument("a", metavar="MODEL_A")
+@click.argument("b", metavar="MODEL_B")
 @click.option("--where", is_flag=True, help="Compare source locations too.")
-@click.option("--plan", "plans", is_flag=True, help="Compare the plans of models, not their graphs.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a diff.")
+@click.option(
+    "--plan", "plans", is_flag=True, help="Compile both models and compare their plans, not their graphs."
+)
+@json_option
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, where: bool, plans: bool, as_json: bool) -> None:
-    """Compare the programs in the files A and B; exits with 0 if they are the same, 3 if they differ.
+    """Compare two models or two plans; exits with 0 if they are the same and with 3 if they differ.
 
-    A node of B that stands for a node of A bears its number: an inserted node changes its own line and those
-    of its readers, nothing else. Of plans (rlx compile -o FILE.plan) it says which kernels, how much traffic
-    and memory, and which fusion decisions changed, and why.
+    Equal nodes have equal numbers: a new node changes its own line and the lines of its readers, nothing
+    else. For plans (rlx compile -o FILE.plan) the diff shows which kernels, how much traffic and memory, and
+    which fusion decisions changed, and why.
     """
+    of_plans = plans or _is_plan(a) or _is_plan(b)
     with progress("comparing"):
-        text = _plan_diff(a, b) if plans or _is_plan(a) or _is_plan(b) else _graph_diff(a, b, where)
+        text = _plan_diff(a, b) if of_plans else _graph_diff(a, b, where)
     if as_json:
         print_json({"same": not text, "diff": text.splitlines()})
-    elif text:
-        click.echo(text)
+    else:
+        print_line(text or f"no difference: {a} and {b} have the same {'plan' if of_plans else 'graph'}")
     if text:
         ctx.exit(DIFFERENT)
 
@@ -43,15 +45,18 @@ def diff(ctx: click.Context, a: str, b: str, where: bool, plans: bool, as_json: 
 def _is_plan(path: str) -> bool:
     from rlx.plan.files import is_plan
 
-    with open(path, "rb") as file:
-        return is_plan(file.read(16))
+    try:
+        with open(path, "rb") as file:
+            return is_plan(file.read(16))
+    except OSError:  # zoo:ID, or nothing that can be read: what opens models says so
+        return False
 
 
 def _graph_diff(a: str, b: str, where: bool) -> str:
     from rlx.ir.diff import graph_diff
     from rlx.session import read_graph
 
-    return graph_diff(read_graph(Path(a)), read_graph(Path(b)), locations=where)
+    return graph_diff(read_graph(a), read_graph(b), locations=where)
 
 
 def _plan_diff(a: str, b: str) -> str:

@@ -1,36 +1,36 @@
-"""rlx explain: what a program does, why it was fused so, where its memory goes."""
+"""rlx explain: the kernels of a program, why ops were fused, and where its memory goes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.inputs import check_symbols, sizes_of
+from rlx.cli.inputs import check_symbols, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
-from rlx.cli.output import print_json
+from rlx.cli.output import json_option, print_json, print_line
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
 
 
 @click.command(epilog=MODEL_HELP)
 @click.argument("model")
 @compile_options
-@click.option("--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Sizes for times and memory.")
+@click.option(
+    "--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size for which to show times and memory."
+)
 @click.option("--measure", is_flag=True, help="Build and time both sides of the largest fusion decisions.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@json_option
 def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **options: Any) -> None:
-    """Show the kernels of MODEL, the fusion decisions with their prices, and the memory plan."""
+    """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan."""
     sizes = sizes_of(bind)
     program = open_model(model, **options)
     check_symbols(sizes, program.lir.dynamic_symbols())
-    binding = {**program.lir.planner.binding, **sizes}
+    binding = workable_sizes(program, sizes)
     if not as_json:
-        click.echo(program.explain(measure, binding))
+        print_line(program.explain(measure, binding))
         return
-    kernels = [
-        {"node": id, "kernel": program.describe(node), "type": str(node.type), "where": list(node.where)}
-        for id in program.lir.plan.schedule
-        for node in (program.graph.nodes[id],)
-    ]
     print_json(
         {
             "name": program.graph.name,
@@ -38,8 +38,31 @@ def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **o
             "stats": program.stats,
             "binding": binding,
             "memory": program.memory(binding),
-            "kernels": kernels,
+            "kernels": _kernels(program, binding),
             "decisions": [d.to_json() for d in program.decisions],
             "notes": program.notes,
         }
     )
+
+
+def _kernels(program: CompiledProgram, binding: dict[str, int]) -> list[dict[str, Any]]:
+    """Every step of the program, with what it is predicted to take and to move at these sizes."""
+    from rlx.plan.explain import costs_of_steps
+
+    thunks = program.kernels.thunks
+    kernels = []
+    for id, costs in costs_of_steps(program.lir.specialize(binding), thunks).items():
+        node = program.graph.nodes[id]
+        kernels.append(
+            {
+                "node": id,
+                "kernel": program.describe(node),
+                "type": str(node.type),
+                "where": list(node.where),
+                "predicted_ns": sum(cost.picoseconds for cost in costs) / 1e3,
+                "bytes": sum(cost.io.device_traffic_bytes for cost in costs),
+                "operations": sum(cost.operations for cost in costs),
+                "on_host_because": thunks[id].why if id in thunks else None,
+            }
+        )
+    return kernels

@@ -1,21 +1,28 @@
-"""Inputs from the command line: `name=file.npy`, images, sounds, or made-up values."""
+"""Inputs from the command line: `name=file.npy`, images, sounds, or generated values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, islice, product
+from math import log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from rlx.errors import FormatError, InputError
+from rlx.errors import FormatError, GuardError, InputError
 from rlx.ir.dim import Expr, evaluate, symbols
 from rlx.ir.dtype import convert
 from rlx.ir.types import TensorType
 from rlx.zoo.media import read_png, read_wav
 
-MADE_UP = ("random", "zeros", "ones")
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
+GENERATED = ("random", "zeros", "ones")
+_COMMON_SIZES = (*range(1, 17), *(m << k for k in range(2, 12) for m in (5, 6, 7, 8, 9)))
+_MOST_TRIALS = 20_000
 
 
 def sizes_of(texts: Iterable[str], option: str = "--bind") -> dict[str, int]:
@@ -46,6 +53,42 @@ def check_symbols(sizes: Mapping[str, int], known: Sequence[str]) -> None:
         raise InputError(f"the model has no symbol {unknown!r} to bind; {has}")
 
 
+def workable_sizes(program: CompiledProgram, fixed: Mapping[str, int]) -> dict[str, int]:
+    """A size for every symbol: the fixed ones, and for the others those that the program was planned for, or
+    common sizes near them if the program does not accept these.
+
+    If it accepts nothing near, the planned sizes are returned; running them says which assumption they break.
+    """
+    planner = program.lir.planner
+    planned = {**planner.binding, **fixed}
+    free = {s for n in program.inputs for d in n.tensor.shape for s in symbols(d)} - fixed.keys()
+    for sizes in islice(_nearby(planned, sorted(free)), _MOST_TRIALS):
+        try:
+            planner.check_guards(sizes)
+        except GuardError:
+            continue
+        return sizes
+    return planned
+
+
+def _nearby(sizes: dict[str, int], free: Sequence[str]) -> Iterator[dict[str, int]]:
+    """The sizes themselves, then those with one free symbol changed, with two, and so on; nearest first.
+
+    >>> list(islice(_nearby({"n": 128}, ["n"]), 4))
+    [{'n': 128}, {'n': 144}, {'n': 112}, {'n': 160}]
+    """
+
+    def near(symbol: str) -> list[int]:
+        others = {*_COMMON_SIZES} - {sizes[symbol]}
+        return sorted(others, key=lambda n: (abs(log(n / max(sizes[symbol], 1))), n))
+
+    yield sizes
+    for count in range(1, len(free) + 1):
+        for changed in combinations(free, count):
+            for values in product(*map(near, changed)):
+                yield {**sizes, **dict(zip(changed, values, strict=True))}
+
+
 def named(texts: Iterable[str]) -> dict[str, str]:
     """`name=what` texts of --input as a dict."""
     out = {}
@@ -61,12 +104,12 @@ def make_inputs(
     wanted: Mapping[str, TensorType],
     given: Mapping[str, str],
     sizes: Mapping[str, int],
-    assumed: Mapping[str, int],
+    complete: Callable[[Mapping[str, int]], Mapping[str, int]],
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """An array for every input: from what was given, else random.
 
-    `sizes` are those the user has fixed; files decide the other symbols, and `assumed` what is then open.
+    `sizes` are those the user has fixed; files decide other symbols, and `complete` adds the rest.
     """
     unknown = next((name for name in given if name not in wanted), None)
     if unknown is not None:
@@ -74,14 +117,14 @@ def make_inputs(
     binding = dict(sizes)
     out: dict[str, np.ndarray] = {}
     for name, what in given.items():
-        if what not in MADE_UP:
+        if what not in GENERATED:
             out[name] = from_file(Path(what), wanted[name], binding)
             _bind(name, wanted[name], out[name].shape, binding)
-    binding = {**assumed, **binding}
+    binding = dict(complete(binding))
     for number, (name, of) in enumerate(wanted.items()):
         if name not in out:
             rng = np.random.default_rng((seed, number))
-            out[name] = made_up(of, of.bind(binding), given.get(name, "random"), rng)
+            out[name] = generated(of, of.bind(binding), given.get(name, "random"), rng)
     return {name: out[name] for name in wanted}
 
 
@@ -94,7 +137,7 @@ def _bind(name: str, of: TensorType, shape: tuple[int, ...], binding: dict[str, 
                 raise InputError(f"input {name!r} says {d} = {n}, but {d} is {known}; give equal sizes")
 
 
-def made_up(of: TensorType, shape: tuple[int, ...], what: str, rng: np.random.Generator) -> np.ndarray:
+def generated(of: TensorType, shape: tuple[int, ...], what: str, rng: np.random.Generator) -> np.ndarray:
     """Zeros, ones, or random values: normal for floats, small counts for integers, coins for bools."""
     if what != "random":
         return np.full(shape, 0 if what == "zeros" else 1).astype(of.dtype.np)
@@ -114,7 +157,9 @@ def from_file(path: Path, of: TensorType, sizes: Mapping[str, int]) -> np.ndarra
             return image_tensor(read_png(path), of, sizes, path.name)
         case ".wav":
             return _sound_tensor(read_wav(path), of, sizes, path.name)
-    raise InputError(f"{path}: inputs come from .npy, .png or .wav files, or are {', '.join(MADE_UP)}")
+    raise InputError(
+        f"cannot use {str(path)!r} as an input; give a .npy, .png or .wav file, or {', '.join(GENERATED)}"
+    )
 
 
 def _from_npy(path: Path) -> np.ndarray:

@@ -21,17 +21,21 @@ class _Bytes(click.ParamType):
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="How many ranks to start.")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), required=True, help="Number of ranks to start.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")
 @click.option("--mpi", is_flag=True, help="Start the ranks with mpiexec, on this machine or many.")
-@click.option("--hostfile", type=click.Path(exists=True, dir_okay=False), help="Hosts for --mpi.")
-@click.option("--heap", type=_Bytes(), help="Symmetric memory of each rank, like 64M.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds a rank waits.")
+@click.option(
+    "--hostfile", type=click.Path(exists=True, dir_okay=False), help="File with the hosts for --mpi."
+)
+@click.option("--heap", type=_Bytes(), help="Shared memory per rank, like 64M.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds a rank waits for the others."
+)
 @click.option(
     "--bind/--no-bind",
     default=True,
     show_default=True,
-    help="Give each rank its share of the cores, and as many threads.",
+    help="Bind each rank to its share of the cores, with as many threads.",
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -48,7 +52,7 @@ def launch(
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with ARGS on several ranks, and end them all when one fails.
+    """Run SCRIPT with ARGS on several ranks, and stop all of them when one fails.
 
     The exit code is 0, or that of the first rank that failed.
     """

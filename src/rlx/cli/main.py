@@ -1,20 +1,31 @@
 """Entry point of the `rlx` command.
 
 Exit codes: 0 done; 1 RLX refused or failed, with one sentence on stderr (none if the reader of its output
-left, as in `rlx ... | head`); 2 wrong usage; 130 interrupted.
+left, as in `rlx ... | head`); 2 wrong usage; 3 `rlx diff` found a difference; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unicodedata import category
 
 from rlx import config
-from rlx.errors import RlxError, provenance
+from rlx.errors import RlxError, how_to_install, provenance
 
 # Optional packages that commands import, and the extra that brings each.
-_EXTRA_OF = {"click": "demo", "rich": "demo", "tokenizers": "demo", "safetensors": "demo", "onnx": "onnx"}
+_EXTRA_OF = {
+    "click": "cli",
+    "rich": "cli",
+    "tokenizers": "demo",
+    "safetensors": "demo",
+    "onnx": "onnx",
+    "matplotlib": "bench",
+    "scipy": "bench",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,20 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        with provenance(()):  # no line of the user's runs here
+        with provenance(()), _plain_output():  # no line of the user's runs here
             return _run(arguments)
     except RlxError as error:
         if config.TRACEBACK.get():
             raise
-        print(f"rlx: {error}", file=sys.stderr)
-        return 1
+        return _refused(str(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA_OF:
             raise
-        fix = f"pip install 'rlx[{_EXTRA_OF[package]}]'"
-        print(f"rlx: the package {package!r} is missing; run: {fix}", file=sys.stderr)
-        return 1
+        return _refused(f"the package {package!r} is missing; {how_to_install(_EXTRA_OF[package])}")
     except KeyboardInterrupt:
         print("rlx: interrupted", file=sys.stderr)
         return 130
@@ -51,13 +59,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         if config.TRACEBACK.get():
             raise
-        print(f"rlx: not enough memory ({error}); choose smaller sizes", file=sys.stderr)
-        return 1
+        return _refused(f"not enough memory ({error}); choose smaller sizes")
     except OSError as error:  # a file or folder that may not be read or written
         if config.TRACEBACK.get() or error.filename is None:
             raise
-        print(f"rlx: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
+        return _refused(f"cannot use {error.filename}: {error.strerror}")
+
+
+def _refused(text: str) -> int:
+    """One sentence on stderr; click and rich may be missing, so this does not go through `rlx.cli.output`."""
+    shown = "".join(repr(c)[1:-1] if category(c) in ("Cc", "Cs") and c != "\n" else c for c in text)
+    print(f"rlx: {shown}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _plain_output() -> Iterator[None]:
+    """Warnings are one line without Python's file and code; a terminal without Unicode gets escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"rlx: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _run(arguments: Sequence[str] | None) -> int:

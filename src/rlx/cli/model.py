@@ -13,20 +13,24 @@ from rlx.cli.output import progress
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
-MODEL_HELP = "MODEL is an .onnx or .rlx file, a graph as text, or zoo:ID (see rlx zoo list)."
+MODEL_HELP = "A MODEL is an .onnx or .rlx file, a graph as text, or zoo:ID (see rlx zoo list)."
 
 
 def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `rlx.compile` that commands offer."""
     options = (
-        click.option("--device", help="Where to run: cpu or opencl [cpu]; rlx devices lists them."),
-        click.option("--threads", "-t", type=click.IntRange(min=1), help="Threads of a run [all cores]."),
-        click.option("--precision", type=click.Choice(["f32", "bf16", "f16"]), help="Of products [f32]."),
-        click.option("--target", help="What to compile for [this machine]; rlx devices lists them."),
-        click.option("--budget", metavar="BYTES", help="Most memory for activations, like 64MiB [any]."),
-        click.option("--weight-budget", metavar="BYTES", help="Most memory for weights, like 200MiB [any]."),
-        click.option("--assume", "-a", multiple=True, metavar="NAME=SIZE", help="A size to optimise for."),
-        click.option("--cache/--no-cache", default=None, help="Use compiled code of earlier runs [yes]."),
+        click.option("--device", help="Device to run on, cpu or opencl [cpu]; see rlx devices."),
+        click.option("--threads", "-t", type=click.IntRange(min=1), help="Number of threads [all cores]."),
+        click.option(
+            "--precision", type=click.Choice(["f32", "bf16", "f16"]), help="Precision of matmuls [f32]."
+        ),
+        click.option("--target", help="CPU target to compile for [this machine]; see rlx devices."),
+        click.option("--budget", metavar="BYTES", help="Memory limit for activations, like 64MiB [none]."),
+        click.option(
+            "--weight-budget", metavar="BYTES", help="Memory limit for weights, like 200MiB [none]."
+        ),
+        click.option("--assume", "-a", multiple=True, metavar="NAME=SIZE", help="Size to optimise for."),
+        click.option("--cache/--no-cache", default=None, help="Use code that earlier runs compiled [yes]."),
     )
     for option in reversed(options):
         command = option(command)

@@ -1,22 +1,52 @@
-"""What every command prints with: tables for people, JSON for machines, progress only on a terminal."""
+"""The only module that prints: lines and tables for people, JSON for machines, progress on a terminal.
+
+Text is printed as it is: names of models, files and sentences may hold rich's markup or control characters,
+which style nothing and cannot move the cursor. A test forbids printing in other modules.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _UNLIMITED = 10_000  # columns
+_GAP = 2  # columns between two columns of a table
+_LAST = 24  # the last column of a table wraps; it is left at least this wide
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 
-def console() -> Console:
-    """A console on stdout; made anew so that it follows redirections."""
-    return Console(highlight=False)
+def printable(text: object) -> str:
+    """Text with control characters written as escapes; line breaks and tabs stay.
+
+    >>> printable("red: \\x1b[31m [bold]")
+    'red: \\\\x1b[31m [bold]'
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def print_line(text: object = "", bold: bool = False) -> None:
+    """Results as text, on stdout.
+
+    >>> print_line("out[/b]")
+    out[/b]
+    """
+    click.echo(click.style(printable(text), bold=True) if bold else printable(text))
+
+
+def print_note(text: object) -> None:
+    """What is not a result, on stderr: notes, warnings and prompts."""
+    click.echo(printable(text), err=True)
 
 
 def print_json(value: Any) -> None:
@@ -30,34 +60,55 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A plain table: columns named in `right` are flush right, the last wraps; a pipe gets whole lines."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(
-            column, justify="right" if column in right else "left", no_wrap=column != columns[-1]
-        )
-    for row in rows:
-        table.add_row(*row)
-    out = console()
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """A plain table on stdout: columns named in `right` are flush right, and a pipe gets whole lines.
+
+    On a terminal the last column wraps. If the table is still too wide, it loses its `optional` columns, the
+    first named first; then texts are folded, but nothing is cut off.
+    """
+    out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = _UNLIMITED
+    cells = {c: [printable(row[i]) for row in rows] for i, c in enumerate(columns)}
+    widths = {c: max(cell_len(text) for text in (c, *texts)) for c, texts in cells.items()}
+    if columns[-1] not in right:
+        widths[columns[-1]] = min(widths[columns[-1]], _LAST)
+    dropped = list(optional)
+    while _width(widths) > out.width and dropped:
+        del widths[dropped.pop(0)]
+    fits = _width(widths) <= out.width
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in widths:
+        fixed = column in right or (fits and column != columns[-1])
+        justify = "right" if column in right else "left"
+        table.add_column(Text(column), justify=justify, no_wrap=fixed, overflow="fold")  # type: ignore[arg-type]
+    for i in range(len(rows)):
+        table.add_row(*(Text(cells[column][i]) for column in widths))
     out.print(table)
+
+
+def _width(widths: dict[str, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
 @contextmanager
 def progress(first_line: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr with a line that the caller may change; silent when stderr is no terminal.
+    """A spinner on stderr with a line that the caller may change; silent if stderr is not a terminal.
 
     >>> with progress("working") as say:
     ...     say("still working")
     """
-    err = Console(stderr=True, highlight=False)
+    err = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if not err.is_terminal:
         yield lambda line: None
         return
-    with err.status(first_line) as status:
-        yield lambda line: status.update(line)
+    with err.status(Text(printable(first_line))) as status:
+        yield lambda line: status.update(Text(printable(line)))
 
 
 def human_bytes(size: int) -> str:
@@ -81,3 +132,11 @@ def human_time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def counted(count: int, what: str) -> str:
+    """
+    >>> counted(1, "kernel"), counted(2, "kernel")
+    ('1 kernel', '2 kernels')
+    """
+    return f"{count} {what}{'s' * (count != 1)}"

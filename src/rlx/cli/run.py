@@ -1,4 +1,4 @@
-"""rlx run: a model on inputs from files, or made up; outputs, times, and a trace of its kernels."""
+"""rlx run: a model on inputs from files or generated ones; outputs, times, and a trace of its kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from rlx.cli.inputs import check_symbols, make_inputs, named, sizes_of
+from rlx.cli.inputs import check_symbols, make_inputs, named, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
-from rlx.cli.output import human_bytes, human_time, print_json, print_table, progress
+from rlx.cli.output import (
+    counted,
+    human_bytes,
+    human_time,
+    json_option,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+)
 from rlx.errors import FormatError
 
 if TYPE_CHECKING:
@@ -32,14 +41,24 @@ TRACED_RUNS = 3
     metavar="NAME=WHAT",
     help="A .npy, .png or .wav file, or random, zeros, ones [random].",
 )
-@click.option("--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size of a symbol, like seq=128.")
+@click.option(
+    "--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim, like seq=128."
+)
 @compile_options
-@click.option("--repeat", "-n", default=1, show_default=True, type=click.IntRange(min=1), help="Timed runs.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of random inputs.")
-@click.option("--profile", type=click.Path(dir_okay=False), help="Write a trace for Perfetto to this file.")
-@click.option("--out", type=click.Path(file_okay=False), help="Folder for the outputs as .npy files.")
-@click.option("--trust-native", is_flag=True, help="Run the code of a .rlx file whoever signed it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of tables.")
+@click.option(
+    "--repeat", "-n", default=1, show_default=True, type=click.IntRange(min=1), help="Number of timed runs."
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of random inputs."
+)
+@click.option("--profile", type=click.Path(dir_okay=False), help="Write a trace to this file, for Perfetto.")
+@click.option(
+    "--out", type=click.Path(file_okay=False), help="Write the outputs to this folder as .npy files."
+)
+@click.option(
+    "--trust-native", is_flag=True, help="Run the native code of a .rlx file even if somebody else signed it."
+)
+@json_option
 def run(
     model: str,
     given: tuple[str, ...],
@@ -52,14 +71,17 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run MODEL and show what it gives and how long it takes."""
+    """Run MODEL; show its outputs and how long it takes.
+
+    Inputs that are not given are random. For an integer input, random means zeros and ones.
+    """
     wanted_inputs, sizes = named(given), sizes_of(bind)
     start = time.perf_counter()
     program = open_model(model, **options, trust_native=trust_native)
     loaded = time.perf_counter() - start
     check_symbols(sizes, program.lir.dynamic_symbols())
     types = {n.attrs["name"]: n.tensor for n in program.inputs}
-    inputs = make_inputs(types, wanted_inputs, sizes, program.lir.planner.binding, seed)
+    inputs = make_inputs(types, wanted_inputs, sizes, lambda fixed: workable_sizes(program, fixed), seed)
     with progress("running"):
         outputs, times = _timed(program, inputs, repeat)
         if profile is not None:
@@ -143,23 +165,26 @@ def _show(facts: Mapping[str, Any], profile: str | None, out: str | None) -> Non
     ]
     print_table(("", "name", "type", "min", "mean", "max"), rows, right=("min", "mean", "max"))
     times, stats = sorted(facts["seconds"]), facts["stats"]
-    where = stats.get("device") or f"{stats['threads']} thread{'s' * (stats['threads'] != 1)}"
+    where = stats.get("device") or counted(stats["threads"], "thread")
     started = f"loaded in {human_time(facts['load_seconds'])}, first run {human_time(facts['first_seconds'])}"
     median, best = human_time(times[len(times) // 2]), human_time(times[0])
-    click.echo(f"\n{started}, then {median} (median of {len(times)}, best {best}) on {where}")
+    print_line(f"\n{started}, then {median} (median of {len(times)}, best {best}) on {where}")
     streaming = stats["streaming"]
     if streaming is not None:
-        click.echo(
+        print_line(
             f"weights: {human_bytes(streaming['resident_bytes'])} in memory, "
-            f"{human_bytes(streaming['bytes_per_run'])} read in every run through a ring of "
-            f"{human_bytes(streaming['ring_bytes'])}, {streaming['overlap']:.0%} of that hidden"
+            f"{human_bytes(streaming['bytes_per_run'])} read in every run through a ring buffer of "
+            f"{human_bytes(streaming['ring_bytes'])}, {streaming['overlap']:.0%} of that time hidden"
         )
     thunks = stats["host_thunks"]
     if thunks:
-        click.echo(f"{len(thunks)} host thunks beside {stats['kernels']} kernels; rlx explain says why")
+        print_line(
+            f"{counted(len(thunks), 'host thunk')} besides {counted(stats['kernels'], 'kernel')}; "
+            "rlx explain shows why"
+        )
     for note in facts["notes"]:
-        click.echo(f"note: {note}")
+        print_line(f"note: {note}")
     if profile is not None:
-        click.echo(f"trace of {TRACED_RUNS} runs in {profile}; open it in Perfetto or chrome://tracing")
+        print_line(f"trace of {TRACED_RUNS} runs in {profile}; open it in Perfetto or chrome://tracing")
     if out is not None:
-        click.echo(f"outputs in {out}")
+        print_line(f"outputs in {out}")

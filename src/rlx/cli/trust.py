@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import click
 
-from rlx.cli.output import print_json, progress
+from rlx.cli.output import json_option, print_json, print_line, progress
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@json_option
 def trust(file: str, as_json: bool) -> None:
-    """Run the code in FILE from now on, as if you had compiled it yourself.
+    """Run the native code in FILE from now on, as if you had compiled it yourself.
 
-    Native code can do whatever you can do. Accept it from people you would let use your account; without
-    this, RLX makes the code again from the plan in the file, which cannot do harm. FILE is not changed: the
-    acceptance is noted beside your signing key, and holds for this very content only.
+    Native code can do everything that you can do. Accept it only from people you would let use your account.
+    Without this command, RLX does not run that code but compiles the model again. FILE is not changed: RLX
+    stores the acceptance next to your signing key, and it is valid for exactly this content.
     """
     from rlx.runtime.artifact import Artifact
 
@@ -24,4 +24,4 @@ def trust(file: str, as_json: bool) -> None:
     if as_json:
         print_json({"file": file, "targets": targets})
     else:
-        click.echo(f"{file}: code for {', '.join(targets)} is trusted")
+        print_line(f"{file}: code for {', '.join(targets)} is trusted")

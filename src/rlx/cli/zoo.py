@@ -5,16 +5,17 @@ from __future__ import annotations
 import click
 
 from rlx import zoo as models
-from rlx.cli.output import human_bytes, print_json, print_table, progress
+from rlx.cli.group import Group
+from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table, progress
 
 
-@click.group()
+@click.group(cls=Group)
 def zoo() -> None:
     """List and fetch the trained models that RLX is tested with."""
 
 
 @zoo.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+@json_option
 def list_models(as_json: bool) -> None:
     """Show every model: source, size, licence, and whether it is in the cache."""
     if as_json:
@@ -31,7 +32,8 @@ def list_models(as_json: bool) -> None:
         )
         for model in models.models()
     ]
-    print_table(("model", "fetched", "size", "source", "licence", "what it is"), rows, right=("size",))
+    columns = ("model", "fetched", "size", "source", "licence", "what it is")
+    print_table(columns, rows, right=("size",), optional=("source", "licence"))
 
 
 def _as_dict(model: models.Model) -> dict[str, object]:
@@ -53,25 +55,36 @@ def _as_dict(model: models.Model) -> dict[str, object]:
 @click.argument("names", metavar="MODEL...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every model of the zoo.")
 @click.option("--verify", is_flag=True, help="Also hash the files of models that were already in the cache.")
-def fetch(names: tuple[str, ...], everything: bool, verify: bool) -> None:
+@json_option
+def fetch(names: tuple[str, ...], everything: bool, verify: bool, as_json: bool) -> None:
     """Download MODELs into the cache (once) and print the path of each one's main file."""
     if everything == bool(names):
         raise click.UsageError("name the models to fetch, or give --all")
     wanted = [model.id for model in models.models()] if everything else list(names)
     for name in wanted:
         models.model(name)  # refuse a misspelt name before the first download
+    paths: dict[str, str] = {}
     for name in wanted:
         with progress(f"fetching {name}") as say:
             path = models.fetch(name, notify=say)
             if verify:
                 say(f"verifying {name}")
                 models.verify(name)
-        click.echo(path)
+        paths[name] = str(path)
+        if not as_json:
+            print_line(path)
+    if as_json:
+        print_json(paths)
 
 
 @zoo.command()
 @click.argument("name", metavar="MODEL")
 @click.argument("file", required=False)
-def path(name: str, file: str | None) -> None:
+@json_option
+def path(name: str, file: str | None, as_json: bool) -> None:
     """Print the path of MODEL's main file, or of another FILE of it; never downloads."""
-    click.echo(models.path(name, file))
+    found = str(models.path(name, file))
+    if as_json:
+        print_json({name: found})
+    else:
+        print_line(found)

@@ -28,6 +28,7 @@ from rlx.config import DIST_TIMEOUT
 from rlx.dist import environment
 from rlx.dist.cores import share_here
 from rlx.dist.errors import TransportError
+from rlx.errors import how_to_install
 from rlx.dist.heap import ABSENT, FAILED, SymmetricHeap
 from rlx.dist.transport import DEFAULT_HEAP_BYTES
 
@@ -292,7 +293,7 @@ def find_mpiexec() -> str:
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if not found:
         raise TransportError(
-            "mpiexec was not found; pip install 'rlx[mpi]', or load your cluster's MPI module"
+            f"mpiexec was not found; {how_to_install('mpi')}, or load the MPI module of your cluster"
         )
     return found
 

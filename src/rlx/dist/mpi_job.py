@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx.dist.allocator import SymmetricAllocator
 from rlx.dist.errors import TransportError
+from rlx.errors import how_to_install
 from rlx.dist.heap import SymmetricHeap
 from rlx.dist.transport import Array
 
@@ -30,7 +31,7 @@ def _start_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise TransportError(f"MPI is not available ({error}); pip install 'rlx[mpi]'") from error
+        raise TransportError(f"MPI is not available ({error}); {how_to_install('mpi')}") from error
     return MPI
 
 

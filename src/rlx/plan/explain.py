@@ -89,16 +89,21 @@ def kernel_costs(module: LirModule, thunks: Container[int] = ()) -> list[KernelC
 
     The host waits for the operands of `thunks`, and reads them back where memory is not shared.
     """
+    return [cost for costs in costs_of_steps(module, thunks).values() for cost in costs]
+
+
+def costs_of_steps(module: LirModule, thunks: Container[int] = ()) -> dict[int, list[KernelCost]]:
+    """The costs of every step of the schedule, by node id; a step that runs in slices has several kernels."""
     io = IoModel(module.mir, module.plan.binding)
     gate = IoFusionGate(**module.gate) if module.gate else None
     device = module.options.get("device", "cpu")
-    out = []
+    out: dict[int, list[KernelCost]] = {}
     for kernel in module.plan.schedule:
         node = module.mir.nodes[kernel]
         cut = slices_of(module.plan, node)
         if cut is not None:
             inside = replace(module, mir=node.bodies[0], buffers=module.plan.work[kernel].bodies[0])
-            out += [c * cut.count for c in kernel_costs(inside)]
+            out[kernel] = [c * cut.count for c in kernel_costs(inside)]
             continue
         profile = io.profile(node)
         if kernel in thunks:
@@ -106,7 +111,7 @@ def kernel_costs(module: LirModule, thunks: Container[int] = ()) -> list[KernelC
             profile += GraphIoProfile(0, max(1 - profile.sync_points, 0), read_back, 0)
         heavy, light = _work(node, module.plan.binding)
         compute = contraction_ps(device, heavy) + elementwise_ps(device, light)
-        out.append(KernelCost(node, profile, heavy + light, _time(gate, profile, compute)))
+        out[kernel] = [KernelCost(node, profile, heavy + light, _time(gate, profile, compute))]
     return out
 
 

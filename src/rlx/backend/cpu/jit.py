@@ -208,7 +208,8 @@ def load_all(objects: Sequence[bytes], target: Target) -> Code:
     if not runs_here(target):
         lacking = ", ".join(missing_here(target)) or "another instruction set"
         raise CompileError(
-            f"code for target {target.name} cannot run here (missing: {lacking}): compile for host"
+            f"code for target {target.name} cannot run here (missing: {lacking}); use target='host', "
+            f"or write a file for the other machine: rlx compile MODEL -o FILE.rlx --also {target.name}"
         )
     if not all(is_loadable(each) for each in objects):
         return _linked_by_llvm(objects, target)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlx.driver.device import DeviceLost
-from rlx.errors import DeviceError
+from rlx.errors import DeviceError, how_to_install
 
 if TYPE_CHECKING:
     from rlx.driver.opencl.device import OpenCLDevice
@@ -28,7 +28,7 @@ def missing() -> str | None:
     try:
         cl()
     except ImportError as error:
-        return f"the package pyopencl is missing ({error}); install rlx[opencl]"
+        return f"the package pyopencl is missing ({error}); {how_to_install('opencl')}"
     try:
         find()
     except DeviceError as error:

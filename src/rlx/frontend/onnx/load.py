@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import ImportError_, UnsupportedError
+from rlx.errors import ImportError_, UnsupportedError, how_to_install
 from rlx.frontend.onnx.light import IDENTITY, read_light
 
 
@@ -16,7 +16,9 @@ def onnx_package() -> Any:
     try:
         import onnx
     except ImportError:
-        raise UnsupportedError("reading ONNX models needs the onnx package; install rlx[onnx]") from None
+        raise UnsupportedError(
+            f"reading ONNX models needs the package onnx; {how_to_install('onnx')}"
+        ) from None
     return onnx
 
 

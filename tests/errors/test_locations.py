@@ -1,0 +1,95 @@
+"""Errors and nodes name the line of the user, never a line of Python's library, of NumPy or of RLX."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sysconfig
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import ShapeError, _is_users, source_location
+
+HERE = Path(__file__).name
+
+
+def lines_later(count: int) -> str:
+    """This file, and the line that is `count` lines after the caller's."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return f"{HERE}:{frame.f_back.f_lineno + count}"
+
+
+def vectors() -> tuple[rlx.Node, rlx.Node]:
+    g = rlx.Graph("net")
+    return g.input("a", (3,), "f32"), g.input("b", (4,), "f32")
+
+
+def test_through_functools() -> None:
+    a, b = vectors()
+    expected = lines_later(2)
+    with pytest.raises(ShapeError) as raised:
+        functools.reduce(rlx.ops.add, [a, b])
+    assert raised.value.where == (expected,)
+
+
+def test_through_partial_and_map() -> None:
+    a, b = vectors()
+    for call in (functools.partial(rlx.ops.add, a, b), lambda: list(map(rlx.ops.add, [a], [b]))):
+        with pytest.raises(ShapeError, match=rf"\(at {HERE}:\d+\)"):
+            call()
+
+
+def test_through_a_context_manager() -> None:
+    """`contextlib.py:81` was named for functions of RLX that are decorated with a context manager."""
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        yield
+
+    @scope()
+    def decorated() -> str | None:
+        return source_location()
+
+    assert (decorated() or "").startswith(f"{HERE}:")
+    g = rlx.Graph("net")
+    g.output("y", rlx.ops.exp(g.input("x", (2, 3), "f32")))
+    with pytest.raises(rlx.errors.RlxError) as raised:
+        rlx.compile(g, assume={"m": 3})
+    assert all(where.startswith(f"{HERE}:") for where in raised.value.where)
+
+
+def test_in_a_thread_of_the_user() -> None:
+    a, b = vectors()
+
+    def work() -> None:
+        rlx.ops.add(a, b)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ShapeError, match=rf"\(at {HERE}:\d+\)"):
+        pool.submit(work).result()
+
+
+def test_in_a_thread_without_code_of_the_user() -> None:
+    """No location is better than `threading.py:982`."""
+    a, b = vectors()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ShapeError) as raised:
+        pool.submit(rlx.ops.add, a, b).result()
+    assert raised.value.where == () and "(at" not in str(raised.value)
+
+
+def test_what_is_the_users() -> None:
+    library = sysconfig.get_path("stdlib")
+    installed = sysconfig.get_path("purelib")
+    assert not _is_users(contextlib.__file__) and not _is_users(f"{library}/threading.py")
+    assert not _is_users(np.__file__) and not _is_users("<frozen importlib._bootstrap>")
+    assert not _is_users("<__array_function__ internals>")
+    assert not _is_users(rlx.__file__) and not _is_users(rlx.ops.__file__ or "")
+    assert _is_users("<stdin>") and _is_users("<ipython-input-3-abc>") and _is_users("model.py")
+    assert _is_users(f"{installed}/their_package/model.py") and _is_users(__file__)
+    assert _is_users(f"{installed}/numpy_helpers/model.py")
