@@ -11,6 +11,7 @@ from rlx import ops
 from rlx.cost import assumed_binding, host_sync_op_kinds, profile_graph_io, profile_graph_io_outputs
 from rlx.cost.profile import GraphIoProfile
 from rlx.errors import VerifyError
+from rlx.ir.dim import Constraint, sym
 from rlx.ir.graph import Graph, Node
 
 F32 = 4
@@ -107,6 +108,21 @@ def test_what_a_graph_assumes_about_a_symbol_is_its_size() -> None:
     g, (x, y) = graph(x=(7, 8), y=("n", 8))
     g.output("y", x + y)
     assert assumed_binding(g) == {"n": 7}
+
+
+def test_assumed_sizes_keep_what_a_graph_assumes() -> None:
+    """128 would break the assumption; a plan for such sizes is refused when it is loaded."""
+    g, (x, y) = graph(x=("n", 8), y=(3, "m"))
+    g.output("a", ops.exp(x))
+    g.output("b", ops.exp(y))
+    g.assume(Constraint("eq", (sym("m") + 64) // 128, 3, ()))
+    assert assumed_binding(g) == {"n": 1, "m": 320}
+    assert assumed_binding(g, {"m": 128}) == {"n": 1, "m": 128}  # what is asked for stays
+    g, (x, y) = graph(x=("n", 8), y=(3, "m"))
+    g.output("a", ops.exp(x))
+    g.output("b", ops.exp(y))
+    g.assume(Constraint("eq", sym("m"), 2 * sym("n"), ()))
+    assert assumed_binding(g) == {"n": 1, "m": 2}
 
 
 def test_only_the_outputs_that_are_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,7 +37,7 @@ def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **o
             "name": program.graph.name,
             "target": program.lir.target,
             "stats": program.stats,
-            "binding": binding,
+            "binding": dict(binding),
             "memory": program.memory(binding),
             "kernels": _kernels(program, binding),
             "decisions": [d.to_json() for d in program.decisions],
@@ -45,7 +46,7 @@ def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **o
     )
 
 
-def _kernels(program: CompiledProgram, binding: dict[str, int]) -> list[dict[str, Any]]:
+def _kernels(program: CompiledProgram, binding: Mapping[str, int]) -> list[dict[str, Any]]:
     """Every step of the program, with what it is predicted to take and to move at these sizes."""
     from rlx.plan.explain import costs_of_steps
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, islice, product
-from math import log
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 GENERATED = ("random", "zeros", "ones")
-_COMMON_SIZES = (*range(1, 17), *(m << k for k in range(2, 12) for m in (5, 6, 7, 8, 9)))
-_MOST_TRIALS = 20_000
 
 
 def sizes_of(texts: Iterable[str], option: str = "--bind") -> dict[str, int]:
@@ -53,40 +49,18 @@ def check_symbols(sizes: Mapping[str, int], known: Sequence[str]) -> None:
         raise InputError(f"the model has no symbol {unknown!r} to bind; {has}")
 
 
-def workable_sizes(program: CompiledProgram, fixed: Mapping[str, int]) -> dict[str, int]:
-    """A size for every symbol: the fixed ones, and for the others those that the program was planned for, or
-    common sizes near them if the program does not accept these.
+def workable_sizes(program: CompiledProgram, fixed: Mapping[str, int]) -> Mapping[str, int]:
+    """A size for every symbol: the fixed ones; for the others those that the program was planned for, or,
+    if these break an assumption of the program, others that do not."""
+    from rlx.cost.io import assumed_binding
 
-    If it accepts nothing near, the planned sizes are returned; running them says which assumption they break.
-    """
     planner = program.lir.planner
     planned = {**planner.binding, **fixed}
-    free = {s for n in program.inputs for d in n.tensor.shape for s in symbols(d)} - fixed.keys()
-    for sizes in islice(_nearby(planned, sorted(free)), _MOST_TRIALS):
-        try:
-            planner.check_guards(sizes)
-        except GuardError:
-            continue
-        return sizes
+    try:
+        planner.check_guards(planned)
+    except GuardError:
+        return assumed_binding(program.lir.mir, fixed)
     return planned
-
-
-def _nearby(sizes: dict[str, int], free: Sequence[str]) -> Iterator[dict[str, int]]:
-    """The sizes themselves, then those with one free symbol changed, with two, and so on; nearest first.
-
-    >>> list(islice(_nearby({"n": 128}, ["n"]), 4))
-    [{'n': 128}, {'n': 144}, {'n': 112}, {'n': 160}]
-    """
-
-    def near(symbol: str) -> list[int]:
-        others = {*_COMMON_SIZES} - {sizes[symbol]}
-        return sorted(others, key=lambda n: (abs(log(n / max(sizes[symbol], 1))), n))
-
-    yield sizes
-    for count in range(1, len(free) + 1):
-        for changed in combinations(free, count):
-            for values in product(*map(near, changed)):
-                yield {**sizes, **dict(zip(changed, values, strict=True))}
 
 
 def named(texts: Iterable[str]) -> dict[str, str]:

@@ -9,13 +9,15 @@ Symbolic sizes are taken at an assumed binding.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, islice, product
+from math import log
 from types import MappingProxyType
 
 from rlx.cost.profile import GraphIoProfile
 from rlx.cost.sync import host_sync_op_kinds
-from rlx.ir.bind import size_symbol
+from rlx.ir.bind import holds, size_symbol
 from rlx.ir.compose import lower_node
-from rlx.ir.control import own_symbols
+from rlx.ir.control import is_branch, own_symbols
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
 from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
 from rlx.ir.graph import Graph, Node
@@ -28,13 +30,16 @@ from rlx.ir.views import view_layouts
 ASSUMED_SIZE = 128
 ASSUMED_BATCH = 1
 MOST_ASSUMED = 1 << 20
+COMMON_SIZES = (*range(1, 17), *(m << k for k in range(2, 12) for m in (5, 6, 7, 8, 9)))
+MOST_TRIALS = 500
 TRIPS = ("length", "rows", "max_trips")  # what a loop's form calls the number of its steps
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE, Role.RESULT, Role.TUPLE)
 
 
 def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> dict[str, int]:
     """A size for every symbol: the one given, else 1 for batch-like ones, else 128, doubled where the graph
-    needs more (a window of 400 samples does not fit 128).
+    needs more (a window of 400 samples does not fit 128). If an assumption of the graph does not hold for
+    these sizes, common sizes near them are taken for which all hold, where there are such.
 
     Batch-like is a symbol that is the leading dim of inputs with more axes, and no other dim of any input. No
     size is assumed above the bound of a size input; a size that data decides is taken at its bound, because
@@ -65,7 +70,8 @@ def assumed_binding(graph: Graph, assume: Mapping[str, int] | None = None) -> di
         usual |= sizes_at_bounds(graph, {**usual, **fixed, **given})
     chosen = {s: given.get(s, fixed.get(s, n)) for s, n in usual.items()}
     free = usual.keys() - given.keys() - fixed.keys() - most.keys()
-    return _grown(chosen, free, [c for c in _all_constraints(graph) if c.kind == "min"])
+    grown = _grown(chosen, free, [c for c in _all_constraints(graph) if c.kind == "min"])
+    return _accepted(grown, free, list(_constraints_of_a_run(graph)))
 
 
 def _all_constraints(graph: Graph) -> Iterator[Constraint]:
@@ -74,6 +80,46 @@ def _all_constraints(graph: Graph) -> Iterator[Constraint]:
     for node in graph.nodes:
         for body in node.bodies:
             yield from _all_constraints(body)
+
+
+def _constraints_of_a_run(graph: Graph) -> Iterator[Constraint]:
+    """Constraints that hold in every run: those of branches are left out, as a run takes one of them."""
+    yield from graph.constraints
+    for node in graph.nodes:
+        if node.bodies and not is_branch(node):
+            for body in node.bodies:
+                yield from _constraints_of_a_run(body)
+
+
+def _accepted(
+    binding: dict[str, int], free: Collection[str], constraints: Sequence[Constraint]
+) -> dict[str, int]:
+    """The sizes, or the nearest ones for which all constraints hold; the sizes, if none of those near do."""
+    broken = [c for c in constraints if not holds(c, binding)]
+    if not broken:
+        return binding
+    concerned = sorted({s for c in broken for s in (*symbols(c.lhs), *symbols(c.rhs)) if s in free})
+    for sizes in islice(_nearby(binding, concerned), MOST_TRIALS):
+        if all(holds(c, sizes) for c in constraints):
+            return sizes
+    return binding
+
+
+def _nearby(sizes: dict[str, int], free: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Sizes with one free symbol changed to a common size, then with two, and so on; the nearest first.
+
+    >>> list(islice(_nearby({"n": 128}, ["n"]), 3))
+    [{'n': 144}, {'n': 112}, {'n': 160}]
+    """
+
+    def near(symbol: str) -> list[int]:
+        others = {*COMMON_SIZES} - {sizes[symbol]}
+        return sorted(others, key=lambda n: (abs(log(n / max(sizes[symbol], 1))), n))
+
+    for count in range(1, len(free) + 1):
+        for changed in combinations(free, count):
+            for values in product(*map(near, changed)):
+                yield {**sizes, **dict(zip(changed, values, strict=True))}
 
 
 def _grown(binding: dict[str, int], free: Collection[str], needs: Sequence[Constraint]) -> dict[str, int]:
