@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from error_bounds import assert_by_table
 from op_cases import ALL_CASES, IDS, Case
 
 import rlx
 from rlx.backend.reference.interpreter import evaluate
+from rlx.fuzz.bounds import assert_by_table
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
 HOST_OPS = {"cond", "custom", "loop", "pack_groups", "pack_sparse", "unique"}

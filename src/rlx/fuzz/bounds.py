@@ -25,12 +25,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import rlx
 from rlx.backend.reference.interpreter import Interpreter
+from rlx.compile import lower
 from rlx.ir.bind import match_shape
 from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Template
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role
+from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.scalar import PRIMITIVES
 from rlx.ir.types import tensor_types
@@ -38,7 +38,6 @@ from rlx.ops.addressing import OutOfRangeError
 
 ELEMENTWISE_ULPS = 4
 ADDED_UP = ("sum", "add")
-BITS = ("bitcast",)  # what they do to a value is not about its size
 ROUNDED = "fc"  # kinds of dtypes
 EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "trunc", "where")
 NEAREST = ("add", "mul", "sub")  # rounded once: a result that the dtype has is the result
@@ -85,7 +84,7 @@ class Follower(Interpreter):
         operands = [self.known[o.id][0] for o in node.operands]
         if node.bodies:
             return self.through_bodies(node, operands)
-        if node.op.name in BITS or not node.op.has("lower") or isinstance(self.form(node), Call):
+        if is_about_bits(node.op) or not node.op.has("lower") or isinstance(self.form(node), Call):
             return self.exactly(node, operands)
         values = self.apply(node, [o.value for o in operands])
         errors = [self.carried(node, operands, values, i) for i in range(len(values))]
@@ -121,7 +120,7 @@ class Follower(Interpreter):
 
     def apply(self, node: Node, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What the op gives; casts between floats keep the value."""
-        if node.op.name == "cast" and node.dtype.is_float and arrays[0].dtype == np.float64:
+        if node.op.family == "cast" and node.dtype.is_float and arrays[0].dtype == np.float64:
             return [arrays[0]]
         attrs = {k: self.bound_attr(v) for k, v in node.attrs.items()}
         with np.errstate(all="ignore"):
@@ -236,7 +235,7 @@ class _Bodies:
         binding = dict(self.binding)
         for n, v in zip(body.inputs, values, strict=True):
             match_shape(n.shape, np.shape(v), binding, "an input of a body")
-        return [paired(b) for b in Follower(rlx.lower(body), feed, binding).outputs().values()]
+        return [paired(b) for b in Follower(lower(body), feed, binding).outputs().values()]
 
     def empty(self, number: int) -> list[np.ndarray]:
         outputs = self.node.bodies[number].outputs.values()
@@ -246,6 +245,11 @@ class _Bodies:
 
     def planned(self, number: int, symbol: str) -> int | None:
         return None
+
+
+def is_about_bits(op: Op) -> bool:
+    """A cast that keeps the bits has no gradient: what it does to a value is not about its size."""
+    return op.family == "cast" and op.not_differentiable is not None
 
 
 def paired(b: Bounded) -> np.ndarray:
@@ -308,7 +312,7 @@ def assert_by_table(
     binding: dict[str, int] = {}
     for node in graph.inputs:
         match_shape(node.shape, feed[node.attrs["name"]].shape, binding, "an input")
-    truth = Follower(rlx.lower(graph), feed, binding).outputs()
+    truth = Follower(lower(graph), feed, binding).outputs()
     for name, value in plain.items():
         assert_within(got[name], value, truth[name])
 

@@ -1,0 +1,25 @@
+"""The machines that a run is made for: RLX is told to see a lesser one."""
+
+from __future__ import annotations
+
+from rlx import config
+from rlx.backend.cpu.target import resolve, runs_here, targets
+from rlx.errors import ConfigError
+
+
+def named(host: str) -> list[str]:
+    """The hosts that a name stands for: itself, or for "all" every target that this machine runs.
+
+    >>> "x86-64" in named("all") or "aarch64" in named("all")
+    True
+    """
+    if host == "all":
+        return [t.name for t in targets() if runs_here(t)]
+    if host != "host" and not runs_here(resolve(host)):
+        raise ConfigError(f"this machine cannot run code for {host}; choose one of {', '.join(named('all'))}")
+    return [resolve(host).name]
+
+
+def environment(host: str) -> dict[str, str]:
+    """The variables of a process that shall see that host."""
+    return {config.TARGET.name: host}

@@ -1,0 +1,71 @@
+"""Eager runs, in which functions that promise to be NumPy's are compared with NumPy's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.fuzz.program import Program
+from rlx.ir.graph import Node
+
+_PROMISE = re.compile(r"as numpy\.(\w+)")
+COMPARED = ("f", "d", "b", "h", "i", "l", "q", "B", "H", "I", "L", "Q", "?")
+"""Dtypes that NumPy itself has and accumulates as RLX does."""
+ROUGHLY = 1e-3  # NumPy sums in another order; this oracle is about meaning, the table about rounding
+
+
+class TwinError(AssertionError):
+    """A function gives something else than its namesake of NumPy."""
+
+
+class Twins:
+    """`rlx.ops` as a program sees it: a call with arrays is compared with NumPy's."""
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(ops, name)
+        promise = _PROMISE.search(getattr(function, "__doc__", None) or "")
+        twin = getattr(np, promise[1], None) if promise else None
+        return function if twin is None else _compared(name, function, twin)
+
+
+def _compared(name: str, function: Callable[..., Any], twin: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*args: Any, **options: Any) -> Any:
+        out = function(*args, **options)
+        arrays = [a for a in args if isinstance(a, np.ndarray)]
+        if isinstance(out, np.ndarray) and len(arrays) == 1 and arrays[0].dtype.char in COMPARED:
+            compare(name, out, twin, args, options)
+        return out
+
+    return both
+
+
+def compare(
+    name: str, out: np.ndarray, twin: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Raise TwinError if NumPy gives another dtype, shape or, roughly, other values."""
+    try:
+        with np.errstate(all="ignore"):
+            want = np.asarray(twin(*args, **options))
+    except (TypeError, ValueError, IndexError):  # NumPy's has other options, or refuses the case
+        return
+    if out.dtype != want.dtype or out.shape != want.shape:
+        raise TwinError(f"{name}: {out.dtype}{list(out.shape)}, NumPy gives {want.dtype}{list(want.shape)}")
+    finite = np.isfinite(want)
+    scale = ROUGHLY * (1 + np.abs(want[finite]).max(initial=0)) if want.dtype.kind == "f" else 0
+    if want.dtype.kind in "f" and not np.array_equal(np.isfinite(out), finite):
+        raise TwinError(f"{name}: what is finite differs from NumPy's")
+    off = np.abs(out[finite].astype(np.float64) - want[finite].astype(np.float64))
+    if (off > scale).any():
+        raise TwinError(f"{name}: off by {off.max()} from NumPy's")
+
+
+def eager(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The program called with arrays: each op by its reference, at once."""
+    with np.errstate(all="ignore"):
+        out = program.function(ops=Twins())(*arrays)
+    assert not any(isinstance(v, Node) for v in out)
+    return [np.asarray(v) for v in out]

@@ -1,0 +1,136 @@
+"""Programs are checked in a child process: one that crashes it, or hangs, is a finding like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rlx import config
+from rlx.fuzz.grammar import draw_program
+from rlx.fuzz.hosts import environment
+from rlx.fuzz.oracles import Finding, check
+from rlx.fuzz.program import Program
+from rlx.fuzz.report import reproducer
+from rlx.fuzz.shrink import shrink
+
+SECONDS = 120.0  # that one program may take, on a busy machine
+SHRINK_SECONDS = 60.0
+SHRUNK = 2  # findings of one signature that are shrunk in a child
+PER_CHILD = 400  # programs; then a fresh process
+
+
+class Child:
+    """A process that checks programs and says what it is at, line by line in JSON."""
+
+    def __init__(self, host: str, arguments: Sequence[str], folder: str) -> None:
+        known = {**os.environ, **environment(host), config.CACHE.name: folder}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlx.fuzz", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=known,
+        )
+        self.lines: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def said(self, seconds: float) -> Iterator[dict[str, Any]]:
+        """What it says until it ends; `{"lost": why}` is last if it crashed or hung."""
+        try:
+            while (line := self.lines.get(timeout=seconds)) is not None:
+                yield json.loads(line)
+            if code := self.process.wait():
+                why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                yield {"lost": f"the process ended by {why}"}
+        except queue.Empty:
+            yield {"lost": f"no answer within {seconds:.0f} s"}
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def work(seed: int, start: int, stop: int, poison: bool) -> None:
+    """The child's side: check programs of a seed, shrink what is found."""
+    seen: dict[tuple[str, str], int] = {}
+    for number in range(start, stop):
+        say(at=number)
+        program = draw_program(seed, number, poison)
+        finding = check(program)
+        if finding is None:
+            continue
+        seen[finding.signature] = seen.get(finding.signature, 0) + 1
+        if seen[finding.signature] <= SHRUNK:
+            program, finding = shrink(program, finding, check, SHRINK_SECONDS)
+        say(found=number, signature=finding.signature, text=reproducer(program, finding))
+
+
+def check_one() -> None:
+    """The child's side for one program that may crash it; the parent pickles it to stdin."""
+    finding = check(pickle.load(sys.stdin.buffer))
+    if finding is not None:
+        say(found=0, signature=finding.signature, detail=finding.detail)
+
+
+def check_apart(program: Program, host: str, seconds: float = SECONDS) -> Finding | None:
+    """`check` in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="rlx-fuzz-") as folder:
+        child = Child(host, ["check-one"], folder)
+        assert child.process.stdin is not None
+        child.process.stdin.write(pickle.dumps(program))
+        child.process.stdin.close()
+        for said in child.said(seconds):
+            if "lost" in said:
+                return Finding("process", said["lost"], "no Python exception")
+            oracle, kind = said["signature"]
+            return Finding(oracle, kind, said["detail"])
+    return None
+
+
+def run(seed: int, start: int, stop: int, host: str, poison: bool) -> Iterator[dict[str, Any]]:
+    """Check programs start .. stop of a seed; says `{"done": count}` and `{"found": ..., "text": ...}`."""
+    at = start
+    while at < stop:
+        with tempfile.TemporaryDirectory(prefix="rlx-fuzz-") as folder:
+            end = min(stop, at + PER_CHILD)
+            arguments = ["work", str(seed), str(at), str(end), *(["--poison"] if poison else [])]
+            for said in Child(host, arguments, folder).said(SECONDS + SHRUNK * SHRINK_SECONDS):
+                if "at" in said:
+                    at = said["at"]
+                    yield {"done": at}
+                elif "found" in said:
+                    yield said
+                else:
+                    yield lost(seed, at, host, poison, said["lost"])
+                    end = at + 1
+            at = end
+            yield {"done": at}
+
+
+def lost(seed: int, number: int, host: str, poison: bool, why: str) -> dict[str, Any]:
+    """The finding of a program that took its process with it, shrunk in processes of their own."""
+    program = draw_program(seed, number, poison)
+    finding = check_apart(program, host)
+    if finding is None:
+        finding = Finding("process", why, "seen once, in a process that had checked other programs before")
+    else:
+        program, finding = shrink(program, finding, lambda p: check_apart(p, host), 2 * SHRINK_SECONDS)
+    return {"found": number, "signature": finding.signature, "text": reproducer(program, finding)}

@@ -1,0 +1,110 @@
+"""The fuzzer of programs: what it draws, that faults are found and shrunk, and a run with a fixed seed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlx.backend.reference.interpreter import evaluate
+from rlx.fuzz import oracles
+from rlx.fuzz.grammar import draw_program
+from rlx.fuzz.inputs import Values
+from rlx.fuzz.oracles import MAIN, MORE, Finding, check
+from rlx.fuzz.program import TRANSFORMS, Input, Program, Step
+from rlx.fuzz.report import reproducer
+from rlx.fuzz.shrink import shrink
+
+DRAWN = [draw_program(5, number) for number in range(400)]
+PLAIN = Input("x0", "f32", (3, 4), Values())
+
+
+def test_a_seed_gives_the_same_programs_in_every_process() -> None:
+    text = "from rlx.fuzz.grammar import draw_program\nprint([repr(draw_program(5, i)) for i in range(40)])"
+    command = [sys.executable, "-c", text]
+    again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert again.strip() == str([repr(p) for p in DRAWN[:40]])
+
+
+def test_the_programs_are_not_all_alike() -> None:
+    source = "\n".join(p.source() for p in DRAWN)
+    assert len(set(re.findall(r"ops\.(\w+)", source)) | set(re.findall(r"op\('(\w+)'\)", source))) >= 170
+    assert {way for p in DRAWN for way in p.ways} == {*MAIN, *MORE}
+    assert {p.transform for p in DRAWN} == set(TRANSFORMS)
+    assert len({x.dtype for p in DRAWN for x in p.inputs}) >= 12
+    assert {0, 1, 2, 3, 7, 17} <= {n for p in DRAWN for x in p.inputs for n in p.shape(x)}
+    assert any(x.weight for p in DRAWN for x in p.inputs) and any(p.others for p in DRAWN)
+
+
+def test_a_wrong_value_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: whatever is computed with tanh is a little off."""
+
+    def compile(graph, **options):  # type: ignore[no-untyped-def]
+        class Off:
+            def run(self, feed):  # type: ignore[no-untyped-def]
+                out = evaluate(graph, feed)
+                wrong = any(n.op.name == "tanh" for n in graph.nodes)
+                return {k: v + np.float32(0.01) if wrong else v for k, v in out.items()}
+
+        return Off()
+
+    monkeypatch.setattr(oracles, "compile", compile)
+    steps = (
+        Step(("v1",), "x0 * 2.0"),
+        Step(("v2",), "ops.sum(v1, axis=0)"),
+        Step(("v3",), "ops.tanh(v2)"),
+        Step(("v4",), "ops.transpose(v3 + x1)"),
+    )
+    inputs = (PLAIN, Input("x1", "f32", (5, 4), Values(), weight=True))
+    program = Program(inputs, steps, ("v4", "v1"), ways=("static", "text"))
+    found = check(program)
+    assert found is not None and found.signature == ("static", "wrong value")
+    small, finding = shrink(program, found, check)
+    assert [s.text for s in small.steps] == [f"ops.tanh({small.inputs[0].name})"]
+    assert small.ways == ("static",)
+    text = reproducer(small, finding)
+    assert "ops.tanh(" in text and "wrong value" in text and len(text.splitlines()) < 25
+    exec(text, {})  # a program of its own
+
+
+@pytest.mark.parametrize("way", [*MAIN, *MORE])
+def test_every_way_runs(way: str) -> None:
+    steps = (
+        Step(("v1",), "ops.softmax(x0 * 2.0, axis=-1)"),
+        Step(("v2",), "v1 @ ops.transpose(x0)"),
+    )
+    inputs = (Input("x0", "f32", ("n", 4), Values()),)
+    program = Program(inputs, steps, ("v2", "v1"), {"n": 3}, {"n": 5}, ways=(way,))
+    assert check(program) is None
+
+
+def test_what_raises_is_a_finding() -> None:
+    program = Program((PLAIN,), (Step(("v1",), "x0.no_such_thing"),), ("v1",))
+    found = check(program)
+    assert isinstance(found, Finding) and "AttributeError" in found.kind
+
+
+def test_what_is_refused_is_none() -> None:
+    program = Program((PLAIN,), (Step(("v1",), "ops.reshape(x0, (5, 5))"),), ("v1",))
+    assert check(program) is None
+
+
+def test_a_crash_is_a_finding() -> None:
+    from rlx.fuzz.worker import check_apart
+
+    step = Step(("v1",), "__import__('os').kill(__import__('os').getpid(), 11)")
+    found = check_apart(Program((PLAIN,), (step,), ("v1",)), "host")
+    assert found is not None and found.kind == "the process ended by SIGSEGV"
+
+
+def test_the_command(tmp_path: Path) -> None:
+    tally = f"{tmp_path}/tally.jsonl"
+    command = [sys.executable, "-m", "rlx.fuzz", "files", "--programs", "40", "--seed", "3", "--tally", tally]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    with open(tally, encoding="utf-8") as file:
+        assert '"programs": 40' in file.read()
