@@ -151,8 +151,8 @@ def test_squeeze_if_one_becomes_a_guard() -> None:
         evaluate(graph, {"x": np.ones((2, 2), np.float32)})
 
 
-def test_data_cannot_decide_a_shape_silently() -> None:
-    text = "main (float[3] x) => (y) { i = Cast <to = 7> (x) y = ConstantOfShape (i) }"
+def test_data_cannot_decide_how_many_axes_there_are() -> None:
+    text = "main (float[N] x) => (y) { i = Cast <to = 7> (x) y = ConstantOfShape (i) }"
     with pytest.raises(ImportError_, match="depends on the value of input 'x'"):
         rlx.from_onnx(parse(text))
 

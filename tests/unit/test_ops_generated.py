@@ -112,7 +112,8 @@ def test_gradient_and_jvp_are_finite_differences(case: Case) -> None:
         )
 
 
-BATCHED = [c for c in ALL_CASES if not c.symbolic and c.arrays]
+# a result whose size is a number of the data has no batched form
+BATCHED = [c for c in ALL_CASES if not c.symbolic and c.arrays and "count" not in c.op.attrs]
 
 
 @pytest.mark.parametrize("case", BATCHED, ids=[c.id for c in BATCHED])

@@ -388,10 +388,11 @@ class Graph:
         return seen
 
     def _wanted_finders(self, finders: Sequence[Node], seen: set[int]) -> list[Node]:
-        """Nodes that nobody reads, but whose size live nodes have."""
+        """Nodes that nobody reads, but whose size live nodes have, or must equal another one."""
         from rlx.ir.symbols import node_symbols
 
         wanted = {s for n in self.nodes if n.id in seen for s in node_symbols(n)}
+        wanted |= {s for c in self.constraints if c.kind == "eq" for d in (c.lhs, c.rhs) for s in symbols(d)}
         found = []
         for node in finders:
             given = {s for o in node.operands for s in type_symbols(o.type)}

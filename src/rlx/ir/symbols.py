@@ -11,6 +11,8 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType, TupleType, type_symbols
 
 Bounds = tuple[int, int | None]
+NOT_FOUND = 1
+"""What a size that data decide is planned as until they do; others may be divided by it."""
 
 
 def graph_symbols(graph: Graph) -> dict[str, list[Bounds]]:

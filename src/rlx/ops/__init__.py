@@ -184,7 +184,7 @@ from rlx.ops.resize import resize, upsample
 from rlx.ops.roi_align import roi_align
 from rlx.ops.scan import scan
 from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
-from rlx.ops.selection import argwhere, compress, nonzero, unique
+from rlx.ops.selection import argwhere, compress, data_size, nonzero, unique
 from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
 from rlx.ops.signal import istft, stft, stft_pairs
 from rlx.ops.signal_mel import log_mel, log_mel_backward, mel_filter_bank, mel_weight_matrix
@@ -259,6 +259,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "custom",
+    "data_size",
     "deform_conv",
     "depth_to_space",
     "dequantize",

@@ -1,8 +1,9 @@
-"""Results whose size depends on data: nonzero, argwhere, compress, unique.
+"""Results whose size depends on data: nonzero, argwhere, compress, unique, data_size.
 
 Their size is a symbol of its own, bounded by the number of elements: by itself where that is a number, else
 by an assumption of the graph, which the type rules here make. So everything after them is typed and planned;
-its value is set when the program runs.
+its value is set when the program runs. A size that is itself a number of the data has no bound: memory behind
+it is planned once it is known.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlx.errors import ShapeError, TransformError
+from rlx.errors import ShapeError, TransformError, TypeError_
 from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, dim, integer, optional
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, sym
-from rlx.ir.dtype import I64
+from rlx.ir.dtype import BOOL, I64
 from rlx.ir.form import Form, Template
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
+from rlx.ops.elementwise import cast
 from rlx.ops.gather import gather
 from rlx.ops.layout import flatten
 from rlx.ops.rules import is_computable, is_real, need_dtype, normal_axis, shape_of
 from rlx.ops.shape import reshape, slice_axis, transpose
 
+MOST_ROWS = 1 << 40
+"""A size from data that is larger is a mistake in the data."""
 
-def fresh_count(name: str, bound: Dim, graph: Graph | None) -> Dim:
+
+def fresh_count(name: str, bound: Dim | None, graph: Graph | None) -> Dim:
     """A symbol that nothing else uses, named by the place in the program where it arises."""
     chain: list[Graph] = []
     while graph is not None:
@@ -195,4 +200,51 @@ def unique(
     return (values, *extra) if extra else values
 
 
-__all__ = ["argwhere", "compress", "nonzero", "unique"]
+@declare
+class _data_size(Op):
+    """A result without elements, [count, 0]: its first size is the number that the operand holds."""
+
+    name = "data_size"
+    arity = 1
+    finds_size = True
+    attrs = {"count": Attr(dim)}
+    not_differentiable = "its value is a size"
+    host_only = "memory behind it is planned by the host, once the size is known"
+
+    def infer(self, x: TensorType, *, count: Dim) -> TensorType:
+        if x.rank or x.dtype is not I64:
+            raise TypeError_(f"data_size: {x} is no number; it must be a scalar i64[]")
+        return TensorType(BOOL, (count, 0))
+
+    def ref(self, x: np.ndarray, *, count: Dim) -> np.ndarray:
+        found = int(x)
+        if not 0 <= found <= MOST_ROWS:
+            raise ShapeError(f"a size that data decide is {found}; sizes are 0 .. {MOST_ROWS}")
+        return np.empty((found, 0), np.bool_)
+
+    def batch(self, flags: Sequence[bool], x: Node, *, count: Dim) -> Node:
+        _no_batch(self)
+
+    def cost(self, x: TensorType, *, count: Dim) -> Dim:
+        return 0
+
+    def samples(self) -> list[Sample]:
+        return [Sample((Arg("i64[]", 0, 9),), {"count": "k"})]
+
+
+def data_size(x: Any) -> Any:
+    """The number in an integer scalar as a size: a symbol whose value each run finds; of an array, an int.
+
+    Shapes of what follows may hold it, as in `broadcast_to(y, (data_size(n), 4))`. A run whose data hold a
+    negative number is refused.
+
+    >>> data_size(np.array(3))
+    3
+    """
+    x = x if isinstance(x, Node) else np.asarray(x)
+    x = reshape(x if x.dtype == I64 else cast(x, I64), ())
+    found = _data_size(x, count=fresh_count("data_size", None, graph_of((x,))))
+    return found.shape[0]
+
+
+__all__ = ["argwhere", "compress", "data_size", "nonzero", "unique"]

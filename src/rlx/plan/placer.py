@@ -28,7 +28,7 @@ from rlx.ir.lir import (
     WeightCut,
 )
 from rlx.ir.phase import Phase, PhaseSchedule
-from rlx.ir.symbols import sizes_at_bounds
+from rlx.ir.symbols import NOT_FOUND, sizes_at_bounds
 from rlx.plan.certificate import OverBudgetError
 from rlx.plan.place import Block, Placement, place, replay
 from rlx.plan.stream import BudgetTooSmall, Streaming, stream_weights
@@ -325,8 +325,8 @@ class Placer:
 
     def within(self, binding: Mapping[str, int], room: Mapping[str, int]) -> LirBufferPlan:
         """The plan for a binding in the places of a larger one: values stay where they are when a size that
-        data decides becomes known. Until then it is 0."""
-        here = self.plan(binding, {s: 0 for s in self.symbols if s not in binding})
+        data decides becomes known. Until then it has a stand-in."""
+        here = self.plan(binding, {s: NOT_FOUND for s in self.symbols if s not in binding})
         if not room:
             return here
         wide = self.unchecked({**here.binding, **room})

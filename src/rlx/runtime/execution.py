@@ -15,6 +15,7 @@ from rlx.ir.control import broken_guard
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.phase import Phase
+from rlx.ir.symbols import NOT_FOUND
 from rlx.ir.types import type_symbols
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch
@@ -61,8 +62,8 @@ class Execution:
         raise NotImplementedError
 
     def _until_found(self, binding: Mapping[str, int]) -> Mapping[str, int]:
-        """All sizes of a run; those that data have not decided yet are 0."""
-        return {**dict.fromkeys(self._found_later, 0), **binding} if self._found_later else binding
+        """All sizes of a run; those that data have not decided yet have a stand-in."""
+        return {**dict.fromkeys(self._found_later, NOT_FOUND), **binding} if self._found_later else binding
 
     def execute(self, context: Context, given: Given) -> list[np.ndarray]:
         """Outputs of a run in a context."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import ImportError_
-from rlx.frontend.onnx.known import Quotient, Unknown
+from rlx.frontend.onnx.known import UNKNOWN, Quotient, Unknown, filled
 from rlx.frontend.onnx.proto import DTYPES, attribute_value, element_dtype
 from rlx.frontend.onnx.value import Strings, Value, kind_of
 from rlx.ir.dim import Dim, Expr
@@ -123,28 +123,44 @@ class Call:
         assert found is not None
         return found
 
+    def is_open(self, i: int) -> bool:
+        """Whether a number in operand i is neither known nor a size."""
+        found = self.partial(self[i])
+        return found is None or any(isinstance(x, Unknown) for x in found.reshape(-1))
+
     def ints(self, i: int) -> tuple[int, ...]:
         """Operand i as integers, which must be known."""
         return tuple(int(x) for x in self.array(i).reshape(-1))
 
-    def dims(self, i: int) -> tuple[Dim, ...]:
-        """Operand i as sizes, which must be known or symbolic."""
-        return self.sizes(self[i], f"the sizes in its input {i}")
+    def dims(self, i: int, fed: bool = False) -> tuple[Dim, ...]:
+        """Operand i as sizes: known, symbolic, or found by each run. If `fed`, also where an input of the
+        model holds them; else that is refused, as -1 and 0 may have a meaning of their own."""
+        return self.sizes(self[i], f"the sizes in its input {i}", fed)
 
-    def sizes(self, node: Node, what: str) -> tuple[Dim, ...]:
+    def sizes(self, node: Node, what: str, fed: bool = False) -> tuple[Dim, ...]:
         """The elements of a node as sizes."""
-        found = self.places(node, what)
+        found = self.places(node, what, fed)
         for x in found:
             self.refuse_step(x, what)
         return found
 
-    def places(self, node: Node, what: str) -> tuple[Dim, ...]:
+    def places(self, node: Node, what: str, fed: bool = False) -> tuple[Dim, ...]:
         """The elements of a node as sizes that may differ from step to step of a loop around it."""
         found = self.partial(node)
-        flat = [] if found is None else list(found.reshape(-1))
-        if found is None or any(isinstance(x, (Unknown, Quotient)) for x in flat):
-            self.demand(node, what)
-        return tuple(x if isinstance(x, Expr) else int(x) for x in flat)
+        if found is None and isinstance(count := node.tensor.numel, int):
+            found = filled((count,), UNKNOWN)
+        if found is None:
+            self.demand(node, f"how many there are of {what}")
+        assert found is not None
+        flat = list(found.reshape(-1))
+        return tuple(
+            self.importer.data_sizes.size(node, i, lambda: self.demand(node, what), fed)
+            if isinstance(x, (Unknown, Quotient))
+            else x
+            if isinstance(x, Expr)
+            else int(x)
+            for i, x in enumerate(flat)
+        )
 
     def refuse_step(self, size: Dim, what: str) -> None:
         """Refuse a size that differs from step to step of a loop."""

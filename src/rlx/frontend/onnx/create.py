@@ -39,12 +39,24 @@ def constant_of_shape(n: Call) -> Any:
     value = n.attr("value", np.zeros(1, np.float32))
     if value.size != 1:
         raise ImportError_(f"its value holds {value.size} elements; it must hold one")
-    return ops.broadcast_to(n.constant(value.reshape(())), n.dims(0))
+    return ops.broadcast_to(n.constant(value.reshape(())), n.dims(0, fed=True))
 
 
 @onnx_op("Range")
 def range_(n: Call) -> Any:
     dtype = n[0].dtype
+    if any(n.is_open(i) for i in range(3)):
+        count = _count_by_data(n)
+    else:
+        count = _count(n)
+    wide = dtype if dtype.name not in ("f16", "bf16") else "f32"
+    steps = ops.iota((count,), 0, wide)
+    values = ops.cast(n[0], wide) + steps * ops.cast(n[2], wide)
+    return ops.cast(values, dtype)
+
+
+def _count(n: Call) -> Dim:
+    """How many numbers a range has whose ends are numbers or sizes."""
     start, limit, step = n.place(0), n.place(1), n.number(2)
     if step == 0 or (isinstance(step, Expr) and known_le(0, step) is not True):
         raise ImportError_(f"its step {step} must be a number other than 0 or a size")
@@ -57,10 +69,28 @@ def range_(n: Call) -> Any:
         span = limit - start if forwards else start - limit
         count = dim_max(ceildiv(span, step if forwards else -step), 0)
         n.refuse_step(count, "its length")
-    wide = dtype if dtype.name not in ("f16", "bf16") else "f32"
-    steps = ops.iota((count,), 0, wide)
-    values = ops.cast(n[0], wide) + steps * ops.cast(n[2], wide)
-    return ops.cast(values, dtype)
+    return count
+
+
+def _count_by_data(n: Call) -> Dim:
+    """The same where the data decide the ends; of range(n), n itself, which must not be negative then."""
+    start, limit, step = (n[i] for i in range(3))
+    first, by = n.known(0), n.known(2)
+    if (
+        start.dtype.is_int
+        and first is not None
+        and by is not None
+        and int(first.item()) == 0
+        and by.item() == 1
+    ):
+        return n.sizes(limit, "its limit", fed=True)[0]
+    if start.dtype.is_int:
+        first_, last, by_ = (ops.cast(v, "i64") for v in (start, limit, step))
+        count = -ops.floor_div(first_ - last, by_)
+    else:
+        first_, last, by_ = (ops.cast(v, "f64") for v in (start, limit, step))
+        count = ops.cast(ops.ceil((last - first_) / by_), "i64")
+    return n.sizes(ops.maximum(ops.reshape(count, ()), 0), "its length", fed=True)[0]
 
 
 @onnx_op("EyeLike")

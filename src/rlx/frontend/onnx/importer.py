@@ -11,6 +11,7 @@ import numpy as np
 
 from rlx.errors import ImportError_, RlxError, ShapeError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
+from rlx.frontend.onnx.data_sizes import DataSizes
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
 from rlx.frontend.onnx.order import in_order
@@ -108,6 +109,7 @@ class Importer:
         self.values, self.shapes = dict(values or {}), dict(shapes or {})
         self.graph = Graph(model.graph.name or "model")
         self.known = PartialEvaluator()
+        self.data_sizes = DataSizes(self.graph, self.known)
         self.problems: list[str] = []
         self.needs: list[str] = []
         self.host_ops: list[dict[str, str]] = []

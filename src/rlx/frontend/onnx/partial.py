@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import RlxError
-from rlx.frontend.onnx.known import ELEMENT, Rule, cast, is_number, scaled
+from rlx.frontend.onnx.known import ELEMENT, UNKNOWN, Rule, cast, filled, is_number, scaled
 from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.body import Body
 from rlx.ir.dim import (
@@ -68,6 +68,10 @@ class PartialEvaluator:
         """Symbols that stand for the step of a loop: never sizes of a program."""
         self._memo: dict[Node, np.ndarray | None] = {}
 
+    def give(self, node: Node, value: np.ndarray) -> None:
+        """Know the value of a node from now on."""
+        self.given[node] = self._memo[node] = value
+
     def new_step(self, loop: str, count: Dim | None = None) -> Expr:
         """A symbol for the step of a loop, which makes `count` of them at most."""
         name = f"step {len(self.steps)} of {loop}"
@@ -107,7 +111,7 @@ class PartialEvaluator:
             if top in seen:
                 continue
             seen[top] = None
-            outer = _outer(top)
+            outer = outer_value(top)
             if outer is not None:
                 stack.append(outer)
             elif top.op.role is Role.INPUT and top not in self.given:
@@ -116,7 +120,7 @@ class PartialEvaluator:
         return found
 
     def _sources(self, node: Node) -> Iterable[Node]:
-        outer = _outer(node)
+        outer = outer_value(node)
         if outer is not None:
             return (outer,)
         return node.operands if node.op.role is Role.COMPUTE and _is_small(node) else ()
@@ -125,7 +129,7 @@ class PartialEvaluator:
         role = node.op.role
         if node in self.given:
             return self.given[node]
-        outer = _outer(node)
+        outer = outer_value(node)
         if outer is not None:
             return self._memo[outer]
         if role is Role.CONSTANT:
@@ -135,7 +139,13 @@ class PartialEvaluator:
             return node.graph.param_values.get(node.attrs["name"])
         if role is not Role.COMPUTE or not _is_small(node) or node.bodies or node.op.effects != "none":
             return None
-        operands = [value for o in node.operands if (value := self._memo[o]) is not None]
+        values = [self._memo[o] for o in node.operands]
+        if node.op.name in MOVES:  # places of what is not known among what is
+            moved = MOVES[node.op.name]
+            for i, o in enumerate(node.operands):
+                if values[i] is None and _is_small(o) and (moved is None or i in moved):
+                    values[i] = filled(o.shape, UNKNOWN)
+        operands = [value for value in values if value is not None]
         if len(operands) < len(node.operands):
             return _counted(node)
         log = ConstraintLog()
@@ -275,7 +285,7 @@ def _has_symbol(value: Any) -> bool:
     return isinstance(value, Expr)
 
 
-def _outer(node: Node) -> Node | None:
+def outer_value(node: Node) -> Node | None:
     """For an input of a body that stands for a value around it: that value."""
     graph: Graph = node.graph
     if node.op.role is Role.INPUT and isinstance(graph, Body):

@@ -140,12 +140,16 @@ def transpose(n: Call) -> Any:
 @onnx_op("Expand")
 def expand(n: Call) -> Any:
     """Both ways, as other ops broadcast."""
-    x, target = n[0], list(n.dims(1))
+    x, target = n[0], list(n.dims(1, fed=True))
     rank = max(x.rank, len(target))
     have: list[Dim] = [*(1,) * (rank - x.rank), *x.shape]
     want: list[Dim] = [*(1,) * (rank - len(target)), *target]
     for axis, (h, w) in enumerate(zip(have, want, strict=True)):
         if stretches(n, w, h):
+            want[axis] = h
+        elif h != 1 and known_eq(h, w) is None and n.importer.data_sizes.holds(w):
+            # the data say 1 or, again, what is there
+            n.graph.assume(Constraint("eq", (w - 1) * (h - w), 0, current_where()))
             want[axis] = h
         elif h != 1 and stretches(n, h, w):
             x = ops.slice_axis(x, axis - rank, 0, 1)
@@ -161,7 +165,7 @@ def tile_axis(n: Call) -> Any:
 
 @onnx_op("Tile", since=6)
 def tile(n: Call) -> Any:
-    return ops.tile(n[0], n.dims(1))
+    return ops.tile(n[0], n.dims(1, fed=True))
 
 
 # -- joining and cutting
