@@ -85,6 +85,8 @@ class RankProgram(CompiledProgram):
     Inputs are this rank's parts of those that are sharded, outputs likewise. One run at a time.
     """
 
+    has_variants = False  # all ranks run the same code
+
     def __init__(self, *given: Any, sharded: Sharded, transport: SymmetricTransport, **options: Any) -> None:
         super().__init__(*given, **options)
         self.sharded, self.transport, self.mesh = sharded, transport, sharded.mesh

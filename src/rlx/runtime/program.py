@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import InputError
+from rlx.errors import GuardError, InputError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlx.driver.buffer import BufferHandle
     from rlx.runtime.artifact import Origin
     from rlx.runtime.stream import Stream
+    from rlx.runtime.variants import Variants
 
 KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
 
@@ -40,6 +41,7 @@ class CompiledProgram(Execution):
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
     moves_sizes = True  # a context can run at other sizes of size inputs
+    has_variants = True  # runs whose sizes broadcast in other ways get programs of their own
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class CompiledProgram(Execution):
         self._handles: dict[str, BufferHandle] | None = None  # states bound at compile, which survive runs
         self._turn = threading.Lock()  # runs that share those states come one after the other
         self.origin = origin
+        self._variants: Variants | None = None  # once there is one
         self.notes: list[str] = []  # what a user should know about how this program came to be
         dims = [d for k in kernels.kernels.values() for d in (*k.dims, k.scratch_per_thread)]
         self._dims = compile_dims(dims, self._symbols)
@@ -105,6 +108,7 @@ class CompiledProgram(Execution):
             "weights": sum(len(m) for m in self._weights.everything.values()),
             "budget": self.lir.planner.fitted,
             "streaming": self._weights.stats,
+            "variants": [dict(fixed) for fixed in self._variants.made] if self._variants else [],
         }
 
     def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -211,6 +215,9 @@ class CompiledProgram(Execution):
             self._weights.set(name, value)
             self._free.clear()
             self._generation += 1
+            for variant in self._variants.made.values() if self._variants else ():
+                if name in variant.param_values:
+                    variant.set_param(name, value)
 
     # -- running
 
@@ -289,11 +296,32 @@ class CompiledProgram(Execution):
         binding: dict[str, int] = {}
         arrays = [entry(value, binding) for entry, value in zip(self.entries, given, strict=True)]
         states = self.initial_states(binding) if states is None else states
-        context = self.acquire(binding)
+        variant = self._variants.known(binding) if self._variants is not None else None
+        if variant is None:
+            try:
+                context = self.acquire(binding)
+            except GuardError:
+                variant = self._variant(binding)
+                if variant is None:
+                    raise
+        if variant is not None:
+            return variant._run_with(given, states)
         try:
             return self.execute(context, Given(arrays, states, binding))
         finally:
             self.release(context)
+
+    def _variant(self, binding: Mapping[str, int]) -> CompiledProgram | None:
+        """The program for sizes that break a guard, because one of them is 1 and broadcasts; None if these
+        sizes do not fit in any way."""
+        if not self.has_variants or self._weights.ring is not None:
+            return None
+        if self._variants is None:
+            from rlx.runtime.variants import Variants
+
+            with self._lock:
+                self._variants = self._variants or Variants()
+        return self._variants.find(self, binding)
 
     def stream(
         self,
