@@ -73,7 +73,7 @@ class Scaled(Unknown):
     up: Dim | Unknown
 
 
-def filled(shape: Sequence[Dim], size: Dim) -> np.ndarray:
+def filled(shape: Sequence[Dim], size: Dim | Unknown) -> np.ndarray:
     """A known value all of whose elements are one size."""
     out = np.empty([int(d) for d in shape], object)
     out[...] = size
