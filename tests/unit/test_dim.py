@@ -352,11 +352,14 @@ def test_constraint() -> None:
     least = Constraint("min", n, 2)
     assert least.check({"n": 2}) and not least.check({"n": 1})
     assert least.describe() == "n is at least 2"
+    other = Constraint("ne", n, 4)
+    assert other.check({"n": 3}) and not other.check({"n": 4}) and other.describe() == "n differs from 4"
+    assert other.known() is None and Constraint("ne", n, n + 1).known() is True
     assert Constraint("eq", n, n + 1).known() is False
     assert Constraint("multiple", 8 * n, 4).known() is True
     assert Constraint("min", n, 0).known() is True
     assert len({eq, Constraint("eq", n, m + 1, ("model.py:3",))}) == 1
-    with pytest.raises(ShapeError, match="unknown constraint kind 'max'; use eq, multiple, min"):
+    with pytest.raises(ShapeError, match="unknown constraint kind 'max'; use eq, ne, multiple, min"):
         Constraint("max", n, 2)
 
 

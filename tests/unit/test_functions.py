@@ -20,14 +20,6 @@ def vector(*values: float) -> np.ndarray:
 # --- jit: when a new trace is made
 
 
-def test_sizes_need_no_new_trace() -> None:
-    f = rlx.jit(lambda x, w: ops.softmax(x @ w, axis=-1))
-    for rows in (1, 3, 17):
-        x, w = np.ones((rows, 4), np.float32), np.ones((4, 5), np.float32)
-        np.testing.assert_allclose(f(x, w), np.full((rows, 5), 0.2), rtol=1e-6)
-    assert f.stats["traces"] == 1
-
-
 @pytest.mark.parametrize(
     "other",
     [vector(1.0, 2.0).astype(np.float64), vector(1.0, 2.0)[None], [vector(1.0, 2.0)]],
@@ -42,28 +34,7 @@ def test_another_kind_of_argument_is_traced_anew(other: Any) -> None:
     assert got.dtype == array.dtype and f.stats["traces"] == 2
 
 
-def test_equal_sizes_are_a_guard() -> None:
-    f = rlx.jit(lambda a, b: a + b)
-    np.testing.assert_array_equal(f(vector(1, 2, 3), vector(1, 1, 1)), [2, 3, 4])
-    assert f.stats["traces"] == 1
-    np.testing.assert_array_equal(f(vector(1, 2), vector(5, 5)), [6, 7])
-    assert f.stats["traces"] == 1
-    with pytest.raises(RlxError, match="the function needs"):
-        f(vector(1, 2), vector(1, 2, 3))
-
-
-def test_a_size_of_one_that_broadcasts_is_specialised() -> None:
-    f = rlx.jit(lambda a, b: a + b)
-    np.testing.assert_array_equal(f(vector(1, 2, 3), vector(1)), [2, 3, 4])
-    assert any("size 1 is broadcast" in why for why in f.stats["specialized"].values())
-    np.testing.assert_array_equal(f(vector(1, 2), vector(1, 2)), [2, 4])
-    assert f.stats["traces"] == 2
-    np.testing.assert_array_equal(f(vector(1, 2, 3, 4), vector(2)), [3, 4, 5, 6])
-    assert f.stats["traces"] == 2
-
-
-def test_what_follows_from_a_broadcast_is_not_refused() -> None:
-    """Before the bias is known to be broadcast, its gradient needs an equality that no arguments meet."""
+def test_a_bias_that_is_broadcast_has_a_gradient() -> None:
 
     def loss(w, b, x):
         return ops.mean(ops.relu(ops.conv(x, w, padding=((1, 1), (1, 1))) + b) ** 2)
@@ -77,7 +48,7 @@ def test_what_follows_from_a_broadcast_is_not_refused() -> None:
     np.testing.assert_allclose(value, np.mean(y**2), rtol=1e-5)
     np.testing.assert_allclose(db[:, 0, 0], (2 * y / y.size).sum((0, 2, 3)), rtol=1e-4, atol=1e-6)
     assert dw.shape == w.shape
-    with pytest.raises(RlxError, match="which these arguments break"):
+    with pytest.raises(RlxError, match=r"add: shapes \[2,8,6,6\] and \[7,1,1\] do not broadcast"):
         step(w, rng.standard_normal((7, 1, 1), np.float32), x)
 
 

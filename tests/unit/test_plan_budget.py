@@ -160,30 +160,24 @@ def test_a_jitted_training_step_fits_for_the_sizes_of_each_call() -> None:
     shapes = [(8, 3, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3), (128, 10)]
     weights = [(rng.standard_normal(s) / 10).astype(np.float32) for s in shapes]
     x, wanted = rng.standard_normal((4, 3, 16, 16), np.float32), rng.standard_normal((4, 10), np.float32)
-    free = rlx.jit(rlx.value_and_grad(loss))
+    rows = {"x": {0: "rows"}, "wanted": {0: "rows"}}
+    free = rlx.jit(rlx.value_and_grad(loss), dynamic=rows)
     value, grads = free(weights, x, wanted)
     program = free.program(weights, x, wanted)
-    arrays = [*weights, x, wanted]
-    sizes = {
-        s: n
-        for i, a in zip(program.inputs, arrays, strict=True)
-        for s, n in zip(map(str, i.shape), a.shape, strict=True)
-    }
-    sizes = {s: sizes[s] for s in program.graph.symbols()}
-    budget = program.memory(sizes)["activation"] * 7 // 10
-    held = rlx.jit(rlx.value_and_grad(loss), budget=budget)
+    budget = program.memory({"rows": 4})["activation"] * 7 // 10
+    held = rlx.jit(rlx.value_and_grad(loss), dynamic=rows, budget=budget)
     held(weights, x[:1], wanted[:1])  # which fits by itself
     small = held.program(weights, x[:1], wanted[:1])
     assert not small.stats["budget"]["recomputed"]
     value_again, grads_again = held(weights, x, wanted)
     inside = held.program(weights, x, wanted)
-    assert inside.memory(sizes)["activation"] <= budget and inside.stats["budget"]["recomputed"]
+    assert inside.memory({"rows": 4})["activation"] <= budget and inside.stats["budget"]["recomputed"]
     np.testing.assert_array_equal(value_again, value)
     for got, want in zip(grads_again, grads, strict=True):
         np.testing.assert_array_equal(got, want)
     with pytest.raises(BudgetError, match="or more"):
         held(weights, np.repeat(x, 16, 0), np.repeat(wanted, 16, 0))
-    assert held.stats["traces"] == 1 and held.program(weights, x[:1], wanted[:1]) is inside
+    assert held.stats["traces"] == 2 and held.program(weights, x[:3], wanted[:3]) is inside
 
 
 def test_the_command_line_takes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

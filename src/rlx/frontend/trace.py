@@ -1,35 +1,42 @@
 """From Python functions to graphs.
 
-Every dim of every array is a symbol. Dims that the trace must take as equal become one symbol (a call that
-breaks this is refused); a dim that the function reads as a number, or that is 1 where it is broadcast, is
-specialised, and the trace says so with the line.
+Sizes are plain ints, except where the caller asks for symbols. Symbols that the trace must take as equal
+become one; a symbol that the function reads as a number is replaced by it; a comparison with a symbol is
+answered for the sizes at hand, and the answer becomes a guard of the graph. The trace says so, with the line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import RlxError, TransformError, source_location
-from rlx.ir.bind import match_shape
+from rlx.errors import InputError, ShapeError, TransformError, current_where, source_location
+from rlx.ir.bind import holds, match_shape
 from rlx.ir.body import Body
-from rlx.ir.dim import Constraint, Dim, Expr, evaluate, substitute, sym, symbols
-from rlx.ir.dim_expr import READER
+from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
+from rlx.ir.dim_atom import quote
+from rlx.ir.dim_read import READER
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
+from rlx.ir.op import get_op
 from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType
 from rlx.records import dataclass
 
 MAX_RETRACES = 32
+LEAST = 2
+"""The least size that a symbol stands for: 0 and 1 mean other things (nothing, broadcast) than the rest."""
+
+Place = tuple[int, int]
+"""An axis of an argument: the number of the array, the number of the axis."""
 
 
 @dataclass
 class Trace:
-    """A traced function: its graph, the tree of its results, and which dims were fixed and why.
+    """A traced function: its graph, the tree of its results, and which symbols were fixed and why.
 
     `captured` are nodes of the graphs around it that it read: its last inputs stand for them, in order.
     """
@@ -38,6 +45,7 @@ class Trace:
     result: Tree
     specialized: dict[str, str] = field(default_factory=dict)
     captured: tuple[Node, ...] = ()
+    answers: list[str] = field(default_factory=list)
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -59,87 +67,140 @@ def trace_types(
         inputs = [graph.input(f"arg{i}", t.shape, t.dtype) for i, t in enumerate(types)]
         args, kwargs = unflatten(tree, inputs)
         leaves, result = flatten(function(*args, **kwargs))
-        nodes = [leaf if isinstance(leaf, Node) else graph.constant(leaf) for leaf in leaves]
+        nodes = [_as_node(leaf, graph) for leaf in leaves]
         if isinstance(graph, Body):
             nodes = [graph.here(n) for n in nodes]
         graph.set_outputs({f"out{i}": n for i, n in enumerate(nodes)})
     return Trace(graph, result, captured=tuple(graph.captured) if isinstance(graph, Body) else ())
 
 
-def trace_arrays(function: Callable[..., Any], arrays: Sequence[np.ndarray], tree: Tree) -> Trace:
-    """Trace with every dim a symbol; equalities and reads narrow the symbols until the trace holds."""
-    shapes: list[list[Dim]] = [[sym(f"d{i}_{j}") for j in range(a.ndim)] for i, a in enumerate(arrays)]
-    actual = {f"d{i}_{j}": n for i, a in enumerate(arrays) for j, n in enumerate(a.shape)}
+def _as_node(value: Any, graph: Graph) -> Node:
+    if isinstance(value, Expr):
+        return graph.add(get_op("dim_value"), (), {"dim": value, "dtype": "i64"})
+    return value if isinstance(value, Node) else graph.constant(value)
+
+
+def _line() -> str:
+    return source_location() or "an unknown line"
+
+
+class _Reader:
+    """Answers questions about symbolic sizes by those of the call, and remembers them."""
+
+    def __init__(self, actual: Mapping[str, int]) -> None:
+        self.actual = actual
+        self.read_at: dict[str, str] = {}  # symbol -> the line that read it
+        self.guards: list[Constraint] = []
+
+    def read(self, e: Expr) -> int:
+        self._need_known(e)
+        self.read_at |= dict.fromkeys(symbols(e), f"read as a number at {_line()}")
+        return evaluate(e, self.actual)
+
+    def answer(self, relation: str, a: Dim, b: Dim) -> bool:
+        asked = Constraint("eq", a, b) if relation == "eq" else Constraint("min", b, a)
+        proved = asked.known()
+        if proved is not None:
+            return proved
+        self._need_known(a, b)
+        where = (_line(),)
+        holds = asked.check(self.actual)
+        if relation == "eq":
+            self.guards.append(Constraint("eq" if holds else "ne", a, b, where))
+        else:
+            self.guards.append(
+                Constraint("min", b, a, where) if holds else Constraint("min", a, b + 1, where)
+            )
+        return holds
+
+    def _need_known(self, *asked: Dim) -> None:
+        for name in {s for d in asked for s in symbols(d)} - self.actual.keys():
+            raise ShapeError(
+                f"the size {quote(name)} is found in data when the program runs, so it has no value while "
+                "the function is traced; mask the result, or make the size an argument",
+                current_where(),
+            )
+
+
+def trace_sizes(
+    function: Callable[..., Any], types: Sequence[TensorType], tree: Tree, names: Mapping[Place, str]
+) -> Trace:
+    """Trace for arguments of these sizes, those at the places of `names` as symbols of that name.
+
+    Equalities that the function needs, and sizes that it reads, narrow the symbols until the trace holds.
+    """
+    actual = {name: int(types[i].shape[j]) for (i, j), name in names.items()}
+    symbolic = {place: sym(name, LEAST) for place, name in names.items()}
+    types = [
+        t.with_shape(tuple(symbolic.get((i, j), n) for j, n in enumerate(t.shape)))
+        for i, t in enumerate(types)
+    ]
     reasons: dict[str, str] = {}
     for _ in range(MAX_RETRACES):
-        read: dict[str, str] = {}
-
-        def reader(e: Expr, read: dict[str, str] = read) -> int:
-            read.update(dict.fromkeys(symbols(e), f"read as a number at {source_location()}"))
-            return evaluate(e, actual)
-
-        types = [TensorType(dtype(a.dtype), tuple(s)) for a, s in zip(arrays, shapes, strict=True)]
+        reader = _Reader(actual)
         token = READER.set(reader)
         try:
             trace = trace_types(function, types, tree)
         finally:
             READER.reset(token)
-        mapping = {name: actual[name] for name in read} | _solve(trace.graph.constraints, actual, read)
-        reasons |= read
+        mapping = {name: actual[name] for name in reader.read_at} | _solve(
+            [*reader.guards, *trace.graph.constraints], actual, reader.read_at
+        )
+        reasons |= reader.read_at
         if not mapping:
+            for guard in reader.guards:
+                trace.graph.assume(guard)
             trace.specialized = reasons
+            trace.answers = [f"{g.describe()}, asked at {', '.join(g.where)}" for g in reader.guards]
             return trace
-        shapes = [[substitute(d, mapping) for d in s] for s in shapes]
+        types = [t.substitute(mapping) for t in types]
     raise TransformError(f"tracing {getattr(function, '__name__', 'a function')} does not settle on shapes")
 
 
 def _solve(
-    constraints: Sequence[Constraint], actual: dict[str, int], reasons: dict[str, str]
+    constraints: Sequence[Constraint], actual: Mapping[str, int], reasons: dict[str, str]
 ) -> dict[str, Dim]:
-    """Symbols to replace so that assumed equalities hold: by each other, or by 1 where one side is 1.
-
-    An equality that does not hold is refused only if there is nothing to replace: it may come from another
-    one that a broadcast explains, and be gone in the next trace.
-    """
+    """Symbols to replace so that equalities hold: by each other, or by a number."""
     out: dict[str, Dim] = {}
-    broken: list[Constraint] = []
+    order = {name: i for i, name in enumerate(actual)}
     for c in constraints:
-        if c.kind != "eq":
-            continue
-        sides = [
-            s
-            for s in (c.lhs, c.rhs)
-            if isinstance(s, Expr) and len(symbols(s)) == 1 and str(s) == symbols(s)[0]
-        ]
-        names = [symbols(s)[0] for s in sides]
-        if any(n in out for n in names):
+        if c.kind != "eq" or not all(s in actual for d in (c.lhs, c.rhs) for s in symbols(d)):
             continue
         at = ", ".join(c.where)
         if not c.check(actual):
-            ones = [n for n in names if actual[n] == 1]
-            if not ones:
-                broken.append(c)
-            for n in ones:
-                out[n] = 1
-                reasons[n] = f"size 1 is broadcast at {at}"
-        elif len(names) == 2 and names[0] != names[1]:
-            out[max(names)] = sym(min(names))
+            raise ShapeError(f"the function needs {c.describe()}, which these sizes break", c.where)
+        names = [symbols(d)[0] for d in (c.lhs, c.rhs) if _is_symbol(d)]
+        if any(n in out or n in reasons for n in names):
+            continue
+        if len(names) == 2 and names[0] != names[1]:
+            kept, gone = sorted(names, key=order.__getitem__)
+            out[gone] = sym(kept, LEAST)
         elif len(names) == 1:
-            other = c.rhs if c.lhs is sides[0] else c.lhs
+            other = c.rhs if _is_symbol(c.lhs) else c.lhs
             if isinstance(other, int):
                 out[names[0]] = other
-    if broken and not out:
-        c = broken[0]
-        raise RlxError(f"the function needs {c.describe()}, which these arguments break", c.where)
+                reasons[names[0]] = f"needed to be {other} at {at}"
     return out
 
 
-def fits(trace: Trace, arrays: Sequence[np.ndarray]) -> bool:
-    """Whether arrays have the shapes that a trace assumed."""
+def _is_symbol(d: Dim) -> bool:
+    return isinstance(d, Expr) and len(symbols(d)) == 1 and str(d) == quote(symbols(d)[0])
+
+
+def fits(trace: Trace, guards: Sequence[Constraint], shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether sizes are those that a trace stands for and meet the guards of its program."""
+    binding = sizes_of(trace.graph, shapes)
+    if binding is None or any(n < LEAST for n in binding.values()):
+        return False
+    return all(holds(c, binding) for c in (*trace.graph.constraints, *guards))
+
+
+def sizes_of(graph: Graph, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+    """The sizes of a traced function's symbols at arguments of these shapes; None if those do not fit."""
     binding: dict[str, int] = {}
     try:
-        for node, array in zip(trace.graph.inputs, arrays, strict=True):
-            match_shape(node.shape, array.shape, binding, "argument")
-    except RlxError:
-        return False
-    return all(c.check(binding) for c in trace.graph.constraints)
+        for node, shape in zip(graph.inputs, shapes, strict=True):
+            match_shape(node.shape, shape, binding, "argument")
+    except InputError:
+        return None
+    return binding

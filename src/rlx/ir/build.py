@@ -1,4 +1,4 @@
-"""From a call of an op to a node: arrays and numbers become constants, Python scalars are weakly typed."""
+"""From a call of an op to a node: arrays and numbers become constants, scalars are weakly typed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 from rlx.errors import DTypeError, TypeError_
 from rlx.ir.body import Body
-from rlx.ir.dtype import DType, convert, dtype, weak_scalar
+from rlx.ir.dim import Expr
+from rlx.ir.dtype import I64, DType, convert, dtype, weak_scalar
 from rlx.ir.graph import Graph, Node, current_graph
-from rlx.ir.op import Op
+from rlx.ir.op import Op, get_op
 from rlx.ir.types import TupleType
 
 
@@ -37,15 +38,20 @@ def graph_of(operands: Sequence[Any]) -> Graph | None:
 
 
 def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
-    """Operands as nodes of `graph`. A Python scalar takes the dtype of the first tensor beside it."""
-    present = [o.dtype for o in operands if isinstance(o, Node) and not isinstance(o.type, TupleType)]
-    present += [dtype(o.dtype) for o in operands if isinstance(o, (np.ndarray, np.generic))]
-    present.sort(key=lambda d: d.is_bool)  # a condition says nothing about the numbers beside it
-    beside = present[0] if present else None
+    """Operands as nodes of `graph`. Scalars of Python or NumPy, and sizes, take the dtype of the first tensor
+    beside them."""
+    beside = _dtype_beside(operands, np.ndarray)
+    if beside is not None:
+        operands = [_weakened(op, o, beside) if isinstance(o, np.generic) else o for o in operands]
+    else:
+        beside = _dtype_beside(operands, np.generic)
     out = []
     for o in operands:
         if isinstance(o, Node):
             out.append(o)
+        elif isinstance(o, Expr):
+            to = I64 if beside is None else _weak_dtype(op, 0, beside)
+            out.append(graph.add(get_op("dim_value"), (), {"dim": o, "dtype": to}))
         elif isinstance(o, (bool, int, float, complex)) and beside is not None:
             out.append(graph.constant(convert(np.asarray(o), _weak_dtype(op, o, beside))))
         elif isinstance(o, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
@@ -54,6 +60,21 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
             kind = type(o).__name__
             raise TypeError_(f"{op.name}: an operand of type {kind} is neither a node, an array nor a number")
     return out
+
+
+def _dtype_beside(operands: Sequence[Any], arrays: type[np.ndarray | np.generic]) -> DType | None:
+    """The dtype of the first tensor; a condition says nothing about the numbers beside it."""
+    present = [o.dtype for o in operands if isinstance(o, Node) and not isinstance(o.type, TupleType)]
+    present += [dtype(o.dtype) for o in operands if isinstance(o, arrays)]
+    return min(present, key=lambda d: d.is_bool, default=None)
+
+
+def _weakened(op: Op, value: np.generic, beside: DType) -> Any:
+    """A NumPy scalar as the Python number that it is, where the op takes numbers of one dtype."""
+    kind = dtype(value.dtype)
+    if kind.is_bool or not (op.family == "elementwise" or (kind.is_float and beside.is_float)):
+        return value
+    return value.item()
 
 
 def _weak_dtype(op: Op, value: Any, beside: DType) -> DType:

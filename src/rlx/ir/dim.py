@@ -169,7 +169,7 @@ class Constraint:
     """
 
     kind: str
-    """"eq": lhs == rhs; "multiple": lhs is a multiple of rhs; "min": lhs >= rhs."""
+    """"eq": lhs == rhs; "ne": lhs != rhs; "multiple": lhs is a multiple of rhs; "min": lhs >= rhs."""
     lhs: Dim
     rhs: Dim
     where: tuple[str, ...] = ()
@@ -180,22 +180,28 @@ class Constraint:
 
     def known(self) -> bool | None:
         """True if it always holds, False if never, None if it depends on the sizes."""
-        if self.kind == "eq":
-            return known_eq(self.lhs, self.rhs)
+        if self.kind in ("eq", "ne"):
+            equal = known_eq(self.lhs, self.rhs)
+            return equal if self.kind == "eq" or equal is None else not equal
         return divides(self.rhs, self.lhs) if self.kind == "multiple" else known_le(self.rhs, self.lhs)
 
     def check(self, binding: Mapping[str, int]) -> bool:
         """Whether it holds for these sizes."""
         left, right = evaluate(self.lhs, binding), evaluate(self.rhs, binding)
-        if self.kind == "eq":
-            return left == right
+        if self.kind in ("eq", "ne"):
+            return (left == right) is (self.kind == "eq")
         return left % _positive(right, self.describe()) == 0 if self.kind == "multiple" else left >= right
 
     def describe(self) -> str:
         return f"{self.lhs} {_CONSTRAINT_WORDS[self.kind]} {self.rhs}"
 
 
-_CONSTRAINT_WORDS = {"eq": "equals", "multiple": "is a multiple of", "min": "is at least"}
+_CONSTRAINT_WORDS = {
+    "eq": "equals",
+    "ne": "differs from",
+    "multiple": "is a multiple of",
+    "min": "is at least",
+}
 
 
 # -- many at once

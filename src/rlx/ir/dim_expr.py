@@ -6,9 +6,11 @@ Every function returns an `int` as soon as the value is constant. Divisors are s
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.dim_atom import (
@@ -25,17 +27,15 @@ from rlx.ir.dim_atom import (
     quotient_bounds,
     term_text,
 )
+from rlx.ir.dim_read import READER, Readable, asked_by_user, equals
 
 Terms: TypeAlias = dict[Monomial, int]
-
-READER: ContextVar[Callable[[Expr], int] | None] = ContextVar("rlx_dim_reader", default=None)
-"""While tracing: gives a symbolic size that is read as a number its value, and notes that it was read."""
 
 _MAX_TERMS = 10_000
 """No model has such sizes, but a hostile text can: (a+b)*(c+d)*... doubles with every factor."""
 
 
-class Expr:
+class Expr(Readable):
     """A dim that is not constant: `const` plus the sum of coefficient * monomial over `terms`.
 
     Immutable. `terms` are ordered (highest degree first, then by text), a monomial is a tuple of
@@ -47,7 +47,6 @@ class Expr:
     """
 
     __slots__ = ("_bounds", "_hash", "_text", "const", "terms")
-    __array_ufunc__ = None  # NumPy integers on the left leave the arithmetic to us
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int) -> None:
         self.terms = terms
@@ -62,9 +61,15 @@ class Expr:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Expr) and self.const == other.const and self.terms == other.terms
+        if isinstance(other, Expr) and self.const == other.const and self.terms == other.terms:
+            return True
+        reader = asked_by_user()
+        return reader is not None and equals(self, other, reader)
 
     def __hash__(self) -> int:
+        reader = asked_by_user()
+        if reader is not None:  # a key of the user's dict or set: found where the number would be
+            return hash(reader.read(self))
         if self._hash is None:
             self._hash = hash((self.terms, self.const))
         return self._hash
@@ -94,22 +99,6 @@ class Expr:
             self._bounds = polynomial_bounds(self.terms, self.const)
         return self._bounds
 
-    def _read(self) -> int:
-        """Reading a symbolic size as a number: a tracer may allow it (and specialise the size)."""
-        reader = READER.get()
-        if reader is None:
-            self._refuse()
-        return reader(self)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise ShapeError(
-            f"the size {self} is symbolic, so it has no value yet; bind its symbols first, "
-            "or compare with known_eq, known_le or known_lt"
-        )
-
-    __int__ = __index__ = _read
-    __bool__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
     def __neg__(self) -> Expr:
         return Expr(tuple((m, -c) for m, c in self.terms), -self.const)
 
@@ -124,7 +113,7 @@ class Expr:
             return polynomial(total, self.const + other.const)
         number = _integer(other)
         if number is None:
-            return NotImplemented
+            return self._real_arithmetic(operator.add, other)
         return Expr(self.terms, self.const + number) if number else self
 
     __radd__ = __add__
@@ -133,7 +122,7 @@ class Expr:
         if isinstance(other, Expr):
             return self + -other
         number = _integer(other)
-        return NotImplemented if number is None else self + -number
+        return self._real_arithmetic(operator.sub, other) if number is None else self + -number
 
     def __rsub__(self, other: Dim) -> Dim:
         return -self + other
@@ -143,7 +132,7 @@ class Expr:
             return _product(self, other)
         number = _integer(other)
         if number is None:
-            return NotImplemented
+            return self._real_arithmetic(operator.mul, other)
         if number == 1:
             return self
         if number == 0:
@@ -154,10 +143,10 @@ class Expr:
 
     def __pow__(self, power: int) -> Dim:
         number = _integer(power)
-        if number is None:
-            return NotImplemented
-        if number < 0:
+        if number is not None and number < 0 and READER.get() is None:
             raise ShapeError(f"a size cannot be raised to the negative power {number}")
+        if number is None or number < 0:
+            return self._real_arithmetic(operator.pow, power)
         result: Dim = 1
         for _ in range(number):
             result = result * self
@@ -205,14 +194,23 @@ def polynomial(terms: Terms, const: int) -> Dim:
 def _binary(function: Callable[[Dim, Dim], Dim], a: Dim, b: Dim) -> Dim:
     left = a if isinstance(a, Expr) else _integer(a)
     right = b if isinstance(b, Expr) else _integer(b)
-    return NotImplemented if left is None or right is None else function(left, right)
+    if left is not None and right is not None:
+        return function(left, right)
+    calculate = operator.floordiv if function is floordiv else operator.mod
+    if isinstance(a, Expr):
+        return a._real_arithmetic(calculate, b)
+    return b._real_arithmetic(calculate, a, swap=True) if isinstance(b, Expr) else NotImplemented
 
 
 def _integer(value: object) -> int | None:
     """A Python or NumPy integer as an int, anything else as None."""
     if isinstance(value, int):
         return int(value)
-    return int(value.__index__()) if hasattr(value, "__index__") and not isinstance(value, Expr) else None
+    return (
+        int(value.__index__())
+        if hasattr(value, "__index__") and not isinstance(value, (Expr, np.ndarray))
+        else None
+    )
 
 
 def _monomial_order(monomial: Monomial) -> tuple[int, tuple[tuple[str, int], ...]]:

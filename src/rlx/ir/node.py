@@ -73,6 +73,11 @@ class Node:
             return iter(self.graph.results(self))
         raise TypeError_(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
 
+    def __len__(self) -> int:
+        if self.rank == 0:
+            raise TypeError_(f"%{self.id} ({self.op.name}) is a scalar, which has no length")
+        return int(self.shape[0])
+
     def __bool__(self) -> bool:
         self._refuse_value("use rlx.ops.where or rlx.ops.cond")
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlx.records import dataclass
@@ -69,6 +69,29 @@ def _unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     if tree.kind == "dict":
         return dict(zip(tree.keys, children, strict=True))
     return tuple(children) if tree.kind == "tuple" else children
+
+
+def leaf_paths(tree: Tree, names: Mapping[int, str]) -> list[str]:
+    """How a user writes each leaf of the arguments (args, kwargs) of a function.
+
+    >>> leaf_paths(flatten((({"w": 1}, 2), {"scale": 3}))[1], {0: "params"})
+    ["params['w']", 'argument 1', 'scale']
+    """
+    args, kwargs = tree.children
+    out: list[str] = []
+    for i, child in enumerate(args.children):
+        _paths(child, names.get(i, f"argument {i}"), out)
+    for name, child in zip(kwargs.keys, kwargs.children, strict=True):
+        _paths(child, name, out)
+    return out
+
+
+def _paths(tree: Tree, path: str, out: list[str]) -> None:
+    if tree.kind == "leaf":
+        out.append(path)
+    keys: Sequence[Any] = tree.keys if tree.kind == "dict" else range(len(tree.children))
+    for key, child in zip(keys, tree.children, strict=True):
+        _paths(child, f"{path}[{key!r}]", out)
 
 
 def tree_map(f: Callable[[Any], Any], value: Any) -> Any:

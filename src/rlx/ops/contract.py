@@ -253,7 +253,12 @@ class matmul(Op):
             raise ShapeError(f"matmul: {a} @ {b}: a scalar operand; use * instead")
         inner = b.shape[-2] if b.rank > 1 else b.shape[0]
         require_equal(
-            a.shape[-1], inner, lambda: f"matmul: {a} @ {b}: inner dims {a.shape[-1]} and {inner} differ"
+            a.shape[-1],
+            inner,
+            lambda: (
+                f"matmul: argument 0 has {a.shape[-1]} {'columns' if a.rank > 1 else 'elements'}, "
+                f"argument 1 has {inner} {'rows' if b.rank > 1 else 'elements'} ({a} @ {b})"
+            ),
         )
         lead = broadcast_shapes(self.name, [a.shape[:-2], b.shape[:-2]])
         rows = a.shape[-2:-1]
