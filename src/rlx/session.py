@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx import config
 from rlx.collector import collector_paused
 from rlx.errors import ConfigError, FormatError, ImportError_
+from rlx.files import open_plain, read_plain
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -33,6 +36,7 @@ def load(
     shapes: Mapping[str, Sequence[Any]] | None = None,
     states: Mapping[str, str] | None = None,
     trust_native: bool = False,
+    custom: Collection[str] = (),
     **options: Any,
 ) -> CompiledProgram:
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
@@ -43,8 +47,9 @@ def load(
     compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
     neither). What `save` of a sharded program wrote is loaded on as many ranks. A `weight_budget`, like
     "200MiB", keeps weights that exceed it in the file and reads them ahead of the kernels that need them.
-    `trust_native` runs the code of a `.rlx` file whoever signed it; else code that this user did not sign is
-    made again from the plan.
+    `trust_native` runs the code of a `.rlx` file whoever signed it; a file that this user did not sign is
+    else compiled again from the graph in it. `custom` names the ops of `rlx.register_op` that a file may
+    call; without, it calls none.
 
     >>> import tempfile, numpy as np, rlx
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,12 +82,12 @@ def load(
             raise ConfigError(f"{name} is compiled already; shapes are for ONNX models")
         if states is not None:
             raise ConfigError(f"{name} is compiled already; its states are those that it was compiled with")
-        return _from_artifact(path, trust_native, options)
+        return _from_artifact(path, trust_native, custom, options)
     if kind == "onnx":
         return _from_onnx(path, shapes, states, options)
     if shapes is not None:
         raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
-    return _stored(path, None, states, options, lambda: (read_graph(path), ()))
+    return _stored(path, None, states, options, lambda: (read_graph(path, custom=custom), ()), custom)
 
 
 class Session:
@@ -108,7 +113,11 @@ class Session:
         return load(model, **{"device": self.device, **self.options, **options})
 
 
-def read_graph(model: str | os.PathLike[str], shapes: Mapping[str, Sequence[Any]] | None = None) -> Graph:
+def read_graph(
+    model: str | os.PathLike[str],
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+    custom: Collection[str] = (),
+) -> Graph:
     """The graph of a model: `zoo:ID`, or a file of any kind that `load` takes."""
     name = os.fspath(model)
     if name.startswith(ZOO_PREFIX):
@@ -121,17 +130,17 @@ def read_graph(model: str | os.PathLike[str], shapes: Mapping[str, Sequence[Any]
     if kind == "program":
         from rlx.runtime.artifact import Artifact
 
-        return Artifact(path).source()
+        return Artifact(path).source(custom)
     if kind == "graph":
         from rlx.ir.serialize import load as load_graph
 
-        return load_graph(path)
+        return load_graph(path, custom)
     if kind == "text":
-        from rlx.ir.parse import parse_graph
+        from rlx.ir.parse import parse_foreign
         from rlx.ir.verify import verify
 
         try:
-            return verify(parse_graph(path.read_text(encoding="utf-8")))
+            return verify(parse_foreign(read_plain(path).decode(), custom=custom))
         except UnicodeDecodeError:
             raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
     from rlx.frontend.onnx import from_onnx
@@ -142,7 +151,7 @@ def read_graph(model: str | os.PathLike[str], shapes: Mapping[str, Sequence[Any]
 def _kind(path: Path) -> str:
     """What a file holds, by its first bytes; ONNX has no mark of its own and is what remains."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             start = file.read(4096)
     except OSError as e:
         raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
@@ -212,6 +221,7 @@ def _stored(
     states: Mapping[str, str] | None,
     options: dict[str, Any],
     import_: Callable[[], tuple[Graph, Sequence[Path]]],
+    custom: Collection[str] = (),
 ) -> CompiledProgram:
     """The program of a model file: from the store, or compiled and stored."""
     special = any(options[k] for k in options.keys() - {*_KEY_OPTIONS, *_RUN_TIME_OPTIONS})
@@ -227,11 +237,13 @@ def _stored(
     key["winograd"] = config.WINOGRAD.get()  # of the environment, this too decides about the plan
     if states:
         key["states"] = dict(states)
+    if custom:
+        key["custom"] = sorted(custom)
     store = ProgramStore()
     found = store.find(path, key)
     number = None if found is None else found.find(target)
     if found is not None and number is not None:
-        return _open(found, number, options, False)
+        return _open(found, number, options)
     graph, others = _imported(import_, states)
     program = _compile(graph, options)
     store.put(program, path, key, others)
@@ -245,7 +257,9 @@ def _imported(
     return (graph.with_states(states) if states else graph), others
 
 
-def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> CompiledProgram:
+def _from_artifact(
+    path: Path, trust_native: bool, custom: Collection[str], options: dict[str, Any]
+) -> CompiledProgram:
     from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Artifact
 
@@ -257,36 +271,50 @@ def _from_artifact(path: Path, trust_native: bool, options: dict[str, Any]) -> C
     if fixed:
         raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
     if "ranks" in file.facts:
-        return _of_one_rank(file, trust_native, options)
+        return _of_one_rank(file, trust_native, custom, options)
     if options.get("device", "cpu") != "cpu":
-        return _compile(file.source(), options)
+        return _compile(file.source(custom), options)
     number = file.find(resolve(options.get("target") or config.TARGET.get()))
-    if number is not None:
-        return _open(file, number, options, trust_native)
-    program = _compile(file.source(), options)
-    _note_that_it_was_compiled(program, file)
+    if number is not None and (trust_native or file.is_trusted(number)):
+        return _open(file, number, options)
+    planned = {} if number is None else file.planned_with(number)
+    program = _stored(path, None, None, planned | options, lambda: (file.source(custom), ()), custom)
+    _note_that_it_was_compiled(program, file, number)
     return program
 
 
-def _note_that_it_was_compiled(program: CompiledProgram, file: Artifact) -> None:
-    there = ", ".join(file.targets) or "nothing"
-    path = file.container.path
-    program.notes.append(f"{path} has code for {there}, not for this machine and version; it was compiled")
+def _note_that_it_was_compiled(program: CompiledProgram, file: Artifact, number: int | None) -> None:
+    """Say why a compiled file was compiled again; of a file that somebody else signed, aloud."""
+    path, there = file.container.path, ", ".join(file.targets) or "nothing"
+    if number is None:
+        told = f"{path} has code for {there}, not for this machine and version; it was compiled"
+    else:
+        from rlx.runtime.artifact import ArtifactWarning
+
+        told = (
+            f"{path} is not signed by this user: its code was not run, its graph was compiled again "
+            "(rlx trust FILE accepts it)"
+        )
+        warnings.warn(told, ArtifactWarning, stacklevel=5)
+    program.notes.append(told)
 
 
-def _of_one_rank(file: Artifact, trust_native: bool, options: dict[str, Any]) -> CompiledProgram:
+def _of_one_rank(
+    file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, Any]
+) -> CompiledProgram:
     """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
     from rlx.backend.cpu.target import resolve
     from rlx.dist.stored import StoredRank
 
     stored = StoredRank(file, options.pop("transport", None))
     number = file.find(resolve(options.get("target") or config.TARGET.get()))
-    if number is not None:
-        return _open(file, number, options, trust_native, stored.make())
-    source = file.source()
-    program = _compile(source, {**options, "mesh": stored.mesh, "transport": stored.transport})
+    if number is not None and (trust_native or file.is_trusted(number)):
+        return _open(file, number, options, stored.make())
+    source = file.source(custom)
+    planned = {} if number is None else file.planned_with(number)
+    program = _compile(source, {**planned, **options, "mesh": stored.mesh, "transport": stored.transport})
     program.sharded = stored.sharded(source)  # type: ignore[attr-defined]
-    _note_that_it_was_compiled(program, file)
+    _note_that_it_was_compiled(program, file, number)
     return program
 
 
@@ -294,7 +322,6 @@ def _open(
     file: Artifact,
     number: int,
     options: Mapping[str, Any],
-    trust_native: bool,
     make: Callable[..., CompiledProgram] | None = None,
 ) -> CompiledProgram:
     from rlx.runtime.artifact import Origin
@@ -302,9 +329,10 @@ def _open(
     threads = config.thread_count(options.get("threads"))
     debug = options.get("debug") or config.DEBUG.get()
     budget = options.get("weight_budget")
-    program = file.program(number, threads, debug, trust_native, options.get("cache", True), budget, make)
+    program = file.program(number, threads, debug, budget, make)
     lir = program.lir  # not the program: one that holds itself would keep its memory when it is dropped
-    program.origin = Origin(file.source, lambda graph, target: _plan(graph, target, lir))
+    source = functools.partial(file.source, None)  # this user's own: it calls what it was saved with
+    program.origin = Origin(source, lambda graph, target: _plan(graph, target, lir))
     return program
 
 

@@ -205,6 +205,7 @@ def test_a_file_of_somebody_else(
         assert "was not run" in json_of(capsys, "run", "scale.rlx")["notes"][0]
     assert json_of(capsys, "run", "scale.rlx", "--trust-native")["notes"] == []
     assert json_of(capsys, "trust", "scale.rlx")["file"] == "scale.rlx"
+    assert len(json_of(capsys, "trust", "--verify", "scale.rlx")["targets"]) == 1
     assert json_of(capsys, "run", "scale.rlx")["notes"] == []
 
 

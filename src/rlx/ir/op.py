@@ -15,6 +15,8 @@ Calling conventions (`T` a TensorType, `N` a Node, attributes always as keywords
     batch(flags, *N, **attrs) -> N | tuple          operands with flags[i] and the result have a batch axis 0
     lower(*T, **attrs) -> Form                      MIR only: the form a backend implements
     cost(*T, **attrs) -> Dim                        scalar operations
+    check_stored(ndarray, **attrs) -> str | None    optional: what is wrong with a result that comes from a
+                                                    file and that kernels compute addresses from
     view(layout, *T, **attrs) -> Layout | None      ops that can be a view: the result's layout in operand 0
     samples() -> list[Sample]                       inputs that drive every generated test
 Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, saving, batch, lower and cost, and
@@ -108,6 +110,8 @@ class Op:
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
     sees_constants: ClassVar[bool] = False  # its expansion depends on the values of constant operands
     in_place: ClassVar[bool] = False  # may write its result where its only operand lies
+    storage: ClassVar[bool] = False  # a layout of the compiler's: graphs from outside hold none
+    user_function: ClassVar[str | None] = None  # the attribute that names the user's function it calls
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
 
     infer: Callable[..., Any]
@@ -120,6 +124,7 @@ class Op:
     lower: Callable[..., Any]
     cost: Callable[..., Any]
     view: Callable[..., Any]
+    check_stored: Callable[..., str | None]  # what is wrong with stored results that addresses are made of
     joined: Callable[..., Any]  # one op that does this and what gives its operand; None where there is none
 
     def has(self, rule: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -53,6 +53,20 @@ def parse_graph(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> Gra
     %1 = exp(%0) : f32[2,n]
     """
     reader = GraphReader(text, blobs)
+    graph = reader.graph()
+    reader.end()
+    return graph
+
+
+def parse_foreign(
+    text: str, blobs: Mapping[str, np.ndarray] | None = None, custom: Collection[str] | None = ()
+) -> Graph:
+    """The graph of a text that somebody else may have written.
+
+    It holds no storage layouts, which are the compiler's own, and calls no function of the user's but those
+    that `custom` names (None: any). Both are refused before any rule of the op sees the attributes.
+    """
+    reader = ForeignReader(text, blobs, custom)
     graph = reader.graph()
     reader.end()
     return graph
@@ -259,6 +273,7 @@ class GraphReader(Reader):
         self.expect("(")
         operands = [] if self.accept(")") else self.operands(values)
         attrs = self.attributes(op) if self.accept("{") else {}
+        self.admit(op, attrs, at_op)
         at_type = self.at
         written = self.type() if self.accept(":") else None
         where = self.where()
@@ -268,6 +283,9 @@ class GraphReader(Reader):
         if written is not None and written != made.type:
             self.fail(f"{name} ({op.name}) is written as {written}, but its type is {made.type}", at_type)
         values[name] = made
+
+    def admit(self, op: Op, attrs: Mapping[str, Any], at: int) -> None:
+        """Refuse an op that such a text must not have; the compiler's own texts have them all."""
 
     def bodies(self) -> Sequence[Graph]:
         found: list[Graph] = []
@@ -398,6 +416,32 @@ class GraphReader(Reader):
         if self.guarded(start, lambda: made.digest) != digest:
             self.fail(f"blob:{digest[:12]}... has another content than its digest says; it is damaged", start)
         return made
+
+
+class ForeignReader(GraphReader):
+    """Reads texts that come from outside."""
+
+    def __init__(
+        self, text: str, blobs: Mapping[str, np.ndarray] | None = None, custom: Collection[str] | None = ()
+    ) -> None:
+        super().__init__(text, blobs)
+        self.custom = custom
+
+    def admit(self, op: Op, attrs: Mapping[str, Any], at: int) -> None:
+        if op.storage:
+            self.fail(
+                f"{op.name} is a storage layout, which only the compiler may choose; "
+                "write the graph without it",
+                at,
+            )
+        if op.user_function is None or self.custom is None:
+            return
+        called = attrs.get(op.user_function)
+        if called not in self.custom:
+            self.fail(
+                f"the file calls the custom op {str(called)[:80]!r}; if it may, pass custom=[{called!r:.80}]",
+                at,
+            )
 
 
 class SignedReader(GraphReader):

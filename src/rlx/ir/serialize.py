@@ -14,19 +14,18 @@ import json
 import math
 import os
 import struct
-import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from rlx.errors import FormatError, RlxError
+from rlx.files import file_boundary, open_plain, replacing
 from rlx.ir.attr import integer
 from rlx.ir.dtype import Array, dtype, pack, unpack
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
-from rlx.ir.parse import parse_graph
+from rlx.ir.parse import parse_foreign
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
 from rlx.records import dataclass
@@ -69,28 +68,23 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     ...     load(folder + "/double.graph").param_values["w"]
     array([1., 2.], dtype=float32)
     """
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        try:
-            with open(unfinished, "wb") as file:
-                _write(graph, file)
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with replacing(path) as file:
+            _write(graph, file)
     except OSError as e:
-        raise FormatError(f"cannot write {target}: {e.strerror or e}") from e
+        raise FormatError(f"cannot write {os.fspath(path)}: {e.strerror or e}") from e
 
 
-def load(path: str | os.PathLike[str]) -> Graph:
-    """Read a graph that `save` wrote; it is checked against its checksum and verified."""
+def load(path: str | os.PathLike[str], custom: Collection[str] = ()) -> Graph:
+    """Read a graph that `save` wrote; it is checked against its checksum and verified.
+
+    `custom` names the ops of `rlx.register_op` that it may call; without, a file calls none.
+    """
+    with file_boundary(path, "graph"), open_plain(path) as file:
+        data = _read(file)
     try:
-        with open(path, "rb") as file:
-            data = _read(file)
-    except OSError as e:
-        raise FormatError(f"cannot read {os.fspath(path)}: {e.strerror or e}") from e
-    try:
-        return _graph(data)
+        with file_boundary(path, "graph"):
+            return _graph(data, custom)
     except FormatError as e:
         raise FormatError(f"{os.fspath(path)}: {e.message}") from e
     except RlxError as e:
@@ -153,13 +147,13 @@ def _read(file: BinaryIO) -> Array:
     return data[:filled]
 
 
-def _graph(data: Array) -> Graph:
+def _graph(data: Array, custom: Collection[str]) -> Graph:
     header, body = _checked(data)
     tables: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
     for entry in header["arrays"]:
         name, array = entry["name"], _array(entry, body)
         tables[entry["kind"]][name] = array
-    graph = parse_graph(header["text"], tables["blob"])
+    graph = parse_foreign(header["text"], tables["blob"], custom)
     graph.param_values = tables["param"]
     graph.state_values = tables["state"]
     return verify(graph, Level.HIR)

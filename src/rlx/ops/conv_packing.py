@@ -248,6 +248,7 @@ def _attrs(k: KernelLayout) -> dict[str, Any]:
 
 class _Blocking(Op):
     arity = 1
+    storage = True
 
     def cost(self, x: TensorType, **layout: int) -> Dim:
         return 0

@@ -143,6 +143,7 @@ class _custom(Op):
 
     name = "custom"
     finds_size = True
+    user_function = "function"
     attrs = {"function": Attr(string), "version": Attr(string, ""), "options": Attr(options, ())}
 
     def infer(self, *types: TensorType, function: str, version: str, options: Any) -> Type:

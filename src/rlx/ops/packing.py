@@ -124,6 +124,7 @@ class Packing(Op):
     """A weight in another order: leading axes are a batch as they are, and nothing is computed in a run."""
 
     arity = 1
+    storage = True
 
     def batch(self, flags: Sequence[bool], x: Node, **layout: Any) -> Node:
         made: Node = self(x, **layout)

@@ -110,6 +110,7 @@ _LAYOUT = {
 
 class _Packed(_Weights):
     attrs = _LAYOUT
+    storage = True
 
     def lower(self, *types: TensorType, **layout: Any) -> Form:
         return Template(self.name, tuple(layout.items()))

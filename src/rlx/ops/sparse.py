@@ -63,8 +63,21 @@ class SparseColumns:
         out[self.values_at : self.values_at + len(found)] = found
         return out
 
+    def fault(self, packed: np.ndarray) -> str | None:
+        """What is wrong with bytes that are not known to come from `pack`; kernels go where they point."""
+        starts = packed[: self.rows_at].view(np.int64)
+        if int(starts[0]) < 0 or int(starts[-1]) > self.room or np.any(np.diff(starts) < 0):
+            return f"a sparse matrix whose columns do not start in order within {self.room} elements"
+        rows = packed[self.rows_at : self.values_at].view(np.int64)
+        if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= self.k):
+            return f"a sparse matrix with an element in none of its {self.k} rows"
+        return None
+
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         packed = np.ascontiguousarray(packed)
+        fault = self.fault(packed)
+        if fault is not None:
+            raise InputError(f"{fault}; the weight is damaged")
         starts = packed[: self.rows_at].view(np.int64)
         count = int(starts[-1])
         rows = packed[self.rows_at : self.rows_at + 8 * count].view(np.int64)
@@ -109,6 +122,11 @@ class pack_sparse(_Sparse):
         columns = columns_of(**layout)
         packed = [columns.pack(one) for one in x.reshape(-1, *x.shape[-2:])]
         return np.reshape(packed, (*x.shape[:-2], columns.bytes))
+
+    def check_stored(self, packed: np.ndarray, **layout: Any) -> str | None:
+        columns = columns_of(**layout)
+        found = (columns.fault(one) for one in packed.reshape(-1, columns.bytes))
+        return next((fault for fault in found if fault is not None), None)
 
     def samples(self) -> list[Sample]:
         x = _example()

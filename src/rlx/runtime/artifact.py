@@ -4,9 +4,14 @@ A file holds the graph as the user gave it, the values of its params, and per ta
 graph, the graph of derived weights, the code and the derived weights themselves. Loading maps the weights and
 runs nothing in the file but code that this user has signed:
 
-- code whose HMAC verifies under the user's key, or was accepted by `trust`, is loaded as it is;
-- other code is not executed: it is made again from the plan, which is parsed and verified first;
+- a variant whose HMAC verifies under the user's key, or was accepted by `trust`, is loaded as it is;
+- of any other file only the graph as the user gave it is used, and compiled: neither its code nor its plan
+  nor its derived weights, whose layouts are the compiler's, are looked at;
 - a file without a variant for this machine and this version of the generator is compiled from its graph.
+
+A signature covers plan, code, source, all tables of the header and the SHA-256 of the weights. That digest is
+compared with the weights when a file is first loaded, by `trust` and by `verify`; later loads of the same
+file compare sums of its pages, which find accidents.
 """
 
 from __future__ import annotations
@@ -14,9 +19,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import struct
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,19 +31,20 @@ from rlx.errors import RlxError
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import LirModule
-from rlx.ir.op import Level, Role
+from rlx.ir.op import Level, Role, get_op
 from rlx.records import dataclass
 from rlx.runtime.container import Container
 from rlx.runtime.meanwhile import meanwhile
-from rlx.runtime.native_code import FORMAT, native_code, open_blob, open_runtime
+from rlx.runtime.native_code import FORMAT, open_blob, open_runtime
 from rlx.runtime.stored import StoredLir
-from rlx.runtime.trust import accept, accepted, keyring
+from rlx.runtime.trust import accept, accepted, is_noted, keyring, note
 from rlx.runtime.weights import Weights
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
-SIGNED_PARTS = ("plan", "outline", "code", "runtime")
+SIGNED_PARTS = ("plan", "outline", "code", "runtime", "unfused")
+"""Parts of a variant that its signature covers; the source, which all share, is covered too."""
 
 
 class ArtifactWarning(UserWarning):
@@ -59,10 +64,14 @@ def generator() -> str:
     return f"{FORMAT}-{generator_version()}"
 
 
-def signed_bytes(described: Mapping[str, Any], digests: Mapping[str, str]) -> bytes:
-    """What a signature covers: plan, code and how they go together. Not the weights: data cannot run."""
-    covered = {key: value for key, value in described.items() if key != "mac"}
-    return b"rlx program\n" + json.dumps([covered, digests], sort_keys=True).encode()
+def signed_bytes(header: Mapping[str, Any], number: int) -> bytes:
+    """What the signature of a variant covers: what it says of itself, the digests of its parts and of the
+    source, where every array lies, and the SHA-256 of all arrays."""
+    covered = {key: value for key, value in header["variants"][number].items() if key != "mac"}
+    names = {"source", *(f"{number}.{name}" for name in SIGNED_PARTS)}
+    digests = sorted([name, digest] for name, _, _, digest in header["parts"] if name in names)
+    rest = {key: value for key, value in header.items() if key not in ("variants", "parts", "array_sums")}
+    return b"rlx program 2\n" + json.dumps([covered, digests, rest], sort_keys=True).encode()
 
 
 class Artifact:
@@ -116,33 +125,62 @@ class Artifact:
         return keyring().verify(signed, mac) or accepted(signed)
 
     def _signed(self, number: int) -> bytes:
-        digests = {name: self.container.digest(f"{number}.{name}") for name in SIGNED_PARTS}
-        return signed_bytes(self._variants[number], digests)
+        return signed_bytes(self.container.header, number)
+
+    def verify(self) -> list[str]:
+        """Compare every byte of the file with its SHA-256; returns the targets that this user trusts."""
+        self.container.check_all()
+        return [target for number, target in enumerate(self.targets) if self.is_trusted(number)]
 
     def accept(self) -> list[str]:
-        """Check the whole file and trust the code of all variants from now on; returns their targets."""
+        """Check the whole file and trust all of it from now on; returns the targets that it has code for."""
         self.container.check_all()
         for number in range(len(self._variants)):
             accept(self._signed(number))
         return self.targets
 
+    def _check_weights(self, number: int, streamed: bool) -> None:
+        """The weights of a signed variant: against the digest that was signed, the first time that this user
+        loads the file as it is; then, and in a folder that is RLX's own, against accidents."""
+        known = repr(self.container.status).encode() + self._signed(number)
+        if self.container.is_own or is_noted(self.container.path, known):
+            self.container.check_arrays(mapped=not streamed)
+        else:
+            self.container.check_weights(mapped=not streamed)
+            note(self.container.path, known)
+
     # -- graphs and values
 
-    def source(self) -> Graph:
-        """The graph that was compiled, with its values."""
-        graph = self.graph("source", Level.HIR)
-        assert graph is not None, "the source is never empty"
-        return graph
+    def source(self, custom: Collection[str] | None = ()) -> Graph:
+        """The graph that was compiled, with its values; it may call the custom ops named (None: any)."""
+        from rlx.ir.parse import parse_foreign
+        from rlx.ir.verify import verify
 
-    def graph(self, part: str, level: Level) -> Graph | None:
-        """A graph of the file, verified; None for an empty part."""
+        text = self.container.text("source")
+        self.container.check_arrays(mapped=not self.container.stay_in_file)
+        return self.read(text, lambda text, blobs: verify(parse_foreign(text, blobs, custom)), "source")
+
+    def graph(self, part: str) -> Graph | None:
+        """A MIR graph of the file, verified; None for an empty part."""
         text = self.container.text(part)
-        if not text and part != "source":
+        if not text:
             return None
         from rlx.ir.parse import parse_graph
         from rlx.ir.verify import verify
 
-        return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), level), part)
+        return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), Level.MIR), part)
+
+    def planned_with(self, number: int) -> dict[str, Any]:
+        """The options of `rlx.compile` that decide about the plan of a variant. They are read from a file
+        that nobody vouches for: kinds are checked here, values by the compiler."""
+        about = self._variants[number]
+        options, kinds = about["options"], {"precision": str, "budget": int, "weight_budget": int}
+        sizes = [*about["assume"].values()]
+        if not all(type(v) is kinds.get(k) for k, v in options.items()) or not all(
+            type(n) is int and 0 <= n < 1 << 62 for n in sizes
+        ):
+            raise self.container.fail("its header has options that rlx.compile does not have")
+        return {**options, **({"assume": about["assume"]} if sizes else {})}
 
     def read(self, text: str, parse: Callable[..., Graph], part: str = "plan") -> Graph:
         """A graph with the values that the file has for it."""
@@ -193,65 +231,58 @@ class Artifact:
         number: int,
         threads: int,
         debug: str | None = None,
-        trust_native: bool = False,
-        cache: bool = True,
         weight_budget: int | None = None,
         make: Callable[..., CompiledProgram] | None = None,
     ) -> CompiledProgram:
-        """The program of a variant; `weight_budget` bytes replace the budget that it was compiled with."""
+        """The program of a variant that the caller trusts: its plan and code are taken as they are.
+        `weight_budget` bytes replace the budget that it was compiled with."""
         about = self._variants[number]
-        target, notes = resolve(about["target"]), []
-        trusted = self.is_trusted(number)
-        lir = StoredLir(self, number, about) if trusted else self._checked(number)
-        streamed = weight_budget is not None or "weight_budget" in lir.options
-        with meanwhile(lambda: self.container.check_arrays(mapped=not streamed), "rlx-check") as checked:
+        with self._damage("plan"):
+            lir = StoredLir(self, number, about)
+        streamed = self.container.stay_in_file = weight_budget is not None or "weight_budget" in lir.options
+        with meanwhile(lambda: self._check_weights(number, streamed), "rlx-check") as checked:
             from rlx.runtime.program import CompiledProgram
 
-            if trusted or trust_native:
-                kernels, code = self._code(number, target)
-            else:
-                notes.append(
-                    f"the code in {self.container.path} is not signed by this user and was not run; "
-                    "it was made again from the plan (rlx trust FILE accepts it)"
-                )
-                warnings.warn(notes[-1], ArtifactWarning, stacklevel=4)
-                kernels, code = native_code(lir, target, cache)
+            kernels, code = self._code(number, resolve(about["target"]))
             checked()
         if weight_budget is not None:
             lir.set_weight_budget(weight_budget, kernels.cuts)
         weights: Weights
+        with self._damage("weights"):
+            self._check_addresses(about)
         if streamed:
             from rlx.runtime.streaming import streamed_weights
 
             weights = streamed_weights(lir, dict(self.params), self.container, about["weights"])
         else:
             weights = self._weights(lir, about["weights"])
-        program = (make or CompiledProgram)(lir, kernels, code, threads, debug, weights)
-        program.notes = notes
-        return program
+        return (make or CompiledProgram)(lir, kernels, code, threads, debug, weights)
 
-    def _checked(self, number: int) -> LirModule:
-        """The plan of a variant that nobody vouches for: verified and proved."""
-        text = self.container.text(f"{number}.plan")
-        try:
-            lir = LirModule.from_text(text, self._blobs)
-        except RlxError as e:
-            raise self.container.fail(f"its plan is not sound: {e}") from e
-        if lir.target != self._variants[number]["target"]:
-            raise self.container.fail(f"its plan is for {lir.target!r}, but it says otherwise")
-        for graph in (lir.mir, lir.derived):
-            if graph is not None:
-                self.give_values(graph)
-        lir.unfused = self.graph(f"{number}.unfused", Level.MIR)
-        return lir
+    def _check_addresses(self, about: Mapping[str, Any]) -> None:
+        """Weights that kernels compute addresses from must stay in range, whoever signed the file."""
+        numbers = dict(about["weights"])
+        for id, name, attrs in about["addresses"]:
+            op = get_op(name)
+            if id in numbers:
+                fault = op.check_stored(self.container.array(numbers[id]), **op.canonical_attrs(attrs))
+                if fault is not None:
+                    raise self.container.fail(f"its weights hold {fault}")
 
     def _code(self, number: int, target: Target) -> tuple[Any, Any]:
         blob, runtime = (self.container.part(f"{number}.{name}") for name in ("code", "runtime"))
-        try:
+        with self._damage("code"):
             open_runtime(runtime)
             return open_blob(blob, target)
-        except (struct.error, ValueError, KeyError, TypeError, IndexError, RecursionError) as e:
-            raise self.container.fail(f"its code is damaged ({type(e).__name__})") from e
+
+    @contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        """A part that its user trusts may still be damaged, or not be what it says."""
+        try:
+            yield
+        except RlxError:
+            raise
+        except Exception as e:
+            raise self.container.fail(f"its {what} is damaged ({type(e).__name__})") from e
 
     def _weights(self, lir: LirModule, entries: Iterable[Any]) -> Weights:
         """Weights where they lie in the file; every one must have the size of its node."""
@@ -263,7 +294,7 @@ class Artifact:
             if node.op.role not in (Role.PARAM, Role.CONSTANT) or len(raw) != _static_bytes(node):
                 raise self.container.fail(f"it has a weight of {len(raw)} bytes for {node}")
             memory[id] = raw
-        return Weights(lir, dict(self.params), memory)
+        return Weights(lir, dict(self.params), memory, self.container)
 
 
 def _static_bytes(node: Any) -> int:
@@ -277,7 +308,9 @@ def _is_variant(about: Any) -> bool:
         "generator": str,
         "gate": dict,
         "options": dict,
+        "assume": dict,
         "weights": list,
+        "addresses": list,
         "mac": str,
     }
     if not isinstance(about, dict) or not all(isinstance(about.get(key), kinds[key]) for key in kinds):

@@ -7,29 +7,32 @@
 
 The first SHA-256 covers the fields before it and the header; the header covers the rest. Arrays may be larger
 than one wants to hash at every start: they have a digest of page sums, which reads them at the speed of
-memory and finds any damage, and a SHA-256 for `check_all`. Reading a file runs nothing that is in it.
+memory and finds accidents, and a SHA-256, which is what signatures cover. Reading a file runs nothing that is
+in it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import mmap
 import os
 import struct
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx import config
 from rlx.errors import FormatError, RlxError
+from rlx.files import file_boundary, identity, open_plain, replacing
 from rlx.ir.dtype import dtype
 from rlx.records import dataclass
-from rlx.runtime.memory import drop_pages, round_up, weight_start
+from rlx.runtime.bus_guard import Guarded, is_available
+from rlx.runtime.memory import allocate, drop_pages, round_up, weight_start
 
 MAGIC = b"RLXPROG\0"
 VERSION = 1
@@ -40,6 +43,7 @@ _BLOCK = 8 << 20  # bytes that are hashed at a time
 _PREFIX = struct.Struct("<8sIIQQ32s")
 _MOST_HEADER = 1 << 30
 _MOST_ELEMENTS = 2**40
+MOST_READ = 64 << 20  # bytes of arrays that are read rather than mapped, if the file is not our own
 _NO_DIGEST = "0" * 64
 
 Bytes = NDArray[np.uint8]
@@ -57,8 +61,16 @@ class Part:
 # -- writing
 
 
+Seal = Callable[[dict[str, Any]], None]
+"""Puts signatures into a complete header, in place of stand-ins that are as long."""
+
+
 def write(
-    path: str | os.PathLike[str], header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: Sequence[Any]
+    path: str | os.PathLike[str],
+    header: Mapping[str, Any],
+    parts: Mapping[str, bytes],
+    arrays: Sequence[Any],
+    seal: Seal = lambda header: None,
 ) -> None:
     """Write a file, which is replaced in one step. `header` must be JSON; names of it stay the caller's.
 
@@ -69,21 +81,15 @@ def write(
     ...     file.header["name"], file.part("text"), file.array(0)
     ('a', b'hello', array([0, 1, 2]))
     """
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        try:
-            with open(unfinished, "wb+") as file:
-                _write(file, header, parts, arrays)
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with replacing(path) as file:
+            _write(file, header, parts, arrays, seal)
     except OSError as e:
-        raise FormatError(f"cannot write {target}: {e.strerror or e}") from e
+        raise FormatError(f"cannot write {os.fspath(path)}: {e.strerror or e}") from e
 
 
 def _write(
-    file: BinaryIO, header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: Sequence[Any]
+    file: BinaryIO, header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: Sequence[Any], seal: Seal
 ) -> None:
     table: list[tuple[str, int, int, str]] = []
     entries: list[tuple[str, list[int], int]] = []
@@ -118,7 +124,9 @@ def _write(
     file.truncate(total)
     file.flush()
     described["array_sums"], described["array_sha256"] = _digests(_read_blocks(file, first, total))
+    seal(described)
     encoded = _encoded(described)
+    assert len(encoded) == length, "a seal is as long as its stand-in"
     file.seek(0)
     file.write(_prefix(encoded, total))
     file.write(encoded)
@@ -167,11 +175,6 @@ def _sha256(blocks: Iterable[Bytes]) -> str:
     return digest.hexdigest()
 
 
-def _blocks(data: Bytes) -> Iterator[Bytes]:
-    for start in range(0, len(data), _BLOCK):
-        yield data[start : start + _BLOCK]
-
-
 def _read_blocks(file: BinaryIO, start: int, end: int) -> Iterator[Bytes]:
     """The bytes of a file from `start` to `end`, read into one buffer: nothing of them stays in memory."""
     buffer = np.empty(min(_BLOCK, end - start), np.uint8)
@@ -183,9 +186,24 @@ def _read_blocks(file: BinaryIO, start: int, end: int) -> Iterator[Bytes]:
         yield block
 
 
-def _mapped(file: BinaryIO, size: int) -> Bytes:
-    """The file's bytes as an array; the mapping lives as long as an array over it."""
-    return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+def _is_own(descriptor: int, path: str) -> bool:
+    """Whether a file lies in a folder of RLX's cache that nobody else can write to. Such files are replaced,
+    never changed."""
+    folder, cache = os.path.dirname(os.path.abspath(path)), os.path.abspath(config.CACHE.get())
+    if os.path.commonpath([folder, cache]) != cache or not hasattr(os, "geteuid"):
+        return False
+    user, status = os.geteuid(), [os.stat(folder), os.fstat(descriptor)]
+    return all(s.st_uid == user for s in status) and not any(s.st_mode & 0o022 for s in status)
+
+
+def _held(file: BinaryIO, start: int, size: int) -> Bytes:
+    """Bytes of a file in memory of our own; the page behind them cannot be read."""
+    region = allocate(size, fence=True)
+    file.seek(start)
+    if file.readinto(region.array.data) != size:  # type: ignore[attr-defined]
+        raise OSError("it was truncated while it was read")
+    region.array.flags.writeable = False
+    return region.array
 
 
 # -- reading
@@ -200,13 +218,20 @@ def file_identity(descriptor: int) -> tuple[int, int, int, bytes]:
 class Container:
     """An open file whose prefix and header are right; parts and arrays are checked when they are taken.
 
-    Arrays are memory-mapped and read-only; the mapping outlives this object while an array is in use.
+    Arrays are read-only, and outlive this object while they are in use. Those of a file in RLX's own cache
+    are mapped. Another file may be changed or cut by whoever can write to it: its arrays are read when they
+    are first asked for, or, if they are more than `MOST_READ` bytes or are to stay in the file, mapped under
+    a guard: see `check_whole`.
     """
+
+    stay_in_file = False  # whether arrays shall take no memory
+    _guarded: Guarded | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            with open(path, "rb") as file:
+            with open_plain(path) as file:
+                self.status = identity(file.fileno())
                 self._open(file)
                 self.identity = file_identity(file.fileno())
         except (OSError, MemoryError) as e:
@@ -232,13 +257,39 @@ class Container:
             raise self.fail("its checksum does not fit its header; it is damaged")
         self.header = self._parsed(header)
         base = round_up(_PREFIX.size + length, ALIGNMENT)
-        self._data = _mapped(file, size)
+        self._size = size
         self._parts = self._part_table(base)
         end = max((p.offset + p.size for p in self._parts.values()), default=base)
         first = _first_array(end, self.header["array_bytes"])
         if first + self.header["array_bytes"] != size or self.header["array_bytes"] % _PAGE:
             raise self.fail("its arrays do not end where the file ends")
-        self._first, self._arrays = first, self._data[first:]
+        self._first = first
+        self.is_own = _is_own(file.fileno(), self.path)
+        if self.is_own:
+            mapped = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+            self._head, self._arrays = mapped[:first], mapped[first:]
+        else:
+            self._head = _held(file, 0, first)
+            self._file = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
+
+    @functools.cached_property
+    def _arrays(self) -> Bytes:
+        """The bytes of all arrays of a file that is not our own."""
+        with self._file, file_boundary(self.path):
+            if is_available() and (self.stay_in_file or self._size - self._first > MOST_READ):
+                self._guarded = Guarded(self._file.fileno(), self._size)
+                return self._guarded.array[self._first :]
+            return _held(self._file, self._first, self._size - self._first)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether arrays are mapped from a file that somebody may cut."""
+        return self._guarded is not None
+
+    def check_whole(self) -> None:
+        """Refuse what was computed from arrays that the file no longer has."""
+        if self._guarded is not None and self._guarded.broken:
+            raise self.fail("it was cut while it was in use; restore it, and load it again")
 
     def _parsed(self, text: bytes) -> dict[str, Any]:
         try:
@@ -258,7 +309,7 @@ class Container:
                     out[name] = Part(base + offset, size, sha256)
                 case _:
                     raise self.fail("its header describes a part in a way that is not understood")
-            if base + offset + size > len(self._data):
+            if base + offset + size > self._size:
                 raise self.fail(f"part {name[:40]!r} does not lie inside the file")
         return out
 
@@ -274,7 +325,7 @@ class Container:
     def part(self, name: str) -> bytes:
         """The bytes of a part, checked against its SHA-256."""
         part = self._part(name)
-        content = self._data[part.offset : part.offset + part.size].tobytes()
+        content = self._head[part.offset : part.offset + part.size].tobytes()
         if hashlib.sha256(content).hexdigest() != part.sha256:
             raise self.fail(f"part {name!r} does not fit its checksum; the file is damaged")
         return content
@@ -331,20 +382,24 @@ class Container:
 
     def check_arrays(self, mapped: bool = True) -> None:
         """Compare the arrays with their page sums; if not `mapped`, no page of them stays in memory."""
-        if mapped:  # as one block, so that Python's lock is waited for once
-            sums = _page_sums([self._arrays])
-        else:
-            try:
-                with open(self.path, "rb", buffering=0) as file:
-                    sums = _page_sums(_read_blocks(file, self._first, len(self._data)))
-            except OSError as e:
-                raise self.fail(f"cannot be read: {e.strerror or e}") from e
-        if sums != self.header["array_sums"]:
+        if self._digest_of_arrays(_page_sums, mapped) != self.header["array_sums"]:
             raise self.fail("its weights do not fit their checksum; the file is damaged")
+
+    def _digest_of_arrays(self, digest: Callable[[Iterable[Bytes]], str], mapped: bool) -> str:
+        if mapped:  # as one block, so that Python's lock is waited for once
+            return digest([self._arrays])
+        with file_boundary(self.path), open_plain(self.path) as file:
+            if not self.is_own and identity(file.fileno()) != self.status:
+                raise self.fail("it was changed while it was opened; load it again")
+            return digest(_read_blocks(file, self._first, self._size))
 
     def check_all(self) -> None:
         """Compare every byte that matters with its SHA-256."""
         for name in self._parts:
             self.part(name)
-        if _sha256(_blocks(self._arrays)) != self.header["array_sha256"]:
+        self.check_weights()
+
+    def check_weights(self, mapped: bool = True) -> None:
+        """Compare the arrays with their SHA-256: only this tells weights that somebody changed on purpose."""
+        if self._digest_of_arrays(_sha256, mapped) != self.header["array_sha256"]:
             raise self.fail("its weights do not fit their checksum; the file is damaged")

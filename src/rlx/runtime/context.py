@@ -92,7 +92,7 @@ class Context:
             plan = replace(plan, binding=dict(plan.binding), view_aliases=dict(plan.view_aliases))
         self.lir, self.kernels, self.code, self.plan, self.sizes = lir, kernels, code, plan, sizes
         self.threads, self.profile = threads, profile
-        self.arena = allocate(max(plan.arena_size, 64))
+        self.arena = allocate(max(plan.arena_size, 64), fence=True)
         self.dims, self._dims_at, per_thread = dims, {}, 0
         at = 0
         for id, kernel in kernels.kernels.items():
@@ -101,7 +101,7 @@ class Context:
             per_thread = max(per_thread, dims[at - 1])
         per_thread = max(per_thread, kernels.scratch_in_bodies(plan))
         self.scratch_per_thread = -(-per_thread // 64) * 64
-        self.scratch = allocate(max(self.scratch_per_thread * threads, 64))
+        self.scratch = allocate(max(self.scratch_per_thread * threads, 64), fence=True)
         self._work = kernels.picoseconds(plan)
         self._streamed = streamed if plan.fetches else None
         self._position = {id: at for at, id in enumerate(plan.schedule)}

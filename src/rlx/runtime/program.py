@@ -282,7 +282,7 @@ class CompiledProgram(Execution):
                 for number, step in enumerate(context.steps):
                     keep[2]._run_step(context, step, number, watch)
 
-        plain = self.debug is None and self._weights.ring is None and len(native) == len(context.steps)
+        plain = self.debug is None and not self._weights.watched and len(native) == len(context.steps)
         return run if plain else run_steps
 
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 
 from rlx.backend.cpu.target import resolve
 from rlx.errors import FormatError
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.op import Role
@@ -19,13 +19,16 @@ from rlx.ir.outline import outline
 from rlx.ir.text import graph_text
 from rlx.records import dataclass
 from rlx.runtime import container
-from rlx.runtime.artifact import SIGNED_PARTS, Origin, generator, signed_bytes
+from rlx.runtime.artifact import Origin, generator, signed_bytes
 from rlx.runtime.cache import ObjectCache, default_cache
 from rlx.runtime.derive import LazyArray, lazy_weights
 from rlx.runtime.native_code import code_blob, runtime_blob
+from rlx.runtime.trust import MAC_BYTES
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
+
+_NO_MAC = "0" * 2 * MAC_BYTES
 
 
 class _Arrays:
@@ -86,13 +89,30 @@ def write(
     described = [v.write(f"{i}.", parts, blobs, arrays, values, cache) for i, v in enumerate(variants)]
     parts["source"] = graph_text(source, blobs=blobs).encode()
     tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
+
+    def seal(header: dict[str, Any]) -> None:
+        for number, variant in enumerate(header["variants"]):
+            variant["mac"] = cache.ring().sign(signed_bytes(header, number)).hex()
+
     header = {
         "name": source.name,
         "facts": dict(facts or {}),
         "variants": described,
         **{kind: _add_all(arrays, kind, table) for kind, table in tables.items()},
     }
-    container.write(path, header, parts, arrays.arrays)
+    container.write(path, header, parts, arrays.arrays, seal)
+
+
+def _address_weights(lir: LirModule) -> list[list[Any]]:
+    """Weights that kernels compute addresses from: node, and the op with its attributes that made them."""
+    made = {} if lir.derived is None else lir.derived.outputs
+    found = []
+    for node in lir.mir.nodes:
+        by = made.get(node.attrs["name"]) if node.op.role is Role.PARAM else None
+        if by is not None and by.op.has("check_stored"):
+            attrs = {k: v.name if isinstance(v, DType) else v for k, v in by.attrs.items()}
+            found.append([node.id, by.op.name, attrs])
+    return found
 
 
 def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
@@ -142,12 +162,13 @@ class _Variant:
             if not isinstance(weight, LazyArray):
                 weight = weight.view(node.dtype.np).reshape(node.shape)
             weights.append([id, arrays.add(key, weight)])
-        described = {
+        return {
             "target": target.name,
             "generator": generator(),
             "options": lir.options,
+            "assume": dict(lir.planner.binding),
             "gate": lir.gate,
             "weights": weights,
+            "addresses": _address_weights(lir),
+            "mac": _NO_MAC,
         }
-        digests = {name: hashlib.sha256(parts[prefix + name]).hexdigest() for name in SIGNED_PARTS}
-        return {**described, "mac": cache.ring().sign(signed_bytes(described, digests)).hex()}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirBufferPlan, LirModule
-from rlx.ir.op import Level
 from rlx.ir.outline import read_outline
 from rlx.plan.placer import Placer
 
@@ -65,7 +64,7 @@ class StoredLir(LirModule):
 
     @functools.cached_property
     def unfused(self) -> Graph | None:  # type: ignore[override]
-        return self._file.graph(f"{self._number}.unfused", Level.MIR)
+        return self._file.graph(f"{self._number}.unfused")
 
     @functools.cached_property
     def decisions(self) -> Any:

@@ -90,7 +90,7 @@ class StreamedWeights(Weights):
         self._load = _Load()
         self._read_resident()
         if self._fetches:
-            self.ring = allocate(plan.sizes()["ring"]).array
+            self.ring = allocate(plan.sizes()["ring"], fence=True).array
             fills, counts = self._fills()
             self.reader = self._reads = Reader(self._source, fills)
             self.gates = _gates(plan, counts)
@@ -114,7 +114,7 @@ class StreamedWeights(Weights):
 
     def _read_resident(self) -> None:
         slots = {n: s for n, s in self._plan.assignments.items() if s.space == "weight"}
-        self.region = allocate(max(self._plan.sizes()["weight"], 64))
+        self.region = allocate(max(self._plan.sizes()["weight"], 64), fence=True)
         for node, slot in slots.items():
             if node in self._numbers:
                 place = self.region.array[slot.offset : slot.offset + slot.size]

@@ -11,11 +11,11 @@ import functools
 import hashlib
 import hmac
 import os
-import stat
 import warnings
 from pathlib import Path
 
 from rlx.errors import RlxError
+from rlx.files import open_plain, read_plain, replacing
 
 KEY_BYTES = 32
 MAC_BYTES = 32
@@ -82,26 +82,56 @@ def _keyring_at(path: Path) -> Keyring:
 
 def accept(signed: bytes) -> None:
     """Remember that this user trusts what these bytes describe."""
-    path = _acceptance(signed)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whole = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        whole.write_bytes(keyring().sign(signed))
-        os.replace(whole, path)  # others who ask meanwhile find what was accepted before, or this
+        _sign_note(_acceptance(signed), signed)
     except OSError as error:
-        raise TrustError(f"cannot note in {path.parent} what is trusted: {error.strerror}") from error
+        raise TrustError(f"cannot note in {_notes('trusted')} what is trusted: {error.strerror}") from error
 
 
 def accepted(signed: bytes) -> bool:
     """Whether this user has accepted these bytes."""
+    return _is_signed_note(_acceptance(signed), signed)
+
+
+def note(file: str, known: bytes) -> None:
+    """Remember what is known of a file in the state that `known` describes: one note for each path."""
     try:
-        return keyring().verify(signed, _acceptance(signed).read_bytes())
+        _sign_note(_note_of(file), _VERIFIED + known)
     except OSError:
-        return False
+        pass  # it is found out again
+
+
+def is_noted(file: str, known: bytes) -> bool:
+    """Whether this is noted of a file."""
+    return _is_signed_note(_note_of(file), _VERIFIED + known)
+
+
+_VERIFIED = b"rlx verified\n"  # a note is no acceptance
+
+
+def _notes(kind: str) -> Path:
+    return key_path().parent / kind
 
 
 def _acceptance(signed: bytes) -> Path:
-    return key_path().parent / "trusted" / hashlib.sha256(signed).hexdigest()
+    return _notes("trusted") / hashlib.sha256(signed).hexdigest()
+
+
+def _note_of(file: str) -> Path:
+    return _notes("verified") / hashlib.sha256(os.path.abspath(file).encode()).hexdigest()
+
+
+def _sign_note(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(path) as file:  # others who ask meanwhile find what was there before, or this
+        file.write(keyring().sign(content))
+
+
+def _is_signed_note(path: Path, content: bytes) -> bool:
+    try:
+        return keyring().verify(content, read_plain(path)[: MAC_BYTES + 1])
+    except OSError:
+        return False
 
 
 def load_or_create(path: Path) -> bytes:
@@ -126,12 +156,9 @@ def load_or_create(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    with os.fdopen(descriptor, "rb") as file:
+    with open_plain(path, getattr(os, "O_NOFOLLOW", 0)) as file:  # a pipe in its place is not waited for
         status = os.fstat(file.fileno())
-        if hasattr(os, "geteuid") and (
-            not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077
-        ):
+        if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
             raise TrustError(
                 f"the signing key {path} must be a plain file of this user with mode 0600; "
                 "delete it, and a new one is made"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import Region, allocate, weight_start
 
 if TYPE_CHECKING:
+    from rlx.runtime.container import Container
     from rlx.runtime.reader import Reader
 
 Gate = tuple[int, int, int]
@@ -37,11 +38,13 @@ class Weights:
         lir: LirModule,
         values: dict[str, np.ndarray] | None = None,
         memory: dict[int, np.ndarray] | None = None,
+        file: Container | None = None,
     ) -> None:
         self.lir = lir
         self.values = dict((lir.derived or lir.mir).param_values) if values is None else values
         self.memory: dict[int, np.ndarray] = {} if memory is None else memory
         self.region: Region | None = None
+        self._mapped_from = file if file is not None and file.is_guarded else None
         if memory is None:
             self.load()
 
@@ -52,11 +55,12 @@ class Weights:
         for id, array in arrays.items():
             starts[id] = weight_start(end, array.nbytes)
             end = starts[id] + array.nbytes
-        region, memory = allocate(max(end, ALIGNMENT)), {}
+        region, memory = allocate(max(end, ALIGNMENT), fence=True), {}
         for id, array in arrays.items():
             memory[id] = place = region.array[starts[id] : starts[id] + array.nbytes]
             place[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.memory, self.region = memory, region
+        self._mapped_from = None
 
     @property
     def everything(self) -> Mapping[int, Any]:
@@ -72,9 +76,22 @@ class Weights:
 
     # -- what a run tells its weights; only streamed ones listen
 
+    @property
+    def watched(self) -> bool:
+        """Whether runs must be held by `running`."""
+        return self.ring is not None or self._mapped_from is not None
+
     def running(self) -> AbstractContextManager[None]:
         """Held by a run from its first step to its last."""
-        return _NOTHING
+        return _NOTHING if self._mapped_from is None else self._from_file(self._mapped_from)
+
+    @contextmanager
+    def _from_file(self, file: Container) -> Iterator[None]:
+        """A run that reads weights in a mapped file: if that was cut meanwhile, there is no result."""
+        try:
+            yield
+        finally:
+            file.check_whole()
 
     def reach(self, step: int) -> None:
         """All kernels before `step` of the schedule are done, which is a host thunk; returns when the weights

@@ -14,6 +14,7 @@ from rlx.backend.cpu.fft import emit_fft
 from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.kernels import BodyKernels, HostThunk, KernelSet
+from rlx.backend.cpu.layout_check import foreign_layout
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.packing import panels_of
 from rlx.backend.cpu.primitives import supported
@@ -87,6 +88,8 @@ def emit_kernel(
 ) -> EmittedKernel:
     """Write one kernel; UnsupportedError where this backend has no code for it."""
     why = supports(kernel, [TensorType(slot.dtype, slot.shape) for slot in (*inputs, *outputs)])
+    if why is None and isinstance(kernel, (ContractNest, ConvNest)):
+        why = foreign_layout(kernel, inputs, outputs, module.target)
     if why is not None:
         raise UnsupportedError(why)
     if isinstance(kernel, Nest):

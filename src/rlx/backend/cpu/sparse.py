@@ -107,11 +107,13 @@ class _SparseKernel:
     def column(self, n: Int, tile: Value, finite: Value) -> Value:
         """One column of the product, for all rows of the group."""
         fn, zero = self.fn, constant(self.type, 0.0)
-        start = fn.load("i64", fn.gep(self.starts, n, "i64"))
-        end = fn.load("i64", fn.gep(self.starts, fn.add(n, 1), "i64"))
+        # Weights may come from a file that changes under us: whatever they hold, no address leaves its array.
+        room, last = self.columns.room, self.columns.k - 1
+        start = fn.value(fn.umin(fn.load("i64", fn.gep(self.starts, n, "i64")), room))
+        end = fn.value(fn.umin(fn.load("i64", fn.gep(self.starts, fn.add(n, 1), "i64")), room))
 
         def entry(p: Int) -> tuple[Value, Value]:
-            row = fn.load("i64", fn.gep(self.rows_at, p, "i64"))
+            row = fn.value(fn.umin(fn.load("i64", fn.gep(self.rows_at, p, "i64")), last))
             return row, fn.broadcast(fn.gep(self.values_at, p, self.element), self.element, self.width)
 
         def listed() -> list[Value]:

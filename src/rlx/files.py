@@ -1,0 +1,178 @@
+"""Files, ours and those of others: opened, recognised again, replaced in one step, and refused in one way.
+
+A file from outside is data. Reading one gives a value or a `FormatError`, whatever is in it; a pipe or a
+device, which may never end, is not read at all. Our own files appear whole or not at all: they are written
+beside their name, flushed to the disk and renamed. What a killed process leaves there has a name by which it
+is found, and a lock that tells whether somebody still writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlx.errors import FormatError, RlxError
+
+UNFINISHED = ".rlx-unfinished"
+"""How the names of files end that are being written."""
+_STALE_SECONDS = 60.0  # a file is locked right after it is made; nobody takes this long between the two
+
+Identity = tuple[int, int, int, int, int]
+
+
+def identity(file: str | os.PathLike[str] | int) -> Identity | None:
+    """What changes when a file does: device, inode, size, times of change. None if it is not there.
+
+    >>> identity("/no/such/file") is None
+    True
+    """
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def open_plain(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
+    """A plain file opened for reading; OSError for a folder, pipe, socket or device, which is not waited for.
+
+    >>> open_plain("/dev/zero")
+    Traceback (most recent call last):
+    OSError: [Errno 22] it is not a plain file: '/dev/zero'
+    """
+    # Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(22, "it is not a plain file", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_plain(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a plain file; OSError for anything else."""
+    with open_plain(path) as file:
+        return file.read()
+
+
+@contextmanager
+def file_boundary(path: str | os.PathLike[str], what: str = "file") -> Iterator[None]:
+    """Whatever reading a file raises comes out as a FormatError that names it; our own errors stay as they
+    are.
+
+    >>> with file_boundary("x.npy", "array"):
+    ...     raise ValueError("bad magic")
+    Traceback (most recent call last):
+    rlx.errors.FormatError: x.npy does not hold a sound array: bad magic (ValueError)
+    """
+    name = os.fspath(path)
+    try:
+        yield
+    except RlxError:
+        raise
+    except OSError as e:
+        raise FormatError(f"cannot read {name}: {e.strerror or e}") from e
+    except MemoryError as e:
+        raise FormatError(f"{name}: the system has no memory for what it claims to hold") from e
+    except Exception as e:
+        told = f"{e} ({type(e).__name__})" if str(e) else type(e).__name__
+        raise FormatError(f"{name} does not hold a sound {what}: {told[:400]}") from e
+
+
+# -- writing
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its name when the block ends without an error; then it is on the disk.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(folder + "/a") as file:
+    ...         _ = file.write(b"whole")
+    ...     Path(folder, "a").read_bytes(), len(os.listdir(folder))
+    (b'whole', 1)
+    """
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name[:100]}.{os.getpid()}-{os.urandom(4).hex()}{UNFINISHED}")
+    try:
+        with open(unfinished, "xb+") as file:
+            _lock(file)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(unfinished, target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def abandoned(folder: Path, least_age: float = _STALE_SECONDS) -> list[tuple[Path, os.stat_result]]:
+    """Unfinished files in a folder that nobody writes any more, with their status."""
+    old = [f for f in unfinished_files(folder) if time.time() - f[1].st_mtime >= least_age]
+    return [(path, status) for path, status in old if not _is_locked(path)]
+
+
+def unfinished_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """All unfinished files in a folder, with their status; files may vanish while we look."""
+    found = []
+    for path in folder.glob(f".*{UNFINISHED}"):
+        try:
+            found.append((path, path.stat()))
+        except OSError:
+            continue
+    return found
+
+
+def remove_abandoned(folder: Path, least_age: float = _STALE_SECONDS) -> int:
+    """Delete what killed processes left in a folder; returns how many files there were."""
+    gone = abandoned(folder, least_age)
+    for path, _ in gone:
+        path.unlink(missing_ok=True)
+    return len(gone)
+
+
+def _lock(file: Any, wait: bool = True) -> bool:
+    """Lock a file for as long as it is open; False if somebody else has. A dead process holds no lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where a file that is open cannot be deleted anyway
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False  # taken, or a file system without locks: then it is left alone
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return not _lock(file, wait=False)
+    except OSError:
+        return True  # gone, or of somebody else
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on the disk when its folder is."""
+    if os.name == "nt":
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # a folder that may be written to but not read
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # a file system whose folders cannot be synced
+    finally:
+        os.close(descriptor)
