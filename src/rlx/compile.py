@@ -367,13 +367,21 @@ def _need_graph(graph: object, caller: str) -> None:
 def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:
     if not isinstance(assume, (Mapping, NoneType)):
         raise ConfigError(f"assume={assume!r} is no dict of symbol -> size, such as {{'seq': 128}}")
-    known = graph.symbols()
-    for name, size in (assume or {}).items():
+    known, given = graph.symbols(), assume or {}
+    for name, size in given.items():
         if name not in known:
             has = f"its symbols: {', '.join(known)}" if known else "all its sizes are fixed"
             raise ConfigError(f"assume: graph {graph.name!r} has no symbol {name!r}; {has}")
         if not hasattr(size, "__index__"):
             raise ConfigError(f"assume: the size of {name!r} is {size!r}; give a whole number")
+    for c in graph.constraints:
+        if set(c.symbols) <= given.keys() and not c.check(given):
+            sizes = ", ".join(f"{s}={given[s]}" for s in c.symbols)
+            raise ConfigError(
+                f"assume: the graph needs that {c.describe()}, which does not hold for {sizes}; "
+                "give sizes that the program will meet",
+                c.where,
+            )
 
 
 def _refuse_collectives(graph: Graph) -> None:

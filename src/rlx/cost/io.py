@@ -123,20 +123,30 @@ def _nearby(sizes: dict[str, int], free: Sequence[str]) -> Iterator[dict[str, in
 
 
 def _grown(binding: dict[str, int], free: Collection[str], needs: Sequence[Constraint]) -> dict[str, int]:
-    """The binding with free symbols doubled until what the graph needs at least is there."""
+    """The binding with free symbols doubled until what the graph needs at least is there.
+
+    Only those are doubled that bring a need nearer: an image, not the window that must fit it.
+    """
     for need in needs:
-        names = [*symbols(need.lhs), *symbols(need.rhs)]
+        names = need.symbols
         if not all(s in binding for s in names):
             continue  # a size that only a body knows
         grown = dict(binding)
         while not need.check(grown) and max(grown.values()) < MOST_ASSUMED:
-            larger = {s: 2 * n for s, n in grown.items() if s in names and s in free}
-            if not larger:
+            missing = _missing(need, grown)
+            larger = {s: 2 * grown[s] for s in names if s in free}
+            helps = {s: n for s, n in larger.items() if _missing(need, {**grown, s: n}) < missing}
+            if not helps:
                 break
-            grown |= larger
+            grown |= helps
         if need.check(grown):
             binding = grown
     return binding
+
+
+def _missing(need: Constraint, binding: Mapping[str, int]) -> int:
+    """How much the left side of a need is short of the right one."""
+    return evaluate(need.rhs, binding) - evaluate(need.lhs, binding)
 
 
 def _fixed_by(constraints: Iterable[Constraint]) -> dict[str, int]:

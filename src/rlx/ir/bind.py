@@ -125,14 +125,10 @@ def check_constraints(constraints: Iterable[Constraint], binding: Mapping[str, i
     """Every guard whose symbols are known must hold."""
     for c in constraints:
         if not holds(c, binding):
-            at = ", ".join(f"{n}={binding[n]}" for n in _symbols_of(c))
+            at = ", ".join(f"{n}={binding[n]}" for n in c.symbols)
             raise GuardError(f"the program assumed {c.describe()}, which does not hold for {at}", c.where)
 
 
 def holds(c: Constraint, binding: Mapping[str, int]) -> bool:
     """Whether an assumption holds, as far as sizes are known."""
-    return not all(n in binding for n in _symbols_of(c)) or c.check(binding)
-
-
-def _symbols_of(c: Constraint) -> list[str]:
-    return sorted({*symbols(c.lhs), *symbols(c.rhs)})
+    return not all(n in binding for n in c.symbols) or c.check(binding)

@@ -192,6 +192,11 @@ class Constraint:
             return (left == right) is (self.kind == "eq")
         return left % _positive(right, self.describe()) == 0 if self.kind == "multiple" else left >= right
 
+    @property
+    def symbols(self) -> list[str]:
+        """Symbols of both sides, sorted."""
+        return sorted({*symbols(self.lhs), *symbols(self.rhs)})
+
     def describe(self) -> str:
         return f"{self.lhs} {_CONSTRAINT_WORDS[self.kind]} {self.rhs}"
 

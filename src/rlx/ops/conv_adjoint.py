@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.graph import Node
 from rlx.ir.types import Shape
-from rlx.ops.rules import op_call
+from rlx.ops.rules import op_call, with_gaps
 from rlx.ops.shape import flip, reshape, slice_axis, transpose
 from rlx.ops.window import extent
 
@@ -55,7 +55,7 @@ def _interleaved_kernel(w: Node, strides: Sequence[int], dilations: Sequence[int
     n = w.rank - 2
     strided = [s > 1 for s in strides]
     gaps = [d - 1 if b else 0 for d, b in zip(dilations, strided, strict=True)]
-    sizes = [extent(k, g + 1) for k, g in zip(w.shape[2:], gaps, strict=True)]
+    sizes = [with_gaps(k, g) for k, g in zip(w.shape[2:], gaps, strict=True)]
     taps = [ceildiv(k, s) for k, s in zip(sizes, strides, strict=True)]
     fill = [(0, t * s - k) for t, s, k in zip(taps, strides, sizes, strict=True)]
     if any(gaps) or any(f != (0, 0) for f in fill):

@@ -10,13 +10,13 @@ import numpy as np
 from rlx.errors import AttributeError_, ShapeError
 from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, dim_pairs, ints, number, one_of
-from rlx.ir.dim import Dim, ceildiv, known_le
+from rlx.ir.dim import Dim, known_le
 from rlx.ir.form import Form, Map
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, size
 from rlx.ir.types import TensorType
-from rlx.ops.rules import op_call, shape_of
+from rlx.ops.rules import op_call, shape_of, with_gaps
 from rlx.ops.shape import broadcast_to, concat, flip, slice_axis
 
 MODES = ("reflect", "symmetric", "edge", "wrap")
@@ -44,14 +44,7 @@ class _pad(Op):
         for d, (low, high), gap in zip(x.shape, padding, gaps, strict=True):
             if gap < 0:
                 raise ShapeError(f"pad: interior padding {gap} of {x} is negative")
-            spread = (
-                d
-                if gap == 0
-                else d + (d - 1) * gap
-                if known_le(1, d) is True
-                else ceildiv(d * (gap + 1) - gap, 1)
-            )
-            n = low + high + (0 if isinstance(d, int) and d == 0 else spread)
+            n = low + high + with_gaps(d, gap)
             if known_le(n, -1) is True:
                 raise ShapeError(f"pad: {tuple(padding)} crops more than {x} has")
             out.append(n)

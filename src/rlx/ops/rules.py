@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeError_, current_where
 from rlx.ir.assume import require_equal
-from rlx.ir.dim import Constraint, Dim
+from rlx.ir.dim import Constraint, Dim, dim_max
 from rlx.ir.dtype import F32, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import get_op
@@ -265,3 +265,13 @@ def expand_in_f32(expand: Callable[..., Any]) -> Callable[..., Any]:
         return op_call("cast", out, dtype=narrow) if out.dtype is F32 else out
 
     return wrapped
+
+
+def with_gaps(n: Dim, gap: int) -> Dim:
+    """The size of an axis of `n` elements with `gap` others between neighbours; nothing stays nothing.
+
+    >>> from rlx.ir.dim import sym
+    >>> with_gaps(3, 2), with_gaps(0, 2), str(with_gaps(sym("n"), 1))
+    (7, 0, 'max(2*n-1,0)')
+    """
+    return n if gap == 0 else dim_max(n + (n - 1) * gap, 0)

@@ -27,6 +27,7 @@ from rlx.ops.rules import (
     same_dtype,
     shift,
     unbroadcast,
+    with_gaps,
 )
 
 
@@ -349,9 +350,8 @@ class _slice(Op):
         firsts = [s + (n - 1) * t if t < 0 else s for s, n, t in zip(starts, sizes, steps, strict=True)]
         pads = []
         for d, first, n, step in zip(x.shape, firsts, sizes, steps, strict=True):
-            spread = abs(step)
-            covered = (n - 1) * spread + 1
-            pads.append((first, d - first - covered, spread - 1))
+            gap = abs(step) - 1
+            pads.append((first, d - first - with_gaps(n, gap), gap))
         low, high, interior = zip(*pads, strict=True) if pads else ((), (), ())
         return [op_call("pad", g, padding=tuple(zip(low, high, strict=True)), interior=interior, value=0)]
 

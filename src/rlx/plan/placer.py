@@ -101,8 +101,12 @@ class Placer:
 
     def sizes(self, binding: Mapping[str, int]) -> dict[int, int]:
         """Bytes of every stored value."""
-        values = self._evaluate([binding[s] for s in self.symbols])
-        return {s.node: v for s, v in zip(self.stored, values, strict=False)}
+        return self._bytes(self._evaluate([binding[s] for s in self.symbols]))
+
+    def _bytes(self, values: Sequence[int]) -> dict[int, int]:
+        """Bytes of every stored value. Negative ones, which only assumed sizes that a guard would refuse can
+        give, take no room."""
+        return {s.node: max(v, 0) for s, v in zip(self.stored, values, strict=False)}
 
     def plan(
         self, binding: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
@@ -195,7 +199,7 @@ class Placer:
     def _placed(self, binding: Mapping[str, int], parts: Mapping[int, int]) -> LirBufferPlan:
         """A plan in which nodes run in so many slices."""
         values = self._evaluate([binding[s] for s in self.symbols])
-        sizes = {s.node: v for s, v in zip(self.stored, values, strict=False)}
+        sizes = self._bytes(values)
         aliases = self._aliases(values[len(self.stored) :])
         slots: dict[int, LirBufferSlot] = {}
         used = dict.fromkeys(("weight", "input", "output", "state"), 0)

@@ -11,7 +11,7 @@ from rlx.backend.cpu.contraction import cut_of, emit_contraction, no_prologue, n
 from rlx.backend.cpu.conv import emit_conv
 from rlx.backend.cpu.conv_source import no_image_prologue
 from rlx.backend.cpu.fft import emit_fft
-from rlx.backend.cpu.frame import EmittedKernel, Slot
+from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.kernels import BodyKernels, HostThunk, KernelSet
 from rlx.backend.cpu.layout_check import foreign_layout
@@ -92,6 +92,8 @@ def emit_kernel(
         why = foreign_layout(kernel, inputs, outputs, module.target)
     if why is not None:
         raise UnsupportedError(why)
+    if not isinstance(kernel, Opaque) and all(0 in slot.shape for slot in outputs):
+        return KernelFrame(module, name, inputs, outputs).finish()  # nothing to compute
     if isinstance(kernel, Nest):
         return emit_nest(module, name, kernel, inputs, outputs)
     if isinstance(kernel, ContractNest):
