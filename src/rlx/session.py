@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +113,39 @@ class Session:
     def load(self, model: str | os.PathLike[str], **options: Any) -> CompiledProgram:
         """`rlx.load` with the options of the session."""
         return load(model, **{"device": self.device, **self.options, **options})
+
+
+def restore(data: bytes, target: str, threads: int, debug: str | None) -> CompiledProgram:
+    """The program in the bytes of a `.rlx` file: what unpickling calls.
+
+    The file's own rules hold. Code that this user signed is run as it is; anywhere else, or with another
+    version of RLX, the program is compiled again.
+    """
+    from rlx.backend.cpu.target import resolve, runs_here
+    from rlx.runtime.artifact import Artifact
+
+    machine = resolve(target if runs_here(resolve(target)) else config.TARGET.get())
+    handle, name = tempfile.mkstemp(prefix="rlx-pickle-", suffix=".rlx")
+    remove = functools.partial(Path(name).unlink, missing_ok=True)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        file = Artifact(name)
+        options = {"threads": threads, "debug": debug, "target": machine.name}
+        number = file.find(machine)
+        if number is not None and file.is_trusted(number):
+            program = _open(file, number, options)
+        else:
+            program = _compile(file.source(None), {**file.planned_with(0), **options})
+            _note_that_it_was_compiled(program, file, number, f"the pickled program {file.name!r}")
+    except BaseException:
+        remove()
+        raise
+    if "weight_budget" in program.lir.options:  # its weights are read from the file during runs
+        weakref.finalize(program, remove)
+    else:
+        remove()
+    return program
 
 
 def read_graph(
@@ -283,18 +318,19 @@ def _from_artifact(
     return program
 
 
-def _note_that_it_was_compiled(program: CompiledProgram, file: Artifact, number: int | None) -> None:
+def _note_that_it_was_compiled(
+    program: CompiledProgram, file: Artifact, number: int | None, pickled: str | None = None
+) -> None:
     """Say why a compiled file was compiled again; of a file that somebody else signed, aloud."""
-    path, there = file.container.path, ", ".join(file.targets) or "nothing"
+    name, there = pickled or file.container.path, ", ".join(file.targets) or "nothing"
     if number is None:
-        told = f"{path} has code for {there}, not for this machine and version; it was compiled"
+        told = f"{name} has code for {there}, not for this machine and version; it was compiled"
     else:
         from rlx.runtime.artifact import ArtifactWarning
 
-        told = (
-            f"{path} is not signed by this user: its code was not run, its graph was compiled again "
-            "(rlx trust FILE accepts it)"
-        )
+        told = f"{name} is not signed by this user: its code was not run, its graph was compiled again"
+        if pickled is None:
+            told += " (rlx trust FILE accepts it)"
         warnings.warn(told, ArtifactWarning, stacklevel=5)
     program.notes.append(told)
 

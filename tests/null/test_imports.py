@@ -18,6 +18,7 @@ PACKAGE = ROOT / "src" / "rlx"
 # Each must sit inside a function, so that nothing is loaded before it is needed.
 ALLOWED_UPWARD: dict[tuple[str, str], str] = {
     ("runtime/program.py", "measure"): "a program measures its decisions by compiling parts of itself",
+    ("runtime/program.py", "session"): "a program that was pickled is loaded as from its file",
     ("cost/calibrate.py", "driver"): "a device is measured through its own queue, when a user asks for it",
     ("ir/lir.py", "plan"): "a plan reads and writes itself, and to be read is to be planned and checked",
     ("ir/node.py", "ops"): "operators on nodes, like x + y, are calls of ops",

@@ -145,7 +145,7 @@ def test_code_is_the_same_in_another_process(tmp_path: Path) -> None:
             "PYTHONHASHSEED": "17",
             "RLX_CACHE": str(tmp_path),
             "RLX_THREADS": "1",
-            "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3",
+            "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3",
         },
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from rlx.dist.meeting import NativeCall, NativeMeetings
 from rlx.dist.shm import SharedMemoryTransport
 from rlx.dist.transport import Array, SymmetricTransport, address_of
 from rlx.dist.types import ReduceKind, SymmetricBuffer
-from rlx.errors import InputError
+from rlx.errors import InputError, UnsupportedError
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.lir import PLACED, LirBufferPlan
@@ -141,6 +141,12 @@ class RankProgram(CompiledProgram):
         own = rank_file(path, int(self.transport.this_rank), self.transport.num_ranks)
         save(self, own, targets, {FACT: described(self)})
         self.transport.barrier()
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"program {self.graph.name!r} is one rank's part and cannot be copied or pickled; save it on all "
+            "ranks and rlx.load the file there"
+        )
 
     def set_param(self, name: str, value: np.ndarray) -> None:
         """Give a parameter its whole value; this rank keeps its part."""

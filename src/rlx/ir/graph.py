@@ -5,7 +5,7 @@ A graph is append-only: a node is made once, typed by its op's rule, and never c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -96,6 +96,18 @@ class Graph:
         from rlx.ir.text import graph_text
 
         return graph_text(self)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Graph], tuple[bytes]]:
+        """Pickle, deepcopy and processes that are spawned take a graph by the bytes of its file."""
+        from rlx.ir.serialize import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self),)
+
+    def __copy__(self) -> Graph:
+        """A graph of its own that shares the arrays of this one."""
+        from rlx.ir.rewrite import rewrite
+
+        return rewrite(self, lambda node, operands, out: None, keep_dead=True)
 
     @contextmanager
     def building(self) -> Iterator[Graph]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,6 +42,10 @@ class Node:
         self.bodies, self.type, self.where = bodies, type, where
         self._form: Form | None = None  # kept by `rlx.ir.compose.lower_node`
         self._number: tuple[np.ndarray | None] | None = None  # kept by `rlx.passes.numbers.number_of`
+
+    def __reduce__(self) -> tuple[Callable[..., Node], tuple[Graph, int]]:
+        """A node goes with its graph: a copy is the node of that number in the graph's copy."""
+        return type(self.graph).node, (self.graph, self.id)
 
     @property
     def tensor(self) -> TensorType:

@@ -10,11 +10,12 @@ The checksum covers the whole file. Nothing in a file is executed; what is read 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,7 +26,7 @@ from rlx.ir.attr import integer
 from rlx.ir.dtype import Array, dtype, pack, unpack
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
-from rlx.ir.parse import parse_foreign
+from rlx.ir.parse import parse_foreign, parse_graph
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
 from rlx.records import dataclass
@@ -84,11 +85,37 @@ def load(path: str | os.PathLike[str], custom: Collection[str] = ()) -> Graph:
         data = _read(file)
     try:
         with file_boundary(path, "graph"):
-            return _graph(data, custom)
+            return _graph(data, lambda text, blobs: parse_foreign(text, blobs, custom))
     except FormatError as e:
         raise FormatError(f"{os.fspath(path)}: {e.message}") from e
     except RlxError as e:
         raise FormatError(f"{os.fspath(path)} does not hold a sound graph: {e}") from e
+
+
+def to_bytes(graph: Graph) -> bytes:
+    """The bytes that `save` writes: what pickle keeps of a graph.
+
+    >>> g = Graph("double")
+    >>> g.output("y", g.input("x", (2,), "f32") * 2.0)
+    >>> from_bytes(to_bytes(g))
+    <graph 'double': 3 nodes, 1 inputs, 1 outputs>
+    """
+    file = io.BytesIO()
+    _write(graph, file)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes) -> Graph:
+    """The graph that `to_bytes` was given, verified. Who unpickles trusts the sender: unlike one from a file
+    it may have any op, those of `rlx.register_op` too."""
+    room = _room(len(data))
+    room[:] = np.frombuffer(data, np.uint8)
+    try:
+        return _graph(room, parse_graph)
+    except FormatError as e:
+        raise FormatError(f"a pickled graph: {e.message}") from e
+    except RlxError as e:
+        raise FormatError(f"a pickled graph is not sound: {e}") from e
 
 
 # -- writing
@@ -135,9 +162,7 @@ def _aligned(n: int) -> int:
 def _read(file: BinaryIO) -> Array:
     """The file's bytes in memory aligned as the arrays in it are."""
     size = os.fstat(file.fileno()).st_size
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    data = room[start : start + size]
+    data = _room(size)
     filled = 0
     while filled < size:
         count = file.readinto(data[filled:].data)  # type: ignore[attr-defined]
@@ -147,13 +172,20 @@ def _read(file: BinaryIO) -> Array:
     return data[:filled]
 
 
-def _graph(data: Array, custom: Collection[str]) -> Graph:
+def _room(size: int) -> Array:
+    """Memory for the bytes of a file, in which arrays are aligned as in the file."""
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + size]
+
+
+def _graph(data: Array, parse: Callable[[str, Mapping[str, Array]], Graph]) -> Graph:
     header, body = _checked(data)
     tables: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
     for entry in header["arrays"]:
         name, array = entry["name"], _array(entry, body)
         tables[entry["kind"]][name] = array
-    graph = parse_foreign(header["text"], tables["blob"], custom)
+    graph = parse(header["text"], tables["blob"])
     graph.param_values = tables["param"]
     graph.state_values = tables["state"]
     return verify(graph, Level.HIR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import GuardError, InputError
+from rlx.errors import GuardError, InputError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
@@ -198,6 +199,30 @@ class CompiledProgram(Execution):
         from rlx.runtime.save import save
 
         save(self, path, targets)
+
+    def __reduce__(self) -> tuple[Callable[..., CompiledProgram], tuple[bytes, str, int, str | None]]:
+        """Pickle, copy and processes that are spawned take a program by the bytes of its file.
+
+        The copy is a program of its own. This user's processes run its code as it is, without a compiler.
+
+        >>> import pickle, numpy as np, rlx
+        >>> g = rlx.Graph("double")
+        >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+        >>> pickle.loads(pickle.dumps(rlx.compile(g)))(np.ones(2, np.float32))
+        array([2., 2.], dtype=float32)
+        """
+        from rlx.session import restore
+
+        if self._handles is not None:
+            raise UnsupportedError(
+                f"program {self.graph.name!r} keeps its states in memory of this process and cannot be "
+                "copied or pickled; compile it without states= and bind them in the copy"
+            )
+        with tempfile.TemporaryDirectory(prefix="rlx-pickle-") as folder:
+            path = os.path.join(folder, "program.rlx")
+            self.save(path)
+            with open(path, "rb") as file:
+                return restore, (file.read(), self.lir.target, self.threads, self.debug)
 
     @property
     def param_values(self) -> Mapping[str, np.ndarray]:
