@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -146,11 +147,12 @@ def plan(
         """A layout that kernels of the CPU read, and no others."""
         return [stage] if device == "cpu" else []
 
-    options = Options(chosen, device, assume, pins, supports)
+    options = Options(chosen, device, assume, supports=supports)
 
     def fuse_all(mir: Graph) -> Graph:
         mir = prepare_bodies(mir, lambda body: fuse(body, options)[0])
-        fused, beside["decisions"] = fuse(mir, options)
+        # Pins name nodes of the main graph; a body numbers its own.
+        fused, beside["decisions"] = fuse(mir, replace(options, pins=pins))
         beside["unfused"] = mir
         return fused
 

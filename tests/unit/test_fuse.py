@@ -356,6 +356,24 @@ def test_pins_overrule_the_gate() -> None:
     assert together.decisions[0].pinned and "pinned by the user" in together.decisions[0].reason
 
 
+def test_pins_are_about_the_main_graph_not_about_bodies() -> None:
+    g = rlx.Graph("looped")
+    x = g.input("x", (4,), "f32")
+    with g.building():
+        v = rlx.ops.sin(x) + 1.0
+        out = rlx.ops.loop(lambda i, c: (True, rlx.ops.tanh(c * 0.5 + v), None), v, trips=3)[0]
+        g.set_outputs([rlx.ops.stack([out, out], axis=0), rlx.ops.exp(v * 2.0)])
+    value = np.linspace(-1, 1, 4, dtype=np.float32)
+    plain = rlx.compile(g)
+    unfused = plain.lir.unfused
+    last = unfused.nodes[-1]  # beyond the last node of the body
+    pair = next((o.id, last.id) for o in last.operands)
+    assert pair[1] >= max(len(b.nodes) for n in unfused.nodes for b in n.bodies)
+    pinned = rlx.compile(g, pins={pair: False})
+    for a, b in zip(plain(value), pinned(value), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_pin_of_a_node_that_is_not_there_is_refused() -> None:
     with pytest.raises(VerifyError, match="has no node %99"):
         two_ops(pins={(0, 99): True})
