@@ -223,7 +223,9 @@ def _target(device: str, target: str) -> tuple[Any, Supports]:
 
         return resolve(target), supports
     if device != "opencl":
-        raise UnsupportedError(f"device {device!r} runs no programs in this version; use 'cpu' or 'opencl'")
+        raise UnsupportedError(
+            f"device {device!r} cannot run programs in this version; use 'cpu' or 'opencl'"
+        )
     from rlx.backend.opencl.build import resolve as resolve_opencl
 
     machine = resolve_opencl(target)
@@ -236,7 +238,7 @@ def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
     if given is None or isinstance(given, IoFusionGate):
         return given or default_gate(device)
     if given != "calibrated":
-        raise ConfigError(f"gate {given!r} is unknown; give an IoFusionGate, or 'calibrated'")
+        raise ConfigError(f"unknown gate {given!r}; give an IoFusionGate, or 'calibrated'")
     from rlx.runtime.empty import run_empty_records
 
     return calibrate(device, run_empty_records)
@@ -307,14 +309,12 @@ def compile(
                 raise UnsupportedError(f"{name} is for device 'cpu' only; compile for {device} without it")
     _check_assumed(graph, assume)
     if shardings is not None and mesh is None:
-        raise ConfigError("shardings say how values lie on a mesh; give the mesh too")
+        raise ConfigError("shardings need a mesh; give mesh= too")
     if weight_budget is None and weight_file is not None:
-        raise ConfigError("weight_file is where streamed weights are kept; give a weight_budget too")
+        raise ConfigError("weight_file is only used with weight_budget; give weight_budget= too")
     make: Callable[..., Any] = CompiledProgram
     if mesh is not None and weight_budget is not None:
-        raise UnsupportedError(
-            "weight_budget and mesh do not go together; give each rank memory for its part"
-        )
+        raise UnsupportedError("weight_budget and mesh cannot be combined; leave out one of them")
     if mesh is not None:
         from rlx.dist.program import one_rank
 
@@ -368,7 +368,9 @@ def _need_graph(graph: object, caller: str) -> None:
 
 def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:
     if not isinstance(assume, (Mapping, NoneType)):
-        raise ConfigError(f"assume={assume!r} is no dict of symbol -> size, such as {{'seq': 128}}")
+        raise ConfigError(
+            f"assume={assume!r} is not a dict of symbol -> size; give for example {{'seq': 128}}"
+        )
     known, given = graph.symbols(), assume or {}
     for name, size in given.items():
         if name not in known:

@@ -1,6 +1,6 @@
-"""Every environment variable that RLX reads, typed, in one table.
+"""Every environment variable that RLX reads, with its type, in one table.
 
-A knob is read when it is asked for, never at import, so a test or a user can change it at any time:
+A variable is read when its value is needed, never at import, so it can be changed at any time:
 
 >>> from unittest import mock
 >>> with mock.patch.dict("os.environ", RLX_THREADS="3"):
@@ -30,7 +30,7 @@ T = TypeVar("T", covariant=True)
 
 @dataclass(frozen=True)
 class Knob(Generic[T]):
-    """One environment variable: its name, how its text is read, and what holds when it is not set.
+    """One environment variable: its name, how its text is parsed, and its default.
 
     `parse` raises ValueError with the values that it accepts.
 
@@ -45,7 +45,7 @@ class Knob(Generic[T]):
     default_text: str
 
     def get(self) -> T:
-        """The value in force now; an empty variable counts as not set."""
+        """The current value; an empty variable counts as not set."""
         text = os.environ.get(self.name, "").strip()
         if not text:
             return self.default()
@@ -74,7 +74,9 @@ def parse_bytes(given: int | str, option: str = "budget") -> int:
     """
     found = None if isinstance(given, bool) else _BYTES.fullmatch(str(given).lower())
     if found is None or found[2] not in _UNITS:
-        raise ConfigError(f"{option} {given!r} is no number of bytes; write for example '64MiB' or 67108864")
+        raise ConfigError(
+            f"{option} {given!r} is not a number of bytes; write for example '64MiB' or 67108864"
+        )
     unit = _UNITS[found[2]]
     return int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
 
@@ -137,7 +139,7 @@ def _seconds(text: str) -> float:
 def _debug_mode(text: str) -> str | None:
     if text not in ("nan", "poison"):
         raise ValueError(
-            "it must be 'nan' (name the first kernel that makes a NaN) or 'poison' (spoil freed memory)"
+            "it must be 'nan' (find the kernel that first gives a NaN) or 'poison' (overwrite freed memory)"
         )
     return text
 
@@ -147,11 +149,11 @@ def _names(text: str) -> frozenset[str]:
 
 
 CACHE: Knob[Path] = Knob(
-    "RLX_CACHE", "folder of compiled code and fetched models", _directory, _default_cache, "~/.cache/rlx"
+    "RLX_CACHE", "folder for compiled code and fetched models", _directory, _default_cache, "~/.cache/rlx"
 )
 THREADS: Knob[int] = Knob(
     "RLX_THREADS",
-    "threads of a program when compile() is not told",
+    "default number of threads",
     _count,
     _usable_cores,
     "cores of this process",
@@ -159,7 +161,7 @@ THREADS: Knob[int] = Knob(
 
 
 def thread_count(given: int | None) -> int:
-    """Threads of a program: as many as were asked for, else the default.
+    """Number of threads of a program: the given one, else the default.
 
     >>> thread_count(3)
     3
@@ -167,41 +169,49 @@ def thread_count(given: int | None) -> int:
     if given is None:
         return THREADS.get()
     if isinstance(given, bool) or not hasattr(given, "__index__") or given < 1:
-        raise ConfigError(f"threads={given!r} is no number of threads; give a whole number of at least 1")
+        raise ConfigError(f"threads={given!r} is not a number of threads; give a whole number of at least 1")
     return int(given)
 
 
 TARGET: Knob[str] = Knob(
-    "RLX_TARGET", "target to compile for when compile() is not told", str, lambda: "host", "host"
+    "RLX_TARGET", "default CPU target to compile for (`rlx devices` lists them)", str, lambda: "host", "host"
 )
 DEBUG: Knob[str | None] = Knob(
-    "RLX_DEBUG", "debug mode when compile() is not told: nan or poison", _debug_mode, lambda: None, "off"
+    "RLX_DEBUG", "default debug mode: nan or poison", _debug_mode, lambda: None, "off"
 )
 TRACEBACK: Knob[bool] = Knob(
-    "RLX_TRACEBACK", "1: the command line shows the whole traceback of an error", _flag, lambda: False, "0"
+    "RLX_TRACEBACK", "1: the command line shows the full traceback of an error", _flag, lambda: False, "0"
 )
 DIST_TIMEOUT: Knob[float] = Knob(
-    "RLX_DIST_TIMEOUT", "seconds a rank waits for others when it is not told", _seconds, lambda: 30.0, "30"
+    "RLX_DIST_TIMEOUT",
+    "default number of seconds that a rank waits for other ranks",
+    _seconds,
+    lambda: 30.0,
+    "30",
 )
 WINOGRAD: Knob[bool] = Knob(
     "RLX_WINOGRAD",
-    "0: convolutions are summed directly, never by Winograd's transforms",
+    "0: never use Winograd's algorithm for convolutions",
     _flag,
     lambda: True,
     "1",
 )
 REQUIRE: Knob[frozenset[str]] = Knob(
-    "RLX_REQUIRE", "tests: optional parts that must be there, comma separated", _names, frozenset, "none"
+    "RLX_REQUIRE",
+    "tests: optional parts that must be installed, separated by commas",
+    _names,
+    frozenset,
+    "none",
 )
 
 KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, DIST_TIMEOUT, WINOGRAD, REQUIRE)
 
 
 def table() -> str:
-    """The knobs as a Markdown table, as it stands in the README.
+    """The variables as a Markdown table, as in the README.
 
     >>> print(table().splitlines()[2])
-    | `RLX_CACHE` | `~/.cache/rlx` | folder of compiled code and fetched models |
+    | `RLX_CACHE` | `~/.cache/rlx` | folder for compiled code and fetched models |
     """
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     rows += [f"| `{knob.name}` | `{knob.default_text}` | {knob.meaning} |" for knob in KNOBS]

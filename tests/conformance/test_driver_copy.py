@@ -140,7 +140,7 @@ def test_foreign_and_invented_tokens_are_refused(engine: CopyEngine, place: Plac
             ask(object.__new__(BarrierToken))
         with pytest.raises(CopyError, match="is not a token of an issue"):
             ask(7)  # type: ignore[arg-type]
-    with pytest.raises(CopyError, match="cannot be made by hand"):
+    with pytest.raises(CopyError, match="cannot be created directly; use the one that issue"):
         BarrierToken(engine, 1)
 
 
@@ -153,10 +153,10 @@ def test_bounds_are_checked_at_issue(engine: CopyEngine, place: Place) -> None:
         (lambda: engine.issue(a, b), "cannot copy 16 bytes into a destination of 8 bytes"),
         (lambda: engine.issue(b, a, 9), "cannot copy 9 bytes out of a source of 8 bytes"),
         (lambda: engine.issue(b, a, -1), "cannot copy -1 bytes"),
-        (lambda: engine.issue(Tile.of(a).part(10, 7), b), r"bytes 10\.\.17 lie outside the tile of 16 bytes"),
+        (lambda: engine.issue(Tile.of(a).part(10, 7), b), r"bytes 10\.\.17 are outside the tile of 16 bytes"),
         (lambda: engine.issue(Tile.of(a).rectangle(3, 2, 8), b), "outside"),
-        (lambda: engine.issue(Tile(a.memory, 12, 1, 5, 5), b), r"tile bytes 12\.\.17 lie outside"),
-        (lambda: engine.issue(Tile(a.memory, -1, 1, 5, 5), b), "lie outside"),
+        (lambda: engine.issue(Tile(a.memory, 12, 1, 5, 5), b), r"tile bytes 12\.\.17 are outside"),
+        (lambda: engine.issue(Tile(a.memory, -1, 1, 5, 5), b), "are outside"),
         (lambda: engine.issue(Tile(a.memory, 0, 2, 5, 4), b), "2 rows of 5 bytes cannot have pitch 4"),
         (lambda: engine.issue("text", b), "str is not memory"),
     ]

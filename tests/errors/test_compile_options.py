@@ -12,7 +12,7 @@ import rlx
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"device": "cuda"}, "device 'cuda' runs no programs in this version; use 'cpu' or 'opencl'"),
+        ({"device": "cuda"}, "device 'cuda' cannot run programs in this version; use 'cpu' or 'opencl'"),
     ],
 )
 def test_what_is_not_there_is_refused(options: dict[str, Any], text: str) -> None:
@@ -25,5 +25,5 @@ def test_what_is_not_there_is_refused(options: dict[str, Any], text: str) -> Non
 def test_an_unknown_debug_mode_is_refused() -> None:
     g = rlx.Graph("double")
     g.output("y", g.input("x", ("n",), "f32") * 2.0)
-    with pytest.raises(rlx.errors.ConfigError, match="debug='all' is no debug mode; give 'nan' or 'poison'"):
+    with pytest.raises(rlx.errors.ConfigError, match="unknown debug mode 'all'; use 'nan' or 'poison'"):
         rlx.compile(g, debug="all")

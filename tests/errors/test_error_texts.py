@@ -251,7 +251,7 @@ def test_every_refusal_is_one_sentence_with_a_place(group: str, title: str) -> N
     assert "\n" not in said and 20 < len(said) < 330
     assert "Traceback" not in said and "object at 0x" not in said
     if group == "building":
-        place = re.search(r"\(at model\.py:12\)$|graph 'net'|param 'w'|no op is called", said)
+        place = re.search(r"\(at model\.py:12\)$|graph 'net'|param 'w'|unknown op", said)
         assert place, "says neither where nor in which graph"
     if group == "reading":
         assert re.search(r"\(at line \d+, column \d+\)$", said)

@@ -85,12 +85,12 @@ def mutation(match: str) -> Callable[[Change], Change]:
 # -- ops and attributes
 
 
-@mutation(r"node 'relu' \(NoSuchOp, opset 17\): RLX has no conversion")
+@mutation(r"node 'relu' \(NoSuchOp, opset 17\): RLX does not support this op")
 def unknown_op(m: Any) -> None:
     node(m, "relu").op_type = "NoSuchOp"
 
 
-@mutation(r"node 'relu' \(Relu, opset 1\): RLX has no conversion")
+@mutation(r"node 'relu' \(Relu, opset 1\): RLX does not support this op")
 def unknown_domain(m: Any) -> None:
     node(m, "relu").domain = "com.example"
 
@@ -120,7 +120,7 @@ def negative_axis_out_of_range(m: Any) -> None:
     set_attr(node(m, "join"), "axis", -9)
 
 
-@mutation("node 'join'.*makes no sense")
+@mutation("node 'join'.*it is not valid")
 def attribute_of_the_wrong_kind(m: Any) -> None:
     set_attr(node(m, "join"), "axis", "one")
 
@@ -283,7 +283,7 @@ def input_with_other_channels(m: Any) -> None:
     m.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
 
 
-@mutation("too large to be meant")
+@mutation("is too large; check its shape")
 def huge_input(m: Any) -> None:
     m.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 2**61
 
@@ -407,7 +407,7 @@ def expand_to_less(m: Any) -> None:
     before_flatten(m, "Expand", [3, 3, 3])
 
 
-@mutation("too large to be meant")
+@mutation("is too large; check its shape")
 def tile_without_end(m: Any) -> None:
     before_flatten(m, "Tile", [1, 2**30, 2**30, 1])
 

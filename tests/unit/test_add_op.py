@@ -120,7 +120,7 @@ def test_a_declaration_that_is_not_whole_is_refused() -> None:
     from rlx.ir.op import Op, declare, get_op
 
     with pytest.raises(
-        TypeError, match="op 'toy_half' is not whole: it lacks ref, batch, lower, cost, samples, vjp"
+        TypeError, match="op 'toy_half' is incomplete: it lacks ref, batch, lower, cost, samples, vjp"
     ):
         declare(type("toy_half", (Op,), {"name": "toy_half", "infer": lambda self, x: x}))
     with pytest.raises(TypeError, match="op 'exp' is declared twice"):

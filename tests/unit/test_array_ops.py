@@ -289,7 +289,7 @@ def test_wrong_guesses_about_symbolic_sizes_are_guards() -> None:
         (lambda x: ops.squeeze(x, 1), "squeeze: axis 1 of [2,3,4] is 3, not 1"),
         (lambda x: ops.stack([]), "stack: needs at least one operand"),
         (lambda x: ops.tile(x, -1), "repeats (1, 1, -1) of f32[2,3,4] are negative"),
-        (lambda x: ops.pad(x, 1, "mirror"), "mode 'mirror' is none of 'constant', 'reflect'"),
+        (lambda x: ops.pad(x, 1, "mirror"), "unknown mode 'mirror'; use 'constant', 'reflect'"),
         (lambda x: ops.pad(x, -2), "crops more than"),
         (lambda x: ops.top_k(x, 5), "k is 5, more than the sorted axis of f32[2,3,4] holds"),
         (
@@ -297,7 +297,7 @@ def test_wrong_guesses_about_symbolic_sizes_are_guards() -> None:
             "argmax: axis 1 of f32[2,0,4] has no elements to choose from",
         ),
         (lambda x: ops.sort(ops.sum(x)), "sort: axis -1 is out of range for rank 0"),
-        (lambda x: ops.triu(x[0, 0]), "trilu: f32[4] has no two axes"),
+        (lambda x: ops.triu(x[0, 0]), "trilu: f32[4] needs at least two axes"),
         (lambda x: ops.diag(x), "diag: takes one or two axes, got 3"),
         (lambda x: ops.one_hot(x, 3), "one_hot: operand f32[2,3,4] is not of an integer dtype"),
         (lambda x: ops.depth_to_space(x, 2), "depth_to_space: f32[2,3,4] is not of the form [N, C, H, W]"),

@@ -119,7 +119,7 @@ def test_a_body_may_not_use_another_graph() -> None:
     other = Graph("other").input("x", (2,), "f64")
     g = Graph("main")
     c = g.input("c", (2,), "f64")
-    with pytest.raises(RlxError, match="belongs to graph 'other', which is not around the body"):
+    with pytest.raises(RlxError, match="belongs to graph 'other', which does not enclose the body"):
         ops.scan(lambda c, x: (c + other, None), c, length=2)
 
 

@@ -100,7 +100,10 @@ REFUSALS: list[tuple[str, Callable[[], Any]]] = [
     ("has 4 channels", lambda: ops.conv(noise(1, 4, 5), noise(2, 3, 3))),
     ("do not divide into 2 groups", lambda: ops.conv(noise(1, 4, 5), noise(3, 2, 3), groups=2)),
     ("does not fit an axis of 5", lambda: ops.conv(noise(1, 1, 5), noise(1, 1, 9))),
-    ("none of 'valid', 'same'", lambda: ops.conv(noise(1, 1, 5), noise(1, 1, 3), padding="full")),
+    (
+        "unknown padding 'full'; use 'valid', 'same'",
+        lambda: ops.conv(noise(1, 1, 5), noise(1, 1, 3), padding="full"),
+    ),
     ("strides .* must be 1 positive", lambda: ops.conv(noise(1, 1, 5), noise(1, 1, 3), strides=0)),
     ("different dtypes", lambda: ops.conv(noise(1, 1, 5).astype(np.float32), noise(1, 1, 3))),
     ("does not name 2 axes", lambda: ops.max_pool(noise(1, 1, 5, 5), (2, 2, 2))),

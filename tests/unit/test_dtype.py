@@ -146,13 +146,21 @@ def test_weak_scalar() -> None:
         (
             2.5,
             I32,
-            r"the Python float 2.5 cannot meet a tensor of i32; cast the tensor first, for example to f32",
+            r"the Python float 2.5 cannot be combined with a tensor of i32; cast the tensor first, .* to f32",
         ),
-        (1j, F32, r"the Python complex 1j cannot meet a tensor of f32; cast the tensor first, .* to c64"),
-        (2, BOOL, r"the Python int 2 cannot meet a tensor of bool; cast the tensor first, .* to i64"),
+        (
+            1j,
+            F32,
+            r"the Python complex 1j cannot be combined with a tensor of f32; cast the tensor .* to c64",
+        ),
+        (
+            2,
+            BOOL,
+            r"the Python int 2 cannot be combined with a tensor of bool; cast the tensor first, .* to i64",
+        ),
         (300, U8, r"the int 300 does not fit u8 \(0 to 255\); cast the tensor to a wider dtype first"),
         (-1, U8, r"the int -1 does not fit u8"),
-        ("2", F32, r"'2' of type str is not a number"),
+        ("2", F32, r"'2' of type str cannot be combined with a tensor"),
     ],
 )
 def test_weak_scalar_refusals(value: object, other: DType, text: str) -> None:

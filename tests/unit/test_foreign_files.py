@@ -277,11 +277,11 @@ def test_page_sums_are_no_trust(tmp_path: Path) -> None:
     rlx.load(path)  # which was checked whole
     swapped_words(path)
     container.Container(path).check_arrays()
-    with pytest.raises(FormatError, match="its weights do not fit their checksum"):
+    with pytest.raises(FormatError, match="its weights do not match their checksum"):
         rlx.load(path)
-    with pytest.raises(FormatError, match="its weights do not fit their checksum"):
+    with pytest.raises(FormatError, match="its weights do not match their checksum"):
         Artifact(path).verify()
-    with pytest.raises(FormatError, match="its weights do not fit their checksum"):
+    with pytest.raises(FormatError, match="its weights do not match their checksum"):
         Artifact(path).accept()
 
 

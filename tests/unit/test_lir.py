@@ -356,7 +356,7 @@ def test_text_files_have_their_blobs_beside_them(tmp_path: Path) -> None:
     assert again.to_text() == lir.to_text() and again.fingerprint() == lir.fingerprint()
     text = path.read_text()
     path.write_text(re.sub(r"slot (%\d+) output 0", r"slot \1 output 64", text))
-    with pytest.raises(FormatError, match=r"does not hold a sound plan: %\d+ ends at byte 1264"):
+    with pytest.raises(FormatError, match=r"does not hold a valid plan: %\d+ ends at byte 1264"):
         LirModule.load(path)
     path.write_text(text)
     for blob in (tmp_path / "a.plan.blobs").iterdir():
@@ -423,8 +423,8 @@ EDITS: list[tuple[str, str, str, type[RlxError], str]] = [
         r"%33 (ends at|and|lies)|overlap",
     ),
     ("order lost", "order %31 ", "order ", PlanError, "before it is written"),
-    ("unknown word", "  alignment 64", "  alignement 64", ParseError, "nothing that a plan says"),
-    ("unknown node", "order %31", "order %99999", ParseError, "no node of the graph"),
+    ("unknown word", "  alignment 64", "  alignement 64", ParseError, "not a line of a plan"),
+    ("unknown node", "order %31", "order %99999", ParseError, "not a node of the graph"),
     ("not closed", "plan {", "plan {\n  alignment 64 {", ParseError, "line"),
 ]
 

@@ -126,7 +126,7 @@ def test_outputs_have_storage_of_their_own() -> None:
 
 
 def test_a_gate_is_a_gate_or_calibrated() -> None:
-    with pytest.raises(ConfigError, match="gate 'fast' is unknown"):
+    with pytest.raises(ConfigError, match="unknown gate 'fast'"):
         plan(model(), gate="fast")
     gate = plan(model(), gate="calibrated").gate
     assert gate["memory_bw"] > 0 and 1 <= gate["dispatch_ns"] < 1_000_000

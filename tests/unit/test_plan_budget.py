@@ -59,7 +59,7 @@ def test_budgets_are_read_with_units(text: int | str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["much", "64 parsecs", "-3", "", True, -1])
 def test_other_budgets_are_refused(text: int | str) -> None:
-    with pytest.raises(ConfigError, match=r"budget .* is no number of bytes"):
+    with pytest.raises(ConfigError, match=r"budget .* is not a number of bytes"):
         parse_bytes(text)
 
 

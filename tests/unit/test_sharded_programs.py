@@ -359,7 +359,7 @@ def test_refusals() -> None:
     manual.output("y", ops.all_reduce(manual.input("x", (4,), "f32"), axis="tp", ranks=2))
     with pytest.raises(UnsupportedError, match="meets the 2 ranks of axis 'tp'; compile with mesh="):
         rlx.compile(manual)
-    with pytest.raises(UnsupportedError, match="weight_budget and mesh do not go together"):
+    with pytest.raises(UnsupportedError, match="weight_budget and mesh cannot be combined"):
         rlx.compile(g, mesh=TP, shardings=shardings, weight_budget="1MiB")
 
     def small_heap(transport: Any, rank: int) -> None:
@@ -481,7 +481,7 @@ LATE = """while transport._why_gone(0) is None: time.sleep(0.05)
         (LATE, r"named after \d+ s: Timeout .*rank 1 is late"),
         (
             "transport.barrier()",
-            "TransportError the ranks did not make the same call: rank 0 called all_reduce",
+            "TransportError the ranks made different calls: rank 0 called all_reduce",
         ),
     ],
     ids=["dies", "raises", "is late", "does something else"],

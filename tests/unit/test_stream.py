@@ -111,7 +111,7 @@ def test_wrong_inputs_are_refused_and_change_nothing() -> None:
     stream.step({"x": ones()})
     for wrong, told in (
         ({}, "'x'.*is missing"),
-        ({"x": ones(), "z": ones()}, "'z' is no input of every step"),
+        ({"x": ones(), "z": ones()}, "'z' is not an input of every step"),
         ({"x": np.ones(4, np.float32)}, "got"),
         ({"x": np.ones(3)}, "dtype"),
     ):
@@ -266,9 +266,9 @@ def test_once_inputs_are_given_to_the_stream_only() -> None:
     context = np.ones((2, 4), np.float32)
     with pytest.raises(InputError, match=r"'context' .* is read once per stream"):
         program.stream()
-    with pytest.raises(InputError, match="'x' is no input declared once"):
+    with pytest.raises(InputError, match="'x' is not an input declared once"):
         program.stream({"context": context, "x": context})
-    with pytest.raises(InputError, match=r"'context' is no input of every step"):
+    with pytest.raises(InputError, match=r"'context' is not an input of every step"):
         program.stream({"context": context}).step({"x": context, "context": context})
 
 

@@ -150,7 +150,7 @@ BROKEN = [
         "output",
         hello,
         lambda g: g.outputs.update(z=foreign(g)),
-        "output 'z' is %0 = input() : f32[1], no node of it",
+        "output 'z' is %0 = input() : f32[1], which is not one of its nodes",
     ),
     Broken(
         "tuple output", nested, lambda g: g.outputs.update(z=g.nodes[1]), "has 2 results, but is output 'z'"

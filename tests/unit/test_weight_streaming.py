@@ -262,7 +262,7 @@ def test_a_budget_that_cannot_work_names_the_least_that_does(layers_file: Path) 
 
 @pytest.mark.parametrize("given", ["much", "-1", "5 parsecs", True, "nan"])
 def test_budgets_that_are_no_bytes_are_refused(layers_file: Path, given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"weight_budget .* is no number of bytes"):
+    with pytest.raises(ConfigError, match=r"weight_budget .* is not a number of bytes"):
         rlx.load(layers_file, weight_budget=given)
 
 

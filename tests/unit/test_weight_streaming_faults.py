@@ -40,7 +40,7 @@ def test_a_damaged_weight_is_refused_when_it_is_loaded(layers_file: Path) -> Non
     with open(layers_file, "r+b") as file:
         file.seek(-WEIGHT, os.SEEK_END)
         file.write(b"damaged!")
-    with pytest.raises(FormatError, match="do not fit their checksum"):
+    with pytest.raises(FormatError, match="do not match their checksum"):
         rlx.load(layers_file, weight_budget=BUDGET)
 
 

@@ -263,7 +263,7 @@ def measure(
         check_name(spec)
     for name in engines or ():
         if name not in ENGINES:
-            raise ConfigError(f"no engine is called {name!r}; known: {', '.join(ENGINES)}")
+            raise ConfigError(f"unknown engine {name!r}; use one of {', '.join(ENGINES)}")
     for count in threads:
         with Workers(count) as workers:
             for spec in specs:

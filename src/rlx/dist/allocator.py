@@ -51,7 +51,7 @@ class SymmetricAllocator:
         """Give back what `alloc` gave."""
         size = self._used.pop(offset, None)
         if size is None:
-            raise TransportError(f"no buffer was allocated at offset {offset}, or it was freed before")
+            raise TransportError(f"there is no buffer at offset {offset}, or it is already freed; free each buffer once")
         merged: list[tuple[int, int]] = []
         for start, end in sorted([*self._free, (offset, offset + size)]):
             if merged and merged[-1][1] == start:

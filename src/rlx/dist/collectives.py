@@ -203,7 +203,7 @@ def _checked(
         raise TransportError(f"a collective needs a NumPy array, not {type(array).__name__}; use np.asarray")
     if in_place and not array.flags.writeable:
         raise TransportError(
-            f"the array {array.shape} of {array.dtype} is read-only, but its result goes there"
+            f"the array {array.shape} of {array.dtype} is read-only, but receives the result; pass a writable copy"
         )
     if buf is not None:
         if buf.rank != transport.this_rank:

@@ -35,7 +35,7 @@ class OutOfBounds(_WithFacts, IndexError):
     def __init__(self, rank: int, offset: int, len: int, heap_size: int) -> None:
         self.rank, self.offset, self.len, self.heap_size = int(rank), offset, len, heap_size
         message = (
-            f"bytes {offset} to {offset + len} of rank {self.rank} lie outside its {heap_size}-byte heap; "
+            f"bytes {offset} to {offset + len} of rank {self.rank} are outside its {heap_size}-byte heap; "
             "take a buffer from alloc() or a larger heap_size"
         )
         super().__init__(message, rank, offset, len, heap_size)

@@ -65,7 +65,10 @@ class _Layout:
     @staticmethod
     def of(num_ranks: int, heap_size: int) -> _Layout:
         if num_ranks < 1 or heap_size < 0:
-            raise TransportError(f"a heap of {num_ranks} ranks with {heap_size} bytes each makes no sense")
+            raise TransportError(
+                f"cannot create a heap of {num_ranks} ranks with {heap_size} bytes each; "
+                "give at least 1 rank and 0 bytes"
+            )
         per_rank = (ENTRY_BYTES, SIGNALS * SIGNAL_BYTES, GROUPS * LINE_BYTES, GROUPS * RECORD_BYTES)
         sizes = [*(_pages(num_ranks * size) for size in per_rank), num_ranks * GROUPS * RING_BYTES]
         sizes.append(num_ranks * _pages(heap_size))
@@ -135,7 +138,7 @@ class SymmetricHeap:
     def fileno(self) -> int:
         """The descriptor to hand to other processes."""
         if self._fd is None:
-            raise TransportError("this heap is private to its process; make it with SymmetricHeap.shared")
+            raise TransportError("this heap is private to its process; create it with SymmetricHeap.shared")
         return self._fd
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ def launch(
     if n < 1:
         raise TransportError(f"cannot start {n} ranks; ask for 1 or more")
     if not module and not Path(script).is_file():
-        raise TransportError(f"there is no script {os.fspath(script)!r} to start")
+        raise TransportError(f"there is no script {os.fspath(script)!r}; check its path, or use -m for a module")
     target = ["-m", os.fspath(script)] if module else [os.fspath(script)]
     command = [sys.executable, "-m", "rlx.dist.worker", *target, *args]
     seconds = DIST_TIMEOUT.get() if timeout is None else timeout

@@ -115,7 +115,7 @@ class NativeMeetings:
         """What a kernel's error code means."""
         if code == DIFFERENT or self._failure is None:
             return TransportError(
-                f"the ranks did not make the same call: {self._group._calls()}; every rank must"
+                f"the ranks made different calls: {self._group._calls()}; all ranks must make the same calls in the same order"
             )
         failure, self._failure = self._failure, None
         return failure

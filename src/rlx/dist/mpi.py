@@ -374,7 +374,7 @@ class MpiTransport:
             calls = ", ".join(
                 f"rank {rank} called {Call.from_tag(post[0])}" for rank, post in enumerate(read)
             )
-            raise TransportError(f"the ranks did not make the same call: {calls}; every rank must")
+            raise TransportError(f"the ranks made different calls: {calls}; all ranks must make the same calls in the same order")
         return [post[1] for post in read]
 
     def _take_in(self, counts: list[int], deadline: float) -> None:

@@ -235,7 +235,7 @@ def kernel(dtype: str, kind: ReduceKind) -> Kernel:
     if element.is_complex:
         if kind not in (ReduceKind.SUM, ReduceKind.MEAN):
             raise DTypeError(
-                f"{kind.name} of {element} is not defined; reduce real and imaginary parts apart"
+                f"{kind.name} of {element} is not defined; reduce real and imaginary parts separately"
             )
         parts = kernel("f32" if element.name == "c64" else "f64", kind)
         return lambda sources, destinations, count: parts(sources, destinations, 2 * count)

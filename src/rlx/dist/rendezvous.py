@@ -225,7 +225,7 @@ class Rendezvous(ABC):
 
     def _check_tags(self, verdict: int) -> None:
         if verdict & sync.TAGS_DIFFER:
-            raise TransportError(f"the ranks did not make the same call: {self._calls()}; every rank must")
+            raise TransportError(f"the ranks made different calls: {self._calls()}; all ranks must make the same calls in the same order")
 
     def _received(self, which: int) -> list[int]:
         """Lengths (0) or places (1) that the members posted at the last meeting."""

@@ -133,7 +133,9 @@ class Arena:
                 f"the slot of node {id} holds {slot.dtype}, not {array.dtype.name}; convert the array"
             )
         if array.shape != slot.shape and array.shape != (slot.elements,):
-            raise BufferError_(f"the slot of node {id} has shape {slot.shape}, the array {array.shape}")
+            raise BufferError_(
+                f"the slot of node {id} has shape {slot.shape}, the array {array.shape}; reshape the array"
+            )
         self.memory.write(slot.offset, pack(array, slot.dtype))
 
     def read(self, id: int) -> Array:

@@ -129,7 +129,9 @@ class Buffer:
         if array.dtype != self.dtype.np:
             raise DTypeError(f"this buffer holds {self.dtype}, not {array.dtype.name}; convert the array")
         if array.shape != self.shape:
-            raise BufferError_(f"this buffer has shape {self.shape}, the array {array.shape}")
+            raise BufferError_(
+                f"this buffer has shape {self.shape}, the array {array.shape}; reshape the array"
+            )
         self.memory.write(self.offset, pack(array, self.dtype))
 
     # Host memory as other libraries see it
@@ -147,7 +149,8 @@ class Buffer:
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
                 raise BufferError_(
-                    f"a {self.dtype} buffer cannot be seen as {np.dtype(dtype).name} without a copy"
+                    f"a {self.dtype} buffer cannot be seen as {np.dtype(dtype).name} without a copy; "
+                    "leave out copy=False"
                 )
             return array.astype(dtype)
         return array.copy() if copy else array
@@ -216,7 +219,7 @@ class BufferHandle:
         if initial is not None and (initial.shape != self.shape or initial.dtype != self.dtype.np):
             raise BufferError_(
                 f"state {name!r} is {self.dtype}{list(self.shape)}, its initial value "
-                f"{initial.dtype.name}{list(initial.shape)}"
+                f"{initial.dtype.name}{list(initial.shape)}; make them equal"
             )
 
     @property

@@ -44,7 +44,7 @@ class Memory(ABC):
         """Refuse a range that does not lie inside this memory."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise BufferError_(
-                f"bytes {offset}..{offset + nbytes} lie outside {self.device} memory of {self.nbytes} bytes"
+                f"bytes {offset}..{offset + nbytes} are outside {self.device} memory of {self.nbytes} bytes"
             )
 
 
@@ -149,7 +149,7 @@ class FileMemory(Memory):
         return CopyError(f"cannot read {wanted}: the file ends before; it was truncated, restore it")
 
     def write(self, offset: int, data: Bytes) -> None:
-        raise BufferError_(f"{self.path} is a source of copies and cannot be written")
+        raise BufferError_(f"{self.path} can only be read; copy to memory instead")
 
     def place(self, offset: int) -> tuple[Hashable, int]:
         return ("file", self.descriptor), offset
@@ -189,7 +189,7 @@ class Tile:
             )
         if self.offset < 0 or self.offset + self.span > self.memory.nbytes:
             raise CopyError(
-                f"tile bytes {self.offset}..{self.offset + self.span} lie outside the {self.memory.device} "
+                f"tile bytes {self.offset}..{self.offset + self.span} are outside the {self.memory.device} "
                 f"memory of {self.memory.nbytes} bytes"
             )
 
@@ -244,7 +244,7 @@ class Tile:
                 f"cannot cut bytes out of {self.rows} rows at pitch {self.pitch}; use rectangle()"
             )
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise CopyError(f"bytes {offset}..{offset + nbytes} lie outside the tile of {self.nbytes} bytes")
+            raise CopyError(f"bytes {offset}..{offset + nbytes} are outside the tile of {self.nbytes} bytes")
         return Tile(self.memory, self.offset + offset, 1, nbytes, nbytes)
 
     def rectangle(self, rows: int, row_bytes: int, pitch: int, offset: int = 0) -> Tile:
@@ -252,7 +252,7 @@ class Tile:
         inner = Tile(self.memory, self.offset + offset, rows, row_bytes, pitch)
         if not self.contiguous or offset < 0 or offset + inner.span > self.nbytes:
             raise CopyError(
-                f"rows up to byte {offset + inner.span} lie outside a dense tile of {self.nbytes} bytes"
+                f"rows up to byte {offset + inner.span} are outside a dense tile of {self.nbytes} bytes"
             )
         return inner
 

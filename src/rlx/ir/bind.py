@@ -19,7 +19,7 @@ def _name_apart(declared: Sequence[Dim], axis: Dim, name: str, what: str) -> str
         return ""
     shape = [f"{name} here" if d is axis else d if isinstance(d, int) else str(d) for d in declared]
     return (
-        "; if they may differ, name this axis apart: load an ONNX model with "
+        "; if they may differ, give this axis its own name: load an ONNX model with "
         f"shapes={{{what.removeprefix('input ')}: {shape}}}"
     )
 
@@ -27,13 +27,17 @@ def _name_apart(declared: Sequence[Dim], axis: Dim, name: str, what: str) -> str
 def match_shape(declared: Sequence[Dim], actual: Sequence[int], binding: dict[str, int], what: str) -> None:
     """Bind the symbols of a declared shape to an actual one; a contradiction raises InputError."""
     if len(declared) != len(actual):
-        raise InputError(f"{what} has rank {len(declared)} {_shape(declared)}, got shape {_shape(actual)}")
+        raise InputError(
+            f"{what} has rank {len(declared)} {_shape(declared)}, got shape {_shape(actual)}; "
+            f"reshape it to {len(declared)} axes"
+        )
     later: list[tuple[Expr, int]] = []
-    for want, got in zip(declared, actual, strict=True):
+    for axis, (want, got) in enumerate(zip(declared, actual, strict=True)):
         if isinstance(want, int):
             if want != got:
                 raise InputError(
-                    f"{what} has shape {_shape(declared)}, got {_shape(actual)}: {got} is not {want}"
+                    f"{what} has shape {_shape(declared)}, got {_shape(actual)}: "
+                    f"axis {axis} must be {want}, not {got}"
                 )
             continue
         names = symbols(want)
@@ -70,7 +74,7 @@ def _solve(expr: Expr, name: str, value: int, binding: Mapping[str, int], what: 
         mid = (low + high) // 2
         low, high = (mid + 1, high) if at(mid) < value else (low, mid)
     if at(low) != value:
-        raise InputError(f"{what}: no size of {name} makes {expr} equal to {value}")
+        raise InputError(f"{what}: no size of {name} makes {expr} equal to {value}; use another shape")
     return low
 
 
@@ -126,7 +130,9 @@ def check_constraints(constraints: Iterable[Constraint], binding: Mapping[str, i
     for c in constraints:
         if not holds(c, binding):
             at = ", ".join(f"{n}={binding[n]}" for n in c.symbols)
-            raise GuardError(f"the program assumed {c.describe()}, which does not hold for {at}", c.where)
+            raise GuardError(
+                f"the program assumed {c.describe()}, which does not hold for {at}; use other sizes", c.where
+            )
 
 
 def holds(c: Constraint, binding: Mapping[str, int]) -> bool:

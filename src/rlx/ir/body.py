@@ -55,8 +55,8 @@ class Body(Graph):
         outer = self.parent.here(node) if isinstance(self.parent, Body) else node
         if outer.graph is not self.parent:
             raise RlxError(
-                f"%{node.id} ({node.op.name}) belongs to graph {node.graph.name!r}, which is not around "
-                f"the body {self.name!r}; a function may use values of the graphs it is called in only"
+                f"%{node.id} ({node.op.name}) belongs to graph {node.graph.name!r}, which does not "
+                f"enclose the body {self.name!r}; it may only use values of the graphs it is called in"
             )
         if outer not in self.captured:
             self.captured[outer] = self.input(f"outer{len(self.captured)}", outer.shape, outer.dtype)

@@ -203,9 +203,11 @@ def weak_scalar(value: object, other: DType) -> DType:
         if other.is_complex:
             return other
     else:
-        raise DTypeError(f"{value!r} of type {type(value).__name__} is not a number that can meet a tensor")
+        raise DTypeError(
+            f"{value!r} of type {type(value).__name__} cannot be combined with a tensor; give a number"
+        )
     raise DTypeError(
-        f"the Python {type(value).__name__} {value!r} cannot meet a tensor of {other}; "
+        f"the Python {type(value).__name__} {value!r} cannot be combined with a tensor of {other}; "
         f"cast the tensor first, for example to {dtype(type(value))}"
     )
 

@@ -156,7 +156,7 @@ class Graph:
         value = np.asarray(value)
         if not want.is_static or value.shape != want.shape or dtype(value.dtype) is not want.dtype:
             got = TensorType(dtype(value.dtype), value.shape)
-            raise InputError(f"param {name!r} is {want}, got {got}")
+            raise InputError(f"param {name!r} is {want}, got {got}; give an array of that dtype and shape")
         self.param_values[name] = value
 
     def constant(self, value: Any, dtype: Any = None) -> Node:
@@ -210,7 +210,7 @@ class Graph:
     def output(self, name: str, node: Node) -> None:
         """Name a node as an output."""
         if name in self.outputs:
-            raise VerifyError(f"graph {self.name!r} already has an output {name!r}")
+            raise VerifyError(f"graph {self.name!r} already has an output {name!r}; choose another name")
         self._own(node).tensor  # noqa: B018 - refuses tuples with a clear message
         self.outputs[name] = node
 
@@ -246,7 +246,7 @@ class Graph:
                 canonical = op.canonical_attrs(attrs or {})
                 if op.role in NAMED and canonical["name"] in self._names:
                     named = f"an input, param or state called {canonical['name']!r}"
-                    raise VerifyError(f"graph {self.name!r} already has {named}")
+                    raise VerifyError(f"graph {self.name!r} already has {named}; choose another name")
                 inferred = infer_type(op, [self._own(o) for o in operands], canonical, tuple(bodies))
         except RlxError as e:
             self._log.forget()

@@ -72,7 +72,7 @@ def _check_schedule(plan: LirBufferPlan, graph: Graph) -> None:
     sizes, scheduled = waits_for_sizes(graph), set(plan.schedule)
     for kernel in plan.schedule:
         if not 0 <= kernel < len(graph) or kernel in seen:
-            raise PlanError(f"%{kernel} is no node of graph {graph.name!r}, or runs twice")
+            raise PlanError(f"%{kernel} is not a node of graph {graph.name!r}, or runs twice")
         seen.add(kernel)
         node = graph.nodes[kernel]
         for finder in sizes.get(kernel, ()):
@@ -100,7 +100,7 @@ def _check_sizes(plan: LirBufferPlan, graph: Graph) -> None:
     parts = {f.node: f.size for f in plan.fetches if f.parts and not f.part}
     for node, slot in plan.assignments.items():
         if not 0 <= node < len(graph):
-            raise PlanError(f"the plan has a slot for %{node}, which is no node of graph {graph.name!r}")
+            raise PlanError(f"the plan has a slot for %{node}, which is not a node of graph {graph.name!r}")
         want = evaluate(graph.nodes[node].tensor.nbytes, plan.binding)
         if slot.size != parts.get(node, want):
             raise PlanError(

@@ -185,7 +185,7 @@ def declare(cls: type[Op]) -> Op:
         needed.append("vjp")
     missing = [rule for rule in needed if not op.has(rule)]
     if missing:
-        raise TypeError(f"op {op.name!r} is not whole: it lacks {', '.join(missing)}")
+        raise TypeError(f"op {op.name!r} is incomplete: it lacks {', '.join(missing)}")
     op.__doc__ = cls.__doc__
     _REGISTRY[op.name] = op
     return op
@@ -207,7 +207,7 @@ def get_op(name: str) -> Op:
 
         close = difflib.get_close_matches(name, _REGISTRY, 3)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise UnknownOpError(f"no op is called {name!r}{hint}") from None
+        raise UnknownOpError(f"unknown op {name!r}{hint}") from None
 
 
 def all_ops() -> list[Op]:

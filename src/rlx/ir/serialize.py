@@ -89,7 +89,7 @@ def load(path: str | os.PathLike[str], custom: Collection[str] = ()) -> Graph:
     except FormatError as e:
         raise FormatError(f"{os.fspath(path)}: {e.message}") from e
     except RlxError as e:
-        raise FormatError(f"{os.fspath(path)} does not hold a sound graph: {e}") from e
+        raise FormatError(f"{os.fspath(path)} does not hold a valid graph: {e}") from e
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -205,7 +205,7 @@ def _checked(data: Array) -> tuple[dict[str, Any], Array]:
     again = hashlib.sha256(_PREFIX.pack(magic, version, zero, header_size, total, b""))
     again.update(data[_PREFIX.size :].data)
     if again.digest() != digest:
-        raise FormatError("its checksum does not fit its content; it is damaged")
+        raise FormatError("its checksum does not match its content; it is damaged")
     end = _PREFIX.size + header_size
     try:
         header = json.loads(data[_PREFIX.size : end].tobytes())
@@ -214,7 +214,7 @@ def _checked(data: Array) -> tuple[dict[str, Any], Array]:
     except (ValueError, TypeError, LookupError, RecursionError):
         known = False
     if not known:
-        raise FormatError("its header is not what this format has")
+        raise FormatError("its header is malformed; it is damaged")
     return header, data[_aligned(end) :]
 
 
@@ -226,12 +226,12 @@ def _array(entry: dict[str, Any], body: Array) -> Array:
         shape = tuple(integer(d) for d in entry["shape"])
         offset = integer(entry["offset"])
     except (RlxError, ValueError, TypeError, LookupError) as e:
-        raise FormatError(f"{what} has a description that is not understood") from e
+        raise FormatError(f"{what} has a description that RLX cannot read") from e
     count = math.prod(shape)
     size = of.nbytes(count)
     possible = min(shape, default=0) >= 0 and math.prod(max(d, 1) for d in shape) <= _MOST
     possible = possible and offset >= 0 and offset % ALIGNMENT == 0
     if not possible or offset + size > body.size:
-        raise FormatError(f"{what} of {of}[{','.join(map(str, shape))}] does not lie inside the file")
+        raise FormatError(f"{what} of {of}[{','.join(map(str, shape))}] is not inside the file")
     raw = body[offset : offset + size]
     return raw.view(of.np).reshape(shape) if of.bits >= 8 else unpack(raw, of, count).reshape(shape)

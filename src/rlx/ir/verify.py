@@ -159,7 +159,9 @@ class Verifier:
 
     def belongs(self, graph: Graph, node: Node, what: str) -> None:
         if node.graph is not graph or not 0 <= node.id < len(graph) or graph.nodes[node.id] is not node:
-            raise VerifyError(f"graph {graph.name!r}: {what} is {node!r}, no node of it", node.where)
+            raise VerifyError(
+                f"graph {graph.name!r}: {what} is {node!r}, which is not one of its nodes", node.where
+            )
         if isinstance(node.type, TupleType):
             self.fail(node, f"has {len(node.type.items)} results, but is {what}; pick one first")
 

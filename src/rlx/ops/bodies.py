@@ -170,7 +170,7 @@ def sample_body(types: Sequence[str], function: Callable[..., Sequence[Any]], na
 def check_carries(name: str, given: Sequence[TensorType], out: Sequence[TensorType]) -> None:
     """What a body hands on must be of the type it takes."""
     if not out:
-        raise TypeError_(f"{name}: its body gives no result")
+        raise TypeError_(f"{name}: its body must return a result")
     if len(out) < len(given):
         raise TypeError_(f"{name}: its body takes {len(given)} carries, but gives {len(out)} results")
     for i, (a, b) in enumerate(zip(given, out, strict=False)):

@@ -209,7 +209,7 @@ class unpack_kernel(_KernelPacking):
     def infer(self, x: TensorType, **layout: Any) -> TensorType:
         k = KernelLayout(**layout)
         if x.rank < 1:
-            raise ShapeError(f"unpack_kernel: {x} holds no panels")
+            raise ShapeError(f"unpack_kernel: {x} does not hold panels")
         require_shape(x.shape[-1:], (k.elements,), f"unpack_kernel: {x} does not hold {k.elements} elements")
         return x.with_shape((*x.shape[:-1], *k.shape))
 

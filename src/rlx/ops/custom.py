@@ -150,11 +150,15 @@ class _custom(Op):
         found = _find(function)
         if found.version != version:
             raise UnknownOpError(
-                f"custom: the graph has version {version!r} of {function!r}, registered is {found.version!r}"
+                f"custom: the graph needs version {version!r} of {function!r}, but version {found.version!r} "
+                "is registered; register the other one"
             )
         if found.infer is None:
             if not types:
-                raise TypeError_(f"custom: {function!r} has no operand and no infer rule to tell its type")
+                raise TypeError_(
+                    f"custom: {function!r} has no operand to infer its type from; "
+                    "give register_op an infer rule"
+                )
             return types[0]
         made = found.infer(*types, **dict(options))
         items = (

@@ -93,7 +93,7 @@ class _loop(Op):
         out = output_types(body)
         check_carries(self.name, types[:carries], out)
         if len(out) == carries:
-            raise TypeError_("loop: its body does not say whether to go on; a bool must follow its carries")
+            raise TypeError_("loop: its body must return a bool after its carries: whether to go on")
         need_scalar(self.name, "condition in the body", out[carries], BOOL)
         stacked = out[carries + 1 :]
         if rows is None and stacked:
@@ -101,7 +101,7 @@ class _loop(Op):
                 f"loop: its body stacks {len(stacked)} values; say with `rows` how many rows"
             )
         if not carries and not stacked:
-            raise TypeError_("loop: its body gives no result")
+            raise TypeError_("loop: its body must return a result")
         count: Dim = 0 if rows is None else rows
         return one_or_tuple([*out[:carries], *(t.with_shape((count, *t.shape)) for t in stacked)])
 

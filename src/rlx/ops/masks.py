@@ -98,7 +98,7 @@ class _trilu(Op):
     def infer(self, x: TensorType, *, k: int, upper: bool) -> TensorType:
         need_dtype(self.name, x, is_computable)
         if x.rank < 2:
-            raise ShapeError(f"trilu: {x} has no two axes that form matrices")
+            raise ShapeError(f"trilu: {x} needs at least two axes")
         return x
 
     def ref(self, x: np.ndarray, *, k: int, upper: bool) -> np.ndarray:
@@ -159,7 +159,7 @@ class _diagonal(Op):
 
     def infer(self, x: TensorType, *, k: int) -> TensorType:
         if x.rank < 2:
-            raise ShapeError(f"diagonal: {x} has no two axes that form matrices")
+            raise ShapeError(f"diagonal: {x} needs at least two axes")
         return x.with_shape((*x.shape[:-2], self._length(x, k)))
 
     def ref(self, x: np.ndarray, *, k: int) -> np.ndarray:

@@ -311,7 +311,8 @@ class _swiglu(Op):
             return TensorType(same_dtype(self.name, (gate, *up)), shape)
         if gate.rank == 0 or not isinstance(gate.shape[-1], int) or gate.shape[-1] % 2:
             raise ShapeError(
-                f"swiglu: the last axis of {gate} has no two halves; give gate and up as two operands"
+                f"swiglu: the last axis of {gate} cannot be split into two halves; "
+                "give gate and up as two operands"
             )
         return gate.with_shape((*gate.shape[:-1], gate.shape[-1] // 2))
 

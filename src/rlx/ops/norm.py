@@ -283,7 +283,7 @@ class _instance_norm(_ChannelNorm):
     def infer(self, *types: TensorType, eps: float) -> TensorType:
         x = self.check(*types)
         if x.rank < 3:
-            raise ShapeError(f"instance_norm: x {x} has nothing to average beside batch and channels")
+            raise ShapeError(f"instance_norm: x {x} needs axes after batch and channels to average over")
         return x
 
     def samples(self) -> list[Sample]:

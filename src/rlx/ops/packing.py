@@ -190,7 +190,7 @@ class unpack_panels(_PanelPacking):
     def infer(self, x: TensorType, **layout: int) -> TensorType:
         panels = Panels(**layout)
         if x.rank < 1:
-            raise ShapeError(f"unpack_panels: {x} holds no panels")
+            raise ShapeError(f"unpack_panels: {x} does not hold panels")
         require_equal(
             x.shape[-1], panels.elements, f"unpack_panels: {x} does not hold {panels.elements} elements"
         )

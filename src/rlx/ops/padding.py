@@ -260,7 +260,7 @@ def pad(x: Any, padding: Any, mode: str = "constant", value: Any = 0) -> Any:
     if mode == "constant":
         return op_call("pad", x, padding=pairs, value=value)
     if mode not in MODES:
-        raise AttributeError_(f"pad: mode {mode!r} is none of 'constant', {', '.join(map(repr, MODES))}")
+        raise AttributeError_(f"pad: unknown mode {mode!r}; use 'constant', {', '.join(map(repr, MODES))}")
     return _extend(x, padding=pairs, mode=mode)
 
 

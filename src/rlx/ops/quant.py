@@ -55,7 +55,9 @@ def check_parameters(
         require_shape(z.shape, scale.shape, f"{name}: zero point {z} and scale {scale} have different shapes")
     if axis is None:
         if scale.rank or block is not None:
-            raise ShapeError(f"{name}: scale {scale} is not one number; say along which axis of {x} it lies")
+            raise ShapeError(
+                f"{name}: scale {scale} is not one number; give axis=, the axis of {x} that it belongs to"
+            )
         return
     if not 0 <= axis < x.rank:
         raise ShapeError(f"{name}: axis {axis} is out of range for {x}")
@@ -133,7 +135,7 @@ class _quantize(Op):
             need_dtype(self.name, x, is_real_float)
         if not is_quantized(dtype):
             raise DTypeError(
-                f"quantize: {dtype} is no integer of at most 16 bits, f8 or f4; take one of these"
+                f"quantize: cannot quantise to {dtype}; use an integer of at most 16 bits, f8 or f4"
             )
         check_parameters(self.name, x, scale, zero, axis, block)
         for z in zero:
@@ -246,7 +248,7 @@ class _dequantize(Op):
         self, x: TensorType, scale: TensorType, *zero: TensorType, axis: Any, block: Any, dtype: DType | None
     ) -> TensorType:
         if not is_quantized(x.dtype) and x.dtype is not I32:
-            raise DTypeError(f"dequantize: {x} holds no quantised numbers; take an integer, f8 or f4 dtype")
+            raise DTypeError(f"dequantize: {x} is not quantised; it must have an integer, f8 or f4 dtype")
         check_parameters(self.name, x, scale, zero, axis, block)
         for z in zero:
             if z.dtype is not x.dtype:
@@ -332,7 +334,7 @@ class _dynamic_quantize(Op):
     def infer(self, x: TensorType, *, dtype: DType) -> TupleType:
         need_dtype(self.name, x, is_real_float)
         if dtype.name not in ("u8", "i8"):
-            raise DTypeError(f"dynamic_quantize: to u8 or i8, not to {dtype}")
+            raise DTypeError(f"dynamic_quantize: cannot quantise to {dtype}; use u8 or i8")
         return TupleType((x.with_dtype(dtype), TensorType(x.dtype, ()), TensorType(dtype, ())))
 
     def ref(self, x: np.ndarray, *, dtype: DType) -> Any:

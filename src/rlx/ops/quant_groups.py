@@ -159,7 +159,7 @@ class unpack_groups(_Packed):
     def infer(self, x: TensorType, **layout: Any) -> TensorType:
         at = QuantLayout(**layout)
         if x.dtype is not U8 or x.rank < 1:
-            raise ShapeError(f"{self.name}: {x} holds no bytes of a matrix")
+            raise ShapeError(f"{self.name}: {x} does not hold the bytes of a matrix")
         require_equal(x.shape[-1], at.nbytes, f"{self.name}: {x} does not hold {at.nbytes} bytes")
         return TensorType(F32, (*x.shape[:-1], at.k, at.n))
 

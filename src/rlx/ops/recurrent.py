@@ -162,7 +162,7 @@ def _layer(op: Any, x: Any, w: Any, r: Any, given: Mapping[str, Any], batch_firs
         used = {k: transpose(v, (1, 0, 2)) if k.startswith("initial") else v for k, v in used.items()}
     if attrs["direction"] not in DIRECTIONS:
         raise AttributeError_(
-            f"{op.name}: direction {attrs['direction']!r} is none of {', '.join(DIRECTIONS)}"
+            f"{op.name}: unknown direction {attrs['direction']!r}; use {', '.join(DIRECTIONS)}"
         )
     attrs = op.normal(len(DIRECTIONS[attrs["direction"]]), attrs)
     y, *ends = op(x, w, r, *used.values(), extras=tuple(used), **attrs)

@@ -208,7 +208,7 @@ class Recurrent(Op):
         unknown = [a for a in activations if a not in ACTIVATIONS]
         if unknown:
             raise AttributeError_(
-                f"{self.name}: no activation is called {unknown[0]!r}; known are {', '.join(ACTIVATIONS)}"
+                f"{self.name}: unknown activation {unknown[0]!r}; use one of {', '.join(ACTIVATIONS)}"
             )
         if not len(activations) == len(alpha) == len(beta) == sides * per:
             raise AttributeError_(

@@ -205,7 +205,7 @@ def _along(vector: Node, axis: int, rank: int) -> Node:
 def _coordinates(
     d: Dim, n: Dim, scale: float | None, transform: str, region: Any
 ) -> tuple[Node, Node | None]:
-    """Where each new element lies among the old ones, in f64, and which of them lie outside a crop."""
+    """Where each new element lies among the old ones, in f64, and which of them are outside a crop."""
     x = positions(n, F64)
     old, new = extent_of(d, F64), extent_of(n, F64)
     factor = new / old if scale is None else scale

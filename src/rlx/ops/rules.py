@@ -124,7 +124,7 @@ def normal_axis(name: str, axis_: int, rank: int) -> int:
         axis_ = operator.index(axis_)
     except TypeError:
         raise TypeError_(
-            f"{name}: {axis_!r} is no axis; give a whole number, which counts from the end if negative"
+            f"{name}: {axis_!r} is not an axis; give a whole number, negative to count from the end"
         ) from None
     if not -rank <= axis_ < rank:
         raise ShapeError(f"{name}: axis {axis_} is out of range for rank {rank}")

@@ -81,7 +81,7 @@ class _scan(Op):
         rows = []
         for i, t in enumerate(types[carries : carries + scanned]):
             if t.rank == 0:
-                raise ShapeError(f"scan: scanned operand {i} is {t}; it has no axis to go along")
+                raise ShapeError(f"scan: scanned operand {i} is {t}; it needs an axis to scan along")
             require_equal(
                 t.shape[0], length, f"scan: scanned operand {i} is {t}, but there are {length} steps"
             )
@@ -332,7 +332,7 @@ def scan(
     rows, row_tree = values_of(xs)
     for i, x in enumerate(rows):
         if type_of(x).rank == 0:
-            raise ShapeError(f"scan: scanned operand {i} is {type_of(x)}; it has no axis to go along")
+            raise ShapeError(f"scan: scanned operand {i} is {type_of(x)}; it needs an axis to scan along")
     if length is None and not rows:
         raise TypeError_("scan: without xs the number of steps is not known; give length")
     steps: Dim = type_of(rows[0]).shape[0] if length is None else dim(length)

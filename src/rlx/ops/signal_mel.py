@@ -59,7 +59,8 @@ def mel_filter_bank(
     top = sample_rate / 2 if fmax is None else fmax
     if n_mels < 1 or not 0 <= fmin < top:
         raise ShapeError(
-            f"mel_filter_bank: {n_mels} filters from {fmin} to {top} Hz are no range of frequencies"
+            f"mel_filter_bank: {n_mels} filters from {fmin} to {top} Hz are not valid; "
+            "give at least 1 filter and 0 <= fmin < fmax"
         )
     ends = _to_mel(np.array([fmin, top], np.float64), scale)
     edges = _from_mel(np.linspace(ends[0], ends[1], n_mels + 2), scale)[:, None]

@@ -94,9 +94,7 @@ def parse_window(window: str | tuple[Any, ...]) -> tuple[str, float | None]:
     name, colon, rest = text.partition(":")
     known = [*COSINES, "bartlett", "cosine", "kaiser"]
     if name not in known or bool(colon) != (name == "kaiser"):
-        raise AttributeError_(
-            f"no window is called {window!r}; there are {', '.join(known)} (as 'kaiser:beta')"
-        )
+        raise AttributeError_(f"unknown window {window!r}; use {', '.join(known)} (as 'kaiser:beta')")
     try:
         return name, float(rest) if colon else None
     except ValueError:

@@ -143,7 +143,7 @@ class unpack_sparse(_Sparse):
     def infer(self, x: TensorType, *, k: int, n: int, room: int, dtype: DType) -> TensorType:
         size = columns_of(k, n, room, dtype).bytes
         if x.dtype is not U8 or x.rank < 1:
-            raise ShapeError(f"unpack_sparse: {x} holds no bytes of a matrix")
+            raise ShapeError(f"unpack_sparse: {x} does not hold the bytes of a matrix")
         require_equal(x.shape[-1], size, f"unpack_sparse: {x} does not hold {size} bytes")
         return TensorType(dtype, (*x.shape[:-1], k, n))
 

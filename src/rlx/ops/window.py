@@ -106,7 +106,7 @@ def resolve_padding(
         return tuple(out)
     if isinstance(padding, str):
         raise ShapeError(
-            f"{name}: padding {padding!r} is none of 'valid', 'same', 'same_lower', (low, high) pairs"
+            f"{name}: unknown padding {padding!r}; use 'valid', 'same', 'same_lower' or (low, high) pairs"
         )
     if isinstance(padding, (int, np.integer)):
         return ((int(padding), int(padding)),) * rank

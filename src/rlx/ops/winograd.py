@@ -263,7 +263,7 @@ class unpack_winograd(_WinogradPacking):
     def infer(self, x: TensorType, **layout: int) -> TensorType:
         want = WinogradLayout(**layout)
         if x.rank < 2:
-            raise ShapeError(f"unpack_winograd: {x} holds no points")
+            raise ShapeError(f"unpack_winograd: {x} does not hold points")
         require_shape(x.shape[-2:], want.shape, f"unpack_winograd: {x} is not {list(want.shape)}")
         made = x.with_shape((*x.shape[:-2], want.out, want.channels, 3, 3))
         return made.with_dtype(I8) if x.dtype is I16 else made

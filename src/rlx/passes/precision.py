@@ -50,7 +50,7 @@ def lower_precision(
     says how fast its convolutions are.
     """
     if precision not in PRECISIONS:
-        raise ConfigError(f"precision {precision!r} is unknown; use one of {', '.join(PRECISIONS)}")
+        raise ConfigError(f"unknown precision {precision!r}; use one of {', '.join(PRECISIONS)}")
     narrow = PRECISIONS[precision]
     if narrow is None:
         return graph, []

@@ -99,7 +99,7 @@ def _read_text(raw: bytes, path: str) -> LirModule:
             blobs[digest] = array if array.dtype == want else array.view(want)
         return parse_module(raw.decode(), blobs)
     except (OSError, ValueError, RlxError) as e:
-        raise FormatError(f"{path} does not hold a sound plan: {e}") from e
+        raise FormatError(f"{path} does not hold a valid plan: {e}") from e
 
 
 def load(path: str | os.PathLike[str]) -> LirModule:
@@ -118,11 +118,11 @@ def load(path: str | os.PathLike[str]) -> LirModule:
         raise FormatError(f"{name} has format version {version}, but this RLX reads {VERSION}; save it again")
     data = raw[_HEAD.size :]
     if hashlib.sha256(data).digest() != digest:
-        raise FormatError(f"{name}: its checksum does not fit its content; it is damaged or truncated")
+        raise FormatError(f"{name}: its checksum does not match its content; it is damaged or truncated")
     try:
         return _module(data)
     except (ValueError, KeyError, RlxError) as e:
-        raise FormatError(f"{name} does not hold a sound plan: {e}") from e
+        raise FormatError(f"{name} does not hold a valid plan: {e}") from e
 
 
 def _module(data: bytes) -> LirModule:

@@ -121,7 +121,7 @@ class Placer:
         sizes = {**self.completed(binding), **(room or {})}
         missing = [s for s in self.symbols if s not in sizes]
         if missing:
-            told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size in this binding"
+            told = f"symbol {missing[0]!r} of program {self.graph.name!r} has no size; give one"
             raise GuardError(told)
         for symbol in self.symbols:
             if not hasattr(sizes[symbol], "__index__") or sizes[symbol] < 0:

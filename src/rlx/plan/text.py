@@ -262,7 +262,7 @@ class _Reader:
             elif word in RECORD:
                 self.record(word, rest)
             else:
-                raise self.fail(f"{line[:40]!r} is nothing that a plan says")
+                raise self.fail(f"{line[:40]!r} is not a line of a plan")
             self.at += 1
         if plan is None or "graph" not in graphs:
             raise self.fail("the graph or the plan is missing")
@@ -296,7 +296,7 @@ class _Reader:
             try:
                 self.trace.firings.append(Firing(**{**facts, "where": tuple(facts["where"])}))
             except (TypeError, KeyError):
-                raise self.fail(f"{rest[:40]!r} is no record of a rewrite") from None
+                raise self.fail(f"{rest[:40]!r} is not a record of a rewrite") from None
 
     def value(self, text: str) -> Any:
         try:
@@ -346,7 +346,7 @@ class _PlanReader:
             word, _, rest = line.strip().partition(" ")
             read = getattr(self, f"read_{word}", None)
             if read is None:
-                raise reader.fail(f"{line.strip()[:40]!r} is nothing that a plan says")
+                raise reader.fail(f"{line.strip()[:40]!r} is not a line of a plan")
             try:
                 read(rest)
             except (ValueError, IndexError) as e:
@@ -378,7 +378,7 @@ class _PlanReader:
     def node(self, word: str) -> int:
         found = _NODE.match(word)
         if not found or int(found[1]) >= len(self.graph):
-            raise self.reader.fail(f"{word!r} is no node of the graph")
+            raise self.reader.fail(f"{word!r} is not a node of the graph")
         return int(found[1])
 
     def read_alignment(self, rest: str) -> None:
@@ -411,7 +411,7 @@ class _PlanReader:
             elif word == "over":
                 self.shared[node] = self.node(next(words))
             else:
-                raise self.reader.fail(f"{word!r} is nothing that a slot has")
+                raise self.reader.fail(f"{word!r} is not a property of a slot")
 
     def read_fetch(self, rest: str) -> None:
         found = _FETCH.match(rest)

@@ -188,7 +188,7 @@ class Artifact:
             graph = parse(text, self._blobs)
             self.give_values(graph)
         except RlxError as e:
-            raise self.container.fail(f"its part {part!r} does not hold a sound graph: {e}") from e
+            raise self.container.fail(f"its part {part!r} does not hold a valid graph: {e}") from e
         return graph
 
     def give_values(self, graph: Graph) -> None:

@@ -254,7 +254,7 @@ class Container:
         header = file.read(length)
         bare = _PREFIX.pack(MAGIC, version, zero, length, total, b"")
         if len(header) != length or hashlib.sha256(bare + header).digest() != digest:
-            raise self.fail("its checksum does not fit its header; it is damaged")
+            raise self.fail("its checksum does not match its header; it is damaged")
         self.header = self._parsed(header)
         base = round_up(_PREFIX.size + length, ALIGNMENT)
         self._size = size
@@ -298,7 +298,7 @@ class Container:
             header = None
         kinds = {"parts": list, "arrays": list, "array_bytes": int, "array_sums": str, "array_sha256": str}
         if not isinstance(header, dict) or any(type(header.get(k)) is not kind for k, kind in kinds.items()):
-            raise self.fail("its header is not what this format has")
+            raise self.fail("its header is malformed; it is damaged")
         return header
 
     def _part_table(self, base: int) -> dict[str, Part]:
@@ -310,7 +310,7 @@ class Container:
                 case _:
                     raise self.fail("its header describes a part in a way that is not understood")
             if base + offset + size > self._size:
-                raise self.fail(f"part {name[:40]!r} does not lie inside the file")
+                raise self.fail(f"part {name[:40]!r} is not inside the file")
         return out
 
     @property
@@ -327,7 +327,7 @@ class Container:
         part = self._part(name)
         content = self._head[part.offset : part.offset + part.size].tobytes()
         if hashlib.sha256(content).hexdigest() != part.sha256:
-            raise self.fail(f"part {name!r} does not fit its checksum; the file is damaged")
+            raise self.fail(f"part {name!r} does not match its checksum; the file is damaged")
         return content
 
     def text(self, name: str) -> str:
@@ -368,22 +368,22 @@ class Container:
             case [str(name), list(shape), int(offset)] if all(type(d) is int and d >= 0 for d in shape):
                 pass
             case _:
-                raise self.fail(f"array {number} is described in a way that is not understood")
+                raise self.fail(f"array {number} has a description that RLX cannot read")
         try:
             of = dtype(name)
         except RlxError as e:
             raise self.fail(f"array {number}: {e.message}") from None
         if math.prod(max(d, 1) for d in shape) > _MOST_ELEMENTS or len(shape) > 64:
-            raise self.fail(f"array {number} has a shape that cannot be")
+            raise self.fail(f"array {number} has an impossible shape")
         size = math.prod(shape) * of.np.itemsize
         if offset < 0 or offset % ALIGNMENT or offset + size > len(self._arrays):
-            raise self.fail(f"array {number} does not lie inside the file")
+            raise self.fail(f"array {number} is not inside the file")
         return of, tuple(shape), self._arrays[offset : offset + size]
 
     def check_arrays(self, mapped: bool = True) -> None:
         """Compare the arrays with their page sums; if not `mapped`, no page of them stays in memory."""
         if self._digest_of_arrays(_page_sums, mapped) != self.header["array_sums"]:
-            raise self.fail("its weights do not fit their checksum; the file is damaged")
+            raise self.fail("its weights do not match their checksum; the file is damaged")
 
     def _digest_of_arrays(self, digest: Callable[[Iterable[Bytes]], str], mapped: bool) -> str:
         if mapped:  # as one block, so that Python's lock is waited for once
@@ -402,4 +402,4 @@ class Container:
     def check_weights(self, mapped: bool = True) -> None:
         """Compare the arrays with their SHA-256: only this tells weights that somebody changed on purpose."""
         if self._digest_of_arrays(_sha256, mapped) != self.header["array_sha256"]:
-            raise self.fail("its weights do not fit their checksum; the file is damaged")
+            raise self.fail("its weights do not match their checksum; the file is damaged")

@@ -60,7 +60,7 @@ class FiniteWatch(Watch):
                 if result.dtype.is_float:
                     values = self.context.array(result)
                     if not np.isfinite(values.astype(np.float32)).all():
-                        raise self.fault(kernel, "made a NaN or infinity")
+                        raise self.fault(kernel, "produced a NaN or infinity")
 
 
 class PoisonWatch(Watch):
@@ -135,14 +135,14 @@ class PoisonWatch(Watch):
             first = slot.offset // self.block
             for other in np.unique(self.owner[first : first - (-slot.size // self.block)]):
                 if other != FREE:
-                    raise self.fault(kernel, f"has its workspace over %{other}, which lives on")
+                    raise self.fault(kernel, f"has its workspace over %{other}, which is still needed")
 
     def _enter(self, kernel: Node, value: int) -> None:
         """A value begins: in free memory, or in the place of the operand that it takes over."""
         blocks = self._blocks(value)
         for other in np.unique(blocks):
             if other not in (FREE, value, self.plan.shared.get(value)):
-                raise self.fault(kernel, f"writes %{value} over %{other}, which lives on")
+                raise self.fault(kernel, f"writes %{value} over %{other}, which is still needed")
         blocks[:] = value
 
     def _check_written(self, kernel: Node, result: Node) -> None:
@@ -153,7 +153,7 @@ class PoisonWatch(Watch):
         words = self.context.raw(result.id).view(f"u{size}")
         left = int(np.count_nonzero(words == np.iinfo(words.dtype).max))
         if left:
-            raise self.fault(kernel, f"left {left} of {words.size} elements of %{result.id} spoilt")
+            raise self.fault(kernel, f"did not write {left} of {words.size} elements of %{result.id}")
 
     def _check_free(self, number: int) -> None:
         """Memory that no value owns is as it was."""
@@ -201,5 +201,5 @@ def check_mode(debug: str | None) -> str | None:
     'poison'
     """
     if debug is not None and debug not in WATCHES:
-        raise ConfigError(f"debug={debug!r} is no debug mode; give 'nan' or 'poison'")
+        raise ConfigError(f"unknown debug mode {debug!r}; use 'nan' or 'poison'")
     return debug

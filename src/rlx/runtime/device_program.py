@@ -237,7 +237,7 @@ class DeviceProgram(CompiledProgram):
         for result in self.graph.results(node):
             if result.dtype.is_float and result.id in context.plan.assignments:
                 if not np.isfinite(context.array(result).astype(np.float32)).all():
-                    raise KernelError(f"kernel {self.describe(node)} made a NaN or infinity", node.where)
+                    raise KernelError(f"kernel {self.describe(node)} produced a NaN or infinity", node.where)
 
 
 def compile_for_device(

@@ -36,7 +36,9 @@ class InputEntry:
             return np.asarray(value)
         except ValueError:  # rows of different lengths
             what = f"input {self._node.attrs['name']!r} is {self._node.tensor}"
-            raise InputError(f"{what}, got a {type(value).__name__} that is no array") from None
+            raise InputError(
+                f"{what}, got a {type(value).__name__} whose rows differ in length; give an array"
+            ) from None
 
     def _matches(self, shape: tuple[int, ...], binding: dict[str, int]) -> bool:
         if self._static or len(shape) != self._rank:

@@ -154,13 +154,13 @@ class CompiledProgram(Execution):
     def explain(self, measure: bool = False, binding: Mapping[str, int] | None = None) -> str:
         """What the program does, why it was fused so, and where its memory goes.
 
-        It is told at the sizes of `binding`, else at those that were assumed. With `measure`, both sides of
-        the largest fusion decisions are built and timed too.
+        It is shown for the sizes in `binding`, else for the assumed ones. With `measure`, both sides of the
+        largest fusion decisions are built and timed too.
         """
         from rlx.plan.explain import explain
 
         if not isinstance(measure, bool):
-            raise InputError("sizes are told by name: explain(binding={'n': 128}); measure is True or False")
+            raise InputError("give sizes by name: explain(binding={'n': 128}); measure is True or False")
         lir = self.lir if binding is None else self.lir.specialize(binding)
         page = explain(lir, self._host_reasons(), self._scratch(lir.plan))
         if not measure:
@@ -251,7 +251,10 @@ class CompiledProgram(Execution):
         try:
             given = [inputs[name] for name in self.input_names]
         except KeyError as e:
-            raise InputError(f"input {e.args[0]!r} of program {self.graph.name!r} is missing") from None
+            known = ", ".join(self.input_names)
+            raise InputError(
+                f"input {e.args[0]!r} of program {self.graph.name!r} is missing; it takes: {known}"
+            ) from None
         except TypeError:
             got = type(inputs).__name__
             raise InputError(f"run takes a dict of input name -> array, got a value of type {got}") from None
@@ -265,7 +268,8 @@ class CompiledProgram(Execution):
         """Outputs for inputs in order: one array, or a tuple."""
         if len(inputs) != len(self.inputs):
             raise InputError(
-                f"program {self.graph.name!r} takes {len(self.inputs)} inputs, got {len(inputs)}"
+                f"program {self.graph.name!r} takes {len(self.inputs)} inputs, got {len(inputs)}; "
+                f"it takes: {', '.join(self.input_names) or 'none'}"
             )
         out = self._run(inputs)
         return out[0] if len(out) == 1 else tuple(out)
@@ -278,7 +282,8 @@ class CompiledProgram(Execution):
         """
         if self._host_reasons() or self.graph.states or self._found_later:
             raise InputError(
-                f"program {self.graph.name!r} has host thunks, states or data-dependent sizes; use run"
+                f"program {self.graph.name!r} cannot be bound, as it has host thunks, "
+                "states or data-dependent sizes; use run"
             )
         binding = check_bound(self, inputs, outputs, contiguous=True)
         read, written = [inputs[n] for n in self.input_names], [outputs[n] for n in self.output_names]

@@ -59,7 +59,9 @@ def save(
         raise FormatError(f"a program is saved to a path, for example 'model.rlx', not to {path!r}")
     if program.origin is None:
         name = program.graph.name
-        raise FormatError(f"program {name!r} does not know its graph; save one that rlx.compile made")
+        raise FormatError(
+            f"program {name!r} does not know its graph; save a program that rlx.compile returned"
+        )
     write(path, program.lir, program.origin, program.weight_memory, program.param_values, targets, facts)
 
 

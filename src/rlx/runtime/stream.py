@@ -182,7 +182,7 @@ class Stream:
         for name in given:
             if name not in known:
                 names = ", ".join(sorted(known)) or "none"
-                raise InputError(f"{name!r} is no input {what}; program {self._name!r} has: {names}")
+                raise InputError(f"{name!r} is not an input {what}; program {self._name!r} has: {names}")
 
 
 _NONE = np.empty(0, np.uint8)
@@ -206,7 +206,10 @@ def handles_for(
             initial = program.initial_state(name, shape) if name in graph.state_values else None
             handle = BufferHandle(name, shape, node.dtype, initial)
         elif handle.shape != shape or handle.dtype is not node.dtype:
-            raise InputError(f"state {name!r} is {node.type}, its handle {handle.dtype}{list(handle.shape)}")
+            raise InputError(
+                f"state {name!r} is {node.type}, its handle {handle.dtype}{list(handle.shape)}; "
+                "make them equal"
+            )
         handle.bind(program.state_device)
         out[name] = handle
     return out
@@ -215,7 +218,7 @@ def handles_for(
 def _shape(name: str, node: Node, binding: Mapping[str, int]) -> tuple[int, ...]:
     missing = [s for s in type_symbols(node.type) if s not in binding]
     if missing:
-        raise InputError(f"state {name!r} is {node.type}; say how large {missing[0]!r} is")
+        raise InputError(f"state {name!r} is {node.type}; give the size of {missing[0]!r}")
     if node.dtype.bits < 8:
         raise UnsupportedError(
             f"state {name!r} is {node.type}: streams have no states of packed dtypes; cast it"

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from rlx.errors import ZooError
@@ -37,7 +38,9 @@ def model(id: str) -> Model:
     try:
         return locked()[id]
     except KeyError:
-        raise ZooError(f"the zoo has no model {id!r}; it has {', '.join(locked())}") from None
+        near = get_close_matches(id, locked(), 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(locked())}"
+        raise ZooError(f"the zoo has no model {id!r}{hint}") from None
 
 
 def is_fetched(id: str) -> bool:

@@ -42,7 +42,7 @@ def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
         if e.prim != "load":
             return None
         if len(args) != len(strides[e.data]):
-            raise UnsupportedError("an operand in a layout of its own is read by products only")
+            raise UnsupportedError("an operand in a special layout can only be read by matmuls")
         total: list[Dim] = [0] * rank
         rest: Dim = 0
         for i, stride in _join(zip(args, strides[e.data], strict=True)):

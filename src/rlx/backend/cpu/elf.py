@@ -25,7 +25,7 @@ _WRITE, _ALLOC, _EXECUTE = 1, 2, 4  # flags of sections
 _ABS64, _PC32, _PLT32, _PC64 = 1, 2, 4, 24  # relocations
 _GOT = (9, 41, 42)
 _JUMP = b"\xff\x25\x00\x00\x00\x00"  # jmp to the address that stands behind it
-_ENTRY = 16  # bytes of a jump or an address in the tables of symbols that lie outside
+_ENTRY = 16  # bytes of a jump or an address in the tables of symbols that are outside
 _ALIGNMENT = 64
 _MOST_BYTES = 1 << 31  # relative addresses reach no further
 
@@ -203,7 +203,7 @@ class MappedObject:
             ):
                 raise CompileError(
                     f"the system does not let memory become executable (error {ctypes.get_errno()}); "
-                    "allow this process to run code that it makes"
+                    "allow this process to run code that it generates"
                 )
 
 

@@ -113,7 +113,7 @@ def generate(module: Any, machine: Any) -> bytes:
     with ffi.OutputString() as failure:
         made = getattr(emit, "_cfn", emit)(machine, module, 1, failure)
         if not made:
-            raise CompileError(f"LLVM made no code: {failure}")
+            raise CompileError(f"LLVM generated no code: {failure}")
     try:
         return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(made), ffi.lib.LLVMPY_GetBufferSize(made))
     finally:

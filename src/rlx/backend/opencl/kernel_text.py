@@ -179,7 +179,7 @@ class KernelText:
     def _offset_of(self, e: Scalar, index: Sequence[str]) -> str:
         strides = self.inputs[e.data][2]
         if len(index) != len(strides):
-            raise UnsupportedError("an operand in a layout of its own is read by products only")
+            raise UnsupportedError("an operand in a special layout can only be read by matmuls")
         return self.offset(index, strides)
 
     def _read(self, e: Scalar, offset: str, guard: str | None = None, fill: str = "") -> str:

@@ -73,7 +73,7 @@ def check_name(spec: str) -> None:
     name = spec.partition(":")[0]
     if name not in MAKERS:
         suites = ", ".join(SUITES)
-        raise ConfigError(f"no workload is called {name!r}; known: {', '.join(MAKERS)}; suites: {suites}")
+        raise ConfigError(f"unknown workload {name!r}; workloads: {', '.join(MAKERS)}; suites: {suites}")
 
 
 def make(spec: str) -> Workload:

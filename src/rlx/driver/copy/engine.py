@@ -23,7 +23,7 @@ class BarrierToken:
 
     def __init__(self, engine: object = None, ticket: int = 0, mint: object = None) -> None:
         if mint is not _MINT:
-            raise CopyError("a BarrierToken cannot be made by hand; it is what issue() returns")
+            raise CopyError("a BarrierToken cannot be created directly; use the one that issue() returns")
         self._engine = engine
         self._ticket = ticket
 

@@ -71,5 +71,8 @@ def translated(device: OpenCLDevice, doing: str) -> Iterator[None]:
                 "open it again with open_device('opencl')"
             ) from error
         if code == status.MEM_OBJECT_ALLOCATION_FAILURE or isinstance(error, MemoryError):
-            raise DeviceError(f"cannot {doing}: the OpenCL device has no room left ({error})") from error
-        raise DeviceError(f"cannot {doing}: OpenCL said {error}") from error
+            raise DeviceError(
+                f"cannot {doing}: the OpenCL device is out of memory ({error}); "
+                "free buffers or use smaller sizes"
+            ) from error
+        raise DeviceError(f"cannot {doing}: OpenCL reported {error}") from error

@@ -22,7 +22,7 @@ def matmul_nbits(n: Call) -> Any:
     k, columns = int(n.attr("K")), int(n.attr("N"))
     bits, block = int(n.attr("bits", 4)), int(n.attr("block_size"))
     if n.get(4) is not None:
-        raise ImportError_("g_idx is not supported")
+        raise ImportError_("g_idx is not supported; quantise without reordering (desc_act=False)")
     blocks = -(-k // block)
     raw = n.known(1)
     if raw is None:

@@ -99,7 +99,7 @@ def quantised_mixture(n: Call) -> Any:
 def mixed(n: Call, first: Layer | None, rows: Any, bias: Any, third: Layer | None) -> Any:
     """Two products around an activation; each expert's part of the sum times its factor."""
     if n.flag("use_sparse_mixer"):
-        raise ImportError_("use_sparse_mixer is not supported")
+        raise ImportError_("use_sparse_mixer is not supported; export with use_sparse_mixer=0")
     assert first is not None
     x, factors = n[0], chosen(n)
     experts = factors.shape[1]

@@ -208,7 +208,7 @@ class Importer:
             shape = tuple(_dim(d, f"{name}.{i}") for i, d in enumerate(tensor.shape.dim))
         node = self.graph.input(name, shape, kind)
         if _is_huge(node):
-            raise ImportError_(f"its type {node.tensor} is too large to be meant; check its shape")
+            raise ImportError_(f"its type {node.tensor} is too large; check its shape")
         if value is not ... and not isinstance(value, list):
             self.known.given[node] = np.asarray(value)
         return node, name
@@ -316,7 +316,7 @@ class Importer:
             return broken
         for value in values:
             if isinstance(value, Node) and _is_huge(value):
-                self.problem(f"{label}: its result {value.tensor} is too large to be meant; check its shapes")
+                self.problem(f"{label}: its result {value.tensor} is too large; check its shapes")
                 return broken
         return values
 
@@ -327,7 +327,9 @@ class Importer:
         if entry is None and function is None:
             function = schema_function(proto, scope, domain, version)
             if function is None:
-                raise ImportError_("RLX has no conversion for this op")
+                raise ImportError_(
+                    "RLX does not support this op; export the model with other ops or another opset"
+                )
         if any(name and isinstance(scope.lookup(name), Broken) for name in proto.input):
             return BROKEN
         if function is not None:
@@ -337,7 +339,7 @@ class Importer:
         out = entry.convert(call)
         unread = call.unread(entry.ignored)
         if unread:
-            raise ImportError_(f"its attribute {unread[0]!r} is not supported")
+            raise ImportError_(f"its attribute {unread[0]!r} is not supported; export the model without it")
         return out
 
     def expand(self, call: Call) -> Any:
@@ -345,7 +347,9 @@ class Importer:
         proto = call.proto
         function = schema_function(proto, call.scope, proto.domain, call.version)
         if function is None:
-            raise ImportError_("this combination of inputs and attributes is not supported")
+            raise ImportError_(
+                "this combination of inputs and attributes is not supported; export the model with another"
+            )
         return self._call_function(function, proto, call.scope, (proto.domain, proto.op_type, ""))
 
     def _call_function(self, function: Any, proto: Any, scope: Scope, key: tuple[str, str, str]) -> Any:
@@ -428,7 +432,9 @@ def _is_huge(node: Node) -> bool:
 def _text(e: BaseException) -> str:
     if isinstance(e, RlxError):
         return e.message
-    return f"it makes no sense ({type(e).__name__}{f': {e}' if str(e) else ''})"
+    return (
+        f"it is not valid ({type(e).__name__}{f': {e}' if str(e) else ''}); check the model with onnx.checker"
+    )
 
 
 def _without_dead(graph: Graph) -> Graph:

@@ -104,11 +104,13 @@ def split_to_sequence(n: Call) -> Any:
                 isinstance(size, int) and isinstance(each, int) and 0 < each and size // each <= MOST_PARTS
             )
             if not sensible:
-                raise ImportError_(f"a split of {size} into parts of {each} has no sensible number of parts")
+                raise ImportError_(
+                    f"a split of {size} into parts of {each} does not give a valid number of parts"
+                )
             chunks = [min(each, size - i) for i in range(0, size, each)]
         return list(ops.split(x, axis=axis, sizes=tuple(chunks)))
     if not isinstance(size, int) or size > MOST_PARTS:
-        raise ImportError_(f"a split of {size} elements has no sensible number of parts")
+        raise ImportError_(f"a split of {size} elements does not give a valid number of parts")
     parts = ops.split(x, axis=axis, sizes=(1,) * size)
     return list(parts) if keepdims else [ops.squeeze(p, axis) for p in parts]
 

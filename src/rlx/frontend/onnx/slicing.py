@@ -117,7 +117,7 @@ def _start(n: Call, i: int, start: Dim, begin: Dim, step: int, d: Dim) -> Node:
     if begin == start + d:
         made: Node = _element(n, 1, i) + ops.dim_value(d, "i64")
         return made
-    raise ImportError_(f"its start {start} may lie outside the axis of {d} in some steps of the loop around")
+    raise ImportError_(f"its start {start} may are outside the axis of {d} in some steps of the loop around")
 
 
 def _element(n: Call, operand: int, i: int) -> Node:
