@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import config
 from rlx.collector import collector_paused, graphs_hold
+from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, TypeError_, UnsupportedError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # Passes, planner and backend are imported where they are used: `import rlx` stays light.
 
 
+@reports_crashes
 def lower(graph: Graph) -> Graph:
     """HIR -> MIR: every block in terms of primitive ops.
 
@@ -45,6 +47,7 @@ def lower(graph: Graph) -> Graph:
     return remove_dead(graph if flat else expand_graph(graph))
 
 
+@reports_crashes
 def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
     """HIR or MIR -> MIR: constants folded, algebra, moves and casts simplified, equals merged, the dead gone.
 
@@ -67,6 +70,7 @@ def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
     return remove_dead(share_bodies(apply_rules(graph, simplify_rules(), log)))
 
 
+@reports_crashes
 @collector_paused()
 def plan(
     graph: Graph,
@@ -244,6 +248,7 @@ def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
     return calibrate(device, run_empty_records)
 
 
+@reports_crashes
 @collector_paused()
 def compile(
     graph: Graph,

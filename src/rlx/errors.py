@@ -158,6 +158,10 @@ class BudgetError(RlxError, MemoryError):
     """No plan fits the memory budget."""
 
 
+class InternalError(RlxError):
+    """RLX failed where it should not: a bug. The graph it failed on is saved, so that it can be reported."""
+
+
 class CompileError(RlxError):
     """Native code could not be generated."""
 

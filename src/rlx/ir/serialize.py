@@ -58,8 +58,8 @@ class _Entry:
         }
 
 
-def save(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write a graph with all its values to a file, which is replaced in one step.
+def save(graph: Graph, path: str | os.PathLike[str], values: bool = True) -> None:
+    """Write a graph to a file, which is replaced in one step; without `values`, weights and states stay out.
 
     >>> import tempfile
     >>> g = Graph("double")
@@ -71,7 +71,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     """
     try:
         with replacing(path) as file:
-            _write(graph, file)
+            _write(graph, file, values)
     except OSError as e:
         raise FormatError(f"cannot write {os.fspath(path)}: {e.strerror or e}") from e
 
@@ -101,7 +101,7 @@ def to_bytes(graph: Graph) -> bytes:
     <graph 'double': 3 nodes, 1 inputs, 1 outputs>
     """
     file = io.BytesIO()
-    _write(graph, file)
+    _write(graph, file, values=True)
     return file.getvalue()
 
 
@@ -121,10 +121,11 @@ def from_bytes(data: bytes) -> Graph:
 # -- writing
 
 
-def _write(graph: Graph, file: BinaryIO) -> None:
+def _write(graph: Graph, file: BinaryIO, values: bool) -> None:
     blobs: dict[str, Array] = {}
     text = graph_text(graph, blobs=blobs)
-    tables = (("param", graph.param_values), ("state", graph.state_values), ("blob", blobs))
+    known = [("param", graph.param_values), ("state", graph.state_values)] if values else []
+    tables = [*known, ("blob", blobs)]
     entries = [_Entry(kind, name, array) for kind, table in tables for name, array in table.items()]
     offsets, end = [], 0
     for entry in entries:
