@@ -22,7 +22,7 @@ def cache() -> None:
     """Show or delete compiled code and programs of earlier runs."""
 
 
-@cache.command()
+@cache.command(short_help="Show where the cache is and what is in it.")
 @json_option
 def info(as_json: bool) -> None:
     """Show where the cache is and what is in it (rlx zoo list shows fetched models)."""
@@ -41,7 +41,7 @@ def info(as_json: bool) -> None:
     print_table(("what", "entries", "size", "limit", "folder"), rows, right=("entries", "size", "limit"))
 
 
-@cache.command()
+@cache.command(short_help="Delete compiled code and programs.")
 @json_option
 def clear(as_json: bool) -> None:
     """Delete compiled code and programs; RLX compiles them again when needed. Fetched models stay."""

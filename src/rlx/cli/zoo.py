@@ -14,7 +14,7 @@ def zoo() -> None:
     """List and fetch the trained models that RLX is tested with."""
 
 
-@zoo.command("list")
+@zoo.command("list", short_help="Show every model of the zoo.")
 @json_option
 def list_models(as_json: bool) -> None:
     """Show every model: source, size, licence, and whether it is in the cache."""
@@ -51,7 +51,7 @@ def _as_dict(model: models.Model) -> dict[str, object]:
     }
 
 
-@zoo.command()
+@zoo.command(short_help="Download models into the cache.")
 @click.argument("names", metavar="MODEL...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every model of the zoo.")
 @click.option("--verify", is_flag=True, help="Also hash the files of models that were already in the cache.")
@@ -77,7 +77,7 @@ def fetch(names: tuple[str, ...], everything: bool, verify: bool, as_json: bool)
         print_json(paths)
 
 
-@zoo.command()
+@zoo.command(short_help="Print the path of a fetched model.")
 @click.argument("name", metavar="MODEL")
 @click.argument("file", required=False)
 @json_option

@@ -146,7 +146,7 @@ def _head(module: LirModule) -> list[str]:
     ]
     if sizes:
         lines += _wrapped(
-            f"planned for {sizes}; other sizes only move values, they compile nothing", "  ", ""
+            f"planned for {sizes}; other sizes reuse this code; nothing is recompiled", "  ", ""
         )
     for kind, items in (("in ", plan.io.inputs), ("out", plan.io.outputs)):
         for name, node in items:
