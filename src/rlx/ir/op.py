@@ -26,7 +26,7 @@ Ops with bodies receive `bodies=` (graphs) in infer, expand, vjp, saving, batch,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -86,6 +86,9 @@ class Arg:
     special: bool = False  # sprinkle NaN, inf, -inf, 0, -0.0
 
 
+EVERY_OPERAND = range(1 << 62)
+
+
 class Op:
     """Base of all op declarations; subclasses are registered by `declare`."""
 
@@ -103,6 +106,8 @@ class Op:
     not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
     # for passes: elementwise, cast, reduction, conv, pool, concat, slice, fourier, copy, update
     family: ClassVar[str] = ""
+    # operands whose elements it only rearranges (the others say where); None: it computes
+    moves: ClassVar[Container[int] | None] = None
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     finds_size: ClassVar[bool] = False  # a size of its result depends on data
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase

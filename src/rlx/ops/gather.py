@@ -33,6 +33,7 @@ class Gathering(Op):
     """Base of the gathers: one element of data for each point of the addressing's space."""
 
     arity = 2
+    moves = (0,)
     address: ClassVar[Addressing]
     opposite: ClassVar[str]  # the scatter with the same addressing
 

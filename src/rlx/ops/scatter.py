@@ -47,6 +47,7 @@ class Scattering(Op):
     """
 
     arity = 3
+    moves = (0, 2)
     address: ClassVar[Addressing]
     opposite: ClassVar[str]  # the gather with the same addressing
 

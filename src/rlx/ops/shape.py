@@ -15,7 +15,7 @@ from rlx.ir.attr import Attr, dims, integer, ints
 from rlx.ir.dim import Dim, divides, known_eq, known_le
 from rlx.ir.form import Form, Layout, Map, Piece, Pieces, dense_strides, is_dense
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.op import EVERY_OPERAND, Arg, Op, Sample, declare
 from rlx.ir.scalar import Scalar, axes, const, load, size
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.rules import (
@@ -93,6 +93,7 @@ class _reshape(Op):
 
     name = "reshape"
     arity = 1
+    moves = (0,)
     attrs = {"shape": Attr(dims)}
 
     def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
@@ -184,6 +185,7 @@ class _transpose(Op):
 
     name = "transpose"
     arity = 1
+    moves = (0,)
     attrs = {"perm": Attr(ints)}
 
     def infer(self, x: TensorType, *, perm: Sequence[int]) -> TensorType:
@@ -253,6 +255,7 @@ class _broadcast_to(Op):
 
     name = "broadcast_to"
     arity = 1
+    moves = (0,)
     attrs = {"shape": Attr(dims)}
 
     def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
@@ -317,6 +320,7 @@ class _slice(Op):
     family = "slice"
     name = "slice"
     arity = 1
+    moves = (0,)
     attrs = {"starts": Attr(dims), "sizes": Attr(dims), "steps": Attr(ints)}
 
     def infer(self, x: TensorType, *, starts: Shape, sizes: Shape, steps: Sequence[int]) -> TensorType:
@@ -423,6 +427,7 @@ class _concat(Op):
 
     family = "concat"
     name = "concat"
+    moves = EVERY_OPERAND
     attrs = {"axis": Attr(integer)}
 
     def infer(self, *types: TensorType, axis: int) -> TensorType:
@@ -497,6 +502,7 @@ class copy(Op):
     family = "copy"
     name = "copy"
     arity = 1
+    moves = (0,)
 
     def infer(self, x: TensorType) -> TensorType:
         return x

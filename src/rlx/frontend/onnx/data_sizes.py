@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.frontend.onnx.known import UNKNOWN, filled
-from rlx.frontend.onnx.partial import MOVES, PartialEvaluator, outer_value
+from rlx.frontend.onnx.partial import PartialEvaluator, moved_operands, outer_value
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
@@ -67,13 +67,13 @@ class DataSizes:
         name = node.op.name
         if name == "cast" and node.operands[0].dtype.is_int:
             return node.operands[0], index
-        if name not in MOVES or node.attrs.get("reduction", "none") != "none":
+        moved = moved_operands(node)
+        if not moved:
             return None
-        moved = MOVES[name]
         places: list[tuple[Node, int]] = []
         numbered: list[np.ndarray] = []
         for i, operand in enumerate(node.operands):
-            if moved is None or i in moved:
+            if i in moved:
                 count = operand.tensor.numel
                 if not isinstance(count, int):
                     return None

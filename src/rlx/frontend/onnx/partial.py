@@ -8,7 +8,7 @@ nothing else reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
@@ -32,21 +32,6 @@ from rlx.ir.types import TensorType, TupleType
 MOST_ELEMENTS = 4096
 """Larger tensors are data, not shapes."""
 
-
-# rearrangements: which of their operands they rearrange (None: all); the others say where
-MOVES: Mapping[str, tuple[int, ...] | None] = {
-    "reshape": (0,),
-    "transpose": (0,),
-    "broadcast_to": (0,),
-    "slice": (0,),
-    "copy": (0,),
-    "concat": None,
-    "gather": (0,),
-    "gather_elements": (0,),
-    "gather_nd": (0,),
-    "scatter_elements": (0, 2),
-    "scatter_nd": (0, 2),
-}
 
 REDUCTIONS = {
     "reduce_sum": ("add", 0),
@@ -140,11 +125,9 @@ class PartialEvaluator:
         if role is not Role.COMPUTE or not _is_small(node) or node.bodies or node.op.effects != "none":
             return None
         values = [self._memo[o] for o in node.operands]
-        if node.op.name in MOVES:  # places of what is not known among what is
-            moved = MOVES[node.op.name]
-            for i, o in enumerate(node.operands):
-                if values[i] is None and _is_small(o) and (moved is None or i in moved):
-                    values[i] = filled(o.shape, UNKNOWN)
+        for i in moved_operands(node):  # places of what is not known among what is
+            if values[i] is None and _is_small(node.operands[i]):
+                values[i] = filled(node.operands[i].shape, UNKNOWN)
         operands = [value for value in values if value is not None]
         if len(operands) < len(node.operands):
             return _counted(node)
@@ -205,8 +188,8 @@ def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
         return _each(ELEMENT[name], *operands)
     if any(_has_symbol(v) for v in attrs.values()):
         return None
-    if name in MOVES and attrs.get("reduction", "none") == "none":
-        return _moved(node, operands, MOVES[name])
+    if moved := moved_operands(node):
+        return _moved(node, operands, moved)
     if name in REDUCTIONS:
         rule, start = REDUCTIONS[name]
         axes, keep = attrs["axes"], attrs["keepdims"]
@@ -232,11 +215,19 @@ def _rows(x: np.ndarray, axis: int) -> list[np.ndarray]:
     return [np.take(_objects(x), [i], axis).reshape(np.delete(x.shape, axis)) for i in range(x.shape[axis])]
 
 
-def _moved(node: Node, operands: list[np.ndarray], moved: tuple[int, ...] | None) -> np.ndarray:
+def moved_operands(node: Node) -> list[int]:
+    """Operands whose elements a node only rearranges; none if it computes."""
+    moves = node.op.moves
+    if moves is None or node.attrs.get("reduction", "none") != "none":
+        return []
+    return [i for i in range(len(node.operands)) if i in moves]
+
+
+def _moved(node: Node, operands: list[np.ndarray], moved: list[int]) -> np.ndarray:
     """A rearrangement: done to the numbers of the elements, which then name the elements."""
     elements: list[Any] = []
     numbered = list(operands)
-    for i in range(len(operands)) if moved is None else moved:
+    for i in moved:
         x = operands[i]
         numbered[i] = np.arange(len(elements), len(elements) + x.size).reshape(x.shape)
         elements += list(_objects(x).flat)
