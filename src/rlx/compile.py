@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from rlx import config
+from rlx import config, progress
 from rlx.collector import collector_paused, graphs_hold
 from rlx.crash_report import reports_crashes
-from rlx.errors import ConfigError, TypeError_, UnsupportedError
+from rlx.errors import ConfigError, TypeError_, UnsupportedError, VerifyError
+from rlx.frontend.kinds import ONNX_BYTES, instead_of, is_onnx_object
 
 if TYPE_CHECKING:
     from rlx.cost.gate import IoFusionGate
@@ -251,7 +253,7 @@ def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
 @reports_crashes
 @collector_paused()
 def compile(
-    graph: Graph,
+    graph: Any,
     device: str = "cpu",
     target: str = "host",
     threads: int | None = None,
@@ -274,6 +276,7 @@ def compile(
 ) -> Any:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
+    `graph` may also be an ONNX model: a ModelProto, its bytes, or an ONNXProgram of `torch.onnx.export`.
     `assume` gives sizes to optimise for. `budget` is the most memory for activations, like "64MiB": the
     program is made to fit it, or refused with what is alive together and the least budget that works; one
     with symbolic sizes is judged when it meets sizes. `debug` is "nan" (names the first kernel that makes
@@ -304,7 +307,15 @@ def compile(
     from rlx.runtime.program import CompiledProgram
     from rlx.runtime.weights import Weights
 
+    if isinstance(graph, ONNX_BYTES) or is_onnx_object(graph):
+        from rlx.frontend.onnx import from_onnx
+
+        graph = from_onnx(graph)
     _need_graph(graph, "rlx.compile")
+    if not graph.outputs and not graph.states:
+        raise VerifyError(
+            f"graph {graph.name!r} has no outputs, so it computes nothing; add one: graph.output('y', node)"
+        )
     threads, debug = config.thread_count(threads), debug or config.DEBUG.get()
     check_mode(debug)
     if device != "cpu":
@@ -326,6 +337,8 @@ def compile(
         graph, make = one_rank(optimize(lower(graph)), mesh, shardings or {}, transport, assume)
     else:
         _refuse_collectives(graph)
+    start = time.perf_counter()
+    progress.info("compiling %r: %d nodes", graph.name, len(graph))
     planned = functools.partial(
         plan,
         assume=assume,
@@ -360,6 +373,7 @@ def compile(
     program = make(lir, kernels, code, threads, debug, weights=weights, origin=origin)
     if states is not None:
         program.bind_states(states)
+    progress.info("compiled %r in %.2f s", program, time.perf_counter() - start)
     return program
 
 
@@ -368,7 +382,8 @@ def _need_graph(graph: object, caller: str) -> None:
 
     if not isinstance(graph, Graph):
         got = f"got a value of type {type(graph).__name__}"
-        raise TypeError_(f"{caller} takes an rlx.Graph, {got}; rlx.load takes files, rlx.jit functions")
+        instead = instead_of(graph) or "; rlx.load takes files, rlx.jit functions"
+        raise TypeError_(f"{caller} takes an rlx.Graph, {got}{instead}")
 
 
 def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:

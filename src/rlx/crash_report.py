@@ -1,7 +1,8 @@
-"""Errors inside the compiler: the graph is saved, and the message says how to report it.
+"""Errors inside RLX: the graph is saved, and the message says how to report it.
 
-Refusals are `RlxError`s and pass, as do errors of the system (no memory, no space on the disk). Whatever else
-escapes from a stage of the compiler, a KeyError say, is a bug of RLX and becomes an `InternalError`.
+Refusals are `RlxError`s and pass, as do errors of the system (no memory, no space on the disk), warnings
+that the user turned into errors, and whatever the user's own code raises. Everything else that escapes, a
+KeyError say, is a bug of RLX and becomes an `InternalError`.
 """
 
 from __future__ import annotations
@@ -9,67 +10,114 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any, TypeVar
 
-from rlx.errors import InternalError, RlxError
+from rlx.errors import InternalError, RlxError, is_users
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
+_OWN = __name__.partition(".")[0]
+# Packages that RLX calls; what fails in them, fails in RLX.
+_CALLED = ("google", "llvmlite", "ml_dtypes", "mpi4py", "onnx", "pyopencl", "safetensors", "tokenizers")
+_KEPT_BYTES = 1024  # of a tensor of an ONNX model: smaller ones are shapes and axes, which matter
+
 
 def reports_crashes(work: Work) -> Work:
-    """Decorator of a function of a graph: what it raises beyond refusals becomes an `InternalError`.
+    """Decorator of a function of a graph or file: what it raises beyond refusals becomes an `InternalError`.
 
     >>> from rlx.ir.graph import Graph
     >>> @reports_crashes
     ... def buggy(graph):
-    ...     return {}["x"]
+    ...     return Graph.input(graph, *[()][1])
     >>> try:
     ...     buggy(Graph("net"))
-    ... except InternalError as e:
-    ...     print(e.message.partition(";")[0])
-    RLX failed inside buggy (KeyError: 'x')
+    ... except IndexError:
+    ...     print("of the user's own code")
+    of the user's own code
     """
 
     @functools.wraps(work)
     def watched(graph: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return work(graph, *args, **kwargs)
-        except (RlxError, OSError, MemoryError):
-            raise
         except Exception as e:
-            raise InternalError(_message(work.__name__, graph, e), _where(e)) from e
+            bug = found_bug(work.__name__, e, graph)
+            if bug is None:
+                raise
+            raise bug from e
 
     return watched  # type: ignore[return-value]
 
 
-def _message(inside: str, graph: Any, error: Exception) -> str:
+def found_bug(inside: str, error: Exception, subject: Any) -> InternalError | None:
+    """The report of an error that escaped; None if it is not a bug of RLX and passes.
+
+    `subject` is what RLX worked on: a graph or a function that gives one, an ONNX model, or a file's path.
+    """
+    if isinstance(error, (RlxError, OSError, MemoryError, Warning)):
+        return None
+    frames = list(_frames(error))
+    if frames and is_users(frames[-1][0].co_filename):
+        return None
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     told = f"RLX failed inside {inside} ({text}); this is a bug of RLX, not of your program."
-    path = _saved(graph)
-    file = f"the file {path}, which holds the graph without its weights, and " if path else ""
-    return f"{told} To report it, open an issue with {file}the whole traceback"
+    where = [f"{os.path.basename(code.co_filename)}:{line}" for code, line in frames[-1:]]
+    return InternalError(
+        f"{told} To report it, open an issue with {_evidence(subject)}the whole traceback", where
+    )
 
 
-def _where(error: Exception) -> tuple[str, ...]:
-    """The innermost place of RLX's own code that was running."""
-    place, trace = "", error.__traceback__
+def _frames(error: Exception) -> Iterator[tuple[CodeType, int]]:
+    """Where an error passed, the innermost place last: places of RLX and of the user only."""
+    trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
-            place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
+        package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        own = package == _OWN and not is_users(code.co_filename)
+        if own or (is_users(code.co_filename) and package not in _CALLED):
+            yield code, trace.tb_lineno
         trace = trace.tb_next
-    return (place,) if place else ()
 
 
-def _saved(graph: Any) -> str | None:
+def _evidence(subject: Any) -> str:
+    """What a report needs besides the traceback."""
+    if isinstance(subject, (str, os.PathLike)):
+        return f"the model {os.fspath(subject)} and "
+    path, what = _saved(subject)
+    return f"the file {path}, which holds the {what} without its weights, and " if path else ""
+
+
+def _saved(subject: Any) -> tuple[str | None, str]:
     """Where the graph was saved; None if that failed too, as the graph may be what is wrong."""
+    path = None
+    try:
+        if callable(subject):
+            subject = subject()
+        is_onnx = hasattr(subject, "SerializeToString")
+        handle, path = tempfile.mkstemp(prefix="rlx-failed-", suffix=".onnx" if is_onnx else ".graph")
+        os.close(handle)
+        _save_onnx(subject, path) if is_onnx else _save_graph(subject, path)
+    except Exception:  # the first error is the one to tell
+        if path is not None:
+            os.unlink(path)
+        return None, ""
+    return path, "model" if is_onnx else "graph"
+
+
+def _save_graph(graph: Any, path: str) -> None:
     from rlx.ir.serialize import save
 
-    try:
-        handle, path = tempfile.mkstemp(prefix="rlx-failed-", suffix=".graph")
-        os.close(handle)
-        save(graph, path, values=False)
-    except Exception:  # the first error is the one to tell
-        return None
-    return path
+    save(graph, path, values=False)
+
+
+def _save_onnx(model: Any, path: str) -> None:
+    copy = type(model)()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.ByteSize() > _KEPT_BYTES:
+            for name in ("raw", "float", "int32", "int64", "double", "uint64"):
+                tensor.ClearField(f"{name}_data")
+    with open(path, "wb") as file:
+        file.write(copy.SerializeToString())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 _INSTALLED = ("site-packages", "dist-packages")
-_INTERNAL_NAMES = ("<frozen ", "<__array_function__")  # importlib, NumPy
+_INTERNAL_NAMES = ("<frozen ", "<__array_function__", "<rlx ")  # importlib, NumPy, code that RLX wrote
 _IS_USERS: dict[str, bool] = {}  # by file name; asked for every node of a graph
 _WHERE: ContextVar[tuple[str, ...] | None] = ContextVar("rlx_where", default=None)
 
@@ -24,7 +24,7 @@ def source_location() -> str | None:
         file = frame.f_code.co_filename
         users = _IS_USERS.get(file)
         if users is None:
-            users = _IS_USERS[file] = _is_users(file)
+            users = _IS_USERS[file] = is_users(file)
         if users:
             return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         if frame.f_back is None:
@@ -33,7 +33,7 @@ def source_location() -> str | None:
     return None
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Whether code in a file is the user's: not of RLX, NumPy or Python's library."""
     if file.startswith("<"):  # a prompt, a notebook, exec
         return not file.startswith(_INTERNAL_NAMES)

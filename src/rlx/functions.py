@@ -16,7 +16,7 @@ from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import get_op
 from rlx.ir.rewrite import inline
 from rlx.ir.tree import flatten, unflatten
-from rlx.jitted import Dynamic, Jit
+from rlx.jitted import Dynamic, Jit, check_options
 from rlx.transform.grad import backward, is_differentiable_dtype, jvp_graph, ones_like, zeros_like
 from rlx.transform.vmap import batch_graph
 
@@ -45,8 +45,9 @@ def jit(
     >>> f(np.zeros((1, 3), np.float32), np.zeros((3, 2), np.float32))
     array([[0.5, 0.5]], dtype=float32)
     """
+    check_options(options)
     if function is None:
-        return lambda f: Jit(f, static, dynamic, **options)
+        return lambda f: jit(f, static=static, dynamic=dynamic, **options)
     if not callable(function):
         raise TypeError_(f"rlx.jit takes a function, got a value of type {type(function).__name__}")
     return Jit(function, static, dynamic, **options)
@@ -60,6 +61,9 @@ class _Transformed:
             functools.update_wrapper(self, function)
             functools.update_wrapper(in_graph, function)
         self.in_graph, self.compiled = in_graph, Jit(in_graph)
+
+    def __repr__(self) -> str:
+        return f"<transform, {self.compiled!r}>"
 
     def __call__(self, *args: Any) -> Any:
         leaves, _ = flatten(args)

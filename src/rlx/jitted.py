@@ -14,10 +14,12 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
+from rlx import progress
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError, TransformError
 from rlx.frontend.trace import LEAST, Place, Trace, as_array, fits, sizes_of, trace_sizes
 from rlx.ir.dim import Constraint
@@ -96,7 +98,6 @@ class Jit:
         **options: Any,
     ) -> None:
         functools.update_wrapper(self, function)
-        _check_options(options)
         self.function, self.options = function, options
         self._static_places, self._static_names = _static_arguments(function, static)
         self._dynamic = _Symbols(function, dynamic)
@@ -109,6 +110,11 @@ class Jit:
             "answers": [],
             "refused": [],
         }
+
+    def __repr__(self) -> str:
+        kept = sum(len(s.variants) for s in self._signatures.values())
+        names = ", ".join(inspect.signature(self.function).parameters)
+        return f"<jit of {_place(self.function)}, arguments ({names}), {kept} program{'s' * (kept != 1)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, _ = flatten((args, kwargs))
@@ -195,6 +201,9 @@ class Jit:
         specialized = {told.get(n, n): text for n, text in variant.trace.specialized.items()}
         self.stats["traces"] += 1
         self.stats["why"].append("; ".join([why, *(f"{n} {text}" for n, text in specialized.items())]))
+        progress.info(
+            "jit of %s, program %d: %s", _place(self.function), self.stats["traces"], self.stats["why"][-1]
+        )
         self.stats["specialized"] |= specialized
         self.stats["answers"] += variant.trace.answers
         self._keep(signature, variant)
@@ -249,21 +258,18 @@ class Jit:
         signature.variants = kept
 
     def _too_many(self, signature: _Signature, variant: _Variant) -> str:
-        code = getattr(self.function, "__code__", None)
-        file = code.co_filename.rsplit("/", 1)[-1] if code else ""
-        name = getattr(self.function, "__name__", "a function") + (
-            f" ({file}:{code.co_firstlineno})" if code else ""
-        )
         reasons = [*variant.trace.specialized.values(), *signature.refused.values(), *variant.trace.answers]
         cause = f": {reasons[0]}" if reasons else ""
         return (
-            f"{name} has compiled more than {MAX_PROGRAMS} programs for arguments of one kind{cause}. "
-            "The least recently used one is dropped; pad the arguments to fewer sizes"
+            f"{_place(self.function)} has compiled more than {MAX_PROGRAMS} programs for arguments of one "
+            f"kind{cause}. The least recently used one is dropped; pad the arguments to fewer sizes"
         )
 
     def _compile(self, trace: Trace, shapes: Shapes) -> Any:
         from rlx.compile import compile
 
+        if not trace.graph.outputs:
+            raise TransformError(f"{_place(self.function)} returns no array; return at least one")
         options = dict(self.options)
         known = trace.graph.symbols()
         if options.get("assume") is not None:
@@ -291,6 +297,14 @@ class Jit:
                 program.plan_for(sizes)  # refuses if nothing fits
                 variant.program = program
         return variant
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Name and line of a function, that of the user where it is wrapped."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", "a function")
+    return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
 
 
 # -- arguments
@@ -375,14 +389,17 @@ def _argument_names(function: Callable[..., Any]) -> dict[int, str]:
     return dict(enumerate(names))
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that `rlx.compile` does not have: at once, not with the first call."""
     from rlx.compile import compile
 
     known = [name for name in inspect.signature(compile).parameters if name != "graph"]
     for name in options:
         if name not in known:
+            near = get_close_matches(name, [*known, "static", "dynamic"], n=1, cutoff=0.75)
+            instead = f"did you mean {near[0]}? It" if near else "it"
             raise ConfigError(
-                f"jit: unknown option {name!r}; it takes static, dynamic and those of rlx.compile: "
+                f"jit: unknown option {name!r}; {instead} takes static, dynamic and those of rlx.compile: "
                 + ", ".join(known)
             )
 

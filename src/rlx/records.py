@@ -115,7 +115,8 @@ def _init(cls: Any, fields: dict[str, Field[Any]], frozen: bool, by_name: set[st
     if hasattr(cls, "__post_init__"):
         lines.append(" self.__post_init__()")
     listed = [*arguments[False], *(["*", *arguments[True]] if arguments[True] else [])]
-    exec(f"def __init__({', '.join(listed)}):\n" + ("\n".join(lines) or " pass"), names)
+    source = f"def __init__({', '.join(listed)}):\n" + ("\n".join(lines) or " pass")
+    exec(compile(source, "<rlx record>", "exec"), names)
     made = names["__init__"]
     made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
     return made

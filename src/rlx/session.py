@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx import config
+from rlx import config, progress
 from rlx.collector import collector_paused
+from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, FormatError, ImportError_
 from rlx.files import open_plain, read_plain
+from rlx.frontend.kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -31,9 +35,10 @@ _KEY_OPTIONS = ("device", "target", "precision", "assume", "budget", "weight_bud
 """What a stored program is known by, beside its file; with other options a model is compiled each time."""
 
 
+@reports_crashes
 @collector_paused()
 def load(
-    model: str | os.PathLike[str],
+    model: Any,
     *,
     shapes: Mapping[str, Sequence[Any]] | None = None,
     states: Mapping[str, str] | None = None,
@@ -43,7 +48,8 @@ def load(
 ) -> CompiledProgram:
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
 
-    `model` is an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or `zoo:ID`.
+    `model` is the path of an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or
+    `zoo:ID`; or an ONNX model in memory: a ModelProto, its bytes, or the ONNXProgram of `torch.onnx.export`.
     `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model. `states` names
     inputs that take an output of the run before, as in {"state": "stateN"}: they become states. A
     compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
@@ -64,9 +70,14 @@ def load(
     ...     rlx.load(file)(np.ones(2, np.float32))
     array([2., 2.], dtype=float32)
     """
-    if not isinstance(model, (str, os.PathLike)):
+    if isinstance(model, ONNX_BYTES) or is_onnx_object(model):
+        from rlx.frontend.onnx import from_onnx
+
+        return _compile(from_onnx(model, shapes=shapes, states=states), options)
+    if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
+        got = repr(model) if model == "" else f"a value of type {type(model).__name__}"
         raise ConfigError(
-            f"rlx.load takes the path of a model or zoo:ID, not a value of type {type(model).__name__}"
+            f"rlx.load takes the path of a model, zoo:ID or an ONNX model, not {got}{instead_of(model)}"
         )
     name = os.fspath(model)
     if options.get("weight_budget") is not None:
@@ -106,11 +117,15 @@ class Session:
     def __init__(self, device: str = "cpu", **options: Any) -> None:
         self.device, self.options = device, options
 
-    def compile(self, graph: Graph, **options: Any) -> CompiledProgram:
+    def __repr__(self) -> str:
+        given = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"<session device={self.device!r}{given}>"
+
+    def compile(self, graph: Any, **options: Any) -> CompiledProgram:
         """`rlx.compile` with the options of the session; those given here win."""
         return _compile(graph, {"device": self.device, **self.options, **options})
 
-    def load(self, model: str | os.PathLike[str], **options: Any) -> CompiledProgram:
+    def load(self, model: Any, **options: Any) -> CompiledProgram:
         """`rlx.load` with the options of the session."""
         return load(model, **{"device": self.device, **self.options, **options})
 
@@ -187,20 +202,46 @@ def _kind(path: Path) -> str:
     """What a file holds, by its first bytes; ONNX has no mark of its own and is what remains."""
     try:
         with open_plain(path) as file:
-            start = file.read(4096)
+            start = file.read(START)
     except OSError as e:
-        raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
+        raise _unreadable(path, e) from None
     if start.startswith(b"RLXPROG"):
         return "program"
     if start.startswith(b"RLXGRAPH"):
         return "graph"
     if start.startswith((b"RLXPLAN", b"rlx plan ")):
         raise FormatError(f"{path} is a plan, which has no model to run; compare it with rlx diff")
-    if path.suffix != ".onnx" and start.lstrip()[:1] in (b"g", b"#"):
+    is_text = start.lstrip()[:1] in (b"g", b"#") and not re.match(rb"\s*graph\s*\{", start)  # ONNX as text
+    if path.suffix != ".onnx" and is_text:
         return "text"
+    other = what_else(start, str(path))
+    if other is not None:
+        raise (FormatError if path.suffix == ".rlx" else ImportError_)(f"{path} is {other}")
     if path.suffix == ".rlx":
         raise FormatError(f"{path}: not a compiled program; rlx files begin with the bytes RLXPROG")
     return "onnx"
+
+
+def _unreadable(path: Path, error: OSError) -> ImportError_:
+    """A file that is not there or cannot be opened, with what the user may have meant."""
+    from rlx import zoo
+
+    if path.is_dir():
+        return ImportError_(f"{path} {about_folder(path)}")
+    told = f"cannot read the model {str(path)!r}: {error.strerror or error}"
+    near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.8)
+    if str(path) in (model.id for model in zoo.models()):
+        told += f"; for the model of the zoo give {ZOO_PREFIX}{path}"
+    elif near and not path.exists():
+        told += f"; did you mean {path.with_name(near[0])}?"
+    return ImportError_(told)
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledProgram:
@@ -278,7 +319,9 @@ def _stored(
     found = store.find(path, key)
     number = None if found is None else found.find(target)
     if found is not None and number is not None:
+        progress.info("program of %s: from the cache", path)
         return _open(found, number, options)
+    progress.info("importing %s", path)
     graph, others = _imported(import_, states)
     program = _compile(graph, options)
     store.put(program, path, key, others)
@@ -299,6 +342,7 @@ def _from_artifact(
     from rlx.runtime.artifact import Artifact
 
     file = Artifact(path)
+    progress.info("opening %s", path)
     known = {*_RUN_TIME_OPTIONS, "target", "device", "weight_budget"}
     if "ranks" in file.facts:
         known = known - {"device", "weight_budget"} | {"transport"}

@@ -10,7 +10,17 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.errors import ConfigError, FormatError, GuardError, InputError, RlxError, ShapeError, TypeError_
+from rlx.errors import (
+    ConfigError,
+    FormatError,
+    GuardError,
+    InputError,
+    RlxError,
+    ShapeError,
+    TransformError,
+    TypeError_,
+    VerifyError,
+)
 from rlx.ir.graph import Graph
 
 
@@ -85,10 +95,37 @@ def test_axes_of_numpy_are_axes() -> None:
         np.testing.assert_array_equal(ops.sum(x, axis=axis), x.sum(1))
 
 
-@pytest.mark.parametrize("given", [None, 5, b"model.onnx", small()], ids=["None", "number", "bytes", "graph"])
+@pytest.mark.parametrize("given", [None, 5, "", small()], ids=["None", "number", "nothing", "graph"])
 def test_load_takes_a_path(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"rlx\.load takes the path of a model or zoo:ID"):
+    with pytest.raises(
+        ConfigError, match=r"rlx\.load takes the path of a model, zoo:ID or an ONNX model, not "
+    ):
         rlx.load(given)
+
+
+def test_a_graph_without_outputs() -> None:
+    g = rlx.Graph("empty")
+    g.input("x", (3,), "f32")
+    with pytest.raises(
+        VerifyError, match=r"graph 'empty' has no outputs.* add one: graph\.output\('y', node\)"
+    ):
+        rlx.compile(g)
+    with pytest.raises(TransformError, match=r"nothing \(test_api_arguments\.py:\d+\) returns no array"):
+
+        @rlx.jit
+        def nothing(x: Any) -> None:
+            return None
+
+        nothing(np.ones(3))
+
+
+@pytest.mark.parametrize("make", [lambda **o: rlx.jit(ops.exp, **o), rlx.jit], ids=["function", "decorator"])
+def test_options_that_jit_does_not_know(make: Callable[..., Any]) -> None:
+    """When it is made, not when it is called; as a decorator too."""
+    with pytest.raises(ConfigError, match=r"jit: unknown option 'thread'; did you mean threads\?"):
+        make(thread=1)
+    with pytest.raises(ConfigError, match="unknown option 'donate'; it takes static, dynamic and those of"):
+        make(donate=True)
 
 
 def test_jit_takes_a_function() -> None:

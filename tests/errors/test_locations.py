@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import ShapeError, _is_users, source_location
+from rlx.errors import ShapeError, is_users, source_location
 
 HERE = Path(__file__).name
 
@@ -86,10 +86,10 @@ def test_in_a_thread_without_code_of_the_user() -> None:
 def test_what_is_the_users() -> None:
     library = sysconfig.get_path("stdlib")
     installed = sysconfig.get_path("purelib")
-    assert not _is_users(contextlib.__file__) and not _is_users(f"{library}/threading.py")
-    assert not _is_users(np.__file__) and not _is_users("<frozen importlib._bootstrap>")
-    assert not _is_users("<__array_function__ internals>")
-    assert not _is_users(rlx.__file__) and not _is_users(rlx.ops.__file__ or "")
-    assert _is_users("<stdin>") and _is_users("<ipython-input-3-abc>") and _is_users("model.py")
-    assert _is_users(f"{installed}/their_package/model.py") and _is_users(__file__)
-    assert _is_users(f"{installed}/numpy_helpers/model.py")
+    assert not is_users(contextlib.__file__) and not is_users(f"{library}/threading.py")
+    assert not is_users(np.__file__) and not is_users("<frozen importlib._bootstrap>")
+    assert not is_users("<__array_function__ internals>")
+    assert not is_users(rlx.__file__) and not is_users(rlx.ops.__file__ or "")
+    assert is_users("<stdin>") and is_users("<ipython-input-3-abc>") and is_users("model.py")
+    assert is_users(f"{installed}/their_package/model.py") and is_users(__file__)
+    assert is_users(f"{installed}/numpy_helpers/model.py")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.crash_report import found_bug
 from rlx.errors import InputError, ShapeError, TransformError, current_where, source_location
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.body import Body
@@ -63,14 +64,20 @@ def trace_types(
     """Trace with exactly these (possibly symbolic) types; values of `parent` and around it may be read."""
     name = getattr(function, "__name__", "function").strip("<>")
     graph = Graph(name) if parent is None else Body(name, parent)
-    with graph.building():
-        inputs = [graph.input(f"arg{i}", t.shape, t.dtype) for i, t in enumerate(types)]
-        args, kwargs = unflatten(tree, inputs)
-        leaves, result = flatten(function(*args, **kwargs))
-        nodes = [_as_node(leaf, graph) for leaf in leaves]
-        if isinstance(graph, Body):
-            nodes = [graph.here(n) for n in nodes]
-        graph.set_outputs({f"out{i}": n for i, n in enumerate(nodes)})
+    try:
+        with graph.building():
+            inputs = [graph.input(f"arg{i}", t.shape, t.dtype) for i, t in enumerate(types)]
+            args, kwargs = unflatten(tree, inputs)
+            leaves, result = flatten(function(*args, **kwargs))
+            nodes = [_as_node(leaf, graph) for leaf in leaves]
+            if isinstance(graph, Body):
+                nodes = [graph.here(n) for n in nodes]
+            graph.set_outputs({f"out{i}": n for i, n in enumerate(nodes)})
+    except Exception as e:
+        bug = found_bug(f"the trace of {name}", e, graph)
+        if bug is None:
+            raise
+        raise bug from e
     return Trace(graph, result, captured=tuple(graph.captured) if isinstance(graph, Body) else ())
 
 

@@ -238,7 +238,7 @@ class _Generator:
         body.append(f"    return ({', '.join(results)}{',' if results else ''})")
         source = "def evaluate_dims(sizes):\n    if len(sizes) != count: refuse(sizes)\n" + "\n".join(body)
         scope: dict[str, object] = {"count": len(self.slots), "refuse": self._refuse, "positive": _positive}
-        exec(compile(source, "<sizes>", "exec"), scope)
+        exec(compile(source, "<rlx sizes>", "exec"), scope)
         return scope["evaluate_dims"]  # type: ignore[return-value]
 
     def _refuse(self, sizes: Sequence[int]) -> None:

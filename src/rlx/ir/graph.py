@@ -22,6 +22,7 @@ from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types, type_symbols
 from rlx.records import dataclass
 
+_SHOWN = 4  # inputs and outputs in a repr
 # Nodes with names, which come from outside.
 NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
 
@@ -89,8 +90,24 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        sizes = f"{len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs"
-        return f"<graph {self.name!r}: {sizes}>"
+        return (
+            f"<graph {self.name!r}{self.signature()}, {len(self.nodes)} node{'s' * (len(self.nodes) != 1)}>"
+        )
+
+    def signature(self) -> str:
+        """Inputs and outputs with their types, for reprs; long lists are cut.
+
+        >>> g = Graph("double")
+        >>> g.output("y", g.input("x", (2, "n"), "f32") * 2.0)
+        >>> g.signature()
+        '(x: f32[2,n]) -> (y: f32[2,n])'
+        """
+        ends = [(n.attrs["name"], n) for n in self.inputs], list(self.outputs.items())
+        texts = [[f"{name}: {n.type}" for name, n in end[:_SHOWN]] for end in ends]
+        return " -> ".join(
+            f"({', '.join([*shown, *(['...'] * (len(end) > _SHOWN))])})"
+            for shown, end in zip(texts, ends, strict=True)
+        )
 
     def __str__(self) -> str:
         from rlx.ir.text import graph_text

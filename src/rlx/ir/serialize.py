@@ -98,7 +98,7 @@ def to_bytes(graph: Graph) -> bytes:
     >>> g = Graph("double")
     >>> g.output("y", g.input("x", (2,), "f32") * 2.0)
     >>> from_bytes(to_bytes(g))
-    <graph 'double': 3 nodes, 1 inputs, 1 outputs>
+    <graph 'double'(x: f32[2]) -> (y: f32[2]), 3 nodes>
     """
     file = io.BytesIO()
     _write(graph, file, values=True)

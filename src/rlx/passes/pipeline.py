@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx import progress
 from rlx.cost.decision import Decision
 from rlx.errors import ConfigError, RlxError, VerifyError
 from rlx.ir.graph import Graph
@@ -73,6 +74,7 @@ def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
         else:
             graph = stage.run(graph)
         trace.seconds.append((stage.name, time.process_time() - start))
+        progress.debug("stage %s of %r: %.1f ms", stage.name, graph.name, 1e3 * trace.seconds[-1][1])
         if trace.checks:
             try:
                 verify(graph, stage.level)

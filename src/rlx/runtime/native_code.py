@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from rlx import progress
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
@@ -38,15 +39,21 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
     from rlx.backend.cpu.jit import Compiling
     from rlx.ir.views import view_layouts
 
-    def make() -> bytes:
-        compiling = Compiling(target)
-        try:
-            made = build_kernels(lir, target, view_layouts(lir.mir), compiling.add)
-        finally:
-            objects = compiling.objects()  # no thread is left behind
-        return _joined(made.describe().encode(), *objects)
-
-    return make() if cache is None else cache.get_or_make(f"{FORMAT}-{lir.code_key}", target, make)
+    key = f"{FORMAT}-{lir.code_key}"
+    known = None if cache is None else cache.get(key, target)
+    if known is not None:
+        progress.info("native code of %r for %s: from the cache", lir.name, target.name)
+        return known
+    compiling = Compiling(target)
+    try:
+        made = build_kernels(lir, target, view_layouts(lir.mir), compiling.add)
+    finally:
+        objects = compiling.objects()  # no thread is left behind
+    blob = _joined(made.describe().encode(), *objects)
+    progress.info("native code of %r for %s: compiled", lir.name, target.name)
+    if cache is not None:
+        cache.put(key, target, blob)
+    return blob
 
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:

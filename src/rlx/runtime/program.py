@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.errors import GuardError, InputError, UnsupportedError
+from rlx.crash_report import found_bug
+from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
@@ -80,6 +81,17 @@ class CompiledProgram(Execution):
         self.notes: list[str] = []  # what a user should know about how this program came to be
         dims = [d for k in kernels.kernels.values() for d in (*k.dims, k.scratch_per_thread)]
         self._dims = compile_dims(dims, self._symbols)
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        counts = [
+            (stats["kernels"], "kernel"),
+            (len(stats["host_thunks"]), "host thunk"),
+            (self.threads, "thread"),
+        ]
+        told = [f"{n} {what}{'s' * (n != 1)}" for n, what in counts if n or what == "kernel"]
+        told.insert(-1, stats.get("device") or self.lir.target)
+        return f"<program {self.graph.name!r}{self.graph.signature()}, {', '.join(told)}>"
 
     # -- facts
 
@@ -316,11 +328,22 @@ class CompiledProgram(Execution):
         return run if plain else run_steps
 
     def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
-        if states is None and self._handles is not None:
-            with self._turn:
-                kept = {name: self.state_memory(h) for name, h in self._handles.items()}
-                return self._run_with(given, kept)
-        return self._run_with(given, states)
+        try:
+            if states is None and self._handles is not None:
+                with self._turn:
+                    kept = {name: self.state_memory(h) for name, h in self._handles.items()}
+                    return self._run_with(given, kept)
+            return self._run_with(given, states)
+        except Exception as e:
+            bug = self.found_bug(e)
+            if bug is None:
+                raise
+            raise bug from e
+
+    def found_bug(self, error: Exception) -> InternalError | None:
+        """The report of an error during a run; None if it is not a bug of RLX and passes."""
+        source = self.lir.mir if self.origin is None else self.origin.graph
+        return found_bug(f"a run of {self.graph.name!r}", error, source)
 
     def _run_with(self, given: Sequence[Any], states: Mapping[str, np.ndarray] | None) -> list[np.ndarray]:
         binding: dict[str, int] = {}

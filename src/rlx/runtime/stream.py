@@ -80,6 +80,11 @@ class Stream:
 
     # -- running
 
+    def __repr__(self) -> str:
+        names = ", ".join(self.program.graph.state_inputs) or "none"
+        now = "failed, call reset()" if self._spoilt else "running" if self._started else "not started"
+        return f"<stream of {self._name!r}: states {names}; {now}>"
+
     def step(self, inputs: Mapping[str, Any] | None = None, epilogue: bool = True) -> dict[str, np.ndarray]:
         """Run the steady part and the epilogue on the inputs of a step; returns the outputs by name.
 
@@ -117,10 +122,13 @@ class Stream:
             kept = self._kept if self._started else {}
             given = Given(self._arrays, self._memory, binding, skip, kept)
             values = self.program.execute(context, given)
-        except BaseException:
+        except BaseException as e:
             self._spoilt = bool(self._memory)  # a kernel may have replaced part of the states
             self._started = False
-            raise
+            bug = self.program.found_bug(e) if isinstance(e, Exception) else None
+            if bug is None:
+                raise
+            raise bug from e
         if not self._started:
             self._kept = {number: values[number] for number in self._first}
             self._started = self.program.debug is None  # debug modes spoil what a run leaves behind

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlx import progress
 from rlx.backend.cpu.attention_nest import attention_spec, emit_attention_nest
 from rlx.backend.cpu.contraction import cut_of, emit_contraction, no_prologue, no_quantised
 from rlx.backend.cpu.conv import emit_conv
@@ -171,6 +172,8 @@ class _Writer:
         key = _key(body, inputs)
         if key not in self.known:
             made = _emit(self.units.module, len(self.known), node, body, inputs, outputs)
+            names = " + ".join(n.op.name for n in body.nodes if n.op.role is Role.COMPUTE)
+            progress.debug("kernel %%%d (%s)%s", node.id, names, f": {made}" if isinstance(made, str) else "")
             self.units.collect()
             if isinstance(made, EmittedKernel):
                 made = replace(made, name=self.units.name(made.name))

@@ -15,7 +15,9 @@ def from_onnx(
     shapes: Mapping[str, Sequence[Any]] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Graph:
-    """The graph of an ONNX model (a path, bytes or a ModelProto); dynamic dims become symbols.
+    """The graph of an ONNX model; dynamic dims become symbols.
+
+    `model` is a path, bytes, a ModelProto, or the ONNXProgram that `torch.onnx.export` returns.
 
     `shapes` replaces the declared shape of inputs, `values` fixes inputs whose values decide shapes (they
     stay inputs; the program is right for these values only). `states` names inputs that take an output of the

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.crash_report import found_bug
 from rlx.errors import ImportError_, RlxError, ShapeError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.data_sizes import DataSizes
@@ -432,8 +433,10 @@ def _is_huge(node: Node) -> bool:
 def _text(e: BaseException) -> str:
     if isinstance(e, RlxError):
         return e.message
+    what = f"{type(e).__name__}: {e}".rstrip(": ")
     return (
-        f"it is not valid ({type(e).__name__}{f': {e}' if str(e) else ''}); check the model with onnx.checker"
+        f"it is not valid ({what}); check the model with onnx.checker, and if that accepts it, please report "
+        "it: then it is a bug of RLX"
     )
 
 
@@ -476,3 +479,8 @@ def import_model(
         raise
     except _STUMBLES as e:  # fields that hold bytes where a name should be, and the like
         raise ImportError_(f"the model is damaged: {_text(e)}") from e
+    except Exception as e:
+        bug = found_bug("the import of an ONNX model", e, proto)
+        if bug is None:
+            raise
+        raise bug from e

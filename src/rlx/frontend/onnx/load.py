@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import ImportError_, UnsupportedError, how_to_install
+from rlx.frontend.kinds import ONNX_BYTES, START, is_onnx_object, what_else
 from rlx.frontend.onnx.light import IDENTITY, read_light
 
 
@@ -23,18 +24,22 @@ def onnx_package() -> Any:
 
 
 def load_model(source: Any) -> tuple[Any, Path | None]:
-    """A ModelProto, and the folder its external data lies in, from a path, bytes or a ModelProto; or from
-    what this gave for one of them. Large tensors of a file are external data in that file (`light`)."""
+    """A ModelProto, and the folder its external data lies in, from a path, bytes, a ModelProto or an
+    ONNXProgram; or from what this gave for one of them. Large tensors of a file are external data in that
+    file (`light`)."""
     onnx = onnx_package()
     if isinstance(source, tuple):
         proto, folder = source
         return proto, folder
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the model"), None
-    if isinstance(source, (bytes, bytearray, memoryview)):
+    if isinstance(source, ONNX_BYTES):
         return _parsed(bytes(source), "the model"), None
+    if is_onnx_object(source):  # an ONNXProgram of torch.onnx
+        return load_model(source.model_proto)
     if not isinstance(source, (str, os.PathLike)):
-        raise ImportError_(f"from_onnx takes a path, bytes or a ModelProto, not {type(source).__name__}")
+        kinds = "a path, bytes, a ModelProto or an ONNXProgram"
+        raise ImportError_(f"from_onnx takes {kinds}, not {type(source).__name__}")
     path = Path(source)
     try:
         data = read_light(path) or path.read_bytes()
@@ -47,14 +52,16 @@ def _parsed(data: bytes, what: str) -> Any:
     onnx = onnx_package()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    if data[4:8] == b"ORTM":
-        told = "is in ONNX Runtime's own format (.ort), which only it reads; give the .onnx file it came from"
-        raise ImportError_(f"{what} {told}")
+    other = what_else(data[:START])
+    if other is not None:
+        raise ImportError_(f"{what} is {other}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except (DecodeError, RuntimeError, ValueError) as e:
-        raise ImportError_(f"{what} is not an ONNX model or is truncated: {e}") from None
+    except (DecodeError, RuntimeError, ValueError):
+        raise ImportError_(
+            f"{what} is not an ONNX model or is truncated; download it or export it again"
+        ) from None
     return _checked(model, what)
 
 
