@@ -9,7 +9,6 @@ possible a copy is made: a kernel of its own, which runs after all readers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from dataclasses import field
 from itertools import pairwise
 
@@ -75,7 +74,8 @@ def why_copied(graph: Graph) -> dict[str, str]:
     sources = {s.name: s.output.operands[0] for s in graph.states if s.output.op.family == "copy"}
     if not sources:
         return {}
-    direct = copy(graph)
+    direct = Graph.__new__(Graph)  # the same nodes, which copy(graph) does not share, with other states
+    direct.__dict__ |= graph.__dict__
     direct.states = [State(s.name, s.input, sources.get(s.name, s.output)) for s in graph.states]
     reasons = plan_states(direct, view_layouts(graph), derive_phases(direct)).refused
     return {name: reasons.get(name, "the graph asks for one") for name in sources}
