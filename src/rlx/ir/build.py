@@ -40,15 +40,18 @@ def graph_of(operands: Sequence[Any]) -> Graph | None:
 def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
     """Operands as nodes of `graph`. Scalars of Python or NumPy, and sizes, take the dtype of the first tensor
     beside them."""
-    beside = _dtype_beside(operands, np.ndarray)
+    typed = [o for i, o in enumerate(operands) if i != op.condition]
+    beside = _dtype_beside(typed, np.ndarray)
     if beside is not None:
         operands = [_weakened(op, o, beside) if isinstance(o, np.generic) else o for o in operands]
     else:
-        beside = _dtype_beside(operands, np.generic)
+        beside = _dtype_beside(typed, np.generic) or _dtype_of_numbers(typed)
     out = []
-    for o in operands:
+    for i, o in enumerate(operands):
         if isinstance(o, Node):
             out.append(o)
+        elif i == op.condition:
+            out.append(graph.constant(o))
         elif isinstance(o, Expr):
             to = I64 if beside is None else _weak_dtype(op, 0, beside)
             out.append(graph.add(get_op("dim_value"), (), {"dim": o, "dtype": to}))
@@ -63,10 +66,17 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
 
 
 def _dtype_beside(operands: Sequence[Any], arrays: type[np.ndarray | np.generic]) -> DType | None:
-    """The dtype of the first tensor; a condition says nothing about the numbers beside it."""
+    """The dtype of the first tensor that is not of bools, else of the first."""
     present = [o.dtype for o in operands if isinstance(o, Node) and not isinstance(o.type, TupleType)]
     present += [dtype(o.dtype) for o in operands if isinstance(o, arrays)]
     return min(present, key=lambda d: d.is_bool, default=None)
+
+
+def _dtype_of_numbers(operands: Sequence[Any]) -> DType | None:
+    """What numbers of Python have in common, if they are of several kinds: 1 and 0.5 are floats."""
+    kinds = {type(o) for o in operands if isinstance(o, (bool, int, float, complex))}
+    strongest = next((kind for kind in (complex, float, int) if kind in kinds), None)
+    return dtype(strongest) if strongest is not None and len(kinds) > 1 else None
 
 
 def _weakened(op: Op, value: np.generic, beside: DType) -> Any:

@@ -102,6 +102,7 @@ class Op:
     attrs: ClassVar[Mapping[str, Attr]] = {}
     arity: ClassVar[int | None] = None  # None: any number of operands
     bodies: ClassVar[int] = 0
+    condition: ClassVar[int | None] = None  # the operand that only chooses: numbers do not take its dtype
     effects: ClassVar[str] = "none"  # none | ordered | rng
     not_differentiable: ClassVar[str | None] = None  # the reason, where mathematics has no gradient
     # for passes: elementwise, cast, reduction, conv, pool, concat, slice, fourier, copy, update

@@ -362,6 +362,7 @@ class where(Elementwise):
 
     name = "where"
     arity = 3
+    condition = 0
     accepts = staticmethod(is_computable)
 
     def infer(self, *types: TensorType) -> TensorType:

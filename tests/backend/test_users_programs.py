@@ -1,0 +1,117 @@
+"""Small programs as users write them, on every target that runs here, with fixed and symbolic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import Graph, ops
+from rlx.backend.cpu.target import runs_here, targets
+from rlx.backend.reference.interpreter import evaluate
+
+TARGETS = [t.name for t in targets() if runs_here(t)]
+
+
+def norm(x: Any, w: Any, b: Any) -> Any:
+    return ops.layer_norm(x, w, b)
+
+
+def second_order(x: Any, w: Any, b: Any) -> Any:
+    first = rlx.grad(lambda x: ops.sum(ops.square(norm(x, w, b)) * w))
+    return rlx.grad(lambda x: ops.sum(first(x) * ops.sin(x)))(x)
+
+
+ROWS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "softmax of a sum": lambda x, w, b: ops.softmax(x + b),
+    "softmax of a product": lambda x, w, b: ops.softmax(x * w),
+    "softmax of a norm": lambda x, w, b: ops.softmax(norm(x, w, b)),
+    "softmax with a mask": lambda x, w, b: ops.softmax(ops.where(w > 0.0, x, -1e9)),
+    "softmax with a mask that is added": lambda x, w, b: ops.softmax(x + ops.where(w > 0.0, 0.0, -1e9)),
+    "two norms": lambda x, w, b: norm(norm(x, w, b), w, b),
+    "a norm after a softmax": lambda x, w, b: norm(ops.softmax(x + b), w, b),
+    "second-order gradient of a norm": second_order,
+}
+
+
+def in_f64(function: Callable[..., Any], arrays: list[np.ndarray]) -> np.ndarray:
+    """What the reference gives in double precision."""
+    g = Graph()
+    nodes = [g.input(f"a{i}", a.shape, "f64") for i, a in enumerate(arrays)]
+    with g.building():
+        g.output("y", function(*nodes))
+    feed = {f"a{i}": a.astype(np.float64) for i, a in enumerate(arrays)}
+    return np.asarray(evaluate(g, feed)["y"])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_with_shared_operands(name: str, target: str, dynamic: bool) -> None:
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 64), (64,), (64,))]
+    got = rlx.jit(ROWS[name], target=target, dynamic=dynamic)(*arrays)
+    want = in_f64(ROWS[name], arrays)
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 * max(1.0, float(np.abs(want).max())))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_slice_of_a_broadcast(target: str, dynamic: bool) -> None:
+    """Also at other sizes than those of the first call: a guard was wrong there."""
+
+    def f(x: Any) -> Any:
+        return ops.broadcast_to(x, (2, x.shape[1]))[:, :4] + 1.0
+
+    jitted = rlx.jit(f, target=target, dynamic=dynamic)
+    for columns in (9, 7, 12):
+        x = np.arange(columns, dtype=np.float32)[None]
+        np.testing.assert_array_equal(jitted(x), np.broadcast_to(x, (2, columns))[:, :4] + 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_a_dilated_convolution_of_arguments(dilation: int, target: str, dynamic: bool) -> None:
+    rng = np.random.default_rng(2)
+    x, w = rng.integers(-8, 8, (1, 3, 16, 16)), rng.integers(-8, 8, (4, 3, 3, 3))
+    arrays = [x.astype(np.float32), w.astype(np.float32)]
+
+    def f(x: Any, w: Any) -> Any:
+        return ops.conv(x, w, dilations=dilation)
+
+    got = rlx.jit(f, target=target, dynamic=dynamic)(*arrays)
+    np.testing.assert_array_equal(got, in_f64(f, arrays))  # small integers: exact in f32
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mask", ["Where(keep, scores, low)", "Add(scores, bias)"], ids=["where", "add"])
+def test_masks_of_an_onnx_model_with_an_open_batch(
+    mask: str, target: str, require: Callable[[str], None]
+) -> None:
+    require("onnx")
+    import onnx.parser
+
+    extra = "bool[M] keep" if mask.startswith("Where") else "float[M] bias"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        masked (float[batch, N, K] q, float[batch, K, M] k, {extra}) => (float[batch, N, M] y) {{
+            low = Constant <value_float = -10000.0> ()
+            scores = MatMul(q, k)
+            masked = {mask}
+            y = Softmax <axis = -1> (masked)
+        }}""")
+    program = rlx.load(model, target=target)
+    rng = np.random.default_rng(3)
+    for batch, n, m in ((1, 3, 8), (2, 5, 16), (3, 1, 33)):
+        q, k = (rng.standard_normal(s).astype(np.float32) for s in ((batch, n, 4), (batch, 4, m)))
+        last = rng.random(m) < 0.6
+        last[0] = True
+        bias = np.where(last, 0, -10000).astype(np.float32)
+        scores = q.astype(np.float64) @ k + bias
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        got = program.run({"q": q, "k": k, **({"keep": last} if "keep" in extra else {"bias": bias})})["y"]
+        np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=1e-5, atol=1e-6)
