@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlx import config, progress
 from rlx.collector import collector_paused, graphs_hold
 from rlx.crash_report import reports_crashes
-from rlx.errors import ConfigError, TypeError_, UnsupportedError, VerifyError
+from rlx.errors import ConfigError, ShapeError, TypeError_, UnsupportedError, VerifyError
 from rlx.frontend.kinds import ONNX_BYTES, instead_of, is_onnx_object
 
 if TYPE_CHECKING:
@@ -316,6 +316,7 @@ def compile(
         raise VerifyError(
             f"graph {graph.name!r} has no outputs, so it computes nothing; add one: graph.output('y', node)"
         )
+    _refuse_open_sizes(graph)
     threads, debug = config.thread_count(threads), debug or config.DEBUG.get()
     check_mode(debug)
     if device != "cpu":
@@ -406,6 +407,18 @@ def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:
                 "give sizes that the program will meet",
                 c.where,
             )
+
+
+def _refuse_open_sizes(graph: Graph) -> None:
+    """Every symbol has a size at run time: that of an input or state, or one that an op finds."""
+    from rlx.ir.symbols import found_by_data
+    from rlx.ir.types import type_symbols
+
+    for name in found_by_data(graph):
+        node = next((n for n in graph.nodes if name in type_symbols(n.type)), None)
+        if node is not None and not node.op.finds_size and not node.bodies:
+            told = f"%{node.id} ({node.op.name}) has the size {name!r}, which no input has"
+            raise ShapeError(f"{told}; give a number, -1 in a reshape, or a size of an input", node.where)
 
 
 def _refuse_collectives(graph: Graph) -> None:

@@ -69,6 +69,12 @@ def found_bug(inside: str, error: Exception, subject: Any) -> InternalError | No
     )
 
 
+def users_line(error: Exception) -> tuple[str, ...]:
+    """The innermost line of the user that an error passed."""
+    lines = [(code.co_filename, line) for code, line in _frames(error) if is_users(code.co_filename)]
+    return tuple(f"{os.path.basename(file)}:{line}" for file, line in lines[-1:])
+
+
 def _frames(error: Exception) -> Iterator[tuple[CodeType, int]]:
     """Where an error passed, the innermost place last: places of RLX and of the user only."""
     trace = error.__traceback__

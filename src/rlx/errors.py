@@ -118,6 +118,10 @@ class AttributeError_(TypeError_):
     """An op attribute is missing, unknown or of the wrong kind."""
 
 
+class MissingAttribute(RlxError, AttributeError):
+    """A traced value does not have what arrays have under this name."""
+
+
 class UnknownOpError(RlxError, LookupError):
     """No op of that name is declared."""
 

@@ -10,7 +10,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.errors import GradientError, TransformError, TypeError_
+from rlx.errors import GradientError, TransformError
+from rlx.frontend.arguments import check_call, need_function, place_of
 from rlx.frontend.trace import as_array, trace_types
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import get_op
@@ -24,7 +25,7 @@ from rlx.transform.vmap import batch_graph
 def jit(
     function: Callable[..., Any] | None = None,
     *,
-    static: Sequence[int | str] = (),
+    static: int | str | Sequence[int | str] = (),
     dynamic: Dynamic = False,
     **options: Any,
 ) -> Any:
@@ -48,8 +49,7 @@ def jit(
     check_options(options)
     if function is None:
         return lambda f: jit(f, static=static, dynamic=dynamic, **options)
-    if not callable(function):
-        raise TypeError_(f"rlx.jit takes a function, got a value of type {type(function).__name__}")
+    need_function(function, "rlx.jit")
     return Jit(function, static, dynamic, **options)
 
 
@@ -65,10 +65,10 @@ class _Transformed:
     def __repr__(self) -> str:
         return f"<transform, {self.compiled!r}>"
 
-    def __call__(self, *args: Any) -> Any:
-        leaves, _ = flatten(args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, _ = flatten((args, kwargs))
         inside = any(isinstance(leaf, Node) for leaf in leaves) or current_graph() is not None
-        return self.in_graph(*args) if inside else self.compiled(*args)
+        return self.in_graph(*args, **kwargs) if inside else self.compiled(*args, **kwargs)
 
 
 def _in_graph(value: Any, graph: Graph) -> Node:
@@ -89,18 +89,29 @@ def value_and_grad(
     >>> step(np.array([1.0, 2.0]))
     (array(5.), array([2., 4.]))
     """
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    need_function(function, "rlx.grad")
+    numbers = (argnums,) if isinstance(argnums, (int, str)) else tuple(argnums)
+    for number in numbers:
+        if not isinstance(number, int):
+            raise TransformError(
+                f"grad: argnums={argnums!r}; give the places of arguments, such as 0 or (0, 2)"
+            )
 
-    def in_graph(*args: Any) -> Any:
+    def in_graph(*args: Any, **kwargs: Any) -> Any:
         graph = current_graph()
         assert graph is not None
+        for number in numbers:
+            if not -len(args) <= number < len(args):
+                got = f"{place_of(function)} got {len(args)} by place"
+                raise TransformError(f"grad: argnums names argument {number}, but {got}")
         flat = [flatten(args[i]) for i in numbers]
         wanted = [[_in_graph(leaf, graph) for leaf in leaves] for leaves, _ in flat]
         full = list(args)
         for i, nodes, (_, tree) in zip(numbers, wanted, flat, strict=True):
             full[i] = unflatten(tree, nodes)
         start = wanted[0][0].id if wanted and wanted[0] else 0
-        out = function(*full)
+        check_call(function, full, kwargs)
+        out = function(*full, **kwargs)
         loss, aux = out if has_aux else (out, None)
         if not isinstance(loss, Node) or loss.shape != ():
             what = loss.type if isinstance(loss, Node) else type(loss).__name__
@@ -133,8 +144,8 @@ def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Call
     both = value_and_grad(function, argnums)
 
     @functools.wraps(function)
-    def wrapped(*args: Any) -> Any:
-        return both(*args)[1]
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return both(*args, **kwargs)[1]
 
     return wrapped
 
@@ -149,9 +160,16 @@ def vmap(
     array([2., 2., 2.])
     """
 
-    def in_graph(*args: Any) -> Any:
+    need_function(function, "rlx.vmap")
+
+    def in_graph(*args: Any, **kwargs: Any) -> Any:
         graph = current_graph()
         assert graph is not None
+        if kwargs:
+            raise TransformError(
+                f"vmap: give {next(iter(kwargs))!r} by place, so that in_axes can speak of it"
+            )
+        check_call(function, args, kwargs)
         axes = tuple(in_axes) if isinstance(in_axes, Sequence) else (in_axes,) * len(args)
         if len(axes) != len(args):
             raise TransformError(f"vmap: {len(args)} arguments but {len(axes)} in_axes")
@@ -187,6 +205,12 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     >>> rlx.jvp(lambda x: x * x, (np.array([3.0]),), (np.array([1.0]),))
     (array([9.]), array([6.]))
     """
+    need_function(function, "rlx.jvp")
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            kind = type(given).__name__
+            raise TransformError(f"jvp: {name} is of type {kind}; give a tuple, one value for each argument")
+    check_call(function, primals, {})
     if len(primals) != len(tangents):
         raise TransformError(f"jvp: {len(primals)} primals but {len(tangents)} tangents")
     made: tuple[Any, Any] = _jvp_of(function)(tuple(primals), tuple(tangents))
@@ -200,8 +224,15 @@ def _jvp_of(function: Callable[..., Any]) -> _Transformed:
         assert graph is not None
         leaves, tree = flatten((points, {}))
         moves, _ = flatten(directions)
+        if len(moves) != len(leaves):
+            raise TransformError(f"jvp: the primals hold {len(leaves)} arrays, the tangents {len(moves)}")
         nodes = [x if isinstance(x, Node) else graph.constant(as_array(x)) for x in leaves]
         along = [x if isinstance(x, Node) else graph.constant(as_array(x)) for x in moves]
+        for i, (point, move) in enumerate(zip(nodes, along, strict=True)):
+            if point.shape != move.shape:
+                raise TransformError(
+                    f"jvp: primal {i} is {point.type}, its tangent {move.type}; give equal shapes"
+                )
         trace = trace_types(function, [n.tensor for n in nodes], tree, graph)
         smooth = [i for i, n in enumerate(nodes) if is_differentiable_dtype(n)]
         derivative = jvp_graph(trace.graph, [f"arg{i}" for i in smooth])

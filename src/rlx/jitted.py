@@ -21,7 +21,8 @@ import numpy as np
 
 from rlx import progress
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError, TransformError
-from rlx.frontend.trace import LEAST, Place, Trace, as_array, fits, sizes_of, trace_sizes
+from rlx.frontend.arguments import as_arrays, check_call, parameters_of, place_of
+from rlx.frontend.trace import LEAST, Place, Trace, fits, sizes_of, trace_sizes
 from rlx.ir.dim import Constraint
 from rlx.ir.dim_read import READER
 from rlx.ir.dtype import dtype
@@ -93,7 +94,7 @@ class Jit:
     def __init__(
         self,
         function: Callable[..., Any],
-        static: Sequence[int | str] = (),
+        static: int | str | Sequence[int | str] = (),
         dynamic: Dynamic = False,
         **options: Any,
     ) -> None:
@@ -113,8 +114,8 @@ class Jit:
 
     def __repr__(self) -> str:
         kept = sum(len(s.variants) for s in self._signatures.values())
-        names = ", ".join(inspect.signature(self.function).parameters)
-        return f"<jit of {_place(self.function)}, arguments ({names}), {kept} program{'s' * (kept != 1)}>"
+        names = ", ".join(p.name for p in parameters_of(self.function))
+        return f"<jit of {place_of(self.function)}, arguments ({names}), {kept} program{'s' * (kept != 1)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, _ = flatten((args, kwargs))
@@ -142,7 +143,7 @@ class Jit:
         moving = tuple(None if i in fixed_args else a for i, a in enumerate(args))
         moving_kwargs = {k: v for k, v in kwargs.items() if k not in fixed_kwargs}
         leaves, tree = flatten((moving, moving_kwargs))
-        arrays = [as_array(leaf) for leaf in leaves]
+        arrays = as_arrays(leaves, lambda: leaf_paths(tree, _argument_names(self.function)))
         key = (
             tree,
             tuple([(a.dtype.str, a.dtype.name, a.ndim) for a in arrays]),
@@ -150,6 +151,7 @@ class Jit:
         )
         signature = self._signatures.get(key)
         if signature is None:
+            check_call(self.function, args, kwargs)
             fresh = _Signature(leaf_paths(tree, _argument_names(self.function)))
             signature = self._signatures.setdefault(key, fresh)
 
@@ -202,7 +204,7 @@ class Jit:
         self.stats["traces"] += 1
         self.stats["why"].append("; ".join([why, *(f"{n} {text}" for n, text in specialized.items())]))
         progress.info(
-            "jit of %s, program %d: %s", _place(self.function), self.stats["traces"], self.stats["why"][-1]
+            "jit of %s, program %d: %s", place_of(self.function), self.stats["traces"], self.stats["why"][-1]
         )
         self.stats["specialized"] |= specialized
         self.stats["answers"] += variant.trace.answers
@@ -261,7 +263,7 @@ class Jit:
         reasons = [*variant.trace.specialized.values(), *signature.refused.values(), *variant.trace.answers]
         cause = f": {reasons[0]}" if reasons else ""
         return (
-            f"{_place(self.function)} has compiled more than {MAX_PROGRAMS} programs for arguments of one "
+            f"{place_of(self.function)} has compiled more than {MAX_PROGRAMS} programs for arguments of one "
             f"kind{cause}. The least recently used one is dropped; pad the arguments to fewer sizes"
         )
 
@@ -269,7 +271,7 @@ class Jit:
         from rlx.compile import compile
 
         if not trace.graph.outputs:
-            raise TransformError(f"{_place(self.function)} returns no array; return at least one")
+            raise TransformError(f"{place_of(self.function)} returns no array; return at least one")
         options = dict(self.options)
         known = trace.graph.symbols()
         if options.get("assume") is not None:
@@ -297,14 +299,6 @@ class Jit:
                 program.plan_for(sizes)  # refuses if nothing fits
                 variant.program = program
         return variant
-
-
-def _place(function: Callable[..., Any]) -> str:
-    """Name and line of a function, that of the user where it is wrapped."""
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", "a function")
-    return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
 
 
 # -- arguments
@@ -385,7 +379,7 @@ def _reason(signature: _Signature, shapes: Shapes, symbols: set[Place]) -> str:
 def _argument_names(function: Callable[..., Any]) -> dict[int, str]:
     """Place -> name of the arguments of a function; those of *args have none."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    names = [p.name for p in parameters_of(function) if p.kind in kinds]
     return dict(enumerate(names))
 
 
@@ -405,10 +399,11 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _static_arguments(
-    function: Callable[..., Any], static: Sequence[int | str]
+    function: Callable[..., Any], static: int | str | Sequence[int | str]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Places and names of static arguments; each may be given either way in a call."""
-    parameters = list(inspect.signature(function).parameters.values())
+    static = (static,) if isinstance(static, (int, str)) else static
+    parameters = parameters_of(function)
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     open_places = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     open_names = any(p.kind is p.VAR_KEYWORD for p in parameters)

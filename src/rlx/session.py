@@ -75,7 +75,7 @@ def load(
 
         return _compile(from_onnx(model, shapes=shapes, states=states), options)
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
-        got = repr(model) if model == "" else f"a value of type {type(model).__name__}"
+        got = repr(model) if isinstance(model, str) else f"a value of type {type(model).__name__}"
         raise ConfigError(
             f"rlx.load takes the path of a model, zoo:ID or an ONNX model, not {got}{instead_of(model)}"
         )
@@ -215,10 +215,11 @@ def _kind(path: Path) -> str:
     if path.suffix != ".onnx" and is_text:
         return "text"
     other = what_else(start, str(path))
-    if other is not None:
-        raise (FormatError if path.suffix == ".rlx" else ImportError_)(f"{path} is {other}")
     if path.suffix == ".rlx":
-        raise FormatError(f"{path}: not a compiled program; rlx files begin with the bytes RLXPROG")
+        told = f"it is {other}" if other else "rlx files begin with the bytes RLXPROG"
+        raise FormatError(f"{path}: not a compiled program; {told}")
+    if other is not None:
+        raise ImportError_(f"{path} is {other}")
     return "onnx"
 
 

@@ -144,6 +144,41 @@ def test_narrow_terminals_keep_what_matters(
     assert ("silero-vad" in shown) == (width >= 80)
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["run", "net.txt", "--bind", "n=3"], ["x", "y", "float32[3,4]", "min", "max"]),
+        (["devices"], ["cpu", "opencl", "yes", "x86-64", "aarch64"]),
+        (["zoo", "list"], ["minilm", "whisper80-conv", "MiB"]),
+    ],
+    ids=["run", "devices", "zoo"],
+)
+def test_narrow_terminals_of_commands(
+    arguments: list[str],
+    kept: list[str],
+    width: int,
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Names and numbers of the real tables are whole, and no line is wider than the terminal."""
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    if (
+        arguments[0] == "run"
+    ):  # names of usual length; test_names_wider_than_the_terminal_are_folded has others
+        g = rlx.Graph("net")
+        g.output("y", rlx.ops.exp(g.input("x", ("n", 4), "f32")))
+        Path(model).write_text(str(g))
+    assert main(arguments) == 0
+    shown = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    table = shown.partition("\n\n")[0] if arguments[0] == "run" else shown
+    assert all(len(line.rstrip()) <= width for line in table.splitlines()), table
+    assert all(word in table for word in kept) and "…" not in table, table
+
+
 def test_names_wider_than_the_terminal_are_folded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,10 +228,11 @@ def test_code_for_another_machine(model: str, capsys: pytest.CaptureFixture[str]
     from rlx.backend.cpu.target import runs_here, targets
 
     other = next(t.name for t in reversed(targets()) if not runs_here(t))
-    assert main(["run", model, "--target", other, "--no-cache"]) == 1
-    shown = capsys.readouterr().err
-    assert f"code for target {other} cannot run here" in shown
-    assert f"rlx compile MODEL -o FILE.rlx --also {other}" in shown
+    for command in (["run"], ["explain"], ["compile", "-o", "net.rlx"]):
+        assert main([*command, model, "--target", other, "--no-cache"]) == 1
+        shown = capsys.readouterr().err
+        assert f"code for target {other} cannot run here" in shown
+        assert f"rlx compile MODEL -o FILE.rlx --also {other}" in shown
     assert main(["compile", model, "-o", "net.rlx", "--also", other]) == 0
     assert other in capsys.readouterr().out
 

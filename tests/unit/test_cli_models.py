@@ -122,7 +122,7 @@ def test_run_writes_a_trace(model: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["run", "MODEL", "--target", "vax"], 1, "unknown target 'vax'"),
         (["run", "missing.onnx"], 1, "cannot read the model 'missing.onnx'"),
         (["run", "zoo:nothing"], 1, "the zoo has no model 'nothing'"),
-        (["run", "."], 1, "cannot read the model '.'"),
+        (["run", "."], 1, ". is a folder; give a file in it: garbage.rlx"),
         (["run", "garbage.rlx"], 1, "not a compiled program"),
         (["run", "garbage.txt"], 1, "expected"),
         (["run", "MODEL", "--profile", "no/such/folder/trace.json"], 1, "cannot write the trace"),

@@ -310,7 +310,7 @@ def test_a_written_type_must_be_the_inferred_one() -> None:
 def test_errors_name_line_and_column() -> None:
     with pytest.raises(ParseError, match=r"line 3, column 8") as caught:
         parse_graph('graph "g" {\n  %0 = input() {name="x", type=f32[2]}\n  %1 = exq(%0)\n}')
-    assert caught.value.message == "no op is called 'exq'; did you mean exp?"
+    assert caught.value.message == "unknown op 'exq'; did you mean exp?"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from rich.text import Text
 _UNLIMITED = 10_000  # columns
 _GAP = 2  # columns between two columns of a table
 _LAST = 24  # the last column of a table wraps; it is left at least this wide
+_LEAST_LAST = 8  # unless names would be folded; then it may be as narrow as this
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
@@ -81,6 +82,9 @@ def print_table(
     dropped = list(optional)
     while _width(widths) > out.width and dropped:
         del widths[dropped.pop(0)]
+    over = _width(widths) - out.width
+    if over > 0 and columns[-1] not in right:
+        widths[columns[-1]] = max(widths[columns[-1]] - over, min(widths[columns[-1]], _LEAST_LAST))
     fits = _width(widths) <= out.width
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in widths:

@@ -163,7 +163,9 @@ def _show(facts: Mapping[str, Any], profile: str | None, out: str | None) -> Non
         ("output", name, typed(a), number(a["min"]), number(a["mean"]), number(a["max"]))
         for name, a in facts["outputs"].items()
     ]
-    print_table(("", "name", "type", "min", "mean", "max"), rows, right=("min", "mean", "max"))
+    print_table(
+        ("", "name", "type", "min", "mean", "max"), rows, right=("min", "mean", "max"), optional=("mean", "")
+    )
     times, stats = sorted(facts["seconds"]), facts["stats"]
     where = stats.get("device") or counted(stats["threads"], "thread")
     started = f"loaded in {human_time(facts['load_seconds'])}, first run {human_time(facts['first_seconds'])}"

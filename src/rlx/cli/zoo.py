@@ -33,7 +33,7 @@ def list_models(as_json: bool) -> None:
         for model in models.models()
     ]
     columns = ("model", "fetched", "size", "source", "licence", "what it is")
-    print_table(columns, rows, right=("size",), optional=("source", "licence"))
+    print_table(columns, rows, right=("size",), optional=("source", "licence", "fetched"))
 
 
 def _as_dict(model: models.Model) -> dict[str, object]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.crash_report import found_bug
-from rlx.errors import InputError, ShapeError, TransformError, current_where, source_location
+from rlx.crash_report import found_bug, users_line
+from rlx.errors import InputError, ShapeError, TransformError, TypeError_, current_where, source_location
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
@@ -30,6 +30,9 @@ from rlx.records import dataclass
 MAX_RETRACES = 32
 LEAST = 2
 """The least size that a symbol stands for: 0 and 1 mean other things (nothing, broadcast) than the rest."""
+
+_UFUNC = "__array_ufunc__=None"  # in what NumPy says to a node
+_NUMPY = "NumPy cannot compute with a traced value, which has no numbers yet; call the function of rlx.ops"
 
 Place = tuple[int, int]
 """An axis of an argument: the number of the array, the number of the axis."""
@@ -74,6 +77,8 @@ def trace_types(
                 nodes = [graph.here(n) for n in nodes]
             graph.set_outputs({f"out{i}": n for i, n in enumerate(nodes)})
     except Exception as e:
+        if isinstance(e, TypeError) and _UFUNC in str(e):
+            raise TypeError_(_NUMPY, users_line(e)) from None
         bug = found_bug(f"the trace of {name}", e, graph)
         if bug is None:
             raise
@@ -84,7 +89,12 @@ def trace_types(
 def _as_node(value: Any, graph: Graph) -> Node:
     if isinstance(value, Expr):
         return graph.add(get_op("dim_value"), (), {"dim": value, "dtype": "i64"})
-    return value if isinstance(value, Node) else graph.constant(value)
+    if isinstance(value, Node):
+        return value
+    if np.asarray(value).dtype.kind in "OUSMm":
+        kind = type(value).__name__
+        raise TypeError_(f"a traced function returned a {kind}; return arrays, numbers or nests of them")
+    return graph.constant(value)
 
 
 def _line() -> str:

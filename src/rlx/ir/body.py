@@ -6,6 +6,7 @@ one more operand of the op that holds the body.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,23 @@ def trace(
     inputs = [body.input(f"in{i}", t.shape, t.dtype) for i, t in enumerate(types)]
     with body.building():
         return body, function(*inputs)
+
+
+def need_arguments(what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
+    """Refuse a function that cannot be called with these arguments.
+
+    >>> need_arguments("scan", lambda carry: carry, ["carry", "x"])
+    Traceback (most recent call last):
+    rlx.errors.TypeError_: scan: its function is called as f(carry, x): too many positional arguments...
+    """
+    if not callable(function):
+        raise TypeError_(f"{what}: needs a function f({', '.join(names)}), got a {type(function).__name__}")
+    try:
+        inspect.signature(function).bind(*names)
+    except TypeError as e:
+        raise TypeError_(f"{what}: its function is called as f({', '.join(names)}): {e}") from None
+    except ValueError:
+        pass  # a function of Python's own that does not say what it takes
 
 
 def as_nodes(body: Body, values: Sequence[Any], like: Sequence[TensorType | None], what: str) -> list[Node]:

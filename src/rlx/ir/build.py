@@ -56,7 +56,10 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
             to = I64 if beside is None else _weak_dtype(op, 0, beside)
             out.append(graph.add(get_op("dim_value"), (), {"dim": o, "dtype": to}))
         elif isinstance(o, (bool, int, float, complex)) and beside is not None:
-            out.append(graph.constant(convert(np.asarray(o), _weak_dtype(op, o, beside))))
+            to = _weak_dtype(op, o, beside)
+            if isinstance(o, int) and not to.is_int and abs(o) >= 1 << 63:  # no integer of NumPy holds it
+                o = float(o)
+            out.append(graph.constant(convert(np.asarray(o), to)))
         elif isinstance(o, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
             out.append(graph.constant(o))
         else:

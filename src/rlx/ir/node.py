@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlx.errors import TypeError_
+from rlx.errors import MissingAttribute, RlxError, TypeError_, current_where
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, get_op
@@ -94,8 +94,25 @@ class Node:
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
         self._refuse_value("NumPy cannot compute with it; functions of rlx.ops can")
 
-    def _refuse_value(self, advice: str) -> NoReturn:
-        raise TypeError_(f"%{self.id} ({self.op.name}) has no value while the graph is built; {advice}")
+    def __getattr__(self, name: str) -> NoReturn:
+        """What a node does not have; the functions of NumPy's methods are in rlx.ops."""
+        told = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name.startswith("_"):  # Python and NumPy ask for many of these
+            raise MissingAttribute(told)
+        if name in ("item", "numpy", "tolist"):
+            self._refuse_value("return it from the function to see its numbers", MissingAttribute)
+        from rlx import ops
+
+        hint = f"; call rlx.ops.{name}(x)" if callable(getattr(ops, name, None)) else ""
+        raise MissingAttribute(f"a traced value has no attribute {name!r}{hint}", current_where())
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        told = f"%{self.id} ({self.op.name}) cannot be changed in place"
+        raise TypeError_(f"{told}; make a new value with rlx.ops.where, concat or dynamic_update_slice")
+
+    def _refuse_value(self, advice: str, kind: type[RlxError] = TypeError_) -> NoReturn:
+        told = f"%{self.id} ({self.op.name}) has no value while the graph is built; {advice}"
+        raise kind(told, current_where())
 
     def __hash__(self) -> int:
         return id(self)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeError_
-from rlx.ir.body import as_nodes, close, trace
+from rlx.ir.body import as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, dim_max
 from rlx.ir.dtype import BOOL
@@ -126,6 +126,7 @@ def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any]
     graph = graph_of([condition, *leaves])
     traced = []
     for name, function in (("then", then), ("else", otherwise)):
+        need_arguments("cond", function, [f"operand{i}" for i in range(len(operands))])
         body, out = trace(
             name, lambda *xs, f=function: f(*unflatten(tree, xs)), [type_of(x) for x in leaves], graph
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.errors import AttributeError_, GradientError, TransformError, TypeError_, current_where
 from rlx.ir.attr import Attr, dim, integer, optional
-from rlx.ir.body import Body, as_nodes, close, trace
+from rlx.ir.body import Body, as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Constraint, Dim, Expr, sym
 from rlx.ir.dtype import BOOL, I64
@@ -303,6 +303,8 @@ def while_loop(
     >>> while_loop(lambda x: x < 100, lambda x: x * 3, np.array(5))
     array(135)
     """
+    for function in (cond, body):
+        need_arguments("while_loop", function, ["carry"])
     leaves, tree = values_of(init)
     start = unflatten(tree, leaves)
 
@@ -335,6 +337,7 @@ def loop(
     carries, tree = values_of(init)
     types = [type_of(x) for x in carries]
     graph = graph_of([trips, go, *carries])
+    need_arguments("loop", body, ["step", "carry"])
     traced, out = trace("body", lambda *xs: body(xs[-1], unflatten(tree, xs[:-1])), [*types, STEP], graph)
     on, carry, y = pair_of("loop", out, "go, carry, y", 3)
     ys, y_tree = flatten(y)

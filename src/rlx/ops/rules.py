@@ -63,6 +63,16 @@ _NEEDS: dict[Accepts, str] = {
     is_boolean: "bool",
 }
 
+# What to do about a dtype that is refused.
+_CASTS: dict[Accepts, str] = {
+    is_number: "; cast it, for example rlx.ops.cast(x, 'i32')",
+    is_floating: "; cast it, for example rlx.ops.cast(x, 'f32')",
+    is_real_float: "; cast it, for example rlx.ops.cast(x, 'f32')",
+    is_complex: "; cast it, for example rlx.ops.cast(x, 'c64')",
+    is_integer: "; cast it, for example rlx.ops.cast(x, 'i64')",
+    is_boolean: "; compare it, for example x != 0",
+}
+
 
 def need_dtype(name: str, t: TensorType, accepts: Accepts) -> None:
     """Refuse dtypes that the op does not compute with."""
@@ -70,7 +80,9 @@ def need_dtype(name: str, t: TensorType, accepts: Accepts) -> None:
         raise TypeError_(f"{name}: an operand has several results; pick one first")
     if not accepts(t.dtype):
         wanted = _NEEDS.get(accepts, "a supported dtype")
-        hint = "; it only stores values, cast it to f32 first" if t.dtype.storage_only else ""
+        hint = _CASTS.get(accepts, "")
+        if t.dtype.storage_only:
+            hint = "; it only stores values, cast it to f32 first"
         raise DTypeError(f"{name}: operand {t} is not of {wanted}{hint}")
 
 

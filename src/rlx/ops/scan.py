@@ -10,7 +10,7 @@ import numpy as np
 from rlx.errors import ShapeError, TypeError_
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, dim, integer
-from rlx.ir.body import as_nodes, close, trace
+from rlx.ir.body import as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Loop
@@ -336,6 +336,7 @@ def scan(
     if length is None and not rows:
         raise TypeError_("scan: without xs the number of steps is not known; give length")
     steps: Dim = type_of(rows[0]).shape[0] if length is None else dim(length)
+    need_arguments("scan", f, ["carry", "x"])
     if unroll and isinstance(steps, int) and steps > 0:
         return _unrolled(f, init, rows, row_tree, steps, reverse)
     types = [type_of(x) for x in carries]

@@ -165,7 +165,10 @@ def reshape(x: Any, shape: Sequence[Any]) -> Any:
     >>> reshape(np.arange(6), (2, -1)).shape
     (2, 3)
     """
-    if any(isinstance(d, (int, np.integer)) and d == -1 for d in shape):
+    unknown = sum(isinstance(d, (int, np.integer)) and bool(d == -1) for d in shape)
+    if unknown > 1:
+        raise ShapeError(f"reshape: {_text(tuple(shape))} leaves {unknown} sizes open; only one may be -1")
+    if unknown:
         total = x.tensor.numel if isinstance(x, Node) else int(np.size(x))
         rest: Dim = 1
         for d in shape:
