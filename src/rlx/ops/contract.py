@@ -406,10 +406,9 @@ def _diagonal(x: Node, labels: str) -> tuple[Node, str]:
 
 
 def _sum_out(x: Node, labels: str, keep: str) -> tuple[Node, str]:
-    from rlx.ops.reduce import sum as sum_axes
-
     gone = tuple(i for i, c in enumerate(labels) if c not in keep)
-    return (sum_axes(x, axis=gone) if gone else x), "".join(c for c in labels if c in keep)
+    total = op_call("reduce_sum", x, axes=gone) if gone else x
+    return total, "".join(c for c in labels if c in keep)
 
 
 def _pair(a: Node, la: str, b: Node, lb: str, later: str) -> tuple[Node, str]:

@@ -17,6 +17,7 @@ from rlx.ir.scalar import axes, load
 from rlx.ir.types import TensorType
 from rlx.ops.elementwise import cast, equal, logical_and, where
 from rlx.ops.gather import add_at
+from rlx.ops.reduce import summable
 from rlx.ops.rules import (
     Accepts,
     check_axes,
@@ -191,24 +192,30 @@ def _along(name: str, x: Any, axis: int | None, **how: bool) -> Any:
     return op_call(name, x, axis=normal_axis(name, axis, len(shape_of(x))), **how)
 
 
-def cumsum(x: Any, axis: int | None = None, exclusive: bool = False, reverse: bool = False) -> Any:
-    """Running sum along an axis (of the flattened x by default), as numpy.cumsum; the dtype stays.
+def cumsum(
+    x: Any, axis: int | None = None, exclusive: bool = False, reverse: bool = False, dtype: Any = None
+) -> Any:
+    """Running sum along an axis (of the flattened x by default), as numpy.cumsum.
 
-    `exclusive` leaves out the element itself, `reverse` runs from the end.
+    `exclusive` leaves out the element itself, `reverse` runs from the end. Integers and `dtype` as in `sum`.
 
     >>> cumsum(np.array([1, 2, 3])), cumsum(np.array([1, 2, 3]), exclusive=True, reverse=True)
     (array([1, 3, 6]), array([5, 3, 0]))
     """
-    return _along("cumsum", x, axis, exclusive=exclusive, reverse=reverse)
+    return _along("cumsum", summable(x, dtype), axis, exclusive=exclusive, reverse=reverse)
 
 
-def cumprod(x: Any, axis: int | None = None, exclusive: bool = False, reverse: bool = False) -> Any:
-    """Running product along an axis (of the flattened x by default), as numpy.cumprod; the dtype stays.
+def cumprod(
+    x: Any, axis: int | None = None, exclusive: bool = False, reverse: bool = False, dtype: Any = None
+) -> Any:
+    """Running product along an axis (of the flattened x by default), as numpy.cumprod.
+
+    Flags, integers and `dtype` as in `cumsum`.
 
     >>> cumprod(np.array([2, 3, 4]))
     array([ 2,  6, 24])
     """
-    return _along("cumprod", x, axis, exclusive=exclusive, reverse=reverse)
+    return _along("cumprod", summable(x, dtype), axis, exclusive=exclusive, reverse=reverse)
 
 
 def cummax(x: Any, axis: int | None = None, reverse: bool = False) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, integer, ints
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import BOOL, I64, DType
+from rlx.ir.dtype import BOOL, I64, U64, DType
+from rlx.ir.dtype import dtype as dtype_of
 from rlx.ir.form import Form, Reduce
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
@@ -284,6 +285,22 @@ def _rank(x: Any) -> int:
     return x.rank if isinstance(x, Node) else np.ndim(x)
 
 
+def summable(x: Any, dtype: Any = None) -> Any:
+    """x in the dtype of its sum or product: `dtype`, or 64 bits for truth values and narrow integers.
+
+    >>> summable(np.array([200, 100], np.uint8)).dtype, summable(np.array([True])).dtype
+    (dtype('uint64'), dtype('int64'))
+    """
+    own = x.dtype if isinstance(x, Node) else dtype_of(np.asarray(x).dtype)
+    if dtype is not None:
+        wanted = dtype_of(dtype)
+    elif own.is_bool or (own.is_int and not own.storage_only):
+        wanted = U64 if own.is_int and not own.is_signed else I64
+    else:
+        wanted = own
+    return x if wanted is own else cast(x, dtype=wanted)
+
+
 def _reducer(op: Callable[..., Any], name: str, what: str, example: str) -> Callable[..., Any]:
     def f(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         return op(x, axes=normal_axes(name, axis, _rank(x)), keepdims=keepdims)
@@ -293,10 +310,33 @@ def _reducer(op: Callable[..., Any], name: str, what: str, example: str) -> Call
     return f
 
 
-sum = _reducer(reduce_sum, "sum", "Sum", ">>> sum(np.array([[1, 2], [3, 4]]), axis=0)\n    array([4, 6])")
-prod = _reducer(
-    reduce_prod, "prod", "Product", ">>> prod(np.array([[1, 2], [3, 4]]), axis=0)\n    array([3, 8])"
-)
+def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None) -> Any:
+    """Sum over axes (all by default), as numpy.sum: integers and truth values add up in i64 or u64.
+
+    `dtype` is what elements are converted to before they are added.
+
+    >>> sum(np.array([[1, 2], [3, 4]]), axis=0)
+    array([4, 6])
+    >>> x = np.array([200, 100], np.uint8)
+    >>> sum(x), sum(x, dtype="u8")
+    (np.uint64(300), np.uint8(44))
+    """
+    return reduce_sum(summable(x, dtype), axes=normal_axes("sum", axis, _rank(x)), keepdims=keepdims)
+
+
+def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None) -> Any:
+    """Product over axes (all by default), as numpy.prod: integers and truth values multiply in i64 or u64.
+
+    `dtype` is what elements are converted to before they are multiplied.
+
+    >>> prod(np.array([[1, 2], [3, 4]]), axis=0)
+    array([3, 8])
+    >>> prod(np.array([100, 100], np.int8))
+    np.int64(10000)
+    """
+    return reduce_prod(summable(x, dtype), axes=normal_axes("prod", axis, _rank(x)), keepdims=keepdims)
+
+
 max = _reducer(
     reduce_max, "max", "Largest element", ">>> max(np.array([[1, 2], [3, 0]]), axis=0)\n    array([3, 2])"
 )
@@ -336,4 +376,17 @@ def _at_extremum(op: Any, x: Any, axis: int | None, keepdims: bool, last: bool) 
     return reshape(found, (1,) * _rank(x)) if keepdims else found
 
 
-__all__ = ["BOOL", "all", "any", "argmax", "argmin", "max", "min", "prod", "reduced_shape", "spread", "sum"]
+__all__ = [
+    "BOOL",
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "max",
+    "min",
+    "prod",
+    "reduced_shape",
+    "spread",
+    "sum",
+    "summable",
+]

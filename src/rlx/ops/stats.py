@@ -19,8 +19,8 @@ from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.scalar import convert, size
 from rlx.ir.types import TensorType
-from rlx.ops.elementwise import abs, exp, log, sqrt, where
-from rlx.ops.reduce import reduce_max, reduce_sum, reduced_shape, spread
+from rlx.ops.elementwise import abs, exp, log, maximum, sqrt, where
+from rlx.ops.reduce import reduce_max, reduce_sum, reduced_shape, spread, summable
 from rlx.ops.rules import (
     Accepts,
     check_axes,
@@ -212,17 +212,24 @@ _sum_square_op = statistic(
 # fmt: on
 
 
+def _freedom(x: Node, axes: Sequence[int], ddof: float) -> Any:
+    """The number of elements less ddof; as in NumPy never below 0, so that too few give NaN or infinity."""
+    number = count(x, axes)
+    if not ddof:
+        return number
+    return max(number - ddof, 0.0) if isinstance(number, float) else maximum(number - ddof, 0.0)
+
+
 def variance(x: Node, axes: Sequence[int], keepdims: bool, ddof: float = 0.0) -> Node:
     """Mean square distance from the mean, in two passes."""
     apart = x - _mean(x, axes, True)
-    number = count(x, axes) - ddof if ddof else count(x, axes)
-    made: Node = reduce_sum(apart * apart, axes=axes, keepdims=keepdims) / number
+    made: Node = reduce_sum(apart * apart, axes=axes, keepdims=keepdims) / _freedom(x, axes, ddof)
     return made
 
 
 def _var_ref(x: np.ndarray, *, axes: Sequence[int], keepdims: bool, ddof: float) -> np.ndarray:
     apart = x - _mean_ref(x, tuple(axes), True)
-    number = np.float64(math.prod(x.shape[a] for a in axes) - ddof)
+    number = np.float64(max(math.prod(x.shape[a] for a in axes) - ddof, 0))
     return np.asarray(np.sum(apart * apart, axis=tuple(axes), keepdims=keepdims) / number, x.dtype)
 
 
@@ -232,13 +239,17 @@ class _Spread(Statistic):
     attrs = {**Statistic.attrs, "ddof": Attr(real, 0.0)}
 
     def samples(self) -> list[Sample]:
-        more = Sample((Arg("f32[3,7]"),), {"axes": (1,), "ddof": 1})
-        return [s for s in super().samples() if s.args[0].type != "f32[5]"] + [more]
+        def more(text: str, ddof: float, grad: bool = False) -> Sample:
+            return Sample((Arg(text, distinct=True),), {"axes": (1,), "ddof": ddof}, grad=grad)
+
+        few = [more("f32[3,0]", 1), more("f32[3,1]", 1), more("f32[3,2]", 3.5), more("f32[n,m]", 2)]
+        whole = [s for s in super().samples() if s.args[0].type != "f32[5]"]
+        return [*whole, more("f32[3,7]", 1, grad=True), *few]
 
 
 @declare
 class _var(_Spread):
-    """Mean square distance from the mean; the divisor is the number of elements minus ddof."""
+    """Mean square distance from the mean; the divisor is the number of elements minus ddof, at least 0."""
 
     name = "var"
     ref = staticmethod(in_f32(_var_ref))
@@ -305,13 +316,15 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     return _over(_logsumexp_op, x, axis, keepdims)
 
 
-def norm_l1(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
-    """Sum of absolute values over axes (all by default).
+def norm_l1(
+    x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None
+) -> Any:
+    """Sum of absolute values over axes (all by default); integers and `dtype` as in `sum`.
 
     >>> float(norm_l1(np.array([3.0, -4.0])))
     7.0
     """
-    return _over(_norm_l1_op, x, axis, keepdims)
+    return _over(_norm_l1_op, summable(x, dtype), axis, keepdims)
 
 
 def norm_l2(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
@@ -332,10 +345,12 @@ def log_sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
     return _over(_log_sum_op, x, axis, keepdims)
 
 
-def sum_square(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
-    """Sum of squares over axes (all by default).
+def sum_square(
+    x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None
+) -> Any:
+    """Sum of squares over axes (all by default); integers and `dtype` as in `sum`.
 
     >>> float(sum_square(np.array([3.0, -4.0])))
     25.0
     """
-    return _over(_sum_square_op, x, axis, keepdims)
+    return _over(_sum_square_op, summable(x, dtype), axis, keepdims)

@@ -89,7 +89,7 @@ def embed_layer_norm(n: Call) -> Any:
     if segments is not None and n.get(4) is not None:
         total = total + ops.gather(n[4], segments)
     normal = ops.layer_norm(total, n[5], n[6], -1, n.attr("epsilon", 1e-12))
-    mask = ops.zeros((ids.shape[0],), "i32") if n.get(7) is None else ops.sum(ops.cast(n[7], "i32"), axis=1)
+    mask = ops.zeros((ids.shape[0],), "i32") if n.get(7) is None else ops.sum(n[7], axis=1, dtype="i32")
     return normal, mask, total
 
 

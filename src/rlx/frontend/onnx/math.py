@@ -150,7 +150,8 @@ def clip(n: Call) -> Any:
 @onnx_op("CumSum", "CumProd")
 def cumulate(n: Call) -> Any:
     f = ops.cumsum if n.proto.op_type == "CumSum" else ops.cumprod
-    return f(n[0], n.integer(1), exclusive=n.flag("exclusive"), reverse=n.flag("reverse"))
+    how = {"exclusive": n.flag("exclusive"), "reverse": n.flag("reverse")}
+    return f(n[0], n.integer(1), dtype=n[0].dtype, **how)
 
 
 @onnx_op("Det")

@@ -24,6 +24,7 @@ REDUCE: dict[str, Callable[..., Any]] = {
     "ReduceSumSquare": ops.sum_square,
 }
 OF_BOOL = {"ReduceMax": ops.any, "ReduceMin": ops.all}
+KEEP = {"ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"}  # integers wrap in their own dtype
 OF_FLOATS = {"ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 
 
@@ -36,7 +37,8 @@ def reduced(op: str, x: Node, axes: Any, keepdims: bool) -> Node:
         wide = REDUCE[op](ops.cast(x, "f64"), axis=axes, keepdims=keepdims)
         made = ops.cast(wide, x.dtype)
     else:
-        made = REDUCE[op](x, axis=axes, keepdims=keepdims)
+        own = {"dtype": x.dtype} if op in KEEP else {}
+        made = REDUCE[op](x, axis=axes, keepdims=keepdims, **own)
     return made
 
 
