@@ -195,8 +195,8 @@ def _cbrt(x: Node) -> Any:
     size = abs(x)
     root = pow(size, 1 / 3)
     better = root - (root - size / (root * root)) * (1 / 3)  # one step of Newton: the exponent is not exact
-    root = where((size > 0.0) & (size < math.inf), better, root)
-    return where(x < 0.0, -root, root)
+    root = where(size < math.inf, better, root)
+    return where(size > 0.0, where(x < 0.0, -root, root), x)  # a zero keeps its sign
 
 
 def _shrink_ref(x: np.ndarray, *, lambd: float, bias: float) -> np.ndarray:
@@ -223,9 +223,9 @@ gelu = composite(
     attrs={"approximate": Attr(one_of("none", "tanh"), "none")}, tried=({}, {"approximate": "tanh"}),
     grad=_gelu_grad)
 silu = composite(
-    "silu", 1, lambda x: x / (1 + np.exp(-x)), lambda x: x * sigmoid(x), "x * sigmoid(x).")
+    "silu", 1, lambda x: x * sigmoid.ref(x), lambda x: x * sigmoid(x), "x * sigmoid(x).")
 swish = composite(
-    "swish", 1, lambda x, alpha: (x / (1 + np.exp(-alpha * x))).astype(x.dtype),
+    "swish", 1, lambda x, alpha: x * sigmoid.ref((alpha * x).astype(x.dtype)),
     lambda x, alpha: x * sigmoid(x * alpha), "x * sigmoid(alpha * x).",
     attrs=_alpha(1.0), tried=({}, {"alpha": 1.7}))
 mish = composite(
@@ -254,7 +254,7 @@ softplus = composite(
 softsign = composite(
     "softsign", 1, lambda x: x / (1 + np.abs(x)), lambda x: x / (abs(x) + 1.0), "x / (1 + |x|).")
 log_sigmoid = composite(
-    "log_sigmoid", 1, lambda x: -np.logaddexp(-x, np.zeros((), x.dtype)),
+    "log_sigmoid", 1, lambda x: np.zeros((), x.dtype) - np.logaddexp(-x, np.zeros((), x.dtype)),
     lambda x: minimum(x, 0.0) - log1p(exp(-abs(x))), "log(sigmoid(x)), without underflow.",
     grad=lambda g, y, x: [g * sigmoid(-x)])
 hard_sigmoid = composite(
