@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from rlx.compile import compile
 from rlx.errors import DeviceError
 from rlx.frontend.onnx.adaptive import AdaptiveModel
+from rlx.ir.dtype import plain_array
 
 
 class RlxBackendRep(BackendRep):
@@ -76,7 +76,7 @@ class RlxBackend(Backend):
         **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Run one node on arrays."""
-        arrays = [np.asarray(x) for x in inputs]
+        arrays = [plain_array(x, "an input") for x in inputs]
         names = [name for name in node.input if name]
         infos = [
             onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)

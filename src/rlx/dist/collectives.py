@@ -23,6 +23,7 @@ from rlx.dist.reduce import STREAM_BYTES, Kernel, kernel, native_address
 from rlx.dist.transport import DONE, Array, Call, Outgoing, Repeat, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError
+from rlx.ir.dtype import refuse_lossy
 
 
 def all_reduce(
@@ -201,6 +202,7 @@ def _checked(
     """The array in one piece of memory, after checking it and the buffer."""
     if not isinstance(array, np.ndarray):
         raise TransportError(f"a collective needs a NumPy array, not {type(array).__name__}; use np.asarray")
+    refuse_lossy(array, "the array of a collective")
     if in_place and not array.flags.writeable:
         raise TransportError(
             f"the array {array.shape} of {array.dtype} is read-only, but receives the result; pass a writable copy"

@@ -31,6 +31,7 @@ from rlx.passes.shard import Sharded, shard
 from rlx.plan.collectives import Exchange, exchanges, report
 from rlx.runtime.context import Context, Step
 from rlx.runtime.driver import RecordError
+from rlx.ir.dtype import plain_array
 from rlx.runtime.program import CompiledProgram
 
 Meeting = Callable[[], None]
@@ -157,7 +158,7 @@ class RankProgram(CompiledProgram):
                 want[dim] = want[dim] * self.mesh.axes[axis]
             if np.shape(value) != tuple(want):
                 raise InputError(f"param {name!r} has the whole shape {tuple(want)}, got {np.shape(value)}")
-            value = self.sharded.part(name, np.asarray(value), int(self.transport.this_rank))
+            value = self.sharded.part(name, plain_array(value, f"param {name!r}"), int(self.transport.this_rank))
         super().set_param(name, value)
 
     # -- running

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from rlx.driver.region import Memory, Tile
 from rlx.driver.typed import F32Array, as_f32, bytes_to_f32, elements, f32_to_bytes
 from rlx.errors import BufferError_, DTypeError
-from rlx.ir.dtype import DType, dtype, pack, unpack
+from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
 from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
@@ -127,7 +126,7 @@ class Arena:
         [1.0, 2.0]
         """
         slot = self.slot(id)
-        array = np.asarray(array)
+        array = plain_array(array, f"the value of node {id}")
         if array.dtype != slot.dtype.np:
             raise DTypeError(
                 f"the slot of node {id} holds {slot.dtype}, not {array.dtype.name}; convert the array"

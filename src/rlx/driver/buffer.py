@@ -13,7 +13,7 @@ from rlx.driver.device import Device, open_device
 from rlx.driver.region import HostMemory, Memory, Tile
 from rlx.driver.typed import elements
 from rlx.errors import BufferError_, DeviceError, DTypeError
-from rlx.ir.dtype import DType, dtype, pack, unpack
+from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +52,7 @@ class Buffer:
         """
         if not isinstance(array, np.ndarray):
             array = np.asarray(memoryview(array))
+        array = plain_array(array, "the memory of a buffer")
         if not array.flags.c_contiguous:
             raise BufferError_(
                 f"an array with strides {array.strides} is not dense; copy it with ascontiguousarray"
@@ -125,7 +126,7 @@ class Buffer:
 
     def write(self, array: Array) -> None:
         """Replace the values by those of an array of the same dtype and shape; on any device."""
-        array = np.asarray(array)
+        array = plain_array(array, "the value of a buffer")
         if array.dtype != self.dtype.np:
             raise DTypeError(f"this buffer holds {self.dtype}, not {array.dtype.name}; convert the array")
         if array.shape != self.shape:

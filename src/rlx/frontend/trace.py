@@ -20,7 +20,7 @@ from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
 from rlx.ir.dim_atom import quote
 from rlx.ir.dim_read import READER
-from rlx.ir.dtype import dtype
+from rlx.ir.dtype import dtype, plain_array
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ir.tree import Tree, flatten, unflatten
@@ -56,7 +56,7 @@ def as_array(value: Any) -> np.ndarray:
     """A leaf of the arguments as an array; Python numbers take RLX's default dtypes."""
     if isinstance(value, (bool, int, float, complex)):
         return np.asarray(value, dtype(type(value)).np)
-    array = np.asarray(value)
+    array = plain_array(value, "an argument")
     dtype(array.dtype)
     return array
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.dim import Dim, Expr, sym
-from rlx.ir.dtype import DType, dtype
+from rlx.ir.dtype import DType, dtype, plain_array
 from rlx.records import dataclass
 
 Kind = Callable[[Any], Any]
@@ -155,7 +155,7 @@ def blob(value: Any) -> Blob:
     """An array of a dtype that RLX knows."""
     if isinstance(value, Blob):
         return value
-    array = np.asarray(value)
+    array = plain_array(value, "a constant")
     dtype(array.dtype)
     return Blob(array)
 

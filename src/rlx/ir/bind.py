@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.errors import GuardError, InputError
 from rlx.ir.dim import Constraint, Dim, Expr, Sym, evaluate, symbols
-from rlx.ir.dtype import dtype
+from rlx.ir.dtype import dtype, plain_array, refuse_lossy
 from rlx.ir.types import TensorType
 
 
@@ -110,11 +110,12 @@ def as_given(declared: TensorType, value: Any) -> np.ndarray:
     """What a caller gives for an input as an array; a number stands for a size."""
     if isinstance(value, (int, np.integer)) and size_symbol(declared) is not None:
         return np.empty((int(value), 0), declared.dtype.np)
-    return np.asarray(value)
+    return plain_array(value, "an input")
 
 
 def check_array(declared: TensorType, array: np.ndarray, binding: dict[str, int], what: str) -> None:
     """An array must have the declared dtype and shape."""
+    refuse_lossy(array, what)
     if array.dtype.kind in "OSUMm":
         raise InputError(f"{what} is {declared}, got an array of {array.dtype}; give an array of numbers")
     if dtype(array.dtype) is not declared.dtype:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import RlxError, TypeError_
-from rlx.ir.dtype import convert
+from rlx.ir.dtype import convert, plain_array
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role
@@ -98,7 +98,7 @@ def as_nodes(body: Body, values: Sequence[Any], like: Sequence[TensorType | None
         if isinstance(value, Node):
             out.append(body.here(value))
         elif isinstance(value, (bool, int, float, complex)) and want is not None:
-            out.append(body.constant(convert(np.asarray(value), want.dtype)))
+            out.append(body.constant(convert(plain_array(value), want.dtype)))
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic)):
             out.append(body.constant(value))
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from rlx.errors import DTypeError, FormatError
+from rlx.errors import DTypeError, FormatError, InputError
 from rlx.records import dataclass
 
 if TYPE_CHECKING:  # numpy.typing is slow to import
@@ -171,8 +171,40 @@ def dtype(x: object) -> DType:
     if found is None:
         if isinstance(x, np.dtype) and not x.isnative:
             raise DTypeError(f"{x!r} is not in this machine's byte order; call .astype({x.name!r}) first")
+        if isinstance(x, np.dtype) and x.kind == "O":
+            raise DTypeError("an array of Python objects is not supported; convert it: .astype(np.float32)")
+        if isinstance(x, np.dtype) and x.names is not None:
+            fields = ", ".join(x.names) or "none"
+            raise DTypeError(f"an array with fields ({fields}) is not supported; give one field as an array")
         raise DTypeError(f"unknown dtype {x!r}; use one of {', '.join(_BY_NAME)}")
     return found
+
+
+def plain_array(value: Any, what: str = "a value") -> np.ndarray:
+    """`value` as a plain array. What would silently lose its meaning as one is refused.
+
+    >>> plain_array([1.0, 2.0])
+    array([1., 2.])
+    """
+    if type(value) is np.ndarray:
+        return value
+    refuse_lossy(value, what)
+    return np.asarray(value)
+
+
+def refuse_lossy(value: Any, what: str) -> None:
+    """Masked arrays lose their mask, matrices their products; also as elements of a list."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(
+            f"{what} is a masked array, whose mask would be lost; call .filled(number), or give the mask "
+            "as an array of its own"
+        )
+    if isinstance(value, np.matrix):
+        raise InputError(f"{what} is a NumPy matrix, whose * is a matmul; give np.asarray(matrix)")
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            if not isinstance(each, (int, float)):
+                refuse_lossy(each, what)
 
 
 def weak_scalar(value: object, other: DType) -> DType:

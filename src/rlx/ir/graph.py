@@ -16,7 +16,7 @@ from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError
 from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
-from rlx.ir.dtype import dtype
+from rlx.ir.dtype import convert, dtype, plain_array
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types, type_symbols
@@ -170,7 +170,7 @@ class Graph:
             known = ", ".join(self.params) or "none"
             raise InputError(f"graph {self.name!r} has no param {name!r}; it has: {known}")
         want = self.params[name].tensor
-        value = np.asarray(value)
+        value = plain_array(value, f"param {name!r}")
         if not want.is_static or value.shape != want.shape or dtype(value.dtype) is not want.dtype:
             got = TensorType(dtype(value.dtype), value.shape)
             raise InputError(f"param {name!r} is {want}, got {got}; give an array of that dtype and shape")
@@ -178,10 +178,9 @@ class Graph:
 
     def constant(self, value: Any, dtype: Any = None) -> Node:
         """A constant; its content is part of the program."""
-        from rlx.ir.dtype import convert
         from rlx.ir.dtype import dtype as as_dtype
 
-        array = np.asarray(value)
+        array = plain_array(value, "a constant")
         if dtype is not None:
             array = convert(array, as_dtype(dtype))
         elif isinstance(value, float):
@@ -194,7 +193,7 @@ class Graph:
         """A value that survives runs; `set_state` says what replaces it. Starts as `init` or zeros."""
         node = self.add(get_op("state"), (), {"name": name, "type": _type(name, shape, dtype)})
         if init is not None:
-            self.state_values[name] = np.asarray(init)
+            self.state_values[name] = convert(plain_array(init, f"state {name!r}"), node.dtype)
         return node
 
     def set_state(self, name: str, value: Node) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from rlx.errors import GuardError, InputError
 from rlx.ir.bind import check_array, size_symbol
 from rlx.ir.dim import Expr, Sym, symbols
+from rlx.ir.dtype import plain_array, refuse_lossy
 from rlx.ir.graph import Node
 
 
@@ -32,6 +33,7 @@ class InputEntry:
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
     def _array(self, value: Any) -> np.ndarray:
+        refuse_lossy(value, f"input {self._node.attrs['name']!r}")
         try:
             return np.asarray(value)
         except ValueError:  # rows of different lengths
@@ -64,7 +66,7 @@ class SizeEntry:
 
     def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
         if not isinstance(value, (int, np.integer)):
-            shape = np.asarray(value).shape
+            shape = plain_array(value, f"size {self._name!r}").shape
             if len(shape) != 2 or shape[1] != 0:
                 raise GuardError(f"size {self._name!r} is a number, got an array of shape {shape}")
             value = shape[0]

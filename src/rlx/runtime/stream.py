@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.driver.buffer import BufferHandle
 from rlx.errors import InputError, UnsupportedError
+from rlx.ir.dtype import plain_array
 from rlx.ir.graph import Node
 from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
@@ -59,7 +60,8 @@ class Stream:
                 self._steps[name] = number
             elif name in inputs:
                 # A copy: the prologue may run again, whatever the caller does to the array.
-                self._arrays[number] = program.entries[number](np.array(inputs[name]), self._binding)
+                own = np.array(plain_array(inputs[name], f"input {name!r}"))
+                self._arrays[number] = program.entries[number](own, self._binding)
             else:
                 raise InputError(
                     f"input {name!r} of {self._name!r} is read once per stream; give it to stream()"
