@@ -15,8 +15,9 @@ from rlx.backend.cpu.primitives import register_type
 from rlx.backend.cpu.reduction import Reducer, Round
 from rlx.ir.compose import Stat, Store
 from rlx.ir.dim import Dim
-from rlx.ir.scalar import Scalar
+from rlx.ir.scalar import Scalar, call, rebuild
 
+LONG = 4096  # elements of a row: in longer ones, sums and means lose more than one rounding
 FROM = 512  # elements of a row: in shorter ones a second pass is cheap, and putting lanes together is not
 
 
@@ -41,6 +42,22 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
     return all(_uses(body, number + 1) or not _uses(body, number) for body in later)
 
 
+def mean_of(stats: Sequence[Stat], number: int) -> Scalar:
+    """What the distances of `are_moments` are taken from."""
+    return stats[number + 1].body.args[0].args[1]
+
+
+def with_rest(body: Scalar, mean: Scalar, rest: int) -> Scalar:
+    """Distances from the mean, less statistic `rest`: what the mean is off by."""
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim != "sub" or args[1] != mean:
+            return None
+        return call("sub", call("sub", *args), Scalar("acc", (), e.dtype, rest))
+
+    return rebuild(body, change)
+
+
 def _is_mean(s: Scalar, number: int, extent: int) -> bool:
     """Whether an expression is statistic `number` over the elements of a row (or times the exact inverse)."""
     if s.prim not in ("mul", "div") or not _is_acc(s.args[0], number) or s.args[1].prim != "const":
@@ -58,17 +75,21 @@ def _uses(body: Scalar, number: int) -> bool:
 
 
 class MomentsReducer(Reducer):
-    """Carries mean and squared distances of every lane."""
+    """Carries mean and squared distances of every lane.
 
-    parts = 2
+    Long rows are taken less a pivot, their first element: elements far from 0 would cost every mean a
+    rounding of their size. The third result is what the mean, a number of that size, is off by.
+    """
 
-    def __init__(self, fn: Function, stat: Stat, lanes: int, extent: int, groups: int) -> None:
+    def __init__(
+        self, fn: Function, stat: Stat, lanes: int, extent: int, groups: int, mean: Scalar, results: int
+    ) -> None:
         super().__init__(fn, stat, lanes)
-        self.extent, self.groups = extent, groups
+        self.extent, self.groups, self.mean, self.number = extent, groups, mean, results
 
     @property
     def result_types(self) -> list[str]:
-        return [register_type(self.dtype)] * 2
+        return [register_type(self.dtype)] * self.number
 
     def start(self) -> list[Value]:
         return [constant(self.type, 0.0)] * 2
@@ -82,18 +103,25 @@ class MomentsReducer(Reducer):
         new = [new_mean, fn.fma(away, fn.fsub(x, new_mean), squares)]
         return new if mask is None else [fn.select(mask, n, c) for n, c in zip(new, carried, strict=True)]
 
-    def results(self, groups: list[list[Value]]) -> list[Value]:
-        """Sum and squared distances of all lanes of all groups."""
+    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
+        """Sum and squared distances of all lanes of all groups, and the rest of the mean where it counts."""
         fn, sizes = self.fn, self.sizes()
         total = fn.reduce_add(
             self.tree([fn.fmul(n, mean) for n, (mean, _) in zip(sizes, groups, strict=True)])
         )
-        middle = fn.splat(fn.fdiv(total, float(self.extent)), self.lanes)
+        own = fn.fdiv(total, float(self.extent))
+        middle = fn.splat(own, self.lanes)
         parts = []
         for n, (mean, squares) in zip(sizes, groups, strict=True):
             away = fn.fsub(mean, middle)
             parts.append(fn.fma(fn.fmul(away, away), n, squares))
-        return [total, fn.reduce_add(self.tree(parts))]
+        squares = fn.reduce_add(self.tree(parts))
+        if pivot is None:
+            return [total, squares]
+        total = fn.fma(pivot, constant(pivot.type, float(self.extent)), total)
+        by = constant(pivot.type, float(self.mean.args[1].data))
+        read = fn.fdiv(total, by) if self.mean.prim == "div" else fn.fmul(total, by)
+        return [total, squares, fn.fadd(fn.fsub(pivot, read), own)][: self.number]
 
     def sizes(self) -> list[Value]:
         """How many elements each lane of each group has seen."""

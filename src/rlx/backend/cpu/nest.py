@@ -13,15 +13,15 @@ from dataclasses import replace
 from rlx.backend.cpu.collapse import accesses, bodies, collapse, map_bodies, split_blocks
 from rlx.backend.cpu.expression import AHEAD, STREAM_AHEAD, Expression, Lane
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame, Slot
-from rlx.backend.cpu.irtext import Int, Module
+from rlx.backend.cpu.irtext import Body, Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest_base import NestEmitter
-from rlx.backend.cpu.reduction import Reducer, reducer_for
+from rlx.backend.cpu.reduction import BlockedSum, Reducer, is_float_sum, reducer_for
 from rlx.backend.cpu.row_nest import RowNest
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.transposed import TransposedNest, read_axis
 from rlx.ir.affine import affine
-from rlx.ir.compose import Nest
+from rlx.ir.compose import Nest, Stat
 from rlx.ir.scalar import LOADS, Scalar, axis, replace_axes
 
 
@@ -130,6 +130,9 @@ class _MapNest(NestEmitter):
             self.write(at, store, number, axes, step)
 
 
+COLUMN_BLOCK = 256  # elements of a column that one chain of additions sums
+
+
 class _ColumnNest(NestEmitter):
     """Lanes along the last kept axis: every lane reduces its own column, in ascending order."""
 
@@ -159,7 +162,7 @@ class _ColumnNest(NestEmitter):
         lane = Lane(outer - 1, row[-1], self.wide, mask)
         head = self.point([*row, *(0 for _ in range(inner))], lane)
         for stat in self.nest.stats:
-            reducer = reducer_for(fn, stat, self.wide)
+            reducer = self.reducer(stat)
 
             def level(
                 axes: list[Int], carried: list[Value], reducer: Reducer = reducer, body: Scalar = stat.body
@@ -171,9 +174,9 @@ class _ColumnNest(NestEmitter):
                     for n in range(outer, number):
                         flat = fn.add(fn.mul(flat, self.sizes[n]), axes[n])
                     return reducer.step(carried, at.vector(body), flat, None, per_lane=True)
-                return fn.loop(0, self.sizes[number], 1, carried, lambda i, now: level([*axes, i], now))
+                return self.elements(reducer, number, carried, lambda i, now: level([*axes, i], now))
 
-            carried = level(list(row), reducer.start())
+            carried = level(list(row), reducer.held())
             head.accs = [*head.accs, reducer.lane_result(carried)]
         for number, store in enumerate(self.nest.stores):
             if not store.full:
@@ -191,3 +194,22 @@ class _ColumnNest(NestEmitter):
                     self.write(at, store, n, axes, store.strides[outer - 1])
 
             write_level(list(row))
+
+    def reducer(self, stat: Stat) -> Reducer:
+        """Sums of long columns go by blocks."""
+        extent, single = self.nest.space[-1], len(self.nest.space) - self.nest.outer == 1
+        if single and is_float_sum(stat) and not (isinstance(extent, int) and extent <= COLUMN_BLOCK):
+            return BlockedSum(self.fn, stat, self.wide)
+        return reducer_for(self.fn, stat, self.wide)
+
+    def elements(self, reducer: Reducer, number: int, carried: list[Value], body: Body) -> list[Value]:
+        """One reduced axis, in blocks where its sum is long."""
+        fn, extent = self.fn, self.sizes[number]
+        if not isinstance(reducer, BlockedSum):
+            return fn.loop(0, extent, 1, carried, body)
+
+        def block(i: Int, held: list[Value]) -> list[Value]:
+            stop = fn.smin(fn.add(i, COLUMN_BLOCK), extent)
+            return reducer.leave(held, fn.loop(i, stop, 1, reducer.enter(held), body))
+
+        return fn.loop(0, extent, COLUMN_BLOCK, carried, block)

@@ -49,8 +49,6 @@ def reducer_for(fn: Function, stat: Stat, lanes: int) -> Reducer:
 class Reducer:
     """A reduction with one carried vector per accumulator."""
 
-    parts = 1
-
     def __init__(self, fn: Function, stat: Stat, lanes: int) -> None:
         self.fn, self.stat, self.lanes = fn, stat, lanes
         self.dtype: DType = stat.body.dtype
@@ -97,9 +95,20 @@ class Reducer:
             vectors = [self.combine(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
         return self.cast(self.fn.reduce(self.combine, vectors[0]))
 
-    def results(self, groups: list[list[Value]]) -> list[Value]:
+    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
         """The statistics, of which one reduction may give several."""
         return [self.finish(groups)]
+
+    # -- rows in blocks: what is held between them, what a block begins with, what it leaves
+
+    def held(self) -> list[Value]:
+        return self.start()
+
+    def enter(self, held: list[Value]) -> list[Value]:
+        return held
+
+    def leave(self, held: list[Value], found: list[Value]) -> list[Value]:
+        return found
 
     def lane_result(self, carried: list[Value]) -> Value:
         """The result of every lane by itself."""
@@ -111,10 +120,44 @@ class Reducer:
         return emit_cast(self.fn, x, self.dtype, self.stat.dtype)
 
 
+def is_float_sum(stat: Stat) -> bool:
+    """Whether a statistic is a sum that rounds."""
+    return stat.combine == "sum" and stat.body.dtype.is_float
+
+
+class BlockedSum(Reducer):
+    """A sum over blocks: each is summed from 0, and totals keep what their additions round off.
+
+    One chain of additions over a long row would lose more with every element.
+    """
+
+    def held(self) -> list[Value]:
+        return [*self.start(), *self.start()]
+
+    def enter(self, held: list[Value]) -> list[Value]:
+        return self.start()
+
+    def leave(self, held: list[Value], found: list[Value]) -> list[Value]:
+        fn, (total, rest), (x,) = self.fn, held, found
+        new = fn.fadd(total, x)
+        part = fn.fsub(new, total)
+        lost = fn.fadd(fn.fsub(total, fn.fsub(new, part)), fn.fsub(x, part))
+        return [new, fn.fadd(rest, lost)]
+
+    def whole(self, held: list[Value]) -> Value:
+        """The total; of an infinite one the rest is NaN and does not count."""
+        fn, (total, rest) = self.fn, held
+        return fn.select(fn.is_nan(rest), total, fn.fadd(total, rest))
+
+    def finish(self, groups: list[list[Value]]) -> Value:
+        return super().finish([[self.whole(held)] for held in groups])
+
+    def lane_result(self, carried: list[Value]) -> Value:
+        return super().lane_result([self.whole(carried)])
+
+
 class ArgReducer(Reducer):
     """argmax and argmin: carries the best value and where it was; NaN beats everything."""
-
-    parts = 2
 
     @property
     def result_types(self) -> list[str]:

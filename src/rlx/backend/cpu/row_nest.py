@@ -6,6 +6,7 @@ Rows are passed over once per reduction and once more where a store covers the r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rlx.backend.cpu.collapse import map_bodies
@@ -13,10 +14,10 @@ from rlx.backend.cpu.expression import AHEAD, LINE_BYTES, Ahead, Expression, Lan
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, vector
-from rlx.backend.cpu.moments import MomentsReducer, are_moments
+from rlx.backend.cpu.moments import LONG, MomentsReducer, are_moments, mean_of, with_rest
 from rlx.backend.cpu.nest_base import NestEmitter
 from rlx.backend.cpu.primitives import register_type
-from rlx.backend.cpu.reduction import Reducer, Round, reducer_for
+from rlx.backend.cpu.reduction import BlockedSum, Reducer, Round, is_float_sum, reducer_for
 from rlx.backend.cpu.row_pipeline import RowPipeline
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
@@ -58,6 +59,7 @@ class Pass:
     ahead: AheadAt = _nothing_ahead
     cached: Collection[int] = ()
     turn: Int = 0
+    pivot: Value | None = None
 
 
 class RowNest(NestEmitter):
@@ -71,6 +73,8 @@ class RowNest(NestEmitter):
         self.inner = list(range(nest.outer, len(nest.space)))
         self.full = [(n, s) for n, s in enumerate(nest.stores) if s.full]
         self.reductions = self.choose_reductions()
+        self.keep_means_exact()
+        nest = self.nest
         self.last = len(self.reductions)  # number of the pass that stores
         first_bodies = [[nest.stats[numbers[0]].body] for numbers in self.reductions]
         self.bodies = [*first_bodies, [s.body for _, s in self.full]]
@@ -85,13 +89,40 @@ class RowNest(NestEmitter):
             number += len(out[-1])
         return out
 
+    @property
+    def long(self) -> bool:
+        """Whether rows are, or may be, too long for one chain of additions."""
+        extent = self.nest.space[-1]
+        return extent > LONG if isinstance(extent, int) else len(self.inner) == 1
+
+    def keep_means_exact(self) -> None:
+        """Distances from the mean of a long row take into account what the mean was rounded by.
+
+        The rest of a mean is one more statistic, which takes the number behind all others.
+        """
+        numbers, nest = self.reductions[-1], self.nest
+        if not self.long or len(numbers) != 2:
+            return
+        mean, rest = mean_of(nest.stats, numbers[0]), len(nest.stats)
+        full = {n for n, _ in self.full}
+        stores = tuple(
+            replace(s, body=with_rest(s.body, mean, rest)) if n in full else s
+            for n, s in enumerate(nest.stores)
+        )
+        self.nest = Nest(nest.space, nest.outer, nest.stats, stores)
+        self.full = [(n, stores[n]) for n, _ in self.full]
+        self.reductions[-1] = (*numbers, rest)
+
     def reducer(self, number: int, width: int = 0) -> Reducer:
         """The reducer of a pass for vectors of `width` lanes (0: the usual ones)."""
         numbers, width = self.reductions[number], width or self.lanes
         stat = self.nest.stats[numbers[0]]
         extent = self.nest.space[-1]
-        if len(numbers) == 2 and isinstance(extent, int):
-            return MomentsReducer(self.fn, stat, width, extent, self.groups)
+        if len(numbers) > 1 and isinstance(extent, int):
+            mean = mean_of(self.nest.stats, numbers[0])
+            return MomentsReducer(self.fn, stat, width, extent, self.groups, mean, len(numbers))
+        if self.long and is_float_sum(stat):
+            return BlockedSum(self.fn, stat, width)
         return reducer_for(self.fn, stat, width)
 
     def known_before(self, number: int) -> int:
@@ -182,7 +213,12 @@ class RowNest(NestEmitter):
         """Start a pass: what its loop does not change is computed."""
         self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), self.known_before(number))
         ready = {e for n in range(number) for e in self.fresh(n)}
-        return Pass(number, row, outside, ready, ahead, cached, turn)
+        pivot = None
+        if number < self.last and self.long and len(self.reductions[number]) > 1:
+            first = self.outside(row)
+            first.accs = outside.accs
+            pivot = first(self.bodies[number][0])
+        return Pass(number, row, outside, ready, ahead, cached, turn, pivot)
 
     def fresh(self, number: int) -> list[Scalar]:
         """Expressions that a pass is the first to compute and keeps for later ones."""
@@ -255,7 +291,8 @@ class RowNest(NestEmitter):
         def level(axes: list[Int], carried: list[list[Value]]) -> list[list[Value]]:
             number = len(axes)
             if number == last:
-                return self.over_vectors(
+                return self.over_row(
+                    [reducer],
                     carried,
                     lambda lane, group, turn: self.add_vector(
                         now, reducer, [*axes, lane.base], lane, group, turn
@@ -270,7 +307,7 @@ class RowNest(NestEmitter):
             )
             return _groups(out, len(carried))
 
-        return reducer.results(level(list(now.row), [reducer.start() for _ in range(self.groups)]))
+        return reducer.results(level(list(now.row), [reducer.held() for _ in range(self.groups)]), now.pivot)
 
     def add_vector(
         self, now: Pass, reducer: Reducer, axes: list[Int], lane: Lane, group: list[Value], turn: Round
@@ -279,17 +316,46 @@ class RowNest(NestEmitter):
         at = self.at(axes, lane, now)
         value = at.vector(self.bodies[now.number][0])
         self.keep(at, now)
+        if now.pivot is not None:
+            value = self.fn.fsub(value, self.fn.splat(now.pivot, lane.width))
         return reducer.add(group, value, self.position(axes), lane.mask, turn)
 
-    def over_vectors(
-        self, carried: list[list[Value]], visit: Visit, paired: bool = False
+    def over_row(
+        self, reducers: Sequence[Reducer], held: list[list[Value]], visit: Visit, paired: bool = False
     ) -> list[list[Value]]:
-        """Every vector of the last axis in a fixed order: vector n belongs to group n modulo their number,
-        the rest that fills no whole round of groups to the first.
+        """Every vector of the last axis, in blocks where sums are long; groups hold parts of all reducers."""
+        if not any(isinstance(r, BlockedSum) for r in reducers):
+            return self.over_vectors(held, visit, paired)
+        fn, extent, count = self.fn, self.sizes[-1], len(held)
+        block = LONG - LONG % (self.lanes * count)
+
+        def one(i: Int, flat: list[Value]) -> list[Value]:
+            before = _groups(flat, count)
+            begin = [_each(reducers, g, lambda r, own, _: r.enter(own)) for g in before]
+            found = self.over_vectors(begin, visit, paired, i, fn.smin(fn.add(i, block), extent))
+            after = (
+                _each(reducers, g, lambda r, own, new: r.leave(own, new), f)
+                for g, f in zip(before, found, strict=True)
+            )
+            return [v for group in after for v in group]
+
+        return _groups(fn.loop(0, extent, block, [v for g in held for v in g], one), count)
+
+    def over_vectors(
+        self,
+        carried: list[list[Value]],
+        visit: Visit,
+        paired: bool = False,
+        start: Int = 0,
+        stop: Int | None = None,
+    ) -> list[list[Value]]:
+        """Every vector of the last axis, or of a part of it that starts with a whole round, in a fixed order:
+        vector n belongs to group n modulo their number, the rest that fills no whole round to the first.
 
         With `paired`, two neighbouring groups are visited as one of twice the width where that is possible.
         """
-        fn, extent, count, last = self.fn, self.sizes[-1], len(carried), len(self.nest.space) - 1
+        fn, count, last = self.fn, len(carried), len(self.nest.space) - 1
+        extent = self.sizes[-1] if stop is None else stop
         block, width = self.lanes * count, self.lanes * (2 if paired else 1)
         whole = fn.sub(extent, fn.urem(extent, block))
         loops = self.pairs(carried) if paired else carried
@@ -299,7 +365,7 @@ class RowNest(NestEmitter):
             lanes = [Lane(last, fn.add(i, u * width), width) for u in range(len(loops))]
             return [v for lane, group in zip(lanes, groups, strict=True) for v in visit(lane, group, turn)]
 
-        flat = fn.loop(0, whole, block, [v for group in loops for v in group], unrolled)
+        flat = fn.loop(start, whole, block, [v for group in loops for v in group], unrolled)
         groups = _groups(flat, len(loops))
         groups = self.halves(groups) if paired else groups
         rest = fn.sub(extent, fn.urem(extent, self.lanes))
@@ -355,6 +421,21 @@ def _groups(flat: list[Value], count: int) -> list[list[Value]]:
     """`count` lists of equal length."""
     size = len(flat) // count
     return [flat[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _each(
+    reducers: Sequence[Reducer],
+    held: list[Value],
+    change: Callable[[Reducer, list[Value], list[Value]], list[Value]],
+    found: Sequence[Value] = (),
+) -> list[Value]:
+    """One group's values after every reducer has changed its own."""
+    old, new = iter(held), iter(found)
+    return [
+        v
+        for r in reducers
+        for v in change(r, [next(old) for _ in r.held()], [next(new) for _ in r.start()] if found else [])
+    ]
 
 
 def _holds(bodies: Sequence[Scalar], e: Scalar) -> bool:

@@ -146,13 +146,14 @@ class RowPipeline:
                 shared = {e: at.memo[e] for e in self.shared if e in at.memo}
             return [v for n in parts for v in out[n]]
 
-        start = [v for now in reducing for v in nest.reducer(now.number).start()]
+        reducers = [nest.reducer(now.number) for now in reducing]
+        held = [v for reducer in reducers for v in reducer.held()]
         paired = self.together == 1
-        groups = nest.over_vectors([list(start) for _ in range(nest.groups)], visit, paired)
+        groups = nest.over_row(reducers, [list(held) for _ in range(nest.groups)], visit, paired)
         results, first = list[Value](), 0
-        for reducer in (nest.reducer(now.number) for now in reducing):
-            end = first + reducer.parts
-            results += reducer.results([g[first:end] for g in groups])
+        for reducer, now in zip(reducers, reducing, strict=True):
+            end = first + len(reducer.held())
+            results += reducer.results([g[first:end] for g in groups], now.pivot)
             first = end
         return results
 
