@@ -19,7 +19,10 @@ LOSSY: dict[str, tuple[Any, str]] = {
     "masked": (np.ma.masked_array(ROW, mask=[[False, True]]), "masked array.*filled"),
     "without a mask": (np.ma.masked_array(ROW), "masked array"),
     "matrix": (ROW.view(np.matrix), "matrix.*np.asarray"),
-    "objects": (ROW.astype(object), "Python objects.*astype|array of object; give an array of numbers|convert the array"),
+    "objects": (
+        ROW.astype(object),
+        "Python objects.*astype|give an array of numbers|convert the array",
+    ),
     "fields": (np.zeros((1, 2), [("a", "f4"), ("b", "i4")]), r"fields \(a, b\)|convert the array"),
 }
 

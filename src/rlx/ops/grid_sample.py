@@ -134,11 +134,10 @@ def _grid_expand(x: Node, grid: Node, *, mode: str, padding: str, align_corners:
 
 
 def _ref_reflect(c: float, low: float, high: float) -> float:
-    if low == high:
-        return low
-    while not low <= c <= high:
-        c = 2 * low - c if c < low else 2 * high - c
-    return c
+    span = high - low
+    if span == 0 or low <= c <= high:
+        return c if span else low
+    return low + span - math.fabs(math.fmod(math.fabs(c - low), 2 * span) - span)
 
 
 def _ref_weight(t: float, mode: str) -> float:
@@ -158,9 +157,12 @@ def _ref_row(g: float, d: int, mode: str, padding: str, align: bool) -> np.ndarr
     c = float(np.rint(c)) if mode == "nearest" else c
     if padding == "border" and not low <= c <= high:
         c = min(max(c, 0.0), d - 1.0)
-    elif padding == "reflection":
+    elif padding == "reflection" and math.isfinite(c):
         c = _ref_reflect(c, low, high)
     row = np.zeros(d)
+    if not math.isfinite(c):  # outside of everything; without a value where it is folded back
+        row[:1] = 0.0 if padding == "zeros" else 1.0
+        return row if mode == "nearest" or padding == "zeros" else row * np.nan
     near = {int(c): 1.0} if mode == "nearest" else {}
     if mode != "nearest":
         near = {i: _ref_weight(i - c, mode) for i in range(math.floor(c) - 1, math.floor(c) + 3)}

@@ -12,7 +12,7 @@ from typing import Any
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64, DType
 from rlx.ir.graph import Node
-from rlx.ops.elementwise import cast, floor, logical_and, maximum, minimum
+from rlx.ops.elementwise import cast, floor, logical_and, maximum, minimum, where
 from rlx.ops.gather import gather
 from rlx.ops.rules import op_call
 from rlx.ops.shape import reshape
@@ -76,9 +76,11 @@ def is_inside(index: Node, d: Dim) -> Node:
 
 
 def zero_outside(tap: Tap, d: Dim) -> Tap:
-    """The same neighbour with weight 0 where it lies outside."""
-    inside = cast(is_inside(tap.index, d), dtype=tap.index.dtype)
-    return Tap(tap.index, inside if tap.weight is None else tap.weight * inside)
+    """The same neighbour with weight 0 where it lies outside, even infinitely far."""
+    inside = is_inside(tap.index, d)
+    if tap.weight is None:
+        return Tap(tap.index, cast(inside, dtype=tap.index.dtype))
+    return Tap(tap.index, where(inside, tap.weight, 0.0))
 
 
 def interpolate(x: Node, taps: Sequence[Sequence[Tap]]) -> Node:
