@@ -64,6 +64,8 @@ class _roi_align(Op):
         count = require_equal(
             rois.shape[0], images.shape[0], f"roi_align: {rois} and {images} differ in number"
         )
+        if 0 in x.shape[2:]:
+            raise ShapeError(f"roi_align: x {x} has no elements to sample; give images of at least 1 x 1")
         return x.with_shape((count, x.shape[1], *how["bins"]))
 
     def ref(self, x: np.ndarray, rois: np.ndarray, images: np.ndarray, **how: Any) -> np.ndarray:
@@ -102,10 +104,11 @@ def _line(rois: Node, axis: int, d: Dim, bins: int, **how: Any) -> tuple[list[tu
     step = length / float(bins)
     ratio = how["sampling_ratio"]
     samples: Dim = ratio or most_samples(d, bins)
-    wanted = ceil(step)
-    count = (
-        maximum(minimum(wanted, extent_of(samples, own)), 0.0) if not ratio else wanted * 0.0 + float(ratio)
-    )
+    if ratio:
+        fixed = rois.graph.constant(np.asarray(ratio, own.np))
+        count = op_call("broadcast_to", fixed, shape=step.shape)
+    else:  # none in a region that ends before it starts, or that is not a number
+        count = op_call("where", step > 0.0, minimum(ceil(step), extent_of(samples, own)), 0.0)
 
     def column(v: Node) -> Any:
         return reshape(v, (v.shape[0], 1, 1))
@@ -115,7 +118,7 @@ def _line(rois: Node, axis: int, d: Dim, bins: int, **how: Any) -> tuple[list[tu
     c = column(start) + (bin_ + (at + 0.5) / column(maximum(count, 1.0))) * column(step)
     size = extent_of(d, own)
     used = logical_and(logical_and(c >= -1.0, c <= size), at < column(count))
-    c = minimum(maximum(c, 0.0), size - 1.0)
+    c = op_call("where", used, minimum(maximum(c, 0.0), size - 1.0), 0.0)
     low = floor(c)
     part = c - low
     high = minimum(low + 1.0, size - 1.0)
@@ -167,7 +170,7 @@ def _each(counts: Node, bins: int) -> Node:
 
 
 def _ref_corners(c: float, size: int) -> list[tuple[int, float]]:
-    if c < -1 or c > size:
+    if not -1 <= c <= size:
         return [(0, 0.0), (0, 0.0)]
     c = min(max(c, 0.0), size - 1.0)
     low = int(c)
@@ -186,7 +189,7 @@ def _roi_ref(
         lengths = lengths if half_pixel else np.maximum(lengths, 1.0)
         steps = lengths / np.array(bins)
         counts = [
-            sampling_ratio or min(max(math.ceil(np.float32(s)), 0), int(most_samples(d, b)))
+            sampling_ratio or (math.ceil(min(np.float32(s), int(most_samples(d, b)))) if s > 0 else 0)
             for s, d, b in zip(steps, x.shape[2:], bins, strict=True)
         ]
         for at in np.ndindex(*bins):
