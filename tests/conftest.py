@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis.internal.conjecture import providers
 
+import rlx
 from rlx import zoo
 from rlx.config import REQUIRE
 from rlx.errors import RlxError, ZooError
+from rlx.ir.node import Node
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -174,6 +178,34 @@ def barriers_are_proved() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "settle", settle_and_verify)
+        yield
+
+
+class NodesCompared(BaseException):
+    """Not an Exception, so that nothing on its way takes it for a refusal."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nodes_are_compared_by_identity() -> Iterator[None]:
+    """In every test: code of RLX never compares nodes by value, as that adds nodes to their graph."""
+    package = str(Path(rlx.__file__).parent)
+
+    def checked(name: str) -> Callable[[Node, object], Any]:
+        compare = getattr(Node, name)
+
+        def method(self: Node, other: object) -> Any:
+            caller = sys._getframe(1)
+            if caller.f_code.co_filename.startswith(package):
+                raise NodesCompared(f"{caller.f_code.co_filename}:{caller.f_lineno}: {self!r}, {other!r}")
+            return compare(self, other)
+
+        # Locations of errors skip code of RLX, so also this.
+        method.__code__ = method.__code__.replace(co_filename=compare.__code__.co_filename)
+        return method
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("__eq__", "__ne__"):
+            patch.setattr(Node, name, checked(name))
         yield
 
 

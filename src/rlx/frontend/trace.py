@@ -38,7 +38,7 @@ Place = tuple[int, int]
 """An axis of an argument: the number of the array, the number of the axis."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Trace:
     """A traced function: its graph, the tree of its results, and which symbols were fixed and why.
 

@@ -30,6 +30,7 @@ from rlx.compile import lower
 from rlx.ir.bind import match_shape
 from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Template
 from rlx.ir.graph import Graph, Node
+from rlx.ir.node import is_among
 from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.scalar import PRIMITIVES
@@ -150,7 +151,7 @@ class Follower(Interpreter):
                 parts[i] = error
                 total = total + self.apply(node, parts)[number]
                 continue
-            if node.operands[i] in node.operands[:i]:
+            if is_among(node.operands[i], node.operands[:i]):
                 continue  # moved with the first
             moved = []
             for end in ends(operand.value, error):

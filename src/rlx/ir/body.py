@@ -15,7 +15,7 @@ import numpy as np
 from rlx.errors import RlxError, TypeError_
 from rlx.ir.dtype import convert, plain_array
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node
+from rlx.ir.node import Node, place_of
 from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import copy_node, inline
 from rlx.ir.types import TensorType
@@ -118,7 +118,7 @@ def close(bodies: Sequence[Body]) -> tuple[list[Graph], list[Node]]:
         captured = set(body.captured.values())
         own = [made.input(n.attrs["name"], n.shape, n.dtype) for n in body.inputs if n not in captured]
         extra = [made.input(f"in{len(own) + i}", n.shape, n.dtype) for i, n in enumerate(outer)]
-        given = {inner: extra[outer.index(node)] for node, inner in body.captured.items()}
+        given = {inner: extra[place_of(node, outer)] for node, inner in body.captured.items()}
         fresh = iter(own)
         with made.building():
             results = inline(body, [given[n] if n in given else next(fresh) for n in body.inputs], made)

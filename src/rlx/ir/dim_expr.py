@@ -27,7 +27,7 @@ from rlx.ir.dim_atom import (
     quotient_bounds,
     term_text,
 )
-from rlx.ir.dim_read import READER, Readable, asked_by_user, equals
+from rlx.ir.dim_read import COMPARABLE, READER, Readable, asked_by_user, equals
 
 Terms: TypeAlias = dict[Monomial, int]
 
@@ -63,6 +63,8 @@ class Expr(Readable):
             return True
         if isinstance(other, Expr) and self.const == other.const and self.terms == other.terms:
             return True
+        if not isinstance(other, COMPARABLE):
+            return NotImplemented  # the other side may be a traced value, which compares elementwise
         reader = asked_by_user()
         return reader is not None and equals(self, other, reader)
 

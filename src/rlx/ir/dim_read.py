@@ -143,6 +143,7 @@ def equals(size: Expr, other: object, reader: SizeReader) -> bool:
 
 
 _REAL = (int, float, np.integer, np.floating)
+COMPARABLE = (*_REAL, Readable)
 _EXACT: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,

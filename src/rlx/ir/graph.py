@@ -27,7 +27,7 @@ _SHOWN = 4  # inputs and outputs in a repr
 NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """A value that survives runs: read as `input`, replaced by `output` at the end of a run."""
 

@@ -186,7 +186,7 @@ class TransformNest:
         return self.n // 2 + 1 if self.kind == "real" else self.n
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Opaque:
     """One op that is a kernel of its own kind (scatter, sort, cumulate, template, host call)."""
 

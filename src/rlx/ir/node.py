@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -83,7 +83,10 @@ class Node:
         return int(self.shape[0])
 
     def __bool__(self) -> bool:
-        self._refuse_value("use rlx.ops.where or rlx.ops.cond")
+        advice = "use rlx.ops.where or rlx.ops.cond"
+        if isinstance(self.type, TensorType) and self.dtype.is_bool:  # `if a == b`, `a in [b, c]`
+            advice += "; == and != compare elements, `is` tells whether two nodes are one"
+        self._refuse_value(advice)
 
     def __int__(self) -> int:
         self._refuse_value("keep it a node; rlx.ops.cast changes its dtype")
@@ -115,7 +118,7 @@ class Node:
         raise kind(told, current_where())
 
     def __hash__(self) -> int:
-        return id(self)
+        return id(self)  # nodes that a dict or set holds differ in it, so that none is compared with ==
 
     def _call(self, name: str, *operands: Any, **attrs: Any) -> Node:
         made: Node = get_op(name)(*operands, **attrs)
@@ -181,6 +184,16 @@ class Node:
     def __xor__(self, other: Any) -> Node:
         return self._call("logical_xor" if self.dtype.is_bool else "bitwise_xor", self, other)
 
+    def __eq__(self, other: object) -> Any:
+        """Elementwise, as in NumPy. No value is None, so that `x == None` is plainly False.
+
+        RLX's own code asks with `is` whether two nodes are one (`rlx.ir.node.is_among`, `place_of`).
+        """
+        return False if other is None else self._call("equal", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return True if other is None else self._call("not_equal", self, other)
+
     def __lt__(self, other: Any) -> Node:
         return self._call("less", self, other)
 
@@ -212,3 +225,18 @@ class Node:
 
     def astype(self, to: Any) -> Node:
         return self._call("cast", self, dtype=to)
+
+
+def place_of(node: Node, nodes: Iterable[Node]) -> int:
+    """The place of a node among others; `list.index` would compare elements."""
+    return next(i for i, n in enumerate(nodes) if n is node)
+
+
+def is_among(node: Node, nodes: Iterable[Node]) -> bool:
+    """Whether a node is one of these; `in` would compare elements."""
+    return any(n is node for n in nodes)
+
+
+def are_same(nodes: Sequence[Node], others: Sequence[Node]) -> bool:
+    """Whether these are the same nodes in the same order; `==` would compare elements."""
+    return len(nodes) == len(others) and all(a is b for a, b in zip(nodes, others, strict=True))

@@ -31,6 +31,7 @@ from rlx.ir.dim import Constraint, Dim, Expr
 from rlx.ir.dim_atom import quote
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
+from rlx.ir.node import are_same
 from rlx.ir.op import Op, Role
 from rlx.ir.symbols import graph_symbols
 from rlx.ir.types import TensorType
@@ -93,7 +94,7 @@ class Printer:
         for node in graph.nodes:
             yield from self.node_lines(node)
         in_order = [n for n in graph.nodes if n.op.role is Role.INPUT]
-        if graph.inputs != in_order:
+        if not are_same(graph.inputs, in_order):
             yield f"inputs {', '.join(f'%{n.id}' for n in graph.inputs)}"
         yield from self.closing_lines(graph)
 

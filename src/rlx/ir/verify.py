@@ -9,6 +9,7 @@ from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob
 from rlx.ir.bind import check_array
 from rlx.ir.graph import Graph, Node, infer_type
+from rlx.ir.node import are_same
 from rlx.ir.op import Level, Role, all_ops, check_arity
 from rlx.ir.symbols import graph_symbols
 from rlx.ir.text import Printer
@@ -125,7 +126,7 @@ class Verifier:
             Role.STATE: sorted(graph.state_inputs.values(), key=lambda n: n.id),
         }
         for role, nodes in roles.items():
-            if listed[role] != nodes:
+            if not are_same(listed[role], nodes):
                 odd = ", ".join(f"%{i}" for i in sorted({n.id for n in {*nodes} ^ {*listed[role]}}))
                 raise VerifyError(f"graph {graph.name!r}: its list of {role}s is not its {role} nodes: {odd}")
         for table in (graph.params, graph.state_inputs):

@@ -113,7 +113,7 @@ class Parts(Protocol):
     def depth(self) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Meeting:
     """Two factors whose axes meet; parameters of either, laid out like their product."""
 

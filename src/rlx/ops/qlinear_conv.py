@@ -46,7 +46,7 @@ def per_channel(p: Any, axes: int) -> Any:
     return reshape(p, (p.shape[0], *(1,) * axes)) if len(p.shape) == 1 else p
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Windows:
     """What the zero points of a convolution multiply, laid out like its result.
 

@@ -20,7 +20,7 @@ from rlx.ops.stats import dim_value
 from rlx.records import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tap:
     """One neighbour along an axis: its index (a whole number, maybe outside) and its weight (None: 1)."""
 

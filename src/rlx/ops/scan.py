@@ -15,6 +15,7 @@ from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Loop
 from rlx.ir.graph import Graph, Node
+from rlx.ir.node import is_among
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
 from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType, Type
@@ -149,7 +150,7 @@ class _scan(Op):
         ]
         known = [*inner.inputs[: carries + scanned], *inner.inputs[len(body.inputs) + len(handed) :]]
         known += [slopes[i] for i in moving]  # rows of these are stacked anyway
-        extra = list(dict.fromkeys(n for f in factors.values() for n in f if n not in known))
+        extra = list(dict.fromkeys(n for f in factors.values() for n in f if not is_among(n, known)))
         inner.set_outputs([*slopes.values(), *extra])
         rest = operands[carries + scanned :]
         rows_of = [x.tensor.with_shape(x.shape[1:]) for x in along]

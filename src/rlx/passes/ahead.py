@@ -15,6 +15,7 @@ from rlx.ir.control import loop_form
 from rlx.ir.dim import evaluate
 from rlx.ir.form import Contract, Conv, Form, Loop, Map, Pieces, Reduce
 from rlx.ir.graph import Graph, Node
+from rlx.ir.node import place_of
 from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, inline, rewrite
 from rlx.ir.types import TupleType, type_symbols
@@ -63,7 +64,7 @@ class _Body:
 
     def _move(self, node: Node) -> int:
         if node.op.role is Role.INPUT:
-            at = self.body.inputs.index(node)
+            at = place_of(node, self.body.inputs)
             row = self.carries <= at < self.carries + self.scanned
             return FIXED if at >= self.first else ROW if row else CARRIED
         if node.op.role is Role.CONSTANT:

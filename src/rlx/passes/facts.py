@@ -14,7 +14,7 @@ from rlx.ir.types import Shape, TupleType
 from rlx.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Access:
     """One way in which a kernel reads a stored value.
 

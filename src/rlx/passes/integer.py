@@ -43,7 +43,7 @@ BOUNDS = ("maximum", "minimum")
 SAVED = 3, 4  # part of the time that a product of bytes does not take, next to f32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Levels:
     """A real value (codes - zero) * scale, with parameters that broadcast to the codes."""
 

@@ -26,7 +26,7 @@ from rlx.passes.layout import weight_ids
 from rlx.records import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Branch:
     """A product and the elementwise ops that follow it, each beside a weight."""
 

@@ -69,7 +69,7 @@ class NotAlike(Exception):
     """A kernel that does not treat rows alike, as far as can be proved."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Chain:
     """Kernels that run in slices together, and what their body reads and gives, by node of the program."""
 

@@ -46,7 +46,7 @@ SPACE_TEXTS = {
 _IDS = re.compile(r"%\d+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelCost:
     """What one kernel is predicted to move and to take."""
 

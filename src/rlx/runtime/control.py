@@ -240,7 +240,7 @@ class Layout:
         return int(self._constants[key].ctypes.data)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Control:
     """One node with bodies and where everything of it lies; a method per kind of control."""
 

@@ -181,7 +181,7 @@ class DeviceProgram(CompiledProgram):
             context.keep(s.output, states[s.name])
         if kept:
             context.stream.submit_and_wait()
-        others = [s for s in self.graph.states if s not in kept]
+        others = [s for s in self.graph.states if not isinstance(states[s.name], Buffer)]
         new = {s.name: np.array(context.array(s.output)) for s in others}  # one may be another's
         for name, value in new.items():
             states[name][...] = value

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Span:
     """One kernel or host thunk on one thread, by the clock of `time.perf_counter_ns`."""
 

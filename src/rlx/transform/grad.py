@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx.errors import GradientError, provenance
 from rlx.ir.graph import Graph, Node
+from rlx.ir.node import is_among
 from rlx.ir.op import Level, Op, Role, get_op, run_rule
 from rlx.ir.rewrite import inline, rewrite
 from rlx.ir.types import TupleType
@@ -85,7 +86,7 @@ def _node_gradients(graph: Graph, node: Node, incoming: Any, many: bool) -> list
     results = made if isinstance(made, tuple) else (made,)
     given = incoming if many else (incoming,)
     operands = list(dict.fromkeys(node.operands))
-    direct = {r.id: g for r, g in zip(results, given, strict=True) if g is not None and r in operands}
+    direct = {r.id: g for r, g in zip(results, given, strict=True) if g is not None and is_among(r, operands)}
     seeds: dict[int, Node] = {}
     for r, g in zip(results, given, strict=True):
         if g is not None and r.id >= start:

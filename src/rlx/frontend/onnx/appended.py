@@ -14,7 +14,7 @@ def without_appending(body: Any, carried: Sequence[Value]) -> tuple[Any, list[Va
     """The body with sequences that start empty and only grow by one element at their end as rows to stack
     instead of carries; the other carries; places of the sequences among all carries."""
     makers = {name: node for node in body.node for name in node.output}
-    places = [k for k, v in enumerate(carried) if v == [] and _grows(body, makers, k)]
+    places = [k for k, v in enumerate(carried) if isinstance(v, list) and not v and _grows(body, makers, k)]
     if not places:
         return body, list(carried), []
     changed = type(body)()

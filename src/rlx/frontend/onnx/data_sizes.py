@@ -19,7 +19,7 @@ class DataSizes:
 
     def __init__(self, graph: Graph, known: PartialEvaluator) -> None:
         self.graph, self.known = graph, known
-        self._found: dict[tuple[Node, int], Dim] = {}
+        self._found: dict[Node, dict[int, Dim]] = {}  # by place in the node
 
     def size(self, node: Node, index: int, refuse: Callable[[], None], fed: bool = False) -> Dim:
         """Element `index` of a node as a size, which must not be negative when the program runs.
@@ -28,8 +28,9 @@ class DataSizes:
         unless `fed`; so is what the steps of a loop decide.
         """
         node, index = self._origin(node, index)
-        if (node, index) in self._found:
-            return self._found[node, index]
+        found = self._found.setdefault(node, {})
+        if index in found:
+            return found[index]
         is_fed = node.op.role is Role.INPUT
         of_steps = any(b.graph is not self.graph for b in self.known.unknown_inputs(node))
         if not node.dtype.is_int or of_steps or (is_fed and not fed):
@@ -37,13 +38,13 @@ class DataSizes:
         with node.graph.building():
             element = ops.slice_axis(ops.reshape(node, (-1,)), 0, index, 1)
             size: Dim = ops.data_size(ops.reshape(element, ()))
-        self._found[node, index] = size
+        found[index] = size
         self._tell(node, index, size)
         return size
 
     def holds(self, d: Dim) -> bool:
         """Whether a size is one of these."""
-        return any(d == found for found in self._found.values())
+        return any(d == size for found in self._found.values() for size in found.values())
 
     def _tell(self, node: Node, index: int, size: Dim) -> None:
         """What is computed from this number later on is computed from the size."""

@@ -45,7 +45,7 @@ class HostOutput:
     """Whether the tensor says as much, for those who take tensors only."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labels:
     """A tensor of text: `words` at the numbers that the program computes."""
 
@@ -64,7 +64,7 @@ class Labels:
         return np.asarray(self.words[at], dtype=object)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Maps:
     """A sequence of maps with the same keys: one for each row of a tensor, whose columns are their values."""
 
@@ -76,7 +76,7 @@ class Maps:
         return HostOutput(name, lambda rows: [dict(zip(keys, r, strict=True)) for r in rows.tolist()], True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """A sequence whose elements are the rows of a tensor."""
 
