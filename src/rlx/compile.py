@@ -112,6 +112,7 @@ def plan(
     from rlx.passes.pipeline import Stage, Trace, run_stages
     from rlx.passes.precision import lower_precision
     from rlx.passes.quant_weights import pack_quantised_weights
+    from rlx.passes.rounding import check_rounding
     from rlx.passes.sparse import find_sparse_weights
     from rlx.plan.budget import fit_budget
     from rlx.plan.build import Planner
@@ -127,6 +128,10 @@ def plan(
         joined, decisions = join_blocks(hir, chosen, assume, device)
         trace.decisions += decisions
         return joined
+
+    def expand(hir: Graph) -> Graph:
+        mir = lower(hir)
+        return products_ahead(mir if device != "cpu" else check_rounding(mir, machine.lanes), trace.firings)
 
     def integers(mir: Graph) -> Graph:
         made, decisions = use_integer_products(mir, trace.firings)
@@ -184,7 +189,7 @@ def plan(
         (
             Stage("input", lambda g: g, Level.HIR),
             Stage("join blocks", join, Level.HIR),
-            Stage("expand", lambda g: products_ahead(lower(g), trace.firings)),
+            Stage("expand", expand),
             *layouts,
             Stage("bodies", lambda g: hoist_weights(g, lay_out)),
             Stage("outputs", lambda g: materialize_outputs(materialize_operands(g))),

@@ -23,17 +23,21 @@ from rlx import progress
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError, TransformError
 from rlx.frontend.arguments import as_arrays, check_call, parameters_of, place_of
 from rlx.frontend.trace import LEAST, Place, Trace, fits, sizes_of, trace_sizes
-from rlx.ir.dim import Constraint
+from rlx.ir.dim import Constraint, symbols
 from rlx.ir.dim_read import READER
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Node
 from rlx.ir.mesh import Shard
+from rlx.ir.size_choice import CHOICES, Choice, NumberNeeded, SizeChoices
 from rlx.ir.tree import Tree, flatten, leaf_paths, unflatten
 from rlx.ir.types import TensorType
 from rlx.records import dataclass
 
 MAX_PROGRAMS = 16
 """Programs that one signature keeps; the least recently used one makes room."""
+
+MAX_ASKED = 256
+"""Sizes of which a program remembers whether it serves them."""
 
 Dynamic = Mapping[int | str, Mapping[int, str]] | bool
 Shapes = tuple[tuple[int, ...], ...]
@@ -51,12 +55,25 @@ class _Variant:
     program: Any
     guards: Sequence[Constraint]
     shapes: Shapes | None  # of a program without symbols
+    choices: Sequence[Choice] = ()
     used: int = 0
+    asked: dict[Shapes, bool] = field(default_factory=dict)
 
     def serves(self, shapes: Shapes) -> bool:
         if self.shapes is not None:
             return self.shapes == shapes
-        return fits(self.trace, self.guards, shapes)
+        known = self.asked.get(shapes)
+        if known is None:
+            if len(self.asked) >= MAX_ASKED:
+                self.asked.clear()
+            known = self.asked[shapes] = self._fits(shapes)
+        return known
+
+    def _fits(self, shapes: Shapes) -> bool:
+        if not fits(self.trace, self.guards, shapes):
+            return False
+        sizes = sizes_of(self.trace.graph, shapes)
+        return sizes is not None and all(choice.holds(sizes) for choice in self.choices)
 
 
 @dataclass
@@ -195,12 +212,18 @@ class Jit:
             if place not in names and size >= LEAST and old != {size}:
                 names[place] = _symbol_name(signature.paths[place[0]], place[1], taken)
         why = _reason(signature, shapes, names.keys() - asked)
-        variant = self._with_symbols(signature, call, names) if names else None
+        variant, numbers = None, dict[Place, str]()  # sizes that decide bits, and how
+        while symbolic := {place: name for place, name in names.items() if place not in numbers}:
+            known = len(numbers)
+            variant = self._with_symbols(signature, call, symbolic, numbers)
+            if len(numbers) == known:
+                break
         if variant is None:
             trace = trace_sizes(call.function, call.types, call.tree, {})
             variant = _Variant(trace, self._compile(trace, shapes), (), shapes)
         told = {names[place]: _size_text(signature.paths, place) for place in names}
         specialized = {told.get(n, n): text for n, text in variant.trace.specialized.items()}
+        specialized |= {told[names[place]]: text for place, text in numbers.items()}
         self.stats["traces"] += 1
         self.stats["why"].append("; ".join([why, *(f"{n} {text}" for n, text in specialized.items())]))
         progress.info(
@@ -215,9 +238,11 @@ class Jit:
         return variant
 
     def _with_symbols(
-        self, signature: _Signature, call: _Call, names: Mapping[Place, str]
+        self, signature: _Signature, call: _Call, names: Mapping[Place, str], numbers: dict[Place, str]
     ) -> _Variant | None:
-        """A program in which some sizes are symbols; None if the function, or the compiler, refuses that."""
+        """A program in which some sizes are symbols; None if the function, or the compiler, refuses that, or
+        adds to those that must be `numbers`.
+        """
         places = frozenset(names)
         if places in signature.refused:
             return None
@@ -229,15 +254,24 @@ class Jit:
             self._refuse(signature, places, e)
             return None
         shapes = None if trace.graph.symbols() else call.shapes
+        choices = SizeChoices(sizes_of(trace.graph, call.shapes) or {})
+        token = CHOICES.set(choices)
         try:
             program = self._compile(trace, call.shapes)
+        except NumberNeeded as e:
+            for i, j in names:
+                if e.names & set(symbols(trace.graph.inputs[i].shape[j])):
+                    numbers[i, j] = str(e)
+            return None
         except RlxError as e:
             if shapes is not None:
                 raise
             self._refuse(signature, places, e)
             return None
+        finally:
+            CHOICES.reset(token)
         guards = () if self.options.get("mesh") else program.graph.constraints
-        variant = _Variant(trace, program, guards, shapes)
+        variant = _Variant(trace, program, guards, shapes, choices.made)
         if variant.serves(call.shapes):
             return variant
         self._refuse(signature, places, RlxError("its own guards do not hold for these sizes"))

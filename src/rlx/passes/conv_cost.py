@@ -8,12 +8,18 @@ an instruction takes half as many: F(4, 3) has half the time of direct sums.
 
 from __future__ import annotations
 
-from rlx.ir.dim import Dim
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
 from rlx.ir.dtype import F32, I8
 from rlx.ir.graph import Node
+from rlx.ir.size_choice import choose
 from rlx.ops.winograd import WinogradLayout
 from rlx.records import dataclass
 
+Image = tuple[int, ...]
+"""Sizes [N, C, axes] of an image."""
+T = TypeVar("T", bound=Hashable)
 USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
 
 
@@ -49,20 +55,18 @@ class WinogradChoice:
     direct: float
 
 
-def _usual(d: Dim, size: int = USUAL_SIZE) -> int:
-    return d if isinstance(d, int) else size
+def by_image(rule: Callable[[Image, Image], T], node: Node) -> T:
+    """What a rule says about the image that a convolution reads, and the one that it writes."""
+    rank = node.rank
+    usual = 2 * (1, *(USUAL_SIZE for _ in range(rank - 1)))
+    sizes = (*node.operands[0].shape, *node.shape)
+    return choose(lambda *at: rule(at[:rank], at[rank:]), sizes, usual)
 
 
-def elements(shape: tuple[Dim, ...]) -> int:
-    """Elements of an image [N, C, axes], with usual sizes for symbolic ones."""
-    total = _usual(shape[0], 1)
-    for d in shape[1:]:
-        total *= _usual(d)
-    return total
-
-
-def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
-    """The transform that pays most; None where the window does not fit or direct sums are cheapest."""
+def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradChoice | None:
+    """The transform that pays most for an image of this size; None where the window does not fit or direct
+    sums are cheapest.
+    """
     w, one, group = node.operands[1], (1, 1), target.group(node.operands[0].dtype.name)
     if not target.winograd or node.attrs["groups"] != 1 or w.shape[2:] != (3, 3):
         return None
@@ -75,7 +79,7 @@ def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
     if not (w.dtype is F32 or (exact and pairs > 1)):
         return None
     item, point, rate = (1, 2, pairs) if exact else (4, 4, 1)  # bytes of a weight and a point; points at once
-    n, (h, wide) = _usual(node.shape[0], 1), (_usual(d) for d in node.shape[2:])
+    n, _, h, wide = written
     padded = -(-out // target.lanes) * target.lanes
     size = padded * channels
 
@@ -100,5 +104,9 @@ def choose_winograd(node: Node, target: ConvTarget) -> WinogradChoice | None:
 
 def gains_by_halves(node: Node, target: ConvTarget) -> bool:
     """Whether direct sums of 16-bit operands, in half the time of f32, beat what f32 does best."""
-    choice = choose_winograd(node, target)
-    return choice is None or choice.gain < choice.direct / 2
+
+    def gains(read: Image, written: Image) -> bool:
+        choice = choose_winograd(node, written, target)
+        return choice is None or choice.gain < choice.direct / 2
+
+    return by_image(gains, node)

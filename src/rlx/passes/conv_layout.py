@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +24,7 @@ from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.window import GEOMETRY
 from rlx.ops.winograd import WinogradLayout, transform_kernel
-from rlx.passes.conv_cost import ConvTarget, choose_winograd, elements
+from rlx.passes.conv_cost import ConvTarget, Image, by_image, choose_winograd
 from rlx.passes.layout import weight_ids
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
@@ -440,12 +441,18 @@ class _Writer:
     def winograd_layout(self, node: Node, blocked: bool) -> WinogradLayout | None:
         """Transformed constant weights where they pay, also for moving images to blocks and back."""
         plan, target = self.plan, self.plan.target
-        choice = choose_winograd(node, target) if node.operands[1].id in plan.weights else None
-        if choice is None:
+        if node.operands[1].id not in plan.weights:
             return None
-        moved = 0 if blocked else elements(node.operands[0].shape)
-        moved += 0 if plan.end[node.id] in plan.blocked else elements(node.shape)
-        return choice.layout if choice.gain > moved / target.moved_elements else None
+        blocked_out = plan.end[node.id] in plan.blocked
+
+        def rule(read: Image, written: Image) -> WinogradLayout | None:
+            choice = choose_winograd(node, written, target)
+            if choice is None:
+                return None
+            moved = (0 if blocked else math.prod(read)) + (0 if blocked_out else math.prod(written))
+            return choice.layout if choice.gain > moved / target.moved_elements else None
+
+        return by_image(rule, node)
 
     def kernel_layout(self, node: Node, block: int) -> KernelLayout | None:
         """The panels of a convolution; None where another kernel does better."""

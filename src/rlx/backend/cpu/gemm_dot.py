@@ -14,9 +14,9 @@ from rlx.backend.cpu.gemm_driver import GemmCall, GemmSpec, Part, ProductDriver,
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.target import Target
+from rlx.passes.rounding import FEW_ROWS, runs_along_k
 
 _COLUMNS = 8  # most columns of a tile
-_FEW_ROWS = 3  # rows up to which transposing B costs more than summing across vectors
 
 
 def suits_dot(spec: GemmSpec, target: Target) -> bool:
@@ -24,10 +24,7 @@ def suits_dot(spec: GemmSpec, target: Target) -> bool:
     if spec.b_packed or spec.dtype not in ("f32", "f64"):
         return False
     along_k = spec.a_strides[-1] == 1 and spec.b_strides[-2] == 1
-    few_columns = isinstance(spec.n, int) and spec.n <= target.lanes(spec.dtype) // 2
-    few_rows = isinstance(spec.m, int) and spec.m <= _FEW_ROWS
-    shallow = isinstance(spec.k, int) and spec.k < target.lanes(spec.dtype)
-    return along_k and (few_columns or few_rows) and not shallow
+    return along_k and runs_along_k(spec.m, spec.n, spec.k, target.lanes(spec.dtype))
 
 
 class DotGemm(ProductDriver):
@@ -45,7 +42,7 @@ class DotGemm(ProductDriver):
         sums = module.target.registers - 8  # beside them rows of A and columns of B
         super().__init__(module, name, call, kind, max(1, min(sums // columns, 8)), columns)
         if self.computed is not None:  # all rows, if they are few
-            self.computed = replace(self.computed, height=max(self.rows, _FEW_ROWS))
+            self.computed = replace(self.computed, height=max(self.rows, FEW_ROWS))
 
     def plan(self, panels: Int) -> None:
         for name in ("n", "k", "a_row", "b_column", "c_row"):

@@ -16,9 +16,9 @@ from rlx.backend.cpu.reduction import Reducer, Round
 from rlx.ir.compose import Stat, Store
 from rlx.ir.dim import Dim
 from rlx.ir.scalar import Scalar, call, rebuild
+from rlx.passes.rounding import is_long_row
 
 LONG = 4096  # elements of a row: in longer ones, sums and means lose more than one rounding
-FROM = 512  # elements of a row: in shorter ones a second pass is cheap, and putting lanes together is not
 
 
 def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, extent: Dim) -> bool:
@@ -26,7 +26,7 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
 
     What is stored must need both: infinite elements turn both into NaN, but a sum alone would be infinite.
     """
-    if number + 1 >= len(stats) or not isinstance(extent, int) or extent < FROM:
+    if number + 1 >= len(stats) or not isinstance(extent, int) or not is_long_row(extent):
         return False
     total, squares = stats[number : number + 2]
     floats = total.body.dtype.name in ("f32", "f64") and total.dtype is total.body.dtype is squares.dtype

@@ -1,0 +1,150 @@
+"""The bits of a call depend on its arguments, never on earlier calls.
+
+Programs for known sizes, for symbols, and those that a history of calls leaves agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import ops
+
+RNG = np.random.default_rng(1)
+Calls = list[tuple[np.ndarray, ...]]
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], Calls]]] = {}
+
+
+def made(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, np.float32)
+
+
+def case(name: str, function: Callable[..., Any]) -> Callable[[Callable[[], Calls]], None]:
+    def add(calls: Callable[[], Calls]) -> None:
+        CASES[name] = (function, calls)
+
+    return add
+
+
+SMALL, WIDE = made(8, 3, 3, 3), made(64, 64, 3, 3)
+WEIGHTS = made(64, 48)
+
+
+def images(channels: int, *sizes: int, batch: int = 1) -> Iterator[np.ndarray]:
+    return (made(batch, channels, n, n) for n in sizes)
+
+
+def gradient(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, w: rlx.grad(lambda w: ops.sum(ops.tanh(loss(x, w))))(w)
+
+
+def conv(x: Any, w: Any) -> Any:
+    return ops.conv(x, w, padding=1)
+
+
+def two_convs(x: Any) -> Any:
+    return ops.sum(ops.relu(conv(ops.relu(conv(x, WIDE)), WIDE)), axis=(2, 3))
+
+
+case("conv, weights fixed", lambda x: conv(x, WIDE))(
+    lambda: [(x,) for x in images(64, 3, 4, 6, 7, 12, 14, 28)]
+)
+case("conv, batches", lambda x: conv(x, WIDE))(lambda: [(made(n, 64, 7, 7),) for n in (2, 3, 8, 16)])
+case("conv, weights given", conv)(lambda: [(x, WIDE) for x in images(64, 4, 7, 14)])
+case("conv, few channels", conv)(lambda: [(x, SMALL) for x in images(3, 4, 5, 8, 14)])
+case("conv of each channel", lambda x, w: ops.conv(x, w, padding=1, groups=32))(
+    lambda: [(x, made(32, 1, 3, 3)) for x in images(32, 4, 7, 14)]
+)
+case("two convs", two_convs)(lambda: [(x,) for x in images(64, 4, 6, 7, 14)])
+case("gradient of conv", gradient(conv))(
+    lambda: [(x, made(16, 8, 3, 3)) for x in images(8, 4, 7, 8, batch=2)]
+)
+case("fft", ops.fft)(lambda: [(made(4, n).astype(np.complex64),) for n in (7, 8, 60, 64, 100, 251, 1024)])
+case("fft, rows", ops.fft)(lambda: [(made(n, 64).astype(np.complex64),) for n in (2, 3, 7, 8, 9, 17)])
+case("rfft", ops.rfft)(lambda: [(made(4, n),) for n in (8, 100, 256, 1000)])
+case("attention", ops.attention)(
+    lambda: [
+        (made(2, 4, n, 32), made(2, 4, s, 32), made(2, 4, s, 32))
+        for n, s in ((1, 5), (1, 64), (2, 64), (3, 64), (4, 64), (17, 64), (64, 64), (5, 300), (1, 300))
+    ]
+)
+case("matmul, rows", lambda a, b: a @ b)(
+    lambda: [(made(n, 64), made(64, 48)) for n in (1, 2, 3, 4, 8, 17, 64)]
+)
+case("matmul, depth", lambda a, b: a @ b)(
+    lambda: [(made(5, k), made(k, 7)) for k in (2, 3, 8, 100, 385, 3000)]
+)
+case("matmul, weights fixed", lambda a: a @ WEIGHTS)(lambda: [(made(n, 64),) for n in (1, 2, 3, 4, 8, 17)])
+case("matmul by columns", lambda a, b: a @ b.T)(
+    lambda: [(made(m, 64), made(n, 64)) for m in (1, 2, 3, 4, 17) for n in (2, 8, 9)]
+)
+case("matmul by columns, depth", lambda a, b: a @ b.T)(
+    lambda: [(made(2, k), made(20, k)) for k in (2, 3, 15, 16, 17, 100)]
+)
+case("matrix and vector", lambda a, b: a @ b)(
+    lambda: [(made(n, k), made(k)) for n in (2, 5) for k in (3, 64, 1000)]
+)
+case("inner product", lambda a, b: a @ b)(lambda: [(made(k), made(k)) for k in (2, 15, 16, 17, 100)])
+case("gradient of a layer", gradient(lambda x, w: x @ w))(
+    lambda: [(made(n, 24), made(24, k)) for n in (2, 4, 9) for k in (2, 8, 9)]
+)
+case("softmax", ops.softmax)(lambda: [(made(3, n),) for n in (1, 2, 15, 16, 17, 100, 1000)])
+case("layer_norm", ops.layer_norm)(
+    lambda: [(made(3, n), made(n), made(n)) for n in (2, 17, 511, 512, 1000, 5000)]
+)
+case("rms_norm", ops.rms_norm)(lambda: [(made(3, n), made(n)) for n in (2, 17, 512, 5000)])
+case("group_norm", lambda x, s, o: ops.group_norm(x, s, o, 4))(
+    lambda: [(made(n, 8, k, k), made(8), made(8)) for n in (2, 5) for k in (3, 14, 40)]
+)
+case("normalised", lambda x: (x - ops.mean(x)) / ops.std(x))(
+    lambda: [(made(n),) for n in (3, 100, 511, 512, 3000)]
+)
+case("variance of planes", lambda x: ops.var(x, axis=(1, 2)))(
+    lambda: [(made(3, k, n),) for k in (3, 100) for n in (2, 9, 17)]
+)
+case("sum", ops.sum)(lambda: [(made(n),) for n in (2, 17, 1000, 100000)])
+case("sum of columns", lambda x: ops.sum(x, axis=0))(
+    lambda: [(made(k, n),) for k in (33, 100) for n in (2, 8, 17)]
+)
+
+
+def bits(value: np.ndarray) -> bytes:
+    return np.ascontiguousarray(value).tobytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_do_not_depend_on_earlier_calls(name: str) -> None:
+    function, calls = CASES[name]
+    arguments = calls()
+    want = [bits(rlx.jit(function)(*a)) for a in arguments]  # each by itself, for its sizes
+    symbols, upwards, downwards = rlx.jit(function, dynamic=True), rlx.jit(function), rlx.jit(function)
+    places = list(range(len(arguments)))
+    histories = [(symbols, places), (upwards, places), (downwards, places[::-1]), (upwards, places)]
+    wrong = [
+        (which, [x.shape for x in arguments[i]])
+        for which, (f, order) in zip(("dynamic", "upwards", "downwards", "again"), histories, strict=True)
+        for i in order
+        if bits(f(*arguments[i])) != want[i]
+    ]
+    assert not wrong
+
+
+def test_a_size_that_decides_bits_is_a_number() -> None:
+    f = rlx.jit(ops.fft, dynamic=True)
+    for n in (8, 16, 8):
+        f(made(2, n).astype(np.complex64))
+    assert f.stats["traces"] == 2 and not f.stats["refused"]
+    (why,) = f.stats["specialized"].values()
+    assert why.startswith("is the length of a Fourier transform (at test_jit_bits.py:")
+    assert f.program(made(2, 8).astype(np.complex64)).graph.symbols() == ("x_0",)
+
+
+def test_a_program_serves_sizes_of_the_same_choices() -> None:
+    f = rlx.jit(lambda x: conv(x, WIDE), dynamic=True)
+    for size in (28, 29, 32, 4, 28, 56):
+        f(made(1, 64, size, size))
+    assert f.stats["traces"] == 2  # transforms of two sizes
