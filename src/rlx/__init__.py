@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlx.frontend.onnx import from_onnx
     from rlx.functions import grad, jit, jvp, value_and_grad, vmap
     from rlx.ir.graph import Graph
+    from rlx.ir.tree import register_pytree
     from rlx.ops.custom import register_op
 
 __version__ = VERSION
@@ -36,6 +37,7 @@ __all__ = [
     "ops",
     "optimize",
     "register_op",
+    "register_pytree",
     "value_and_grad",
     "vmap",
     "zoo",
@@ -50,6 +52,7 @@ _HOMES = {
     "jit": "rlx.functions",
     "jvp": "rlx.functions",
     "register_op": "rlx.ops.custom",
+    "register_pytree": "rlx.ir.tree",
     "value_and_grad": "rlx.functions",
     "vmap": "rlx.functions",
 }

@@ -36,6 +36,9 @@ def jit(
     function reads of a symbol, or how it compares it, limits the program to calls where that is the same.
     `dynamic` asks for symbols at once: True, or names of axes by argument, such as {"x": {0: "batch"}}.
     `static` arguments are Python values that programs are made for. `stats` tells why each program was made.
+    Numbers among the arguments, Python's and NumPy's, take the dtype of the array beside them, as numbers in
+    the text of the function do: np.float64(2) times an f32 array is f32, unlike in NumPy 2.
+    Arguments and results may be nested: tuples, lists, dicts, namedtuples, dataclasses, registered classes.
 
     A memory `budget` is met for the sizes of the call that compiles, and checked for those of every call.
 

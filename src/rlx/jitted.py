@@ -25,12 +25,13 @@ from rlx.frontend.arguments import as_arrays, check_call, parameters_of, place_o
 from rlx.frontend.trace import LEAST, Place, Trace, fits, sizes_of, trace_sizes
 from rlx.ir.dim import Constraint, symbols
 from rlx.ir.dim_read import READER
-from rlx.ir.dtype import dtype
+from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.mesh import Shard
 from rlx.ir.size_choice import CHOICES, Choice, NumberNeeded, SizeChoices
 from rlx.ir.tree import Tree, flatten, leaf_paths, unflatten
 from rlx.ir.types import TensorType
+from rlx.ir.weak import Number, check_ranges, default
 from rlx.records import dataclass
 
 MAX_PROGRAMS = 16
@@ -99,6 +100,7 @@ class _Call:
     types: Sequence[TensorType]
     tree: Tree
     shapes: Shapes
+    numbers: Mapping[int, DType]  # arguments that are numbers, with their dtypes where nothing is beside them
 
 
 class Jit:
@@ -160,9 +162,11 @@ class Jit:
         moving = tuple(None if i in fixed_args else a for i, a in enumerate(args))
         moving_kwargs = {k: v for k, v in kwargs.items() if k not in fixed_kwargs}
         leaves, tree = flatten((moving, moving_kwargs))
+        numbers = {i: default(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Number)}
         arrays = as_arrays(leaves, lambda: leaf_paths(tree, _argument_names(self.function)))
         key = (
             tree,
+            tuple(numbers),
             tuple([(a.dtype.str, a.dtype.name, a.ndim) for a in arrays]),
             _hashable(fixed_args, fixed_kwargs),
         )
@@ -184,8 +188,9 @@ class Jit:
             with signature.lock:  # threads that come meanwhile wait for this program
                 variant = signature.find(shapes)
                 if variant is None:
-                    variant = self._new_variant(signature, _Call(function, types, tree, shapes))
+                    variant = self._new_variant(signature, _Call(function, types, tree, shapes, numbers))
         variant.used = next(self._clock)
+        check_ranges(variant.trace.ranges, arrays, signature.paths)
         return self._within_budget(signature, variant, shapes), arrays
 
     def _whole_shapes(self, arrays: Sequence[np.ndarray]) -> Shapes:
@@ -219,7 +224,7 @@ class Jit:
             if len(numbers) == known:
                 break
         if variant is None:
-            trace = trace_sizes(call.function, call.types, call.tree, {})
+            trace = trace_sizes(call.function, call.types, call.tree, {}, call.numbers)
             variant = _Variant(trace, self._compile(trace, shapes), (), shapes)
         told = {names[place]: _size_text(signature.paths, place) for place in names}
         specialized = {told.get(n, n): text for n, text in variant.trace.specialized.items()}
@@ -247,7 +252,7 @@ class Jit:
         if places in signature.refused:
             return None
         try:
-            trace = trace_sizes(call.function, call.types, call.tree, names)
+            trace = trace_sizes(call.function, call.types, call.tree, names, call.numbers)
         except (
             Exception
         ) as e:  # code of the user may do anything with a symbol; without symbols it may not fail

@@ -141,6 +141,39 @@ def test_comparisons_of_sizes_are_true(pick: Any) -> None:
         np.testing.assert_array_equal(per_row(ones(2, n)), want[None].repeat(2, 0))
 
 
+def test_comparisons_in_bodies_and_compositions() -> None:
+    factors = {3: 2.0, 4: 7.0}
+
+    def pick(x: Any) -> Any:
+        return x * factors.get(x.shape[-1], 1.0) if x.shape[-1] in (3, 4, 5) else -x
+
+    def along(x: Any) -> Any:
+        return ops.scan(lambda total, row: (total + pick(row), pick(row)), x[0] * 0.0, x)[1]
+
+    functions = {
+        "scan": rlx.jit(along),
+        "cond": rlx.jit(lambda x: ops.cond(ops.sum(x) > 0, lambda: pick(x), lambda: x)),
+        "jvp": rlx.jit(lambda x: rlx.jvp(pick, (x,), (x,))[1]),
+        "vmap of grad": rlx.vmap(rlx.grad(lambda row: ops.sum(pick(row)))),
+        "grad of vmap": rlx.grad(lambda x: ops.sum(rlx.vmap(pick)(x))),
+        "grad of scan": rlx.grad(lambda x: ops.sum(along(x))),
+        "vmap of jvp": rlx.vmap(lambda row: rlx.jvp(pick, (row,), (row,))[1]),
+        "jit in vmap": rlx.jit(rlx.vmap(rlx.jit(pick))),
+        "grad of grad": rlx.grad(lambda x: ops.sum(rlx.grad(lambda y: ops.sum(pick(y) * y) / 2.0)(x))),
+    }
+    for name, f in functions.items():
+        for n in (3, 4, 5, 3, 6, 4, 7):
+            want = np.full((2, n), factors.get(n, 1.0) if n in (3, 4, 5) else -1.0)
+            np.testing.assert_array_equal(f(ones(2, n)), want, err_msg=f"{name} of {n}")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_squeeze_drops_the_axes_that_eager_drops(dynamic: bool) -> None:
+    f = rlx.jit(ops.squeeze, dynamic=dynamic)
+    for shape in ((2, 3, 1), (1, 3, 1), (2, 1, 1), (1, 1, 1), (4, 5, 1), (1, 6, 2), (7, 1, 8)):
+        assert f(ones(*shape)).shape == ops.squeeze(ones(*shape)).shape == np.squeeze(ones(*shape)).shape
+
+
 def test_a_comparison_is_a_guard_with_its_line() -> None:
     f = rlx.jit(lambda x: x if x.shape[0] > 4 else -x)
     for n in (2, 3, 4, 8, 9, 10):

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.errors import RlxError, TypeError_
 from rlx.frontend.trace import as_array
+from rlx.ir.weak import Number, carried
 
 
 def need_function(function: object, caller: str) -> None:
@@ -58,7 +59,7 @@ def check_call(
 def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[np.ndarray]:
     """The leaves of the arguments as arrays; `paths` says how the user writes each of them."""
     try:
-        return [as_array(leaf) for leaf in leaves]
+        return [_as_argument(leaf) for leaf in leaves]
     except (RlxError, ValueError, OverflowError, TypeError) as e:
         for leaf, path in zip(leaves, paths(), strict=True):
             if not _is_array(leaf):
@@ -66,9 +67,14 @@ def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list
         raise
 
 
+def _as_argument(leaf: Any) -> np.ndarray:
+    """An argument as an array; numbers keep all their digits until their dtype is known."""
+    return np.asarray(leaf, carried(leaf).np) if isinstance(leaf, Number) else as_array(leaf)
+
+
 def _is_array(leaf: Any) -> bool:
     try:
-        as_array(leaf)
+        _as_argument(leaf)
     except (RlxError, ValueError, OverflowError, TypeError):
         return False
     return True

@@ -20,11 +20,12 @@ from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
 from rlx.ir.dim_atom import quote
 from rlx.ir.dim_read import READER
-from rlx.ir.dtype import dtype, plain_array
+from rlx.ir.dtype import DType, dtype, plain_array
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ir.tree import Tree, flatten, unflatten
 from rlx.ir.types import TensorType
+from rlx.ir.weak import WEAK, Weak, WeakNumbers
 from rlx.records import dataclass
 
 MAX_RETRACES = 32
@@ -50,10 +51,11 @@ class Trace:
     specialized: dict[str, str] = field(default_factory=dict)
     captured: tuple[Node, ...] = ()
     answers: list[str] = field(default_factory=list)
+    ranges: dict[int, DType] = field(default_factory=dict)
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A leaf of the arguments as an array; Python numbers take RLX's default dtypes."""
+    """A value as an array; Python numbers take RLX's default dtypes."""
     if isinstance(value, (bool, int, float, complex)):
         return np.asarray(value, dtype(type(value)).np)
     array = plain_array(value, "an argument")
@@ -62,16 +64,33 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def trace_types(
-    function: Callable[..., Any], types: Sequence[TensorType], tree: Tree, parent: Graph | None = None
+    function: Callable[..., Any],
+    types: Sequence[TensorType],
+    tree: Tree,
+    parent: Graph | None = None,
+    numbers: Mapping[int, DType] | None = None,
 ) -> Trace:
-    """Trace with exactly these (possibly symbolic) types; values of `parent` and around it may be read."""
+    """Trace with exactly these (possibly symbolic) types; values of `parent` and around it may be read.
+
+    `numbers` are arguments that take the dtype of what is beside them, or else this one.
+    """
     name = getattr(function, "__name__", "function").strip("<>")
     graph = Graph(name) if parent is None else Body(name, parent)
+    weak = WeakNumbers()
     try:
         with graph.building():
             inputs = [graph.input(f"arg{i}", t.shape, t.dtype) for i, t in enumerate(types)]
-            args, kwargs = unflatten(tree, inputs)
-            leaves, result = flatten(function(*args, **kwargs))
+            given = list(inputs)
+            for i, own in (numbers or {}).items():
+                given[i] = get_op("cast")(inputs[i], dtype=own)
+                weak.nodes[given[i]] = Weak(inputs[i], i)
+            args, kwargs = unflatten(tree, given)
+            token = WEAK.set(weak) if numbers else None
+            try:
+                leaves, result = flatten(function(*args, **kwargs))
+            finally:
+                if token is not None:
+                    WEAK.reset(token)
             nodes = [_as_node(leaf, graph) for leaf in leaves]
             if isinstance(graph, Body):
                 nodes = [graph.here(n) for n in nodes]
@@ -83,7 +102,8 @@ def trace_types(
         if bug is None:
             raise
         raise bug from e
-    return Trace(graph, result, captured=tuple(graph.captured) if isinstance(graph, Body) else ())
+    captured = tuple(graph.captured) if isinstance(graph, Body) else ()
+    return Trace(graph, result, captured=captured, ranges=weak.ranges)
 
 
 def _as_node(value: Any, graph: Graph) -> Node:
@@ -140,7 +160,11 @@ class _Reader:
 
 
 def trace_sizes(
-    function: Callable[..., Any], types: Sequence[TensorType], tree: Tree, names: Mapping[Place, str]
+    function: Callable[..., Any],
+    types: Sequence[TensorType],
+    tree: Tree,
+    names: Mapping[Place, str],
+    numbers: Mapping[int, DType] | None = None,
 ) -> Trace:
     """Trace for arguments of these sizes, those at the places of `names` as symbols of that name.
 
@@ -157,7 +181,7 @@ def trace_sizes(
         reader = _Reader(actual)
         token = READER.set(reader)
         try:
-            trace = trace_types(function, types, tree)
+            trace = trace_types(function, types, tree, numbers=numbers)
         finally:
             READER.reset(token)
         mapping = {name: actual[name] for name in reader.read_at} | _solve(

@@ -14,6 +14,7 @@ from rlx.ir.dtype import I64, DType, convert, dtype, weak_scalar
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import Op, get_op
 from rlx.ir.types import TupleType
+from rlx.ir.weak import WEAK
 
 
 def apply(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph] = ()) -> Any:
@@ -40,6 +41,7 @@ def graph_of(operands: Sequence[Any]) -> Graph | None:
 def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
     """Operands as nodes of `graph`. Scalars of Python or NumPy, and sizes, take the dtype of the first tensor
     beside them."""
+    operands = _with_weak(op, operands)
     typed = [o for i, o in enumerate(operands) if i != op.condition]
     beside = _dtype_beside(typed, np.ndarray)
     if beside is not None:
@@ -65,6 +67,26 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
         else:
             kind = type(o).__name__
             raise TypeError_(f"{op.name}: an operand of type {kind} is neither a node, an array nor a number")
+    return out
+
+
+def _with_weak(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+    """Numbers that are arguments of the traced function, in the dtype of the tensors beside them."""
+    weak = WEAK.get()
+    if weak is None or not any(isinstance(o, Node) and o in weak.nodes for o in operands):
+        return operands
+    typed = [o for i, o in enumerate(operands) if i != op.condition]
+    others = [o for o in typed if not (isinstance(o, Node) and o in weak.nodes)]
+    beside = _dtype_beside(others, np.ndarray)
+    if beside is None or not (op.family == "elementwise" or beside.is_float):
+        return operands
+    out = []
+    for i, o in enumerate(operands):
+        known = weak.nodes.get(o) if isinstance(o, Node) and i != op.condition else None
+        try:
+            out.append(o if known is None else weak.beside(known, beside))
+        except DTypeError as e:
+            raise DTypeError(f"{op.name}: {e.message}") from None
     return out
 
 
