@@ -35,6 +35,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "lower",
             "optimize",
             "register_op",
+            "register_pytree",
         ),
     ),
     ("rlx.runtime.program", ("CompiledProgram",)),

@@ -31,7 +31,7 @@ from rlx.ir.mesh import Shard
 from rlx.ir.size_choice import CHOICES, Choice, NumberNeeded, SizeChoices
 from rlx.ir.tree import Tree, flatten, leaf_paths, unflatten
 from rlx.ir.types import TensorType
-from rlx.ir.weak import Number, check_ranges, default
+from rlx.ir.weak import NUMBERS, check_ranges, default
 from rlx.records import dataclass
 
 MAX_PROGRAMS = 16
@@ -162,12 +162,12 @@ class Jit:
         moving = tuple(None if i in fixed_args else a for i, a in enumerate(args))
         moving_kwargs = {k: v for k, v in kwargs.items() if k not in fixed_kwargs}
         leaves, tree = flatten((moving, moving_kwargs))
-        numbers = {i: default(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Number)}
+        numbers = {i: default(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, NUMBERS)}
         arrays = as_arrays(leaves, lambda: leaf_paths(tree, _argument_names(self.function)))
         key = (
             tree,
             tuple(numbers),
-            tuple([(a.dtype.str, a.dtype.name, a.ndim) for a in arrays]),
+            tuple([(a.dtype, a.ndim) for a in arrays]),
             _hashable(fixed_args, fixed_kwargs),
         )
         signature = self._signatures.get(key)

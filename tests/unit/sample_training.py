@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 import rlx
 from rlx import ops
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+
+
+def loss_of(layers: int) -> Callable[[list[Any], Any, Any], Any]:
+    """The loss of a network: that many convolutions with a kernel and a bias each, then a dense layer."""
+
+    def loss(weights: list[Any], x: Any, wanted: Any) -> Any:
+        h = x
+        for i in range(layers):
+            kernel, bias = weights[2 * i : 2 * i + 2]
+            h = ops.relu(ops.conv(h, kernel, padding=((1, 1), (1, 1))) + bias)
+        h = ops.reshape(ops.avg_pool(h, (4, 4), strides=(4, 4)), (x.shape[0], -1))
+        error = h @ weights[-2] + weights[-1] - wanted
+        return ops.mean(error * error)
+
+    return loss
 
 
 def training_graph(
@@ -19,22 +37,12 @@ def training_graph(
         shapes[f"bias{i}"] = (channels, 1, 1)
     shapes["dense"], shapes["offset"] = (channels * (size // 4) ** 2, classes), (classes,)
 
-    def loss(weights: list[Node], x: Node, wanted: Node) -> Node:
-        h = x
-        for i in range(layers):
-            kernel, bias = weights[2 * i : 2 * i + 2]
-            h = ops.relu(ops.conv(h, kernel, padding=((1, 1), (1, 1))) + bias)
-        h = ops.reshape(ops.avg_pool(h, (4, 4), strides=(4, 4)), (batch, -1))
-        error = h @ weights[-2] + weights[-1] - wanted
-        made: Node = ops.mean(error * error)
-        return made
-
     g = Graph("training")
     with g.building():
         weights = [g.input(name, shape, "f32") for name, shape in shapes.items()]
         x = g.input("x", (batch, 3, size, size), "f32")
         wanted = g.input("wanted", (batch, classes), "f32")
-        value, grads = rlx.value_and_grad(loss)(weights, x, wanted)
+        value, grads = rlx.value_and_grad(loss_of(layers))(weights, x, wanted)
     g.output("loss", value)
     for name, grad in zip(shapes, grads, strict=True):
         g.output(f"d_{name}", grad)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import RlxError, TypeError_
 from rlx.frontend.trace import as_array
-from rlx.ir.weak import Number, carried
+from rlx.ir.weak import NUMBERS, carried
 
 
 def need_function(function: object, caller: str) -> None:
@@ -69,7 +69,7 @@ def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list
 
 def _as_argument(leaf: Any) -> np.ndarray:
     """An argument as an array; numbers keep all their digits until their dtype is known."""
-    return np.asarray(leaf, carried(leaf).np) if isinstance(leaf, Number) else as_array(leaf)
+    return np.asarray(leaf, carried(leaf).np) if isinstance(leaf, NUMBERS) else as_array(leaf)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from rlx.errors import TypeError_
 from rlx.records import dataclass
 
@@ -46,6 +48,7 @@ class Tree:
         return "None" if self.kind == "none" else "*"
 
 
+LEAF = Tree("leaf")
 _REGISTERED: dict[
     type, tuple[Callable[[Any], tuple[Sequence[Any], Hashable]], Callable[[Any, Any], Any]]
 ] = {}
@@ -83,6 +86,9 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
 
 
 def _flatten(value: Any, leaves: list[Any]) -> Tree:
+    if isinstance(value, np.ndarray):  # most often, in every call of a compiled function
+        leaves.append(value)
+        return LEAF
     if value is None:
         return Tree("none")
     if isinstance(value, dict):
@@ -104,7 +110,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Tree:
             "tuple" if isinstance(value, tuple) else "list", tuple(_flatten(v, leaves) for v in value)
         )
     leaves.append(value)
-    return Tree("leaf")
+    return LEAF
 
 
 def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:

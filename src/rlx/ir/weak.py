@@ -5,7 +5,7 @@ NumPy 2 treats its own scalars otherwise: np.float64(2) times an f32 array is f6
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlx.ir.node import Node
 from rlx.records import dataclass
 
 Number = bool | int | float | complex | np.generic
+NUMBERS = (bool, int, float, complex, np.generic)
 WIDE = {bool: "bool", int: "i64", float: "f64", complex: "c128"}
 
 
@@ -66,9 +67,8 @@ class WeakNumbers:
 WEAK: ContextVar[WeakNumbers | None] = ContextVar("rlx_weak_numbers", default=None)
 
 
-def check_ranges(ranges: Mapping[int, DType], arrays: Any, paths: Iterable[str]) -> None:
+def check_ranges(ranges: Mapping[int, DType], arrays: Any, names: Sequence[str]) -> None:
     """Refuse a number that does not fit the integers beside it."""
-    names = list(paths)
     for number, to in ranges.items():
         value = int(arrays[number])
         if not to.min_value <= value <= to.max_value:
