@@ -21,7 +21,7 @@ LOSSY: dict[str, tuple[Any, str]] = {
     "matrix": (ROW.view(np.matrix), "matrix.*np.asarray"),
     "objects": (
         ROW.astype(object),
-        "Python objects.*astype|give an array of numbers|convert the array",
+        "Python objects.*astype|give arrays and numbers|give an array of numbers|convert the array",
     ),
     "fields": (np.zeros((1, 2), [("a", "f4"), ("b", "i4")]), r"fields \(a, b\)|convert the array"),
 }

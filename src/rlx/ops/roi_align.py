@@ -189,7 +189,8 @@ def _roi_ref(
         lengths = lengths if half_pixel else np.maximum(lengths, 1.0)
         steps = lengths / np.array(bins)
         counts = [
-            sampling_ratio or (math.ceil(min(np.float32(s), int(most_samples(d, b)))) if s > 0 else 0)
+            sampling_ratio
+            or (math.ceil(min(float(np.float32(s)), float(most_samples(d, b)))) if s > 0 else 0)
             for s, d, b in zip(steps, x.shape[2:], bins, strict=True)
         ]
         for at in np.ndindex(*bins):
