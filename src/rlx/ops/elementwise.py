@@ -444,4 +444,7 @@ class cast(Op):
             Sample(
                 (Arg("f32[9]", -1e5, 1e5, special=True),), {"dtype": "f8e5m2", "saturate": True}, grad=False
             ),
+            Sample((Arg("f64[40]", -7e4, 7e4, special=True),), {"dtype": "f16"}, grad=False),
+            Sample((Arg("i64[40]", -(2**60), 2**60),), {"dtype": "bf16"}, grad=False),
+            Sample((Arg("u64[n]", 0, 2**60),), {"dtype": "bf16"}, grad=False),
         ]

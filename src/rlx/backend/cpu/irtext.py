@@ -220,12 +220,14 @@ class Function(Lanes):
 
     def load(self, type_: str, pointer: Value, align: int = 0) -> Value:
         """Load a scalar or vector; the alignment of one element is assumed unless `align` says more."""
+        if self._moves_as_bits(type_):
+            return self.bitcast(self.load(like(type_, "i16"), pointer, align), type_)
         return self.op(type_, f"load {type_}, {pointer}, align {align or size_bytes(type_)}")
 
     def store(self, x: Number, pointer: Value, align: int = 0, nontemporal: bool = False) -> None:
         """Store; `nontemporal` skips the caches, needs full alignment, and `fence()` before others read."""
         x = self.value(x)
-        if x.width > 1 and self._moves_as_bits(x.type):
+        if self._moves_as_bits(x.type):
             x = self.bitcast(x, like(x.type, "i16"))
         hint = ", !nontemporal !{i32 1}" if nontemporal else ""
         align = align or (size_bytes(x.type) * x.width if nontemporal else size_bytes(x.type))
@@ -240,13 +242,13 @@ class Function(Lanes):
     ) -> Value:
         """Load the lanes whose mask is set; the rest become `other` and their memory is not touched."""
         rest = self.value(other, type_)
-        if width(type_) == 1:
-            return self.if_value(mask, lambda: [self.load(type_, pointer, align)], lambda: [rest])[0]
         if self._moves_as_bits(type_):
             bits16 = like(type_, "i16")
             return self.bitcast(
                 self.masked_load(bits16, pointer, mask, self.bitcast(rest, bits16), align), type_
             )
+        if width(type_) == 1:
+            return self.if_value(mask, lambda: [self.load(type_, pointer, align)], lambda: [rest])[0]
         place = f"ptr align {align or size_bytes(type_)} {pointer.text}"
         name = f"llvm.masked.load.{mangle(type_)}.p0"
         self.module.declare(name, type_, ["ptr", mask.type, type_])
@@ -275,7 +277,7 @@ class Function(Lanes):
 
     @staticmethod
     def _moves_as_bits(type_: str) -> bool:
-        """Vectors of 16-bit floats move as integers: LLVM would convert lanes by library calls."""
+        """16-bit floats move as integers: LLVM would convert those that outlive a block by library calls."""
         return element(type_) in ("bfloat", "half")
 
     def gather(

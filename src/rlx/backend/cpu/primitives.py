@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from rlx.backend.cpu import storage, vmath
 from rlx.backend.cpu.irtext import Function
-from rlx.backend.cpu.irtypes import Value, bits, constant, like
+from rlx.backend.cpu.irtypes import Value, bits, constant, like, mangle
+from rlx.backend.cpu.remainder import fmod
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import F32, I8, DType
 from rlx.ir.dtype import dtype as as_dtype
@@ -157,21 +158,10 @@ def _integer_division(kind: str) -> Callable[[Function, DType, Value, Value], Va
     return emit
 
 
-def _fmod(fn: Function, x: Value, y: Value) -> Value:
-    """The exact remainder is computed per lane by frem: rare, and rounding errors would be wrong."""
-    if x.width == 1:
-        return fn.op(x.type, f"frem {x}, {y.text}")
-    out = constant(x.type, 0.0)
-    for lane in range(x.width):
-        a, b = fn.extract(x, lane), fn.extract(y, lane)
-        out = fn.insert(out, fn.op(a.type, f"frem {a}, {b.text}"), lane)
-    return out
-
-
 def _float_mod(fn: Function, x: Value, y: Value) -> Value:
     """Remainder with the sign of y, as NumPy."""
     zero = constant(x.type, 0.0)
-    rest = _fmod(fn, x, y)
+    rest = fmod(fn, x, y)
     nonzero = fn.fcmp("une", rest, zero)
     differs = fn.value(fn.xor(fn.fcmp("olt", rest, zero), fn.fcmp("olt", y, zero)))
     adjusted = fn.select(fn.value(fn.and_(nonzero, differs)), fn.fadd(rest, y), rest)
@@ -186,12 +176,12 @@ def _division(kind: str) -> Emit:
         if not dtype.is_float:
             return whole(fn, dtype, x, y)
         if kind == "fmod":
-            return _fmod(fn, x, y)
+            return fmod(fn, x, y)
         if kind == "mod":
             return _float_mod(fn, x, y)
         if kind == "trunc_div":
             return fn.trunc_float(fn.fdiv(x, y))
-        rest = _fmod(fn, x, y)  # floor of the exact quotient, not of the rounded one
+        rest = fmod(fn, x, y)  # floor of the exact quotient, not of the rounded one
         quotient = fn.fdiv(fn.fsub(x, rest), y)
         differs = fn.value(fn.xor(fn.fcmp("olt", rest, 0.0), fn.fcmp("olt", y, 0.0)))
         below = fn.value(fn.and_(fn.fcmp("une", rest, 0.0), differs))
@@ -326,19 +316,34 @@ def emit_cast(fn: Function, x: Value, source: DType, to: DType, saturate: bool |
         return fn.value(fn.cmp("ne", x, constant(x.type, 0)))
     if source.is_bool:
         return fn.uitofp(x, target) if to.is_float else fn.zext(x, target)
+    if to.name in ("f16", "bf16"):
+        exact = x if source.is_float else _unrounded(fn, x, source, to)
+        return from_memory(fn, to_memory(fn, exact, to), to)
     if source.is_float and to.is_float:
         wide, narrow = bits(x.element), bits(target)
-        x = fn.fpext(x, target) if wide < narrow else fn.fptrunc(x, target) if wide > narrow else x
-        return from_memory(fn, to_memory(fn, x, to), to) if to.name in ("f16", "bf16") else x
+        return fn.fpext(x, target) if wide < narrow else fn.fptrunc(x, target) if wide > narrow else x
     if source.is_int and to.is_float:
-        x = (fn.sitofp if source.is_signed else fn.uitofp)(x, target)
-        return from_memory(fn, to_memory(fn, x, to), to) if to.name in ("f16", "bf16") else x
+        return (fn.sitofp if source.is_signed else fn.uitofp)(x, target)
     if source.is_float:
         return _float_to_int(fn, x, to, target)
     wide, narrow = bits(x.element), bits(target)
     if wide == narrow:
         return x
     return fn.trunc(x, target) if wide > narrow else (fn.sext if source.is_signed else fn.zext)(x, target)
+
+
+def _unrounded(fn: Function, x: Value, source: DType, to: DType) -> Value:
+    """Integers as floats that round to 16 bits as they would themselves."""
+    convert = fn.sitofp if source.is_signed else fn.uitofp
+    if source.bits <= 16 or to.name == "f16":  # what f32 does not hold is infinite in f16
+        return convert(x, "float")
+    if source.bits == 64:
+        # f64 has no room for the low bits of large numbers: of these it only matters that one is set.
+        low = fn.and_(x, 0xFFF)
+        sticky = fn.and_(fn.or_(x, fn.add(low, 0xFFF)), -0x1000)
+        size = _abs(fn, source, [x])
+        x = fn.select(fn.cmp("ult", size, constant(x.type, 1 << 48)), x, fn.value(sticky))
+    return convert(x, "double")
 
 
 LEVELS = 1.5 * 2.0**23  # floats of this size differ by one, and their last bits count from it
@@ -390,6 +395,4 @@ def _float_to_int(fn: Function, x: Value, to: DType, target: str) -> Value:
         return fn.trunc(fn.fptosi(inside, "i32"), target)
     kind = "fptosi.sat" if to.is_signed else "fptoui.sat"
     result = like(x.type, target)
-    from rlx.backend.cpu.irtypes import mangle
-
     return fn.intrinsic(f"llvm.{kind}.{mangle(result)}.{mangle(x.type)}", result, x)
