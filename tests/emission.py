@@ -7,18 +7,28 @@ for made in emissions():                    # every sample of every op, on every
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from op_cases import ALL_CASES, Case
 
 from rlx.backend.cpu.build import build_kernels
+from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.cpu.target import Target, targets
 from rlx.compile import plan
+from rlx.dist import copies, exchange_code, reduce, sync
+from rlx.dist.types import ReduceKind
+from rlx.driver.copy import native as copy_worker
+from rlx.ir.dtype import ALL_DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.ir.views import view_layouts
+from rlx.runtime import bus_guard
+from rlx.runtime.driver import emit_driver
+from rlx.runtime.pool import emit_pool
+from rlx.runtime.reader import emit_reader
 
 
 @dataclass(frozen=True)
@@ -53,3 +63,19 @@ def first_cases() -> dict[str, Case]:
     for case in ALL_CASES:
         out.setdefault(case.op.name, case)
     return out
+
+
+def runtime_modules(target: Target) -> Iterator[tuple[str, str, int]]:
+    """(name, LLVM IR, level of LLVM's passes) of all native code that is no kernel of a program."""
+    for emit_into in (emit_driver, emit_pool, emit_reader):
+        module = Module(target)
+        emit_into(module)
+        yield emit_into.__name__, module.text(), 0
+    for part in (sync, copies, exchange_code):
+        yield part.__name__, part.emit(target), 0
+    yield "copy worker", copy_worker._module_text(target.x86), 2
+    yield "bus_guard", bus_guard._text(), 0
+    computed = [d for d in ALL_DTYPES if not (d.is_complex or d.storage_only)]
+    for dtype, kind, stream in itertools.product(computed, ReduceKind, (False, True)):
+        if not (dtype.is_bool and kind is ReduceKind.MEAN):
+            yield f"reduce {dtype} {kind.name} {stream}", reduce.emit(target, dtype.name, kind, stream), 0
