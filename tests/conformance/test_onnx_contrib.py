@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import exact_integers as exact
 import rlx
 from conformance.onnx_nodes import check, model_of
-from rlx import onnx_backend
+from rlx import onnx_backend, ops
 
 RNG = np.random.default_rng(7)
 
@@ -172,81 +173,141 @@ def test_rows_of_half_bytes(kind: Any) -> None:
     check(op, codes(3, 40, 5), np.array([[2, 0]]), f32(3, 3, 5), codes(3, 3, 5), fixed=(0, 2, 3), **ROWS)
 
 
+# -- integers: the oracle is exact arithmetic, ONNX Runtime's depends on the machine
+
 ONE, TWO = np.array(0.02, np.float32), np.array(0.05, np.float32)
 ZU, ZI = np.array(120, np.uint8), np.array(3, np.int8)
+SMALL, ZERO = np.array(1 / 256, np.float32), np.array(0, np.uint8)
 
 
-@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
-def test_qlinear_binary(op: str) -> None:
-    check(op, u8(2, 9), ONE, ZU, u8(9), TWO, ZU, TWO, ZU, fixed=(1, 2, 4, 5, 6, 7), atol=1)
-    check(op, i8(2, 9), ONE, ZI, i8(9), TWO, ZI, TWO, ZI, fixed=(1, 2, 4, 5, 6, 7), atol=1)
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
-def test_qlinear_unary() -> None:
-    small = np.array(1 / 256, np.float32)
-    check("QLinearSigmoid", u8(2, 9), ONE, ZU, small, np.array(0, np.uint8), fixed=(1, 2, 3, 4), atol=1)
-    check("QLinearLeakyRelu", u8(2, 9), ONE, ZU, TWO, ZU, fixed=(1, 2, 3, 4), alpha=0.1, atol=1)
-    check(
-        "QLinearSoftmax", u8(2, 9), TWO, ZU, small, np.array(0, np.uint8),
-        fixed=(1, 2, 3, 4), axis=-1, opset=13, atol=1,
-    )  # fmt: skip
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize(("op", "combine"), [("QLinearAdd", np.add), ("QLinearMul", np.multiply)])
+def test_qlinear_binary(op: str, combine: Any) -> None:
+    for draw, zero in ((u8, ZU), (i8, ZI)):
+        a, b, z = draw(2, 9), draw(9), int(zero)
+        found = combine(exact.real(a, ONE, z), exact.real(b, TWO, z))
+        want = [exact.quantised(found, TWO, z, zero.dtype)]
+        check(op, a, ONE, zero, b, TWO, zero, TWO, zero, fixed=(1, 2, 4, 5, 6, 7), atol=1, want=want)
+
+
+@pytest.mark.parametrize(
+    ("op", "function", "scales", "zeros", "how"),
+    [
+        ("QLinearSigmoid", sigmoid, (ONE, SMALL), (ZU, ZERO), {}),
+        ("QLinearLeakyRelu", lambda x: np.where(x < 0, 0.1 * x, x), (ONE, TWO), (ZU, ZU), {"alpha": 0.1}),
+        ("QLinearSoftmax", softmax, (TWO, SMALL), (ZU, ZERO), {"axis": -1, "opset": 13}),
+    ],
+)
+def test_qlinear_unary(op: str, function: Any, scales: Any, zeros: Any, how: dict[str, Any]) -> None:
+    x = u8(2, 9)
+    found = function(exact.real(x, scales[0], int(zeros[0])))
+    want = [exact.quantised(found, scales[1], int(zeros[1]), np.uint8)]
+    given = (scales[0], zeros[0], scales[1], zeros[1])
+    check(op, x, *given, fixed=(1, 2, 3, 4), atol=1, want=want, **how)
+
+
+def averages(x: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Of all windows over the last two axes, quantised as the tests below ask."""
+    windows = np.lib.stride_tricks.sliding_window_view(exact.real(x, ONE, 120), (rows, columns), (-2, -1))
+    return exact.quantised(windows.mean((-2, -1)), TWO, 120, np.uint8)
 
 
 def test_qlinear_pools() -> None:
-    x = u8(1, 3, 6, 6)
-    check("QLinearGlobalAveragePool", x, ONE, ZU, TWO, ZU, fixed=(1, 2, 3, 4), channels_last=0, atol=1)
-    check("QLinearAveragePool", x, ONE, ZU, TWO, ZU, fixed=(1, 2, 3, 4), kernel_shape=[2, 2], atol=1)
+    x, given = u8(1, 3, 6, 6), (ONE, ZU, TWO, ZU)
+    how = {"fixed": (1, 2, 3, 4), "atol": 1}
+    check("QLinearGlobalAveragePool", x, *given, channels_last=0, want=[averages(x, 6, 6)], **how)
+    check("QLinearAveragePool", x, *given, kernel_shape=[2, 2], want=[averages(x, 2, 2)], **how)
 
 
 def test_qlinear_concat() -> None:
-    check(
-        "QLinearConcat",
-        ONE,
-        ZU,
-        u8(2, 3),
-        TWO,
-        ZU,
-        u8(2, 4),
-        ONE,
-        ZU,
-        fixed=(0, 1, 3, 4, 6, 7),
-        axis=1,
-        atol=1,
-    )
+    a, b = u8(2, 3), u8(2, 4)
+    joined = np.concatenate([exact.real(a, TWO, 120), exact.real(b, ONE, 120)], 1)
+    want = [exact.quantised(joined, ONE, 120, np.uint8)]
+    given = (ONE, ZU, a, TWO, ZU, b, ONE, ZU)
+    check("QLinearConcat", *given, fixed=(0, 1, 3, 4, 6, 7), axis=1, atol=1, want=want)
 
 
 def test_qgemm() -> None:
     bias = RNG.integers(-99, 99, 5).astype(np.int32)
-    check("QGemm", u8(3, 4), ONE, ZU, u8(4, 5), TWO, ZU, bias, fixed=(1, 2, 3, 4, 5, 6), rtol=1e-3, atol=1e-4)
+    a, b = u8(3, 4), u8(4, 5)
+    sums = exact.product(a, b, 120, 120) + bias
+    want = [(sums * float(ONE) * float(TWO)).astype(np.float32)]
+    given = (a, ONE, ZU, b, TWO, ZU, bias)
+    check("QGemm", *given, fixed=(1, 2, 3, 4, 5, 6), rtol=1e-3, atol=1e-4, want=want)
 
 
 def test_integer_products() -> None:
     scale, zero = np.array([0.02], np.float32), np.array([3], np.uint8)
-    check("DynamicQuantizeMatMul", f32(3, 8), u8(8, 5), scale, zero, fixed=(1, 2, 3), rtol=1e-3, atol=1e-3)
-    check("MatMulIntegerToFloat", u8(3, 8), i8(8, 5), scale, scale, fixed=(1, 2, 3), rtol=1e-4, atol=1e-4)
+    x, w = f32(3, 8), u8(8, 5)
+    levels, step, middle = ops.dynamic_quantize(x)
+    sums = exact.product(levels, w, int(middle), 3)
+    want = [(sums * float(step) * float(scale[0])).astype(np.float32)]
+    given = (x, w, scale, zero)
+    check("DynamicQuantizeMatMul", *given, fixed=(1, 2, 3), rtol=1e-3, atol=1e-3, want=want)
+    a, b = u8(3, 8), i8(8, 5)
+    a[0], b[:, 0] = 255, 127  # pairs of products pass 16 bits
+    want = [(exact.product(a, b) * float(scale[0]) ** 2).astype(np.float32)]
+    check("MatMulIntegerToFloat", a, b, scale, scale, fixed=(1, 2, 3), rtol=1e-4, atol=1e-4, want=want)
 
 
 def test_pools_with_channels_last() -> None:
-    check("NhwcMaxPool", u8(1, 5, 6, 3), kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1])
-    pool = {"kernel_shape": [3, 2], "channels_last": 1}
-    check("QLinearAveragePool", u8(1, 5, 6, 3), ONE, ZU, TWO, ZU, fixed=(1, 2, 3, 4), atol=1, **pool)
+    x, pads = u8(1, 5, 6, 3), ((0, 0), (0, 1), (0, 1), (0, 0))
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, pads), (2, 2), (1, 2))[:, ::2, ::2]
+    how = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}
+    check("NhwcMaxPool", x, want=[windows.max((-2, -1))], **how)
+    want = [np.moveaxis(averages(np.moveaxis(x, -1, 1), 3, 2), 1, -1)]
+    how = {"kernel_shape": [3, 2], "channels_last": 1}
+    check("QLinearAveragePool", x, ONE, ZU, TWO, ZU, fixed=(1, 2, 3, 4), atol=1, want=want, **how)
 
 
 def test_attention_of_bytes() -> None:
     scale, zero = np.array(0.01, np.float32), np.array(128, np.uint8)
     mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]], np.int32)
-    arrays = (u8(2, 4, 8), i8(8, 24), f32(24), scale, scale, mask, zero, np.array(0, np.int8))
-    check("QAttention", *arrays, fixed=(1, 2, 3, 4, 6, 7), num_heads=2, rtol=1e-3, atol=1e-4)
+    x, w, bias = u8(2, 4, 8), i8(8, 24), f32(24)
+    q, k, v = np.split(exact.product(x, w, 128) * float(scale) ** 2 + bias, 3, -1)
+    heads = [np.moveaxis(part.reshape(2, 4, 2, 4), 2, 1) for part in (q, k, v)]
+    scores = heads[0] @ np.swapaxes(heads[1], -1, -2) / 2 + np.where(mask, 0, -np.inf)[:, None, None]
+    want = [np.moveaxis(softmax(scores) @ heads[2], 1, 2).reshape(2, 4, 8).astype(np.float32)]
+    given = (x, w, bias, scale, scale, mask, zero, np.array(0, np.int8))
+    check("QAttention", *given, fixed=(1, 2, 3, 4, 6, 7), num_heads=2, rtol=1e-3, atol=1e-4, want=want)
+
+
+def lstm(x: np.ndarray, w: np.ndarray, r: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, ...]:
+    """One direction in f64: all hidden states, the last one, the last cell; gates in the order i o f c."""
+    hidden = cell = np.zeros((x.shape[1], r.shape[0]))
+    every = []
+    for step in x:
+        i, o, f, c = np.split(step @ w + hidden @ r + bias, 4, -1)
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(c)
+        hidden = sigmoid(o) * np.tanh(cell)
+        every.append(hidden)
+    return np.stack(every), hidden, cell
 
 
 @pytest.mark.parametrize("per_gate", [False, True])
 def test_lstm_with_weights_in_bytes(per_gate: bool) -> None:
-    """ONNX Runtime rounds activations to bytes as well, which RLX does not: both are near the LSTM in f32."""
+    """Weights are bytes, activations stay in f32 (ONNX Runtime rounds those, too)."""
     shape = (2, 24) if per_gate else (2,)
     scales = [RNG.uniform(0.002, 0.004, shape).astype(np.float32) for _ in range(2)]
     zeros = [np.full(shape, z, np.uint8) for z in (128, 120)]
-    w, r, bias = u8(2, 5, 24), u8(2, 6, 24), f32(2, 48)
-    more = (None, None, None, None, scales[0], zeros[0], scales[1], zeros[1])
-    arrays = (f32(7, 2, 5), w, r, bias, *more)
-    how = {"hidden_size": 6, "direction": "bidirectional"}
-    check("DynamicQuantizeLSTM", *arrays, fixed=(1, 2, 3, 8, 9, 10, 11), outputs=3, atol=0.03, **how)
+    x, w, r, bias = f32(7, 2, 5), u8(2, 5, 24), u8(2, 6, 24), f32(2, 48)
+    parts = []
+    for way in range(2):
+        wide = [
+            exact.real(b[way], s[way], int(z.flat[0])) for b, s, z in zip((w, r), scales, zeros, strict=True)
+        ]
+        states, last, cell = lstm(x[::-1] if way else x, *wide, bias[way, :24] + bias[way, 24:])
+        parts.append((states[::-1] if way else states, last, cell))
+    every, last, cell = zip(*parts, strict=True)
+    want = [a.astype(np.float32) for a in (np.stack(every, 1), np.stack(last), np.stack(cell))]
+    given = (x, w, r, bias, None, None, None, None, scales[0], zeros[0], scales[1], zeros[1])
+    how = {"hidden_size": 6, "direction": "bidirectional", "want": want}
+    check("DynamicQuantizeLSTM", *given, fixed=(1, 2, 3, 8, 9, 10, 11), outputs=3, **how)

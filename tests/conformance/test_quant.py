@@ -1,4 +1,4 @@
-"""Quantised ops against ONNX Runtime, which computes them in kernels of its own."""
+"""Quantised ops against exact integer arithmetic, and against the formulas of ONNX in NumPy."""
 
 from __future__ import annotations
 
@@ -8,42 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import exact_integers as exact
 from rlx import Graph, ops
 from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import DTypeError, ShapeError
 from rlx.transform.grad import gradient_graph
 
 RNG = np.random.default_rng(11)
-
-
-def by_onnxruntime(
-    kind: str, operands: list[np.ndarray | None], outputs: int = 1, **attrs: Any
-) -> list[np.ndarray]:
-    import onnxruntime
-    from onnx import helper
-
-    given = {f"x{i}": a for i, a in enumerate(operands) if a is not None}
-    names = [f"x{i}" if a is not None else "" for i, a in enumerate(operands)]
-    results = [f"y{i}" for i in range(outputs)]
-    graph = helper.make_graph(
-        [helper.make_node(kind, names, results, **attrs)],
-        "g",
-        [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in given.items()
-        ],
-        [helper.make_empty_tensor_value_info(n) for n in results],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: list[np.ndarray] = session.run(None, given)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _needs_onnxruntime(require: Any) -> None:
-    require("onnx")
-    require("onnxruntime")
 
 
 def floats(*shape: int, low: float = -4.0, high: float = 4.0) -> np.ndarray:
@@ -64,16 +35,17 @@ def test_quantize_and_back(kind: Any) -> None:
     for shape, axis in (((), 1), ((5,), 1), ((5,), -1)):
         x = floats(3, 4, 5) if axis == -1 else floats(3, 5, 2)
         scale, zero = floats(*shape, low=0.01, high=0.2), small(kind, *shape)
-        (want,) = by_onnxruntime("QuantizeLinear", [x, scale, zero], axis=axis)
+        spread = (-1,) if axis == -1 or not shape else (-1, 1)
+        wide, high = scale.reshape(spread), zero.astype(np.int64).reshape(spread)
         got = ops.quantize(x, scale, zero, axis=axis)
-        np.testing.assert_array_equal(got, want)
-        (back,) = by_onnxruntime("DequantizeLinear", [want, scale, zero], axis=axis)
+        np.testing.assert_array_equal(got, exact.quantised(x, wide, high, kind))
+        back = exact.real(got, wide, high).astype(np.float32)
         np.testing.assert_array_equal(ops.dequantize(got, scale, zero, axis=axis), back)
 
 
 def test_blocks() -> None:
     x, scale, zero = floats(4, 6), floats(4, 2, low=0.01, high=0.2), small(np.uint8, 4, 2)
-    (want,) = by_onnxruntime("QuantizeLinear", [x, scale, zero], axis=1, block_size=3)
+    want = exact.quantised(x, np.repeat(scale, 3, 1), np.repeat(zero.astype(np.int64), 3, 1), np.uint8)
     np.testing.assert_array_equal(ops.quantize(x, scale, zero, axis=1, block=3), want)
 
 
@@ -88,49 +60,52 @@ def test_f8_saturates_or_not() -> None:
 
 def test_dynamic_quantize() -> None:
     for x in (floats(7, 5), floats(9, low=0.5), floats(9, high=-0.5)):
-        for a, b in zip(
-            ops.dynamic_quantize(x), by_onnxruntime("DynamicQuantizeLinear", [x], 3), strict=True
-        ):
-            np.testing.assert_array_equal(a, b)
+        low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+        scale = (high - low) / np.float32(255)
+        zero = np.rint(-low / scale).astype(np.uint8)
+        want = exact.quantised(x, scale, np.int64(zero), np.uint8)
+        for got, part in zip(ops.dynamic_quantize(x), (want, scale, zero), strict=True):
+            np.testing.assert_array_equal(got, part)
 
 
-@pytest.mark.parametrize("kinds", [(np.uint8, np.int8), (np.uint8, np.uint8)])
+@pytest.mark.parametrize("kinds", [(np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)])
 def test_matmul_integer(kinds: tuple[Any, Any]) -> None:
     a, b = whole(kinds[0], 3, 17), whole(kinds[1], 17, 4)
+    a[0], b[:, 0] = np.iinfo(kinds[0]).max, np.iinfo(kinds[1]).max  # pairs of products pass 16 bits
     for za, zb in ((None, None), (small(kinds[0]), None), (small(kinds[0]), small(kinds[1], 4))):
-        (want,) = by_onnxruntime("MatMulInteger", [a, b, za, zb])
+        want = exact.product(a, b, *(0 if z is None else z.astype(np.int64) for z in (za, zb)))
         np.testing.assert_array_equal(ops.matmul_integer(a, b, za, zb), want)
 
 
 @pytest.mark.parametrize("columns", [(), (4,)])
 def test_qlinear_matmul(columns: tuple[int, ...]) -> None:
     a, b = whole(np.uint8, 3, 17), whole(np.int8, 17, 4)
-    operands = [
-        a, np.float32(0.02), np.uint8(120),
-        b, floats(*columns, low=0.01, high=0.05), np.zeros(columns, np.int8),
-        np.float32(0.3), np.uint8(100),
-    ]  # fmt: skip
-    (want,) = by_onnxruntime("QLinearMatMul", [np.asarray(o) for o in operands])
-    np.testing.assert_array_equal(ops.qlinear_matmul(*operands), want)
+    a[0], b[:, 0] = 255, 127
+    scale, scales, step = np.float32(0.02), floats(*columns, low=0.01, high=0.05), np.float32(0.3)
+    zeros = np.zeros(columns, np.int8)
+    got = ops.qlinear_matmul(a, scale, np.uint8(120), b, scales, zeros, step, np.uint8(100))
+    real = exact.product(a, b, 120) * scale.astype(np.float64) * scales
+    np.testing.assert_array_equal(got, exact.quantised(real, step, 100, np.uint8))
 
 
 def test_conv_integer() -> None:
     x, w = whole(np.uint8, 2, 4, 6, 5), whole(np.uint8, 6, 2, 3, 2)
-    zx, zw = np.asarray(np.uint8(7)), np.asarray(np.uint8(3))
-    (want,) = by_onnxruntime("ConvInteger", [x, w, zx, zw], pads=[1, 0, 2, 1], strides=[2, 1], group=2)
-    got = ops.conv_integer(x, w, zx, zw, strides=(2, 1), padding=((1, 2), (0, 1)), groups=2)
-    np.testing.assert_array_equal(got, want)
+    where = {"strides": (2, 1), "padding": ((1, 2), (0, 1)), "groups": 2}
+    got = ops.conv_integer(x, w, np.asarray(np.uint8(7)), np.asarray(np.uint8(3)), **where)
+    np.testing.assert_array_equal(got, exact.convolution(x, w, 7, 3, **where))
 
 
 def test_qlinear_conv() -> None:
     x, w = whole(np.uint8, 2, 4, 6, 5), whole(np.int8, 6, 4, 3, 3)
+    x[0], w[0] = 255, 127
     bias = RNG.integers(-900, 900, 6).astype(np.int32)
-    operands = [
-        x, np.float32(0.02), np.uint8(120), w, floats(6, low=0.01, high=0.05), np.zeros(6, np.int8),
-        np.float32(2.3), np.uint8(100), bias,
-    ]  # fmt: skip
-    (want,) = by_onnxruntime("QLinearConv", [np.asarray(o) for o in operands], pads=[1, 1, 1, 1])
-    np.testing.assert_array_equal(ops.qlinear_conv(*operands, padding=1), want)
+    scale, scales, step = np.float32(0.02), floats(6, low=0.01, high=0.05), np.float32(2.3)
+    given = [x, scale, np.uint8(120), w, scales, np.zeros(6, np.int8), step, np.uint8(100), bias]
+    sums = exact.convolution(x, w, 120, padding=((1, 1), (1, 1))) + bias[:, None, None]
+    real = sums * scale.astype(np.float64) * scales[:, None, None]
+    np.testing.assert_array_equal(
+        ops.qlinear_conv(*given, padding=1), exact.quantised(real, step, 100, np.uint8)
+    )
 
 
 def test_fake_quantize_has_a_straight_through_gradient() -> None:
