@@ -7,9 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
+import rlx
 from gemm_harness import HOST, assert_product, every_target, random, run_strided, run_weights
 from rlx.backend.cpu.packing import pack_weights, panels_of
 from rlx.backend.cpu.target import Target
+from rlx.ir.dtype import dtype as find
 
 
 @every_target
@@ -102,3 +104,16 @@ def test_bytes_strided(target: Target, dtype: str, transposed: str) -> None:
     for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
         c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype=dtype)
         assert (c == a.astype(np.int32) @ b.astype(np.int32)).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+@every_target
+def test_a_symbol_that_equals_a_side_of_packed_weights(target: Target, dtype: str) -> None:
+    """The operand has a symbolic inner axis, the weights a number: the panels have that size."""
+    kind = find(dtype).np
+    x, w = (np.arange(n * m).reshape(n, m).astype(kind) for n, m in ((2, 3), (3, 20)))
+    g = rlx.Graph("symbol")
+    left, right = g.input("x", ("m", "n"), dtype), g.constant(w)
+    g.output("y", left @ right)
+    got = rlx.compile(g, target=target.name).run({"x": x})["y"]
+    np.testing.assert_array_equal(got, (x.astype(np.float64) @ w.astype(np.float64)).astype(kind))

@@ -353,7 +353,8 @@ class Composer:
         space: list[Dim] = [form.lhs[i] for i, _ in batch]
         space += [form.lhs[i] for i in left] + [form.rhs[j] for j in right]
         kept = len(space)
-        space += [form.lhs[i] for i, _ in contract]
+        # Both operands state a contracted size; a number says more than a symbol that is guarded to equal it.
+        space += [form.rhs[j] if isinstance(form.rhs[j], int) else form.lhs[i] for i, j in contract]
         a_index: dict[int, int] = {i: n for n, (i, _) in enumerate(batch)}
         b_index: dict[int, int] = {j: n for n, (_, j) in enumerate(batch)}
         a_index |= {i: len(batch) + n for n, i in enumerate(left)}
