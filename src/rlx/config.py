@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from rlx.cores import usable_cores
 from rlx.errors import ConfigError
 from rlx.records import dataclass
 
@@ -97,13 +98,6 @@ def _directory(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
-def _usable_cores() -> int:
-    """Cores this process may run on, which in a container are often fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError("it must be a whole number of at least 1")
@@ -155,8 +149,8 @@ THREADS: Knob[int] = Knob(
     "RLX_THREADS",
     "default number of threads",
     _count,
-    _usable_cores,
-    "cores of this process",
+    usable_cores,
+    "cores of this process, or its CPU quota",
 )
 
 
@@ -173,6 +167,14 @@ def thread_count(given: int | None) -> int:
     return int(given)
 
 
+HOST: Knob[str | None] = Knob(
+    "RLX_HOST",
+    "CPU target that this machine is seen as: no code beyond it runs; tests without AVX-512: "
+    "`emulate:x86-64-v4`",
+    str,
+    lambda: None,
+    "this machine",
+)
 TARGET: Knob[str] = Knob(
     "RLX_TARGET", "default CPU target to compile for (`rlx devices` lists them)", str, lambda: "host", "host"
 )
@@ -204,7 +206,17 @@ REQUIRE: Knob[frozenset[str]] = Knob(
     "none",
 )
 
-KNOBS: tuple[Knob[object], ...] = (CACHE, THREADS, TARGET, DEBUG, TRACEBACK, DIST_TIMEOUT, WINOGRAD, REQUIRE)
+KNOBS: tuple[Knob[object], ...] = (
+    CACHE,
+    THREADS,
+    HOST,
+    TARGET,
+    DEBUG,
+    TRACEBACK,
+    DIST_TIMEOUT,
+    WINOGRAD,
+    REQUIRE,
+)
 
 
 def table() -> str:

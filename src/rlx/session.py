@@ -305,13 +305,14 @@ def _stored(
     on_host = options.get("device", "cpu") == "cpu"  # files hold host programs
     if special or not on_host or not options.get("cache", True):
         return _compile(_imported(import_, states)[0], options)
-    from rlx.backend.cpu.target import resolve
+    from rlx.backend.cpu.target import host, resolve
     from rlx.runtime.programs import ProgramStore
 
     target = resolve(options.get("target") or config.TARGET.get())
     key = {k: v for k, v in options.items() if k in _KEY_OPTIONS}
     key = {**key, "target": target.name, "shapes": None if shapes is None else repr(sorted(shapes.items()))}
-    key["winograd"] = config.WINOGRAD.get()  # of the environment, this too decides about the plan
+    # Of the environment, these too decide about a program.
+    key |= {"host": host().name, "winograd": config.WINOGRAD.get()}
     if states:
         key["states"] = dict(states)
     if custom:

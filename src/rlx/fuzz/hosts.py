@@ -21,5 +21,5 @@ def named(host: str) -> list[str]:
 
 
 def environment(host: str) -> dict[str, str]:
-    """The variables of a process that shall see that host."""
-    return {config.TARGET.name: host}
+    """The variables of a process that shall see that host; no other choice of code is inherited."""
+    return {config.HOST.name: host, config.TARGET.name: ""}

@@ -19,7 +19,7 @@ from pathlib import Path
 from rlx import config
 from rlx.backend.cpu.generator import generator_version
 from rlx.backend.cpu.jit import llvm_version
-from rlx.backend.cpu.target import Target
+from rlx.backend.cpu.target import Target, host
 from rlx.records import dataclass
 from rlx.runtime.trust import MAC_BYTES, Keyring, keyring
 
@@ -209,8 +209,8 @@ def _cache_at(directory: Path) -> ObjectCache:
 
 def _label(code_key: str, target: Target) -> bytes:
     """Everything that decides whether an object is the right one."""
-    parts = (code_key, target.triple, target.cpu, target.feature_text(), llvm_version(), generator_version())
-    return "\n".join(parts).encode()
+    machine = (target.name, target.triple, target.code.cpu, target.code.feature_text(), host().name)
+    return "\n".join((code_key, *machine, llvm_version(), generator_version())).encode()
 
 
 def _touch(path: Path) -> None:

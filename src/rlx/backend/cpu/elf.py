@@ -198,13 +198,17 @@ class MappedObject:
     def _protect(self, ends: tuple[int, int, int]) -> None:
         read, execute = mmap.PROT_READ, mmap.PROT_EXEC
         for start, end, protection in ((0, ends[0], read | execute), (ends[0], ends[1], read)):
-            if end > start and _libc().mprotect(
-                ctypes.c_void_p(self._base + start), ctypes.c_size_t(end - start), protection
-            ):
-                raise CompileError(
-                    f"the system does not let memory become executable (error {ctypes.get_errno()}); "
-                    "allow this process to run code that it generates"
-                )
+            if end > start:
+                protect(self._base + start, end - start, protection)
+
+
+def protect(address: int, size: int, protection: int) -> None:
+    """Change what may be done with whole pages of memory."""
+    if _libc().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection):
+        raise CompileError(
+            f"the system does not let memory become executable (error {ctypes.get_errno()}); "
+            "allow this process to run code that it generates"
+        )
 
 
 def process_symbol(name: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlx.backend.cpu import twins
 from rlx.backend.cpu.irops import Arithmetic, Int, Number
 from rlx.backend.cpu.irtypes import Value, constant, is_float, lanes_of, like, vector
 
@@ -84,7 +85,12 @@ class Lanes(Arithmetic):
         if element_type == "half":
             return self.cast("fptrunc", a, "half") if self._has_half else self._float_to_half(a)
         if (not exact or self.module.flush_bf16) and self.module.target.has_bf16:
-            return self.cast("fptrunc", a, "bfloat")
+            emulated = self.module.target.emulated
+            return twins.round_to_bf16(self, a) if emulated else self.cast("fptrunc", a, "bfloat")
+        return self.float_to_bf16(a)
+
+    def float_to_bf16(self, a: Value) -> Value:
+        """f32 -> bf16 in integers, ties to even."""
         word = self.bitcast(a, like(a.type, "i32"))
         rounding = self.add(self.and_(self.lshr(word, 16), 1), 0x7FFF)
         quiet = self.or_(self.lshr(word, 16), 0x40)
@@ -226,22 +232,24 @@ class Lanes(Arithmetic):
 
     def dot_bf16(self, total: Value, a: Value, b: Value) -> Value:
         """<16 x float> total + pairs of <32 x bfloat> products."""
-        return self.intrinsic(
-            "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, a, b, feature="avx512bf16"
-        )
+        name, twin = "llvm.x86.avx512bf16.dpbf16ps.512", twins.dot_bf16
+        return self.intrinsic(name, total.type, total, a, b, feature="avx512bf16", twin=twin)
 
     def round_to_bf16(self, low: Value, high: Value) -> Value:
         """Two <16 x float> as <32 x bfloat>, ties to even; denormals become zeros, as `dot_bf16` reads."""
         type_ = vector("bfloat", 2 * low.width)
-        return self.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", type_, high, low, feature="avx512bf16")
+        name, twin = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", twins.round_two_to_bf16
+        return self.intrinsic(name, type_, high, low, feature="avx512bf16", twin=twin)
 
     def dot_u8i8(self, total: Value, a: Value, b: Value) -> Value:
         """<16 x i32> total + quads of <64 x i8> products, `a` unsigned and `b` signed."""
-        return self.intrinsic("llvm.x86.avx512.vpdpbusd.512", total.type, total, a, b, feature="avx512vnni")
+        name, twin = "llvm.x86.avx512.vpdpbusd.512", twins.dot_u8i8
+        return self.intrinsic(name, total.type, total, a, b, feature="avx512vnni", twin=twin)
 
     def add_dot_i16(self, total: Value, a: Value, b: Value) -> Value:
         """<16 x i32> total + pairs of <32 x i16> products."""
-        return self.intrinsic("llvm.x86.avx512.vpdpwssd.512", total.type, total, a, b, feature="avx512vnni")
+        name, twin = "llvm.x86.avx512.vpdpwssd.512", twins.dot_i16
+        return self.intrinsic(name, total.type, total, a, b, feature="avx512vnni", twin=twin)
 
     def dot_i16(self, a: Value, b: Value) -> Value:
         """Sums of neighbouring pairs of 16-bit products, as i32: one x86 register of each."""
@@ -251,4 +259,5 @@ class Lanes(Arithmetic):
             32: ("avx512.pmaddw.d.512", "avx512bw"),
         }
         name, feature = names[a.width]
-        return self.intrinsic(f"llvm.x86.{name}", vector("i32", a.width // 2), a, b, feature=feature)
+        sums = vector("i32", a.width // 2)
+        return self.intrinsic(f"llvm.x86.{name}", sums, a, b, feature=feature, twin=twins.pairs_i16)

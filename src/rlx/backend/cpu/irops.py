@@ -77,10 +77,23 @@ class Arithmetic:
         left, right = self._same(a, b)
         return self.op(left.type, f"{opcode} {left}, {right.text}")
 
-    def intrinsic(self, name: str, type_: str, *operands: Value, feature: str = "") -> Value:
-        """Call an LLVM intrinsic by full name. With `feature`, refuse on a target without it."""
-        if feature and not self.module.target.has(feature):
-            raise UnsupportedError(f"{name} needs {feature}, which target {self.module.target.name} lacks")
+    def intrinsic(
+        self,
+        name: str,
+        type_: str,
+        *operands: Value,
+        feature: str = "",
+        twin: Callable[..., Value] | None = None,
+    ) -> Value:
+        """Call an LLVM intrinsic by full name. With `feature`, refuse on a target without it; `twin` writes
+        the same for a target whose code cannot use it."""
+        target = self.module.target
+        if feature and not target.has(feature):
+            raise UnsupportedError(f"{name} needs {feature}, which target {target.name} lacks")
+        if feature and not target.code.has(feature):
+            if twin is None:
+                raise UnsupportedError(f"{name} is not emulated; compile for a target that this machine runs")
+            return twin(self, *operands)
         self.module.declare(name, type_, [operand.type for operand in operands])
         return self.op(type_, f"call {type_} @{name}({', '.join(map(str, operands))})")
 

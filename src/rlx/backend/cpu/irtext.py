@@ -132,8 +132,8 @@ class Module:
     def _attributes(self) -> str:
         target = self.target
         pairs = {
-            "target-cpu": target.cpu,
-            "target-features": target.feature_text(),
+            "target-cpu": target.code.cpu,
+            "target-features": target.code.feature_text(),
             "prefer-vector-width": str(target.vector_bytes * 8),
             "min-legal-vector-width": str(target.vector_bytes * 8),
             "no-trapping-math": "true",

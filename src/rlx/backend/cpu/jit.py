@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import os
 import queue
 import re
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from rlx import config
 from rlx.backend.cpu.elf import (
     MappedObject,
     defined_symbols,
@@ -27,7 +27,8 @@ from rlx.backend.cpu.elf import (
     process_symbol,
     undefined_symbols,
 )
-from rlx.backend.cpu.target import Target, missing_here, runs_here
+from rlx.backend.cpu.target import Target, host, missing_here, runs_here
+from rlx.cores import usable_cores
 from rlx.errors import CompileError
 
 llvm_compiles = 0
@@ -64,8 +65,9 @@ def _machine(target: Target, level: int) -> Any:
         description = llvm.Target.from_triple(target.triple)
     except RuntimeError as error:
         raise CompileError(f"this LLVM has no code generator for target {target.name}: {error}") from error
+    cpu, features = target.code.cpu, target.code.feature_text()
     return description.create_target_machine(
-        cpu=target.cpu, features=target.feature_text(), opt=level, reloc="pic", codemodel="default", jit=True
+        cpu=cpu, features=features, opt=level, reloc="pic", codemodel="default", jit=True
     )
 
 
@@ -142,7 +144,7 @@ class Compiling:
         """Compile a module."""
         self._waiting.put((self._added, text))
         self._added += 1
-        if len(self._workers) < min(_MOST_WORKERS, os.cpu_count() or 1):
+        if len(self._workers) < min(_MOST_WORKERS, usable_cores()):
             worker = threading.Thread(target=self._work, name="rlx-llvm", daemon=True)
             worker.start()
             self._workers.append(worker)
@@ -204,11 +206,15 @@ def load(object_bytes: bytes, target: Target) -> Code:
 
 
 def load_all(objects: Sequence[bytes], target: Target) -> Code:
-    """Map several objects as one code: each may call functions of those before it."""
+    """Map several objects as one code: each may call functions of those before it.
+
+    All machine code that is made or stored comes through here, and none beyond the host does.
+    """
     if not runs_here(target):
         lacking = ", ".join(missing_here(target)) or "another instruction set"
+        seen = f", as RLX_HOST names {host().name}" if config.HOST.get() else ""
         raise CompileError(
-            f"code for target {target.name} cannot run here (missing: {lacking}); use target='host', "
+            f"code for target {target.name} cannot run here{seen} (missing: {lacking}); use target='host', "
             f"or write a file for the other machine: rlx compile MODEL -o FILE.rlx --also {target.name}"
         )
     if not all(is_loadable(each) for each in objects):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rlx.backend.cpu import twins
 from rlx.backend.cpu.gemm import DimValue, KernelInfo, Size
 from rlx.backend.cpu.gemm_cut import Tiles, share
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
@@ -89,9 +90,10 @@ class _Decoder:
         nibbles = [fn.value(fn.lshr(word, 4 * (k // 2) + 16 * (k % 2))) for k in range(8)]
         if fn.module.target.has_avx512:  # the table takes the low four bits
             table = lanes_of(self.floats, [float(i - 8) for i in range(16)])
-            look_up = "llvm.x86.avx512.permvar.sf.512"
+            name, twin = "llvm.x86.avx512.permvar.sf.512", twins.look_up
             return [
-                fn.intrinsic(look_up, self.floats, table, nibble, feature="avx512f") for nibble in nibbles
+                fn.intrinsic(name, self.floats, table, nibble, feature="avx512f", twin=twin)
+                for nibble in nibbles
             ]
         return [fn.fsub(fn.sitofp(fn.value(fn.and_(nibble, 15)), "float"), 8.0) for nibble in nibbles]
 
@@ -131,8 +133,9 @@ class _PairDecoder(_Decoder):
             word = fn.bitcast(fn.load(self.words, place), halves)
             for pair in range(4):
                 index = fn.value(fn.lshr(word, 4 * pair))
-                look_up = "llvm.x86.avx512.permvar.hi.512"
-                code = fn.bitcast(fn.intrinsic(look_up, halves, table, index, feature="avx512bw"), pairs)
+                name, twin = "llvm.x86.avx512.permvar.hi.512", twins.look_up
+                found = fn.intrinsic(name, halves, table, index, feature="avx512bw", twin=twin)
+                code = fn.bitcast(found, pairs)
                 for i, row in enumerate(rows):
                     for part in range(self.sums):
                         n = self.sums * (i * len(places) + j) + part

@@ -1,17 +1,19 @@
 """Named CPU targets: everything the code generator may ask about a machine is a field here.
 
 Plans and objects are made for a named target, never for "this machine": the same program for the same
-named target is the same text anywhere. `resolve("host")` only picks the best name that this machine runs.
+named target is the same text anywhere. `resolve("host")` only picks a name: the best that this machine runs,
+or the lesser one that `RLX_HOST` names. Code beyond the host is never loaded.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 
-from rlx.errors import CompileError
+from rlx import config
+from rlx.errors import CompileError, ConfigError
 from rlx.records import dataclass
 
 BITS = {
@@ -35,7 +37,8 @@ class Target:
     """One machine the generator can write for.
 
     `tiles` gives, per dtype, the register tile (rows, vectors) of the contraction kernels. `gate` holds the
-    default constants of the fusion gate, bandwidths in bytes per nanosecond.
+    default constants of the fusion gate, bandwidths in bytes per nanosecond. `features` are what the
+    generator writes for; the code of an emulated target does the same with the instructions of a lesser one.
 
     >>> resolve("x86-64-v3").lanes("f32")
     8
@@ -52,6 +55,7 @@ class Target:
     l3_bytes: int
     tiles: tuple[tuple[str, tuple[int, int]], ...]
     gate: tuple[tuple[str, float], ...]
+    emulated: bool = False
 
     def has(self, feature: str) -> bool:
         """Whether code for this target may use `feature` (an LLVM feature name such as "fma")."""
@@ -89,6 +93,11 @@ class Target:
     def tile(self, dtype: str) -> tuple[int, int]:
         """(rows, vectors) of the register tile of a contraction over `dtype`."""
         return dict(self.tiles)[dtype]
+
+    @property
+    def code(self) -> Target:
+        """The target whose instructions the code is made of: itself, unless it is emulated."""
+        return _BY_NAME[_EMULATOR] if self.emulated else self
 
     def feature_text(self) -> str:
         """The features as LLVM spells them: "+avx2,+fma"."""
@@ -174,18 +183,7 @@ _NAMED = (  # best first
 )
 _BY_NAME: Mapping[str, Target] = {target.name: target for target in _NAMED}
 
-# Linux spells some features differently in /proc/cpuinfo.
-_PROC_NAMES = {
-    "avx512_bf16": "avx512bf16",
-    "avx512_vnni": "avx512vnni",
-    "pni": "sse3",
-    "abm": "lzcnt",
-    "sse4_1": "sse4.1",
-    "sse4_2": "sse4.2",
-    "bmi1": "bmi",
-    "lahf_lm": "sahf",
-    "fpu": "x87",
-}
+_EMULATE, _EMULATOR = "emulate:", "x86-64-v3"
 
 
 def targets() -> tuple[Target, ...]:
@@ -198,36 +196,96 @@ def targets() -> tuple[Target, ...]:
 
 
 @functools.cache
-def host_features() -> frozenset[str]:
-    """Features of this machine that the operating system lets programs use, in LLVM's names."""
-    found: set[str] = set()
-    info = Path("/proc/cpuinfo")
-    if platform.machine() in ("x86_64", "AMD64") and info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("flags"):
-                found = {_PROC_NAMES.get(flag, flag) for flag in line.partition(":")[2].split()}
-                break
-    if not found:
-        import llvmlite.binding as llvm
+def emulated(target: Target) -> Target:
+    """`target` with the instructions of x86-64-v3, to test its plans and kernels on machines without AVX-512.
 
-        found = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    return frozenset(found)
+    Instructions that only AVX-512 has are replaced by generic ones with the same bits (`twins.py`).
+
+    >>> emulated(resolve("x86-64-v4")).lanes("f32"), emulated(resolve("x86-64-v4")).code.name
+    (16, 'x86-64-v3')
+    """
+    if not target.has_avx512:
+        there = ", ".join(t.name for t in _NAMED if t.has_avx512)
+        raise CompileError(f"target {target.name} needs no emulation; only {there} can be emulated")
+    return dataclasses.replace(target, name=_EMULATE + target.name, emulated=True)
+
+
+@functools.cache
+def machine_features() -> frozenset[str]:
+    """Features of this machine that the operating system lets programs use, in LLVM's names."""
+    if _is_x86() and platform.system() != "Windows":
+        from rlx.backend.cpu import cpuid
+
+        return cpuid.features()
+    import llvmlite.binding as llvm
+
+    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+
+
+def host() -> Target:
+    """The machine as RLX sees it: what `RLX_HOST` names, else the most capable target that runs here."""
+    return _host(config.HOST.get())
+
+
+@functools.cache
+def _host(name: str | None) -> Target:
+    there = [target for target in _NAMED if target.x86 == _is_x86() and not _missing(target, None)]
+    if name is None:
+        # Every x86-64 machine runs the baseline; anything else only emits for AArch64.
+        return there[0] if there else _BY_NAME["x86-64" if _is_x86() else "aarch64"]
+    choices = ", ".join(target.name for target in there) or "no target"
+    try:
+        chosen = resolve(name) if name != "host" else None
+    except CompileError:
+        chosen = None
+    if chosen is None:
+        raise ConfigError(
+            f"environment variable {config.HOST.name}={name!r} names no target; this machine can be seen as "
+            f"{choices}, or emulate:x86-64-v4"
+        )
+    if chosen.code not in there:
+        lacking = ", ".join(_missing(chosen, None)) if chosen.x86 == _is_x86() else "its instruction set"
+        raise ConfigError(
+            f"environment variable {config.HOST.name}={name!r} is beyond this machine (missing: {lacking}); "
+            f"choose {choices}, or unset it"
+        )
+    return chosen
+
+
+def host_features() -> frozenset[str]:
+    """Features that code may use here, in LLVM's names: those of the machine, or of what `RLX_HOST` names."""
+    return _features(config.HOST.get())
+
+
+def _features(host: str | None) -> frozenset[str]:
+    return machine_features() if host is None else frozenset(_host(host).code.features)
 
 
 def runs_here(target: Target) -> bool:
-    """Whether this machine can execute code for `target`."""
-    if target.x86 != (platform.machine() in ("x86_64", "AMD64")):
-        return False
-    return not missing_here(target)
+    """Whether code for `target` may run here: the machine can execute it, and `RLX_HOST` names no lesser one.
+
+    >>> runs_here(resolve("host"))
+    True
+    """
+    return target.x86 == _is_x86() and not missing_here(target)
 
 
 def missing_here(target: Target) -> tuple[str, ...]:
-    """The features of `target` that this machine does not have."""
-    return tuple(feature for feature in target.features if feature not in host_features())
+    """The features of code for `target` that the host does not have."""
+    return _missing(target, config.HOST.get())
+
+
+def _missing(target: Target, host: str | None) -> tuple[str, ...]:
+    there = _features(host)
+    return tuple(feature for feature in target.code.features if feature not in there)
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def resolve(name: str | Target) -> Target:
-    """The target called `name`; "host" is the most capable one that this machine runs.
+    """The target called `name`; "host" is the machine as RLX sees it (`host`).
 
     >>> resolve("x86-64").has_fma
     False
@@ -235,12 +293,9 @@ def resolve(name: str | Target) -> Target:
     if isinstance(name, Target):
         return name
     if name == "host":
-        return next((target for target in _NAMED if runs_here(target)), _fallback())
+        return host()
+    if name.startswith(_EMULATE) and name.removeprefix(_EMULATE) in _BY_NAME:
+        return emulated(_BY_NAME[name.removeprefix(_EMULATE)])
     if name not in _BY_NAME:
         raise CompileError(f"unknown target {name!r}: choose host, {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
-
-
-def _fallback() -> Target:
-    """Every x86-64 machine runs the baseline; anything else only emits for AArch64."""
-    return _BY_NAME["x86-64" if platform.machine() in ("x86_64", "AMD64") else "aarch64"]

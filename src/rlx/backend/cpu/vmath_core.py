@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
+from rlx.backend.cpu import twins
 from rlx.backend.cpu.irlanes import Lanes
 from rlx.backend.cpu.irtypes import Value, constant, lanes_of, like, vector
 from rlx.records import dataclass
@@ -165,7 +166,8 @@ def pick_power(f: Lanes, word: Value, powers: Sequence[float]) -> Value:
     register = lanes_of(vector("i32", 16), [FORMATS["float"].bits(power) for power in powers])
 
     def pick(k: Value) -> Value:
-        return f.intrinsic("llvm.x86.avx512.permvar.si.512", k.type, register, k, feature="avx512f")
+        name, twin = "llvm.x86.avx512.permvar.si.512", twins.look_up
+        return f.intrinsic(name, k.type, register, k, feature="avx512f", twin=twin)
 
     found = at_widths(f, pick, 16, 16, f.bitcast(word, integer_type(word)))
     return f.bitcast(found, word.type)
@@ -195,18 +197,21 @@ def nearer_to_zero(f: Lanes, x: Value, limit: float) -> Value:
 
     def cut(part: Value) -> Value:
         rest = [constant(part.type, limit), smaller_size_with_sign_of_first]
-        return _masked_instruction(f, "range", part, *rest, feature="avx512dq")
+        return _masked_instruction(f, "range", part, *rest, feature="avx512dq", twin=twins.nearer_to_zero)
 
     return at_widths(f, cut, 4, 16, x)
 
 
-def _masked_instruction(f: Lanes, name: str, x: Value, *rest: Value, feature: str) -> Value:
+def _masked_instruction(
+    f: Lanes, name: str, x: Value, *rest: Value, feature: str, twin: Callable[..., Value]
+) -> Value:
     """An AVX-512 instruction that has a mask and may have a rounding mode: all lanes, the current mode."""
     total = x.width * (32 if x.element == "float" else 64)
     full = f"llvm.x86.avx512.mask.{name}.p{'s' if x.element == 'float' else 'd'}.{total}"
     mask = constant("i16" if x.width == 16 else "i8", -1)
     rounding = [constant("i32", 4)] if total == 512 else []
-    return f.intrinsic(full, x.type, x, *rest, constant(x.type, 0.0), mask, *rounding, feature=feature)
+    last = [constant(x.type, 0.0), mask, *rounding]
+    return f.intrinsic(full, x.type, x, *rest, *last, feature=feature, twin=twin)
 
 
 def scale(f: Lanes, p: Value, n: Value) -> Value:
@@ -225,7 +230,10 @@ def _scale_instruction(f: Lanes, p: Value, n: Value) -> Value | None:
     lanes = 4 if p.element == "float" else 2  # of 128 bits
     if not f.module.target.has_avx512 or p.width < lanes:
         return None
-    one = lambda a, b: _masked_instruction(f, "scalef", a, b, feature="avx512f")  # noqa: E731
+
+    def one(a: Value, b: Value) -> Value:
+        return _masked_instruction(f, "scalef", a, b, feature="avx512f", twin=twins.scale)
+
     return at_widths(f, one, lanes, 4 * lanes, p, n)
 
 

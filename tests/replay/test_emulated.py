@@ -1,0 +1,49 @@
+"""Emulated targets give the bits of the real ones: of a run where the machine can, else the recorded ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import rlx
+from replay.records import STALE, UNKNOWN, Digests, Key, Records, digest_of_arrays
+from replay.test_replay import FIRST, FOLDER
+from rlx.backend.cpu.target import Target, emulated, runs_here, targets
+
+WIDE = [target for target in targets() if target.has_avx512]
+RECORDED = Records(FOLDER / "ops.txt", "pytest tests/replay --update-replay").read()
+BY_DEFAULT = ("matmul", "conv", "softmax", "exp", "fft")
+
+
+def ran(name: str, target: Target) -> str:
+    program = rlx.compile(FIRST[name].graph()[0], target=target.name, threads=2, cache=False)
+    return digest_of_arrays(program.run(FIRST[name].feed()))
+
+
+def real(name: str, target: Target) -> str | None:
+    """Bits of the real target, if they can be known here."""
+    if runs_here(target):
+        return ran(name, target)
+    known = RECORDED.get(Key(name, target.name), Digests("", "", None)).bits
+    return None if known is None or known.startswith((UNKNOWN, STALE)) else known
+
+
+def check(name: str, target: Target) -> None:
+    if not runs_here(emulated(target)):
+        pytest.skip(f"emulation needs {emulated(target).code.name}")
+    made, wanted = ran(name, emulated(target)), real(name, target)
+    if wanted is None:
+        pytest.skip(f"it ran, but nobody has recorded bits of {target.name} that this machine cannot run")
+    assert made == wanted
+
+
+@pytest.mark.parametrize("target", WIDE, ids=lambda target: target.name)
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_op(name: str, target: Target) -> None:
+    check(name, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", WIDE, ids=lambda target: target.name)
+@pytest.mark.parametrize("name", sorted(FIRST.keys() - set(BY_DEFAULT)))
+def test_every_op(name: str, target: Target) -> None:
+    check(name, target)
