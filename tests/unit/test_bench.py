@@ -159,9 +159,9 @@ def test_settings_are_told() -> None:
     """How peers are run, and what a search among their settings has taken."""
     rows = example()
     rows[0].engines[1].chosen = "pinned"
-    assert report.settings(rows)[1].endswith("(faster: pinned in 2 rows)")  # both rows share the engine
+    assert report.settings(rows)[2].endswith("(faster: pinned in 2 rows)")  # both rows share the engine
     assert report.as_json(rows)[0]["engines"]["openvino"]["chosen"] == "pinned"
-    assert "Settings: rlx: buffers bound once; openvino: latency hint" in report.as_markdown(rows, "x")
+    assert "; rlx: buffers bound once; openvino: latency hint" in report.as_markdown(rows, "x")
     assert all(engine.settings for engine in ENGINES.values())
 
 

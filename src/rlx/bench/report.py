@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.backend.cpu.target import host, host_text
 from rlx.bench.engines import ENGINES
 from rlx.bench.harness import Row
 from rlx.errors import UnsupportedError, how_to_install
@@ -94,8 +95,9 @@ def taken_cores(rows: Sequence[Row]) -> list[str]:
 
 
 def settings(rows: Sequence[Row]) -> list[str]:
-    """How each engine was run and, where a search had a choice, what it took how often."""
-    lines = []
+    """What RLX saw as its host (other engines see the whole machine), how each engine was run and, where a
+    search had a choice, what it took how often."""
+    lines = [f"host: {host_text()}"]
     for name in dict.fromkeys(m.engine for r in rows for m in r.engines):
         taken = Counter(m.chosen for r in rows for m in r.engines if m.engine == name and m.chosen)
         counts = ", ".join(f"{what} in {count} rows" for what, count in taken.most_common())
@@ -109,6 +111,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {
             "workload": r.workload,
             "threads": r.threads,
+            "host": host().name,
             "ratio": r.ratio(),
             "share_of_machine": r.share(),
             "machine_rate": r.rate,

@@ -14,7 +14,7 @@ from rlx.cli.output import human_bytes, json_option, print_json, print_line, pri
 @json_option
 def devices(as_json: bool) -> None:
     """List devices and CPU targets, and what is missing for those that cannot be used."""
-    from rlx.backend.cpu.target import missing_here, resolve, runs_here, targets
+    from rlx.backend.cpu.target import host, host_text, missing_here, runs_here, targets
     from rlx.driver import known_devices, open_device
 
     found: list[dict[str, Any]] = []
@@ -22,13 +22,13 @@ def devices(as_json: bool) -> None:
         missing = entry.missing()
         facts = asdict(open_device(entry.name).capabilities) if missing is None else None
         found.append({"name": entry.name, "available": missing is None, "missing": missing, "facts": facts})
-    host = resolve("host").name
+    seen, every = host(), targets()
     named: list[dict[str, Any]] = [
-        {"name": t.name, "host": t.name == host, "runs_here": runs_here(t), "missing": list(missing_here(t))}
-        for t in targets()
+        {"name": t.name, "host": t == seen, "runs_here": runs_here(t), "missing": list(missing_here(t))}
+        for t in (every if seen in every else (seen, *every))
     ]
     if as_json:
-        print_json({"devices": found, "targets": named})
+        print_json({"devices": found, "host": seen.name, "targets": named})
         return
     rows = []
     for device in found:
@@ -50,3 +50,4 @@ def devices(as_json: bool) -> None:
         for target in named
     ]
     print_table(("target", "runs here", "about"), rows)
+    print_line(f"host: {host_text()}")

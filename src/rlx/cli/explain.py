@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 @json_option
 def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **options: Any) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan."""
+    from rlx.backend.cpu.target import host
+
     sizes = sizes_of(bind)
     program = open_model(model, **options)
     check_symbols(sizes, program.lir.dynamic_symbols())
@@ -36,6 +38,7 @@ def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **o
         {
             "name": program.graph.name,
             "target": program.lir.target,
+            "host": host().name,
             "stats": program.stats,
             "binding": dict(binding),
             "memory": program.memory(binding),

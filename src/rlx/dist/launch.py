@@ -8,6 +8,7 @@ is left, and returns a non-zero exit code. If the launcher itself dies, the kern
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import shutil
@@ -25,6 +26,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from rlx.config import DIST_TIMEOUT
+from rlx.cores import cpu_quota
 from rlx.dist import environment
 from rlx.dist.cores import share_here
 from rlx.dist.errors import TransportError
@@ -134,7 +136,8 @@ class _Launcher:
         read, write = os.pipe()
         cpus, binds = len(os.sched_getaffinity(0)), self.variables[environment.BIND] == "1"
         own = len(share_here(rank, self.n)) if binds and self.n <= cpus else cpus // self.n
-        cores = str(max(1, own))
+        quota = cpu_quota()
+        cores = str(max(1, own if quota is None else min(own, math.ceil(quota / self.n))))
         defaults = {
             "RLX_THREADS": cores,
             "OMP_NUM_THREADS": cores,

@@ -59,9 +59,11 @@ class KernelCost:
         return KernelCost(self.node, self.io * times, self.operations * times, self.picoseconds * times)
 
 
-def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch: int = 0) -> str:
+def explain(
+    module: LirModule, thunks: Mapping[int, str] | None = None, scratch: int = 0, host: str | None = None
+) -> str:
     """The page of a program, at the sizes that its plan is for. `thunks` says which kernels the host runs,
-    `scratch` how many bytes kernels get to work in.
+    `scratch` how many bytes kernels get to work in, `host` what machine it runs on.
 
     >>> import rlx
     >>> from rlx.compile import plan
@@ -72,7 +74,7 @@ def explain(module: LirModule, thunks: Mapping[int, str] | None = None, scratch:
     """
     costs = kernel_costs(module, thunks or {})
     parts = [
-        _head(module),
+        _head(module, host),
         _stages(module),
         _kernels(module, costs, thunks or {}),
         _memory(module.plan, module.mir, scratch),
@@ -135,7 +137,7 @@ def _work(node: Node, binding: Mapping[str, int]) -> tuple[int, int]:
 # -- sections
 
 
-def _head(module: LirModule) -> list[str]:
+def _head(module: LirModule, host: str | None) -> list[str]:
     plan = module.plan
     count = len(plan.schedule)
     sizes = ", ".join(f"{s} = {plan.binding[s]}" for s in plan.dynamic_symbols)
@@ -144,6 +146,8 @@ def _head(module: LirModule) -> list[str]:
         f"{module.name} for {module.target}: {count} kernel{'s' * (count != 1)}, "
         f"{bytes_text(plan.arena_size)} of activations, {bytes_text(weights)} of weights"
     ]
+    if host is not None:
+        lines.append(f"  host {host}")
     if sizes:
         lines += _wrapped(
             f"planned for {sizes}; other sizes reuse this code; nothing is recompiled", "  ", ""

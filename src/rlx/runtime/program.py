@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
+from rlx.backend.cpu.target import host_text
 from rlx.crash_report import found_bug
 from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
+from rlx.errors import GuardError, InputError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
@@ -174,7 +176,7 @@ class CompiledProgram(Execution):
         if not isinstance(measure, bool):
             raise InputError("give sizes by name: explain(binding={'n': 128}); measure is True or False")
         lir = self.lir if binding is None else self.lir.specialize(binding)
-        page = explain(lir, self._host_reasons(), self._scratch(lir.plan))
+        page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text())
         if not measure:
             return page
         from rlx.measure import measure_decisions, report

@@ -227,9 +227,24 @@ def host() -> Target:
     return _host(config.HOST.get())
 
 
+def host_text() -> str:
+    """The host for people: its name and, where that is not this machine, what the machine is.
+
+    >>> from unittest import mock
+    >>> best = _host(None).name
+    >>> with mock.patch.dict("os.environ", {config.HOST.name: best}):
+    ...     host_text() == f"{best} (RLX_HOST; this machine is {best})"
+    True
+    """
+    if config.HOST.get() is None:
+        return host().name
+    return f"{host().name} ({config.HOST.name}; this machine is {_host(None).name})"
+
+
 @functools.cache
 def _host(name: str | None) -> Target:
-    there = [target for target in _NAMED if target.x86 == _is_x86() and not _missing(target, None)]
+    features = machine_features()
+    there = [target for target in _NAMED if target.x86 == _is_x86() and not _missing(target, features)]
     if name is None:
         # Every x86-64 machine runs the baseline; anything else only emits for AArch64.
         return there[0] if there else _BY_NAME["x86-64" if _is_x86() else "aarch64"]
@@ -244,7 +259,7 @@ def _host(name: str | None) -> Target:
             f"{choices}, or emulate:x86-64-v4"
         )
     if chosen.code not in there:
-        lacking = ", ".join(_missing(chosen, None)) if chosen.x86 == _is_x86() else "its instruction set"
+        lacking = ", ".join(_missing(chosen, features)) if chosen.x86 == _is_x86() else "its instruction set"
         raise ConfigError(
             f"environment variable {config.HOST.name}={name!r} is beyond this machine (missing: {lacking}); "
             f"choose {choices}, or unset it"
@@ -254,11 +269,8 @@ def _host(name: str | None) -> Target:
 
 def host_features() -> frozenset[str]:
     """Features that code may use here, in LLVM's names: those of the machine, or of what `RLX_HOST` names."""
-    return _features(config.HOST.get())
-
-
-def _features(host: str | None) -> frozenset[str]:
-    return machine_features() if host is None else frozenset(_host(host).code.features)
+    name = config.HOST.get()
+    return machine_features() if name is None else frozenset(_host(name).code.features)
 
 
 def runs_here(target: Target) -> bool:
@@ -272,11 +284,10 @@ def runs_here(target: Target) -> bool:
 
 def missing_here(target: Target) -> tuple[str, ...]:
     """The features of code for `target` that the host does not have."""
-    return _missing(target, config.HOST.get())
+    return _missing(target, host_features())
 
 
-def _missing(target: Target, host: str | None) -> tuple[str, ...]:
-    there = _features(host)
+def _missing(target: Target, there: frozenset[str]) -> tuple[str, ...]:
     return tuple(feature for feature in target.code.features if feature not in there)
 
 
