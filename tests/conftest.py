@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -105,6 +106,12 @@ def _models_missing() -> str | None:
     return None
 
 
+def _qemu_missing() -> str | None:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "other x86 processors are emulated on Linux for x86-64 only"
+    return None if shutil.which("qemu-x86_64") else "qemu-x86_64 is not installed (Debian: qemu-user)"
+
+
 # Each part says why it is missing, or None when it is there.
 PARTS: dict[str, Callable[[], str | None]] = {
     "onnx": _needs_modules("onnx"),
@@ -115,6 +122,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "models": _models_missing,
     "opencl": _opencl_missing,
     "mpi": _mpi_missing,
+    "qemu": _qemu_missing,
 }
 
 

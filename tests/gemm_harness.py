@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from machines import executable
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.build import build_kernels
 from rlx.backend.cpu.gemm import Epilogue, GemmSpec, emit_gemm
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.packing import pack_weights
-from rlx.backend.cpu.target import Target, resolve, runs_here, targets
+from rlx.backend.cpu.target import Target, resolve
 from rlx.compile import plan
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.graph import Graph
@@ -28,7 +29,7 @@ from rlx.ir.views import view_layouts
 
 Array = NDArray[Any]
 HOST = resolve("host")
-TARGETS = [target for target in targets() if runs_here(target)]
+TARGETS = executable()
 EPS = {"f32": 2.0**-23, "f64": 2.0**-52, "bf16": 2.0**-8, "f16": 2.0**-10}
 NUMPY = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 SUMS = {"f64": np.float64, "i8": np.int32, "u8": np.int32}

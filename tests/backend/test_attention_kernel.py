@@ -20,12 +20,13 @@ from gemm_harness import (
     every_f32_target,
     every_target,
 )
+from machines import executable
 from rlx import ops
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.attention import Access, AttentionSpec, emit_attention
 from rlx.backend.cpu.frame import Slot
 from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.target import Target, resolve, runs_here, targets
+from rlx.backend.cpu.target import Target, resolve
 from rlx.backend.reference.interpreter import evaluate as reference
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.dtype import dtype
@@ -243,7 +244,7 @@ def test_code_of_f32_needs_no_instructions_for_narrow_types(mask: str) -> None:
         assert_f32_targets_stand_for_all(lambda target, case=case: write(target, case)[0])
 
 
-PAIRS = [t for t in targets() if t.has_bf16 and runs_here(t)]
+PAIRS = [t for t in executable() if t.has_bf16]
 pairs_target = pytest.mark.parametrize("target", PAIRS, ids=lambda t: t.name)
 
 

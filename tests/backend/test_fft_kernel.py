@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
+from machines import to_execute
 from rlx import ops
 from rlx.ops.fft_split import fft_split, irfft_split, rfft_split
 
@@ -95,7 +96,7 @@ def test_any_length_any_rows(n: int) -> None:
 @pytest.mark.parametrize("target", ["x86-64", "x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize("n", [16, 37, 200, 256, 401])
 def test_on_other_targets(n: int, target: str) -> None:
-    check_all(n, (9,) if n % 2 else (), np.float32, target=target)
+    check_all(n, (9,) if n % 2 else (), np.float32, target=to_execute(target))
 
 
 @pytest.mark.slow

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from machines import executable
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Function, Module, Value, constant, lanes_of, like, vector, width
-from rlx.backend.cpu.target import Target, resolve, runs_here, targets
+from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import CompileError
 
-RUNNABLE = [target for target in targets() if runs_here(target)]
+RUNNABLE = executable()
 every_target = pytest.mark.parametrize("target", RUNNABLE, ids=lambda target: target.name)
 HOST = resolve("host")
 

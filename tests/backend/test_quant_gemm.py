@@ -10,16 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
+from machines import executable
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
-from rlx.backend.cpu.target import Target, resolve, runs_here, targets
+from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import ShapeError
 from rlx.ir.dim import sym
 from rlx.ops.quant_layout import QuantLayout, pack_quantised
 
 Array = NDArray[Any]
-TARGETS = [target for target in targets() if runs_here(target)]
+TARGETS = executable()
 every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 EPS = 2.0**-23
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
+from machines import to_execute
 from rlx import ops
 from rlx.errors import InputError
 from rlx.ir.graph import Node
@@ -50,7 +51,7 @@ def test_is_the_dense_product(k: int, n: int, rows: tuple[int, ...], kind: type)
 @pytest.mark.parametrize("target", ["x86-64", "x86-64-v3"])
 def test_on_other_targets(target: str) -> None:
     w, x = filters(201, 80), np.random.default_rng(1).standard_normal((21, 201)).astype(np.float32)
-    close(compiled(lambda x, w: ops.matmul(x, w), w, x.shape, target=target)(x), x @ w)
+    close(compiled(lambda x, w: ops.matmul(x, w), w, x.shape, target=to_execute(target))(x), x @ w)
 
 
 def test_symbolic_rows_and_threads_give_the_same_bits() -> None:

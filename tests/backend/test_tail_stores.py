@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import rlx
+from machines import executable
 from rlx import ops
-from rlx.backend.cpu.target import resolve, runs_here
 from rlx.ir.graph import Graph
 
-TARGETS = [t.name for t in map(resolve, ("host", "x86-64-v4", "x86-64-v3", "x86-64")) if runs_here(t)]
+TARGETS = [t.name for t in executable("host", "x86-64-v4", "x86-64-v3", "x86-64")]
 BEHIND = 64
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.cpu.target import Target, resolve, runs_here
+from machines import executable
+from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops import conv
 from rlx.ops.winograd import INPUT, OUTPUT, WHOLE_KERNEL, WHOLE_ROWS, WinogradLayout, transform_kernel
 
-TARGETS = [t for t in map(resolve, ("x86-64-v4", "x86-64-v3", "x86-64")) if runs_here(t)]
+TARGETS = executable("x86-64-v4", "x86-64-v3", "x86-64")
 SHAPE, OUT = (2, 16, 11, 13), 40  # tiles and panels that are not full
 PLACES = [(0, 3, 5, 6), (0, 0, 0, 0), (1, 15, 10, 12), (1, 7, 3, 4), (0, 9, 8, 0)]
 

@@ -1,0 +1,27 @@
+"""The targets whose code a test can execute here; where the machine lacks AVX-512, that is emulated."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlx.backend.cpu.target import Target, emulated, resolve, runs_here, targets
+
+
+def executable(*names: str) -> list[Target]:
+    """Those of the named targets (all, if none is named) that run here, themselves or emulated."""
+    wanted = [resolve(name) for name in names] or targets()
+    return [made for target in wanted if (made := _as_it_runs(target)) is not None]
+
+
+def to_execute(name: str) -> str:
+    """The name to compile for in a test of target `name`; skips where neither it nor its emulation runs."""
+    found = _as_it_runs(resolve(name))
+    if found is None:
+        pytest.skip(f"this machine cannot run code for {name}")
+    return found.name
+
+
+def _as_it_runs(target: Target) -> Target | None:
+    if runs_here(target):
+        return target
+    return emulated(target) if target.has_avx512 and runs_here(emulated(target)) else None
