@@ -139,12 +139,13 @@ class Compiling:
         self._made: dict[int, bytes | BaseException] = {}
         self._workers: list[threading.Thread] = []
         self._added = 0
+        self._most = min(_MOST_WORKERS, usable_cores())
 
     def add(self, text: str) -> None:
         """Compile a module."""
         self._waiting.put((self._added, text))
         self._added += 1
-        if len(self._workers) < min(_MOST_WORKERS, usable_cores()):
+        if len(self._workers) < self._most:
             worker = threading.Thread(target=self._work, name="rlx-llvm", daemon=True)
             worker.start()
             self._workers.append(worker)
