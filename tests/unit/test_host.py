@@ -84,6 +84,17 @@ def test_features_need_no_llvm() -> None:
     assert python(text) == "False\n"
 
 
+@needs_x86
+def test_a_system_that_lets_nothing_be_executed_still_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise CompileError("the system does not let memory become executable")
+
+    known = machine_features()
+    monkeypatch.setattr(cpuid, "protect", refuse)
+    asked = {feature for target in targets() if target.x86 for feature in target.features}
+    assert machine_features.__wrapped__() & asked == known & asked
+
+
 def processor(leaves: dict[tuple[int, int], tuple[int, ...]], kept: int) -> set[str]:
     return cpuid._found(lambda number, sub: leaves.get((number, sub), (0, 0, 0, 0)), lambda: kept)
 

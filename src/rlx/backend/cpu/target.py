@@ -216,10 +216,14 @@ def machine_features() -> frozenset[str]:
     if _is_x86() and platform.system() != "Windows":
         from rlx.backend.cpu import cpuid
 
-        return cpuid.features()
+        try:
+            return cpuid.features()
+        except CompileError:  # a system that lets no memory become executable: it runs no code, but can plan
+            pass
     import llvmlite.binding as llvm
 
-    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+    found = {name for name, there in llvm.get_host_cpu_features().items() if there}
+    return frozenset(found | {"x87"} if _is_x86() else found)  # LLVM takes that for granted
 
 
 def host() -> Target:
