@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlx.backend.cpu.target import Target, emulated, resolve, runs_here, targets
+from rlx.backend.cpu.target import Target, emulated, host, resolve, runs_here, targets
 
 
 def executable(*names: str) -> list[Target]:
@@ -19,6 +19,14 @@ def to_execute(name: str) -> str:
     if found is None:
         pytest.skip(f"this machine cannot run code for {name}")
     return found.name
+
+
+def another() -> str:
+    """The name of the least target that runs here beside the host; skips where the host is the least."""
+    found = [target.name for target in targets() if runs_here(target) and target is not host()]
+    if not found:
+        pytest.skip(f"{host().name} is the only target that this machine runs")
+    return found[-1]
 
 
 def _as_it_runs(target: Target) -> Target | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import rlx
+from machines import to_execute
 from rlx import ops
 from rlx.dist import Mesh, Shard, run_threads
 from rlx.ir.graph import Graph, Node
@@ -39,7 +40,7 @@ def test_the_ranks_of_a_block(golden: Callable[[str, str], None]) -> None:
     def work(transport: Any) -> str:
         program = rlx.compile(
             block(),
-            target="x86-64-v3",
+            target=to_execute("x86-64-v3"),
             threads=1,
             mesh=Mesh({"tp": 2}),
             shardings={**columns, **rows},
