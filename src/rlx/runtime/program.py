@@ -15,7 +15,6 @@ from rlx.backend.cpu.kernels import KernelSet
 from rlx.backend.cpu.target import host_text
 from rlx.crash_report import found_bug
 from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
-from rlx.errors import GuardError, InputError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
