@@ -117,3 +117,22 @@ def test_a_symbol_that_equals_a_side_of_packed_weights(target: Target, dtype: st
     g.output("y", left @ right)
     got = rlx.compile(g, target=target.name).run({"x": x})["y"]
     np.testing.assert_array_equal(got, (x.astype(np.float64) @ w.astype(np.float64)).astype(kind))
+
+
+# ---- what becomes of the sums
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["bool", "i64", "u64", "u32", "u16", "f16"])
+def test_an_epilogue_ends_in_any_dtype(target: Target, dtype: str) -> None:
+    """x @ w > 0 and casts: the result's dtype is not one that products read."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(0, 4, (9, 33)), rng.integers(0, 4, (33, 21))
+    g = rlx.Graph("compared")
+    sums = g.input("x", x.shape, "f32") @ g.input("w", w.shape, "f32")
+    g.output("y", sums > 70.0 if dtype == "bool" else rlx.ops.cast(sums, dtype))
+    feed = {"x": x.astype(np.float32), "w": w.astype(np.float32)}
+    y = rlx.compile(g, target=target.name).run(feed)["y"]
+    want = (x @ w > 70) if dtype == "bool" else x @ w
+    assert y.dtype == rlx.ir.dtype.dtype(dtype).np
+    np.testing.assert_array_equal(y, want)

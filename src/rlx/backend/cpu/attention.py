@@ -22,7 +22,7 @@ from rlx.backend.cpu.attention_wide import WideBlock
 from rlx.backend.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
 from rlx.backend.cpu.irtext import Function, Int, Module
 from rlx.backend.cpu.irtypes import Value, constant, size_bytes, vector
-from rlx.backend.cpu.microkernel import LLVM_TYPES
+from rlx.backend.cpu.primitives import MEMORY
 from rlx.ir.dim import Dim
 from rlx.records import dataclass
 
@@ -83,7 +83,7 @@ class Attention:
         self.most = QUERY_VECTORS if module.target.registers >= 32 else 1
         self.width = self.lanes * self.most  # queries that scratch has room for
         dtype = inputs[spec.q.operand].dtype.name
-        self.element, self.o_element = LLVM_TYPES[dtype], LLVM_TYPES[outputs[0].dtype.name]
+        self.element, self.o_element = MEMORY[dtype], MEMORY[outputs[0].dtype.name]
         self.mask_element = "i8" if spec.mask_kind == "bool" else "float"
         self.block_type: type[Block] = Block if dtype == "f32" else WideBlock
         if (

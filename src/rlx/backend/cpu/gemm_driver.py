@@ -10,7 +10,8 @@ from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Value
 from rlx.backend.cpu.irtypes import size_bytes
-from rlx.backend.cpu.microkernel import LLVM_TYPES, Kind
+from rlx.backend.cpu.microkernel import Kind
+from rlx.backend.cpu.primitives import MEMORY
 from rlx.errors import ShapeError, UnsupportedError
 from rlx.records import dataclass
 
@@ -110,7 +111,7 @@ class ProductDriver:
     ) -> None:
         self.module, self.name, self.call, self.spec, self.kind = module, name, call, call.spec, kind
         self.element, self.lanes, self.rows, self.columns = kind.element, kind.lanes, rows, columns
-        self.c_element = LLVM_TYPES[call.spec.c_dtype]
+        self.c_element = MEMORY[call.spec.c_dtype]
         self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
         batch_axes = len(call.spec.batch)
         self.frame = Frame(self.main, 10 + batch_axes)

@@ -11,20 +11,10 @@ import functools
 from collections.abc import Callable, Sequence
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Value, constant, vector
+from rlx.backend.cpu.primitives import MEMORY
 from rlx.backend.cpu.target import Target
 from rlx.errors import DTypeError
 from rlx.records import dataclass
-
-LLVM_TYPES = {
-    "f64": "double",
-    "f32": "float",
-    "bf16": "bfloat",
-    "f16": "half",
-    "i32": "i32",
-    "i16": "i16",
-    "i8": "i8",
-    "u8": "i8",
-}
 
 
 @dataclass(frozen=True)
@@ -222,7 +212,7 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
     if dtype == "bf16" and target.has_bf16 and grouped:
         return Bf16Pairs("bfloat", "float", 2, target.lanes("f32"))
     accumulator = "double" if dtype == "f64" else "float"
-    return Kind(LLVM_TYPES[dtype], accumulator, 1, target.lanes("f64" if dtype == "f64" else "f32"))
+    return Kind(MEMORY[dtype], accumulator, 1, target.lanes("f64" if dtype == "f64" else "f32"))
 
 
 def tile_of(dtype: str, target: Target) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from rlx.backend.cpu.gemm_cut import Tiles, share
 from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.gemm_tile import TILE_PARAMS
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of, vector
-from rlx.backend.cpu.microkernel import LLVM_TYPES
+from rlx.backend.cpu.primitives import MEMORY
 from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
 from rlx.ops.quant_layout import PANEL_VECTORS, QuantLayout
@@ -192,7 +192,7 @@ class _QuantGemm:
         self.rows = (module.target.registers - 6) // per_panel
         self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
         self.frame = Frame(self.main, 4)
-        self.end = TileEnd(module, name, "float", layout.lanes, LLVM_TYPES[c_dtype], self.frame, epilogue, 0)
+        self.end = TileEnd(module, name, "float", layout.lanes, MEMORY[c_dtype], self.frame, epilogue, 0)
 
     def decoder(self, fn: Function) -> _Decoder:
         return _PairDecoder(fn, self.layout, self.parts) if self.parts else _Decoder(fn, self.layout)
@@ -383,7 +383,7 @@ class _QuantGemm:
     def factor(self, fn: Function, start: Value, j: int, offset: int) -> Value:
         """Scales (or zeros, at their offset) of one vector of a group, as f32."""
         layout = self.layout
-        element = LLVM_TYPES[layout.scale]
+        element = MEMORY[layout.scale]
         place = fn.gep(start, offset + j * layout.factors_bytes // PANEL_VECTORS, "i8")
         loaded = fn.load(vector(element, layout.lanes), place)
         return fn.fpext(loaded, "float") if element == "half" else loaded
