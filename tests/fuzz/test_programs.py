@@ -5,19 +5,26 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlx.backend.reference.interpreter import evaluate
-from rlx.fuzz import oracles
+from rlx.errors import RlxError
+from rlx.fuzz import case
+from rlx.fuzz.case import Finding
+from rlx.fuzz.draw import Draw, NotHere
 from rlx.fuzz.grammar import draw_program
 from rlx.fuzz.inputs import Values
-from rlx.fuzz.oracles import MAIN, MORE, Finding, check
+from rlx.fuzz.oracles import MAIN, MORE, check
 from rlx.fuzz.program import TRANSFORMS, Input, Program, Step
 from rlx.fuzz.report import reproducer
 from rlx.fuzz.shrink import shrink
+from rlx.fuzz.to_onnx import CannotWrite, to_onnx
+from rlx.fuzz.zoo import from_the_zoo, pieces
 
 DRAWN = [draw_program(5, number) for number in range(400)]
 PLAIN = Input("x0", "f32", (3, 4), Values())
@@ -52,7 +59,7 @@ def test_a_wrong_value_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> N
 
         return Off()
 
-    monkeypatch.setattr(oracles, "compile", compile)
+    monkeypatch.setattr(case, "compile", compile)
     steps = (
         Step(("v1",), "x0 * 2.0"),
         Step(("v2",), "ops.sum(v1, axis=0)"),
@@ -80,6 +87,37 @@ def test_every_way_runs(way: str) -> None:
     inputs = (Input("x0", "f32", ("n", 4), Values()),)
     program = Program(inputs, steps, ("v2", "v1"), {"n": 3}, {"n": 5}, ways=(way,))
     assert check(program) is None
+
+
+def test_programs_are_written_as_onnx_models(require: Callable[..., None]) -> None:
+    """Most of them, with shape arithmetic for open sizes; what they mean is another way's question."""
+    require("onnx")
+    written: Counter[str] = Counter()
+    models, tried = 0, 0
+    for p in DRAWN:
+        if "onnx" in p.ways and not p.transform:
+            tried += 1
+            try:
+                model = to_onnx(p.graph(() if p.asks_about_sizes else p.open_sizes(), weights=not p.others))
+            except (CannotWrite, RlxError):
+                continue
+            models += 1
+            written.update(n.op_type for n in model.graph.node)
+    assert models > tried / 3 and len(written) > 40
+    assert {"Shape", "Gather", "Reshape", "Expand", "MatMul", "Slice", "Where"} <= written.keys()
+
+
+def test_pieces_of_the_zoo_are_drawn() -> None:
+    """From every model, and they are accepted as they stand."""
+    assert len({piece["model"] for piece in pieces()}) >= 8
+    d = Draw("zoo")
+    made = 0
+    for _ in range(40):
+        try:
+            made += bool(from_the_zoo(d))
+        except NotHere:
+            d = Draw(f"zoo {made}")
+    assert made > 20
 
 
 def test_what_raises_is_a_finding() -> None:

@@ -185,12 +185,13 @@ class Follower(Interpreter):
             if not (t.dtype.is_float or t.dtype.is_complex):
                 out.append(0.0)
                 continue
-            eps = float(ml_dtypes.finfo(t.dtype.np).eps)
+            info = ml_dtypes.finfo(t.dtype.np)
+            eps, grain = float(info.eps), float(info.smallest_subnormal)  # below the normal numbers
             terms, size = self.sum_of(node, form, operands, i)
             if size is not None:
-                out.append(terms * eps * size + ELEMENTWISE_ULPS * eps * np.abs(value))
+                out.append(terms * eps * size + ELEMENTWISE_ULPS * eps * np.abs(value) + grain)
             elif isinstance(form, (Map, Pieces)) and not moves_only(form):
-                out.append(ELEMENTWISE_ULPS * eps * np.abs(value))
+                out.append(ELEMENTWISE_ULPS * eps * np.abs(value) + grain)
             else:
                 out.append(0.0)
         return out

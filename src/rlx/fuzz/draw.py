@@ -45,7 +45,7 @@ class Draw:
         self.values: list[str] = []
         names = "nmkpq"[: self.random.randint(1, 4)]
         self.sizes = dict(zip(names, self.random.sample(SIZES, len(names)), strict=True))
-        if self.chance(0.04):
+        if self.chance(0.06):
             self.sizes[self.choose(names)] = 0
         if self.chance(0.08):
             self.sizes[self.choose(names)] = 1
@@ -137,8 +137,11 @@ class Draw:
         return self.input(kind, dims)
 
     # What is added.
-    def input(self, kind: str, dims: Sequence[Size], values: Values | None = None) -> str:
-        """A new input; numbers come from a range that the dtype holds."""
+    def input(
+        self, kind: str, dims: Sequence[Size], values: Values | None = None, weight: float = 0.25
+    ) -> str:
+        """A new input; numbers come from a range that the dtype holds. `weight` is the chance that a graph
+        has it as a weight."""
         name = f"x{len(self.inputs)}"
         shape = [d if isinstance(d, int) else self.sizes[d] for d in dims]
         if int(np.prod(shape)) > MOST_ELEMENTS or len(self.inputs) >= 8:
@@ -148,8 +151,8 @@ class Draw:
             top = self.choose((3, 100, 1_000_000)) if t.is_int else 2.0
             low, high = max(-top, t.min_value), min(top, t.max_value)
             values = Values(low, high, special=t.is_float and self.chance(0.03))
-        weight, mapped = self.chance(0.25), self.chance(0.8)
-        self.inputs.append(Input(name, kind, tuple(dims), values, weight, mapped))
+        fixed, mapped = self.chance(weight), self.chance(0.8)
+        self.inputs.append(Input(name, kind, tuple(dims), values, fixed, mapped))
         self.space[name] = self.graph.input(name, shape, kind)
         self.values.append(name)
         return name

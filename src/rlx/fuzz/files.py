@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import RlxError
+from rlx.fuzz.case import raised_in
 from rlx.fuzz.documents import MAKERS, USERS, Document, graph_of
 from rlx.fuzz.mutate import mutated
 from rlx.fuzz.onnx_models import model_files, mutated_model
-from rlx.fuzz.oracles import raised_in
 from rlx.fuzz.worker import Child, say
 
 PER_SOURCE = 20  # mutants of one sound file: making it costs a compilation

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from rlx.fuzz.control import CONTROL
 from rlx.fuzz.declared import declared
 from rlx.fuzz.draw import FLOATS, INTS, SIZES, Crashed, Draw, NotHere
+from rlx.fuzz.inputs import Values
 from rlx.fuzz.layers import LAYERS
 from rlx.fuzz.oracles import MAIN_WAYS, MORE_WAYS
 from rlx.fuzz.program import BATCH, TRANSFORMS, Program
+from rlx.fuzz.zoo import from_the_zoo
 from rlx.ir.dtype import dtype
 
 Move = Callable[[Draw], object]
@@ -161,8 +163,6 @@ def select(d: Draw) -> object:
     axis = d.axis(x) % d.rank(x)
     size = d.shape(x)[axis]
     if d.chance(0.5) and size:
-        from rlx.fuzz.inputs import Values
-
         ids = d.input(d.choose(("i64", "i32")), [d.size()], Values(0, size - 1))
         return d.emit(f"ops.take({x}, {ids}, axis={axis})")
     return d.emit(
@@ -197,7 +197,7 @@ def python(d: Draw) -> object:
                 f"{x} * 2.0 if {x}.shape[{at}] > {n} else {x}",
                 f"-{x} if {x}.shape[{at}] in (1, 2, {n}) else {x}",
                 f"{x} / {x}.shape[{at}]",
-                f"{x} * (1.0 / np.sqrt({x}.shape[{at}]))",
+                f"ops.mul({x}, 1.0 / np.sqrt({x}.shape[{at}]))",
                 f"{x} - {x}[:1]",
                 f"{x} * len({x})",
             )
@@ -218,6 +218,7 @@ MOVES: tuple[tuple[float, Move], ...] = (
     (0.7, cast),
     (0.5, python),
     (5.0, declared),
+    (1.5, from_the_zoo),
     *LAYERS,
     *CONTROL,
 )

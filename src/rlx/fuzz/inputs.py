@@ -30,7 +30,7 @@ class Values:
 
     def array(self, kind: str, shape: Sequence[int], seed: Sequence[int]) -> np.ndarray:
         if self.given is not None:
-            return np.asarray(self.given, dtype(kind).np).reshape(tuple(shape))
+            return np.resize(np.asarray(self.given, dtype(kind).np), tuple(shape))  # each row of a batch
         return random_array(dtype(kind), tuple(shape), self, np.random.default_rng(seed))
 
 

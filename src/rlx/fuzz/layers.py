@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlx.fuzz.draw import INTS, Draw, NotHere
 from rlx.fuzz.inputs import Values
+from rlx.fuzz.program import Size
 
 
 def product(d: Draw) -> object:
@@ -18,13 +19,18 @@ def product(d: Draw) -> object:
     if way == "einsum":
         return d.emit(f"ops.einsum('...i,...i->...', {x}, {d.partner(x)})")
     if way == "self" and d.rank(x) >= 2:
-        return d.emit(f"{x} @ ops.swapaxes({x}, -1, -2)")
+        return d.emit(times(d, x, f"ops.swapaxes({x}, -1, -2)"))
     if way == "outer":
         return d.emit(f"ops.einsum('...i,...j->...ij', {x}, {x})")
     fit = [v for v in d.known([kind], 1) if d.shape(v)[-2:][0] == d.shape(x)[-1]]
     if fit and d.chance(0.4):
-        return d.emit(f"{x} @ {d.choose(fit)}")
-    return d.emit(f"{x} @ {d.input(kind, [*last, d.size()])}")
+        return d.emit(times(d, x, d.choose(fit)))
+    return d.emit(times(d, x, d.input(kind, [*last, d.size()], weight=0.5)))
+
+
+def times(d: Draw, x: str, y: str) -> str:
+    """x @ y; called with arrays, `@` is NumPy's own, which accumulates narrow floats in another way."""
+    return f"{x} @ {y}" if d.kind(x) in ("f32", "f64") else f"ops.matmul({x}, {y})"
 
 
 def integer_product(d: Draw) -> object:
@@ -39,18 +45,24 @@ def convolution(d: Draw) -> object:
     kind = d.main if d.main not in INTS else "f32"
     groups = d.choose((1, 1, 1, 2))
     channels, out = groups * d.choose((1, 2, 3, 8)), groups * d.choose((1, 2, 5, 16))
-    kernel = [d.choose((1, 2, 3, 3, 5)) for _ in range(spatial)]
+    kernel: list[Size] = [_side(d, (1, 2, 3, 3, 5)) for _ in range(spatial)]
     fit = [v for v in d.known([kind], spatial + 2, spatial + 2) if d.shape(v)[1] == channels]
     if fit and d.chance(0.7):
         x = d.choose(fit)
     else:
-        sides = [d.choose((3, 5, 7, 8, 9, 14)) if spatial < 3 else d.choose((3, 5)) for _ in range(spatial)]
+        sides = [_side(d, (3, 5, 7, 8, 9, 14) if spatial < 3 else (3, 5)) for _ in range(spatial)]
         x = d.input(kind, [d.choose((1, 1, 2, 3)), channels, *sides])
     w = d.input(kind, [out, channels // groups, *kernel])
     bias = f", {d.input(kind, [out])}" if d.chance(0.4) else ""
     options = f", strides={d.choose((1, 1, 2, 3))}, dilations={d.choose((1, 1, 2, 3))}, groups={groups}"
     padding = f", padding={[(d.random.randint(0, 2), d.random.randint(0, 2)) for _ in range(spatial)]}"
     return d.emit(f"ops.conv({x}, {w}{bias}{options}{padding if d.chance(0.6) else ''})")
+
+
+def _side(d: Draw, usual: Sequence[int]) -> Size:
+    """The side of an image or a window: a number, now and then one of the program's sizes."""
+    names = [name for name, n in d.sizes.items() if n <= max(usual)]
+    return d.choose(names) if names and d.chance(0.25) else d.choose(usual)
 
 
 def pool(d: Draw) -> object:
@@ -102,9 +114,15 @@ def cell(d: Draw) -> object:
     gates = {"rnn": 1, "gru": 3, "lstm": 4}[name]
     if width == 0:
         raise NotHere
-    w = d.input(kind, [1, gates * hidden, *d.named([width])], Values(-0.5, 0.5))
-    r = d.input(kind, [1, gates * hidden, hidden], Values(-0.5, 0.5))
-    return d.emit(f"ops.{name}({x}, {w}, {r})", 2)
+    ways = d.choose((1, 1, 2))
+    both = ", direction='bidirectional'" if ways == 2 else ""
+    made: list[str] = []
+    for _ in range(d.choose((1, 1, 2))):  # two cells that read one value
+        shape = [ways, gates * hidden]
+        w = d.input(kind, [*shape, *d.named([width])], Values(-0.5, 0.5), weight=0.7)
+        r = d.input(kind, [*shape, hidden], Values(-0.5, 0.5), weight=0.7)
+        made += d.emit(f"ops.{name}({x}, {w}, {r}{both})", 2)
+    return made
 
 
 def rotate(d: Draw) -> object:

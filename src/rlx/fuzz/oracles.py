@@ -6,15 +6,13 @@ arithmetic are compared bit by bit.
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,169 +21,18 @@ from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.lir import LirInterpreter
 from rlx.compile import compile, lower, plan
 from rlx.cost.io import IoModel
-from rlx.errors import BudgetError, GradientError, RlxError, TransformError, UnsupportedError
+from rlx.errors import BudgetError, RlxError, UnsupportedError
 from rlx.functions import jit
-from rlx.fuzz.bounds import Bounded, Follower, NotFollowed, assert_within
-from rlx.fuzz.program import Program
-from rlx.fuzz.twins import eager
+from rlx.fuzz.case import LEGITIMATE, Case, Finding, Refused, Truth, attempt, bounds, same_bits
+from rlx.fuzz.hosts import named
+from rlx.fuzz.program import BATCH, Program
+from rlx.ir.bind import holds, match_shape
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level, Role
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
 from rlx.session import load
-
-T = TypeVar("T")
-Arrays = list[np.ndarray]
-LEGITIMATE = (GradientError, TransformError, UnsupportedError)
-"""Refusals of transforms that are no findings: mathematics has no gradient there, or RLX says it has none."""
-
-
-class Finding(Exception):
-    """The program shows a fault: where, of what kind, and the details."""
-
-    def __init__(self, oracle: str, kind: str, detail: str) -> None:
-        super().__init__(f"{oracle}: {kind}: {detail}")
-        self.oracle, self.kind, self.detail = oracle, kind, detail
-
-    @property
-    def signature(self) -> tuple[str, str]:
-        """What stays the same while the program shrinks."""
-        return self.oracle, self.kind
-
-
-class Refused(Exception):
-    """The program is refused for a good reason: there is nothing to check."""
-
-
-def attempt(oracle: str, do: Callable[[], T], allowed: tuple[type[Exception], ...] = ()) -> T:
-    """Run a stage. Errors of kinds that are `allowed` end the check, all others are findings."""
-    try:
-        return do()
-    except (Finding, Refused):
-        raise
-    except allowed as e:
-        raise Refused(str(e)) from e
-    except Exception as e:
-        raise Finding(oracle, f"{type(e).__name__} in {raised_in(e)}", str(e)) from e
-
-
-def raised_in(error: BaseException) -> str:
-    """The function of RLX that raised."""
-    frames, trace = ["?"], error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if "/rlx/" in code.co_filename and "/rlx/fuzz/" not in code.co_filename:
-            frames.append(f"{Path(code.co_filename).stem}.{code.co_name}")
-        trace = trace.tb_next
-    return frames[-1]
-
-
-@dataclass
-class Truth:
-    """What a program must give at some sizes."""
-
-    plain: Arrays
-    bounded: Sequence[Bounded] | None  # None where errors cannot be followed
-
-
-class Case:
-    """A program being checked: what ways share."""
-
-    def __init__(self, program: Program, folder: Path) -> None:
-        self.program, self.folder = program, folder
-        self.random = random.Random(program.number)
-
-    def truth(self, sizes: Mapping[str, int] | None = None) -> Truth:
-        """By the reference, at the sizes of the program or at others (where it may be refused)."""
-        p = self.program
-        plain = None
-        if p.transform:  # sizes that f itself refuses say nothing about its transform
-            attempt("trace", lambda: replace(p, transform="").graph(weights=False, sizes=sizes), (RlxError,))
-        else:
-            plain = attempt("eager", lambda: eager(p, p.arrays(sizes)), (RlxError,))
-        allowed = LEGITIMATE if p.transform else ()
-        graph = attempt("trace", lambda: p.graph(weights=False, sizes=sizes), allowed)
-        feed = p.feed(graph, sizes)
-        want = attempt("reference", lambda: list(evaluate(graph, feed).values()))
-        if plain is None:
-            plain = want
-        else:
-            same_bits("eager and graph", plain, want)
-        return Truth(plain, attempt("bounds", lambda: bounds(graph, feed)))
-
-    @functools.cached_property
-    def here(self) -> Truth:
-        return self.truth()
-
-    @functools.cached_property
-    def weights(self) -> bool:
-        """Whether inputs that are marked so are weights; what is open in one way is an input in all."""
-        p = self.program
-        opened = set(p.others) if "symbolic" in p.ways else set()
-        return not any(x.weight and opened & set(p.dims(x)) for x in p.inputs)
-
-    @functools.cached_property
-    def graph(self) -> Graph:
-        _ = self.here  # what the reference refuses is refused
-        allowed = LEGITIMATE if self.program.transform else ()
-        return attempt("trace", lambda: self.program.graph(weights=self.weights), allowed)
-
-    @functools.cached_property
-    def base(self) -> Arrays:
-        """What the plain program gives natively, judged."""
-        return self.judged("static", self.run("static", self.graph))
-
-    def run(
-        self, oracle: str, graph: Graph, sizes: Mapping[str, int] | None = None, **options: Any
-    ) -> Arrays:
-        options = {"cache": False, "threads": 1, **options}
-        program = attempt(f"{oracle}: compile", lambda: compile(graph, **options))
-        feed = self.program.feed(graph, sizes)
-        return attempt(f"{oracle}: run", lambda: list(program.run(feed).values()))
-
-    def judged(self, oracle: str, got: Arrays, truth: Truth | None = None) -> Arrays:
-        """Results that lie within the table's bounds."""
-        truth = truth or self.here
-        for i, (value, plain) in enumerate(zip(got, truth.plain, strict=True)):
-            if value.dtype != plain.dtype or value.shape != plain.shape:
-                raise Finding(oracle, "wrong type", f"{_type(value)}, the reference gives {_type(plain)}")
-            if truth.bounded is None:
-                continue
-            try:
-                assert_within(value, plain, truth.bounded[i])
-            except AssertionError as e:
-                raise Finding(oracle, "wrong value", f"result {i}: {str(e).strip()[:400]}") from None
-        return got
-
-    def same(self, oracle: str, got: Arrays) -> None:
-        same_bits(oracle, got, self.base)
-
-
-def bounds(graph: Graph, feed: Mapping[str, np.ndarray]) -> list[Bounded] | None:
-    """The table, followed through the graph."""
-    try:
-        with np.errstate(all="ignore"):
-            return list(Follower(lower(graph), dict(feed), {}).outputs().values())
-    except NotFollowed:
-        return None
-
-
-def _type(value: np.ndarray) -> str:
-    return f"{value.dtype}{list(value.shape)}"
-
-
-def same_bits(oracle: str, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
-    """Equal to the last bit; one NaN is like another."""
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            raise Finding(oracle, "wrong type", f"result {i} is {_type(a)} against {_type(b)}")
-        if a.tobytes() != b.tobytes():
-            nan = (a != a) & (b != b)
-            if not np.array_equal(a[~nan].reshape(-1).view(np.uint8), b[~nan].reshape(-1).view(np.uint8)):
-                off = np.flatnonzero(((a != b) & ~nan).reshape(-1))[:3]
-                pairs = [(a.reshape(-1)[j], b.reshape(-1)[j]) for j in off]
-                raise Finding(oracle, "other bits", f"result {i}: {pairs or 'the sign of a zero'}")
 
 
 def static(case: Case) -> None:
@@ -199,13 +46,13 @@ def symbolic(case: Case) -> None:
     if not p.others:
         return static(case)
     truth = case.here
-    graph = attempt("symbolic: trace", lambda: p.graph(p.open_sizes(), case.weights), (RlxError,))
-    program = attempt("symbolic: compile", lambda: compile(graph, cache=False, threads=1))
+    graph = opened(case, "symbolic")
+    program = attempt("symbolic: compile", lambda: compile(graph, threads=1))
     for sizes, there in ((p.sizes, truth), (p.others, None)):
         if there is None:
             there = case.truth(sizes)
         feed = p.feed(graph, sizes)
-        if _is_guarded(graph, feed):
+        if p.transform and breaks_guard(graph, feed):
             continue
         got = attempt("symbolic: run", lambda feed=feed: list(program.run(feed).values()))  # type: ignore[misc]
         case.judged("symbolic", got, there)
@@ -213,24 +60,65 @@ def symbolic(case: Case) -> None:
             case.same("symbolic and static", got)
 
 
-def _is_guarded(graph: Graph, feed: Mapping[str, np.ndarray]) -> bool:
-    """Whether sizes break what the graph had to assume of a broadcast: that an open size is not 1."""
-    from rlx.ir.bind import match_shape
-    from rlx.ir.dim import evaluate as value_of
+def opened(case: Case, oracle: str) -> Graph:
+    """The program with open sizes. A graph has no call that could answer whether an open size equals a
+    number, so a program that asks is another one there."""
+    p = case.program
+    if p.others and p.asks_about_sizes:
+        raise Refused("it asks about open sizes")
+    return attempt(f"{oracle}: trace", lambda: p.graph(p.open_sizes(), case.weights), (RlxError,))
 
+
+def breaks_guard(graph: Graph, feed: Mapping[str, np.ndarray]) -> bool:
+    """Whether sizes break what the graph assumed. Of a plain program a run takes a variant then; gradients
+    were made for sizes that are equal, so a size of 1 is refused there."""
     binding: dict[str, int] = {}
     for node in graph.inputs:
         match_shape(node.shape, feed[node.attrs["name"]].shape, binding, "an input")
-    broken = [c for c in graph.constraints if not c.check(binding)]
-    return bool(broken) and all(
-        c.kind == "eq" and 1 in (value_of(c.lhs, binding), value_of(c.rhs, binding)) for c in broken
-    )
+    return any(not holds(c, binding) for c in graph.constraints)
+
+
+def as_onnx(case: Case) -> None:
+    """The program as a model of ONNX, with open sizes: the same meaning, and what its graph must give."""
+    from rlx.fuzz.to_onnx import CannotWrite, to_onnx
+
+    try:
+        import onnx  # noqa: F401
+
+        from rlx.frontend.onnx import from_onnx
+    except ImportError:
+        return static(case)
+    p, truth = case.program, case.here
+    graph = opened(case, "onnx")
+    try:
+        model = to_onnx(graph)
+    except CannotWrite:
+        return static(case)
+    if case.random.random() < 0.3:  # other tools write nodes in any order
+        nodes = list(model.graph.node)
+        case.random.shuffle(nodes)
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+    read = attempt("onnx: import", lambda: from_onnx(model), (UnsupportedError,))
+    feed = p.feed(read)
+    meant = attempt("onnx: reference", lambda: list(evaluate(read, feed).values()))
+    own = Truth(meant, attempt("onnx: bounds", lambda: bounds(read, feed)))
+    case.judged("onnx: meaning", meant, truth.or_as_far_as(own))
+    program = attempt("onnx: compile", lambda: compile(read, threads=1))
+    case.judged("onnx", attempt("onnx: run", lambda: list(program.run(feed).values())), own)
+    if p.others:
+        there = case.truth(p.others)
+        feed = p.feed(read, p.others)
+        if p.transform and breaks_guard(read, feed):
+            return
+        got = attempt("onnx: run at other sizes", lambda: list(program.run(feed).values()))
+        case.judged("onnx at other sizes", got, there.or_as_far_as(Truth(there.plain, bounds(read, feed))))
 
 
 def jitted(case: Case) -> None:
     """rlx.jit: at the sizes of the program, at others, and again."""
     p = case.program
-    f = jit(p.function(), cache=False, threads=1)
+    f = jit(p.function(), threads=1)
     truth = case.here
     first = attempt("jit", lambda: list(f(*p.arrays())))
     case.judged("jit", first, truth)
@@ -289,12 +177,42 @@ def planned(case: Case) -> None:
 
 
 def cached(case: Case) -> None:
-    """A run from the cache: the bits of the first one."""
-    with cache_in(case.folder / "cache"):
-        first = case.run("cache", case.graph, cache=True)
-        again = case.run("cache, again", case.program.graph(weights=case.weights), cache=True)
-    case.same("cache", first)
-    case.same("cache, again", again)
+    """Made anew: the bits of the first run, whose code other ways take from the cache."""
+    case.same("cache", case.run("no cache", case.program.graph(weights=case.weights), cache=False))
+    case.same("cache, again", case.run("cache, again", case.program.graph(weights=case.weights)))
+
+
+def other_target(case: Case) -> None:
+    """Code for another target that runs here: the reference's values."""
+    others = [name for name in named("all") if name != named("host")[0]]
+    if others:
+        name = case.random.choice(others)
+        case.judged("other target", case.run(f"target {name}", case.graph, target=name))
+
+
+def split(case: Case) -> None:
+    """A batch in parts: each row as the function gives it alone, however many others there are."""
+    p = case.program
+    if p.transform not in ("", "vmap") or not any(x.mapped for x in p.inputs):
+        return
+    _ = case.here
+    batched = replace(p, transform="vmap", sizes={**p.sizes, BATCH: 3}, others={}, ways=())
+    whole = Case(batched, case.folder)
+    truth = whole.truth()
+    graph = attempt("split: trace", lambda: batched.graph((BATCH,), weights=False), LEGITIMATE)
+    program = attempt("split: compile", lambda: compile(graph, threads=1))
+    feed = batched.feed(graph)
+    mapped = {x.name for x in p.inputs if x.mapped}
+    for rows in (slice(0, 3), slice(0, 1), slice(1, 3)):
+        part = {k: v[rows] if k in mapped else v for k, v in feed.items()}
+        got = attempt("split: run", lambda part=part: list(program.run(part).values()))  # type: ignore[misc]
+        whole.judged("split", got, truth.rows(rows))
+    alone = replace(p, transform="", ways=()).graph(weights=False)
+    first = {k: v[0] if k in mapped else v for k, v in feed.items()}
+    row = attempt("split: one row", lambda: list(evaluate(alone, first).values()))
+    own = Truth(row, attempt("split: bounds", lambda: bounds(alone, first)))
+    one = truth.rows(0)
+    whole.judged("split: vmap and one row", one.plain, own.or_as_far_as(one))
 
 
 @contextmanager
@@ -312,14 +230,21 @@ def cache_in(folder: Path) -> Iterator[None]:
 
 
 def saved(case: Case) -> None:
-    """A program from a file: the bits of the one that was saved."""
-    path = case.folder / "program.rlx"
-    with cache_in(case.folder / "cache"):
-        program = attempt("save: compile", lambda: compile(case.graph, cache=False, threads=1))
-        attempt("save", lambda: program.save(path))
-        again = attempt("load", lambda: load(path))
-        feed = case.program.feed(case.graph)
-        case.same("load", attempt("load: run", lambda: list(again.run(feed).values())))
+    """A program from a file, with open sizes if it has any: the bits of the one that was saved."""
+    path, p = case.folder / "program.rlx", case.program
+    _ = case.base
+    graph = opened(case, "save")
+    program = attempt("save: compile", lambda: compile(graph, threads=1))
+    attempt("save", lambda: program.save(path))
+    again = attempt("load", lambda: load(path))
+    for sizes in (p.sizes, p.others):
+        feed = p.feed(graph, sizes)
+        try:
+            first = list(program.run(feed).values())
+        except RlxError:  # what is open is another way's question
+            return
+        got = attempt("load: run", lambda feed=feed: list(again.run(feed).values()))  # type: ignore[misc]
+        same_bits("load", got, first)
 
 
 def budget(case: Case) -> None:
@@ -346,7 +271,12 @@ def text(case: Case) -> None:
     attempt("verify lowered", lambda: verify(lower(case.graph), Level.MIR))
 
 
-MAIN: dict[str, Callable[[Case], None]] = {"static": static, "symbolic": symbolic, "jit": jitted}
+MAIN: dict[str, Callable[[Case], None]] = {
+    "static": static,
+    "symbolic": symbolic,
+    "jit": jitted,
+    "onnx": as_onnx,
+}
 MORE: dict[str, Callable[[Case], None]] = {
     "threads": threads,
     "poison": poison,
@@ -356,6 +286,8 @@ MORE: dict[str, Callable[[Case], None]] = {
     "save": saved,
     "budget": budget,
     "text": text,
+    "target": other_target,
+    "split": split,
 }
 MAIN_WAYS, MORE_WAYS = tuple(MAIN), tuple(MORE)
 
@@ -367,7 +299,7 @@ def check(program: Program) -> Finding | None:
     >>> check(draw_program(0, 0)) is None
     True
     """
-    with tempfile.TemporaryDirectory(prefix="rlx-fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rlx-fuzz-") as folder, cache_in(Path(folder) / "cache"):
         case = Case(program, Path(folder))
         for way in program.ways or ("static",):
             try:

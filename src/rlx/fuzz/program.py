@@ -18,6 +18,9 @@ Size = int | str
 BATCH = "batch"
 """The name of the size that vmap adds."""
 
+PROGRAM = "<program>"
+"""The file that lines of a program seem to come from."""
+
 HEADER = "import numpy as np\nimport rlx\nfrom rlx import ops\nfrom rlx.ir.op import get_op as op\n"
 
 
@@ -95,7 +98,7 @@ class Program:
         space: dict[str, Any] = {}
         exec(HEADER, space)
         space |= names
-        exec(compile(self.source(), "<program>", "exec"), space)  # text of our own grammar
+        exec(compile(self.source(), PROGRAM, "exec"), space)  # text of our own grammar
         made: Callable[..., Any] = space[self.entry]
         return made
 
@@ -127,6 +130,11 @@ class Program:
         names = {n.attrs["name"] for n in graph.inputs}
         pairs = zip(self.inputs, self.arrays(sizes), strict=True)
         return {x.name: array for x, array in pairs if x.name in names}
+
+    @property
+    def asks_about_sizes(self) -> bool:
+        """Whether a line compares a size with a number."""
+        return any(re.search(r"\.shape\[-?\d+\] (==|!=|in)", s.text) for s in self.steps)
 
     def open_sizes(self) -> tuple[str, ...]:
         """Names of sizes that a second call changes."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlx.fuzz.oracles import Finding, pins_for
+from rlx.fuzz.case import Finding
+from rlx.fuzz.oracles import pins_for
 from rlx.fuzz.program import HEADER, Input, Program
 
 SHOWN = 24  # elements of an array that is printed as numbers

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from rlx.fuzz.case import Finding
 from rlx.fuzz.inputs import Values
-from rlx.fuzz.oracles import Finding
 from rlx.fuzz.program import HEADER, Input, Program, Step
 from rlx.ir.graph import Graph, Node
 

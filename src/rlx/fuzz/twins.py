@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rlx import ops
-from rlx.fuzz.program import Program
+from rlx.errors import ShapeError
+from rlx.fuzz.program import PROGRAM, Program
+from rlx.ir.dtype import ALL_DTYPES, dtype
 from rlx.ir.graph import Node
 
-_PROMISE = re.compile(r"as numpy\.(\w+)")
+_PROMISE = re.compile(r"as numpy\.([\w.]*\w)")
+_DTYPE = re.compile(rf"'({'|'.join(d.name for d in ALL_DTYPES)})'")
 COMPARED = ("f", "d", "b", "h", "i", "l", "q", "B", "H", "I", "L", "Q", "?")
 """Dtypes that NumPy itself has and accumulates as RLX does."""
 ROUGHLY = 1e-3  # NumPy sums in another order; this oracle is about meaning, the table about rounding
@@ -28,7 +33,9 @@ class Twins:
     def __getattr__(self, name: str) -> Any:
         function = getattr(ops, name)
         promise = _PROMISE.search(getattr(function, "__doc__", None) or "")
-        twin = getattr(np, promise[1], None) if promise else None
+        twin = (
+            functools.reduce(lambda m, n: getattr(m, n, None), promise[1].split("."), np) if promise else None
+        )
         return function if twin is None else _compared(name, function, twin)
 
 
@@ -63,9 +70,20 @@ def compare(
         raise TwinError(f"{name}: off by {off.max()} from NumPy's")
 
 
+def is_numpys(program: Program) -> bool:
+    """Whether NumPy itself has every dtype: operators between other arrays are those of another package."""
+    told = {x.dtype for x in program.inputs} | {w for s in program.steps for w in _DTYPE.findall(s.text)}
+    return all(dtype(name).np.isbuiltin == 1 for name in told)
+
+
 def eager(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The program called with arrays: each op by its reference, at once."""
-    with np.errstate(all="ignore"):
-        out = program.function(ops=Twins())(*arrays)
+    try:
+        with np.errstate(all="ignore"):
+            out = program.function(ops=Twins())(*arrays)
+    except (IndexError, ValueError) as e:
+        if traceback.extract_tb(e.__traceback__)[-1].filename == PROGRAM:  # x[0] of nothing: NumPy refuses it
+            raise ShapeError(str(e)) from e
+        raise
     assert not any(isinstance(v, Node) for v in out)
     return [np.asarray(v) for v in out]

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlx import config
+from rlx.fuzz.case import Finding
 from rlx.fuzz.grammar import draw_program
 from rlx.fuzz.hosts import environment
-from rlx.fuzz.oracles import Finding, check
+from rlx.fuzz.oracles import check
 from rlx.fuzz.program import Program
 from rlx.fuzz.report import reproducer
 from rlx.fuzz.shrink import shrink
@@ -32,7 +33,7 @@ class Child:
     """A process that checks programs and says what it is at, line by line in JSON."""
 
     def __init__(self, host: str, arguments: Sequence[str], folder: str) -> None:
-        known = {**os.environ, **environment(host), config.CACHE.name: folder}
+        known = {**os.environ, **environment(host), config.CACHE.name: folder, "TMPDIR": folder}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rlx.fuzz", *arguments],
             stdin=subprocess.PIPE,

@@ -27,7 +27,7 @@ class OnnxWriter:
 
     def weight(self, name: str, value: np.ndarray) -> str:
         """A named initialiser, stored once."""
-        self.values.setdefault(name, np.ascontiguousarray(value))
+        self.values.setdefault(name, np.asarray(value, order="C"))  # ascontiguousarray has no rank 0
         return name
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:

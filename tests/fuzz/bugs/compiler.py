@@ -1,17 +1,86 @@
-"""Bugs of passes and code generation."""
+"""Bugs of passes, plans and code generation."""
 
 from __future__ import annotations
 
 from fuzz.bugs import Bug
 
+PRODUCT = r"@|matmul|einsum|linear|dot_general|rnn|gru|lstm"
 BUGS = {
     "a load inside an expression that is kept is shared between rows": Bug(
-        "rlx.backend.cpu.row_pipeline", "RowPipeline.sweep", " if e in at.memo}", "}"
+        "rlx.backend.cpu.row_pipeline",
+        "RowPipeline.sweep",
+        " if e in at.memo}",
+        "}",
+        needs="softmax|norm|std|var",
     ),
     "a slice of a broadcast is taken for the whole": Bug(
-        "rlx.passes.simplify", "_as_broadcast", " and own == shape[of_result]", ""
+        "rlx.passes.simplify",
+        "_as_broadcast",
+        " and own == shape[of_result]",
+        "",
+        needs=r"broadcast_to.*v\d+\[",
     ),
     "what follows parallel products has one result": Bug(
-        "rlx.passes.merge", "_is_plain", " and not isinstance(node.type, TupleType)", ""
+        "rlx.passes.merge",
+        "_is_plain",
+        " and not node.bodies and not isinstance(node.type, TupleType)",
+        "",
+        needs=r"bidirectional|(ops\.(rnn|gru|lstm|scan).*){2}",
+    ),
+    "a window grows with the image that it must fit": Bug(
+        "rlx.cost.io",
+        "_grown",
+        "if _missing(need, {**grown, s: n}) < missing",
+        "if True",
+        needs=r"ops\.conv\(",
+        opened=True,
+    ),
+    "gaps between the elements of nothing": Bug(
+        "rlx.ops.rules",
+        "with_gaps",
+        "dim_max(n + (n - 1) * gap, 0)",
+        "n + (n - 1) * gap",
+        needs=r"::2.*(grad|jvp)",
+    ),
+    "pins of the main graph are looked up in bodies": Bug(
+        "rlx.compile",
+        "plan",
+        "assume, supports=supports)",
+        "assume, pins, supports)",
+        needs="scan|cond|loop|rnn|gru|lstm",
+        ways=("pins",),
+    ),
+    "a size of 1 that broadcasts breaks a guard": Bug(
+        "rlx.runtime.program",
+        "CompiledProgram._variant",
+        "if not self.has_variants or",
+        "if True or",
+        ways=("symbolic", "onnx", "save"),
+        opened=True,
+    ),
+    "products that end in a truth value have no type": Bug(
+        "rlx.backend.cpu.gemm_driver",
+        "ProductDriver.__init__",
+        "MEMORY[call.spec.c_dtype]",
+        '{k: MEMORY[k] for k in ("f64", "f32", "bf16", "f16", "i32", "i16", "i8", "u8")}[call.spec.c_dtype]',
+        needs=f"({PRODUCT}).*([<>=] |cast)",
+    ),
+    "products sum in another order where sizes are open": Bug(
+        "rlx.backend.cpu.gemm_dot",
+        "suits_dot",
+        "any(few) else None",
+        "any(few) else False",
+        needs=PRODUCT,
+        ways=("symbolic", "jit"),
+        opened=True,
+    ),
+    "a stored branch forgets that it is one": Bug(
+        "rlx.plan.placer",
+        "Placer.from_json",
+        "is_branch(found)",
+        "is_branch(graph.nodes[node])",
+        needs="cond",
+        ways=("save",),
+        opened=True,
     ),
 }
