@@ -110,10 +110,8 @@ class Case:
         feed = p.feed(graph, sizes)
         want = attempt("reference", lambda: list(evaluate(graph, feed).values()))
         truth = Truth(want, attempt("bounds", lambda: bounds(graph, feed)))
-        if plain is not None and any("@" in s.text for s in p.steps):  # of arrays: NumPy's, in any order
+        if plain is not None:  # NumPy sums in an order that depends on where elements lie
             self.judged("eager and graph", plain, truth)
-        elif plain is not None:
-            same_bits("eager and graph", plain, want)
         return truth
 
     @functools.cached_property

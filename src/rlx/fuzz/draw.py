@@ -45,7 +45,9 @@ class Draw:
         self.values: list[str] = []
         names = "nmkpq"[: self.random.randint(1, 4)]
         self.sizes = dict(zip(names, self.random.sample(SIZES, len(names)), strict=True))
-        if self.chance(0.06):
+        if len(names) > 1 and self.chance(0.2):  # two sizes that are equal by chance
+            self.sizes[names[1]] = self.sizes[names[0]]
+        if self.chance(0.08):
             self.sizes[self.choose(names)] = 0
         if self.chance(0.08):
             self.sizes[self.choose(names)] = 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rlx.fuzz.control import CONTROL
 from rlx.fuzz.declared import declared
 from rlx.fuzz.draw import FLOATS, INTS, SIZES, Crashed, Draw, NotHere
+from rlx.fuzz.idioms import IDIOMS
 from rlx.fuzz.inputs import Values
 from rlx.fuzz.layers import LAYERS
 from rlx.fuzz.oracles import MAIN_WAYS, MORE_WAYS
@@ -149,7 +150,7 @@ def index(d: Draw) -> object:
             "-1",
             "None",
         ]
-        part = d.choose(kinds if n > 1 else [":", "::-1", ":1", "None"])
+        part = d.choose(kinds if n > 1 else [":", "::-1", "::2", ":1", "None"])
         parts.append(part)
         at += 1
     if d.chance(0.3):
@@ -216,11 +217,12 @@ MOVES: tuple[tuple[float, Move], ...] = (
     (2.5, index),
     (1.5, select),
     (0.7, cast),
-    (0.5, python),
+    (1.5, python),
     (5.0, declared),
     (1.5, from_the_zoo),
     *LAYERS,
     *CONTROL,
+    *IDIOMS,
 )
 
 
@@ -278,7 +280,9 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
     named = sorted({s for x in d.inputs for s in x.shape if isinstance(s, str)} | (sizes.keys() & {BATCH}))
     for name in named:
         if d.chance(0.6) and sizes[name] > 1:
-            others[name] = d.choose([s for s in (*SIZES[:14], 0, 1) if s != sizes[name]])
+            met = [n for n in named if n != name and sizes[n] == sizes[name]]  # it may broadcast there
+            few = (1,) if met and d.chance(0.3) else (*SIZES[:14], 0, 1)
+            others[name] = d.choose([s for s in few if s != sizes[name]])
     ways = [d.choose(MAIN_WAYS)]
     ways += d.random.sample(MORE_WAYS, d.choose((0, 1, 1, 2)))
     if poison:

@@ -32,9 +32,9 @@ class Twins:
     def __getattr__(self, name: str) -> Any:
         function = getattr(ops, name)
         promise = _PROMISE.search(getattr(function, "__doc__", None) or "")
-        twin = (
-            functools.reduce(lambda m, n: getattr(m, n, None), promise[1].split("."), np) if promise else None
-        )
+        twin: Any = np if promise else None
+        for part in promise[1].split(".") if promise else ():
+            twin = getattr(twin, part, None)
         return function if twin is None else _compared(name, function, twin)
 
 

@@ -18,7 +18,7 @@ BUGS = {
         "_as_broadcast",
         " and own == shape[of_result]",
         "",
-        needs=r"broadcast_to.*v\d+\[",
+        needs=r"broadcast_to[^\n]*\)\[|broadcast_to.*v\d+\[",
     ),
     "what follows parallel products has one result": Bug(
         "rlx.passes.merge",
