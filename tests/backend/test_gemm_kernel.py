@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlx
 from gemm_harness import (
     EPS,
     HOST,
@@ -350,3 +352,26 @@ def test_refusals() -> None:
         emit_gemm(Module(HOST), "kernel", GemmSpec(4, 4, 4, (4, 1), (4, 1), (4, 1), dtype="i32"))
     with pytest.raises(ShapeError, match="must be a matrix"):
         pack_weights(np.zeros(3, np.float32), HOST)
+
+
+@every_target
+def test_an_epilogue_that_tells_merged_columns_apart(target: Target) -> None:
+    """Pixels are the columns of a 1x1 convolution's product; a row of an image is not one with the next."""
+    rng = np.random.default_rng(0)
+    x, k, b, y = (
+        rng.integers(-3, 4, s).astype("f4") for s in ((1, 16, 3, 3), (5, 16, 1, 1), (3,), (5, 3, 3))
+    )
+    conv = rlx.ops.conv
+
+    def result(f: Callable[..., rlx.Node], *arrays: np.ndarray) -> np.ndarray:
+        g = rlx.Graph("merged")
+        g.output("y", f(*(g.input(f"x{i}", a.shape, "f32") for i, a in enumerate(arrays))))
+        return rlx.compile(g, target=target.name)(*arrays)
+
+    want = np.einsum("nchw,oc->nohw", x, k[..., 0, 0])
+    np.testing.assert_array_equal(result(lambda x, k, b: conv(x, k) + b, x, k, b), want + b)
+    rows = result(lambda x, k, b: conv(x, k) * rlx.ops.reshape(b, (3, 1)), x, k, b)
+    np.testing.assert_array_equal(rows, want * b[:, None])
+    np.testing.assert_array_equal(result(lambda x, k: rlx.ops.triu(conv(x, k)), x, k), np.triu(want))
+    turned = result(lambda x, k, y: conv(x, k) + rlx.ops.swapaxes(y, 1, 2), x, k, y)
+    np.testing.assert_array_equal(turned, want + y.swapaxes(1, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from rlx.backend.cpu.collapse import accesses, flatten_loads
@@ -173,7 +173,11 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     out = nest.stores[0].strides
     at_a = [] if nest.has_prologue else [a.axes]  # rows that are computed lie as the kernel wants
     m = _merge(nest.space, m_axes, [*at_a, out])
-    n = n_axes[-1:] if packed and len(n_axes) == 1 else _merge(nest.space, n_axes, [b.axes, out])
+    # Vectors run along n, so what the epilogue reads must lie along the merged axes as along one.
+    ends = accesses(_epilogue(nest, inputs))
+    n = n_axes[-1:]
+    if not packed or len(n_axes) != 1:
+        n = _merge(nest.space, n_axes, [b.axes, out, *ends.steps], ends.other)
     k = k_axes if packed and len(k_axes) == 1 else _merge(nest.space, k_axes, [*at_a, b.axes])
     if nest.has_prologue and sum(nest.space[i] != 1 for i in k) > 1:
         return None  # lanes run along one axis
@@ -190,8 +194,16 @@ def _size(nest: ContractNest, axes: Sequence[int]) -> Dim:
     return total
 
 
-def _merge(space: Shape, group: Sequence[int], steps: Sequence[Shape]) -> list[int]:
-    """The innermost run of axes that act as one for all operands."""
+def _epilogue(nest: ContractNest, inputs: Sequence[Slot]) -> Nest:
+    """What becomes of the sums, as a nest over the axes of the result."""
+    made = Nest(nest.space[: nest.kept], nest.kept, (), (nest.stores[0],))
+    return flatten_loads(made, [slot.steps for slot in inputs])
+
+
+def _merge(
+    space: Shape, group: Sequence[int], steps: Sequence[Shape], alone: Collection[int] = ()
+) -> list[int]:
+    """The innermost run of axes that act as one for all operands; those that stand `alone` do not."""
     out: list[int] = []
     for i in reversed(group):
         if not out or space[i] == 1:
@@ -201,6 +213,8 @@ def _merge(space: Shape, group: Sequence[int], steps: Sequence[Shape]) -> list[i
         if inner is None:
             out.insert(0, i)
             continue
+        if i in alone or inner in alone:
+            break
         if not all(known_eq(s[i], s[inner] * space[inner]) is True for s in steps if i < len(s)):
             break
         out.insert(0, i)
@@ -220,8 +234,7 @@ class _Gemm:
         self.module, self.name, self.nest, self.plan = module, name, nest, plan
         self.table = ArgumentTable(inputs, outputs)
         self.store = nest.stores[0]
-        epilogue = Nest(nest.space[: nest.kept], nest.kept, (), (self.store,))
-        self.epilogue_nest = flatten_loads(epilogue, [slot.steps for slot in inputs])
+        self.epilogue_nest = _epilogue(nest, inputs)
         self.trivial = self.store.body.prim == "acc"
         self.prologue_nest = flat_source(nest.lhs, nest.space, inputs) if nest.has_prologue else None
 
