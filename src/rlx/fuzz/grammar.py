@@ -11,7 +11,7 @@ from rlx.fuzz.idioms import IDIOMS
 from rlx.fuzz.inputs import Values
 from rlx.fuzz.layers import LAYERS
 from rlx.fuzz.oracles import MAIN_WAYS, MORE_WAYS
-from rlx.fuzz.program import BATCH, TRANSFORMS, Program
+from rlx.fuzz.program import ASKS, BATCH, TRANSFORMS, Program
 from rlx.fuzz.zoo import from_the_zoo
 from rlx.ir.dtype import dtype
 
@@ -189,7 +189,9 @@ def cast(d: Draw) -> object:
 def python(d: Draw) -> object:
     """What people do with sizes in Python."""
     x = d.floating(1)
-    at, n = d.random.randrange(d.rank(x)), d.choose(SIZES[:6])
+    own = [i for i, n in enumerate(d.shape(x)) if n > 1 and n in d.sizes.values()]  # may be open
+    at = d.choose(own) if own else d.random.randrange(d.rank(x))
+    n = d.choose((d.shape(x)[at], d.choose(SIZES[:6])))  # a size of this call, or any
     return d.emit(
         d.choose(
             (
@@ -283,7 +285,8 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
             met = [n for n in named if n != name and sizes[n] == sizes[name]]  # it may broadcast there
             few = (1,) if met and d.chance(0.3) else (*SIZES[:14], 0, 1)
             others[name] = d.choose([s for s in few if s != sizes[name]])
-    ways = [d.choose(MAIN_WAYS)]
+    asks = any(ASKS.search(step.text) for step in d.steps)
+    ways = ["jit"] if asks and d.chance(0.7) else [d.choose(MAIN_WAYS)]  # who can answer
     ways += d.random.sample(MORE_WAYS, d.choose((0, 1, 1, 2)))
     if poison:
         ways = [*ways[:1], "poison"]

@@ -18,6 +18,9 @@ Size = int | str
 BATCH = "batch"
 """The name of the size that vmap adds."""
 
+ASKS = re.compile(r"\.shape\[-?\d+\] (==|!=|in)")
+"""A line that compares a size with a number."""
+
 PROGRAM = "<program>"
 """The file that lines of a program seem to come from."""
 
@@ -134,7 +137,7 @@ class Program:
     @property
     def asks_about_sizes(self) -> bool:
         """Whether a line compares a size with a number."""
-        return any(re.search(r"\.shape\[-?\d+\] (==|!=|in)", s.text) for s in self.steps)
+        return any(ASKS.search(s.text) for s in self.steps)
 
     def open_sizes(self) -> tuple[str, ...]:
         """Names of sizes that a second call changes."""

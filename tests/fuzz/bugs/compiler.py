@@ -74,13 +74,11 @@ BUGS = {
         ways=("symbolic", "jit"),
         opened=True,
     ),
-    "a stored branch forgets that it is one": Bug(
-        "rlx.plan.placer",
-        "Placer.from_json",
-        "is_branch(found)",
-        "is_branch(graph.nodes[node])",
-        needs="cond",
-        ways=("save",),
-        opened=True,
+    "columns are merged although what follows tells them apart": Bug(
+        "rlx.backend.cpu.contraction",
+        "plan_gemm",
+        "[b.axes, out, *ends.steps], ends.other)",
+        "[b.axes, out])",
+        needs="conv|einsum|dot_general",
     ),
 }
