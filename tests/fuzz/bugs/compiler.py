@@ -65,15 +65,6 @@ BUGS = {
         '{k: MEMORY[k] for k in ("f64", "f32", "bf16", "f16", "i32", "i16", "i8", "u8")}[call.spec.c_dtype]',
         needs=f"({PRODUCT}).*([<>=] |cast)",
     ),
-    "products sum in another order where sizes are open": Bug(
-        "rlx.backend.cpu.gemm_dot",
-        "suits_dot",
-        "any(few) else None",
-        "any(few) else False",
-        needs=PRODUCT,
-        ways=("symbolic", "jit"),
-        opened=True,
-    ),
     "columns are merged although what follows tells them apart": Bug(
         "rlx.backend.cpu.contraction",
         "plan_gemm",
