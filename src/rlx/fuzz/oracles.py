@@ -41,7 +41,10 @@ def static(case: Case) -> None:
 
 
 def symbolic(case: Case) -> None:
-    """Open sizes: the bits of the static program, and the reference's values at other sizes."""
+    """Open sizes: the reference's values at the sizes of the program, and at others.
+
+    Kernels are chosen without the sizes, so bits may be other ones. Calls of a function are another matter.
+    """
     p = case.program
     if not p.others:
         return static(case)
@@ -56,8 +59,6 @@ def symbolic(case: Case) -> None:
             continue
         got = attempt("symbolic: run", lambda feed=feed: list(program.run(feed).values()))  # type: ignore[misc]
         case.judged("symbolic", got, there)
-        if there is truth:
-            case.same("symbolic and static", got)
 
 
 def opened(case: Case, oracle: str) -> Graph:
@@ -116,7 +117,8 @@ def as_onnx(case: Case) -> None:
 
 
 def jitted(case: Case) -> None:
-    """rlx.jit: at the sizes of the program, at others, and again."""
+    """rlx.jit: at the sizes of the program, at others, and again, and with open sizes from the first call on:
+    the bits of a call do not depend on earlier calls."""
     p = case.program
     f = jit(p.function(), threads=1)
     truth = case.here
@@ -128,6 +130,8 @@ def jitted(case: Case) -> None:
             "jit, second call", attempt("jit, second call", lambda: list(f(*p.arrays(p.others)))), there
         )
         same_bits("jit, third call", attempt("jit, third call", lambda: list(f(*p.arrays()))), first)
+        dynamic = jit(p.function(), cache=False, threads=1, dynamic=True)
+        same_bits("jit, open sizes", attempt("jit, open sizes", lambda: list(dynamic(*p.arrays()))), first)
 
 
 def threads(case: Case) -> None:
