@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from rlx import config
+from rlx.backend.cpu import stack_guard
 from rlx.backend.cpu.elf import (
     MappedObject,
     defined_symbols,
@@ -75,12 +76,14 @@ def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[A
     """The module of `text`, checked, and the machine that makes its code (options as in `compile_object`)."""
     llvm = _llvm()
     try:
+        text = stack_guard.with_handler(text, target.triple)
         module = llvm.parse_assembly(text, llvm.create_context())  # of its own: other threads compile, too
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"generated code is not valid LLVM IR: {error}") from error
     machine = _machine(target, level)
     module.triple, module.data_layout = target.triple, str(machine.target_data)
+    stack_guard.protect(module)
     if passes:
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=passes))
         builder.getModulePassManager().run(module, builder)
