@@ -1,6 +1,6 @@
 """Errors inside RLX: the graph is saved, and the message says how to report it.
 
-Refusals are `RlxError`s and pass, as do errors of the system (no memory, no space on the disk), warnings
+Refusals are `RlxError`s and pass, as do errors of the system (no space on the disk), warnings
 that the user turned into errors, and whatever the user's own code raises. Everything else that escapes, a
 KeyError say, is a bug of RLX and becomes an `InternalError`.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, TypeVar
 
-from rlx.errors import InternalError, RlxError, is_users
+from rlx.errors import InternalError, OutOfMemoryError, RlxError, is_users
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -42,6 +42,10 @@ def reports_crashes(work: Work) -> Work:
     def watched(graph: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return work(graph, *args, **kwargs)
+        except RlxError:
+            raise
+        except MemoryError as e:
+            raise OutOfMemoryError(f"the system has no memory for what the model asks for: {e}") from e
         except Exception as e:
             bug = found_bug(work.__name__, e, graph)
             if bug is None:

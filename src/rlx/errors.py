@@ -134,6 +134,10 @@ class ParseError(RlxError, ValueError):
     """Text that is not a valid graph or plan."""
 
 
+class OutOfMemoryError(RlxError, MemoryError):
+    """The operating system refused memory."""
+
+
 class FormatError(RlxError, ValueError):
     """A file that is damaged, truncated or has another format version."""
 

@@ -37,6 +37,23 @@ def integer(value: Any) -> int:
     return int(value)
 
 
+def positive(value: Any) -> int:
+    """A whole number of at least 1."""
+    return _at_least(value, 1)
+
+
+def whole(value: Any) -> int:
+    """A whole number of at least 0."""
+    return _at_least(value, 0)
+
+
+def _at_least(value: Any, least: int) -> int:
+    found = integer(value)
+    if found < least:
+        raise ValueError(f"needs an integer of at least {least}, got {value!r}")
+    return found
+
+
 def real(value: Any) -> float:
     """A floating-point number."""
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.integer, np.floating)):

@@ -19,7 +19,7 @@ from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
 from rlx.ir.dtype import convert, dtype, plain_array
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
-from rlx.ir.types import TensorType, TupleType, Type, tensor_types, type_symbols
+from rlx.ir.types import TensorType, TupleType, Type, check_sizes, tensor_types, type_symbols
 from rlx.records import dataclass
 
 _SHOWN = 4  # inputs and outputs in a repr
@@ -53,6 +53,8 @@ def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodie
                     f"{op.name}: operand %{o.id} ({o.op.name}) has {many} results; pick one first"
                 )
     inferred: Type = op.infer(*types, **attrs, bodies=bodies) if op.bodies else op.infer(*types, **attrs)
+    for t in tensor_types(inferred):
+        check_sizes(op.name, t)
     return inferred
 
 

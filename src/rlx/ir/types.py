@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from rlx.errors import ParseError
+from rlx.errors import ParseError, ShapeError
 from rlx.ir.dim import Dim, Expr, evaluate, parse_dim, substitute, symbols
 from rlx.ir.dtype import DType, dtype
 from rlx.records import dataclass
@@ -75,6 +75,27 @@ class TupleType:
 
 
 Type: TypeAlias = TensorType | TupleType
+
+
+MOST_ELEMENTS = 1 << 56
+"""Of a value, stored or not: bytes and offsets are numbers of 64 bits."""
+
+
+def check_sizes(what: str, of: TensorType) -> None:
+    """Refuse a shape that no array has: with a size below 0, or with more elements than can be counted.
+
+    >>> check_sizes("broadcast_to", TensorType(dtype("f32"), (2, -1)))
+    Traceback (most recent call last):
+    rlx.errors.ShapeError: broadcast_to: f32[2,-1] has a size below 0; give sizes of 0 or more
+    """
+    elements = 1
+    for d in of.shape:
+        if isinstance(d, int):
+            if d < 0:
+                raise ShapeError(f"{what}: {of} has a size below 0; give sizes of 0 or more")
+            elements *= max(d, 1)
+    if elements > MOST_ELEMENTS:
+        raise ShapeError(f"{what}: {of} has more elements than RLX can count; give smaller sizes")
 
 
 def tensor_types(type_: Type) -> tuple[TensorType, ...]:

@@ -19,9 +19,15 @@ def transposed(
 
     Element i of x adds the kernel to the output at i * stride - low. Along an axis with stride s, output
     j * s + r reads only the kernel elements m * s + r: so every r is a set of output channels of one
-    convolution whose kernel is s times smaller, and the channels are then interleaved.
+    convolution whose kernel is s times smaller, and the channels are then interleaved. That kernel is dense:
+    where kernel elements are further apart than the stride, x is spread instead of the kernel.
     """
     n = x.rank - 2
+    spread = [d > s for s, d in zip(strides, dilations, strict=True)]
+    gaps = [s - 1 if apart else 0 for s, apart in zip(strides, spread, strict=True)]
+    if any(gaps):
+        x = op_call("pad", x, padding=((0, 0),) * x.rank, interior=(0, 0, *gaps))
+        strides = [1 if apart else s for s, apart in zip(strides, spread, strict=True)]
     padding: list[tuple[Dim, Dim]] = []
     spacing = []
     for d, k, wanted, s, start, dilation in zip(

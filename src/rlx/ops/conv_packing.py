@@ -19,7 +19,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, integer, ints
+from rlx.ir.attr import Attr, ints, positive
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.form import Form, Map
 from rlx.ir.graph import Node
@@ -121,8 +121,8 @@ class KernelLayout:
 
 _KERNEL = {
     "shape": Attr(ints),
-    **{k: Attr(integer) for k in ("groups", "columns", "lanes", "block")},
-    "group": Attr(integer, 1),
+    **{k: Attr(positive) for k in ("groups", "columns", "lanes", "block")},
+    "group": Attr(positive, 1),
 }
 
 
@@ -264,7 +264,7 @@ class block_channels(_Blocking):
     """[N, C, axes] -> [N, C/lanes, axes, lanes]; channels past C are zero."""
 
     name = "block_channels"
-    attrs = {"lanes": Attr(integer)}
+    attrs = {"lanes": Attr(positive)}
     writer_side = True
 
     def infer(self, x: TensorType, *, lanes: int) -> TensorType:
@@ -308,7 +308,7 @@ class unblock_channels(_Blocking):
     """[N, C/lanes, axes, lanes] -> [N, channels, axes]; a kernel reads the blocks directly."""
 
     name = "unblock_channels"
-    attrs = {"channels": Attr(integer)}
+    attrs = {"channels": Attr(positive)}
     reader_side = True
 
     def infer(self, x: TensorType, *, channels: int) -> TensorType:

@@ -15,9 +15,12 @@ import numpy as np
 from rlx.errors import AttributeError_, ShapeError, TypeError_
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, real
+from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
+from rlx.ops.contract import einsum
+from rlx.ops.create import iota
 from rlx.ops.elementwise import pow, rsqrt
 from rlx.ops.nn import given, rank_of
 from rlx.ops.reduce import reduce_sum
@@ -412,14 +415,36 @@ def _lrn_ref(x: np.ndarray, *, size: int, alpha: float, beta: float, bias: float
     return np.asarray(x / (bias + alpha / size * total) ** beta, x.dtype)
 
 
+MOST_SHIFTS = 64
+"""Channels of a neighbourhood up to which they are added one by one."""
+
+
 def _lrn_expand(x: Node, *, size: int, alpha: float, beta: float, bias: float) -> Node:
     before, after = (size - 1) // 2, size // 2
-    around = tuple((before, after) if i == 1 else (0, 0) for i in range(x.rank))
-    padded = op_call("pad", x * x, padding=around)
-    total = slice_axis(padded, 1, 0, x.shape[1])
-    for shift in range(1, size):
-        total = total + slice_axis(padded, 1, shift, x.shape[1])
+    if size > MOST_SHIFTS:
+        total = _band_sum(x * x, before, after)
+    else:
+        around = tuple((before, after) if i == 1 else (0, 0) for i in range(x.rank))
+        padded = op_call("pad", x * x, padding=around)
+        total = slice_axis(padded, 1, 0, x.shape[1])
+        for shift in range(1, size):
+            total = total + slice_axis(padded, 1, shift, x.shape[1])
     made: Node = x * pow(total * (alpha / size) + bias, -beta)
+    return made
+
+
+def _band_sum(x: Node, before: int, after: int) -> Node:
+    """Sums over the channels around each: a product with ones near the diagonal."""
+    channels, most = x.shape[1], (1 << 62) - 1
+    square = (channels, channels)
+    apart = iota(square, 1) - iota(square, 0)
+    near = (apart >= -min(before, most)) & (apart <= min(after, most))
+    inner: Dim = 1
+    for d in x.shape[2:]:
+        inner = inner * d
+    flat = reshape(x, (x.shape[0], channels, inner))
+    total = einsum("ij,njk->nik", op_call("cast", near, dtype=x.dtype), flat)
+    made: Node = reshape(total, x.shape)
     return made
 
 
@@ -453,6 +478,8 @@ class _lrn(Op):
             Sample((Arg("f32[2,5,3]"),), {"size": 4, "alpha": 0.5, "beta": 0.5, "bias": 2.0}),
             Sample((Arg("f32[1,1,2]"),), {"size": 1}),
             Sample((Arg("f32[2,2]"),), {"size": 7, "alpha": 0.9}),
+            Sample((Arg("f32[2,70,2]"),), {"size": 67, "alpha": 0.9}),
+            Sample((Arg("f32[1,3]"),), {"size": 1 << 63}, grad=False),
             Sample((Arg("f32[0,3,2]"),), {"size": 3}, grad=False),
             Sample((Arg("f32[n,4,m]"),), {"size": 5}, grad=False),
             Sample((Arg("f16[1,4,3]"),), {"size": 3}, grad=False),

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, integer
+from rlx.ir.attr import Attr, positive, whole
 from rlx.ir.dim import Dim
 from rlx.ir.form import Form, Map
 from rlx.ir.graph import Node
@@ -117,7 +117,10 @@ class Panels:
         return np.concatenate(blocks, axis=-1)[..., : self.k, : self.n]
 
 
-_LAYOUT = {name: Attr(integer) for name in ("k", "n", "columns", "lanes", "group")}
+_LAYOUT = {
+    **{name: Attr(whole) for name in ("k", "n")},
+    **{name: Attr(positive) for name in ("columns", "lanes", "group")},
+}
 
 
 class Packing(Op):

@@ -19,6 +19,8 @@ from rlx.ir.types import TensorType
 from rlx.ops.rules import op_call, shape_of, with_gaps
 from rlx.ops.shape import broadcast_to, concat, flip, slice_axis
 
+MOST_ROUNDS = 16
+"""How often an axis is gone round by copies of it."""
 MODES = ("reflect", "symmetric", "edge", "wrap")
 Pairs = Sequence[tuple[Dim, Dim]]
 
@@ -191,6 +193,7 @@ class _extend(Op):
                 Sample((Arg("f32[4,3]"),), {"padding": ((2, 1), (0, 2)), "mode": mode}),
                 Sample((Arg("f32[3]"),), {"padding": ((7, 9),), "mode": mode}),
                 Sample((Arg("f32[2,1]"),), {"padding": ((0, 0), (3, 2)), "mode": mode}),
+                Sample((Arg("f32[2,3]"),), {"padding": ((1, 0), (70, 4)), "mode": mode}),
                 Sample((Arg("f32[6]"),), {"padding": ((-2, 3),), "mode": mode}),
                 Sample((Arg("f32[0,2]"),), {"padding": ((0, 0), (1, 1)), "mode": mode}, grad=False),
                 Sample((Arg("f32[]"),), {"padding": (), "mode": mode}),
@@ -205,11 +208,29 @@ def _extend_axis(x: Node, axis: int, low: Dim, high: Dim, mode: str) -> Node:
     if mode == "reflect" and inner == 1:
         mode = "edge"
     period = inner - 1 if mode == "reflect" else inner
+    if mode != "edge" and all(isinstance(n, int) for n in (inner, low, high)):
+        if max(low, high) > MOST_ROUNDS * period > 0:
+            return _many_rounds(x, axis, low, high, mode)
     while low != 0 or high != 0:
         a, b = (_round(amount, period, mode) for amount in (low, high))
         x = concat([*_front(x, axis, inner, a, mode), x, *_back(x, axis, inner, b, mode)], axis)
         low, high = low - a, high - b
     return x
+
+
+def _many_rounds(x: Node, axis: int, low: Dim, high: Dim, mode: str) -> Node:
+    """Pad by elements whose places are computed."""
+    inner = x.shape[axis]
+    place = op_call("iota", shape=(low + inner + high,), axis=0, dtype="i64") - low
+    if mode == "wrap":
+        place = place % inner
+    else:
+        apart = 0 if mode == "reflect" else 1  # of the last element and its image
+        turn = 2 * (inner - 1 + apart)
+        there = place % turn
+        place = op_call("minimum", there, turn - apart - there)
+    made: Node = op_call("gather", x, place, axis=axis)
+    return made
 
 
 def _round(amount: Dim, period: Dim, mode: str) -> Dim:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, boolean, integer, string
+from rlx.ir.attr import Attr, boolean, positive, string, whole
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import F32, I8, U8
 from rlx.ir.form import Form, Map, Template
@@ -53,7 +53,7 @@ class _dequantize_groups(_Weights):
     """f32 matrix (codes - zero) * scale, one scale (and zero) for each group of rows in a column."""
 
     name = "dequantize_groups"
-    attrs = {"bits": Attr(integer), "group": Attr(integer)}
+    attrs = {"bits": Attr(positive), "group": Attr(positive)}
 
     def infer(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> TensorType:
         if len(factors) not in (1, 2):
@@ -98,11 +98,11 @@ def dequantize_groups(codes: Any, scales: Any, zeros: Any = None, *, bits: int =
 
 
 _LAYOUT = {
-    "k": Attr(integer),
-    "n": Attr(integer),
-    "bits": Attr(integer),
-    "group": Attr(integer),
-    "lanes": Attr(integer),
+    "k": Attr(whole),
+    "n": Attr(whole),
+    "bits": Attr(positive),
+    "group": Attr(positive),
+    "lanes": Attr(positive),
     "scale": Attr(string),
     "zeros": Attr(boolean),
 }

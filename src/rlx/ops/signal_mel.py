@@ -39,6 +39,10 @@ def _from_mel(m: np.ndarray, scale: str) -> np.ndarray:
     return np.where(m < 15, m * 200 / 3, 1000 * np.exp((m - 15) * np.log(6.4) / 27))
 
 
+MOST_MELS = 1 << 16
+"""Filters of a bank: more are not distinct, and are computed when a program is compiled."""
+
+
 def mel_filter_bank(
     n_mels: int,
     n_fft: int,
@@ -57,7 +61,7 @@ def mel_filter_bank(
     (4, 9)
     """
     top = sample_rate / 2 if fmax is None else fmax
-    if n_mels < 1 or not 0 <= fmin < top:
+    if not 1 <= n_mels <= MOST_MELS or not 0 <= fmin < top:
         raise ShapeError(
             f"mel_filter_bank: {n_mels} filters from {fmin} to {top} Hz are not valid; "
             "give at least 1 filter and 0 <= fmin < fmax"

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.errors import InputError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, dtype_kind, integer
+from rlx.ir.attr import Attr, dtype_kind, whole
 from rlx.ir.dtype import U8, DType
 from rlx.ir.form import Form, Template
 from rlx.ir.op import Sample, declare
@@ -66,7 +66,7 @@ class SparseColumns:
     def fault(self, packed: np.ndarray) -> str | None:
         """What is wrong with bytes that are not known to come from `pack`; kernels go where they point."""
         starts = packed[: self.rows_at].view(np.int64)
-        if int(starts[0]) < 0 or int(starts[-1]) > self.room or np.any(np.diff(starts) < 0):
+        if int(starts[0]) < 0 or int(starts[-1]) > self.room or np.any(starts[1:] < starts[:-1]):
             return f"a sparse matrix whose columns do not start in order within {self.room} elements"
         rows = packed[self.rows_at : self.values_at].view(np.int64)
         if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= self.k):
@@ -88,7 +88,7 @@ class SparseColumns:
 
 
 class _Sparse(Packing):
-    attrs = {"k": Attr(integer), "n": Attr(integer), "room": Attr(integer), "dtype": Attr(dtype_kind)}
+    attrs = {"k": Attr(whole), "n": Attr(whole), "room": Attr(whole), "dtype": Attr(dtype_kind)}
     not_differentiable = "it is made of weights after gradients are"
 
     def lower(self, x: TensorType, **layout: Any) -> Form:

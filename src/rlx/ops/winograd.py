@@ -19,7 +19,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, integer
+from rlx.ir.attr import Attr, positive
 from rlx.ir.dtype import F64, I8, I16, I32
 from rlx.ir.form import Form, Map
 from rlx.ir.graph import Node
@@ -123,8 +123,8 @@ def _panel_attrs(layout: WinogradLayout) -> dict[str, int]:
 
 
 _LAYOUT = {
-    **{k: Attr(integer) for k in ("m", "out", "channels", "columns", "lanes")},
-    "group": Attr(integer, 1),
+    **{k: Attr(positive) for k in ("m", "out", "channels", "columns", "lanes")},
+    "group": Attr(positive, 1),
 }
 _AT_ONCE = 8192  # elements of each tap that are transformed together: what is made of them stays in L2
 

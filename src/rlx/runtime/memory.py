@@ -16,17 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.errors import ConfigError, RlxError, UnsupportedError
+from rlx.errors import ConfigError, OutOfMemoryError, RlxError, UnsupportedError
 
 PAGE = mmap.PAGESIZE
 ALIASED = 4096  # loads and stores whose addresses agree modulo this wait for each other, on any machine
 HUGE_PAGE = 2 << 20
 POISON = 0xFF  # all ones: NaN in every float dtype, -1 or the maximum in every integer dtype
 _CANARY = 0xA5
-
-
-class OutOfMemoryError(RlxError, MemoryError):
-    """The operating system refused memory."""
 
 
 class GuardPageError(RlxError):

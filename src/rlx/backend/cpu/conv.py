@@ -39,6 +39,9 @@ from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.winograd import WinogradLayout
 from rlx.passes.conv_cost import ConvTarget
 
+MOST_PHASES, MOST_REACH = 64, 1024
+"""Strides and reaches of windows up to which kernels for planar images are written out."""
+
 
 def conv_target(target: Target) -> ConvTarget:
     """The units that this target's convolution kernels work in."""
@@ -73,7 +76,10 @@ def _is_planar(nest: ConvNest, inputs: Sequence[Slot]) -> bool:
     f32 = all(d.name == "f32" for d in (inputs[nest.x].dtype, w.dtype, form.dtype))
     static = all(isinstance(d, int) and d > 0 for d in form.w)
     dense = w.strides is None or w.strides == dense_strides(w.shape)
-    known = static and dense and form.fill == 0
+    known = static and dense and form.fill == 0 and max(form.strides, default=1) <= MOST_PHASES
+    # Its code has every line that a window reaches and every phase of a stride.
+    windows = zip(form.w[2:], form.dilations, strict=True)
+    known = known and all((k - 1) * dilation < MOST_REACH for k, dilation in windows if isinstance(k, int))
     return f32 and known and len(form.strides) <= 3 and len(nest.stores) == 1
 
 

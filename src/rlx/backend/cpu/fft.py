@@ -28,8 +28,12 @@ from rlx.backend.cpu.irtext import Int, Module
 from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.kernels import EmittedKernel
 from rlx.backend.cpu.primitives import memory_type, to_memory
+from rlx.errors import UnsupportedError
 from rlx.ir.kernel import Store, TransformNest
 from rlx.ir.scalar import Scalar
+
+MOST_POINTS = 1 << 22
+"""Code of a transform holds its factors."""
 
 
 def is_halved(what: TransformNest) -> bool:
@@ -41,6 +45,8 @@ def emit_fft(
     module: Module, name: str, what: TransformNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel of a transform."""
+    if what.n > MOST_POINTS:
+        raise UnsupportedError(f"a transform of {what.n} points has too many factors to store with its code")
     return FftKernel(KernelFrame(module, name, inputs, outputs), what).emit()
 
 

@@ -7,6 +7,7 @@ integers, so that tables are as exact as f64 allows.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -112,13 +113,13 @@ def split(n: int, width: int) -> Split | None:
         return -(-m // width) * width / m
 
     found = []
-    for n1 in range(2, n // 2 + 1):
-        if n % n1 == 0:
-            n2 = n // n1
-            # every half is loaded and stored; the second one also turns rows into lanes
-            cost = filled(n2) * (work(n1) + 2) + filled(n1) * (work(n2) + 4)
-            too_long = max(n1, n2) > _LONG_HALF
-            found.append((too_long, cost, abs(n1 - n2), n1))
+    small = [d for d in range(2, math.isqrt(n) + 1) if n % d == 0]
+    for n1 in {*small, *(n // d for d in small)}:
+        n2 = n // n1
+        # every half is loaded and stored; the second one also turns rows into lanes
+        cost = filled(n2) * (work(n1) + 2) + filled(n1) * (work(n2) + 4)
+        too_long = max(n1, n2) > _LONG_HALF
+        found.append((too_long, cost, abs(n1 - n2), n1))
     if not found:
         return None
     _, cost, _, n1 = min(found)
