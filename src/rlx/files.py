@@ -8,6 +8,9 @@ is found, and a lock that tells whether somebody still writes it.
 
 from __future__ import annotations
 
+import glob
+import io
+import math
 import os
 import stat
 import time
@@ -16,12 +19,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from rlx.errors import FormatError, RlxError
 
 UNFINISHED = ".rlx-unfinished"
 """How the names of files end that are being written."""
 _STALE_SECONDS = 60.0  # a file is locked right after it is made; nobody takes this long between the two
+LIKELY_LOCKED = 1.0
+"""Seconds between the two that are hardly ever taken: for a user who asks to delete what is abandoned."""
 
+Array = npt.NDArray[Any]
 Identity = tuple[int, int, int, int, int]
 
 
@@ -63,6 +72,33 @@ def read_plain(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def read_npy(data: bytes) -> Array:
+    """The array in the bytes of a `.npy` file; ValueError for one that claims more than there is.
+
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> np.save(file, np.arange(3))
+    >>> read_npy(file.getvalue())
+    array([0, 1, 2])
+    >>> read_npy(file.getvalue()[:-1])
+    Traceback (most recent call last):
+    ValueError: it says that it holds int64[3], 24 bytes, but has 23
+    """
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    if kind.hasobject or min(shape, default=0) < 0:
+        raise ValueError(f"its elements are {kind}, its shape is {shape}")
+    size, there = math.prod(shape) * kind.itemsize, len(data) - file.tell()
+    if size > there:  # before room is made for it
+        sizes = ",".join(map(str, shape))
+        raise ValueError(f"it says that it holds {kind}[{sizes}], {size} bytes, but has {there}")
+    file.seek(0)
+    found: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return found
+
+
 @contextmanager
 def file_boundary(path: str | os.PathLike[str], what: str = "file") -> Iterator[None]:
     """Whatever reading a file raises comes out as a FormatError that names it; our own errors stay as they
@@ -71,7 +107,7 @@ def file_boundary(path: str | os.PathLike[str], what: str = "file") -> Iterator[
     >>> with file_boundary("x.npy", "array"):
     ...     raise ValueError("bad magic")
     Traceback (most recent call last):
-    rlx.errors.FormatError: x.npy does not hold a sound array: bad magic (ValueError)
+    rlx.errors.FormatError: x.npy is not a valid array: bad magic (ValueError)
     """
     name = os.fspath(path)
     try:
@@ -84,10 +120,19 @@ def file_boundary(path: str | os.PathLike[str], what: str = "file") -> Iterator[
         raise FormatError(f"{name}: the system has no memory for what it claims to hold") from e
     except Exception as e:
         told = f"{e} ({type(e).__name__})" if str(e) else type(e).__name__
-        raise FormatError(f"{name} does not hold a sound {what}: {told[:400]}") from e
+        raise FormatError(f"{name} is not a valid {what}: {told[:400]}") from e
 
 
 # -- writing
+
+
+def unfinished_name(target: Path) -> Path:
+    """A fresh name beside a file's own, by which it is found if it stays unfinished."""
+    return target.with_name(f"{_start(target)}{os.getpid()}-{os.urandom(4).hex()}{UNFINISHED}")
+
+
+def _start(target: Path) -> str:
+    return f".{target.name[:100]}."
 
 
 @contextmanager
@@ -102,7 +147,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     (b'whole', 1)
     """
     target = Path(path)
-    unfinished = target.with_name(f".{target.name[:100]}.{os.getpid()}-{os.urandom(4).hex()}{UNFINISHED}")
+    remove_abandoned(target.parent, start=_start(target))
+    unfinished = unfinished_name(target)
     try:
         with open(unfinished, "xb+") as file:
             _lock(file)
@@ -116,16 +162,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     _sync_folder(target.parent)
 
 
-def abandoned(folder: Path, least_age: float = _STALE_SECONDS) -> list[tuple[Path, os.stat_result]]:
-    """Unfinished files in a folder that nobody writes any more, with their status."""
-    old = [f for f in unfinished_files(folder) if time.time() - f[1].st_mtime >= least_age]
-    return [(path, status) for path, status in old if not _is_locked(path)]
-
-
-def unfinished_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """All unfinished files in a folder, with their status; files may vanish while we look."""
+def unfinished_files(folder: Path, start: str = ".") -> list[tuple[Path, os.stat_result]]:
+    """Unfinished files in a folder whose names begin so, with their status; files may vanish meanwhile."""
     found = []
-    for path in folder.glob(f".*{UNFINISHED}"):
+    for path in folder.glob(f"{glob.escape(start)}*{UNFINISHED}"):
         try:
             found.append((path, path.stat()))
         except OSError:
@@ -133,10 +173,11 @@ def unfinished_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     return found
 
 
-def remove_abandoned(folder: Path, least_age: float = _STALE_SECONDS) -> int:
+def remove_abandoned(folder: Path, least_age: float = _STALE_SECONDS, start: str = ".") -> int:
     """Delete what killed processes left in a folder; returns how many files there were."""
-    gone = abandoned(folder, least_age)
-    for path, _ in gone:
+    old = [p for p, s in unfinished_files(folder, start) if time.time() - s.st_mtime >= least_age]
+    gone = [path for path in old if not _is_locked(path)]
+    for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
 

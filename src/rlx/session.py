@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rlx import config, progress
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
-from rlx.errors import ConfigError, FormatError, ImportError_
-from rlx.files import open_plain, read_plain
+from rlx.errors import ConfigError, FormatError, ImportError_, UnsupportedError
+from rlx.files import file_boundary, identity, open_plain, read_plain
 from rlx.frontend.kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from rlx.ir.lir import LirModule
     from rlx.runtime.artifact import Artifact
     from rlx.runtime.program import CompiledProgram
+    from rlx.runtime.programs import Known
+
+    Imported = tuple[Graph, Sequence[Known]]
+    """A graph, and the other files that it was read from as they were before."""
 
 # Frontends, passes and the backend's emitters are imported where they are used: loading a program that was
 # compiled before needs none of them.
@@ -44,6 +48,7 @@ def load(
     states: Mapping[str, str] | None = None,
     trust_native: bool = False,
     custom: Collection[str] = (),
+    strict: bool = False,
     **options: Any,
 ) -> CompiledProgram:
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
@@ -57,7 +62,8 @@ def load(
     "200MiB", keeps weights that exceed it in the file and reads them ahead of the kernels that need them.
     `trust_native` runs the code of a `.rlx` file whoever signed it; a file that this user did not sign is
     else compiled again from the graph in it. `custom` names the ops of `rlx.register_op` that a file may
-    call; without, it calls none.
+    call; without, it calls none. How much of the program is native is logged in one line (logger "rlx"); with
+    `strict`, a program of which the host computes a part is refused.
 
     >>> import tempfile, numpy as np, rlx
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -73,13 +79,35 @@ def load(
     if isinstance(model, ONNX_BYTES) or is_onnx_object(model):
         from rlx.frontend.onnx import from_onnx
 
-        return _compile(from_onnx(model, shapes=shapes, states=states), options)
+        program = _compile(from_onnx(model, shapes=shapes, states=states), options)
+        return _judged(program, "the model", strict)
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
         got = repr(model) if isinstance(model, str) else f"a value of type {type(model).__name__}"
         raise ConfigError(
             f"rlx.load takes the path of a model, zoo:ID or an ONNX model, not {got}{instead_of(model)}"
         )
-    name = os.fspath(model)
+    program = _loaded(os.fspath(model), shapes, states, trust_native, custom, options)
+    return _judged(program, os.fspath(model), strict)
+
+
+def _judged(program: CompiledProgram, name: str, strict: bool) -> CompiledProgram:
+    """Say how much of a program is native; with `strict`, refuse what is not all native."""
+    told = f"{name}: {program.native_share}"
+    if strict and program.stats["host_thunks"]:
+        why = program.stats["host_thunks"][0]["why"]
+        raise UnsupportedError(f"{told} ({why}); load it without strict=True to run it all the same")
+    progress.info("%s", told)
+    return program
+
+
+def _loaded(
+    name: str,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    trust_native: bool,
+    custom: Collection[str],
+    options: dict[str, Any],
+) -> CompiledProgram:
     if options.get("weight_budget") is not None:
         options["weight_budget"] = config.parse_bytes(options["weight_budget"], "weight_budget")
     if name.startswith(ZOO_PREFIX):
@@ -100,7 +128,8 @@ def load(
         return _from_onnx(path, shapes, states, options)
     if shapes is not None:
         raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
-    return _stored(path, None, states, options, lambda: (read_graph(path, custom=custom), ()), custom)
+    known = _known(path)
+    return _stored(known, None, states, options, lambda: (read_graph(path, custom=custom), ()), custom)
 
 
 class Session:
@@ -189,10 +218,11 @@ def read_graph(
         from rlx.ir.parse import parse_foreign
         from rlx.ir.verify import verify
 
-        try:
-            return verify(parse_foreign(read_plain(path).decode(), custom=custom))
-        except UnicodeDecodeError:
-            raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
+        with file_boundary(path, "graph"):
+            try:
+                return verify(parse_foreign(read_plain(path).decode(), custom=custom))
+            except UnicodeDecodeError:
+                raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
     from rlx.frontend.onnx import from_onnx
 
     return from_onnx(path, shapes=shapes)
@@ -266,14 +296,14 @@ def _from_zoo(
 ) -> CompiledProgram:
     path = _zoo_file(id)
     if path.suffix != ".safetensors":
-        return load(path, shapes=shapes, states=states, **options)
+        return _loaded(str(path), shapes, states, False, (), options)
 
-    def build() -> tuple[Graph, Sequence[Path]]:
+    def build() -> Imported:
         from rlx.zoo.minilm import load_graph
 
         return load_graph(path.parent), ()
 
-    return _stored(path, shapes, states, options, build)
+    return _stored(_known(path), shapes, states, options, build)
 
 
 def _from_onnx(
@@ -282,22 +312,28 @@ def _from_onnx(
     states: Mapping[str, str] | None,
     options: dict[str, Any],
 ) -> CompiledProgram:
-    def import_() -> tuple[Graph, Sequence[Path]]:
+    def import_() -> Imported:
         from rlx.frontend.onnx import from_onnx
         from rlx.frontend.onnx.load import external_files, load_model
 
         model = load_model(path)  # once: it may be large
-        return from_onnx(model, shapes=shapes), external_files(model[0], path.parent)
+        others = [_known(file) for file in external_files(model[0], path.parent)]
+        return from_onnx(model, shapes=shapes), others
 
-    return _stored(path, shapes, states, options, import_)
+    return _stored(_known(path), shapes, states, options, import_)
+
+
+def _known(path: Path) -> Known:
+    """What a file is now, before it is read."""
+    return str(path), identity(path)
 
 
 def _stored(
-    path: Path,
+    model: Known,
     shapes: Mapping[str, Sequence[Any]] | None,
     states: Mapping[str, str] | None,
     options: dict[str, Any],
-    import_: Callable[[], tuple[Graph, Sequence[Path]]],
+    import_: Callable[[], Imported],
     custom: Collection[str] = (),
 ) -> CompiledProgram:
     """The program of a model file: from the store, or compiled and stored."""
@@ -318,21 +354,19 @@ def _stored(
     if custom:
         key["custom"] = sorted(custom)
     store = ProgramStore()
-    found = store.find(path, key)
+    found = store.find(model, key)
     number = None if found is None else found.find(target)
     if found is not None and number is not None:
-        progress.info("program of %s: from the cache", path)
+        progress.info("program of %s: from the cache", model[0])
         return _open(found, number, options)
-    progress.info("importing %s", path)
+    progress.info("importing %s", model[0])
     graph, others = _imported(import_, states)
     program = _compile(graph, options)
-    store.put(program, path, key, others)
+    store.put(program, model, key, others)
     return program
 
 
-def _imported(
-    import_: Callable[[], tuple[Graph, Sequence[Path]]], states: Mapping[str, str] | None
-) -> tuple[Graph, Sequence[Path]]:
+def _imported(import_: Callable[[], Imported], states: Mapping[str, str] | None) -> Imported:
     graph, others = import_()
     return (graph.with_states(states) if states else graph), others
 
@@ -359,7 +393,8 @@ def _from_artifact(
     if number is not None and (trust_native or file.is_trusted(number)):
         return _open(file, number, options)
     planned = {} if number is None else file.planned_with(number)
-    program = _stored(path, None, None, planned | options, lambda: (file.source(custom), ()), custom)
+    model = str(path), file.container.status  # of the file that was opened, whatever has its name now
+    program = _stored(model, None, None, planned | options, lambda: (file.source(custom), ()), custom)
     _note_that_it_was_compiled(program, file, number)
     return program
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlx import files
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.target import resolve
+from rlx.files import unfinished_name
 from rlx.runtime import cache as cache_module
 from rlx.runtime import trust
 from rlx.runtime.cache import CacheWarning, ObjectCache, default_cache
@@ -163,7 +164,7 @@ def test_an_object_larger_than_the_cache_is_not_kept(tmp_path: Path) -> None:
 def test_unfinished_writes_of_dead_processes_are_swept(cache: ObjectCache) -> None:
     cache.put("ab", TARGET, b"code")
     folder = cache.directory / "objects"
-    old, fresh = folder / "old.tmp", folder / "fresh.tmp"
+    old, fresh = (unfinished_name(folder / name) for name in ("old", "fresh"))
     for path in (old, fresh):
         path.write_bytes(b"half")
     os.utime(old, (1, 1))
@@ -180,7 +181,7 @@ def test_a_cache_that_cannot_be_written_warns_once_and_is_still_read(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(files.os, "fsync", refuse)
     monkeypatch.setattr(cache_module.os, "utime", refuse)
     with pytest.warns(CacheWarning, match=r"cannot be written \(Read-only file system\)"):
         cache.put("cd", TARGET, b"code")

@@ -105,14 +105,14 @@ def test_run_writes_a_trace(model: str, tmp_path: Path, capsys: pytest.CaptureFi
             1,
             "cannot use 'x.mp3' as an input; give a .npy, .png or .wav file, or random, zeros, ones",
         ),
-        (["run", "MODEL", "--input", "x=objects.npy"], 1, "objects.npy is not an array of numbers"),
-        (["run", "MODEL", "--input", "x=pickle.npy"], 1, "pickle.npy is not an array of numbers"),
-        (["run", "MODEL", "--input", "x=zipped.npy"], 1, "zipped.npy is not an array of numbers"),
+        (["run", "MODEL", "--input", "x=objects.npy"], 1, "objects.npy is not a valid array of numbers"),
+        (["run", "MODEL", "--input", "x=pickle.npy"], 1, "pickle.npy is not a valid array of numbers"),
+        (["run", "MODEL", "--input", "x=zipped.npy"], 1, "zipped.npy is not a valid array of numbers"),
         (["run", "MODEL", "--input", "x=words.npy"], 1, "words.npy holds elements of type <U1"),
         (["run", "MODEL", "--input", "x=records.npy"], 1, "save an array of numbers"),
         (["run", "MODEL", "--input", "x=whole.npy"], 1, "got dtype i64; cast it"),
         (["run", "MODEL", "--input", "x=flat.npy"], 1, "has rank 2 [batch,4], got shape [4]"),
-        (["run", "MODEL", "--input", "x=garbage.wav"], 1, "garbage.wav is not a WAV sound"),
+        (["run", "MODEL", "--input", "x=garbage.wav"], 1, "garbage.wav is not a valid WAV sound"),
         (["run", "MODEL", "--input", "x=three.npy", "--bind", "batch=7"], 1, "batch = 3, but batch is 7"),
         (["run", "MODEL", "--bind", "batch=99999999999999"], 1, "not enough memory"),
         (["run", "MODEL", "--seed", "-1"], 2, "--seed"),
@@ -326,7 +326,7 @@ def test_damaged_png_is_refused(tmp_path: Path) -> None:
     good = png(tmp_path / "a.png", pixels, [0] * 5).read_bytes()
     for size in range(len(good) - 24):  # after the pixels come only checksums and the end
         (tmp_path / "a.png").write_bytes(good[:size])
-        with pytest.raises(FormatError, match="not a PNG image"):
+        with pytest.raises(FormatError, match="not a valid PNG image"):
             read_png(tmp_path / "a.png")
 
 

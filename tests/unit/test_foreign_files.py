@@ -18,12 +18,14 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from rlx.backend.cpu.target import resolve
-from rlx.errors import FormatError, ParseError, RlxError
+from rlx.errors import FormatError, ParseError, RlxError, UnsupportedError
 from rlx.ir import serialize
+from rlx.ir.dtype import F32
 from rlx.ir.op import all_ops
 from rlx.ir.text import graph_text
 from rlx.ops.conv_packing import KernelLayout, unpack_kernel
 from rlx.ops.packing import Panels, pack_panels, unpack_panels
+from rlx.ops.sparse import columns_of
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, ArtifactWarning
 
@@ -331,6 +333,14 @@ def test_sparse_weights_are_checked_at_every_load(word: int, value: int, tmp_pat
             rlx.load(forged)
 
 
+def test_starts_whose_differences_wrap_are_refused() -> None:
+    """The differences of these starts are all positive, in 64 bits."""
+    columns = columns_of(7, 4, 6, F32)
+    packed = columns.pack(np.eye(7, 4, dtype=np.float32))
+    packed[: columns.rows_at].view(np.int64)[:] = [0, 2**62, -(2**63) + 2**61, -(2**62), 4]
+    assert "do not start in order" in str(columns.fault(packed))
+
+
 @pytest.mark.parametrize("finite", [True, False])
 def test_sparse_kernels_stay_inside_whatever_they_read(finite: bool, tmp_path: Path) -> None:
     path, _ = sparse_file(tmp_path)
@@ -393,6 +403,38 @@ def test_a_file_calls_only_functions_that_are_listed(tmp_path: Path) -> None:
         rlx.ops.unregister_op("files.double")
 
 
+# -- how much of a program is native
+
+
+def test_load_says_how_much_is_native(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    g = rlx.Graph("partly")
+    x = g.input("x", (8,), "f32")
+    g.output("y", rlx.ops.exp(x) * 2.0)
+    (tmp_path / "native.txt").write_text(graph_text(g))
+    with caplog.at_level("INFO", logger="rlx"):
+        rlx.load(tmp_path / "native.txt", strict=True)
+        assert caplog.messages[-1] == f"{tmp_path / 'native.txt'}: all of its 1 kernels are native"
+
+
+def test_strict_refuses_what_the_host_computes(tmp_path: Path) -> None:
+    rlx.register_op("files.host", ref=lambda x: x + 1, infer=lambda x: x)
+    try:
+        g = rlx.Graph("partly")
+        x = g.input("x", (8,), "f32")
+        g.output("y", rlx.ops.exp(x) * 2.0)
+        g.output("z", rlx.ops.custom("files.host", x))
+        path = tmp_path / "partly.graph"
+        serialize.save(g, path)
+        for _ in range(2):  # compiled, and from the store
+            assert rlx.load(path, custom=["files.host"]).native_share == (
+                "1 of its 2 kernels are native; the host computes custom"
+            )
+            with pytest.raises(UnsupportedError, match=r"computes custom .*; load it without strict"):
+                rlx.load(path, custom=["files.host"], strict=True)
+    finally:
+        rlx.ops.unregister_op("files.host")
+
+
 # -- files that change under a program
 
 
@@ -424,6 +466,44 @@ def test_cutting_a_loaded_file_is_noticed(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGBUS) == signal.SIG_DFL
     """)
     assert done.stdout.split() == ["True", "True"], (done.returncode, done.stderr[-2000:])
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "why"),
+    [
+        ("offset", "-4", "offset '-4', which is not a number of bytes"),
+        ("offset", "1" * 30, "not a number of bytes"),
+        ("length", "x", "length 'x', which is not"),
+        ("offset", str(1 << 40), "the files do not belong together"),
+        ("location", "../m.bin", "points outside the folder"),
+        ("location", ".", "which is not there"),
+        ("location", "pipe", "which is not there"),
+    ],
+)
+def test_external_data_is_data(entry: str, value: str, why: str, tmp_path: Path, require: Any) -> None:
+    require("onnx")
+    import onnx
+    from onnx import helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.ones((512, 512), np.float32), "w")
+    info = [helper.make_tensor_value_info(n, 1, ["n", 512]) for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", info[:1], info[1:], [weight]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "m.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location="m.bin", size_threshold=0)
+    os.mkfifo(tmp_path / "pipe")
+    loaded = rlx.from_onnx(path)
+    (tmp_path / "m.bin").write_bytes(b"cut")  # it is read, not mapped
+    assert rlx.compile(loaded)(np.ones((1, 512), np.float32))[0, 0] == 512
+    proto = onnx.load_model(path, load_external_data=False)
+    for e in proto.graph.initializer[0].external_data:
+        if e.key == entry:
+            e.value = value
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(RlxError, match=why):
+        rlx.from_onnx(path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the guard is for Linux")

@@ -15,11 +15,14 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from machines import another
+from rlx import files, session
 from rlx.backend.cpu import jit
+from rlx.files import UNFINISHED, identity
+from rlx.frontend import onnx as onnx_frontend
 from rlx.ir import serialize
 from rlx.runtime import programs
 from rlx.runtime.artifact import Artifact
-from rlx.runtime.cache import CacheWarning
+from rlx.runtime.cache import CacheWarning, default_cache
 from rlx.runtime.native_code import prepare_runs
 from rlx.runtime.programs import ProgramStore, wait_until_stored
 
@@ -120,6 +123,113 @@ def test_a_changed_model_is_compiled_anew(onnx_file: Path) -> None:
     assert np.isnan(rlx.load(onnx_file)(X)).any()
 
 
+@pytest.mark.parametrize("changed", ["small.onnx", "small.bin"])
+@pytest.mark.parametrize("moment", ["read", "compiled", "stored"])
+def test_a_model_that_is_replaced_while_it_is_loaded_is_not_stored(
+    onnx_file: Path, changed: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old program was stored under the identity of the new file, and every later load gave it."""
+    path = onnx_file.with_name(changed)
+
+    def replace(*_: object) -> None:
+        fresh = path.with_name("fresh")
+        fresh.write_bytes(path.read_bytes())
+        os.replace(fresh, path)
+
+    if moment == "read":
+        real = onnx_frontend.from_onnx
+        monkeypatch.setattr(onnx_frontend, "from_onnx", lambda *a, **b: (replace(), real(*a, **b))[1])
+    elif moment == "compiled":
+        compile = session._compile
+        monkeypatch.setattr(session, "_compile", lambda *given: (compile(*given), replace())[0])
+    else:
+        monkeypatch.setattr(programs, "_let_it_run_first", replace)
+    with pytest.warns(CacheWarning, match=f"{changed} has changed while it was compiled"):
+        rlx.load(onnx_file)
+        wait_until_stored()
+    assert ProgramStore().info().entries == 0
+
+
+def test_a_program_that_is_replaced_while_it_is_loaded_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "a.rlx", tmp_path / "b.rlx"
+    rlx.compile(network()).save(path)
+    changed = network()
+    changed.set_param("w", -changed.param_values["w"])
+    rlx.compile(changed).save(other)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "somebody"))
+    find = ProgramStore.find
+    monkeypatch.setattr(ProgramStore, "find", lambda *given: (find(*given), other.replace(path))[0])
+    with pytest.warns(UserWarning):
+        old = rlx.load(path)(X)
+        wait_until_stored()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "somebody"))
+    with pytest.warns(UserWarning):
+        assert not np.array_equal(rlx.load(path)(X), old)
+
+
+@pytest.mark.parametrize("folder", ["programs", "objects", "streamed"])
+def test_what_a_killed_process_leaves_is_counted_and_cleaned(onnx_file: Path, folder: str) -> None:
+    """A process is killed while it writes; nobody saw its files, and nobody deleted them."""
+    cache = ProgramStore().directory.parent
+    code = f"""
+import os, signal, numpy as np, rlx
+from pathlib import Path
+real, where = os.replace, {folder!r}
+def kill(source, target):
+    if Path(source).parent.name == where:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(source, target)
+os.replace = kill
+if where == "streamed":
+    g = rlx.Graph("g")
+    x = g.input("x", (1, 256), "f32")
+    for i in range(4):
+        x = x @ g.param(f"w{{i}}", (256, 256), "f32", np.full((256, 256), i, np.float32))
+    g.output("y", x)
+    rlx.compile(g, weight_budget="600KiB")
+else:
+    rlx.load({str(onnx_file)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -9, done.stderr
+    (left,) = (cache / folder).glob(f".*{UNFINISHED}")
+    os.utime(left, (1, 1))
+    store = default_cache() if folder == "objects" else ProgramStore()
+    entries = store.info().entries
+    assert entries >= 1 and store.info().nbytes >= left.stat().st_size
+    with open(left, "rb") as writer:  # as if it were still written
+        assert files._lock(writer)
+        store.clear()
+        assert left.exists()
+    assert store.clear() == 1 and not left.exists() and store.info().entries == 0
+
+
+def test_stores_are_on_the_disk_before_they_have_a_name(
+    onnx_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync, replace = os.fsync, os.replace
+
+    def sync(file: int) -> None:
+        synced.append(os.fstat(file).st_ino)
+        fsync(file)
+
+    def renamed(source: Path, target: Path) -> None:
+        assert os.stat(source).st_ino in synced, f"{target} was not synced"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", renamed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rlx.load(onnx_file)
+        wait_until_stored()
+    assert ProgramStore().info().entries == 1 and default_cache().info().entries > 0
+
+
 def test_options_have_programs_of_their_own(onnx_file: Path) -> None:
     name = another()
     rlx.load(onnx_file)
@@ -146,11 +256,11 @@ def test_a_damaged_entry_is_replaced(onnx_file: Path) -> None:
 def test_the_store_is_bounded(onnx_file: Path) -> None:
     program = rlx.load(onnx_file)
     size = ProgramStore().info().nbytes
-    store = ProgramStore(limit=size * 5 // 2)
+    store, known = ProgramStore(limit=size * 5 // 2), (str(onnx_file), identity(onnx_file))
     for number in range(5):
-        store.put(program, onnx_file, {"number": number})
+        store.put(program, known, {"number": number})
     assert store.info().entries == 2
-    assert store.find(onnx_file, {"number": 4}) is not None and store.find(onnx_file, {"number": 0}) is None
+    assert store.find(known, {"number": 4}) is not None and store.find(known, {"number": 0}) is None
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(

@@ -84,6 +84,16 @@ def test_a_file_that_is_written_to_is_named(streamed: Any, layers_file: Path) ->
     assert rlx.load(layers_file, weight_budget=BUDGET)(sample()).shape == (3, WIDTH)
 
 
+def test_weights_that_are_overwritten_in_place_are_noticed(streamed: Any, layers_file: Path) -> None:
+    """Only times tell: name, inode, size and header are the same."""
+    with open(layers_file, "r+b") as file:
+        file.seek(-WEIGHT, os.SEEK_END)
+        file.write(b"others!!")
+    for _ in range(2):
+        with pytest.raises(FormatError, match="was written to since it was opened"):
+            streamed(sample())
+
+
 def test_a_file_that_is_replaced_is_still_read_whole(
     streamed: Any, layers_file: Path, tmp_path: Path, layers_result: np.ndarray
 ) -> None:

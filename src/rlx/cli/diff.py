@@ -43,10 +43,11 @@ def diff(ctx: click.Context, a: str, b: str, where: bool, plans: bool, as_json: 
 
 
 def _is_plan(path: str) -> bool:
+    from rlx.files import open_plain
     from rlx.plan.files import is_plan
 
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             return is_plan(file.read(16))
     except OSError:  # zoo:ID, or nothing that can be read: what opens models says so
         return False

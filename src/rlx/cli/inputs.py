@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from rlx.errors import FormatError, GuardError, InputError
+from rlx.files import file_boundary, read_npy, read_plain
 from rlx.ir.dim import Expr, evaluate, symbols
 from rlx.ir.dtype import convert
 from rlx.ir.types import TensorType
@@ -137,13 +138,8 @@ def from_file(path: Path, of: TensorType, sizes: Mapping[str, int]) -> np.ndarra
 
 
 def _from_npy(path: Path) -> np.ndarray:
-    try:
-        with open(path, "rb") as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-    except OSError as e:
-        raise FormatError(f"cannot read {path}: {e.strerror or e}") from e
-    except (ValueError, EOFError) as e:
-        raise FormatError(f"{path} is not an array of numbers that np.save wrote: {e}") from e
+    with file_boundary(path, "array of numbers, as np.save writes it"):
+        array = read_npy(read_plain(path))
     if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
         raise FormatError(f"{path} holds elements of type {array.dtype}; save an array of numbers")
     return np.asarray(array)

@@ -9,12 +9,13 @@ import hashlib
 import io
 import os
 import struct
-import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from rlx.errors import FormatError, RlxError
+from rlx.files import file_boundary, read_npy, read_plain, replacing
 from rlx.ir.dtype import dtype
 from rlx.ir.lir import LirModule
 from rlx.plan.text import module_text, parse_module
@@ -46,14 +47,11 @@ def save(module: LirModule, path: str | os.PathLike[str]) -> None:
     payload = io.BytesIO()
     np.savez(payload, **packed)  # type: ignore[arg-type]
     data = payload.getvalue()
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        unfinished.write_bytes(_HEAD.pack(MAGIC, VERSION, hashlib.sha256(data).digest()) + data)
-        os.replace(unfinished, target)
+        with replacing(path) as file:
+            file.write(_HEAD.pack(MAGIC, VERSION, hashlib.sha256(data).digest()) + data)
     except OSError as e:
-        unfinished.unlink(missing_ok=True)
-        raise FormatError(f"cannot write {target}: {e.strerror or e}") from e
+        raise FormatError(f"cannot write {os.fspath(path)}: {e.strerror or e}") from e
 
 
 def _odd(array: np.ndarray) -> bool:
@@ -92,25 +90,28 @@ def _blob_folder(path: str | os.PathLike[str]) -> Path:
 
 def _read_text(raw: bytes, path: str) -> LirModule:
     blobs: dict[str, np.ndarray] = {}
-    try:
-        for file in sorted(_blob_folder(path).glob("*.npy")):
-            digest, _, name = file.stem.partition(".")
-            array, want = np.load(file, allow_pickle=False), dtype(name).np
-            blobs[digest] = array if array.dtype == want else array.view(want)
-        return parse_module(raw.decode(), blobs)
-    except (OSError, ValueError, RlxError) as e:
-        raise FormatError(f"{path} does not hold a valid plan: {e}") from e
+    for file in sorted(_blob_folder(path).glob("*.npy")):
+        digest, _, name = file.stem.partition(".")
+        with file_boundary(file, "array"):
+            array, want = read_npy(read_plain(file)), dtype(name).np
+        blobs[digest] = array if array.dtype == want else array.view(want)
+    return parse_module(raw.decode(), blobs)
 
 
 def load(path: str | os.PathLike[str]) -> LirModule:
     """Read a program that `save` or `write_text` wrote; it is verified, and its plan checked."""
     name = os.fspath(path)
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as e:
-        raise FormatError(f"cannot read {name}: {e.strerror or e}") from e
-    if raw.startswith(TEXT_MARK):
-        return _read_text(raw, name)
+    with file_boundary(name, "plan"):
+        raw = read_plain(path)
+        try:
+            return _read_text(raw, name) if raw.startswith(TEXT_MARK) else _read_binary(raw, name)
+        except FormatError:
+            raise
+        except RlxError as e:
+            raise FormatError(f"{name} does not hold a valid plan: {e}") from e
+
+
+def _read_binary(raw: bytes, name: str) -> LirModule:
     if len(raw) < _HEAD.size or raw[: len(MAGIC)] != MAGIC:
         raise FormatError(f"{name} is not a plan file; it should begin with the bytes RLXPLAN")
     _, version, digest = _HEAD.unpack_from(raw)
@@ -119,22 +120,30 @@ def load(path: str | os.PathLike[str]) -> LirModule:
     data = raw[_HEAD.size :]
     if hashlib.sha256(data).digest() != digest:
         raise FormatError(f"{name}: its checksum does not match its content; it is damaged or truncated")
-    try:
-        return _module(data)
-    except (ValueError, KeyError, RlxError) as e:
-        raise FormatError(f"{name} does not hold a valid plan: {e}") from e
+    return _module(data)
+
+
+def _members(data: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an archive. `save` packs nothing: members together are no larger than their file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        infos = archive.infolist()
+        if any(i.compress_type != zipfile.ZIP_STORED for i in infos) or (
+            sum(i.file_size for i in infos) > len(data)
+        ):
+            raise FormatError("a plan holds its arrays as they are; this one unpacks to more than its size")
+        return {i.filename.removesuffix(".npy"): read_npy(archive.read(i)) for i in infos}
 
 
 def _module(data: bytes) -> LirModule:
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        text = file["text"].tobytes().decode()
-        tables: dict[str, dict[str, np.ndarray]] = {k: {} for k in ("blob", "derived", "param", "state")}
-        for number, line in enumerate(file["names"].tobytes().decode().splitlines()):
-            of, _, name = line.partition(" ")
-            kind, _, key = name.partition(":")
-            array = file[f"a{number}"]
-            want = dtype(of).np
-            tables[kind][key] = array if array.dtype == want else array.view(want)
+    file = _members(data)
+    text = file["text"].tobytes().decode()
+    tables: dict[str, dict[str, np.ndarray]] = {k: {} for k in ("blob", "derived", "param", "state")}
+    for number, line in enumerate(file["names"].tobytes().decode().splitlines()):
+        of, _, name = line.partition(" ")
+        kind, _, key = name.partition(":")
+        array = file[f"a{number}"]
+        want = dtype(of).np
+        tables[kind][key] = array if array.dtype == want else array.view(want)
     module = parse_module(text, tables["blob"])
     if module.derived is not None:
         module.derived.param_values = tables["derived"]

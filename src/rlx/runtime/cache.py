@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import struct
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlx import config
 from rlx.backend.cpu.generator import generator_version
 from rlx.backend.cpu.jit import llvm_version
 from rlx.backend.cpu.target import Target, host
+from rlx.files import LIKELY_LOCKED, remove_abandoned, replacing, unfinished_files
 from rlx.records import dataclass
 from rlx.runtime.trust import MAC_BYTES, Keyring, keyring
 
@@ -29,7 +29,6 @@ _HEAD = struct.Struct(
     f"<8s32s{MAC_BYTES}sIQ"
 )  # magic, checksum, HMAC, bytes of the label, bytes of the object
 _SUFFIX = ".rlxo"
-_STALE_SECONDS = 3600.0
 
 
 class CacheWarning(UserWarning):
@@ -104,7 +103,8 @@ class ObjectCache:
         path = self._path(label)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write_atomically(path, content)
+            with replacing(path) as file:
+                file.write(content)
             self._unchecked += len(content)
             if self._unchecked > self.limit // 32:
                 self._evict()
@@ -127,18 +127,18 @@ class ObjectCache:
 
     def info(self) -> CacheInfo:
         """Size of the cache, and hits and misses of this process."""
-        entries = self._entries()
+        entries = self._entries() + unfinished_files(self.directory / "objects")
         nbytes = sum(status.st_size for _, status in entries)
         return CacheInfo(
             self.directory, len(entries), nbytes, self.limit, self._hits, self._misses, self._rejected
         )
 
     def clear(self) -> int:
-        """Delete every entry; returns how many there were."""
+        """Delete every entry, and what killed processes left; returns how many files there were."""
         entries = self._entries()
         for path, _ in entries:
             path.unlink(missing_ok=True)
-        return len(entries)
+        return len(entries) + remove_abandoned(self.directory / "objects", LIKELY_LOCKED)
 
     def _path(self, label: bytes) -> Path:
         return self.directory / "objects" / (hashlib.sha256(label).hexdigest() + _SUFFIX)
@@ -189,12 +189,7 @@ class ObjectCache:
                 break
             path.unlink(missing_ok=True)
             size -= status.st_size
-        for path in (self.directory / "objects").glob("*.tmp"):
-            try:
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink(missing_ok=True)
-            except OSError:
-                continue
+        remove_abandoned(self.directory / "objects")
 
 
 def default_cache() -> ObjectCache:
@@ -219,16 +214,3 @@ def _touch(path: Path) -> None:
         os.utime(path)
     except OSError:
         pass
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    import tempfile  # which loads much, and most processes only read
-
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -209,10 +209,12 @@ def _held(file: BinaryIO, start: int, size: int) -> Bytes:
 # -- reading
 
 
-def file_identity(descriptor: int) -> tuple[int, int, int, bytes]:
-    """What differs between files: device, inode, size, and the prefix with its digest of all the rest."""
+def file_identity(descriptor: int, own: bool) -> tuple[Any, ...]:
+    """What differs between files: device, inode, size, the prefix with its digest of all the rest; and, if
+    the file is not in RLX's own cache, where files are touched and unlinked but never changed, its times."""
     status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino, status.st_size, os.pread(descriptor, _PREFIX.size, 0)
+    times = () if own else (status.st_mtime_ns, status.st_ctime_ns)
+    return status.st_dev, status.st_ino, status.st_size, os.pread(descriptor, _PREFIX.size, 0), *times
 
 
 class Container:
@@ -233,7 +235,7 @@ class Container:
             with open_plain(path) as file:
                 self.status = identity(file.fileno())
                 self._open(file)
-                self.identity = file_identity(file.fileno())
+                self.identity = file_identity(file.fileno(), self.is_own)
         except (OSError, MemoryError) as e:
             raise FormatError(f"cannot read {self.path}: {getattr(e, 'strerror', None) or e}") from e
 
@@ -392,6 +394,12 @@ class Container:
             if not self.is_own and identity(file.fileno()) != self.status:
                 raise self.fail("it was changed while it was opened; load it again")
             return digest(_read_blocks(file, self._first, self._size))
+
+    def is_same(self, descriptor: int) -> bool:
+        """Whether an open file, whose times have changed since it was loaded, has the same weights."""
+        with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file, file_boundary(self.path):
+            found = _sha256(_read_blocks(file, self._first, self._size))
+        return found == self.header["array_sha256"]
 
     def check_all(self) -> None:
         """Compare every byte that matters with its SHA-256."""

@@ -125,6 +125,23 @@ class CompiledProgram(Execution):
             "variants": [dict(fixed) for fixed in self._variants.made] if self._variants else [],
         }
 
+    @property
+    def native_share(self) -> str:
+        """In one line, how much of the program runs as native code.
+
+        >>> import rlx
+        >>> g = rlx.Graph("double")
+        >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+        >>> rlx.compile(g).native_share
+        'all of its 1 kernels are native'
+        """
+        facts = self.stats
+        thunks, kernels = facts["host_thunks"], facts["kernels"]
+        if not thunks:
+            return f"all of its {kernels} kernels are native"
+        names = ", ".join(sorted({t["op"] for t in thunks}))
+        return f"{kernels} of its {kernels + len(thunks)} kernels are native; the host computes {names}"
+
     def memory(self, binding: Mapping[str, int] | None = None) -> dict[str, int]:
         """Bytes per space for a binding, before running."""
         plan = self.plan_for(binding or {})

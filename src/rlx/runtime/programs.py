@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import config
 from rlx.errors import FormatError
+from rlx.files import LIKELY_LOCKED, Identity, identity, remove_abandoned, unfinished_files
 from rlx.runtime.artifact import Artifact
 from rlx.runtime.cache import CacheInfo, CacheWarning, ObjectCache
 from rlx.runtime.trust import keyring
@@ -28,7 +29,11 @@ from rlx.runtime.trust import keyring
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
+Known = tuple[str, Identity | None]
+"""A file of a model, and what it was before it was read."""
 DEFAULT_LIMIT = 8 << 30
+STREAMED = "streamed"
+"""Folder of the cache for weights of programs that have no file of their own."""
 _SUFFIX = ".rlx"
 _STORING = "rlx-store"  # the name of threads that store
 _WAIT_SECONDS, _MOST_WAITS = 0.01, 20
@@ -41,8 +46,8 @@ class ProgramStore:
         self.directory = (directory or config.CACHE.get()) / "programs"
         self.limit = limit
 
-    def find(self, model: Path, options: Mapping[str, Any]) -> Artifact | None:
-        """The stored program of a model file as it is now, or None."""
+    def find(self, model: Known, options: Mapping[str, Any]) -> Artifact | None:
+        """The stored program of a model file, or None."""
         path = self._path(model, options)
         wait_until_stored(path)
         try:
@@ -51,7 +56,7 @@ class ProgramStore:
             if path.exists():
                 warnings.warn(f"{e}; the model is compiled again", CacheWarning, stacklevel=3)
             return None
-        if not all(_identity(Path(name)) == identity for name, *identity in _listed(found)):
+        if not all(list(identity(name) or ()) == known for name, *known in _listed(found)):
             return None
         try:
             os.utime(path)  # the entries used least recently go first
@@ -60,13 +65,15 @@ class ProgramStore:
         return found
 
     def put(
-        self, program: CompiledProgram, model: Path, options: Mapping[str, Any], others: Iterable[Path] = ()
+        self, program: CompiledProgram, model: Known, options: Mapping[str, Any], others: Iterable[Known] = ()
     ) -> None:
         """Store a program as it is now, in a thread of its own: its caller need not wait for the disk. What
-        cannot be written costs a warning, never an error."""
+        cannot be written costs a warning, never an error. A program whose model has changed since it was
+        `known` is not stored: it may be made of the old file, the new one, or both."""
         if program.origin is None:
             return
-        files = [[str(path), *(_identity(path) or ())] for path in others]
+        known = [model, *others]
+        files = [[name, *(state or ())] for name, state in known[1:]]
         size = sum(len(m) for m in program.weight_memory.values())
         size += sum(value.nbytes for value in program.param_values.values())
         if size > self.limit // 2:
@@ -76,6 +83,7 @@ class ProgramStore:
         before = list(_storing.values())
         # Folder and key of now: the environment may be another when the thread comes to it.
         cache = ObjectCache(keyring=keyring())
+        check = functools.partial(_check_unchanged, known)
         at_once = "weight_budget" in lir.options  # there is no memory to store and to run at once
 
         def store() -> None:
@@ -85,7 +93,7 @@ class ProgramStore:
                 _let_it_run_first(program)
             for earlier in before:  # in order: the last one is the one to keep if there is no room for all
                 earlier.join()
-            write(path, lir, origin, weights, values, facts={"files": files}, cache=cache)
+            write(path, lir, origin, weights, values, facts={"files": files}, cache=cache, last=check)
             self._evict()
 
         try:
@@ -100,20 +108,25 @@ class ProgramStore:
             wait_until_stored(path)
 
     def info(self) -> CacheInfo:
-        """How many programs there are, and their bytes."""
-        entries = self._entries()
+        """How many programs there are, and their bytes; files that are not finished count."""
+        entries = self._entries() + [f for folder in self._folders for f in unfinished_files(folder)]
         nbytes = sum(status.st_size for _, status in entries)
         return CacheInfo(self.directory, len(entries), nbytes, self.limit, 0, 0, 0)
 
     def clear(self) -> int:
-        """Delete every entry; returns how many there were."""
+        """Delete every entry, and what killed processes left; returns how many files there were."""
         entries = self._entries()
         for path, _ in entries:
             path.unlink(missing_ok=True)
-        return len(entries)
+        return len(entries) + sum(remove_abandoned(folder, LIKELY_LOCKED) for folder in self._folders)
 
-    def _path(self, model: Path, options: Mapping[str, Any]) -> Path:
-        key = json.dumps([_identity(model), options, compiler_version()], sort_keys=True)
+    @property
+    def _folders(self) -> list[Path]:
+        """Where files with weights are written: programs, and weights that are streamed."""
+        return [self.directory, self.directory.parent / STREAMED]
+
+    def _path(self, model: Known, options: Mapping[str, Any]) -> Path:
+        key = json.dumps([model[1], options, compiler_version()], sort_keys=True)
         return self.directory / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
@@ -136,6 +149,8 @@ class ProgramStore:
                 break
             path.unlink(missing_ok=True)
             size -= status.st_size
+        for folder in self._folders:
+            remove_abandoned(folder)
 
 
 def _let_it_run_first(program: CompiledProgram) -> None:
@@ -172,13 +187,11 @@ def _not_stored(e: Exception) -> None:
     warnings.warn(f"the compiled model was not stored: {e}", CacheWarning, stacklevel=4)
 
 
-def _identity(path: Path) -> list[int] | None:
-    """What changes when a file does: device, inode, size, time of change. None if it is not there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+def _check_unchanged(known: Iterable[Known]) -> None:
+    """The last look before a file gets its name: everything that was read is as it was before."""
+    for name, state in known:
+        if state is None or identity(name) != state:
+            raise FormatError(f"{name} has changed while it was compiled; load it again")
 
 
 def _listed(found: Artifact) -> list[list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,10 +74,12 @@ def write(
     targets: Sequence[str] = (),
     facts: Mapping[str, Any] | None = None,
     cache: ObjectCache | None = None,
+    last: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a program; its weights are arrays, their bytes, or lazy arrays, by node id.
 
-    Code comes from `cache` and is signed with its key."""
+    Code comes from `cache` and is signed with its key. `last` is called when everything has been read and
+    written; if it raises, there is no file."""
     cache = cache or default_cache()
     source = origin.graph()
     arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
@@ -93,6 +95,7 @@ def write(
     tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
 
     def seal(header: dict[str, Any]) -> None:
+        last()
         for number, variant in enumerate(header["variants"]):
             variant["mac"] = cache.ring().sign(signed_bytes(header, number)).hex()
 

@@ -12,12 +12,10 @@ There is one ring per program, whatever the number of sizes it runs with: runs o
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +24,14 @@ from rlx import config
 from rlx.driver.copy import CopyStats
 from rlx.driver.region import FileMemory
 from rlx.errors import CopyError, FormatError, UnsupportedError
+from rlx.files import remove_abandoned, unfinished_name
 from rlx.ir.lir import LAST_PART, LirBufferPlan, LirModule, Point
 from rlx.ir.op import Role
 from rlx.runtime import container
 from rlx.runtime.container import Container, file_identity
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import allocate
+from rlx.runtime.programs import STREAMED
 from rlx.runtime.reader import Fill, Reader
 from rlx.runtime.weights import Gate, Weights
 
@@ -82,8 +82,9 @@ class StreamedWeights(Weights):
         super().__init__(lir, values, {})
         self._file, self._numbers = file, dict(numbers)
         self._source = FileMemory(file.path)
-        if file_identity(self._source.descriptor) != file.identity:
+        if file_identity(self._source.descriptor, file.is_own) != file.identity:
             raise FormatError(f"{file.path} was replaced while it was opened; load it again")
+        self._known = file.identity
         plan = self._plan = lir.planner.plan()
         self._fetches = plan.fetches
         self._lock = threading.Lock()
@@ -176,10 +177,15 @@ class StreamedWeights(Weights):
             return time.perf_counter() - began
 
     def _check_unchanged(self) -> None:
-        known, now = self._file.identity, file_identity(self._source.descriptor)
-        if now != known:
-            what = "was written to" if now[2] == known[2] else f"has {now[2]} bytes instead of {known[2]}"
+        """The file must be what was loaded. One that was touched, renamed or unlinked is hashed once."""
+        now = file_identity(self._source.descriptor, self._file.is_own)
+        if now == self._known:
+            return
+        size, known = now[2], self._known[2]
+        if now[:4] != self._known[:4] or not self._file.is_same(self._source.descriptor):
+            what = "was written to" if size == known else f"has {size} bytes instead of {known}"
             raise FormatError(f"{self._file.path} {what} since it was opened; restore it, or load it again")
+        self._known = now
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -258,15 +264,15 @@ def streamed(lir: LirModule, origin: Origin, path: str | os.PathLike[str] | None
         write(path, lir, origin, weights, values)
         file = Container(path)
         return streamed_weights(lir, values, file, file.header["variants"][0]["weights"])
-    folder = config.CACHE.get() / "streamed"
+    folder = config.CACHE.get() / STREAMED
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(".weights", dir=folder)
-        os.close(descriptor)
     except OSError as e:
         raise FormatError(f"cannot write weights to {folder}: {e.strerror or e}; set RLX_CACHE") from e
+    remove_abandoned(folder)
+    name = unfinished_name(folder / "weights")
     try:
         container.write(name, {}, {}, list(weights.values()))
         return streamed_weights(lir, values, Container(name), zip(weights, range(len(weights)), strict=True))
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ Images are gray, colour or have a palette, with 8 or 16 bits, and are not interl
 
 from __future__ import annotations
 
+import os
 import struct
 import wave
 import zlib
@@ -13,22 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from rlx.errors import FormatError
+from rlx.files import file_boundary, open_plain, read_plain
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # colour type -> samples per pixel
 _MOST_PIXELS = 1 << 28
+_MOST_RATIO = 1032  # to which zlib can pack bytes
 
 
 def read_png(path: Path) -> np.ndarray:
     """Pixels as u8[height, width, channels] with 1 (gray) or 3 (RGB) channels; transparency is dropped."""
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise FormatError(f"cannot read {path}: {e.strerror or e}") from e
-    try:
-        return _decode(data)
-    except (struct.error, zlib.error, ValueError, IndexError, KeyError) as e:
-        raise FormatError(f"{path} is not a PNG image that RLX reads: {e}") from e
+    with file_boundary(path, "PNG image"):
+        return _decode(read_plain(path))
 
 
 def _decode(data: bytes) -> np.ndarray:
@@ -53,7 +50,10 @@ def _decode(data: bytes) -> np.ndarray:
     if not 0 < width * height <= _MOST_PIXELS:
         raise ValueError(f"{width} x {height} pixels")
     pixel = _CHANNELS[colour] * bits // 8
-    raw = zlib.decompressobj().decompress(packed, height * (1 + width * pixel))
+    size = height * (1 + width * pixel)
+    if size > _MOST_RATIO * (len(packed) + 1):  # before room is made for it
+        raise ValueError(f"{width} x {height} pixels cannot be in {len(packed)} bytes")
+    raw = zlib.decompressobj().decompress(packed, size)
     rows = np.frombuffer(raw, np.uint8).reshape(height, 1 + width * pixel)
     pixels = _unfiltered(rows, pixel).reshape(height, width, pixel)[:, :, :: bits // 8]
     if colour == 3:
@@ -95,16 +95,13 @@ def _from_both(line: np.ndarray, above: np.ndarray, pixel: int, kind: int) -> No
 
 def read_wav(path: Path) -> np.ndarray:
     """Samples as f32 in -1..1, channels averaged."""
-    try:
-        with wave.open(str(path), "rb") as file:
-            width, channels = file.getsampwidth(), file.getnchannels()
-            raw = file.readframes(file.getnframes())
-    except (OSError, EOFError, wave.Error) as e:
-        why = str(e) or "it ends too early"
-        raise FormatError(f"{path} is not a WAV sound that RLX reads: {why}") from e
-    kinds = {1: ("u1", 128, 128), 2: ("<i2", 0, 32768), 4: ("<i4", 0, 2**31)}  # dtype, silence, full scale
-    if width not in kinds:
-        raise FormatError(f"{path} has {8 * width} bits per sample; RLX reads 8, 16 and 32")
-    kind, zero, scale = kinds[width]
-    samples = (np.frombuffer(raw, kind).astype(np.float64) - zero) / scale
-    return samples.reshape(-1, channels).mean(axis=1).astype(np.float32)
+    with file_boundary(path, "WAV sound"), open_plain(path) as plain, wave.open(plain, "rb") as file:
+        width, channels = file.getsampwidth(), file.getnchannels()
+        raw = file.readframes(min(file.getnframes(), os.fstat(plain.fileno()).st_size))
+        kinds = {1: ("u1", 128, 128), 2: ("<i2", 0, 32768), 4: ("<i4", 0, 2**31)}  # dtype, silence, scale
+        if width not in kinds:
+            raise FormatError(f"{path} has {8 * width} bits per sample; RLX reads 8, 16 and 32")
+        kind, zero, scale = kinds[width]
+        whole = len(raw) // (width * channels) * (width * channels)
+        samples = (np.frombuffer(raw[:whole], kind).astype(np.float64) - zero) / scale
+        return samples.reshape(-1, channels).mean(axis=1).astype(np.float32)

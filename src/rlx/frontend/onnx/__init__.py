@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.errors import ImportError_
+from rlx.files import file_boundary
 from rlx.ir.graph import Graph
 
 
@@ -34,7 +36,9 @@ def from_onnx(
     from rlx.frontend.onnx.importer import import_model
     from rlx.frontend.onnx.value import HostOutput
 
-    imported = import_model(model, values, shapes)
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "the model"
+    with file_boundary(name, "ONNX model"):
+        imported = import_model(model, values, shapes)
     for name, place in imported.outputs.items():
         if not isinstance(place, str) and not (isinstance(place, HostOutput) and place.is_numbers):
             raise ImportError_(

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rlx.files import open_plain
+
 LEAST_BYTES = 32768
 """Data of a tensor from which it stays in the file."""
 IDENTITY = "rlx.identity"
@@ -41,7 +43,7 @@ def read_light(path: Path) -> bytes | None:
     to another folder, a damaged file, another kind of file."""
     if path.resolve().parent != path.parent.resolve():  # data of tensors lies beside a model
         return None
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         status = os.fstat(file.fileno())
         if not status.st_size:
             return None
@@ -54,7 +56,7 @@ def read_light(path: Path) -> bytes | None:
 
 def identity(status: os.stat_result) -> str:
     """What changes when a file does."""
-    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def _model(data: mmap.mmap, location: str, known: str) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import ImportError_, UnsupportedError, how_to_install
+from rlx.files import read_plain
 from rlx.frontend.kinds import ONNX_BYTES, START, is_onnx_object, what_else
 from rlx.frontend.onnx.light import IDENTITY, read_light
 
@@ -42,7 +43,7 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
         raise ImportError_(f"from_onnx takes {kinds}, not {type(source).__name__}")
     path = Path(source)
     try:
-        data = read_light(path) or path.read_bytes()
+        data = read_light(path) or read_plain(path)
     except OSError as e:
         raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
     return _parsed(data, f"the file {str(path)!r}"), path.parent

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ImportError_
+from rlx.files import open_plain
 from rlx.frontend.onnx.light import IDENTITY, identity
 from rlx.ir.dtype import DType, dtype, unpack
 
@@ -115,7 +117,7 @@ def _typed_field(tensor: Any, kind: DType, count: int) -> np.ndarray:
 
 
 def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
-    """Bytes of a tensor that lie in a file beside the model, mapped rather than read."""
+    """Bytes of a tensor that lie in a file beside the model. They are read: a mapped file may be cut."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
@@ -126,20 +128,35 @@ def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
     path = (folder / location).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ImportError_(f"tensor {tensor.name!r} points outside the folder of the model: {location!r}")
-    offset = int(entries.get("offset", 0) or 0)
-    length = int(entries.get("length", nbytes) or nbytes)
+    offset, length = (_whole(tensor, entries, key) for key in ("offset", "length"))
+    length = length or nbytes
     if not path.is_file():
         raise ImportError_(f"tensor {tensor.name!r} needs the file {str(path)!r}, which is not there")
     if IDENTITY in entries:  # the model's own file
         if entries[IDENTITY] != identity(path.stat()):
             raise ImportError_(f"the file {str(path)!r} has changed while it was read; load it again")
-        return np.memmap(path, np.uint8, "r", offset, (length,))
+        return _read(path, offset, length)
     if length != nbytes or offset < 0 or path.stat().st_size < offset + nbytes:
         raise ImportError_(
             f"tensor {tensor.name!r} takes {nbytes} bytes at {offset} of {str(path)!r}, which has "
             f"{path.stat().st_size} bytes and an entry of {length}; the files do not belong together"
         )
-    return np.memmap(path, np.uint8, "r", offset, (nbytes,)) if nbytes else b""
+    return _read(path, offset, nbytes)
+
+
+def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
+    with open_plain(path) as file:
+        if os.fstat(file.fileno()).st_size < offset + nbytes:  # before room is made for it
+            raise ImportError_(f"the file {str(path)!r} ends before byte {offset + nbytes}; it was truncated")
+        file.seek(offset)
+        return np.fromfile(file, np.uint8, nbytes)
+
+
+def _whole(tensor: Any, entries: dict[str, str], key: str) -> int:
+    text = entries.get(key) or "0"
+    if not text.isdecimal() or len(text) > 20:
+        raise ImportError_(f"tensor {tensor.name!r} has {key} {text[:40]!r}, which is not a number of bytes")
+    return int(text)
 
 
 def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
