@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 from rlx.ir.dtype import ALL_DTYPES
-from rlx.ir.op import all_ops
+from rlx.ir.op import Op, all_ops
 
 NUMBER = re.compile(r"(?<![\w.%])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")
 ATTRIBUTES = re.compile(r"(?<=\{)(?:\w+=[^{}\n]*)(?=\})")
@@ -104,3 +105,91 @@ def mutated(text: str, chance: random.Random) -> str:
             break
         new = change_number(text, chance)
     return new
+
+
+# -- attributes of one op, one after the other
+
+
+def attribute_of(op: Op, text: str, number: int, chance: random.Random) -> str:
+    """The text of a graph in which one attribute of `op` has another value; the numbers go through all of its
+    attributes, those too that have their default and are not written.
+
+    >>> text = 'graph "g" { %1 = sum(%0) {axis=(0,)} : f32[] }'
+    >>> attribute_of(next(o for o in all_ops() if o.name == "sum"), text, 0, random.Random(1))
+    'graph "g" { %1 = sum(%0) {axis=(-1,)} : f32[] }'
+    """
+    place = re.search(rf"= {re.escape(op.name)}\([^)]*\)( \{{)?", text)
+    if place is None or not op.attrs:
+        return mutated(text, chance)
+    name = list(op.attrs)[number % len(op.attrs)]
+    if place[1] is None:
+        written, start, end = dict[str, str](), place.end(), place.end()
+    else:
+        start, end = place.end() - 2, _closing(text, place.end() - 1)
+        written = dict(part.strip().split("=", 1) for part in _split(text[place.end() : end - 1]))
+    # A type that is written fixes what the op gives: without it, only the op itself can refuse.
+    rest = re.sub(r"\A : [^\n@{}]*", "", text[end:]) if chance.random() < 0.7 else text[end:]
+    written[name] = other_value(written.get(name) or value_text(op.attrs[name].default), chance)
+    inner = ", ".join(f"{k}={v}" for k, v in written.items())
+    return f"{text[:start].rstrip()} {{{inner}}}{rest}"
+
+
+def value_text(value: Any) -> str:
+    """An attribute as graphs are written; where there is none, something to start from."""
+    if isinstance(value, (tuple, list)):
+        return "(" + "".join(f"{value_text(v)}, " for v in value) + ")"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return {True: "true", False: "false", None: "none"}.get(value, str(value)) if _plain(value) else "1"
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def other_value(text: str, chance: random.Random) -> str:
+    """A value of the same kind, now and then of another one."""
+    kind = chance.random()
+    if kind < 0.08:
+        return chance.choice(('"x"', "none", "true", "(1, 2)", "()", "f32", "{n}", "-1", "3"))
+    if text in ("true", "false"):
+        return {"true": "false", "false": "true"}[text]
+    if text == "none":
+        return chance.choice(("0", "1", "-1", "(0,)", '"x"', "2.5"))
+    if text.startswith("(") and kind < 0.25:
+        items = _split(text[1:-1])
+        if items and chance.random() < 0.5:
+            del items[chance.randrange(len(items))]
+        else:
+            items.insert(chance.randrange(len(items) + 1), chance.choice([*items, "1"]))
+        return "(" + "".join(f"{i.strip()}, " for i in items) + ")"
+    changed = change_number(text, chance)
+    return changed if changed != text else change_word(text, chance)
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a list at its commas, those inside brackets and texts excepted."""
+    parts, depth, start, quoted = list[str](), 0, 0, False
+    for at, c in enumerate(text):
+        if c == '"' and text[at - 1 : at] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (c in "([{") - (c in ")]}")
+            if c == "," and not depth:
+                parts.append(text[start:at])
+                start = at + 1
+    return [p for p in (*parts, text[start:]) if p.strip()]
+
+
+def _closing(text: str, at: int) -> int:
+    """Behind the brace that closes the one at a place."""
+    depth, quoted = 0, False
+    while True:
+        c = text[at]
+        if c == '"' and text[at - 1] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (c == "{") - (c == "}")
+        at += 1
+        if not depth:
+            return at

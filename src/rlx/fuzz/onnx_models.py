@@ -75,7 +75,8 @@ def _change(model: Any, chance: random.Random) -> None:
 
 def _number(n: int, chance: random.Random) -> int:
     near = (n + 1, n - 1, n * 2, -n, 0, 1, -1, 2, 7, 64)
-    return chance.choice((*near, *near, *(m for m in LARGE if m < 2**63)))
+    drawn = chance.choice((*near, *near, *(m for m in LARGE if m < 2**63)))
+    return max(-(2**63), min(drawn, 2**63 - 1))
 
 
 def _change_attribute(attribute: Any, chance: random.Random) -> None:
