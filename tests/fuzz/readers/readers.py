@@ -28,7 +28,6 @@ from rlx.plan import files as plans
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact
 
-CORPUS = Path(__file__).parent / "corpus"
 _FOLDER = tempfile.TemporaryDirectory(prefix="rlx-readers-")
 END = b"\n--\n"
 """Between the header and the rest of a container or a graph file; the prefix is made anew."""
