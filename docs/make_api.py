@@ -26,6 +26,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "compile",
             "from_onnx",
             "Session",
+            "Options",
             "Graph",
             "jit",
             "grad",

@@ -43,7 +43,7 @@ class Emission:
 
 def emit(label: str, graph: Graph, target: Target) -> Emission:
     """Plan a graph and write its kernels; LLVM is not asked."""
-    lir = plan(graph, target.name)
+    lir = plan(graph, target=target.name)
     return Emission(label, target, lir, build_kernels(lir, target, view_layouts(lir.mir)))
 
 

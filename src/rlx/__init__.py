@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlx import errors
-from rlx.compile import compile, lower, optimize
+from rlx.compile import compile
 from rlx.config import VERSION
+from rlx.options import Options
 from rlx.session import Session, load
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from rlx.functions import grad, jit, jvp, value_and_grad, vmap
     from rlx.ir.graph import Graph
     from rlx.ir.tree import register_pytree
+    from rlx.lowering import lower, optimize
     from rlx.ops.custom import register_op
 
 __version__ = VERSION
 
 __all__ = [
     "Graph",
+    "Options",
     "Session",
     "compile",
     "cost",
@@ -51,6 +54,8 @@ _HOMES = {
     "grad": "rlx.functions",
     "jit": "rlx.functions",
     "jvp": "rlx.functions",
+    "lower": "rlx.lowering",
+    "optimize": "rlx.lowering",
     "register_op": "rlx.ops.custom",
     "register_pytree": "rlx.ir.tree",
     "value_and_grad": "rlx.functions",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from rlx.errors import GradientError, TransformError
 from rlx.frontend.arguments import check_call, need_function, place_of
@@ -17,17 +17,19 @@ from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import get_op
 from rlx.ir.rewrite import inline
 from rlx.ir.tree import flatten, unflatten
-from rlx.jitted import Dynamic, Jit, check_options
+from rlx.jitted import Dynamic, Jit
+from rlx.options import CompileOptions, Options, shows_options
 from rlx.transform.grad import backward, is_differentiable_dtype, jvp_graph, ones_like, zeros_like
 from rlx.transform.vmap import batch_graph
 
 
+@shows_options
 def jit(
     function: Callable[..., Any] | None = None,
     *,
     static: int | str | Sequence[int | str] = (),
     dynamic: Dynamic = False,
-    **options: Any,
+    **options: Unpack[CompileOptions],
 ) -> Any:
     """Compile a Python function on arrays; options are those of rlx.compile.
 
@@ -49,7 +51,7 @@ def jit(
     >>> f(np.zeros((1, 3), np.float32), np.zeros((3, 2), np.float32))
     array([[0.5, 0.5]], dtype=float32)
     """
-    check_options(options)
+    Options.of(None, options, "jit", more=("static", "dynamic"))  # refused at once, not with the first call
     if function is None:
         return lambda f: jit(f, static=static, dynamic=dynamic, **options)
     need_function(function, "rlx.jit")

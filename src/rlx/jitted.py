@@ -13,8 +13,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
-from difflib import get_close_matches
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from rlx.ir.size_choice import CHOICES, Choice, NumberNeeded, SizeChoices
 from rlx.ir.tree import Tree, flatten, leaf_paths, unflatten
 from rlx.ir.types import TensorType
 from rlx.ir.weak import NUMBERS, check_ranges, default
+from rlx.options import Options
 from rlx.records import dataclass
 
 MAX_PROGRAMS = 16
@@ -118,7 +118,7 @@ class Jit:
         **options: Any,
     ) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.options = function, options
+        self.function, self.options = function, Options.of(None, options, "jit")
         self._static_places, self._static_names = _static_arguments(function, static)
         self._dynamic = _Symbols(function, dynamic)
         self._signatures: dict[Any, _Signature] = {}
@@ -196,12 +196,12 @@ class Jit:
     def _whole_shapes(self, arrays: Sequence[np.ndarray]) -> Shapes:
         """Shapes of the arguments; of those that are cut among ranks, the shapes of the whole."""
         shapes = [a.shape for a in arrays]
-        for name, placements in (self.options.get("shardings") or {}).items():
+        for name, placements in (self.options.shardings or {}).items():
             number = int(name.removeprefix("arg")) if re.fullmatch(r"arg\d+", name) else len(shapes)
             for axis, placement in placements.items() if number < len(shapes) else ():
                 if isinstance(placement, Shard) and placement.dim < len(shapes[number]):
                     whole = list(shapes[number])
-                    whole[placement.dim] *= self.options["mesh"].axes.get(axis, 1)
+                    whole[placement.dim] *= self.options.mesh.axes.get(axis, 1) if self.options.mesh else 1
                     shapes[number] = tuple(whole)
         return tuple(shapes)
 
@@ -275,7 +275,7 @@ class Jit:
             return None
         finally:
             CHOICES.reset(token)
-        guards = () if self.options.get("mesh") else program.graph.constraints
+        guards = () if self.options.mesh else program.graph.constraints
         variant = _Variant(trace, program, guards, shapes, choices.made)
         if variant.serves(call.shapes):
             return variant
@@ -311,22 +311,21 @@ class Jit:
 
         if not trace.graph.outputs:
             raise TransformError(f"{place_of(self.function)} returns no array; return at least one")
-        options = dict(self.options)
-        known = trace.graph.symbols()
-        if options.get("assume") is not None:
-            options["assume"] = {n: size for n, size in options["assume"].items() if n in known}
-        elif options.get("budget") is not None:  # what is done to fit it depends on sizes: those of this call
-            options["assume"] = sizes_of(trace.graph, shapes)
+        options, known = self.options, trace.graph.symbols()
+        if options.assume is not None:
+            options = replace(options, assume={n: size for n, size in options.assume.items() if n in known})
+        elif options.budget is not None:  # what is done to fit it depends on sizes: those of this call
+            options = replace(options, assume=sizes_of(trace.graph, shapes))
         token = READER.set(None)  # of a function around this one, which asks about other sizes
         try:
-            return compile(trace.graph, **options)
+            return compile(trace.graph, options)
         finally:
             READER.reset(token)
 
     def _within_budget(self, signature: _Signature, variant: _Variant, shapes: Shapes) -> _Variant:
         """The variant; where these sizes take more than its budget, one that is made to fit them, which takes
         its place, or the refusal that they get."""
-        if variant.shapes is not None or self.options.get("budget") is None or "assume" in self.options:
+        if variant.shapes is not None or self.options.budget is None or self.options.assume is not None:
             return variant
         sizes = sizes_of(variant.trace.graph, shapes)
         assert sizes is not None, "the variant serves this call"
@@ -420,21 +419,6 @@ def _argument_names(function: Callable[..., Any]) -> dict[int, str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters_of(function) if p.kind in kinds]
     return dict(enumerate(names))
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that `rlx.compile` does not have: at once, not with the first call."""
-    from rlx.compile import compile
-
-    known = [name for name in inspect.signature(compile).parameters if name != "graph"]
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, [*known, "static", "dynamic"], n=1, cutoff=0.75)
-            instead = f"did you mean {near[0]}? It" if near else "it"
-            raise ConfigError(
-                f"jit: unknown option {name!r}; {instead} takes static, dynamic and those of rlx.compile: "
-                + ", ".join(known)
-            )
 
 
 def _static_arguments(

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rlx import config, progress
 from rlx.collector import collector_paused
@@ -19,6 +19,7 @@ from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, FormatError, ImportError_, UnsupportedError
 from rlx.files import file_boundary, identity, open_plain, read_plain
 from rlx.frontend.kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
+from rlx.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -34,11 +35,9 @@ if TYPE_CHECKING:
 # compiled before needs none of them.
 
 ZOO_PREFIX = "zoo:"
-_RUN_TIME_OPTIONS = ("threads", "debug", "cache")
-_KEY_OPTIONS = ("device", "target", "precision", "assume", "budget", "weight_budget")
-"""What a stored program is known by, beside its file; with other options a model is compiled each time."""
 
 
+@shows_options
 @reports_crashes
 @collector_paused()
 def load(
@@ -49,17 +48,16 @@ def load(
     trust_native: bool = False,
     custom: Collection[str] = (),
     strict: bool = False,
-    **options: Any,
+    **given: Unpack[LoadOptions],
 ) -> CompiledProgram:
     """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
 
     `model` is the path of an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.serialize` wrote it, or
     `zoo:ID`; or an ONNX model in memory: a ModelProto, its bytes, or the ONNXProgram of `torch.onnx.export`.
-    `options` are those of `rlx.compile`; `shapes` replaces declared shapes of an ONNX model. `states` names
-    inputs that take an output of the run before, as in {"state": "stateN"}: they become states. A
-    compiled model is kept in the cache, and loaded from there while the file does not change (`cache=False`:
-    neither). What `save` of a sharded program wrote is loaded on as many ranks. A `weight_budget`, like
-    "200MiB", keeps weights that exceed it in the file and reads them ahead of the kernels that need them.
+    `shapes` replaces declared shapes of an ONNX model. `states` names inputs that take an output of the run
+    before, as in {"state": "stateN"}: they become states. The other options are the fields of `rlx.Options`.
+    A compiled model is kept in the cache, and loaded from there while the file does not change
+    (`cache=False`: neither). What `save` of a sharded program wrote is loaded on as many ranks.
     `trust_native` runs the code of a `.rlx` file whoever signed it; a file that this user did not sign is
     else compiled again from the graph in it. `custom` names the ops of `rlx.register_op` that a file may
     call; without, it calls none. How much of the program is native is logged in one line (logger "rlx"); with
@@ -76,17 +74,18 @@ def load(
     ...     rlx.load(file)(np.ones(2, np.float32))
     array([2., 2.], dtype=float32)
     """
+    chosen = Options.of(None, given, "rlx.load")
     if isinstance(model, ONNX_BYTES) or is_onnx_object(model):
         from rlx.frontend.onnx import from_onnx
 
-        program = _compile(from_onnx(model, shapes=shapes, states=states), options)
+        program = _compile(from_onnx(model, shapes=shapes, states=states), chosen)
         return _judged(program, "the model", strict)
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
         got = repr(model) if isinstance(model, str) else f"a value of type {type(model).__name__}"
         raise ConfigError(
             f"rlx.load takes the path of a model, zoo:ID or an ONNX model, not {got}{instead_of(model)}"
         )
-    program = _loaded(os.fspath(model), shapes, states, trust_native, custom, options)
+    program = _loaded(os.fspath(model), shapes, states, trust_native, custom, {**given})
     return _judged(program, os.fspath(model), strict)
 
 
@@ -108,8 +107,6 @@ def _loaded(
     custom: Collection[str],
     options: dict[str, Any],
 ) -> CompiledProgram:
-    if options.get("weight_budget") is not None:
-        options["weight_budget"] = config.parse_bytes(options["weight_budget"], "weight_budget")
     if name.startswith(ZOO_PREFIX):
         return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, states, options)
     path = Path(name)
@@ -143,20 +140,21 @@ class Session:
     array([2., 2.], dtype=float32)
     """
 
-    def __init__(self, device: str = "cpu", **options: Any) -> None:
-        self.device, self.options = device, options
+    @shows_options
+    def __init__(self, options: Options | None = None, **given: Unpack[CompileOptions]) -> None:
+        self.options = Options.of(options, given, "rlx.Session")
 
     def __repr__(self) -> str:
-        given = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        return f"<session device={self.device!r}{given}>"
+        shown = {"device": self.options.device, **self.options.changed()}
+        return f"<session {', '.join(f'{name}={value!r}' for name, value in shown.items())}>"
 
-    def compile(self, graph: Any, **options: Any) -> CompiledProgram:
+    def compile(self, graph: Any, **given: Unpack[CompileOptions]) -> CompiledProgram:
         """`rlx.compile` with the options of the session; those given here win."""
-        return _compile(graph, {"device": self.device, **self.options, **options})
+        return _compile(graph, Options.of(self.options, given))
 
-    def load(self, model: Any, **options: Any) -> CompiledProgram:
-        """`rlx.load` with the options of the session."""
-        return load(model, **{"device": self.device, **self.options, **options})
+    def load(self, model: Any, **given: Any) -> CompiledProgram:
+        """`rlx.load` with the options of the session; those given here win."""
+        return load(model, **{**self.options.changed(), **given})
 
 
 def restore(data: bytes, target: str, threads: int, debug: str | None) -> CompiledProgram:
@@ -180,7 +178,7 @@ def restore(data: bytes, target: str, threads: int, debug: str | None) -> Compil
         if number is not None and file.is_trusted(number):
             program = _open(file, number, options)
         else:
-            program = _compile(file.source(None), {**file.planned_with(0), **options})
+            program = _compile(file.source(None), Options.of(None, {**file.planned_with(0, KEPT), **options}))
             _note_that_it_was_compiled(program, file, number, f"the pickled program {file.name!r}")
     except BaseException:
         remove()
@@ -275,10 +273,10 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
-def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledProgram:
+def _compile(graph: Graph, options: Options) -> CompiledProgram:
     from rlx.compile import compile
 
-    program: CompiledProgram = compile(graph, **options)
+    program: CompiledProgram = compile(graph, options)
     return program
 
 
@@ -337,18 +335,15 @@ def _stored(
     custom: Collection[str] = (),
 ) -> CompiledProgram:
     """The program of a model file: from the store, or compiled and stored."""
-    special = any(options[k] for k in options.keys() - {*_KEY_OPTIONS, *_RUN_TIME_OPTIONS})
-    on_host = options.get("device", "cpu") == "cpu"  # files hold host programs
-    if special or not on_host or not options.get("cache", True):
-        return _compile(_imported(import_, states)[0], options)
-    from rlx.backend.cpu.target import host, resolve
+    chosen = Options.of(None, options)
+    on_host = chosen.device == "cpu"  # files hold host programs
+    if not chosen.is_storable() or not on_host or not chosen.cache:
+        return _compile(_imported(import_, states)[0], chosen)
+    from rlx.backend.cpu.target import resolve
     from rlx.runtime.programs import ProgramStore
 
-    target = resolve(options.get("target") or config.TARGET.get())
-    key = {k: v for k, v in options.items() if k in _KEY_OPTIONS}
-    key = {**key, "target": target.name, "shapes": None if shapes is None else repr(sorted(shapes.items()))}
-    # Of the environment, these too decide about a program.
-    key |= {"host": host().name, "winograd": config.WINOGRAD.get()}
+    key = {**chosen.key(), "shapes": None if shapes is None else repr(sorted(shapes.items()))}
+    target = resolve(key["target"])
     if states:
         key["states"] = dict(states)
     if custom:
@@ -361,7 +356,7 @@ def _stored(
         return _open(found, number, options)
     progress.info("importing %s", model[0])
     graph, others = _imported(import_, states)
-    program = _compile(graph, options)
+    program = _compile(graph, chosen)
     store.put(program, model, key, others)
     return program
 
@@ -379,7 +374,7 @@ def _from_artifact(
 
     file = Artifact(path)
     progress.info("opening %s", path)
-    known = {*_RUN_TIME_OPTIONS, "target", "device", "weight_budget"}
+    known = {name for name in FIELDS if role(name) is Role.RUN} | {"target", "device", "weight_budget"}
     if "ranks" in file.facts:
         known = known - {"device", "weight_budget"} | {"transport"}
     fixed = sorted(options.keys() - known)
@@ -388,11 +383,11 @@ def _from_artifact(
     if "ranks" in file.facts:
         return _of_one_rank(file, trust_native, custom, options)
     if options.get("device", "cpu") != "cpu":
-        return _compile(file.source(custom), options)
-    number = file.find(resolve(options.get("target") or config.TARGET.get()))
+        return _compile(file.source(custom), Options.of(None, options))
+    number = file.find(resolve(Options.of(None, options).settled().target))
     if number is not None and (trust_native or file.is_trusted(number)):
         return _open(file, number, options)
-    planned = {} if number is None else file.planned_with(number)
+    planned = {} if number is None else file.planned_with(number, KEPT)
     model = str(path), file.container.status  # of the file that was opened, whatever has its name now
     program = _stored(model, None, None, planned | options, lambda: (file.source(custom), ()), custom)
     _note_that_it_was_compiled(program, file, number)
@@ -424,12 +419,13 @@ def _of_one_rank(
     from rlx.dist.stored import StoredRank
 
     stored = StoredRank(file, options.pop("transport", None))
-    number = file.find(resolve(options.get("target") or config.TARGET.get()))
+    number = file.find(resolve(Options.of(None, options).settled().target))
     if number is not None and (trust_native or file.is_trusted(number)):
         return _open(file, number, options, stored.make())
     source = file.source(custom)
-    planned = {} if number is None else file.planned_with(number)
-    program = _compile(source, {**planned, **options, "mesh": stored.mesh, "transport": stored.transport})
+    planned = {} if number is None else file.planned_with(number, KEPT)
+    of_rank = {**planned, **options, "mesh": stored.mesh, "transport": stored.transport}
+    program = _compile(source, Options.of(None, of_rank))
     program.sharded = stored.sharded(source)  # type: ignore[attr-defined]
     _note_that_it_was_compiled(program, file, number)
     return program
@@ -443,10 +439,8 @@ def _open(
 ) -> CompiledProgram:
     from rlx.runtime.artifact import Origin
 
-    threads = config.thread_count(options.get("threads"))
-    debug = options.get("debug") or config.DEBUG.get()
-    budget = options.get("weight_budget")
-    program = file.program(number, threads, debug, budget, make)
+    chosen = Options.of(None, options).settled()
+    program = file.program(number, chosen.threads, chosen.debug, chosen.weight_budget, make)
     lir = program.lir  # not the program: one that holds itself would keep its memory when it is dropped
     source = functools.partial(file.source, None)  # this user's own: it calls what it was saved with
     program.origin = Origin(source, lambda graph, target: _plan(graph, target, lir))
@@ -457,4 +451,5 @@ def _plan(graph: Graph, target: str, stored: LirModule) -> Any:
     """The graph of a stored program, planned for another target at the sizes that were assumed then."""
     from rlx.compile import plan
 
-    return plan(graph, target, stored.planner.binding, **stored.options)
+    with_sizes = {"target": target, "assume": stored.planner.binding}
+    return plan(graph, Options.of(None, {**stored.options, **with_sizes}))

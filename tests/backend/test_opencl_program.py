@@ -154,7 +154,7 @@ def test_floats_become_integers_by_saturation() -> None:
 
 def test_a_device_without_f64_says_so_and_the_host_computes() -> None:
     g = unary("f64", (4,), lambda v: ops.exp(v))
-    lir = plan(g, "opencl-no-f64", device="opencl")
+    lir = plan(g, target="opencl-no-f64", device="opencl")
     (thunk,) = build_kernels(lir, OpenCLTarget(float64=False)).thunks.values()
     assert thunk.why == "dtype f64 needs cl_khr_fp64, which this OpenCL device has not"
     program = compiled(g, target="opencl-no-f64")

@@ -64,8 +64,8 @@ def told(error: InternalError, inside: str) -> str:
 @pytest.mark.parametrize(
     ("place", "inside"),
     [
-        ("rlx.passes.simplify.simplify_rules", "optimize"),
-        ("rlx.transform.expand.expand_graph", "lower"),
+        ("rlx.lowering.simplify_rules", "optimize"),
+        ("rlx.lowering.expand_graph", "lower"),
         ("rlx.plan.build.Planner.plan", "plan"),
         ("rlx.backend.cpu.build.emit_kernel", "compile"),  # in the thread that makes native code
     ],

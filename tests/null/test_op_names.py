@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "rlx"
 
-# The ops themselves, and the registry that finds them by name.
-MAY_KNOW_NAMES = ("ops/", "ir/op.py")
+# The ops themselves, the registry that finds them by name, and a translator of names into those of ONNX.
+MAY_KNOW_NAMES = ("ops/", "ir/op.py", "fuzz/to_onnx.py")
 
 
 def is_op(node: ast.expr) -> bool:

@@ -11,7 +11,8 @@ import pytest
 import rlx
 from measured import units
 from rlx import Graph, ops
-from rlx.compile import lower, plan
+from rlx.compile import plan
+from rlx.lowering import lower
 from rlx.passes.integer import use_integer_products
 
 RNG = np.random.default_rng(21)

@@ -145,7 +145,7 @@ def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dic
 
 def summary(encoder: Encoder, sentences: list[str], say: Any) -> dict[str, Any]:
     """What was compiled: ops before and after fusion, memory, times."""
-    from rlx.compile import lower, optimize
+    from rlx.lowering import lower, optimize
 
     program = encoder.program
     feed = encoder.feed(sentences)

@@ -26,7 +26,6 @@ import ml_dtypes
 import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter
-from rlx.compile import lower
 from rlx.ir.bind import match_shape
 from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Template
 from rlx.ir.graph import Graph, Node
@@ -35,6 +34,7 @@ from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.scalar import PRIMITIVES
 from rlx.ir.types import tensor_types
+from rlx.lowering import lower
 from rlx.ops.addressing import OutOfRangeError
 
 ELEMENTWISE_ULPS = 4

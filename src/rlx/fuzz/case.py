@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import compile, lower
+from rlx.compile import compile
 from rlx.errors import GradientError, InternalError, RlxError, TransformError, UnsupportedError
 from rlx.fuzz.bounds import Bounded, Follower, NotFollowed, assert_within
 from rlx.fuzz.program import Program
 from rlx.fuzz.twins import eager, is_numpys
 from rlx.ir.bind import match_shape
 from rlx.ir.graph import Graph
+from rlx.lowering import lower
 
 T = TypeVar("T")
 Arrays = list[np.ndarray]

@@ -19,7 +19,7 @@ import numpy as np
 from rlx import config
 from rlx.backend.reference.interpreter import evaluate
 from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import compile, lower, plan
+from rlx.compile import compile, plan
 from rlx.cost.io import IoModel
 from rlx.errors import BudgetError, RlxError, UnsupportedError
 from rlx.functions import jit
@@ -32,6 +32,7 @@ from rlx.ir.op import Level, Role
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import graph_text
 from rlx.ir.verify import verify
+from rlx.lowering import lower
 from rlx.session import load
 
 
@@ -159,7 +160,7 @@ def pins_for(graph: Graph, number: int) -> dict[tuple[int, int], bool]:
 
 def _pairs(graph: Graph) -> list[tuple[int, int]]:
     """Ops of which one reads the other, through views too."""
-    lir = plan(graph, config.TARGET.get())
+    lir = plan(graph)
     assert lir.unfused is not None
     io = IoModel(lir.unfused, lir.plan.binding)
     pairs = []
@@ -172,7 +173,7 @@ def _pairs(graph: Graph) -> list[tuple[int, int]]:
 
 def planned(case: Case) -> None:
     """The plan, run by the reference on spoilt memory."""
-    lir = attempt("plan", lambda: plan(case.graph, config.TARGET.get(), checks=True))
+    lir = attempt("plan", lambda: plan(case.graph, checks=True))
     attempt("plan: check", lir.plan.check)
     feed = case.program.feed(case.graph)
     case.judged(
@@ -253,10 +254,10 @@ def saved(case: Case) -> None:
 
 def budget(case: Case) -> None:
     """Less memory: refused, or the same values."""
-    lir = attempt("budget: plan", lambda: plan(case.graph, config.TARGET.get()))
+    lir = attempt("budget: plan", lambda: plan(case.graph))
     most = int(lir.plan.sizes().get("activation", 0) * case.random.choice((0.5, 0.8, 1.0)))
     try:
-        plan(case.graph, config.TARGET.get(), budget=most)
+        plan(case.graph, budget=most)
     except BudgetError:
         return
     except Exception:  # met again, and reported, by the run

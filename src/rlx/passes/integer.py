@@ -436,7 +436,7 @@ def use_integer_products(graph: Graph, log: list[Firing] | None = None) -> tuple
     """Products and convolutions of dequantised bytes, computed in integers; and what was decided.
 
     >>> from rlx import ops
-    >>> from rlx.compile import lower
+    >>> from rlx.lowering import lower
     >>> g = Graph()
     >>> x = ops.dequantize(g.input("x", (4, 8), "u8"), g.constant(np.float32(0.5)))
     >>> w = ops.dequantize(g.input("w", (8, 3), "i8"), g.constant(np.float32(0.25)))

@@ -170,11 +170,14 @@ class Artifact:
 
         return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), Level.MIR), part)
 
-    def planned_with(self, number: int) -> dict[str, Any]:
-        """The options of `rlx.compile` that decide about the plan of a variant. They are read from a file
-        that nobody vouches for: kinds are checked here, values by the compiler."""
+    def planned_with(self, number: int, kinds: Mapping[str, type]) -> dict[str, Any]:
+        """The options that a variant was planned with; `kinds` are the types of those that exist. They are
+        read from a file that nobody vouches for: types are checked here, values by the compiler."""
         about = self._variants[number]
-        options, kinds = about["options"], {"precision": str, "budget": int, "weight_budget": int}
+        options, kinds = (
+            about["options"],
+            {"precision": str, "winograd": bool, "budget": int, "weight_budget": int},
+        )
         sizes = [*about["assume"].values()]
         if not all(type(v) is kinds.get(k) for k, v in options.items()) or not all(
             type(n) is int and 0 <= n < 1 << 62 for n in sizes

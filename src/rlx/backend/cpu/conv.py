@@ -18,7 +18,6 @@ from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.winograd import emit_winograd
-from rlx.config import WINOGRAD
 from rlx.ir.compose import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.ir.form import Contract, dense_strides
 from rlx.ir.scalar import (
@@ -43,12 +42,12 @@ MOST_PHASES, MOST_REACH = 64, 1024
 """Strides and reaches of windows up to which kernels for planar images are written out."""
 
 
-def conv_target(target: Target) -> ConvTarget:
+def conv_target(target: Target, winograd: bool = True) -> ConvTarget:
     """The units that this target's convolution kernels work in."""
     lanes = target.lanes("f32")
     grouped = ("u8", "bf16", *(("i16",) if target.x86 else ()))
     groups = tuple((d, kind_of(d, target).group) for d in grouped)
-    return ConvTarget(lanes, lanes * VECTORS, WINOGRAD.get(), groups)
+    return ConvTarget(lanes, lanes * VECTORS, winograd, groups)
 
 
 def emit_conv(
