@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import rlx
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
+from rlx.ir.node import is_among
 from rlx.ir.op import Level
 
 ops = rlx.ops
@@ -93,7 +94,7 @@ class Builder:
     def _is_exact(self, node: Node) -> bool:
         if node in self.exact or not node.operands:
             return True
-        if node in self.nodes or node.op.level is Level.HIR:
+        if is_among(node, self.nodes) or node.op.level is Level.HIR:
             return False
         return all(self._is_exact(o) for o in node.operands)
 

@@ -13,7 +13,7 @@ from rlx import progress
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, ShapeError, UnsupportedError, VerifyError
-from rlx.frontend.kinds import ONNX_BYTES, is_onnx_object
+from rlx.model_kinds import ONNX_BYTES, is_onnx_object
 from rlx.options import CompileOptions, Options, shows_options
 
 if TYPE_CHECKING:

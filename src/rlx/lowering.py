@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rlx.crash_report import reports_crashes
 from rlx.errors import TypeError_
-from rlx.frontend.kinds import instead_of
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
+from rlx.model_kinds import instead_of
 from rlx.passes.basic import remove_dead
 from rlx.passes.rules import Firing, apply_rules
 from rlx.passes.share import share_bodies

@@ -42,7 +42,8 @@ class RlxBackendRep(BackendRep):
         found: list[dict[str, Any]] = []
         for variant in self.model.variants:
             found += variant.imported.host_ops
-            found += variant.program.stats["host_thunks"]
+            if variant.program is not None:
+                found += variant.program.stats["host_thunks"]
         return found
 
 

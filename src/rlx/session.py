@@ -18,7 +18,7 @@ from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, FormatError, ImportError_, UnsupportedError
 from rlx.files import file_boundary, identity, open_plain, read_plain
-from rlx.frontend.kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
+from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
 from rlx.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
 
 if TYPE_CHECKING:

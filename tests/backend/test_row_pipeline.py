@@ -91,7 +91,7 @@ def test_same_bits_as_pass_after_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if name.endswith("one pass"):
-        monkeypatch.setattr(moments, "FROM", 1)
+        monkeypatch.setattr(moments, "is_long_row", lambda size: isinstance(size, int))
     g, arrays = graph(BODIES[name], shape), feed(shape)
     plain = run(g, arrays, shape, threads=1)
     past_the_caches()
@@ -118,7 +118,7 @@ def test_two_rows_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What all rows share is read once for two of them; a last row may be left over."""
-    monkeypatch.setattr(moments, "FROM", 1)
+    monkeypatch.setattr(moments, "is_long_row", lambda size: isinstance(size, int))
     g, arrays = graph(BODIES[name], shape), feed(shape)
     plain = run(g, arrays, shape, threads=1)
     past_the_caches()

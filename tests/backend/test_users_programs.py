@@ -30,7 +30,7 @@ ROWS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "softmax of a product": lambda x, w, b: ops.softmax(x * w),
     "softmax of a norm": lambda x, w, b: ops.softmax(norm(x, w, b)),
     "softmax with a mask": lambda x, w, b: ops.softmax(ops.where(w > 0.0, x, -1e9)),
-    "softmax with a mask that is added": lambda x, w, b: ops.softmax(x + ops.where(w > 0.0, 0.0, -1e9)),
+    "softmax with a mask that is added": lambda x, w, b: ops.softmax(x + ops.where(w > 0.0, w * 0.0, -1e9)),
     "two norms": lambda x, w, b: norm(norm(x, w, b), w, b),
     "a norm after a softmax": lambda x, w, b: norm(ops.softmax(x + b), w, b),
     "second-order gradient of a norm": second_order,

@@ -283,7 +283,7 @@ def input_with_other_channels(m: Any) -> None:
     m.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
 
 
-@mutation("is too large; check its shape")
+@mutation("has more elements than RLX can count")
 def huge_input(m: Any) -> None:
     m.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 2**61
 
@@ -407,7 +407,7 @@ def expand_to_less(m: Any) -> None:
     before_flatten(m, "Expand", [3, 3, 3])
 
 
-@mutation("is too large; check its shape")
+@mutation("has more elements than RLX can count")
 def tile_without_end(m: Any) -> None:
     before_flatten(m, "Tile", [1, 2**30, 2**30, 1])
 

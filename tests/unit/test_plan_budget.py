@@ -177,7 +177,9 @@ def test_a_jitted_training_step_fits_for_the_sizes_of_each_call() -> None:
         np.testing.assert_array_equal(got, want)
     with pytest.raises(BudgetError, match="or more"):
         held(weights, np.repeat(x, 16, 0), np.repeat(wanted, 16, 0))
-    assert held.stats["traces"] == 2 and held.program(weights, x[:3], wanted[:3]) is inside
+    assert held.stats["traces"] == 2
+    # Gradients of kernels add along the rows, so a program serves calls of one number of rows.
+    assert "decides in which order a convolution adds" in held.stats["specialized"]["wanted.shape[0]"]
 
 
 def test_the_command_line_takes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

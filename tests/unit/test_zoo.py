@@ -172,7 +172,7 @@ def test_cache_that_cannot_be_written(toy: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_unknown_names(toy: Path) -> None:
-    with pytest.raises(ZooError, match="the zoo has no model 'toy-c'; it has toy-a, toy-b"):
+    with pytest.raises(ZooError, match=r"the zoo has no model 'toy-c'; did you mean toy-b or toy-a\?"):
         zoo.fetch("toy-c")
     with pytest.raises(ZooError, match=r"has no file 'x'; it has model\.onnx, note\.txt"):
         zoo.path("toy-a", "x")

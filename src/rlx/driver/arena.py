@@ -120,6 +120,7 @@ class Arena:
     def write(self, id: int, array: Array) -> None:
         """Store `array`; its shape must be the slot's, or flat with as many elements.
 
+        >>> import numpy as np
         >>> from rlx.driver import HostArena
         >>> arena = HostArena({7: ArenaSlot(0, "f16", (2,))})
         >>> arena.write(7, np.array([1, 2], np.float16)); arena.read(7).tolist()

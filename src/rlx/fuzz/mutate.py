@@ -114,6 +114,7 @@ def attribute_of(op: Op, text: str, number: int, chance: random.Random) -> str:
     """The text of a graph in which one attribute of `op` has another value; the numbers go through all of its
     attributes, those too that have their default and are not written.
 
+    >>> from rlx.ir.op import all_ops
     >>> text = 'graph "g" { %1 = sum(%0) {axis=(0,)} : f32[] }'
     >>> attribute_of(next(o for o in all_ops() if o.name == "sum"), text, 0, random.Random(1))
     'graph "g" { %1 = sum(%0) {axis=(-1,)} : f32[] }'

@@ -19,8 +19,8 @@ def with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
     >>> g = Graph()
     >>> g.output("y", g.input("a", ("n", 3), "f32") + g.input("b", ("m", 3), "f32"))
-    >>> g.outputs["y"].tensor, with_sizes(g, {"n": 1}).outputs["y"].tensor
-    (f32[m,3], f32[m,3])
+    >>> with_sizes(g, {"n": 1}).outputs["y"].tensor == g.inputs[1].tensor
+    True
     >>> len(g.constraints), len(with_sizes(g, {"n": 1}).constraints)
     (1, 0)
     """

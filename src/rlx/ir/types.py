@@ -86,7 +86,7 @@ def check_sizes(what: str, of: TensorType) -> None:
 
     >>> check_sizes("broadcast_to", TensorType(dtype("f32"), (2, -1)))
     Traceback (most recent call last):
-    rlx.errors.ShapeError: broadcast_to: f32[2,-1] has a size below 0; give sizes of 0 or more
+    rlx.errors.ShapeError: broadcast_to: f32[2,-1] has a size below 0; give sizes of 0 or more...
     """
     elements = 1
     for d in of.shape:

@@ -199,7 +199,8 @@ def _pow(x: np.ndarray, y: np.ndarray) -> Any:
     if x.dtype.kind not in "iu":
         # An exponent for every element: of a single 1/2 NumPy makes a root, which differs at -0 and -inf.
         base, exponent = np.broadcast_arrays(x, y)
-        return np.power(base, np.array(exponent, ndmin=1)).reshape(base.shape)
+        out = np.power(base, np.array(exponent, ndmin=1)).reshape(base.shape)
+        return np.where(exponent == 2, base * base, out)
     whole = np.power(x, np.maximum(y, 0))
     inverse = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2 == 0, 1, -1), 0))
     return np.where(y < 0, inverse, whole).astype(x.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError
+from rlx.errors import OutOfRangeError, ShapeError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, ints, one_of, real
 from rlx.ir.dim import Dim, ceildiv
@@ -182,6 +182,8 @@ def _roi_ref(
     x: np.ndarray, rois: np.ndarray, images: np.ndarray, *, bins: Sequence[int], sampling_ratio: int,
     spatial_scale: float, half_pixel: bool, mode: str,
 ) -> np.ndarray:  # fmt: skip
+    if len(images) and not 0 <= images.min() <= images.max() < len(x):
+        raise OutOfRangeError(f"roi_align: image {images.max()} is out of range for {len(x)} images")
     out = np.zeros((len(rois), x.shape[1], *bins), np.float64)
     for r, (roi, image) in enumerate(zip(rois.astype(np.float64), images, strict=True)):
         ends = roi * spatial_scale - (0.5 if half_pixel else 0.0)

@@ -241,8 +241,7 @@ def data_size(x: Any) -> Any:
     >>> data_size(np.array(3))
     3
     """
-    x = x if isinstance(x, Node) else np.asarray(x)
-    x = reshape(x if x.dtype == I64 else cast(x, I64), ())
+    x = reshape(cast(x, dtype=I64), ())
     found = _data_size(x, count=fresh_count("data_size", None, graph_of((x,))))
     return found.shape[0]
 

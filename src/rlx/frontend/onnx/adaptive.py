@@ -28,7 +28,7 @@ class Variant:
     fixed: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     imported: Imported
-    program: Any
+    program: Any  # None where everything is known while importing, as with text
 
     def fits(self, inputs: Mapping[str, Any]) -> bool:
         return all(_same(v, inputs[k]) for k, v in self.fixed.items()) and all(
@@ -55,7 +55,7 @@ class AdaptiveModel:
         flat: dict[str, Any] = {}
         for name, place in variant.imported.inputs.items():
             _spread(place, given[name], flat)
-        out = variant.program.run(flat)
+        out = {} if variant.program is None else variant.program.run(flat)
         return [_gather(variant.imported.outputs[name], out) for name in self.outputs]
 
     def variant(self, inputs: Mapping[str, Any]) -> Variant:
@@ -77,7 +77,9 @@ class AdaptiveModel:
                 self._fix(fresh, inputs, fixed, shapes)
                 if (len(fixed), len(shapes)) == before:
                     raise
-        made = Variant(fixed, shapes, imported, self.compile(imported.graph))
+        graph = imported.graph
+        program = self.compile(graph) if graph.outputs or graph.states else None
+        made = Variant(fixed, shapes, imported, program)
         self.variants.append(made)
         return made
 

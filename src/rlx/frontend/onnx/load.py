@@ -9,8 +9,8 @@ from typing import Any
 
 from rlx.errors import ImportError_, UnsupportedError, how_to_install
 from rlx.files import read_plain
-from rlx.frontend.kinds import ONNX_BYTES, START, is_onnx_object, what_else
 from rlx.frontend.onnx.light import IDENTITY, read_light
+from rlx.model_kinds import ONNX_BYTES, START, is_onnx_object, what_else
 
 
 def onnx_package() -> Any:
