@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import OutOfRangeError, ShapeError
+from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, ints, one_of, real
 from rlx.ir.dim import Dim, ceildiv
@@ -16,6 +16,7 @@ from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.types import TensorType
+from rlx.ops.addressing import OutOfRangeError
 from rlx.ops.elementwise import cast, ceil, floor, logical_and, maximum, minimum
 from rlx.ops.gather import gather
 from rlx.ops.reduce import max as max_over
