@@ -192,6 +192,17 @@ def plain_array(value: Any, what: str = "a value") -> np.ndarray:
     return np.asarray(value)
 
 
+def constant_array(value: Any) -> np.ndarray:
+    """A constant as an array: Python's floats are f32; NumPy's scalars, np.float64 too, are what they are.
+
+    >>> constant_array(0.5).dtype.name, constant_array(np.float64(0.5)).dtype.name
+    ('float32', 'float64')
+    """
+    array = plain_array(value, "a constant")
+    is_pythons = isinstance(value, float) and not isinstance(value, np.generic)
+    return array.astype(np.float32) if is_pythons else array
+
+
 def refuse_lossy(value: Any, what: str) -> None:
     """Masked arrays lose their mask, matrices their products; also as elements of a list."""
     if isinstance(value, np.ma.MaskedArray):

@@ -16,7 +16,7 @@ from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError
 from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
-from rlx.ir.dtype import convert, dtype, plain_array
+from rlx.ir.dtype import constant_array, convert, dtype, plain_array
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.types import TensorType, TupleType, Type, check_sizes, tensor_types, type_symbols
@@ -182,11 +182,9 @@ class Graph:
         """A constant; its content is part of the program."""
         from rlx.ir.dtype import dtype as as_dtype
 
-        array = plain_array(value, "a constant")
+        array = constant_array(value)
         if dtype is not None:
-            array = convert(array, as_dtype(dtype))
-        elif isinstance(value, float):
-            array = array.astype(np.float32)
+            array = convert(plain_array(value, "a constant"), as_dtype(dtype))
         return self.add(get_op("constant"), (), {"value": Blob(array)})
 
     def state(

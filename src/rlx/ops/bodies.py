@@ -11,7 +11,7 @@ from rlx.errors import TypeError_
 from rlx.ir.assume import require_shape
 from rlx.ir.build import apply
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType, dtype
+from rlx.ir.dtype import DType, constant_array, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, run_rule
 from rlx.ir.rewrite import inline
@@ -212,7 +212,7 @@ def as_value(x: Any) -> Any:
     """A leaf as a node or an array; Python numbers are f32, i64 and bool, as constants of a graph are."""
     if isinstance(x, Node):
         return x
-    return np.asarray(x, np.float32) if isinstance(x, float) else np.asarray(x)
+    return constant_array(x)
 
 
 def type_of(x: Any) -> TensorType:
