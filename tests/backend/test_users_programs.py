@@ -12,6 +12,7 @@ import rlx
 from rlx import Graph, ops
 from rlx.backend.cpu.target import runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
+from rlx.ir.op import get_op
 
 TARGETS = [t.name for t in targets() if runs_here(t)]
 
@@ -115,3 +116,36 @@ def test_masks_of_an_onnx_model_with_an_open_batch(
         e = np.exp(scores - scores.max(-1, keepdims=True))
         got = program.run({"q": q, "k": k, **({"keep": last} if "keep" in extra else {"bias": bias})})["y"]
         np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
+def check_graph(graph: Graph, feed: dict[str, np.ndarray], target: str) -> None:
+    """A graph gives natively what the reference gives, to the bit."""
+    got, want = rlx.compile(graph, target=target, cache=False).run(feed), evaluate(graph, feed)
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, strict=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_constants_that_have_no_elements_but_an_open_size(target: str) -> None:
+    graph = Graph()
+    x = graph.input("x", (0, "m", 1), "f32")
+    with graph.building():
+        zeros = ops.broadcast_to(graph.constant(np.zeros((0, 1, 1), np.float32)), x.shape)
+        graph.output("y", x + ops.cos(zeros))
+        graph.output("g", rlx.grad(lambda x: ops.sum(ops.sin(x)))(x))
+    for m in (1, 8):
+        check_graph(graph, {"x": np.zeros((0, m, 1), np.float32)}, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_a_sparse_weight_from_an_open_place(target: str) -> None:
+    graph = Graph()
+    x = graph.input("x", ("n", 64), "f32")
+    with graph.building():
+        w = graph.param("w", (128, 64), "f32", np.eye(128, 64, dtype=np.float32))
+        (n, _) = x.shape
+        rows = get_op("slice")(w, starts=(n, 0), sizes=(64, 64), steps=(1, 1))
+        graph.output("y", x @ rows)
+    rng = np.random.default_rng(4)
+    for n in (1, 3):
+        check_graph(graph, {"x": rng.integers(-8, 8, (n, 64)).astype(np.float32)}, target)

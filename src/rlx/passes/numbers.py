@@ -11,6 +11,7 @@ import numpy as np
 from rlx.ir.node import Node
 from rlx.ir.op import Role
 from rlx.ir.types import TupleType
+from rlx.passes.basic import uses_symbols
 
 SMALL = 1 << 16  # elements of parameters whose value is worked out
 
@@ -46,7 +47,7 @@ def _is_small(node: Node) -> bool:
     if not node.operands or isinstance(node.type, TupleType):
         return False
     size = node.tensor.numel
-    return isinstance(size, int) and size <= SMALL
+    return isinstance(size, int) and size <= SMALL and not uses_symbols(node)
 
 
 def _value(node: Node) -> np.ndarray | None:

@@ -22,6 +22,7 @@ from rlx.ir.op import Role, get_op
 from rlx.ir.scalar import Scalar, axes, axis, const, replace_axes
 from rlx.ir.types import Shape
 from rlx.ir.views import keeps_order
+from rlx.passes.basic import uses_symbols
 from rlx.passes.rules import Rule, Rules, Subject, rule
 from rlx.passes.stacked import STACKED
 
@@ -45,6 +46,8 @@ def fold(s: Subject) -> Node | None:
     size = node.tensor.numel
     most = max(int(o.attrs["value"].array.size) for o in node.operands)
     if not isinstance(size, int) or size > FOLD_LIMIT or size > max(most, FOLD_GROWTH):
+        return None
+    if uses_symbols(node):  # (0, m) has no elements, yet its shape is not known
         return None
     with np.errstate(all="ignore"):
         value = np.asarray(node.op.ref(*(o.attrs["value"].array for o in node.operands), **node.attrs))

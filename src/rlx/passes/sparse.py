@@ -12,6 +12,7 @@ from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import rewrite
 from rlx.ops.contract import dot_general
 from rlx.ops.shape import transpose
+from rlx.passes.basic import uses_symbols
 
 MOST_DENSE = 0.1  # share of non-zero elements up to which a matrix counts as sparse
 LEAST_SAVED = 1024  # zeros, below which nothing is to be gained
@@ -30,7 +31,7 @@ def weight_value(graph: Graph, node: Node) -> np.ndarray | None:
         node.op.role is Role.COMPUTE
         and node.op.has("view")
         and len(node.operands) == 1
-        and node.tensor.is_static
+        and not uses_symbols(node)
     ):
         inner = weight_value(graph, node.operands[0])
         return None if inner is None else np.asarray(node.op.ref(inner, **node.attrs))
