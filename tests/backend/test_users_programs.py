@@ -149,3 +149,20 @@ def test_rows_of_a_sparse_weight_from_an_open_place(target: str) -> None:
     rng = np.random.default_rng(4)
     for n in (1, 3):
         check_graph(graph, {"x": rng.integers(-8, 8, (n, 64)).astype(np.float32)}, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("channels", [32, 6])
+def test_complex_images_beside_a_convolution(channels: int, target: str) -> None:
+    """Blocks of channels hold real numbers only."""
+    rng = np.random.default_rng(5)
+    x, w = rng.integers(-4, 4, (1, 3, 6, 6)), rng.integers(-4, 4, (channels, 3, 3, 3))
+    v = rng.integers(-4, 4, (channels, channels, 1, 1))
+    arrays = [a.astype(np.float32) for a in (x, w, v)]
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        y = ops.conv(x, w)
+        turned = get_op("complex")(y, ops.flip(y, 3)) * (2 + 1j)
+        return ops.conv(ops.imag(turned), v)
+
+    np.testing.assert_array_equal(rlx.jit(f, target=target)(*arrays), f(*arrays))

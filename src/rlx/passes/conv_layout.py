@@ -235,7 +235,7 @@ class _Plan:
 
     def is_elementwise(self, node: Node) -> bool:
         """An elementwise op on images: its other operands are images, numbers, or one number per channel."""
-        if not self._is_pointwise(node) or isinstance(node.type, TupleType):
+        if not self._is_pointwise(node):
             return False
         if not 3 <= node.rank <= 5 or not isinstance(node.shape[1], int):
             return False
@@ -245,7 +245,10 @@ class _Plan:
 
     @staticmethod
     def _is_pointwise(node: Node) -> bool:
-        return node.op.family in ("elementwise", "cast")
+        """An op on elements that may be kept in blocks: complex numbers are not."""
+        if node.op.family not in ("elementwise", "cast") or isinstance(node.type, TupleType):
+            return False
+        return not any(n.dtype.is_complex for n in (node, *node.operands))
 
     def is_image(self, o: Node, node: Node) -> bool:
         """Whether an operand has a pixel for each of the result's; sizes may be equal by assumption only."""
