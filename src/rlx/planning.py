@@ -104,8 +104,8 @@ class Planning:
             Stage("expand", self.expand),
             *self.layouts(),
             Stage("bodies", lambda g: hoist_weights(g, self.lay_out)),
+            Stage("derive weights", self.derive),  # what was no view may be one of a derived weight
             Stage("outputs", lambda g: materialize_outputs(materialize_operands(g))),
-            Stage("derive weights", self.derive),
             Stage("fuse", self.fuse),
             *([Stage("states", settle_states)] if graph.states else []),
         )

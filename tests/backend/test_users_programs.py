@@ -166,3 +166,29 @@ def test_complex_images_beside_a_convolution(channels: int, target: str) -> None
         return ops.conv(ops.imag(turned), v)
 
     np.testing.assert_array_equal(rlx.jit(f, target=target)(*arrays), f(*arrays))
+
+
+WEIGHTS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda w: w,
+    "flat": lambda w: ops.reshape(w, (-1,)),
+    "turned": ops.transpose,
+    "turned, then flat": lambda w: ops.reshape(ops.transpose(w), (-1,)),
+    "flipped, then flat": lambda w: ops.reshape(ops.flip(w, 0), (-1,)),
+    "a part, then flat": lambda w: ops.reshape(w[..., 1:], (-1,)),
+    "negative, turned, then flat": lambda w: ops.reshape(ops.transpose(-w), (-1,)),
+}
+
+
+@pytest.mark.parametrize("make", ["param", "constant"])
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_view_of_a_weight_is_an_output(name: str, shape: tuple[int, ...], make: str) -> None:
+    """One that only becomes a view when the weight is stored as it is read has storage of its own, too."""
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    graph = Graph()
+    x = graph.input("x", (2,), "f32")
+    with graph.building():
+        w = graph.param("w", shape, "f32", value) if make == "param" else graph.constant(value)
+        y = WEIGHTS[name](w)
+        graph.set_outputs({"y": y, "again": y, "sum": ops.sum(y) + x})
+    check_graph(graph, {"x": np.ones(2, np.float32)}, TARGETS[0])
