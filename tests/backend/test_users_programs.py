@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -118,11 +119,13 @@ def test_masks_of_an_onnx_model_with_an_open_batch(
         np.testing.assert_allclose(got, e / e.sum(-1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
-def check_graph(graph: Graph, feed: dict[str, np.ndarray], target: str) -> None:
+def check_graph(graph: Graph, target: str, *feeds: dict[str, np.ndarray]) -> None:
     """A graph gives natively what the reference gives, to the bit."""
-    got, want = rlx.compile(graph, target=target, cache=False).run(feed), evaluate(graph, feed)
-    for name, value in want.items():
-        np.testing.assert_array_equal(got[name], value, strict=True)
+    program = rlx.compile(graph, target=target, cache=False)
+    for feed in feeds:
+        got, want = program.run(feed), evaluate(graph, feed)
+        for name, value in want.items():
+            np.testing.assert_array_equal(got[name], value, strict=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -133,8 +136,7 @@ def test_constants_that_have_no_elements_but_an_open_size(target: str) -> None:
         zeros = ops.broadcast_to(graph.constant(np.zeros((0, 1, 1), np.float32)), x.shape)
         graph.output("y", x + ops.cos(zeros))
         graph.output("g", rlx.grad(lambda x: ops.sum(ops.sin(x)))(x))
-    for m in (1, 8):
-        check_graph(graph, {"x": np.zeros((0, m, 1), np.float32)}, target)
+    check_graph(graph, target, *({"x": np.zeros((0, m, 1), np.float32)} for m in (1, 8)))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -147,8 +149,7 @@ def test_rows_of_a_sparse_weight_from_an_open_place(target: str) -> None:
         rows = get_op("slice")(w, starts=(n, 0), sizes=(64, 64), steps=(1, 1))
         graph.output("y", x @ rows)
     rng = np.random.default_rng(4)
-    for n in (1, 3):
-        check_graph(graph, {"x": rng.integers(-8, 8, (n, 64)).astype(np.float32)}, target)
+    check_graph(graph, target, *({"x": rng.integers(-8, 8, (n, 64)).astype(np.float32)} for n in (1, 3)))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -191,4 +192,74 @@ def test_a_view_of_a_weight_is_an_output(name: str, shape: tuple[int, ...], make
         w = graph.param("w", shape, "f32", value) if make == "param" else graph.constant(value)
         y = WEIGHTS[name](w)
         graph.set_outputs({"y": y, "again": y, "sum": ops.sum(y) + x})
-    check_graph(graph, {"x": np.ones(2, np.float32)}, TARGETS[0])
+    check_graph(graph, TARGETS[0], {"x": np.ones(2, np.float32)})
+
+
+WINDOWS: dict[str, Callable[..., Any]] = {
+    "conv": lambda x, w: ops.conv(x, w, strides=2),
+    "dilated conv": lambda x, w: ops.conv(x, w, strides=3, dilations=2),
+    "conv in groups": lambda x, w: ops.conv(x, w[:, :1], groups=2),
+    "conv_transpose": lambda x, w: ops.conv_transpose(x, w, padding=1),
+    "max_pool": lambda x, w: ops.max_pool(x, (2,), strides=2) * w[0, 0, 0],
+    "avg_pool": lambda x, w: ops.avg_pool(x, (2,), strides=2) * w[0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("size", [1, "m"], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("by", [0, 1], ids=["by x", "by w"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_gradients_where_no_window_fits(name: str, by: int, order: int, size: int | str) -> None:
+    """They are zeros; at other sizes of the same program they are not."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return ops.sum(ops.square(WINDOWS[name](x, w)))
+
+    def first(x: Any, w: Any) -> Any:
+        return rlx.grad(loss, argnums=by)(x, w)
+
+    def second(x: Any, w: Any) -> Any:
+        return rlx.grad(lambda x, w: ops.sum(ops.square(first(x, w))), argnums=by)(x, w)
+
+    graph = Graph()
+    x, w = graph.input("x", ("n", 2, size), "f32"), graph.input("w", (2, 2, 2), "f32")
+    with graph.building():
+        graph.output("forward", WINDOWS[name](x, w))
+        graph.output("y", (first if order == 1 else second)(x, w))
+    rng = np.random.default_rng(6)
+    feeds = []
+    for n, m in itertools.product((2, 0), [size] if isinstance(size, int) else [1, 2, 6]):
+        feed = {"x": rng.integers(1, 4, (n, 2, m)), "w": rng.integers(1, 4, (2, 2, 2))}
+        feeds.append({k: v.astype(np.float32) for k, v in feed.items()})
+        want = evaluate(graph, feeds[-1])
+        assert want["y"].shape == feed["xw"[by]].shape
+        assert bool(want["y"].any()) == bool(want["forward"].size), (m, n)
+    check_graph(graph, TARGETS[0], *feeds)
+
+
+def test_a_strided_convolution_of_an_open_size_has_a_gradient() -> None:
+    """Its padding is an amount that only a run knows."""
+    f = rlx.jit(rlx.grad(lambda x, w: ops.sum(ops.square(ops.conv(x, w, strides=2)))), dynamic=True)
+    rng = np.random.default_rng(7)
+    for m in (5, 8, 1):
+        x = rng.integers(-2, 3, (1, 2, m)).astype(np.float32)
+        w = rng.integers(-2, 3, (2, 2, 2)).astype(np.float32)
+        y = ops.conv(x, w, strides=2)
+        np.testing.assert_array_equal(f(x, w), ops.conv_transpose(2 * y, w, strides=2, size=(m,)))
+
+
+PARTS: dict[str, Callable[[Any, Any], Any]] = {
+    "kernels of groups": lambda x, w: ops.conv(x, w[:, :1], groups=4),
+    "kernels": lambda x, w: ops.conv(x, w[:, :, :2, :2]),
+    "lines of groups": lambda x, w: ops.conv(x[:, :, :4], w[:, :2], groups=2, padding=1),
+    "pixels of channels": lambda x, w: ops.conv(x[:, :, :, :5], w[:, :1], groups=4, padding=1),
+    "channels": lambda x, w: ops.conv(x[:, :2], w[:, :2]),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PARTS)
+def test_a_convolution_of_the_first_part_of_something(name: str, target: str) -> None:
+    rng = np.random.default_rng(8)
+    arrays = [rng.integers(-4, 5, shape).astype(np.float32) for shape in ((2, 4, 6, 7), (4, 4, 3, 3))]
+    np.testing.assert_array_equal(rlx.jit(PARTS[name], target=target)(*arrays), PARTS[name](*arrays))

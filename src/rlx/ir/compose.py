@@ -397,6 +397,8 @@ class Composer:
         if value.prim != "load" or value.args != axes(node.rank):
             raise ComposeError("a convolution reads its operands from memory", node.where)
         number: int = value.data
+        if not same_space(self.body.inputs[number].shape, node.shape):  # the first part of it: other strides
+            raise ComposeError("a convolution reads whole operands", node.where)
         return number
 
     def _layout_of(self, node: Node) -> tuple[tuple[str, int], ...] | None:
