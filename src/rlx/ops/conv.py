@@ -128,9 +128,11 @@ class _conv(Op):
         groups: int,
         out_dtype: Any,
         fill: int,
-    ) -> list[Node]:
+    ) -> list[Node | None]:
         if fill:
             raise UnsupportedError(f"conv: no gradient where padding is {fill}; pad x before, then convolve")
+        if any(count == 0 for count in g.shape[2:]):  # no window fits: nothing depends on x or w
+            return [None, None]
         g = g if g.dtype is x.dtype else cast(g, dtype=x.dtype)
         rows = list(zip(x.shape[2:], w.shape[2:], g.shape[2:], strides, padding, dilations, strict=True))
         low = tuple(p[0] for p in padding)

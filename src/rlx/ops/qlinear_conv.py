@@ -37,7 +37,7 @@ from rlx.ops.reduce import reduce_sum
 from rlx.ops.rules import need_dtype, shape_of
 from rlx.ops.shape import broadcast_to, reshape
 from rlx.ops.stats import dim_value
-from rlx.ops.window import GEOMETRY, per_axis, resolve_padding, window_view
+from rlx.ops.window import GEOMETRY, is_padded, per_axis, resolve_padding, window_view
 from rlx.records import dataclass
 
 
@@ -106,7 +106,7 @@ def convolution(
     x, left = unsigned_factor(x, zeros.get("left"))
     w, right = signed_factor(w, zeros.get("right"))
     fill = None
-    if left is None or not any(any(p) for p in geometry["padding"]):
+    if left is None or not is_padded(geometry["padding"]):
         fill = 0
     elif (value := known(left)) is not None and value.size == 1:
         fill = int(value.reshape(()))

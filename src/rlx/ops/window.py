@@ -39,6 +39,15 @@ def extent(window: Dim, dilation: int) -> Dim:
     return (window - 1) * dilation + 1
 
 
+def is_padded(padding: Padding) -> bool:
+    """Whether there is padding along any axis; a symbolic amount counts.
+
+    >>> is_padded(((0, 0), (0, 0)))
+    False
+    """
+    return any(tuple(p) != (0, 0) for p in padding)
+
+
 def check_geometry(
     name: str, rank: int, strides: Sequence[int], padding: Padding, dilations: Sequence[int]
 ) -> None:
@@ -125,16 +134,16 @@ def window_view(
     fill: Any,
 ) -> np.ndarray:
     """The windows of an array, as [lead, counts, window]; a read-only view of the padded array."""
-    n = len(window)
-    lead = x.ndim - n
+    lead = x.ndim - len(window)
+    reach = [(k - 1) * d + 1 for k, d in zip(window, dilations, strict=True)]
+    padded = [d + lo + hi for d, (lo, hi) in zip(x.shape[lead:], padding, strict=True)]
+    if any(not 0 < r <= d for r, d in zip(reach, padded, strict=True)):  # none fits, or all are empty
+        counts = [(d - r) // s + 1 for d, r, s in zip(padded, reach, strides, strict=True)]
+        return np.zeros((*x.shape[:lead], *counts, *window), x.dtype)
+    grown = [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in padding]
+    x = np.pad(x, grown, constant_values=fill)  # first: more may be cut off than x has
     box = [slice(max(-lo, 0), d - max(-hi, 0)) for d, (lo, hi) in zip(x.shape[lead:], padding, strict=True)]
     x = np.asarray(x[tuple([slice(None)] * lead + box)])
-    grown = [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in padding]
-    x = np.pad(x, grown, constant_values=fill)
-    reach = [(k - 1) * d + 1 for k, d in zip(window, dilations, strict=True)]
-    if any(r > d for r, d in zip(reach, x.shape[lead:], strict=True)):
-        counts = [(d - r) // s + 1 for d, r, s in zip(x.shape[lead:], reach, strides, strict=True)]
-        return np.zeros((*x.shape[:lead], *counts, *window), x.dtype)
     view = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(lead, x.ndim)))
     steps = [slice(None, None, s) for s in (*(1,) * lead, *strides, *dilations)]
     return np.asarray(view[tuple(steps)])

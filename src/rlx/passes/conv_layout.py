@@ -22,7 +22,7 @@ from rlx.ir.scalar import LOADS, axes
 from rlx.ir.types import TupleType
 from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.shape import concat, reshape, slice_axis, transpose
-from rlx.ops.window import GEOMETRY
+from rlx.ops.window import GEOMETRY, is_padded
 from rlx.ops.winograd import WinogradLayout, transform_kernel
 from rlx.passes.conv_cost import ConvTarget, Image, by_image, choose_winograd
 from rlx.passes.layout import weight_ids
@@ -66,7 +66,7 @@ def is_narrow(conv: Node) -> bool:
 def _is_product(node: Node) -> bool:
     """A window of one element that moves by one: on planar images, a product of matrices."""
     single = all(d == 1 for d in (*node.operands[1].shape[2:], *node.attrs["strides"]))
-    return single and not any(any(p) for p in node.attrs["padding"])
+    return single and not is_padded(node.attrs["padding"])
 
 
 def is_depthwise(conv: Node) -> bool:

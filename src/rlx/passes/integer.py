@@ -33,6 +33,7 @@ from rlx.ops.qlinear import Meeting, contraction, is_byte
 from rlx.ops.qlinear_conv import convolution, per_channel
 from rlx.ops.quant import to
 from rlx.ops.shape import reshape, transpose
+from rlx.ops.window import is_padded
 from rlx.passes.numbers import SMALL, number_of
 from rlx.passes.rules import Firing, Rule, Subject, apply_rules
 from rlx.records import dataclass
@@ -232,7 +233,7 @@ class IntegerRules:
             return out
 
         def refuse(x: Levels) -> str | None:
-            padded = any(any(p) for p in form.padding)
+            padded = is_padded(form.padding)
             if padded and x.zero is not None and number_of(x.zero) is None:
                 return "padding is the zero point, which is not a known number"
             return None
