@@ -13,6 +13,7 @@ import rlx
 from rlx import Graph, ops
 from rlx.backend.cpu.target import runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
+from rlx.errors import RlxError
 from rlx.ir.op import get_op
 
 TARGETS = [t.name for t in targets() if runs_here(t)]
@@ -263,3 +264,13 @@ def test_a_convolution_of_the_first_part_of_something(name: str, target: str) ->
     rng = np.random.default_rng(8)
     arrays = [rng.integers(-4, 5, shape).astype(np.float32) for shape in ((2, 4, 6, 7), (4, 4, 3, 3))]
     np.testing.assert_array_equal(rlx.jit(PARTS[name], target=target)(*arrays), PARTS[name](*arrays))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_index_within_the_whole_but_not_within_the_part(target: str) -> None:
+    x = np.arange(10, dtype=np.float32)
+    jitted = rlx.jit(lambda x, i: ops.take(x[:3], i), target=target)
+    np.testing.assert_array_equal(jitted(x, np.array([2, -1, 0])), x[:3][[2, -1, 0]])
+    for outside in (3, -4):
+        with pytest.raises(RlxError, match="out of range"):
+            jitted(x, np.array([outside]))

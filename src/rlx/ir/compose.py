@@ -185,11 +185,12 @@ class Composer:
         def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
             if e.prim not in LOADS:
                 return None
-            source = self.values[node.operands[e.data].id]
+            operand = node.operands[e.data]
+            source = self.values[operand.id]
             if e.prim == "load":
                 return replace_axes(source, args)
-            if source.prim == "load" and source.args == axes(node.operands[e.data].rank):
-                return Scalar(e.prim, args, e.dtype, source.data)
+            if _is_in_place(source, operand) and (e.prim == "load_or" or self._is_whole(source, operand)):
+                return Scalar(e.prim, args, e.dtype, source.data)  # load_or brings its own bounds
             if e.prim == "load_or":
                 guard, fill, *index = args
                 at = replace_axes(source, index)
@@ -394,18 +395,26 @@ class Composer:
         value = self.values[node.id]
         if self._layout_of(node) is not None:
             return self.inputs[node.operands[0].id]
-        if value.prim != "load" or value.args != axes(node.rank):
+        if not _is_in_place(value, node) or not self._is_whole(value, node):
             raise ComposeError("a convolution reads its operands from memory", node.where)
         number: int = value.data
-        if not same_space(self.body.inputs[number].shape, node.shape):  # the first part of it: other strides
-            raise ComposeError("a convolution reads whole operands", node.where)
         return number
+
+    def _is_whole(self, value: Scalar, node: Node) -> bool:
+        """Whether an input of the body that lies in place is all of it: of its first part, strides and bounds
+        are others."""
+        return same_space(self.body.inputs[value.data].shape, node.shape)
 
     def _layout_of(self, node: Node) -> tuple[tuple[str, int], ...] | None:
         """The panels that an operand lies in, if it is a packed weight."""
         if node.op.reader_side and node.operands[0].id in self.inputs:
             return tuple(node.attrs.items())
         return None
+
+
+def _is_in_place(value: Scalar, node: Node) -> bool:
+    """Whether element i of a value is element i of an input."""
+    return value.prim == "load" and value.args == axes(node.rank)
 
 
 def _check_prologue(value: Scalar, root: Node) -> None:
