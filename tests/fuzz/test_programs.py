@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from rlx.backend.reference.interpreter import evaluate
+from rlx.compile import lower
 from rlx.errors import RlxError
 from rlx.fuzz import case
+from rlx.fuzz.bounds import Bounded, Follower
 from rlx.fuzz.case import Finding
 from rlx.fuzz.draw import Draw, NotHere
 from rlx.fuzz.grammar import draw_program
@@ -25,6 +27,7 @@ from rlx.fuzz.report import reproducer
 from rlx.fuzz.shrink import shrink
 from rlx.fuzz.to_onnx import CannotWrite, to_onnx
 from rlx.fuzz.zoo import from_the_zoo, pieces
+from rlx.ir.graph import Graph
 
 DRAWN = [draw_program(5, number) for number in range(400)]
 PLAIN = Input("x0", "f32", (3, 4), Values())
@@ -118,6 +121,21 @@ def test_pieces_of_the_zoo_are_drawn() -> None:
         except NotHere:
             d = Draw(f"zoo {made}")
     assert made > 20
+
+
+def test_a_comparison_of_what_may_be_equal_is_not_judged() -> None:
+    """Both ends of an interval may differ from a number within it, as the middle may."""
+    graph = Graph()
+    x, y = graph.input("x", (3,), "f32"), graph.input("y", (3,), "f32")
+    graph.set_outputs([x != y, x == y, x < y, x == x])
+    feed = {
+        "x": Bounded(np.array([1.0, 1.0, 1.0]), np.array([1e-6, 1e-6, 1e-6])),
+        "y": Bounded(np.array([1.0, 1.0 + 1e-7, 1.1]), 0.0),
+    }
+    different, equal, less, same = Follower(lower(graph), feed, {}).outputs().values()
+    for judged in (different, equal, less):
+        np.testing.assert_array_equal(judged.error, [1, 1, 0])
+    assert same.value.all() and not np.any(same.error)
 
 
 def test_what_raises_is_a_finding() -> None:

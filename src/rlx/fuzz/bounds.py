@@ -9,7 +9,8 @@
 | one addition or product whose result the dtype holds | none |
 
 Values are computed in f64 by the reference. What operands are off by is carried on: linearly through sums and
-products, elsewhere by looking at what the op gives at both ends of its operands' intervals. A complex number
+products, elsewhere by looking at what the op gives at both ends of its operands' intervals. What is compared
+is not judged where the intervals meet. A complex number
 is off by a distance in the plane; an index, where rounding may decide it, by a place. Bodies of loops and
 branches are followed step by step.
 """
@@ -144,6 +145,8 @@ class Follower(Interpreter):
         """What errors of operands do to a result."""
         total: np.ndarray | float = 0.0
         form = self.form(node)
+        if compares(form) and node.operands[0] is not node.operands[1]:
+            return undecided(*operands)
         for i, operand in enumerate(operands):
             if not np.any(operand.error):
                 continue
@@ -302,6 +305,20 @@ def rounds_once(form: object) -> bool:
         return False
     done = [e.prim for e in form.body.walk() if e.dtype.is_float and e.prim in PRIMITIVES]
     return all(p in EXACT or p in NEAREST for p in done) and sum(p in NEAREST for p in done) <= 1
+
+
+def compares(form: object) -> bool:
+    """Whether a map says something about the order of two numbers."""
+    if not isinstance(form, Map) or not form.body.dtype.is_bool or form.body.prim not in PRIMITIVES:
+        return False
+    return [a.prim for a in form.body.args] == ["load", "load"] and not form.body.args[0].dtype.is_bool
+
+
+def undecided(a: Bounded, b: Bounded) -> np.ndarray:
+    """1 where two numbers are nearer to each other than they are known: any comparison of them may differ."""
+    with np.errstate(all="ignore"):
+        room = np.add(a.error, b.error)
+        return ((room > 0) & (distance(a.value, b.value) <= room)).astype(np.float64)
 
 
 def moves_only(form: Map | Pieces) -> bool:
