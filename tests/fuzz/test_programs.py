@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from rlx.fuzz import case
 from rlx.fuzz.bounds import Bounded, Follower
 from rlx.fuzz.case import Finding
 from rlx.fuzz.draw import Draw, NotHere
-from rlx.fuzz.grammar import draw_program
+from rlx.fuzz.grammar import draw_program, with_indices_in_range
 from rlx.fuzz.inputs import Values
 from rlx.fuzz.oracles import MAIN, MORE, check
 from rlx.fuzz.program import TRANSFORMS, Input, Program, Step
@@ -121,6 +122,16 @@ def test_pieces_of_the_zoo_are_drawn() -> None:
         except NotHere:
             d = Draw(f"zoo {made}")
     assert made > 20
+
+
+def test_indices_fit_at_both_sets_of_sizes() -> None:
+    x = Input("x0", "f32", ("n", 2), Values())
+    ids = Input("x1", "i64", (8,), Values(0, 8))
+    steps = (Step(("v2",), "ops.concat([x0, x0], axis=0)"), Step(("v3",), "ops.take(v2, x1, axis=0)"))
+    program = Program((x, ids), steps, ("v3",), {"n": 9}, {"n": 2})
+    made = with_indices_in_range(program, [("x1", "v2", 0)])
+    assert made.inputs[1].values == Values(0, 3) and made.inputs[0] == x and made.others == {"n": 2}
+    assert not with_indices_in_range(replace(program, others={"n": 0}), [("x1", "v2", 0)]).others
 
 
 def test_a_comparison_of_what_may_be_equal_is_not_judged() -> None:

@@ -43,6 +43,7 @@ class Draw:
         self.inputs: list[Input] = []
         self.steps: list[Step] = []
         self.values: list[str] = []
+        self.indexed: list[tuple[str, str, int]] = []  # indices, what they index, along which axis
         names = "nmkpq"[: self.random.randint(1, 4)]
         self.sizes = dict(zip(names, self.random.sample(SIZES, len(names)), strict=True))
         if len(names) > 1 and self.chance(0.2):  # two sizes that are equal by chance

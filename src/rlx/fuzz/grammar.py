@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rlx.fuzz.control import CONTROL
 from rlx.fuzz.declared import declared
@@ -12,6 +13,7 @@ from rlx.fuzz.inputs import Values
 from rlx.fuzz.layers import LAYERS
 from rlx.fuzz.oracles import MAIN_WAYS, MORE_WAYS
 from rlx.fuzz.program import ASKS, BATCH, TRANSFORMS, Program
+from rlx.fuzz.shrink import types_of, with_input
 from rlx.fuzz.zoo import from_the_zoo
 from rlx.ir.dtype import dtype
 
@@ -165,6 +167,7 @@ def select(d: Draw) -> object:
     size = d.shape(x)[axis]
     if d.chance(0.5) and size:
         ids = d.input(d.choose(("i64", "i32")), [d.size()], Values(0, size - 1))
+        d.indexed.append((ids, x, axis))
         return d.emit(f"ops.take({x}, {ids}, axis={axis})")
     return d.emit(
         d.choose(
@@ -291,7 +294,7 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
     if poison:
         ways = [*ways[:1], "poison"]
     wrt = d.choose(smooth) if smooth else 0
-    return Program(
+    made = Program(
         tuple(d.inputs),
         tuple(d.steps),
         tuple(outputs),
@@ -302,3 +305,19 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
         tuple(dict.fromkeys(ways)),
         number,
     )
+    return with_indices_in_range(made, d.indexed) if others else made
+
+
+def with_indices_in_range(p: Program, indexed: Sequence[tuple[str, str, int]]) -> Program:
+    """Indices that fit at both sets of sizes; where an axis is empty at one, there is no second set."""
+    types = types_of(replace(p, sizes={**p.sizes, **p.others}))
+    for ids, of, axis in indexed:
+        if of not in types:  # refused at these sizes
+            continue
+        size = types[of][1][axis]
+        if size == 0:
+            return replace(p, others={})
+        at = next(i for i, x in enumerate(p.inputs) if x.name == ids)
+        values = p.inputs[at].values
+        p = with_input(p, at, replace(p.inputs[at], values=replace(values, high=min(values.high, size - 1))))
+    return p
