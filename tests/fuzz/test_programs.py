@@ -22,6 +22,7 @@ from rlx.fuzz.case import Finding
 from rlx.fuzz.draw import Draw, NotHere
 from rlx.fuzz.grammar import draw_program, with_indices_in_range
 from rlx.fuzz.inputs import Values
+from rlx.fuzz.layers import attention
 from rlx.fuzz.oracles import MAIN, MORE, check
 from rlx.fuzz.program import TRANSFORMS, Input, Program, Step
 from rlx.fuzz.report import reproducer
@@ -122,6 +123,25 @@ def test_pieces_of_the_zoo_are_drawn() -> None:
         except NotHere:
             d = Draw(f"zoo {made}")
     assert made > 20
+
+
+def test_no_infinite_keys_are_hidden() -> None:
+    """What they do to a result is not specified; inputs without hidden keys may have them."""
+    hidden, special = 0, 0
+    for number in range(120):
+        d = Draw(f"attention {number}")
+        d.input(d.main, [2, 2, 3, 4], Values(special=True))
+        try:
+            attention(d)
+        except NotHere:
+            continue
+        step, inputs = d.steps[-1], {x.name: x for x in d.inputs}
+        read = [inputs[name] for name in sorted(step.names())]
+        if "causal" in step.text or any(x.dtype == "bool" for x in read):
+            hidden += 1
+            assert not any(x.values.special for x in read)
+        special += any(x.values.special for x in read)
+    assert hidden > 20 and special > 5
 
 
 def test_indices_fit_at_both_sets_of_sizes() -> None:

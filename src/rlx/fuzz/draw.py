@@ -114,6 +114,11 @@ class Draw:
         names = {n: name for name, n in self.sizes.items() if n > 1}
         return [names.get(n, n) for n in shape]
 
+    @property
+    def has_special_values(self) -> bool:
+        """Whether any value so far may be infinite or NaN because an input is."""
+        return any(x.values.special for x in self.inputs)
+
     def axis(self, name: str) -> int:
         rank = self.rank(name)
         if rank == 0:

@@ -241,7 +241,8 @@ def attention(
 
     k and v may have fewer heads (grouped queries). A boolean mask says what may be seen, another is added.
     Query i stands at key position i + offset: `causal` hides later keys, `window` = (left, right) those
-    further away (-1: no limit).
+    further away (-1: no limit). Whether an Inf or NaN of a key or value that no query may see reaches a
+    result is not specified.
 
     >>> q = np.zeros((1, 1, 2, 4))
     >>> v = np.array([1.0, 3.0]).reshape(1, 1, 2, 1)
