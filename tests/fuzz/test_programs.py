@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from rlx.fuzz.layers import attention
 from rlx.fuzz.oracles import MAIN, MORE, check
 from rlx.fuzz.program import TRANSFORMS, Input, Program, Step
 from rlx.fuzz.report import reproducer
-from rlx.fuzz.shrink import shrink
+from rlx.fuzz.shrink import candidates, shrink
 from rlx.fuzz.to_onnx import CannotWrite, to_onnx
 from rlx.fuzz.zoo import from_the_zoo, pieces
 from rlx.ir.graph import Graph
@@ -123,6 +124,30 @@ def test_pieces_of_the_zoo_are_drawn() -> None:
         except NotHere:
             d = Draw(f"zoo {made}")
     assert made > 20
+
+
+def test_every_shrunk_program_can_be_printed() -> None:
+    """Numbers that an op needs are given, and fit a batch, too."""
+    given = Input("x1", "i64", (2,), Values(given=(0, 1)))
+    batched = Program(
+        (PLAIN, given),
+        (Step(("v2",), "ops.take(x0, x1, axis=0)"),),
+        ("v2",),
+        {"batch": 3},
+        {"batch": 2},
+        "vmap",
+    )
+    printed = 0
+    for number, program in enumerate([batched, *DRAWN[:150]]):
+        choose = random.Random(number)
+        for _ in range(8):
+            fewer = list(candidates(program))
+            if not fewer:
+                break
+            program = choose.choice(fewer)
+            compile(reproducer(program, Finding("static", "wrong value", "")), "reproducer", "exec")
+            printed += 1
+    assert printed > 500
 
 
 def test_no_infinite_keys_are_hidden() -> None:
