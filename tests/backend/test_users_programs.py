@@ -14,6 +14,7 @@ from rlx import Graph, ops
 from rlx.backend.cpu.target import runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import RlxError
+from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op
 
 TARGETS = [t.name for t in targets() if runs_here(t)]
@@ -274,3 +275,12 @@ def test_an_index_within_the_whole_but_not_within_the_part(target: str) -> None:
     for outside in (3, -4):
         with pytest.raises(RlxError, match="out of range"):
             jitted(x, np.array([outside]))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "f32", "f64", "i8", "u64"])
+def test_clip_keeps_the_dtype(kind: str) -> None:
+    x = np.arange(5).astype(dtype(kind).np)
+    for f in (lambda x: ops.clip(x, 1, 3), lambda x: ops.clip(x, 1), lambda x: ops.clip(x, max=3)):
+        want = f(x.astype(np.float64)).astype(x.dtype)
+        np.testing.assert_array_equal(f(x), want, strict=True)
+        np.testing.assert_array_equal(rlx.jit(f)(x), want, strict=True)

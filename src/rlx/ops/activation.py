@@ -317,7 +317,7 @@ class _clip(Composite):
     def ref(self, x: np.ndarray, *limits: np.ndarray, bounds: str) -> np.ndarray:
         low = None if bounds == "max" else limits[0]
         high = None if bounds == "min" else limits[-1]
-        return np.asarray(np.clip(x, low, high))
+        return np.asarray(np.clip(x, low, high)).astype(x.dtype)  # of bfloat16 NumPy makes float32
 
     def expand(self, x: Node, *limits: Node, bounds: str) -> Node:
         if bounds != "max":
