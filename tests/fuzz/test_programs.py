@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx import lower, ops
 from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import lower
 from rlx.errors import RlxError
 from rlx.fuzz import case
 from rlx.fuzz.bounds import Bounded, Follower
@@ -111,6 +111,19 @@ def test_programs_are_written_as_onnx_models(require: Callable[..., None]) -> No
             written.update(n.op_type for n in model.graph.node)
     assert models > tried / 3 and len(written) > 40
     assert {"Shape", "Gather", "Reshape", "Expand", "MatMul", "Slice", "Where"} <= written.keys()
+
+
+def test_names_of_an_onnx_model_are_its_own(require: Callable[..., None]) -> None:
+    """Those of nodes are numbered too: whatever stands before a pad, its filling is another value."""
+    require("onnx")
+    for before in range(4):
+        graph = Graph()
+        x = [graph.input(f"x{i}", (3,), "f32") for i in range(before + 1)][-1]
+        with graph.building():
+            graph.output("y", ops.pad(x, [(1, 1)]))
+        made = to_onnx(graph).graph
+        names = [i.name for i in made.initializer] + [name for n in made.node for name in n.output]
+        assert len(set(names)) == len(names)
 
 
 def test_pieces_of_the_zoo_are_drawn() -> None:

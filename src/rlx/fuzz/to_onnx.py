@@ -167,7 +167,7 @@ def _pad(w: Writer, n: Node) -> str:
     pairs = n.attrs["padding"]
     if any(n.attrs["interior"]):
         raise CannotWrite("padding between elements")
-    value = w.scalar(f"pad_{n.id}", n.attrs["value"], n.dtype.np)
+    value = w.scalar(f"filling_{n.id}", n.attrs["value"], n.dtype.np)
     return w.op("Pad", *w.of(n), w.integers([p[0] for p in pairs] + [p[1] for p in pairs]), value)
 
 
