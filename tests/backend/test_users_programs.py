@@ -284,3 +284,12 @@ def test_clip_keeps_the_dtype(kind: str) -> None:
         want = f(x.astype(np.float64)).astype(x.dtype)
         np.testing.assert_array_equal(f(x), want, strict=True)
         np.testing.assert_array_equal(rlx.jit(f)(x), want, strict=True)
+
+
+def test_numpy_scalars_keep_their_dtype_where_no_tensor_is_beside_them() -> None:
+    """np.float64 is a Python float, too, which counts as f32."""
+    x = np.ones(3)
+    last, _ = ops.scan(lambda c, row: (c * 1.0, c), x[0] * 0.1, x)
+    assert last.dtype == np.float64 and last == 0.1
+    assert Graph().constant(np.float64(0.1)).dtype.name == "f64"
+    assert Graph().constant(0.1).dtype.name == "f32"
