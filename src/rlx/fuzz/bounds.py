@@ -164,6 +164,8 @@ class Follower(Interpreter):
                 parts = [end if s else o.value for s, o in zip(same, operands, strict=True)]
                 moved.append(distance(self.moved(node, parts, i, operand.value)[number], values[number]))
             total = total + functools.reduce(np.fmax, moved)
+        if wraps(form):
+            total = np.maximum(total, wrapped(*operands))
         return total
 
     def moved(self, node: Node, parts: list[np.ndarray], i: int, exact: np.ndarray) -> list[np.ndarray]:
@@ -305,6 +307,22 @@ def rounds_once(form: object) -> bool:
         return False
     done = [e.prim for e in form.body.walk() if e.dtype.is_float and e.prim in PRIMITIVES]
     return all(p in EXACT or p in NEAREST for p in done) and sum(p in NEAREST for p in done) <= 1
+
+
+def wraps(form: object) -> bool:
+    """Whether a map is a remainder, which jumps at multiples of its divisor."""
+    return isinstance(form, Map) and form.body.prim in ("mod", "fmod")
+
+
+def wrapped(a: Bounded, b: Bounded) -> np.ndarray:
+    """How far a remainder may be off where the operands do not say which multiples lie between."""
+    with np.errstate(all="ignore"):
+        error = np.abs(a.error) + np.abs(np.asarray(a.value / b.value)) * b.error
+        multiples = [np.floor((a.value + way * error) / b.value) for way in (1, -1)]
+        # The quotient of two floats is rounded itself: a value next to a multiple may be either side of it.
+        near = np.abs(a.value / b.value - np.round(a.value / b.value)) <= 1e-12
+        jumps = (multiples[0] != multiples[1]) | (near & (error > 0))
+        return np.where(jumps, 2 * (np.abs(b.value) + b.error), 0.0)
 
 
 def compares(form: object) -> bool:
