@@ -244,6 +244,19 @@ def test_vmap_axes() -> None:
     np.testing.assert_array_equal(moved, x.T * 2)
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("size", [2, "n"])
+def test_vmap_of_the_right_side_of_a_product(size: int | str, columns: int) -> None:
+    """Examples are columns of one product, and lie apart in the result, even if each has one column only."""
+    g = rlx.Graph("product")
+    x, w = g.input("x", (2, 4), "f32"), g.input("w", (size, 4, columns), "f32")
+    with g.building():
+        g.output("y", rlx.vmap(lambda x, w: x @ w, in_axes=(None, 0))(x, w))
+    a = np.arange(8, dtype=np.float32).reshape(2, 4)
+    b = np.arange(8 * columns, dtype=np.float32).reshape(2, 4, columns)
+    np.testing.assert_array_equal(rlx.compile(g).run({"x": a, "w": b})["y"], a @ b)
+
+
 def test_vmap_of_a_constant_result_repeats_it() -> None:
     got = rlx.vmap(lambda v: (v, ops.full((2,), 7.0, "f64")))(np.ones(3))
     np.testing.assert_array_equal(got[1], np.full((3, 2), 7.0))

@@ -181,7 +181,7 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     k = k_axes if packed and len(k_axes) == 1 else _merge(nest.space, k_axes, [*at_a, b.axes])
     if nest.has_prologue and sum(nest.space[i] != 1 for i in k) > 1:
         return None  # lanes run along one axis
-    if len(k) != len(k_axes) or (packed and len(n) != len(n_axes)) or out[n[-1]] != 1:
+    if len(k) != len(k_axes) or (packed and len(n) != len(n_axes)) or _step(nest, out, n) != 1:
         return None
     rest = [i for i in range(kept) if i not in m and i not in n]
     return GemmPlan(tuple(rest), tuple(m), tuple(n), tuple(k), swapped, a, b, packed)
@@ -192,6 +192,14 @@ def _size(nest: ContractNest, axes: Sequence[int]) -> Dim:
     for i in axes:
         total = total * nest.space[i]
     return total
+
+
+def _step(nest: ContractNest, steps: Shape, group: Sequence[int]) -> Dim:
+    """Step of a merged group: that of its innermost axis larger than 1."""
+    for i in reversed(group):
+        if nest.space[i] != 1:
+            return steps[i]
+    return steps[group[-1]] if group else 0
 
 
 def _epilogue(nest: ContractNest, inputs: Sequence[Slot]) -> Nest:
@@ -239,11 +247,7 @@ class _Gemm:
         self.prologue_nest = flat_source(nest.lhs, nest.space, inputs) if nest.has_prologue else None
 
     def step(self, steps: Shape, group: Sequence[int]) -> Dim:
-        """Step of a merged group: that of its innermost axis larger than 1."""
-        for i in reversed(group):
-            if self.nest.space[i] != 1:
-                return steps[i]
-        return steps[group[-1]] if group else 0
+        return _step(self.nest, steps, group)
 
     def size(self, group: Sequence[int]) -> Dim:
         return _size(self.nest, group)
