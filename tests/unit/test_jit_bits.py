@@ -110,6 +110,62 @@ case("sum", ops.sum)(lambda: [(made(n),) for n in (2, 17, 1000, 100000)])
 case("sum of columns", lambda x: ops.sum(x, axis=0))(
     lambda: [(made(k, n),) for k in (33, 100) for n in (2, 8, 17)]
 )
+case("sum of planes of each channel", lambda x: ops.sum(x, axis=(0, 2)))(
+    lambda: [(made(3, 4, n),) for n in (2, 100, 4096, 5000, 20000)]
+)
+case("mean of images of each channel", lambda x: ops.mean(x, axis=(0, 2, 3)))(
+    lambda: [(made(2, 3, k, n),) for k in (3, 70) for n in (9, 80)]
+)
+case("conv, x and w of each example", rlx.vmap(lambda x, w: ops.conv(x, w, dilations=2)))(
+    lambda: [(made(n, 1, 4, 7, 7), made(n, 3, 4, 3, 3)) for n in (2, 4, 9)]
+)
+case("gradient of conv for each example", rlx.vmap(gradient(conv), in_axes=(0, None)))(
+    lambda: [(made(n, 1, 4, 6, 6), made(3, 4, 3, 3)) for n in (2, 4, 9)]
+)
+case("attention, written out", lambda q, k, v: ops.softmax(q @ ops.swapaxes(k, -1, -2) * 0.125) @ v)(
+    lambda: [(made(2, n, d), made(2, 40, d), made(2, 40, d)) for n in (2, 5, 64) for d in (8, 16, 24)]
+)
+
+
+# Whether ops are one kernel depends on sizes: what is cheap to store is dear to compute again.
+
+
+def steps_of_a_cell(x: Any, w: Any) -> Any:
+    """A slope of a recurrent cell: it reads 1 - tanh(x)**2 and tanh(x)."""
+
+    def run(x: Any, w: Any) -> Any:
+        rows = ops.broadcast_to(x, (1, *x.shape))
+        return ops.scan(lambda c, row: (ops.tanh(c @ w + row),) * 2, rows[0] * 0.5, rows)[1]
+
+    return rlx.jvp(run, (x, w), (x * 0.5, w * 0.5))[1]
+
+
+def distance(x: Any, y: Any) -> Any:
+    return ops.tanh(x) - y
+
+
+def halves(x: Any, y: Any) -> Any:
+    d = distance(ops.cast(x, "bf16"), ops.cast(y, "bf16"))
+    return ops.cast(ops.exp(d) @ d + ops.sin(d), "f32")
+
+
+def exps_of_distances(x: Any) -> Any:
+    d = x - ops.max(x, axis=-1, keepdims=True)
+    return ops.exp(d) @ d + ops.exp(d)
+
+
+def pairs_of(*sizes: int) -> Calls:
+    return [(made(n, n), made(n, n)) for n in sizes]
+
+
+case("slope of a cell", steps_of_a_cell)(lambda: pairs_of(9, 64, 100))
+case("sums of products", lambda x, y: ops.sin(x) * x + (ops.sin(x) * x) @ y)(lambda: pairs_of(2, 5, 33, 300))
+case("16-bit floats between ops", halves)(lambda: pairs_of(2, 5, 33, 128))
+case(
+    "sigmoid of a difference",
+    lambda x, y: ops.sigmoid(distance(x, y)) @ distance(x, y) + ops.sigmoid(distance(x, y)),
+)(lambda: pairs_of(2, 5, 33, 128))
+case("distances from a maximum", exps_of_distances)(lambda: [(made(n, n),) for n in (2, 5, 33, 128)])
 
 
 def bits(value: np.ndarray) -> bytes:
@@ -141,6 +197,21 @@ def test_a_size_that_decides_bits_is_a_number() -> None:
     (why,) = f.stats["specialized"].values()
     assert why.startswith("is the length of a Fourier transform (at test_jit_bits.py:")
     assert f.program(made(2, 8).astype(np.complex64)).graph.symbols() == ("x_0",)
+
+
+def test_a_number_of_examples_with_weights_of_their_own_is_a_number() -> None:
+    f = rlx.jit(rlx.vmap(ops.conv), dynamic={"x": {0: "n"}, "w": {0: "n"}})
+    for n in (2, 3, 2):
+        f(made(n, 1, 4, 6), made(n, 3, 4, 3))
+    assert f.stats["traces"] == 2 and not f.stats["refused"]
+    assert all("read as a number at test_jit_bits.py:" in why for why in f.stats["specialized"].values())
+
+
+def test_a_program_serves_sizes_that_are_fused_alike() -> None:
+    f = rlx.jit(halves, dynamic=True)
+    for n in (128, 130, 200, 5, 128, 6):
+        f(made(n, n), made(n, n))
+    assert f.stats["traces"] == 2
 
 
 def test_a_program_serves_sizes_of_the_same_choices() -> None:

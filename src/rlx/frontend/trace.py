@@ -129,6 +129,9 @@ class _Reader:
         self.read_at: dict[str, str] = {}  # symbol -> the line that read it
         self.guards: list[Constraint] = []
 
+    def knows(self, d: Dim) -> bool:
+        return self.actual.keys() >= set(symbols(d))
+
     def read(self, e: Expr) -> int:
         self._need_known(e)
         self.read_at |= dict.fromkeys(symbols(e), f"read as a number at {_line()}")

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 class SizeReader(Protocol):
     """Answers for symbolic sizes while a function is traced."""
 
+    def knows(self, d: Dim) -> bool:
+        """Whether the call decides a size; data may decide it, too."""
+        ...
+
     def read(self, e: Expr) -> int:
         """The value of a size that is read as a number; the trace holds for that number only."""
         ...

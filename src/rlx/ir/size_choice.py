@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rlx.errors import RlxError
 from rlx.ir.dim import Dim, evaluate, symbols
+from rlx.ir.dim_read import READER
 from rlx.records import dataclass
 
 T = TypeVar("T", bound=Hashable)
@@ -67,9 +68,13 @@ def choose(rule: Callable[..., T], sizes: Sequence[Dim], usual: Sequence[int]) -
     return answer
 
 
-def need_numbers(sizes: Sequence[Dim], reason: str, where: tuple[str, ...]) -> None:
-    """Refuse symbols here, in a compilation that could have numbers in their place."""
-    choices = CHOICES.get()
+def need_numbers(sizes: Sequence[Dim], reason: str, where: tuple[str, ...] = ()) -> None:
+    """Refuse symbols here, in a compilation that could have numbers in their place; a trace reads them."""
+    reader, choices = READER.get(), CHOICES.get()
+    if reader is not None:
+        for d in sizes:
+            if not isinstance(d, int) and reader.knows(d):
+                reader.read(d)
     if choices is not None and choices.knows(sizes):
         names = frozenset(name for d in sizes for name in symbols(d))
         if names:

@@ -15,6 +15,7 @@ from rlx.ir.dtype import DType, dtype
 from rlx.ir.form import Conv, Form
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.size_choice import need_numbers
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.contract import accumulate_dtype, dot_general
 from rlx.ops.conv_adjoint import transposed
@@ -175,6 +176,7 @@ class _conv(Op):
             out = reshape(out, (out.shape[0], groups, b, per_out, *out.shape[2:]))
             out = _swap(out, (2, 0, 1, 3))
             return _reshaped(out, (b, out.shape[1], groups * per_out, *out.shape[4:]))
+        need_numbers((b,), "is a number of groups, which add in another order than a contraction")
         if isinstance(b, int):  # more groups
             xt = _swap(x, (1, 0, 2))
             xt = reshape(xt, (x.shape[1], b * x.shape[2], *x.shape[3:]))

@@ -19,13 +19,16 @@ from rlx.cost.gate import IoFusionGate, default_gate
 from rlx.cost.io import IoModel
 from rlx.cost.profile import GraphIoProfile, fusion_benefit
 from rlx.ir.compose import ComposeError, Kernel
+from rlx.ir.dim import sym
 from rlx.ir.graph import Graph, Node
+from rlx.ir.size_choice import CHOICES, Choice
 from rlx.ir.types import TensorType
 from rlx.passes.attend import Candidate, attention_candidates
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Misfit, Status
 from rlx.passes.reach import Reach
 from rlx.passes.regions import Group, Region, RegionMaker, emit_graph
+from rlx.passes.rounding import rounds_by_kernel
 from rlx.passes.spectra import is_transform, surround
 from rlx.passes.trial import Pricing, Trial
 from rlx.passes.work import evaluated_work
@@ -480,8 +483,32 @@ class Fuser:
 
 def fuse(graph: Graph, options: Options | None = None) -> tuple[Graph, DecisionLog]:
     """Replace groups of ops by region nodes; also gives the record of every decision."""
-    fuser = Fuser(graph, options or Options(default_gate("cpu")))
-    fuser.run()
+    fuser = _grouped(graph, options or Options(default_gate("cpu")))
     groups = list(fuser.groups.values())
     outputs = {group: fuser.outputs_of(number) for number, group in fuser.groups.items()}
     return emit_graph(fuser.facts, groups, outputs, fuser.maker), fuser.log
+
+
+def _grouped(graph: Graph, options: Options) -> Fuser:
+    """Groups at the assumed sizes; those of a call, where groups show in the bits of what it returns."""
+    choices = CHOICES.get()
+
+    def grouped(sizes: Mapping[str, int] | None) -> Fuser:
+        fuser = Fuser(graph, replace(options, assume=sizes))
+        fuser.run()
+        return fuser
+
+    if choices is None or not rounds_by_kernel(graph):
+        return grouped(options.assume)
+    names = [name for name in graph.symbols() if name in choices.sizes]
+
+    def groups_at(*sizes: int) -> frozenset[Group]:
+        return frozenset(
+            grouped({**(options.assume or {}), **dict(zip(names, sizes, strict=True))}).groups.values()
+        )
+
+    fuser = grouped({**(options.assume or {}), **choices.sizes})
+    if names:
+        symbolic = tuple(sym(name) for name in names)
+        choices.made.append(Choice(groups_at, symbolic, frozenset(fuser.groups.values())))
+    return fuser

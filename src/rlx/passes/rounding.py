@@ -14,6 +14,7 @@ from rlx.ir.form import Contract, Form, Reduce, Template
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.size_choice import CHOICES, choose, need_numbers
+from rlx.ir.types import tensor_types
 from rlx.passes.layout import weight_ids
 
 FEW_ROWS = 3
@@ -36,6 +37,29 @@ def runs_along_k(m: Dim, n: Dim, k: Dim, lanes: int) -> bool:
     few_rows = isinstance(m, int) and m <= FEW_ROWS
     shallow = isinstance(k, int) and k < lanes
     return (few_columns or few_rows) and not shallow
+
+
+def rounds_by_kernel(graph: Graph) -> bool:
+    """Whether bits depend on which ops are one kernel.
+
+    16-bit floats are kept in f32 there, and rounded when they are stored. In the kernel of a statistic, x /
+    statistic is x * (1 / statistic), and exp(x - statistic) costs less: these show where a value that several
+    ops read may be computed by each of them.
+    """
+    readers, statistics = graph.users(), set[int]()
+    ends = {n.id for n in graph.ends()}
+    for node in graph.nodes:
+        if node.op.role is not Role.COMPUTE or not readers[node.id]:
+            continue
+        if any(t.dtype.is_float and t.dtype.bits == 16 for t in tensor_types(node.type)):
+            return True
+        given = [o.id in statistics for o in node.operands if o.op.role is not Role.CONSTANT]
+        if node.op.family == "reduction" or (any(given) and all(given)):
+            statistics.add(node.id)
+        elif node.op.name in ("div", "sub") and node.operands[1].id in statistics:
+            if node.id in ends or len(readers[node.id]) > 1:
+                return True
+    return False
 
 
 def check_rounding(graph: Graph, lanes: Lanes) -> Graph:

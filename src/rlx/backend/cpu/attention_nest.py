@@ -13,6 +13,7 @@ from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
 from rlx.ir.kernel import AttentionNest
 from rlx.ir.scalar import Scalar
+from rlx.ir.size_choice import need_numbers
 
 FLOATS = ("f32", "bf16", "f16")  # of operands and results
 MOST_DEPTH = 512  # features of a head: query, result and scores of a block stay in L2
@@ -25,6 +26,7 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
     if len(nest.masks) > 1:
         return "the native attention kernel takes one mask"
     depth, value_depth = nest.depth, nest.value_depth
+    need_numbers((depth, value_depth), "is the size of heads, whose scores one kernel adds in its own order")
     if not isinstance(depth, int) or not isinstance(value_depth, int):
         return "the native attention kernel wants heads of a static size"
     if not 0 < depth <= MOST_DEPTH or not 0 < value_depth <= MOST_DEPTH:
@@ -45,6 +47,8 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
         return "the native attention kernel hides what a mask does not keep, completely"
     if mask is not None and mask.kind == "add" and mask.load.dtype.name != "f32":
         return "the native attention kernel adds masks of f32"
+    if nest.left is not None and nest.right is not None:
+        need_numbers((nest.left + nest.right,), "decides how far attention looks in one kernel")
     window = _window(nest.left, nest.right)
     if window is None:
         return "the native attention kernel wants windows of a static size"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
@@ -16,7 +15,7 @@ from rlx.backend.cpu.primitives import (
     memory_type,
     register_type,
 )
-from rlx.backend.cpu.vmath import OF_ROUNDED
+from rlx.backend.cpu.vmath_exp import exp
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
@@ -135,27 +134,11 @@ class Expression:
             return emit_cast(fn, self(s.args[0]), s.args[0].dtype, s.dtype, s.data)
         if s.prim not in PRIMITIVES:
             raise UnsupportedError(f"primitive {s.prim!r} has no native code")
-        fused = self._fused_multiply_add(s)
-        if fused is not None:
-            return fused
-        if s.prim in OF_ROUNDED and s.dtype is F32 and is_rounded(s.args[0]):
-            return OF_ROUNDED[s.prim](fn, self(s.args[0]))
+        if s.prim == "exp" and s.dtype is F32 and is_distance(s.args[0]):
+            return exp(fn, self(s.args[0]), rounded=True)
         args = self._together([self(a) for a in s.args])
         dtype = s.args[-1].dtype
         return PRIMITIVES[s.prim](fn, dtype, args)
-
-    def _fused_multiply_add(self, s: Scalar) -> Value | None:
-        """a * b + c in one rounding where the product has no other use in this expression."""
-        if s.prim not in ("add", "sub") or not s.dtype.is_float or not self.fn.module.target.has_fma:
-            return None
-        a, b = s.args
-        if a.prim == "mul" and a not in self.memo:
-            x, y, c = self._together([self(a.args[0]), self(a.args[1]), self(b)])
-            return self.fn.fma(x, y, c if s.prim == "add" else self.fn.fneg(c))
-        if b.prim == "mul" and b not in self.memo:
-            x, y, c = self._together([self(b.args[0]), self(b.args[1]), self(a)])
-            return self.fn.fma(x if s.prim == "add" else self.fn.fneg(x), y, c)
-        return None
 
     def _axis(self, number: int) -> Value:
         fn = self.fn
@@ -385,12 +368,12 @@ def is_load(s: Scalar) -> bool:
     return s.prim in LOADS or s.prim == "at"
 
 
-def is_rounded(s: Scalar) -> bool:
-    """Whether an expression ends in a rounding (products with powers of two do not round)."""
-    if s.prim == "mul" or s.prim == "div":
-        factors = [abs(a.data) for a in s.args if a.prim == "const"]
-        return not any(math.frexp(factor)[0] == 0.5 for factor in factors)
-    return s.prim in ("add", "sub")
+def is_distance(s: Scalar) -> bool:
+    """Whether an expression is x - statistic, as in a softmax: a rounded one, wherever it is computed."""
+    if s.prim != "sub":
+        return False
+    left, right = (any(e.prim == "acc" for e in a.walk()) for a in s.args)
+    return right and not left
 
 
 def rounded_level(s: Scalar) -> tuple[Scalar, DType, int] | None:

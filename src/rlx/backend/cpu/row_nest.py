@@ -285,8 +285,19 @@ class RowNest(NestEmitter):
 
     def reduce(self, now: Pass) -> list[Value]:
         """The statistics of one pass over the inner axes, as scalars."""
+        reducer, extent = self.reducer(now.number), self.sizes[-1]
+        if isinstance(extent, int) or len(self.inner) == 1 or not is_float_sum(reducer.stat):
+            return self.reduce_by(reducer, now)
+        blocked = BlockedSum(self.fn, reducer.stat, self.lanes)
+        return self.fn.if_value(  # not in blocks always: each row of several begins a block
+            self.fn.cmp("ugt", extent, LONG),
+            lambda: self.reduce_by(blocked, now),
+            lambda: self.reduce_by(reducer, now),
+        )
+
+    def reduce_by(self, reducer: Reducer, now: Pass) -> list[Value]:
+        """What a reducer finds in one pass."""
         fn, last = self.fn, len(self.nest.space) - 1
-        reducer = self.reducer(now.number)
 
         def level(axes: list[Int], carried: list[list[Value]]) -> list[list[Value]]:
             number = len(axes)

@@ -8,7 +8,6 @@ and signed zeros come out as in NumPy. Errors are measured by the tests and list
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from rlx.backend.cpu import vmath_exp, vmath_trig
@@ -66,12 +65,6 @@ FUNCTIONS = _made(
     ("round", 1, Function.round_even, True),
     ("trunc", 1, Function.trunc_float, True),
 )
-
-# Functions that cost less where their argument is the result of a rounding.
-OF_ROUNDED: dict[str, Emit] = {
-    "exp": partial(vmath_exp.exp, rounded=True),
-    "sigmoid": partial(vmath_exp.sigmoid, rounded=True),
-}
 
 
 def apply(f: Function, name: str, *operands: Value, inline: bool | None = None) -> Value:

@@ -114,24 +114,23 @@ def expm1(f: Lanes, x: Value) -> Value:
     return f.copysign(f.select(f.fcmp("oeq", n, 0.0), p, f.fadd(half, half)), x)
 
 
-def sigmoid(f: Lanes, x: Value, rounded: bool = False) -> Value:
-    """1 / (1 + exp(-x)) from exp(-|x|), so that the far left keeps its relative accuracy; `rounded` as in
-    `exp`."""
+def sigmoid(f: Lanes, x: Value) -> Value:
+    """1 / (1 + exp(-x)) from exp(-|x|), so that the far left keeps its relative accuracy."""
     if has_power_table(f, x):
-        return at_widths(f, lambda part: _sigmoid_of_parts(f, part, rounded), 4, max(4, x.width), x)
+        return at_widths(f, partial(_sigmoid_of_parts, f), 4, max(4, x.width), x)
     e = exp(f, f.fneg(f.fabs(x)))
     top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
     return f.fdiv(top, f.fadd(e, 1.0))
 
 
-def _sigmoid_of_parts(f: Lanes, x: Value, rounded: bool) -> Value:
+def _sigmoid_of_parts(f: Lanes, x: Value) -> Value:
     """t / (t + 2**n exp(r)) with t = 2**-(k / 16) and -x = (n + k / 16) ln 2 + r: no product with a power.
 
     Both sides of the fraction are made small, since exp(-x) overflows before the quotient is 0. x is not
     clamped, as in `_exp_of_parts`.
     """
     tiny = 2.0**-64
-    word, n, r = _reduce_to_parts(f, f.fneg(x), rounded)
+    word, n, r = _reduce_to_parts(f, f.fneg(x), rounded=False)
     r = nearer_to_zero(f, r, 0.0625)
     inverse_powers = [1.0, *(power / 2 for power in reversed(tables.POWERS[1:]))]
     t = pick_power(f, word, [tiny * power for power in inverse_powers])
