@@ -293,3 +293,18 @@ def test_numpy_scalars_keep_their_dtype_where_no_tensor_is_beside_them() -> None
     assert last.dtype == np.float64 and last == 0.1
     assert Graph().constant(np.float64(0.1)).dtype.name == "f64"
     assert Graph().constant(0.1).dtype.name == "f32"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_convolution_of_pixels_that_are_repeated(target: str) -> None:
+    """The gradient of a mean repeats one pixel; between convolutions, channels lie in blocks."""
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((1, 16, 2, 3), np.float32), rng.standard_normal((16, 16, 1, 1), np.float32)
+
+    def loss(x: Any, w: Any) -> Any:
+        pooled = ops.mean(ops.conv(x, w), axis=(2, 3), keepdims=True)
+        return ops.sum(ops.sin(ops.conv(pooled, w)))
+
+    got = rlx.jit(rlx.grad(loss), target=target)(x, w)
+    want = in_f64(rlx.grad(loss), [x, w])
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

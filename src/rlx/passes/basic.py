@@ -43,22 +43,30 @@ def materialize_outputs(graph: Graph) -> Graph:
 
 
 def materialize_operands(graph: Graph) -> Graph:
-    """Every operand of a collective gets storage of its own, in one piece: others read it where it lies.
-
-    One that is reduced in place has no other readers.
+    """Every operand of a collective gets storage of its own, in one piece: others read it where it lies. One
+    that is reduced in place has no other readers. What a kernel reads in a layout of its own (channels in
+    blocks) is in one piece, too: a view may repeat or skip pixels.
     """
     views, users, ends = view_layouts(graph), graph.users(), {n.id for n in graph.ends()}
 
+    def is_whole(operand: Node) -> bool:
+        view = views.get(operand.id)
+        return view is None or (view.layout.offset == 0 and is_dense(view.layout, operand.shape))
+
     def is_fit(node: Node, operand: Node) -> bool:
+        if node.op.family != "collective":
+            return is_whole(operand)
         view = views.get(operand.id)
         root = operand if view is None else graph.nodes[view.root]
         computed = root.op.role in (Role.COMPUTE, Role.RESULT) and not operand.op.reader_side
-        whole = view is None or (view.layout.offset == 0 and is_dense(view.layout, operand.shape))
         alone = view is None and len(users[operand.id]) == 1 and operand.id not in ends
-        return computed and whole and root.id not in ends and (alone or not node.op.in_place)
+        return computed and is_whole(operand) and root.id not in ends and (alone or not node.op.in_place)
 
     unfit = {
-        n.id for n in graph.nodes if n.op.family == "collective" and not is_fit(n, n.operands[0])
+        n.id
+        for n in graph.nodes
+        if (n.op.family == "collective" or (n.op.storage and n.op.reader_side))
+        and not is_fit(n, n.operands[0])
     } & graph.live()
     if not unfit:
         return graph
