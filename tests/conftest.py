@@ -22,6 +22,7 @@ from rlx.errors import RlxError, ZooError
 from rlx.ir.node import Node
 
 TESTS = Path(__file__).parent
+collect_ignore = ["fuzz/readers"]  # programs that need atheris; test_readers.py replays what they kept
 GOLDEN = TESTS / "golden"
 
 # The same examples on every run, however long a machine takes for them and whatever earlier runs have found;

@@ -30,7 +30,8 @@ HOST_REASONS = (
     "Fourier transform has no",
     "no kernel has; the host sorts them",
     "was registered without a native form",
-    "is read by products only",
+    "can only be read by matmuls",
+    "memory behind it is planned by the host",
 )
 HOST_DTYPES = (
     "c64",

@@ -89,7 +89,10 @@ def test_names_with_markup_in_refusals(model: str, capsys: pytest.CaptureFixture
 def test_what_is_missing_for_a_device_is_told_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    def absent() -> None:
+        raise ImportError("No module named 'pyopencl'")
+
+    monkeypatch.setattr("rlx.driver.opencl.platform.cl", absent)
     assert main(["devices"]) == 0
     assert "pip install '.[opencl]'" in capsys.readouterr().out
 

@@ -50,7 +50,7 @@ LINES = ("slot", "order", "view", "space", "input", "output", "alignment", "phas
 def test_every_field_of_a_plan_is_mutated(tmp_path: Path) -> None:
     """Offsets, sizes, lifetimes, aliases, the manifest: any line of a plan."""
     changed: set[str] = set()
-    for number in range(24):
+    for number in range(48):
         graph = graph_of(3, number)
         if graph is None:
             continue

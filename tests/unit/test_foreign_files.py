@@ -194,7 +194,7 @@ def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
     sparse = weights(100, 64) * (RNG.random((100, 64)) < 0.05)
     g.output("y", flat @ g.constant(sparse.astype(np.float32)))
     for precision in ("f32", "bf16"):
-        lir = plan(g, target, precision=precision)
+        lir = plan(g, target=target, precision=precision)
         made = build_kernels(lir, resolve(target), view_layouts(lir.mir))
         assert not [thunk.why for thunk in made.thunks.values() if "no layout" in thunk.why]
 

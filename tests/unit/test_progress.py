@@ -67,7 +67,9 @@ def test_models_from_the_cache(told: Messages, tmp_path: Path) -> None:
     wait_until_stored()
     told.take()
     rlx.load(path)
-    assert told.take() == f"INFO program of {path}: from the cache"
+    found, native = told.take().splitlines()
+    assert found == f"INFO program of {path}: from the cache"
+    assert native == f"INFO {path}: all of its 2 kernels are native"
 
 
 def test_programs_of_a_jitted_function(told: Messages) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rlx.ir.compose import lower_node
 from rlx.ir.dim import Dim
-from rlx.ir.form import Contract, Form, Reduce, Template
+from rlx.ir.form import Contract, Form, Map, Reduce, Template
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.size_choice import CHOICES, choose, need_numbers
@@ -56,7 +56,7 @@ def rounds_by_kernel(graph: Graph) -> bool:
         given = [o.id in statistics for o in node.operands if o.op.role is not Role.CONSTANT]
         if node.op.family == "reduction" or (any(given) and all(given)):
             statistics.add(node.id)
-        elif node.op.name in ("div", "sub") and node.operands[1].id in statistics:
+        elif _is_by_a_statistic(node, statistics):
             if node.id in ends or len(readers[node.id]) > 1:
                 return True
     return False
@@ -76,6 +76,14 @@ def check_rounding(graph: Graph, lanes: Lanes) -> Graph:
         elif node.op.heavy or node.op.family in ("fourier", "reduction"):
             _check_form(node, lower_node(node), lanes, weights)
     return graph
+
+
+def _is_by_a_statistic(node: Node, statistics: set[int]) -> bool:
+    """Whether a node is x / statistic or x - statistic."""
+    if node.op.family != "elementwise" or node.operands[-1].id not in statistics:
+        return False
+    form = lower_node(node)
+    return isinstance(form, Map) and form.body.prim in ("div", "sub")
 
 
 def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None:

@@ -24,6 +24,7 @@ from rlx.ir.parse import parse_foreign
 from rlx.ir.types import parse_type
 from rlx.ir.verify import verify
 from rlx.ops.sparse import columns_of
+from rlx.options import KEPT
 from rlx.plan import files as plans
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact
@@ -58,7 +59,7 @@ def read_container(data: bytes) -> None:
         file._table(kind)
     for number in range(len(file.targets)):
         file.is_trusted(number)
-        file.planned_with(number)
+        file.planned_with(number, KEPT)
     file.source()
 
 
