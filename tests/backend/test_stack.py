@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from machines import to_execute
 from rlx.backend.cpu.elf import undefined_symbols
 from rlx.backend.cpu.jit import compile_object
 from rlx.backend.cpu.target import resolve
@@ -55,6 +56,7 @@ ON_GUARD_PAGES = """
 import sys, numpy as np
 from op_cases import ALL_OPS, cases
 import rlx
+from machines import to_execute
 from rlx.errors import RlxError
 from rlx.fuzz import guarded
 guarded.turn_on()
@@ -98,11 +100,11 @@ def on_guard_pages(target: str, first: int, step: int, each: int) -> None:
 @pytest.mark.parametrize("target", ["host", "x86-64-v3"])
 def test_arrays_on_the_stack_have_the_size_that_is_written(target: str) -> None:
     """A fifth of the ops, one sample each; a stage of two vectors once got the four that an op asked for."""
-    on_guard_pages(target, 2, 5, 1000)
+    on_guard_pages(to_execute(target), 2, 5, 1000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("target", ["host", "x86-64-v3", "x86-64"])
 def test_arrays_on_the_stack_of_all_samples(target: str, part: int) -> None:
-    on_guard_pages(target, part, 4, 1)
+    on_guard_pages(to_execute(target), part, 4, 1)
