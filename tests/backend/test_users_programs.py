@@ -308,3 +308,12 @@ def test_a_convolution_of_pixels_that_are_repeated(target: str) -> None:
     got = rlx.jit(rlx.grad(loss), target=target)(x, w)
     want = in_f64(rlx.grad(loss), [x, w])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_without_features() -> None:
+    """All scores are 0, so every query gets the mean of the values."""
+    q, v = np.zeros((1, 2, 3, 0), np.float32), np.arange(16, dtype=np.float32).reshape(1, 2, 4, 2)
+    k = np.zeros((1, 2, 4, 0), np.float32)
+    want = np.broadcast_to(v.mean(2, keepdims=True), (1, 2, 3, 2))
+    for f in (ops.attention, rlx.jit(ops.attention)):
+        np.testing.assert_allclose(f(q, k, v), want, rtol=1e-6)

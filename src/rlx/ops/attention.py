@@ -41,6 +41,15 @@ from rlx.ops.stats import dim_value
 UNBOUNDED = -1
 
 
+def usual_scale(width: Any) -> float:
+    """What scores are multiplied with; without features they are 0 anyway.
+
+    >>> usual_scale(16), usual_scale(0)
+    (0.25, 1.0)
+    """
+    return 1 / math.sqrt(width) if width else 1.0
+
+
 def _attention_ref(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray,
     causal: bool, window: tuple[int, int], scale: float | None, softcap: float, offset: int,
@@ -50,7 +59,7 @@ def _attention_ref(
         t.astype(np.float64) for t in (q, np.repeat(k, group, 1), np.repeat(v, group, 1))
     )
     scores = np.matmul(wide_q, np.swapaxes(wide_k, 2, 3)) * (
-        1 / math.sqrt(q.shape[3]) if scale is None else scale
+        usual_scale(q.shape[3]) if scale is None else scale
     )
     if softcap:
         scores = np.tanh(scores / softcap) * softcap
@@ -158,7 +167,7 @@ class _attention(Op):
         wide = F32 if is_half(q.dtype) else None
         pairs = ((0, 1), (0, 1))
         scores: Node = dot_general(q, k, ((q.rank - 1,), (3,)), pairs, wide)
-        factor = 1 / math.sqrt(width) if scale is None else scale
+        factor = usual_scale(width) if scale is None else scale
         scores = scores * factor if factor != 1.0 else scores
         if softcap:
             scores = tanh(scores * (1 / softcap)) * softcap
