@@ -13,7 +13,7 @@ import rlx
 from rlx import Graph, ops
 from rlx.backend.cpu.target import runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
-from rlx.errors import RlxError
+from rlx.errors import BudgetError, RlxError
 from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op
 
@@ -317,3 +317,55 @@ def test_attention_without_features() -> None:
     want = np.broadcast_to(v.mean(2, keepdims=True), (1, 2, 3, 2))
     for f in (ops.attention, rlx.jit(ops.attention)):
         np.testing.assert_allclose(f(q, k, v), want, rtol=1e-6)
+
+
+def test_a_table_of_one_row_that_is_a_constant() -> None:
+    """Its reader checks indices, so it is in memory, though kernels hold other constants of one element."""
+    g = Graph()
+    i = g.input("i", ("n",), "i64")
+    g.output("y", ops.take(g.constant(np.array([5.0], np.float32)), i, axis=0) * 2.0)
+    program = rlx.compile(g)
+    np.testing.assert_array_equal(program.run({"i": np.zeros(3, np.int64)})["y"], [10.0, 10.0, 10.0])
+    with pytest.raises(RlxError, match="out of range"):
+        program.run({"i": np.ones(3, np.int64)})
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("by", [0, 1, 2])
+def test_gradients_of_convolutions_in_groups_for_each_example(by: int, batch: int) -> None:
+    def loss(x: Any, w: Any, u: Any) -> Any:
+        return ops.sum(ops.conv(x, w, groups=2) ** 2) + ops.sum(u)
+
+    rng = np.random.default_rng(2)
+    shapes = [(batch, 2, 4, 5, 5), (batch, 4, 2, 3, 3), (batch, 2)]
+    args = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    got = rlx.jit(rlx.vmap(rlx.grad(loss, argnums=by)))(*args)
+    one = rlx.jit(rlx.grad(loss, argnums=by))
+    assert got.shape == shapes[by]
+    for n in range(batch):
+        np.testing.assert_allclose(got[n], one(*(a[n] for a in args)), rtol=1e-4, atol=1e-3)
+
+
+def test_a_budget_where_one_of_two_results_is_not_read() -> None:
+    """Values that have room all the time are not among those that could be computed again."""
+
+    def loss(x: Any, w: Any) -> Any:
+        pooled = ops.max_pool(x, (1,), strides=1)
+        real, _ = get_op("rfft_split")(ops.reshape(ops.reshape(pooled, (-1,))[:51], (3, 17)))
+        return ops.sum(ops.sin(real @ w))
+
+    rng = np.random.default_rng(3)
+    g = Graph()
+    x = g.param("x", (7, 7, 7), "f32", rng.standard_normal((7, 7, 7)).astype(np.float32))
+    with g.building():
+        g.output("y", rlx.grad(loss)(x, g.input("w", (9, 7), "f32")))
+    plain = rlx.compile(g)
+    feed = {"w": rng.standard_normal((9, 7)).astype(np.float32)}
+    want = plain.run(feed)["y"]
+    whole = plain.lir.plan.arena_size
+    for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
+        try:
+            tight = rlx.compile(g, budget=int(whole * share))
+        except BudgetError:
+            break
+        np.testing.assert_array_equal(tight.run(feed)["y"], want)

@@ -28,6 +28,16 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         "gelu: attribute 'approximate' needs one of",
     ),
     (lambda: ops.clip(f(2), np.ones(2)), DTypeError, "clip: operands f32[2], f64[2] have different dtypes"),
+    (
+        lambda: ops.resize(f(0), (10,)),
+        ShapeError,
+        "resize: axis 0 of f32[0] has no elements, so it cannot be enlarged to 10",
+    ),
+    (
+        lambda: ops.conv_transpose(f(1, 1, 3), f(1, 1, 0)),
+        ShapeError,
+        "conv_transpose: a window of size 0 is empty",
+    ),
     (lambda: ops.mean(f(2, 3), axis=2), ShapeError, "mean: axis 2 is out of range for rank 2"),
     (lambda: ops.var(f(2, 3), axis=(1, -1)), ShapeError, "var: axes (1, -1) name an axis twice"),
     (

@@ -18,6 +18,7 @@ branches are followed step by step.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ ELEMENTWISE_ULPS = 4
 ADDED_UP = ("sum", "add")
 ROUNDED = "fc"  # kinds of dtypes
 EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "trunc", "where")
+MOST_CORNERS = 3  # operands whose errors are looked at together
 NEAREST = ("add", "mul", "sub")  # rounded once: a result that the dtype has is the result
 
 
@@ -90,6 +92,8 @@ class Follower(Interpreter):
             return self.through_bodies(node, operands)
         if is_about_bits(node.op) or not node.op.has("lower") or isinstance(self.form(node), Call):
             return self.exactly(node, operands)
+        if node.op.family == "fourier" and not all(np.isfinite(o.value).all() for o in operands):
+            raise NotFollowed("which sums an infinite number spoils is up to the algorithm")
         values = self.apply(node, [o.value for o in operands])
         errors = [self.carried(node, operands, values, i) for i in range(len(values))]
         own = self.rounding(node, operands, values)
@@ -166,6 +170,26 @@ class Follower(Interpreter):
             total = total + functools.reduce(np.fmax, moved)
         if wraps(form):
             total = np.maximum(total, wrapped(*operands))
+        if not self.is_linear(form):
+            total = np.fmax(total, self.at_corners(node, operands, values[number], number))
+        return total
+
+    def at_corners(
+        self, node: Node, operands: Sequence[Bounded], value: np.ndarray, number: int
+    ) -> np.ndarray | float:
+        """What errors of several operands do together: a power may grow by more than its parts say."""
+        off = list({n.id: i for i, n in enumerate(node.operands) if np.any(operands[i].error)}.values())
+        if not 1 < len(off) <= MOST_CORNERS:
+            return 0.0
+        choices = [ends(o.value, np.broadcast_to(o.error, o.value.shape)) for o in (operands[i] for i in off)]
+        total: np.ndarray | float = 0.0
+        for corner in itertools.product(*choices):
+            at = dict(zip((node.operands[i].id for i in off), corner, strict=True))
+            parts = [at.get(n.id, o.value) for n, o in zip(node.operands, operands, strict=True)]
+            try:
+                total = np.fmax(total, distance(self.apply(node, parts)[number], value))
+            except OutOfRangeError:  # an index: its own error is all that counts
+                return 0.0
         return total
 
     def moved(self, node: Node, parts: list[np.ndarray], i: int, exact: np.ndarray) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -313,4 +314,6 @@ def check(program: Program) -> Finding | None:
                 continue
             except Finding as finding:
                 return finding
+            except Exception as e:  # the fuzzer itself failed: a finding, too
+                return Finding("fuzzer", f"{type(e).__name__} in {way}", traceback.format_exc(limit=-3))
     return None

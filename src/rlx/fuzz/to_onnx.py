@@ -201,6 +201,11 @@ def _conv(w: Writer, n: Node) -> str:
     return w.op("Conv", *w.of(n), group=a["groups"], **geometry)
 
 
+def _transpose(w: Writer, n: Node) -> str:
+    perm = list(n.attrs["perm"])
+    return w.op("Transpose", *w.of(n), perm=perm) if perm else w.op("Identity", *w.of(n))
+
+
 def _cumsum(w: Writer, n: Node) -> str:
     a = n.attrs
     axis = w.scalar(f"axis_{n.id}", a["axis"], np.int64)
@@ -265,7 +270,7 @@ TABLE: dict[str, Write] = {
     "gelu": lambda w, n: w.op("Gelu", *w.of(n), approximate=n.attrs["approximate"]),
     "reshape": lambda w, n: w.op("Reshape", *w.of(n), w.integers(n.shape), allowzero=1),
     "broadcast_to": lambda w, n: w.op("Expand", *w.of(n), w.integers(n.shape)),
-    "transpose": lambda w, n: w.op("Transpose", *w.of(n), perm=list(n.attrs["perm"])),
+    "transpose": _transpose,
     "concat": lambda w, n: w.op("Concat", *w.of(n), axis=n.attrs["axis"]),
     "tile": lambda w, n: w.op("Tile", *w.of(n), w.integers(n.attrs["repeats"])),
     "instance_norm": lambda w, n: w.op("InstanceNormalization", *w.of(n), epsilon=n.attrs["eps"]),

@@ -177,7 +177,7 @@ class _conv(Op):
             out = _swap(out, (2, 0, 1, 3))
             return _reshaped(out, (b, out.shape[1], groups * per_out, *out.shape[4:]))
         need_numbers((b,), "is a number of groups, which add in another order than a contraction")
-        if isinstance(b, int):  # more groups
+        if isinstance(b, int) and b > 0:  # more groups
             xt = _swap(x, (1, 0, 2))
             xt = reshape(xt, (x.shape[1], b * x.shape[2], *x.shape[3:]))
             out = _conv(xt, reshape(w, (b * w.shape[1], *w.shape[2:])), **{**more, "groups": b * groups})

@@ -19,7 +19,15 @@ from rlx.ops.contract import accumulate_dtype
 from rlx.ops.conv import add_bias, check_channels, divided
 from rlx.ops.conv_adjoint import transposed
 from rlx.ops.rules import is_number, need_dtype, same_dtype
-from rlx.ops.window import GEOMETRY, Padding, check_geometry, extent, per_axis, resolve_padding
+from rlx.ops.window import (
+    GEOMETRY,
+    Padding,
+    check_geometry,
+    extent,
+    need_elements,
+    per_axis,
+    resolve_padding,
+)
 
 
 def transposed_size(d: Dim, k: Dim, stride: int, pads: tuple[Dim, Dim], dilation: int, extra: int) -> Dim:
@@ -63,6 +71,8 @@ class _conv_transpose(Op):
             lambda: f"conv_transpose: x {x} has {x.shape[1]} channels, w {w} reads {w.shape[0]}",
         )
         divided(self.name, "input channels", w.shape[0], groups)
+        for k in w.shape[2:]:
+            need_elements(self.name, k)
         rows = zip(x.shape[2:], w.shape[2:], strides, padding, dilations, output_padding, strict=True)
         sizes = tuple(transposed_size(*row) for row in rows)
         for s in sizes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.attr import Attr, boolean, dims, ints, one_of, optional, real, tuple_of
-from rlx.ir.dim import Dim, ceildiv, dim_max, divides, floordiv, known_eq, parse_dim
+from rlx.ir.dim import Dim, ceildiv, dim_max, divides, floordiv, known_eq, known_le, parse_dim
 from rlx.ir.dtype import F32, F64, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
@@ -73,6 +73,8 @@ class _resize(Op):
                 )
         shape = list(x.shape)
         for a, d in zip(axes, sizes, strict=True):
+            if known_eq(shape[a], 0) is True and known_le(1, d) is True:
+                raise ShapeError(f"resize: axis {a} of {x} has no elements, so it cannot be enlarged to {d}")
             shape[a] = d
         return x.with_shape(tuple(shape))
 

@@ -63,6 +63,12 @@ def check_geometry(
         )
 
 
+def need_elements(name: str, window: Dim) -> None:
+    """Refuse a window that is known to be empty."""
+    if known_le(window, 0) is True:
+        raise ShapeError(f"{name}: a window of size {window} is empty")
+
+
 def window_counts(
     name: str, shape: Shape, window: Shape, strides: Sequence[int], padding: Padding, dilations: Sequence[int]
 ) -> Shape:
@@ -70,8 +76,7 @@ def window_counts(
     check_geometry(name, len(window), strides, padding, dilations)
     out = []
     for d, k, stride, (low, high), dilation in zip(shape, window, strides, padding, dilations, strict=True):
-        if known_le(k, 0) is True:
-            raise ShapeError(f"{name}: a window of size {k} is empty")
+        need_elements(name, k)
         padded, reach = d + low + high, extent(k, dilation)
         told = (
             f"{name}: a window that reaches over {reach} elements does not fit an axis of "

@@ -106,7 +106,9 @@ class RegionMaker:
         """Nodes of a body in order, and whether each is an operand. Views on the way in are part of it."""
         found: dict[int, tuple[Node, bool]] = {}
         nodes = self.facts.graph.nodes
-        from_memory = {a.operand.id for i in members for a in self.facts.accesses(nodes[i]) if a.how in WHOLE}
+        accesses = [a for i in members for a in self.facts.accesses(nodes[i])]
+        from_memory = {a.operand.id for a in accesses if a.how in WHOLE}
+        from_memory |= {a.root for a in accesses if a.how == "checked"}  # what is indexed by data
 
         def visit(node: Node) -> None:
             if node.id in found:

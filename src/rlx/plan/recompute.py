@@ -66,7 +66,7 @@ def _choices(
     waiting = [
         v
         for v, (first, last) in spans.items()
-        if first < peak < last and v not in touched and v[0] not in program.kept
+        if first < peak < last and v not in touched and v[0] not in program.kept | program.always
     ]
     waiting.sort(key=lambda v: (-program.sizes[v[0]], v))
     writer = {v: i for i, s in enumerate(program.steps) for v in s.writes}
