@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.backend.cpu.build import panel_tiles, supports
+from rlx.backend.cpu.collapse import summed_axes
 from rlx.backend.cpu.conv import conv_target
 from rlx.backend.cpu.target import resolve
 from rlx.collector import graphs_hold
@@ -32,8 +33,9 @@ from rlx.passes.merge import merge_products
 from rlx.passes.pipeline import Stage, Trace, run_stages
 from rlx.passes.precision import lower_precision
 from rlx.passes.quant_weights import pack_quantised_weights
-from rlx.passes.rounding import check_rounding
+from rlx.passes.rounding import check_rounding, check_sums
 from rlx.passes.sparse import find_sparse_weights
+from rlx.passes.statistics import use_statistics
 from rlx.plan.budget import fit_budget
 from rlx.plan.build import Planner
 from rlx.plan.states import settle_states
@@ -115,6 +117,7 @@ class Planning:
         shared = (
             Stage("integer products", self.use_integers),
             Stage("simplify", lambda g: optimize(g, self.trace.firings)),
+            Stage("statistics", lambda g: use_statistics(g, self.trace.firings)),
         )
         narrow = (
             Stage("precision", self.narrow),
@@ -185,7 +188,7 @@ class Planning:
         self.unfused = prepare_bodies(mir, lambda body: fusion.fuse(body, self.fusing)[0])
         # Pins name nodes of the main graph; a body numbers its own.
         fused, self.decisions = fusion.fuse(self.unfused, replace(self.fusing, pins=self.options.pins))
-        return fused
+        return check_sums(fused, summed_axes) if self.options.device == "cpu" else fused
 
 
 def plan_graph(graph: Graph, options: Options) -> LirModule:

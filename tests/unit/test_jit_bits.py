@@ -168,6 +168,43 @@ case(
 case("distances from a maximum", exps_of_distances)(lambda: [(made(n, n),) for n in (2, 5, 33, 128)])
 
 
+def slope_of_a_softmax(x: Any, w: Any) -> Any:
+    """Its kernels divide by statistics of other kernels, depending on how they are fused."""
+    return rlx.grad(lambda x: ops.sum(ops.sin(ops.softmax(ops.layer_norm(x, w[0], w[1])))))(x)
+
+
+def sum_of_a_part(x: Any) -> Any:
+    """With symbols nobody knows that rows of the part are rows in memory."""
+    return ops.sum(ops.abs(ops.reshape(ops.reshape(x, (-1,))[:80], (4, 20)) + 1.0), axis=1)
+
+
+def sum_of_a_transpose(x: Any) -> Any:
+    turned = ops.transpose(x)
+    return ops.sum(ops.tanh(turned) * ops.sum(turned, axis=1, keepdims=True), axis=1)
+
+
+def sums_of_two_widths(x: Any) -> Any:
+    wide = ops.cast(x, "f64")
+    return ops.cast(ops.sum(x, axis=1), "f64") + ops.sum(wide * wide, axis=1)
+
+
+def sum_over_two_axes(x: Any, y: Any) -> Any:
+    return ops.sum(ops.tanh(x)[:, None] * y * ops.tanh(y[:1]), axis=(0, 1, 2)) + ops.sum(y, axis=(1, 2))[0]
+
+
+case("gradient of softmax and norm", slope_of_a_softmax)(
+    lambda: [(made(n, n), made(2, n)) for n in (2, 5, 33, 128)]
+)
+case(
+    "gradient by an image of a convolution in steps",
+    lambda x, w: rlx.grad(lambda x: ops.sum(ops.sin(ops.conv(x, w, strides=3, groups=2, padding=1))))(x),
+)(lambda: [(made(1, 6, 2, n), made(4, 3, 2, 1)) for n in (2, 3, 7)])
+case("sum of a part", sum_of_a_part)(lambda: [(made(n, 2, 65),) for n in (2, 3, 31)])
+case("sum of a transpose", sum_of_a_transpose)(lambda: [(made(n, n + 1),) for n in (2, 7, 40, 130)])
+case("sums of two widths", sums_of_two_widths)(lambda: [(made(3, n),) for n in (2, 7, 40, 700)])
+case("sum over two axes", sum_over_two_axes)(lambda: [(made(n, n), made(n, 3, n)) for n in (2, 7, 40)])
+
+
 def bits(value: np.ndarray) -> bytes:
     return np.ascontiguousarray(value).tobytes()
 

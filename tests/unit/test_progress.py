@@ -48,7 +48,7 @@ def test_stages_kernels_and_code(told: Messages) -> None:
     for line in (
         "DEBUG stage fuse of 'net': ",
         "(dot_general)",
-        "(reduce_max + sub + exp + reduce_sum + div)",
+        "(reduce_max + exp_difference + reduce_sum + div + mul)",
         "INFO native code of 'net' for ",
         "INFO compiled <program 'net'(x: f32[n,8], w: f32[8,8]) -> (y: f32[n,8]), 2 kernels",
     ):

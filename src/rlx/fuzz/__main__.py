@@ -10,7 +10,9 @@ from pathlib import Path
 from rlx.errors import RlxError
 from rlx.fuzz import files, worker
 from rlx.fuzz.hosts import named
+from rlx.fuzz.oracles import MAIN_WAYS, MORE_WAYS
 from rlx.fuzz.report import Tally, write_tally
+from rlx.fuzz.worker import Hunt
 
 MANY = 1 << 40  # programs, when only seconds limit a run
 ROUND = 200  # programs of one host before it is the next one's turn
@@ -25,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--start", type=int, default=0, help="number of the first program")
     top.add_argument("--host", default="host", help="a target that this machine runs, or all")
     top.add_argument("--poison", action="store_true", help="spoil freed memory in every program")
+    top.add_argument("--way", choices=list(MAIN_WAYS + MORE_WAYS), help="check programs in this way only")
     top.add_argument("--tally", type=Path, help="append a line of JSON about each host to this file")
     top.add_argument("--findings", type=Path, help="write each reproducer to a file in this folder")
     return top
@@ -65,7 +68,8 @@ def programs(options: argparse.Namespace, log: Log) -> None:
             if options.what == "files":
                 saying = files.run(options.seed, at[host], end, host)
             else:
-                saying = worker.run(options.seed, at[host], end, host, options.poison)
+                hunt = Hunt(options.seed, host, options.poison, options.way)
+                saying = worker.run(hunt, at[host], end)
             for said in saying:
                 if "done" in said:
                     at[host] = said["done"]
@@ -93,7 +97,7 @@ def programs(options: argparse.Namespace, log: Log) -> None:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["work"]:
         seed, start, stop = (int(n) for n in arguments[1:4])
-        worker.work(seed, start, stop, "--poison" in arguments)
+        worker.work(Hunt(seed, poison="--poison" in arguments, way=arguments[4] or None), start, stop)
         return 0
     if arguments[:1] == ["work-files"]:
         seed, start, stop = (int(n) for n in arguments[1:4])

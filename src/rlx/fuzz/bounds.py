@@ -288,7 +288,9 @@ def is_about_bits(op: Op) -> bool:
 def paired(b: Bounded) -> np.ndarray:
     """A value and its error as one array that can be moved about: as the parts of complex numbers."""
     if b.value.dtype.kind == "f":
-        return b.value + 1j * np.broadcast_to(b.error, b.value.shape)
+        both = np.empty(b.value.shape, np.complex128)
+        both.real, both.imag = b.value, b.error  # no arithmetic: either may be infinite
+        return both
     if np.any(b.error) or b.value.dtype.kind == "c":
         raise NotFollowed("a loop over what is neither real nor exact")
     return b.value

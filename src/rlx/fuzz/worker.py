@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlx import config
@@ -69,12 +70,26 @@ def say(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
-def work(seed: int, start: int, stop: int, poison: bool) -> None:
+@dataclass(frozen=True)
+class Hunt:
+    """Which programs are checked, as which machine, and how."""
+
+    seed: int
+    host: str = "host"
+    poison: bool = False
+    way: str | None = None  # the only way in which programs are checked
+
+    def program(self, number: int) -> Program:
+        drawn = draw_program(self.seed, number, self.poison)
+        return drawn if self.way is None else replace(drawn, ways=(self.way,))
+
+
+def work(hunt: Hunt, start: int, stop: int) -> None:
     """The child's side: check programs of a seed, shrink what is found."""
     seen: dict[tuple[str, str], int] = {}
     for number in range(start, stop):
         say(at=number)
-        program = draw_program(seed, number, poison)
+        program = hunt.program(number)
         finding = check(program)
         if finding is None:
             continue
@@ -106,32 +121,33 @@ def check_apart(program: Program, host: str, seconds: float = SECONDS) -> Findin
     return None
 
 
-def run(seed: int, start: int, stop: int, host: str, poison: bool) -> Iterator[dict[str, Any]]:
+def run(hunt: Hunt, start: int, stop: int) -> Iterator[dict[str, Any]]:
     """Check programs start .. stop of a seed; says `{"done": count}` and `{"found": ..., "text": ...}`."""
     at = start
     while at < stop:
         with tempfile.TemporaryDirectory(prefix="rlx-fuzz-") as folder:
             end = min(stop, at + PER_CHILD)
-            arguments = ["work", str(seed), str(at), str(end), *(["--poison"] if poison else [])]
-            for said in Child(host, arguments, folder).said(SECONDS + SHRUNK * SHRINK_SECONDS):
+            arguments = ["work", str(hunt.seed), str(at), str(end), hunt.way or ""]
+            arguments += ["--poison"] if hunt.poison else []
+            for said in Child(hunt.host, arguments, folder).said(SECONDS + SHRUNK * SHRINK_SECONDS):
                 if "at" in said:
                     at = said["at"]
                     yield {"done": at}
                 elif "found" in said:
                     yield said
                 else:
-                    yield lost(seed, at, host, poison, said["lost"])
+                    yield lost(hunt, at, said["lost"])
                     end = at + 1
             at = end
             yield {"done": at}
 
 
-def lost(seed: int, number: int, host: str, poison: bool, why: str) -> dict[str, Any]:
+def lost(hunt: Hunt, number: int, why: str) -> dict[str, Any]:
     """The finding of a program that took its process with it, shrunk in processes of their own."""
-    program = draw_program(seed, number, poison)
-    finding = check_apart(program, host)
+    program = hunt.program(number)
+    finding = check_apart(program, hunt.host)
     if finding is None:
         finding = Finding("process", why, "seen once, in a process that had checked other programs before")
     else:
-        program, finding = shrink(program, finding, lambda p: check_apart(p, host), 2 * SHRINK_SECONDS)
+        program, finding = shrink(program, finding, lambda p: check_apart(p, hunt.host), 2 * SHRINK_SECONDS)
     return {"found": number, "signature": finding.signature, "text": reproducer(program, finding)}

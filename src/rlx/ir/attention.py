@@ -210,13 +210,14 @@ def _match_softmax(score: Scalar, total: Stat, weights: Scalar) -> bool | None:
 
     exp(score - top) / total, where top and total may both be clamped: so a row of -inf becomes zeros.
     """
-    if weights.prim != "div":
+    parts = _quotient(weights)
+    if parts is None:
         return None
-    exponential, divisor = weights.args
-    if exponential.prim != "exp" or strip_rows(total.body) != exponential:
+    exponential, divisor = parts
+    if strip_rows(total.body) != exponential:
         return None
-    difference = exponential.args[0]
-    if difference.prim != "sub" or difference.args[0] != score:
+    difference = exponential.args[0] if exponential.prim == "exp" else exponential
+    if difference.prim not in ("sub", "exp_difference") or difference.args[0] != score:
         return None
     top = _clamped(difference.args[1], 0)
     bottom = _clamped(divisor, 1)
@@ -226,6 +227,17 @@ def _match_softmax(score: Scalar, total: Stat, weights: Scalar) -> bool | None:
     if hides:
         return True
     return False if top == bottom == -math.inf else None
+
+
+def _quotient(value: Scalar) -> tuple[Scalar, Scalar] | None:
+    """(a, b) of a / b, also where that is a product with 1 / b."""
+    if value.prim == "div":
+        return value.args[0], value.args[1]
+    if value.prim == "mul":
+        for one, other in (value.args, value.args[::-1]):
+            if other.prim == "div" and other.args[0].prim == "const" and other.args[0].data == 1.0:
+                return one, other.args[1]
+    return None
 
 
 def _clamped(value: Scalar, number: int) -> float | None:

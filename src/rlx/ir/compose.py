@@ -114,6 +114,7 @@ class Composer:
         self.values: dict[int, Scalar] = {}
         self.inputs: dict[int, int] = {}
         self.stats: list[Stat] = []
+        self.columns: set[bool] = set()  # how sums add
         self.rows: tuple[Shape, tuple[int, ...]] | None = None
         self.contract: tuple[Contract | Conv, Node] | None = None
 
@@ -214,15 +215,20 @@ class Composer:
         self._check_rows(body, axes(len(form.space)), kept, node)
         number = len(self.stats)
         out = node.tensor
-        self.stats.append(
-            Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last)
-        )
+        stat = Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last)
+        if stat.rounds and any(s.rounds and s.body.dtype.bits != body.dtype.bits for s in self.stats):
+            raise ComposeError("sums of different widths do not share a kernel", node.where)
+        if stat.rounds:
+            self.columns.add(adds_by_columns(form, [o.shape for o in node.operands]))
+            if len(self.columns) > 1:
+                raise ComposeError("sums along rows and along columns do not share a kernel", node.where)
+        self.stats.append(stat)
         at = axes(out.rank)
         if out.rank == len(form.space):  # keepdims
             index = tuple(at[i] for i in kept)
         else:
             index = at
-        value = Scalar("acc", index, self.stats[-1].dtype, number)
+        value = Scalar("acc", index, stat.dtype, number)
         if form.finish is not None:
             point = tuple(at[i] for i in kept) if out.rank == len(form.space) else at
             done = replace_axes(form.finish, point)
@@ -288,7 +294,8 @@ class Composer:
                 continue
             value = self._row_store(self.values[node.id], node, full, kept, outer)
             stores.append(Store(value, False, dense_strides(outer)))
-        return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores))
+        columns = self.columns.pop() if self.columns else None
+        return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores), columns)
 
     def _stored_as(self, node: Node, space: Shape, fits: Callable[[Scalar], bool]) -> tuple[Node, Shape]:
         """The value that a store writes, and its strides: an output that only reorders a value is that value,
@@ -429,6 +436,42 @@ def _check_prologue(value: Scalar, root: Node) -> None:
 def strip_rows(s: Scalar) -> Scalar:
     """acc(j) without its (checked) row index."""
     return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
+
+
+def adds_by_columns(form: Reduce, operands: Sequence[Shape]) -> bool:
+    """Whether lanes of a reduction run along the last axis that is kept, rather than the last reduced one.
+
+    So it is where neighbours in memory lie along it if the operands are dense, whatever they really are: the
+    order in which a sum adds must not depend on what it shares a kernel with.
+
+    >>> from rlx.ir.dtype import F32
+    >>> x = load(0, axes(2), F32)
+    >>> [adds_by_columns(Reduce((8, 9), (i,), "sum", x, F32), [(8, 9)]) for i in (0, 1)]
+    [True, False]
+    """
+    long = [i for i, d in enumerate(form.space) if d != 1]
+    kept, reduced = [i for i in long if i not in form.axes], [i for i in long if i in form.axes]
+    if not kept or not reduced:
+        return False
+    columns, rows = 1, 0  # the result is dense, too
+    for e in form.body.walk():
+        if e.prim in LOADS:
+            at = [affine(i, len(form.space)) for i in load_index(e)]
+            steps = dense_strides(operands[e.data])
+            columns += _step(at, steps, kept[-1]) == 1
+            rows += _step(at, steps, reduced[-1]) == 1
+    return columns > rows
+
+
+def _step(index: Sequence[Any], strides: Shape, axis: int) -> Dim | None:
+    """By how many elements one step along an axis moves a load; None where that differs."""
+    total: Dim = 0
+    for parts, stride in zip(index, strides, strict=True):
+        by = None if parts is None else to_dim(parts[0][axis])
+        if by is None:
+            return None
+        total = total + by * stride
+    return total
 
 
 def same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

@@ -38,6 +38,11 @@ class Stat:
     dtype: DType
     last: bool = False
 
+    @property
+    def rounds(self) -> bool:
+        """Whether the order in which elements are combined shows in the result."""
+        return self.combine in ("sum", "prod") and not (self.body.dtype.is_int or self.body.dtype.is_bool)
+
 
 @dataclass(frozen=True)
 class Store:
@@ -50,12 +55,18 @@ class Store:
 
 @dataclass(frozen=True)
 class Nest:
-    """A loop nest; see the module's text."""
+    """A loop nest; see the module's text.
+
+    The order in which a sum adds is a matter of what is reduced, not of where elements lie or of what else a
+    kernel does. `columns` says whether each kept element has a chain of additions of its own; if not, lanes
+    share one. None: any order will do.
+    """
 
     space: Shape
     outer: int
     stats: tuple[Stat, ...]
     stores: tuple[Store, ...]
+    columns: bool | None = None
 
 
 @dataclass(frozen=True)

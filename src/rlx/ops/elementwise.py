@@ -254,6 +254,9 @@ bitwise_not = table("bitwise_not", 1, np.invert, CONSTANT_PIECES, "Flip every bi
 
 # -- unary, floating point
 exp = table("exp", 1, np.exp, lambda g, y, x: [g * y], "e**x.", accepts=is_real_float, cost=10)
+exp_difference = table("exp_difference", 2, lambda x, y: np.exp(x - y), lambda g, y, a, b: [g * y, -(g * y)],
+                       "e**(x - y), as exact as the rounded difference allows.",
+                       accepts=is_real_float, cost=10)
 exp2 = table("exp2", 1, np.exp2, lambda g, y, x: [g * y * _ln2], "2**x.", accepts=is_real_float, cost=10)
 expm1 = table("expm1", 1, np.expm1, lambda g, y, x: [g * (y + 1.0)], "e**x - 1, exact near 0.",
               accepts=is_real_float, cost=14)

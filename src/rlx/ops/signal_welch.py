@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -264,7 +265,7 @@ class _spectral_peaks(Op):
 
 def ref_peaks(p: np.ndarray, k: int, spacing: float) -> tuple[np.ndarray, np.ndarray]:
     """The reference of `spectral_peaks`."""
-    rows = p.reshape(-1, p.shape[-1])
+    rows = p.reshape(math.prod(p.shape[:-1]), p.shape[-1])
     at, value = np.zeros((len(rows), k), p.dtype), np.zeros((len(rows), k), p.dtype)
     for r, row in enumerate(rows):
         peaks = [i for i in range(1, len(row) - 1) if row[i] > row[i - 1] and row[i] > row[i + 1]]

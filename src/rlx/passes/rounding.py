@@ -6,21 +6,24 @@ Kernels for symbolic sizes exist, but some add in another order than those for n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from rlx.ir.compose import lower_node
-from rlx.ir.dim import Dim
-from rlx.ir.form import Contract, Form, Map, Reduce, Template
+from rlx.ir.compose import compose, lower_node
+from rlx.ir.dim import Dim, evaluate, sym, symbols
+from rlx.ir.form import Contract, Form, Reduce, Template
 from rlx.ir.graph import Graph, Node
+from rlx.ir.kernel import Nest
 from rlx.ir.op import Role
-from rlx.ir.size_choice import CHOICES, choose, need_numbers
-from rlx.ir.types import tensor_types
+from rlx.ir.size_choice import CHOICES, SizeChoices, choose, need_numbers
+from rlx.ir.types import Shape, tensor_types
 from rlx.passes.layout import weight_ids
 
 FEW_ROWS = 3
 """Rows of a product up to which transposing B costs more than summing across vectors."""
 
 Lanes = Callable[[str], int]
+SummedAxes = Callable[[Nest, Sequence[Shape], Mapping[str, int]], Shape]
+"""Over which axes the kernel of a nest loops to add, for operands of some shapes, at certain sizes."""
 
 
 def is_long_row(size: Dim) -> bool:
@@ -42,24 +45,55 @@ def runs_along_k(m: Dim, n: Dim, k: Dim, lanes: int) -> bool:
 def rounds_by_kernel(graph: Graph) -> bool:
     """Whether bits depend on which ops are one kernel.
 
-    16-bit floats are kept in f32 there, and rounded when they are stored. In the kernel of a statistic, x /
-    statistic is x * (1 / statistic), and exp(x - statistic) costs less: these show where a value that several
-    ops read may be computed by each of them.
+    16-bit floats are kept in f32 there, and rounded when they are stored. Sums over several axes run along
+    all of them at once where every operand of the kernel allows it. Mean and variance of a long row are taken
+    in one pass if they are in one kernel.
     """
-    readers, statistics = graph.users(), set[int]()
-    ends = {n.id for n in graph.ends()}
+    readers = graph.users()
     for node in graph.nodes:
         if node.op.role is not Role.COMPUTE or not readers[node.id]:
             continue
         if any(t.dtype.is_float and t.dtype.bits == 16 for t in tensor_types(node.type)):
             return True
-        given = [o.id in statistics for o in node.operands if o.op.role is not Role.CONSTANT]
-        if node.op.family == "reduction" or (any(given) and all(given)):
-            statistics.add(node.id)
-        elif _is_by_a_statistic(node, statistics):
-            if node.id in ends or len(readers[node.id]) > 1:
+        form = lower_node(node) if node.op.family == "reduction" else None
+        if isinstance(form, Reduce) and node.dtype.is_float and form.combine in ("sum", "prod"):
+            sizes = [form.space[i] for i in form.axes if form.space[i] != 1]
+            if len(sizes) > 1 or (_adds_squares(node) and is_long_row(math.prod(sizes))):
                 return True
     return False
+
+
+def check_sums(graph: Graph, summed_axes: SummedAxes) -> Graph:
+    """The graph of kernels; refused if a sum with symbols loops over other axes than one with numbers."""
+    choices = CHOICES.get()
+    if choices is None:
+        return graph
+    for node in graph.nodes:
+        if node.op.role is not Role.REGION:
+            for body in node.bodies:
+                check_sums(body, summed_axes)
+            continue
+        kernel = compose(node.bodies[0])
+        if isinstance(kernel, Nest) and kernel.columns is not None and len(kernel.space) - kernel.outer > 1:
+            _check_axes(choices, kernel, node, summed_axes)
+    return graph
+
+
+def _check_axes(choices: SizeChoices, kernel: Nest, node: Node, summed_axes: SummedAxes) -> None:
+    shapes = [o.shape for o in node.operands]
+    dims = (*kernel.space, *(d for shape in shapes for d in shape))
+    names = sorted({name for d in dims for name in symbols(d)})
+    if not choices.knows(dims) or not names:
+        return
+    symbolic = summed_axes(kernel, shapes, {})
+
+    def is_the_same(*sizes: int) -> bool:
+        binding = dict(zip(names, sizes, strict=True))
+        return summed_axes(kernel, shapes, binding) == tuple(evaluate(d, binding) for d in symbolic)
+
+    open_sizes = tuple(sym(name) for name in names)
+    if choose(is_the_same, open_sizes, [1 for _ in names]) is False:
+        need_numbers(open_sizes, "decides over which axes a sum runs", node.where)
 
 
 def check_rounding(graph: Graph, lanes: Lanes) -> Graph:
@@ -72,18 +106,12 @@ def check_rounding(graph: Graph, lanes: Lanes) -> Graph:
             check_rounding(body, lanes)
         if node.op.family == "conv":
             x, w = node.operands[:2]
-            need_numbers((*w.shape, x.shape[1]), "decides in which order a convolution adds", node.where)
+            padding = [d for pair in node.attrs["padding"] for d in pair]
+            sizes = (*w.shape, x.shape[1], *padding)
+            need_numbers(sizes, "decides in which order a convolution adds", node.where)
         elif node.op.heavy or node.op.family in ("fourier", "reduction"):
             _check_form(node, lower_node(node), lanes, weights)
     return graph
-
-
-def _is_by_a_statistic(node: Node, statistics: set[int]) -> bool:
-    """Whether a node is x / statistic or x - statistic."""
-    if node.op.family != "elementwise" or node.operands[-1].id not in statistics:
-        return False
-    form = lower_node(node)
-    return isinstance(form, Map) and form.body.prim in ("div", "sub")
 
 
 def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None:

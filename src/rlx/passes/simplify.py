@@ -65,10 +65,15 @@ def common_nodes() -> Rule:
         if node.op.effects != "none":
             return None
         attrs = tuple([attr_key(v) for v in node.attrs.values()])
-        key = (node.op.name, tuple([o.id for o in node.operands]), attrs, tuple(map(id, node.bodies)))
+        key = (node.op.name, tuple(map(_identity, node.operands)), attrs, tuple(map(id, node.bodies)))
         return known.setdefault(key, node)
 
     return Rule("common subexpression", apply)
+
+
+def _identity(node: Node) -> Any:
+    """What tells values apart. Rules make constants that no rule has looked at yet: their values count."""
+    return node.attrs["value"] if node.op.role is Role.CONSTANT else node.id
 
 
 # -- moves: ops whose form is one load at another index

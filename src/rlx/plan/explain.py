@@ -182,12 +182,12 @@ def _stages(module: LirModule) -> list[str]:
     lines = ["Stages that changed the graph: values in it after each"]
     before = -1
     for name, count in trace.stages:
-        if count == before and not (name == "simplify" and fired):
-            continue
+        if count != before:
+            lines.append(f"  {count:5}  {name}")
         before = count
-        lines.append(f"  {count:5}  {name}")
-        if name == "simplify" and fired:
-            lines += _wrapped(", ".join(f"{rule} ({n})" for rule, n in fired.most_common()), "         ")
+    if fired:
+        told = ", ".join(f"{rule} ({n})" for rule, n in fired.most_common())
+        lines += _wrapped(f"rules that fired: {told}", "         ", first="         ")
     if module.derived is not None:
         lines.append(f"  {len(module.derived.outputs):5}  weights are prepared once, at load")
     return lines

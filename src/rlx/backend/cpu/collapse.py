@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlx.backend.cpu.ranges import decided
 from rlx.errors import UnsupportedError
-from rlx.ir.compose import Nest, Stat, Store, affine, to_dim
-from rlx.ir.dim import Dim, known_eq
+from rlx.ir.compose import Nest, Store, affine, to_dim
+from rlx.ir.dim import Dim, evaluate, known_eq
+from rlx.ir.form import dense_strides
 from rlx.ir.scalar import Scalar, axis, const, rebuild, replace_axes, size
 from rlx.ir.types import Shape
 from rlx.records import dataclass
@@ -31,7 +32,7 @@ def map_bodies(nest: Nest, change: Callable[[Scalar], Scalar]) -> Nest:
     """A nest with every expression rewritten."""
     stats = tuple(replace(s, body=change(s.body)) for s in nest.stats)
     stores = tuple(replace(s, body=change(s.body)) for s in nest.stores)
-    return Nest(nest.space, nest.outer, stats, stores)
+    return replace(nest, stats=stats, stores=stores)
 
 
 def flatten_loads(nest: Nest, strides: Sequence[Shape]) -> Nest:
@@ -181,8 +182,8 @@ def drop_axis(nest: Nest, number: int, merged: bool) -> Nest:
         return replace(store, strides=tuple(s for i, s in enumerate(store.strides) if i != number))
 
     changed = map_bodies(nest, lambda s: replace_axes(s, point))
-    stats: tuple[Stat, ...] = changed.stats
-    return Nest(tuple(space), outer, stats, tuple(thin(s) for s in changed.stores))
+    stores = tuple(thin(s) for s in changed.stores)
+    return Nest(tuple(space), outer, changed.stats, stores, nest.columns)
 
 
 def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
@@ -200,6 +201,31 @@ def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
             nest = drop_axis(nest, number, merged=True)
         number -= 1
     return nest
+
+
+def summed_axes(nest: Nest, operands: Sequence[Shape], binding: Mapping[str, int]) -> Shape:
+    """The reduced axes that a kernel loops over, of operands that lie in memory without gaps; at the sizes of
+    `binding`, if it has any."""
+    shapes = list(operands)
+    if binding:
+        nest, shapes = _bound(nest, binding), [_bound_shape(s, binding) for s in operands]
+    flat = collapse(nest, [dense_strides(shape) for shape in shapes])
+    return flat.space[flat.outer :]
+
+
+def _bound(nest: Nest, binding: Mapping[str, int]) -> Nest:
+    """The nest at certain sizes."""
+
+    def known(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        return size(evaluate(e.data, binding)) if e.prim == "size" else None
+
+    inside = map_bodies(nest, lambda s: rebuild(s, known))
+    stores = tuple(replace(s, strides=_bound_shape(s.strides, binding)) for s in inside.stores)
+    return replace(inside, space=_bound_shape(nest.space, binding), stores=stores)
+
+
+def _bound_shape(shape: Shape, binding: Mapping[str, int]) -> Shape:
+    return tuple(evaluate(d, binding) for d in shape)
 
 
 def _mergeable(nest: Nest, number: int) -> bool:

@@ -15,7 +15,6 @@ from rlx.backend.cpu.primitives import (
     memory_type,
     register_type,
 )
-from rlx.backend.cpu.vmath_exp import exp
 from rlx.errors import UnsupportedError
 from rlx.ir.compose import affine, to_dim
 from rlx.ir.dim import Dim
@@ -134,8 +133,6 @@ class Expression:
             return emit_cast(fn, self(s.args[0]), s.args[0].dtype, s.dtype, s.data)
         if s.prim not in PRIMITIVES:
             raise UnsupportedError(f"primitive {s.prim!r} has no native code")
-        if s.prim == "exp" and s.dtype is F32 and is_distance(s.args[0]):
-            return exp(fn, self(s.args[0]), rounded=True)
         args = self._together([self(a) for a in s.args])
         dtype = s.args[-1].dtype
         return PRIMITIVES[s.prim](fn, dtype, args)
@@ -366,14 +363,6 @@ class Expression:
 def is_load(s: Scalar) -> bool:
     """Whether an expression reads an operand."""
     return s.prim in LOADS or s.prim == "at"
-
-
-def is_distance(s: Scalar) -> bool:
-    """Whether an expression is x - statistic, as in a softmax: a rounded one, wherever it is computed."""
-    if s.prim != "sub":
-        return False
-    left, right = (any(e.prim == "acc" for e in a.walk()) for a in s.args)
-    return right and not left
 
 
 def rounded_level(s: Scalar) -> tuple[Scalar, DType, int] | None:

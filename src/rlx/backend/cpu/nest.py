@@ -1,8 +1,8 @@
 """Loop nests as native code: fused maps, reductions and row kernels (softmax, norms).
 
-Lanes run along the innermost axis where memory is contiguous there (rows), or along the last kept axis when
-that one is (columns). The order of every reduction depends on sizes and target only: lanes and unrolled
-accumulators combine in a fixed tree, and threads split rows, never a reduction.
+Lanes run along the innermost axis (rows), or along the last kept axis (columns). The order of every sum
+depends on its shape and the target only: lanes and unrolled accumulators combine in a fixed tree, and threads
+split rows, never a reduction.
 """
 
 from __future__ import annotations
@@ -71,13 +71,16 @@ def _wide_axis_last(nest: Nest, inputs: Sequence[Slot], target: Target) -> Nest:
 def _with_inner_axis(nest: Nest) -> Nest:
     """Reductions over nothing but axes of size 1 still need one inner axis to run along."""
     stores = tuple(replace(s, strides=(*s.strides, 0)) if s.full else s for s in nest.stores)
-    return Nest((*nest.space, 1), nest.outer, nest.stats, stores)
+    return Nest((*nest.space, 1), nest.outer, nest.stats, stores, nest.columns)
 
 
 def _prefers_columns(nest: Nest) -> bool:
-    """Whether neighbours in memory lie along the last kept axis rather than along the last reduced one."""
+    """Whether lanes run along the last kept axis: by the order of additions, or if any will do, where
+    neighbours in memory lie along it rather than along the last reduced one."""
     if nest.outer == 0 or nest.outer == len(nest.space):
         return False
+    if nest.columns is not None:
+        return nest.columns
     steps = accesses(nest).steps
     rows = sum(1 for s in steps if s[-1] == 1)
     columns = sum(1 for s in steps if s[nest.outer - 1] == 1)

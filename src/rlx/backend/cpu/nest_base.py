@@ -30,6 +30,14 @@ def expression_lanes(target: Target, expressions: Sequence[Scalar]) -> int:
     return target.vector_bytes // (8 if widest == 8 else 4)
 
 
+def nest_lanes(target: Target, nest: Nest) -> int:
+    """Lanes of a nest. They show in the bits of sums, whose own dtype decides, then."""
+    sums = [s.body for s in nest.stats if s.rounds]
+    if nest.columns is None or not sums:
+        return expression_lanes(target, bodies(nest))
+    return min(target.vector_bytes // max(size_bytes(register_type(b.dtype)), 4) for b in sums)
+
+
 def prepare(at: Expression, expressions: Sequence[Scalar], fixed: set[int], accs: int = 0) -> None:
     """Compute what depends on fixed axes (and on reductions that are finished) only."""
     for body in expressions:
@@ -47,7 +55,7 @@ class NestEmitter:
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
         self.frame, self.nest, self.fn = frame, nest, frame.fn
         self.operands = frame.operands(frame.fn)
-        self.lanes = expression_lanes(frame.module.target, bodies(nest))
+        self.lanes = nest_lanes(frame.module.target, nest)
         self.streaming = False
         self.sizes = [frame.dim(self.fn, d) for d in nest.space]
 

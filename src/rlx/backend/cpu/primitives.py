@@ -11,6 +11,7 @@ from rlx.backend.cpu import storage, vmath
 from rlx.backend.cpu.irtext import Function
 from rlx.backend.cpu.irtypes import Value, bits, constant, like, mangle
 from rlx.backend.cpu.remainder import fmod
+from rlx.backend.cpu.vmath_exp import exp
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import F32, I8, DType
 from rlx.ir.dtype import dtype as as_dtype
@@ -290,6 +291,7 @@ PRIMITIVES: dict[str, Emit] = {
     "shift_left": _shift("left"),
     "shift_right": _shift("right"),
     "where": _where,
+    "exp_difference": lambda fn, d, a: exp(fn, fn.fsub(*a), rounded=True),
     **{f"bitcast_{to}": _bitcast(to) for to in MEMORY},
     **{
         name: _math(name)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rlx.backend.cpu.collapse import map_bodies
 from rlx.backend.cpu.expression import AHEAD, LINE_BYTES, Ahead, Expression, Lane, is_load
 from rlx.backend.cpu.frame import EmittedKernel, KernelFrame
 from rlx.backend.cpu.irtext import Int
@@ -21,7 +20,7 @@ from rlx.backend.cpu.reduction import BlockedSum, Reducer, Round, is_float_sum, 
 from rlx.backend.cpu.row_pipeline import RowPipeline
 from rlx.ir.compose import Nest
 from rlx.ir.dim import Dim
-from rlx.ir.scalar import PRIMITIVES, Scalar, call, const, rebuild
+from rlx.ir.scalar import PRIMITIVES, Scalar
 from rlx.records import dataclass
 
 ALIASED = 4096  # a load waits for a recent store if their addresses agree modulo this
@@ -68,7 +67,7 @@ class RowNest(NestEmitter):
     groups = 4  # independent accumulators of a reduction, to hide the latency of its chain
 
     def __init__(self, frame: KernelFrame, nest: Nest) -> None:
-        super().__init__(frame, map_bodies(nest, lambda s: s if _is_stepped(s) else rebuild(s, _divide_once)))
+        super().__init__(frame, nest)
         nest = self.nest
         self.inner = list(range(nest.outer, len(nest.space)))
         self.full = [(n, s) for n, s in enumerate(nest.stores) if s.full]
@@ -109,7 +108,7 @@ class RowNest(NestEmitter):
             replace(s, body=with_rest(s.body, mean, rest)) if n in full else s
             for n, s in enumerate(nest.stores)
         )
-        self.nest = Nest(nest.space, nest.outer, nest.stats, stores)
+        self.nest = replace(nest, stores=stores)
         self.full = [(n, stores[n]) for n, _ in self.full]
         self.reductions[-1] = (*numbers, rest)
 
@@ -407,25 +406,6 @@ class RowNest(NestEmitter):
         for number in self.inner:
             flat = self.fn.add(self.fn.mul(flat, self.sizes[number]), axes[number])
         return flat
-
-
-def _is_stepped(s: Scalar) -> bool:
-    """Whether an expression jumps somewhere, so that a last bit may decide a whole unit (quantisation)."""
-    return any(
-        e.prim in ("round", "floor", "ceil", "trunc", "floor_div", "mod", "sign")
-        or (e.prim == "cast" and e.dtype.is_int and e.args[0].dtype.is_float)
-        for e in s.walk()
-    )
-
-
-def _divide_once(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
-    """x / statistic as x * (1 / statistic): one division per row. The result may differ by one rounding."""
-    if e.prim != "div" or not e.dtype.is_float or args[0].prim == "const":
-        return None
-    inside = list(args[1].walk())
-    if not any(x.prim == "acc" for x in inside) or any(x.prim == "axis" or is_load(x) for x in inside):
-        return None
-    return call("mul", args[0], call("div", const(1.0, e.dtype), args[1]))
 
 
 def _groups(flat: list[Value], count: int) -> list[list[Value]]:
