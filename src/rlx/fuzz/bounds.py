@@ -151,6 +151,12 @@ class Follower(Interpreter):
         form = self.form(node)
         if compares(form) and node.operands[0] is not node.operands[1]:
             return undecided(*operands)
+        if is_wave(form):  # what lies between the ends of an interval counts, too
+            return np.minimum(operands[0].error, 2.0)
+        if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may move apart
+            sizes = magnitudes(operands)
+            grown = self.apply(node, [sizes[0] + operands[0].error, *sizes[1:]])[number]
+            return grown - self.apply(node, sizes)[number]
         for i, operand in enumerate(operands):
             if not np.any(operand.error):
                 continue
@@ -195,14 +201,14 @@ class Follower(Interpreter):
     def moved(self, node: Node, parts: list[np.ndarray], i: int, exact: np.ndarray) -> list[np.ndarray]:
         """What an op gives at an end of an operand's interval. An index stays within what indices are there,
         of all places or, where each column is an axis, of its column: kernels read nothing else."""
-        end = parts[i]
+        end, tried = parts[i], parts
         for over in (None, tuple(range(exact.ndim - 1))):
             try:
-                return self.apply(node, parts)
+                return self.apply(node, tried)
             except OutOfRangeError:
                 low, high = exact.min(over, keepdims=True), exact.max(over, keepdims=True)
-                parts = [np.clip(end, low, high) if p is end else p for p in parts]
-        return self.apply(node, parts)
+                tried = [np.clip(end, low, high) if p is end else p for p in parts]
+        return self.apply(node, tried)
 
     def rounding(
         self, node: Node, operands: Sequence[Bounded], values: Sequence[np.ndarray]
@@ -298,6 +304,16 @@ def paired(b: Bounded) -> np.ndarray:
 
 def unpaired(x: np.ndarray) -> Bounded:
     return Bounded(x.real.copy(), x.imag.copy()) if x.dtype.kind == "c" else Bounded(np.asarray(x))
+
+
+def is_wave(form: object) -> bool:
+    """Whether a map is a sine or a cosine: no steeper than 1, and never more than 2 apart."""
+    return isinstance(form, Map) and form.body.prim in ("sin", "cos") and form.body.args[0].prim == "load"
+
+
+def multiplies(form: object) -> bool:
+    """Whether a form multiplies many elements of one operand."""
+    return isinstance(form, (Reduce, Cumulate)) and form.combine == "prod"
 
 
 def magnitudes(operands: Sequence[Bounded]) -> list[np.ndarray]:

@@ -309,6 +309,7 @@ def check(program: Program) -> Finding | None:
         case = Case(program, Path(folder))
         for way in program.ways or ("static",):
             try:
+                _ = case.here  # what the reference refuses is refused in every way
                 (MAIN | MORE)[way](case)
             except Refused:
                 continue

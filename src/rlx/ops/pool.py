@@ -98,6 +98,7 @@ class _Pool(Op):
         one("f32[1,1,3,4,3]", (2, 2, 1), (1, 2, 2), ((0, 0), (0, 0), (0, 0)), (1, 1, 1))
         one("f32[1,1,1]", (1,), (1,), ((0, 0),), (1,))
         one("f32[0,2,5]", (2,), (2,), ((0, 0),), (1,), smooth=False)
+        one("f32[1,2,0]", (1,), (2,), ((0, 0),), (2,), smooth=False, ceil_mode=True)
         one("f32[n,2,m]", (2,), (2,), ((0, 1),), (1,), smooth=False)
         one("f32[n,2,m]", (2,), (3,), ((0, 1),), (1,), smooth=False, ceil_mode=True)
         one("bf16[1,2,33]", (17,), (1,), ((0, 0),), (1,), smooth=False)
@@ -204,9 +205,8 @@ def _avg_ref(
     pads = geometry["padding"]
     geometry = _read_padding(x.shape, tuple(window), ceil_mode, **geometry)
     total = window_view(x, window, **geometry, fill=0).sum(axis=tuple(range(x.ndim, x.ndim + n)))
-    ones = np.zeros(
-        [d + lo + hi for d, (lo, hi) in zip(x.shape[2:], geometry["padding"], strict=True)], x.dtype
-    )
+    sizes = [max(d + lo + hi, 0) for d, (lo, hi) in zip(x.shape[2:], geometry["padding"], strict=True)]
+    ones = np.zeros(sizes, x.dtype)
     box = [
         slice(0, lo + d + hi) if count_include_pad else slice(lo, lo + d)
         for d, (lo, hi) in zip(x.shape[2:], pads, strict=True)

@@ -255,6 +255,7 @@ class _spectral_peaks(Op):
         return [
             one("f32[9]", 2),
             one("f32[3,17]", 3, 0.5),
+            one("f32[0]", 2, grad=False),
             one("f32[5]", 7),
             one("f32[2]", 1),
             one("f32[0,5]", 1, grad=False),
