@@ -161,7 +161,7 @@ class Follower(Interpreter):
             if not np.any(operand.error):
                 continue
             error = np.broadcast_to(operand.error, operand.value.shape)
-            if self.is_linear(form):
+            if self.is_linear(form) and operand.value.dtype.kind in ROUNDED:
                 parts = magnitudes(operands)
                 parts[i] = error
                 total = total + self.apply(node, parts)[number]
