@@ -319,6 +319,18 @@ def test_attention_without_features() -> None:
         np.testing.assert_allclose(f(q, k, v), want, rtol=1e-6)
 
 
+def test_rows_that_are_picked_from_attention() -> None:
+    """Scores inside its kernel are read like an operand, but are none that could be indexed."""
+
+    def f(q: Any, k: Any, v: Any, i: Any, w: Any) -> Any:
+        return ops.softmax(ops.take(ops.attention(q, k, v), i, axis=1)) @ w
+
+    for keys in (0, 5):
+        x = np.ones((1, 4, keys, 16), np.float32)
+        got = rlx.jit(f)(x, x, x, np.array([1], np.int32), np.ones((16, 1), np.float32))
+        np.testing.assert_allclose(got, np.ones((1, 1, keys, 1)), rtol=1e-6)
+
+
 def test_a_table_of_one_row_that_is_a_constant() -> None:
     """Its reader checks indices, so it is in memory, though kernels hold other constants of one element."""
     g = Graph()

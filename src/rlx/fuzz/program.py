@@ -18,8 +18,8 @@ Size = int | str
 BATCH = "batch"
 """The name of the size that vmap adds."""
 
-ASKS = re.compile(r"\.shape\[-?\d+\] (==|!=|in)")
-"""A line that compares a size with a number."""
+ASKS = re.compile(r"\.shape\[-?\d+\] (==|!=|in)|ops\.squeeze\(\w+\)")
+"""A line that compares a size with a number, or drops axes that are known to be 1."""
 
 PROGRAM = "<program>"
 """The file that lines of a program seem to come from."""

@@ -138,7 +138,15 @@ def _layer_norm(w: Writer, n: Node) -> str:
     operands = w.of(n)
     if len(operands) == 1 or n.attrs["axis"] % n.operands[0].rank != n.operands[0].rank - 1:
         raise CannotWrite("a norm without scale")
-    return w.op("LayerNormalization", *operands, axis=-1, epsilon=n.attrs["eps"])
+    return w.op("LayerNormalization", *operands, axis=-1, epsilon=_epsilon(n))
+
+
+def _epsilon(n: Node) -> float:
+    """ONNX has attributes in single precision, which shows in results of f64."""
+    eps: float = n.attrs["eps"]
+    if n.dtype.name == "f64" and float(np.float32(eps)) != eps:
+        raise CannotWrite("an epsilon that is no number of single precision")
+    return eps
 
 
 def _slice(w: Writer, n: Node) -> str:
@@ -273,7 +281,7 @@ TABLE: dict[str, Write] = {
     "transpose": _transpose,
     "concat": lambda w, n: w.op("Concat", *w.of(n), axis=n.attrs["axis"]),
     "tile": lambda w, n: w.op("Tile", *w.of(n), w.integers(n.attrs["repeats"])),
-    "instance_norm": lambda w, n: w.op("InstanceNormalization", *w.of(n), epsilon=n.attrs["eps"]),
+    "instance_norm": lambda w, n: w.op("InstanceNormalization", *w.of(n), epsilon=_epsilon(n)),
     "einsum": lambda w, n: w.op("Einsum", *w.of(n), equation=n.attrs["equation"]),
     "fmod": lambda w, n: w.op("Mod", *w.of(n), fmod=1),
 }

@@ -190,7 +190,9 @@ class Composer:
             source = self.values[operand.id]
             if e.prim == "load":
                 return replace_axes(source, args)
-            if _is_in_place(source, operand) and (e.prim == "load_or" or self._is_whole(source, operand)):
+            if self._is_in_place(source, operand) and (
+                e.prim == "load_or" or self._is_whole(source, operand)
+            ):
                 return Scalar(e.prim, args, e.dtype, source.data)  # load_or brings its own bounds
             if e.prim == "load_or":
                 guard, fill, *index = args
@@ -402,10 +404,14 @@ class Composer:
         value = self.values[node.id]
         if self._layout_of(node) is not None:
             return self.inputs[node.operands[0].id]
-        if not _is_in_place(value, node) or not self._is_whole(value, node):
+        if not self._is_in_place(value, node) or not self._is_whole(value, node):
             raise ComposeError("a convolution reads its operands from memory", node.where)
         number: int = value.data
         return number
+
+    def _is_in_place(self, value: Scalar, node: Node) -> bool:
+        """Whether element i of a value is element i of an input; scores of attention are read like one."""
+        return value.prim == "load" and value.args == axes(node.rank) and value.data < len(self.inputs)
 
     def _is_whole(self, value: Scalar, node: Node) -> bool:
         """Whether an input of the body that lies in place is all of it: of its first part, strides and bounds
@@ -417,11 +423,6 @@ class Composer:
         if node.op.reader_side and node.operands[0].id in self.inputs:
             return tuple(node.attrs.items())
         return None
-
-
-def _is_in_place(value: Scalar, node: Node) -> bool:
-    """Whether element i of a value is element i of an input."""
-    return value.prim == "load" and value.args == axes(node.rank)
 
 
 def _check_prologue(value: Scalar, root: Node) -> None:
