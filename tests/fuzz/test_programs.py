@@ -32,7 +32,7 @@ from rlx.fuzz.to_onnx import CannotWrite, to_onnx
 from rlx.fuzz.zoo import from_the_zoo, pieces
 from rlx.ir.graph import Graph
 
-DRAWN = [draw_program(5, number) for number in range(400)]
+DRAWN = [draw_program(5, number) for number in range(500)]
 PLAIN = Input("x0", "f32", (3, 4), Values())
 
 
