@@ -29,7 +29,7 @@ import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.ir.bind import match_shape
-from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Template
+from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort, Template
 from rlx.ir.graph import Graph, Node
 from rlx.ir.node import is_among
 from rlx.ir.op import Op, Role
@@ -151,6 +151,10 @@ class Follower(Interpreter):
         form = self.form(node)
         if compares(form) and node.operands[0] is not node.operands[1]:
             return undecided(*operands)
+        if isinstance(form, Reduce) and form.combine in ("argmax", "argmin"):
+            return unsure_place(operands[0], values[number], form)
+        if isinstance(form, Sort) and any(np.any(o.error) for o in operands):
+            raise NotFollowed("the order of values that are not exact")
         if is_wave(form):  # what lies between the ends of an interval counts, too
             return np.minimum(operands[0].error, 2.0)
         if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may move apart
@@ -379,6 +383,22 @@ def undecided(a: Bounded, b: Bounded) -> np.ndarray:
     with np.errstate(all="ignore"):
         room = np.add(a.error, b.error)
         return ((room > 0) & (distance(a.value, b.value) <= room)).astype(np.float64)
+
+
+def unsure_place(x: Bounded, place: np.ndarray, form: Reduce) -> np.ndarray | float:
+    """How far the place of an extreme may be off: others may be as good, as far as they are known."""
+    error = np.broadcast_to(x.error, x.value.shape)
+    if not error.any():
+        return 0.0
+    (axis,) = form.axes
+    value = x.value if form.combine == "argmin" else -x.value
+    with np.errstate(all="ignore"):
+        best = np.min(value + error, axis=axis, keepdims=True)
+        rivals = ~(value - error > best)  # NaN wins
+    chosen = place if place.ndim == value.ndim else np.expand_dims(place, axis)
+    at = np.arange(value.shape[axis]).reshape([-1 if i == axis else 1 for i in range(value.ndim)])
+    off = np.where(rivals, np.abs(at - chosen), 0).max(axis=axis, keepdims=True, initial=0)
+    return off.reshape(place.shape).astype(np.float64)
 
 
 def moves_only(form: Map | Pieces) -> bool:
