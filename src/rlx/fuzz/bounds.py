@@ -29,6 +29,7 @@ import numpy as np
 
 from rlx.backend.reference.interpreter import Interpreter
 from rlx.ir.bind import match_shape
+from rlx.ir.dtype import dtype
 from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort, Template
 from rlx.ir.graph import Graph, Node
 from rlx.ir.node import is_among
@@ -153,8 +154,8 @@ class Follower(Interpreter):
             return undecided(*operands)
         if isinstance(form, Reduce) and form.combine in ("argmax", "argmin"):
             return unsure_place(operands[0], values[number], form)
-        if isinstance(form, Sort) and any(np.any(o.error) for o in operands):
-            raise NotFollowed("the order of values that are not exact")
+        if isinstance(form, Sort):
+            return unsure_order(operands[0], values, number)
         if is_wave(form):  # what lies between the ends of an interval counts, too
             return np.minimum(operands[0].error, 2.0)
         if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may move apart
@@ -401,6 +402,20 @@ def unsure_place(x: Bounded, place: np.ndarray, form: Reduce) -> np.ndarray | fl
     return off.reshape(place.shape).astype(np.float64)
 
 
+def unsure_order(x: Bounded, results: Sequence[np.ndarray], number: int) -> np.ndarray | float:
+    """How far sorted values, or their places, may be off: a value moves by no more than the largest error."""
+    error = np.broadcast_to(x.error, x.value.shape)
+    if not error.any():
+        return 0.0
+    most = np.broadcast_to(error.max(axis=-1, keepdims=True, initial=0), results[number].shape)
+    if number == 0:
+        return most
+    with np.errstate(all="ignore"):
+        gaps = np.abs(np.diff(np.sort(x.value, axis=-1), axis=-1))
+        close = (gaps <= 2 * error.max(axis=-1, keepdims=True, initial=0)).any(axis=-1, keepdims=True)
+    return np.where(np.broadcast_to(close, results[number].shape), float(x.value.shape[-1]), 0.0)
+
+
 def moves_only(form: Map | Pieces) -> bool:
     bodies = [form.body] if isinstance(form, Map) else [p.body for p in form.pieces]
     return all(b.prim in ("load", "const") for b in bodies)
@@ -432,7 +447,7 @@ def assert_within(got: np.ndarray, plain: np.ndarray, truth: Bounded) -> None:
         assert (distance(got, plain)[~exact] <= bound[~exact]).all()
         return
     narrow, wide = widened(plain), widened(got)
-    real = plain.dtype.kind != "c"
+    real = dtype(plain.dtype).is_float
     overflows = ~np.isfinite(narrow) & np.isfinite(truth.value) & real
     same = ~np.isfinite(narrow) & ~overflows
     np.testing.assert_array_equal(wide[same], narrow[same])

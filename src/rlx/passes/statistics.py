@@ -19,6 +19,7 @@ from rlx.ir.graph import NAMED, Graph, Node
 from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import rewrite
 from rlx.ir.scalar import Scalar
+from rlx.passes.basic import remove_dead
 from rlx.passes.rules import Firing, Subject
 
 STEPS = ("round", "floor", "ceil", "trunc", "floor_div", "mod", "fmod", "sign")
@@ -59,7 +60,7 @@ def use_statistics(graph: Graph, log: list[Firing]) -> Graph:
         return None
 
     made = rewrite(graph, visit)
-    return made if len(log) > fired else graph
+    return remove_dead(made) if len(log) > fired else graph
 
 
 def _statistics(subjects: Mapping[int, Subject]) -> set[int]:

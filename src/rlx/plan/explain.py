@@ -331,7 +331,7 @@ def kernel_name(node: Node) -> str:
     >>> g.output("y", ops.softmax(g.input("x", (4, 4), "f32")))
     >>> lir = plan(g)
     >>> kernel_name(lir.mir.nodes[lir.plan.schedule[0]])
-    'reduce: reduce_max, sub, exp, reduce_sum, div'
+    'reduce: reduce_max, exp_difference, reduce_sum, div, mul'
     """
     if node.op.role is not Role.REGION:
         return node.op.name
