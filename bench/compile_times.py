@@ -41,10 +41,10 @@ def measure(model: str, longest: int) -> dict[str, float]:
     from rlx import zoo
     from rlx.backend.cpu.build import build_kernels
     from rlx.backend.cpu.jit import generate, load_all, parse
-    from rlx.backend.cpu.target import resolve
     from rlx.compile import plan
     from rlx.ir.views import view_layouts
     from rlx.session import read_graph
+    from rlx.target.cpu import resolve
     from rlx.zoo.minilm import load_graph
 
     path = zoo.path(model)

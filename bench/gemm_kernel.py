@@ -29,8 +29,8 @@ from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.jit import Code, compile_and_load
 from rlx.backend.cpu.microkernel import Kind, kind_of, tile_of
 from rlx.backend.cpu.packing import pack_weights
-from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.dim import Dim, evaluate, sym
+from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]
 Timer = Callable[[], float]

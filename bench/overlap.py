@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backend.cpu.jit import Code, compile_object, load
-from rlx.backend.cpu.target import resolve
 from rlx.driver.copy import DoubleBuffer, PipelineRun, ThreadCopy, pipelined
+from rlx.target.cpu import resolve
 
 # Like a layer that reads its weights: every vector of the tile goes `rounds` times through x = x * 0.5 + 1
 # and is summed; nothing is written back.

@@ -21,9 +21,9 @@ from gemm_kernel import Array, Team, empty
 from rlx.backend.cpu.irtext import Int, Module, Value, constant, vector
 from rlx.backend.cpu.jit import Code, compile_and_load
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
-from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.dim import sym
 from rlx.ops.quant_layout import pack_quantised
+from rlx.target.cpu import Target, resolve
 
 COPIES_BYTES = 160 << 20
 SHAPES = [(1, 4096, 4096), (2, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096), (128, 4096, 4096)]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rlx
-from rlx.backend.cpu.target import Target
 from rlx.ir.graph import Graph
+from rlx.target.cpu import Target
 
 
 @dataclass(frozen=True)

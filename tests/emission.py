@@ -16,7 +16,6 @@ from op_cases import ALL_CASES, Case
 from rlx.backend.cpu.build import build_kernels
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.backend.cpu.target import Target, targets
 from rlx.compile import plan
 from rlx.dist import copies, exchange_code, reduce, sync
 from rlx.dist.types import ReduceKind
@@ -29,6 +28,7 @@ from rlx.runtime import bus_guard
 from rlx.runtime.driver import emit_driver
 from rlx.runtime.pool import emit_pool
 from rlx.runtime.reader import emit_reader
+from rlx.target.cpu import Target, targets
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from rlx.backend.cpu.build import build_kernels
 from rlx.backend.cpu.gemm import Epilogue, GemmSpec, emit_gemm
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.packing import pack_weights
-from rlx.backend.cpu.target import Target, resolve
 from rlx.compile import plan
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.graph import Graph
 from rlx.ir.views import view_layouts
+from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]
 HOST = resolve("host")

@@ -14,7 +14,7 @@ from typing import Any
 import capstone
 
 from rlx.backend.cpu.elf import ObjectFile
-from rlx.backend.cpu.target import Target
+from rlx.target.cpu import Target
 
 EXECUTABLE = 4  # flag of a section
 FIRST_SET = 128  # groups of Capstone from here on are instruction sets, those before are kinds of jumps

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from rlx import config
-from rlx.backend.cpu.target import Target, emulated, host, resolve, runs_here, targets
+from rlx.target.cpu import Target, emulated, host, resolve, runs_here, targets
 
 
 def executable(*names: str) -> list[Target]:

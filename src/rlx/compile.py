@@ -56,7 +56,6 @@ def compile(graph: Any, options: Options | None = None, **given: Unpack[CompileO
     >>> rlx.compile(g)(np.array([1, 2, 3], np.float32))
     array([2., 4., 6.], dtype=float32)
     """
-    from rlx.backend.cpu.target import resolve
     from rlx.lowering import lower, need_graph, optimize
     from rlx.runtime.artifact import Origin
     from rlx.runtime.debug import check_mode
@@ -64,6 +63,7 @@ def compile(graph: Any, options: Options | None = None, **given: Unpack[CompileO
     from rlx.runtime.native_code import native_code, prepare_runs
     from rlx.runtime.program import CompiledProgram
     from rlx.runtime.weights import Weights
+    from rlx.target.cpu import resolve
 
     if isinstance(graph, ONNX_BYTES) or is_onnx_object(graph):
         from rlx.frontend.onnx import from_onnx

@@ -196,13 +196,13 @@ def _program(
     """A bound program and its number of kernels; None if the host would have to compute a part of it."""
     from rlx import config
     from rlx.backend.cpu.build import supports
-    from rlx.backend.cpu.target import resolve
     from rlx.passes.basic import materialize_outputs
     from rlx.plan.build import Planner
     from rlx.runtime.native_code import native_code
     from rlx.runtime.program import CompiledProgram
+    from rlx.target.cpu import resolve
 
-    mir, _ = fuse(materialize_outputs(graph), Options(gate, "cpu", None, pins, supports))
+    mir, _ = fuse(materialize_outputs(graph), Options(gate, resolve(target).prices, None, pins, supports))
     planner = Planner(mir, {})
     lir = LirModule(mir, planner.plan(), target=target, planner=planner)
     kernels, code = native_code(lir, resolve(target), cache=True)

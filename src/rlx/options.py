@@ -149,14 +149,14 @@ class Options:
         """The named target of the CPU; what a device is, it knows itself."""
         if self.device != "cpu":
             return self.target
-        from rlx.backend.cpu.target import resolve
+        from rlx.target.cpu import resolve
 
         return resolve(config.TARGET.get() if self.target == "host" else self.target).name
 
     def key(self) -> dict[str, Any]:
         """What a stored program is known by, beside its model: every option that decides about the plan, and
         the machine that RLX sees."""
-        from rlx.backend.cpu.target import host
+        from rlx.target.cpu import host
 
         settled = self.settled()
         deciding = {name: getattr(settled, name) for name in FIELDS if role(name) is Role.PLAN}

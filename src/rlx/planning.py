@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlx.backend.cpu.build import panel_tiles, supports
 from rlx.backend.cpu.collapse import summed_axes
 from rlx.backend.cpu.conv import conv_target
-from rlx.backend.cpu.target import resolve
 from rlx.collector import graphs_hold
 from rlx.cost import IoFusionGate, calibrate, default_gate
 from rlx.cost.decision import Decision
@@ -39,6 +38,8 @@ from rlx.passes.statistics import use_statistics
 from rlx.plan.budget import fit_budget
 from rlx.plan.build import Planner
 from rlx.plan.states import settle_states
+from rlx.target.cpu import resolve
+from rlx.target.prices import Prices
 
 if TYPE_CHECKING:
     from rlx.options import Options, Settled
@@ -50,6 +51,9 @@ class Machine(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def prices(self) -> Prices: ...
+
 
 class Planning:
     """One run of the stages. What a stage finds besides a graph is a field here."""
@@ -59,7 +63,8 @@ class Planning:
         self.machine, supported = machine_of(options.device, options.target)
         self.gate = _gate(options.gate, options.device)
         self.trace = Trace(options.checks, options.dump, options.override or {})
-        self.fusing = fusion.Options(self.gate, options.device, options.assume, supports=supported)
+        self.prices = self.machine.prices
+        self.fusing = fusion.Options(self.gate, self.prices, options.assume, supports=supported)
         self.derived: Graph | None = None  # params -> weights as kernels read them
         self.unfused: Graph | None = None
         self.decisions: Sequence[Decision] = ()
@@ -159,14 +164,14 @@ class Planning:
         return self._told(join_blocks(hir, self.gate, self.options.assume, self.options.device))
 
     def use_integers(self, mir: Graph) -> Graph:
-        return self._told(use_integer_products(mir, self.trace.firings))
+        return self._told(use_integer_products(mir, self.trace.firings, self.prices))
 
     def narrow(self, mir: Graph) -> Graph:
-        options = self.options
+        options, convolves = self.options, self.convolutions()
         multiplied = resolve(options.target).multiplied if options.device == "cpu" else ()
         return self._told(
             lower_precision(
-                mir, options.precision, self.gate, options.assume, multiplied, self.convolutions()
+                mir, options.precision, self.gate, options.assume, multiplied, convolves, self.prices
             )
         )
 

@@ -163,8 +163,8 @@ def restore(data: bytes, target: str, threads: int, debug: str | None) -> Compil
     The file's own rules hold. Code that this user signed is run as it is; anywhere else, or with another
     version of RLX, the program is compiled again.
     """
-    from rlx.backend.cpu.target import resolve, runs_here
     from rlx.runtime.artifact import Artifact
+    from rlx.target.cpu import resolve, runs_here
 
     machine = resolve(target if runs_here(resolve(target)) else config.TARGET.get())
     handle, name = tempfile.mkstemp(prefix="rlx-pickle-", suffix=".rlx")
@@ -339,8 +339,8 @@ def _stored(
     on_host = chosen.device == "cpu"  # files hold host programs
     if not chosen.is_storable() or not on_host or not chosen.cache:
         return _compile(_imported(import_, states)[0], chosen)
-    from rlx.backend.cpu.target import resolve
     from rlx.runtime.programs import ProgramStore
+    from rlx.target.cpu import resolve
 
     key = {**chosen.key(), "shapes": None if shapes is None else repr(sorted(shapes.items()))}
     target = resolve(key["target"])
@@ -369,8 +369,8 @@ def _imported(import_: Callable[[], Imported], states: Mapping[str, str] | None)
 def _from_artifact(
     path: Path, trust_native: bool, custom: Collection[str], options: dict[str, Any]
 ) -> CompiledProgram:
-    from rlx.backend.cpu.target import resolve
     from rlx.runtime.artifact import Artifact
+    from rlx.target.cpu import resolve
 
     file = Artifact(path)
     progress.info("opening %s", path)
@@ -415,8 +415,8 @@ def _of_one_rank(
     file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, Any]
 ) -> CompiledProgram:
     """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
-    from rlx.backend.cpu.target import resolve
     from rlx.dist.stored import StoredRank
+    from rlx.target.cpu import resolve
 
     stored = StoredRank(file, options.pop("transport", None))
     number = file.find(resolve(Options.of(None, options).settled().target))

@@ -26,11 +26,11 @@ from rlx.backend.cpu import jit
 from rlx.backend.cpu.attention import Access, AttentionSpec, emit_attention
 from rlx.backend.cpu.frame import Slot
 from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.target import Target, resolve
 from rlx.backend.reference.interpreter import evaluate as reference
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph
+from rlx.target.cpu import Target, resolve
 
 HOST = resolve("host")
 QUERIES, KEYS = sym("s"), sym("t")

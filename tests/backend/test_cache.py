@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from rlx import files
 from rlx.backend.cpu import jit
-from rlx.backend.cpu.target import resolve
 from rlx.files import unfinished_name
 from rlx.runtime import cache as cache_module
 from rlx.runtime import trust
 from rlx.runtime.cache import CacheWarning, ObjectCache, default_cache
 from rlx.runtime.trust import Keyring, TrustError, TrustWarning, load_or_create
+from rlx.target.cpu import resolve
 
 TARGET = resolve("x86-64")
 MINE, YOURS = Keyring(b"m" * 32), Keyring(b"y" * 32)
@@ -204,7 +204,7 @@ def test_a_cache_directory_that_cannot_exist_is_only_a_warning(tmp_path: Path) -
 
 RACER = """
 import sys, warnings
-from rlx.backend.cpu.target import resolve
+from rlx.target.cpu import resolve
 from rlx.runtime.cache import ObjectCache
 warnings.simplefilter("error")
 cache, target, size = ObjectCache(), resolve("x86-64"), 100_000

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.cpu.target import Target, runs_here, targets
 from rlx.ir.dtype import convert
 from rlx.ir.dtype import dtype as find
 from rlx.ir.graph import Graph
 from rlx.ops.elementwise import cast, fmod
+from rlx.target.cpu import Target, runs_here, targets
 
 MACHINES = [target for target in targets() if runs_here(target)]
 SOURCES = ("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "i16", "u16", "i8", "u8", "bool")

@@ -14,10 +14,10 @@ import rlx
 from conv_harness import Case, compiled, in_turn
 from gemm_harness import TARGETS, Guarded, every_target
 from rlx import ops
-from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
 from rlx.ir.types import tensor_types
+from rlx.target.cpu import Target
 
 CASES = [
     Case((1, 3, 9, 8), (5, 3, 3, 3), {"padding": 1}),

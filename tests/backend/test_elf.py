@@ -11,8 +11,8 @@ import pytest
 
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.elf import MappedObject, ObjectFile, is_loadable, process_symbol
-from rlx.backend.cpu.target import resolve
 from rlx.errors import CompileError
+from rlx.target.cpu import resolve
 
 TARGET = resolve("x86-64")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="objects are for Linux")

@@ -13,10 +13,10 @@ import rlx
 from rlx.backend.cpu import jit, twins, vmath_core
 from rlx.backend.cpu.elf import undefined_symbols
 from rlx.backend.cpu.irtext import Function, Module, Value, lanes_of, vector
-from rlx.backend.cpu.target import Target, emulated, resolve, runs_here
 from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import CompileError, UnsupportedError
 from rlx.ir.graph import Node
+from rlx.target.cpu import Target, emulated, resolve, runs_here
 
 BEST = resolve("x86-64-v4-bf16-vnni")
 TWIN = emulated(BEST)

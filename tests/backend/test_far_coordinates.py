@@ -10,8 +10,8 @@ import pytest
 import rlx
 from gemm_harness import every_f32_target
 from rlx import ops
-from rlx.backend.cpu.target import Target
 from rlx.ir.graph import Graph
+from rlx.target.cpu import Target
 
 X = np.arange(1, 21, dtype=np.float32).reshape(1, 1, 4, 5)
 NEAR = [-37.25, 12.5, 100.0, -1000.0]

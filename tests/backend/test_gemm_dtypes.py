@@ -10,8 +10,8 @@ import pytest
 import rlx
 from gemm_harness import HOST, assert_product, every_target, random, run_strided, run_weights
 from rlx.backend.cpu.packing import pack_weights, panels_of
-from rlx.backend.cpu.target import Target
 from rlx.ir.dtype import dtype as find
+from rlx.target.cpu import Target
 
 
 @every_target

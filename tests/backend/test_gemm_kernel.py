@@ -38,9 +38,9 @@ from rlx.backend.cpu import jit
 from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of
 from rlx.backend.cpu.packing import pack_weights
-from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import DTypeError, ShapeError, UnsupportedError
 from rlx.ir.dim import sym
+from rlx.target.cpu import Target, resolve
 
 # ---- products
 

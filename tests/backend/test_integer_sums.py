@@ -11,9 +11,9 @@ import pytest
 import rlx
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
+from rlx.target.cpu import Target
 
 KINDS = ["bool", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"]
 SUMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from machines import executable
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Function, Module, Value, constant, lanes_of, like, vector, width
-from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import CompileError
+from rlx.target.cpu import Target, resolve
 
 RUNNABLE = executable()
 every_target = pytest.mark.parametrize("target", RUNNABLE, ids=lambda target: target.name)

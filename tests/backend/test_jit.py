@@ -11,8 +11,8 @@ import pytest
 from measured import grows
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.target import Target, host_features, missing_here, resolve, runs_here, targets
 from rlx.errors import CompileError, UnsupportedError
+from rlx.target.cpu import Target, host_features, missing_here, resolve, runs_here, targets
 
 RUNNABLE = [target for target in targets() if runs_here(target)]
 
@@ -53,7 +53,7 @@ def test_code_for_another_machine_is_refused() -> None:
 
 
 def test_missing_feature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.backend.cpu.target.host_features", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr("rlx.target.cpu.host_features", lambda: frozenset({"sse2"}))
     best = resolve("x86-64-v4")
     assert "avx512f" in missing_here(best)
     with pytest.raises(CompileError, match="avx512f"):
@@ -121,7 +121,7 @@ def test_dropped_code_gives_its_memory_back() -> None:
 
 
 def test_targets_need_no_llvmlite() -> None:
-    program = "import sys, rlx.backend.cpu.target, rlx.backend.cpu.irtext; print('llvmlite' in sys.modules)"
+    program = "import sys, rlx.target.cpu, rlx.backend.cpu.irtext; print('llvmlite' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
 

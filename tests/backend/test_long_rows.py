@@ -10,8 +10,8 @@ import pytest
 import rlx
 from gemm_harness import every_f32_target
 from rlx import ops
-from rlx.backend.cpu.target import Target
 from rlx.ir.graph import Graph, Node
+from rlx.target.cpu import Target
 
 LENGTHS = [100, 1000, 4096, 4097, 10_000, 100_000]
 EPS = float(np.finfo(np.float32).eps)

@@ -9,8 +9,8 @@ import rlx
 from gemm_harness import every_target
 from rlx import ops
 from rlx.backend.cpu import moments, row_nest
-from rlx.backend.cpu.target import Target
 from rlx.ir.graph import Graph, Node
+from rlx.target.cpu import Target
 
 EPS = 1e-5
 

@@ -17,7 +17,7 @@ from instructions import beyond, needed
 from rlx.backend.cpu.elf import defined_symbols, undefined_symbols
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.jit import compile_object
-from rlx.backend.cpu.target import Target, resolve, targets
+from rlx.target.cpu import Target, resolve, targets
 
 FIRST = first_cases()
 C_LIBRARY = {

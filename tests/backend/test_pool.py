@@ -18,12 +18,12 @@ import pytest
 from measured import grows
 from rlx.backend.cpu.irtext import Bool, Module, Value, constant
 from rlx.backend.cpu.jit import Code, compile_object
-from rlx.backend.cpu.target import resolve
 from rlx.errors import ConfigError
 from rlx.runtime import native
 from rlx.runtime import pool as pool_module
 from rlx.runtime.driver import emit_driver
 from rlx.runtime.pool import CPUS, Pool, PoolError, default_pool, emit_pool
+from rlx.target.cpu import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 two_cores = pytest.mark.skipif(len(CPUS) < 2, reason="needs two cores")

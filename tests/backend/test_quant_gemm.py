@@ -14,10 +14,10 @@ from machines import executable
 from rlx.backend.cpu import jit
 from rlx.backend.cpu.irtext import Function, Int, Module, Value
 from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
-from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import ShapeError
 from rlx.ir.dim import sym
 from rlx.ops.quant_layout import QuantLayout, pack_quantised
+from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]
 TARGETS = executable()

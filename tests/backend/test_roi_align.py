@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.cpu.target import runs_here, targets
 from rlx.errors import ShapeError
+from rlx.target.cpu import runs_here, targets
 
 INF, NAN = np.inf, np.nan
 REGIONS = [

@@ -12,10 +12,10 @@ import rlx
 from gemm_harness import every_target
 from rlx import ops
 from rlx.backend.cpu import moments, nest_base, row_nest, row_pipeline
-from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.runtime.memory import allocate
+from rlx.target.cpu import Target
 
 Body = Callable[[Node, Node], Node]
 

@@ -12,9 +12,9 @@ import pytest
 import rlx
 from gemm_harness import Guarded
 from rlx import ops
-from rlx.backend.cpu.target import resolve, runs_here
 from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
+from rlx.target.cpu import resolve, runs_here
 
 SIZES = (0, 1, 2, 5)
 TARGETS = [t.name for t in map(resolve, ("host", "x86-64-v3", "x86-64")) if runs_here(t)]

@@ -8,7 +8,6 @@ import pytest
 import rlx
 from gemm_harness import every_f32_target
 from rlx import ops
-from rlx.backend.cpu.target import Target
 from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import DTypeError
 from rlx.fuzz.bounds import assert_by_table
@@ -17,6 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.op import Op, all_ops
 from rlx.ops.activation import Composite
 from rlx.ops.elementwise import Elementwise
+from rlx.target.cpu import Target
 
 LEAST = {"f64": 5e-324, "f32": 1e-45, "f16": 6e-8, "bf16": 1e-40}  # the least above 0, or near it
 OWN_OPERANDS = ("where", "cast", "clip")  # where and cast take other dtypes, clip has optional operands

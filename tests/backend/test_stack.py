@@ -11,7 +11,7 @@ import pytest
 from machines import to_execute
 from rlx.backend.cpu.elf import undefined_symbols
 from rlx.backend.cpu.jit import compile_object
-from rlx.backend.cpu.target import resolve
+from rlx.target.cpu import resolve
 
 OVERFLOW = """
 define void @f(i64 %n) {
@@ -37,7 +37,7 @@ def test_a_function_that_overwrites_its_stack_does_not_return(count: int, surviv
     code = f"""
 import ctypes
 from rlx.backend.cpu.jit import compile_and_load
-from rlx.backend.cpu.target import resolve
+from rlx.target.cpu import resolve
 code = compile_and_load({OVERFLOW!r}, resolve("host"))
 ctypes.CFUNCTYPE(None, ctypes.c_int64)(code.address("f"))({count})
 print("returned")

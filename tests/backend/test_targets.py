@@ -8,9 +8,9 @@ import pytest
 from op_cases import ALL_CASES, ALL_OPS, Case
 
 import rlx
-from rlx.backend.cpu.target import Target, resolve, runs_here
 from rlx.backend.reference.interpreter import evaluate
 from rlx.fuzz.bounds import assert_by_table
+from rlx.target.cpu import Target, resolve, runs_here
 
 HOST = resolve("host")
 TARGETS = [t for t in map(resolve, ("x86-64-v3", "x86-64")) if runs_here(t) and t is not HOST]

@@ -14,12 +14,12 @@ from rlx import ops
 from rlx.backend.cpu import jit, units
 from rlx.backend.cpu.build import build_kernels
 from rlx.backend.cpu.irtext import Function, Module, Value
-from rlx.backend.cpu.target import Target, resolve
 from rlx.backend.cpu.units import Units
 from rlx.backend.reference.interpreter import evaluate
 from rlx.compile import plan
 from rlx.ir.graph import Graph
 from rlx.ir.views import view_layouts
+from rlx.target.cpu import Target, resolve
 
 Loader = Callable[[Sequence[bytes], Target], jit.Code]
 LOADERS: list[Loader] = [jit.load_all, jit._linked_by_llvm]

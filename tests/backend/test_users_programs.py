@@ -11,11 +11,11 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.cpu.target import runs_here, targets
 from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import BudgetError, RlxError
 from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op
+from rlx.target.cpu import runs_here, targets
 
 TARGETS = [t.name for t in targets() if runs_here(t)]
 

@@ -10,8 +10,8 @@ import pytest
 import rlx
 from gemm_harness import every_f32_target
 from rlx import ops
-from rlx.backend.cpu.target import Target
 from rlx.ir.graph import Graph
+from rlx.target.cpu import Target
 
 CASES = [(n, ddof) for n in (0, 1, 2, 3, 40) for ddof in (0, 1, 2, 2.5, 3, 41)]
 

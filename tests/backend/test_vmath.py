@@ -26,9 +26,9 @@ from backend.vmath_measure import (
 from rlx import ops
 from rlx.backend.cpu import jit, vmath
 from rlx.backend.cpu.irtext import Module, constant, vector
-from rlx.backend.cpu.target import Target, resolve, runs_here, targets
 from rlx.errors import CompileError, DTypeError
 from rlx.ir.graph import Graph
+from rlx.target.cpu import Target, resolve, runs_here, targets
 
 LIMIT = 4.0  # ulp
 PAGE = Path(__file__).parents[2] / "docs" / "vmath.md"

@@ -9,11 +9,11 @@ import pytest
 
 import rlx
 from machines import executable
-from rlx.backend.cpu.target import Target, resolve
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops import conv
 from rlx.ops.winograd import INPUT, OUTPUT, WHOLE_KERNEL, WHOLE_ROWS, WinogradLayout, transform_kernel
+from rlx.target.cpu import Target, resolve
 
 TARGETS = executable("x86-64-v4", "x86-64-v3", "x86-64")
 SHAPE, OUT = (2, 16, 11, 13), 40  # tiles and panels that are not full

@@ -13,7 +13,6 @@ import rlx
 from conv_harness import compiled
 from gemm_harness import Guarded, every_target
 from rlx import ops
-from rlx.backend.cpu.target import Target, resolve
 from rlx.config import WINOGRAD
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
@@ -26,6 +25,7 @@ from rlx.ops.winograd import (
     most_channels,
     transform_kernel,
 )
+from rlx.target.cpu import Target, resolve
 
 
 def layer(shape: tuple[int, ...], w: np.ndarray, target: Target, zero: int, padding: Any = 1) -> Graph:

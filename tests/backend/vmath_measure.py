@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.backend.cpu import jit, vmath
 from rlx.backend.cpu.irtext import Function, Module, Value, vector
-from rlx.backend.cpu.target import Target, resolve, runs_here
+from rlx.target.cpu import Target, resolve, runs_here
 
 DTYPES: dict[str, Any] = {"float": np.float32, "double": np.float64}
 COLUMNS = (("x86-64-v4", "AVX-512"), ("x86-64-v3", "AVX2"), ("x86-64", "SSE2"))

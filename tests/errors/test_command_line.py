@@ -228,7 +228,7 @@ def test_mistakes(
 
 def test_code_for_another_machine(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A target that does not run here: the message says how to write a file for it, and that works."""
-    from rlx.backend.cpu.target import runs_here, targets
+    from rlx.target.cpu import runs_here, targets
 
     other = next(t.name for t in reversed(targets()) if not runs_here(t))
     for command in (["run"], ["explain"], ["compile", "-o", "net.rlx"]):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from rlx.backend.cpu.generator import source_version
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rlx"
@@ -173,3 +176,32 @@ def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path, monkeypatch: pytes
         ("rlx.cost", 5, False),
         ("rlx.cli.main", 7, True),
     ]
+
+
+def code_generator() -> set[Path]:
+    """What the code generator imports when it is loaded, directly or not."""
+    found: set[Path] = set()
+    todo = [PACKAGE / "backend" / "cpu" / "build.py"]
+    while todo:
+        path = todo.pop()
+        if path in found or not path.exists():
+            continue
+        found.add(path)
+        for module, _, inside in imports_of(path):
+            place = PACKAGE.joinpath(*module.split(".")[1:])
+            if not inside and place != PACKAGE:
+                todo.append(place / "__init__.py" if place.is_dir() else place.with_suffix(".py"))
+    return found
+
+
+def test_an_edited_generator_has_another_version(tmp_path: Path) -> None:
+    """One file of every folder that it imports from, edited by itself."""
+    one_of_each = {path.parent: path for path in sorted(code_generator())}
+    assert len(one_of_each) > 6
+    tree = shutil.copytree(PACKAGE, tmp_path / "rlx", ignore=shutil.ignore_patterns("__pycache__"))
+    versions = {source_version(str(tree))}
+    for number, path in enumerate(one_of_each.values(), 2):
+        with (tree / path.relative_to(PACKAGE)).open("a") as file:
+            file.write("# edited\n")
+        versions.add(source_version(str(tree)))
+        assert len(versions) == number, path

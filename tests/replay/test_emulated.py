@@ -7,7 +7,7 @@ import pytest
 import rlx
 from replay.records import STALE, UNKNOWN, Digests, Key, Records, digest_of_arrays
 from replay.test_replay import FIRST, FOLDER
-from rlx.backend.cpu.target import Target, emulated, runs_here, targets
+from rlx.target.cpu import Target, emulated, runs_here, targets
 
 WIDE = [target for target in targets() if target.has_avx512]
 RECORDED = Records(FOLDER / "ops.txt", "pytest tests/replay --update-replay").read()

@@ -14,7 +14,7 @@ import rlx
 from emission import emit, first_cases
 from replay.canonical import canonical, canonical_text
 from replay.records import Digests, Key, Records, digest_of_arrays
-from rlx.backend.cpu.target import resolve
+from rlx.target.cpu import resolve
 
 KERNEL = """define void @{k}(ptr %{x}) #0 {{
 entry:
@@ -126,7 +126,7 @@ ELSEWHERE = """
 import sys
 from emission import emit, first_cases
 from replay.canonical import canonical
-from rlx.backend.cpu.target import resolve
+from rlx.target.cpu import resolve
 for name in sys.argv[1:]:
     print(canonical(emit(name, first_cases()[name].graph()[0], resolve("x86-64-v4")).kernels))
 """

@@ -16,9 +16,9 @@ import rlx
 from emission import emit, first_cases
 from replay.canonical import canonical
 from replay.records import Digests, Key, Records, digest, digest_of_arrays
-from rlx.backend.cpu.target import Target, runs_here, targets
 from rlx.ir.graph import Graph
 from rlx.plan.text import canonical_text
+from rlx.target.cpu import Target, runs_here, targets
 from rlx.zoo.samples import FEEDS, feeds
 
 FOLDER = Path(__file__).parent

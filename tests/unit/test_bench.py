@@ -187,7 +187,7 @@ def test_a_peer_slower_than_before_is_named() -> None:
 
 
 def test_yardsticks_do_what_they_count() -> None:
-    from rlx.backend.cpu.target import resolve
+    from rlx.target.cpu import resolve
 
     target = resolve("host")
     assert peak(target, 1, turns=1000).amount > 0

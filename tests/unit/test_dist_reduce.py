@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from conformance import dist_cases as cases
 from rlx.backend.cpu.jit import assembly, compile_object
-from rlx.backend.cpu.target import resolve
 from rlx.dist import ReduceKind, sync
 from rlx.dist import reduce as module
 from rlx.dist.copies import copy_bytes
@@ -17,6 +16,7 @@ from rlx.dist.reduce import emit, kernel
 from rlx.dist.transport import address_of
 from rlx.errors import DTypeError
 from rlx.ir.dtype import dtype
+from rlx.target.cpu import resolve
 
 
 @given(

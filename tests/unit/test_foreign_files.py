@@ -17,7 +17,6 @@ import pytest
 from stored_models import X, network, set_own_folders
 
 import rlx
-from rlx.backend.cpu.target import resolve
 from rlx.errors import FormatError, ParseError, RlxError, UnsupportedError
 from rlx.ir import serialize
 from rlx.ir.dtype import F32
@@ -28,6 +27,7 @@ from rlx.ops.packing import Panels, pack_panels, unpack_panels
 from rlx.ops.sparse import columns_of
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, ArtifactWarning
+from rlx.target.cpu import resolve
 
 CONTAINER_KEYS = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
 own_folders = pytest.fixture(autouse=True)(set_own_folders)

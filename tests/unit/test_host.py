@@ -14,8 +14,13 @@ import pytest
 
 import rlx
 from rlx import config, cores
-from rlx.backend.cpu import cpuid, jit
-from rlx.backend.cpu.target import (
+from rlx.backend.cpu import jit
+from rlx.errors import CompileError, ConfigError
+from rlx.fuzz import hosts
+from rlx.runtime.cache import ObjectCache
+from rlx.runtime.trust import Keyring
+from rlx.target import cpuid
+from rlx.target.cpu import (
     Target,
     emulated,
     host,
@@ -26,10 +31,6 @@ from rlx.backend.cpu.target import (
     runs_here,
     targets,
 )
-from rlx.errors import CompileError, ConfigError
-from rlx.fuzz import hosts
-from rlx.runtime.cache import ObjectCache
-from rlx.runtime.trust import Keyring
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 needs_x86 = pytest.mark.skipif(not X86, reason="names of x86 targets")
@@ -80,7 +81,7 @@ def test_features_are_those_that_linux_sees() -> None:
 
 @needs_x86
 def test_features_need_no_llvm() -> None:
-    text = "import sys; from rlx.backend.cpu.target import host; host(); print('llvmlite' in sys.modules)"
+    text = "import sys; from rlx.target.cpu import host; host(); print('llvmlite' in sys.modules)"
     assert python(text) == "False\n"
 
 
@@ -161,7 +162,7 @@ def test_a_host_that_cannot_be_is_refused(name: str, told: str, monkeypatch: pyt
 
 @needs_x86
 def test_a_host_above_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.backend.cpu import target as module
+    from rlx.target import cpu as module
 
     lesser = frozenset(resolve("x86-64-v3").features)
     monkeypatch.setattr(module, "machine_features", lambda: lesser)
@@ -220,7 +221,7 @@ def test_all_machine_code_passes_one_gate() -> None:
         for path in package.rglob("*.py")
         if any(name in path.read_text(encoding="utf-8") for name in mappers)
     }
-    assert found == {"backend/cpu/elf.py", "backend/cpu/jit.py", "backend/cpu/cpuid.py"}
+    assert found == {"backend/cpu/elf.py", "backend/cpu/jit.py", "target/cpuid.py"}
 
 
 def test_a_file_with_code_of_a_better_machine_is_compiled(
@@ -246,7 +247,7 @@ def test_the_code_of_the_runtime_is_for_the_host() -> None:
 
 def test_ranks_inherit_the_host(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
-    script.write_text("from rlx.backend.cpu.target import host\nprint(host().name, flush=True)\n")
+    script.write_text("from rlx.target.cpu import host\nprint(host().name, flush=True)\n")
     least = RUNNABLE[-1].name
     text = f"from rlx.dist.launch import launch; raise SystemExit(launch(2, {str(script)!r}))"
     assert python(text, RLX_HOST=least) == f"{least}\n" * 2
@@ -303,7 +304,7 @@ def test_the_fuzzer_sees_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLX_HOST", raising=False)
     least = RUNNABLE[-1].name
     assert hosts.named("all") == [t.name for t in targets() if runs_here(t)]
-    text = "from rlx.backend.cpu.target import host, resolve; from rlx import config;"
+    text = "from rlx.target.cpu import host, resolve; from rlx import config;"
     text += "print(host().name, resolve(config.TARGET.get()).name)"
     variables = {**hosts.environment(least)}
     monkeypatch.setenv("RLX_TARGET", RUNNABLE[0].name)  # of the parent: the child must not see it

@@ -10,11 +10,11 @@ import pytest
 
 import rlx
 from rlx.backend.cpu.build import build_kernels
-from rlx.backend.cpu.target import resolve
 from rlx.compile import plan
 from rlx.errors import ParseError, RlxError
 from rlx.ir.parse import parse_graph
 from rlx.ir.views import view_layouts
+from rlx.target.cpu import resolve
 
 FAR = 1 << 16
 MOST_NODES, MOST_CODE = 200, 300_000

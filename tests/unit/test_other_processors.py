@@ -18,7 +18,7 @@ import importlib.util, sys
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else find(name, *rest)
 sys.path[:0] = {path!r}
-from rlx.backend.cpu.target import host
+from rlx.target.cpu import host
 from rlx.cli.demo import demo
 print(host().name, flush=True)
 demo(["--json"], standalone_mode=False)

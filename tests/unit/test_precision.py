@@ -9,10 +9,10 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.cpu.target import runs_here, targets
 from rlx.backend.reference.interpreter import evaluate as reference
 from rlx.compile import plan
 from rlx.ir.graph import Graph, Node
+from rlx.target.cpu import runs_here, targets
 
 PAIRS = "x86-64-v4-bf16-vnni"
 HERE = [t.name for t in targets() if runs_here(t)]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx.backend.cpu.target import host, host_text
 from rlx.bench.engines import ENGINES
 from rlx.bench.harness import Row
 from rlx.errors import UnsupportedError, how_to_install
+from rlx.target.cpu import host, host_text
 
 ENOUGH = 0.75  # of as many times the rate as there are threads: below it, a core was taken
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.jit import compile_and_load
 from rlx.backend.cpu.microkernel import kind_of, tile_of
-from rlx.backend.cpu.target import Target, resolve
 from rlx.bench.workloads.base import Run, Workload
 from rlx.records import dataclass
 from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import PAGE, allocate
+from rlx.target.cpu import Target, resolve
 
 _FIELD = 3  # the first field of a kernel's arguments that is its own
 _UNROLL = 8

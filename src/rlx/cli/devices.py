@@ -14,8 +14,8 @@ from rlx.cli.output import human_bytes, json_option, print_json, print_line, pri
 @json_option
 def devices(as_json: bool) -> None:
     """List devices and CPU targets, and what is missing for those that cannot be used."""
-    from rlx.backend.cpu.target import host, host_text, missing_here, runs_here, targets
     from rlx.driver import known_devices, open_device
+    from rlx.target.cpu import host, host_text, missing_here, runs_here, targets
 
     found: list[dict[str, Any]] = []
     for entry in known_devices():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @json_option
 def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **options: Any) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan."""
-    from rlx.backend.cpu.target import host
+    from rlx.target.cpu import host
 
     sizes = sizes_of(bind)
     program = open_model(model, **options)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import field, fields
 from types import MappingProxyType
 
+from rlx.cost.profile import FusionBenefit, GraphIoProfile, IoPrices, ceil_ps, fusion_benefit
 from rlx.records import dataclass
-
-from ..errors import DeviceError
-from .profile import FusionBenefit, GraphIoProfile, IoPrices, Number, ceil_ps, fusion_benefit
+from rlx.target.prices import DEVICES, Number, Prices, prices_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,12 @@ class IoFusionGate:
         object.__setattr__(self, "_thunk_penalty_ps", thunk_penalty)
         object.__setattr__(self, "_min_gain_ps", ceil_ps("min_gain_ns", self.min_gain_ns))
 
+    @classmethod
+    def of(cls, prices: Prices) -> IoFusionGate:
+        """The gate of a device."""
+        names = [f.name for f in fields(cls) if f.init and hasattr(prices, f.name)]
+        return cls(**{name: getattr(prices, name) for name in names})
+
     def score_ps(self, benefit: FusionBenefit) -> int:
         """Whole picoseconds of IO saved, rounded down; every added host wait costs the thunk penalty."""
         added_syncs = max(0, -benefit.sync_points_saved)
@@ -81,34 +86,7 @@ class IoFusionGate:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
 
-# Constants that ship. They only have to be right in proportion; `calibrate` measures a given machine.
-# Columns: dispatch_ns, roundtrip_ns, memory_bw, host_readback_bw, unified_memory, host_thunk_penalty_ns,
-# min_gain_ns.
-DEFAULT_GATES = MappingProxyType(
-    {
-        # Measured, 2-core Zen 4. Dispatch: one record of the native driver and its barrier, 70-500 ns hot.
-        # Bandwidth: DRAM reads at 31, sustained mixed traffic somewhat less. Leaving native code: one foreign
-        # call (2 us); a host thunk also lets the pool fall asleep, 35-77 us to wake.
-        "cpu": IoFusionGate(200, 2_000, 25, 25, True, 80_000, 100),
-        # Measured on PoCL: 2 us per batched dispatch, 14 us dispatch + finish, 32 MB copied in 3-8 ms.
-        # Kernels run on the host's cores, hence the CPU's memory bandwidth.
-        "opencl": IoFusionGate(2_000, 14_000, 25, 8, False, 100_000, 1_000),
-        # WebGPU. Overheads measured through wgpu on a software adapter: 29 us per dispatch in a pass, 179 us
-        # submit + wait, 4 MB read in 0.5 ms. The memory bandwidth is that of the published discrete gate.
-        "gpu": IoFusionGate(29_000, 179_000, 100, 8, False, 1_000_000, 10_000),
-        # The original system's published discrete gate; not measured here (no such device).
-        "cuda": IoFusionGate(3_000, 30_000, 100, 40, False, 25_000_000, 10_000),
-        "rocm": IoFusionGate(3_000, 30_000, 100, 40, False, 25_000_000, 10_000),
-        # The original system's published unified gate; not measured here (no such device).
-        "metal": IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000),
-        # Not measured: memory bandwidth of a v5e data sheet, PCIe for readback, and a runtime that compiles
-        # the whole program, so a launch is cheap and a host wait is dear.
-        "tpu": IoFusionGate(1_000, 100_000, 819, 16, False, 25_000_000, 1_000),
-        # Measured through wasmtime: 34-55 us per call into the module, once per schedule; kernels inside call
-        # each other directly on one thread, and memory is the host's.
-        "wasm": IoFusionGate(50, 45_000, 15, 15, True, 100_000, 50),
-    }
-)
+DEFAULT_GATES = MappingProxyType({device: IoFusionGate.of(prices) for device, prices in DEVICES.items()})
 
 
 def default_gate(device: str) -> IoFusionGate:
@@ -117,8 +95,4 @@ def default_gate(device: str) -> IoFusionGate:
     >>> default_gate("cpu").unified_memory, default_gate("opencl").unified_memory
     (True, False)
     """
-    try:
-        return DEFAULT_GATES[device]
-    except KeyError:
-        known = ", ".join(DEFAULT_GATES)
-        raise DeviceError(f"no gate for device {device!r}; use one of {known}, or pass gate=") from None
+    return IoFusionGate.of(prices_of(device))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from rlx.cost.compute import contraction_ps, elementwise_ps
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Level, Role, run_rule
 from rlx.ir.types import tensor_types
-
-CORES = 2  # of the device that operations are priced for
-STORE_PS = 20  # per byte that a kernel writes, in the caches
+from rlx.target.prices import DEVICES, Prices
 
 
 def kernel_operations(node: Node) -> tuple[Dim, Dim]:
@@ -31,8 +28,8 @@ def kernel_operations(node: Node) -> tuple[Dim, Dim]:
     return heavy, light
 
 
-def kernel_work(node: Node) -> Dim:
-    """Picoseconds that one core of this machine's kind spends on a kernel, roughly.
+def kernel_work(node: Node, prices: Prices = DEVICES["cpu"]) -> Dim:
+    """Picoseconds that one core spends on a kernel, roughly.
 
     >>> from rlx.ir.graph import Graph
     >>> g = Graph()
@@ -43,4 +40,5 @@ def kernel_work(node: Node) -> Dim:
     stored: Dim = 0
     for t in tensor_types(node.type):
         stored = stored + t.nbytes
-    return heavy * contraction_ps("cpu", CORES) + light * elementwise_ps("cpu", CORES) + stored * STORE_PS
+    computing = heavy * prices.contraction_ps + light * prices.elementwise_ps
+    return computing * prices.cores + stored * prices.store_ps

@@ -13,11 +13,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 from rlx.records import dataclass
+from rlx.target.prices import Number
 
 from ..errors import ConfigError
-
-# An exact quantity of time or bandwidth as users write it.
-Number = int | float
 
 
 @dataclass(frozen=True, slots=True)

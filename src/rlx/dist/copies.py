@@ -15,7 +15,7 @@ from rlx.dist.sync import load_cached
 if TYPE_CHECKING:
     from rlx.backend.cpu.irtext import Function, Int
     from rlx.backend.cpu.irtypes import Value
-    from rlx.backend.cpu.target import Target
+    from rlx.target.cpu import Target
 
 UNROLL = 8
 LEAST_BYTES = 4 << 10  # what the loop copies at least

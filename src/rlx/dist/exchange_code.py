@@ -13,7 +13,7 @@ from rlx.dist.transport import DONE
 if TYPE_CHECKING:
     from rlx.backend.cpu.irtext import Function, Int, Module
     from rlx.backend.cpu.irtypes import Value
-    from rlx.backend.cpu.target import Target
+    from rlx.target.cpu import Target
 
 # The call's table, in 8-byte fields. First whom to call and what to post, then where everybody's memory lies;
 # what this rank has (its array, `REGIONS` pairs of offset and length at `CUTS`, the longest of them, how much

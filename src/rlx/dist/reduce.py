@@ -25,7 +25,7 @@ from rlx.errors import DTypeError
 if TYPE_CHECKING:
     from rlx.backend.cpu.irtext import Function
     from rlx.backend.cpu.irtypes import Value
-    from rlx.backend.cpu.target import Target
+    from rlx.target.cpu import Target
 
 UNROLL = 4
 # From this many bytes of results on, stores go past the caches: the lines would be evicted before they are

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlx.backend.cpu.irtext import Function, Int, Module
     from rlx.backend.cpu.irtypes import Value
     from rlx.backend.cpu.jit import Code
-    from rlx.backend.cpu.target import Target
+    from rlx.target.cpu import Target
 
 # A line, in bytes: epoch i32, sleepers i32, then a post of three i64 for even and for odd epochs. The 64
 # bytes in use are one cache line; the rest keeps the neighbour's line out of the prefetcher's way.
@@ -190,7 +190,7 @@ def emit(target: Target) -> str:
 def load_cached(emit: Callable[[Target], str]) -> Code:
     """Code of a module for this machine, compiled once per user."""
     from rlx.backend.cpu.jit import compile_object, load
-    from rlx.backend.cpu.target import resolve
+    from rlx.target.cpu import resolve
     from rlx.runtime.cache import default_cache
 
     host = resolve("host")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backend.cpu.target import resolve
 from rlx.compile import compile, plan
 from rlx.errors import RlxError, UnsupportedError
 from rlx.frontend.onnx import from_onnx
@@ -34,6 +33,7 @@ from rlx.runtime.artifact import Artifact
 from rlx.runtime.native_code import native_code
 from rlx.runtime.program import CompiledProgram
 from rlx.session import load
+from rlx.target.cpu import resolve
 
 MOST_ELEMENTS = 1_000_000  # of the inputs of a program that is run
 UNKNOWN_SIZE = 3  # of a symbol

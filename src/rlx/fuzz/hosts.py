@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlx import config
-from rlx.backend.cpu.target import resolve, runs_here, targets
 from rlx.errors import ConfigError
+from rlx.target.cpu import resolve, runs_here, targets
 
 
 def named(host: str) -> list[str]:

@@ -16,6 +16,7 @@ from rlx.ir.graph import Node
 from rlx.ir.size_choice import choose
 from rlx.ops.winograd import WinogradLayout
 from rlx.records import dataclass
+from rlx.target.prices import DEVICES, Prices
 
 Image = tuple[int, ...]
 """Sizes [N, C, axes] of an image."""
@@ -26,18 +27,14 @@ USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
 @dataclass(frozen=True)
 class ConvTarget:
     """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
-    one core of it does in a nanosecond.
+    things cost there.
     """
 
     lanes: int
     columns: int
     winograd: bool = True  # whether transforms may be used at all
     groups: tuple[tuple[str, int], ...] = ()  # dtype of an image -> channels that one instruction takes
-    flops: float = 117.0
-    weight_bytes: float = 15.0  # read from memory once a run, beside a busy neighbour
-    scratch_bytes: float = 30.0  # written to and read from L2
-    exact_bytes: float = 60.0  # the same in smaller strips
-    moved_elements: float = 3.0  # from planar to blocked and back
+    prices: Prices = DEVICES["cpu"]
 
     def group(self, dtype: str) -> int:
         """Channels that are multiplied and added together."""
@@ -79,6 +76,7 @@ def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradC
     if not (w.dtype is F32 or (exact and pairs > 1)):
         return None
     item, point, rate = (1, 2, pairs) if exact else (4, 4, 1)  # bytes of a weight and a point; points at once
+    prices = target.prices
     n, _, h, wide = written
     padded = -(-out // target.lanes) * target.lanes
     size = padded * channels
@@ -86,12 +84,12 @@ def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradC
     def cost(m: int) -> float:
         """Nanoseconds; m = 1 is the direct sum."""
         if m == 1:
-            return 18 * n * h * wide * size / (target.flops * group) + 9 * item * size / target.weight_bytes
+            return 18 * n * h * wide * size / (prices.flops * group) + 9 * item * size / prices.weight_bytes
         points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
-        products = 2 * tiles * points * size / (target.flops * rate)
-        products += point * points * size / target.weight_bytes
+        products = 2 * tiles * points * size / (prices.flops * rate)
+        products += point * points * size / prices.weight_bytes
         moved = 2 * tiles * points * (4 * padded * layout(m).parts + point * channels)
-        return products + moved / (target.exact_bytes if exact else target.scratch_bytes)
+        return products + moved / (prices.exact_bytes if exact else prices.scratch_bytes)
 
     def layout(m: int) -> WinogradLayout:
         return WinogradLayout(m, out, channels, target.columns, target.lanes, rate)

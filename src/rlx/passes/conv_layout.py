@@ -453,7 +453,7 @@ class _Writer:
             if choice is None:
                 return None
             moved = (0 if blocked else math.prod(read)) + (0 if blocked_out else math.prod(written))
-            return choice.layout if choice.gain > moved / target.moved_elements else None
+            return choice.layout if choice.gain > moved / target.prices.moved_elements else None
 
         return by_image(rule, node)
 

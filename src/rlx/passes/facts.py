@@ -12,6 +12,7 @@ from rlx.ir.op import Role
 from rlx.ir.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.ir.types import Shape, TupleType
 from rlx.records import dataclass
+from rlx.target.prices import DEVICES, Prices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +50,8 @@ def is_point(index: Sequence[Scalar], point: Sequence[Scalar], shape: Shape) -> 
 class Facts:
     """A MIR graph with everything that fusion wants to know about its nodes."""
 
-    def __init__(self, graph: Graph, io: IoModel) -> None:
-        self.graph, self.io = graph, io
+    def __init__(self, graph: Graph, io: IoModel, prices: Prices = DEVICES["cpu"]) -> None:
+        self.graph, self.io, self.prices = graph, io, prices
         self.live = graph.live()
         self.kernels = [
             n for n in graph.nodes if n.id in self.live and n.op.role is Role.COMPUTE and not io.is_view(n)

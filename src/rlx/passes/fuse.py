@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rlx.cost.compute import elementwise_ps
 from rlx.cost.decision import Decision, DecisionLog, decide
 from rlx.cost.gate import IoFusionGate, default_gate
 from rlx.cost.io import IoModel
@@ -33,6 +32,7 @@ from rlx.passes.spectra import is_transform, surround
 from rlx.passes.trial import Pricing, Trial
 from rlx.passes.work import evaluated_work
 from rlx.records import dataclass
+from rlx.target.prices import DEVICES, Prices
 
 MOST_NODES = 64  # ops in one kernel
 MOST_AHEAD = 12  # ops to look past the best group so far
@@ -51,7 +51,7 @@ class Options:
     """What decides about fusion besides the graph."""
 
     gate: IoFusionGate
-    device: str = "cpu"
+    prices: Prices = DEVICES["cpu"]
     assume: Mapping[str, int] | None = None
     pins: Pins | None = None
     supports: Supports = lambda kernel, types: None
@@ -62,7 +62,7 @@ class Fuser:
 
     def __init__(self, graph: Graph, options: Options) -> None:
         self.graph, self.options, self.gate = graph, options, options.gate
-        self.facts = Facts(graph, IoModel(graph, options.assume))
+        self.facts = Facts(graph, IoModel(graph, options.assume), options.prices)
         self.reach = Reach(self.facts)
         self.maker = RegionMaker(self.facts)
         self.log = DecisionLog()
@@ -211,7 +211,7 @@ class Fuser:
     def gain(self, t: Trial) -> int:
         """Picoseconds that a group saves."""
         score = self.gate.score_ps(fusion_benefit(t.before, t.after))
-        return score - elementwise_ps(self.options.device, t.work_added)
+        return score - self.options.prices.elementwise_ps * t.work_added
 
     def better_elsewhere(self, now: Trial, node: Node) -> bool:
         """Whether an op is better computed by its only reader, from values that are stored in any case."""
@@ -281,7 +281,7 @@ class Fuser:
 
     def record(self, t: Trial, rule: str) -> None:
         pin = True if self.wishes(t) else None
-        compute = elementwise_ps(self.options.device, t.work_added)
+        compute = self.options.prices.elementwise_ps * t.work_added
         where = self.where(t.members)
         self.log.add(
             decide(self.gate, t.members, t.before, t.after, compute, rule=rule, where=where, pin=pin)
@@ -321,7 +321,7 @@ class Fuser:
             wider = t.add(node, t.span | self.reach.span([node.id]))
         except Misfit as why:
             return str(why), 0
-        compute = elementwise_ps(self.options.device, wider.work_added - t.work_added)
+        compute = self.options.prices.elementwise_ps * (wider.work_added - t.work_added)
         if not wider.span.acyclic:
             return "another kernel between them needs one and feeds the other", compute
         if node.id in self.group_of:
@@ -396,7 +396,7 @@ class Fuser:
                 self.homes[n.id].add(r)
         self.drop_unneeded(number)
         after, work_after = self.cost_of([g for g in involved if g in self.groups])
-        compute = elementwise_ps(self.options.device, work_after - work_before)
+        compute = self.options.prices.elementwise_ps * (work_after - work_before)
         region = sorted({m for group, _ in undo.values() for m in group.evaluated})
         where = self.where([i])
         rule = self.spread_rule(i, readers)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlx.cost.compute import contraction_ps
 from rlx.cost.decision import Decision
 from rlx.cost.profile import GraphIoProfile
 from rlx.ir.dim import Dim
@@ -37,11 +36,11 @@ from rlx.ops.window import is_padded
 from rlx.passes.numbers import SMALL, number_of
 from rlx.passes.rules import Firing, Rule, Subject, apply_rules
 from rlx.records import dataclass
+from rlx.target.prices import DEVICES, Prices
 
 LARGEST_SUM = 2**31 - 1
 NEARBY = 64  # ops between a sum and the rounding of what became of it
 BOUNDS = ("maximum", "minimum")
-SAVED = 3, 4  # part of the time that a product of bytes does not take, next to f32
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +171,8 @@ def _largest_of_windows(node: Node) -> Levels | None:
 class IntegerRules:
     """The table, and what was decided about every candidate."""
 
-    def __init__(self) -> None:
-        self.decisions: list[Decision] = []
+    def __init__(self, prices: Prices) -> None:
+        self.prices, self.decisions = prices, list[Decision]()
 
     def table(self) -> tuple[Rule, ...]:
         return (
@@ -266,7 +265,8 @@ class IntegerRules:
                 reason = refuse(a)
         work = s.node.op.cost(*(o.tensor for o in s.node.operands), **s.node.attrs)
         work = work if isinstance(work, int) else 0
-        saved = contraction_ps("cpu", work) * SAVED[0] // SAVED[1] if reason is None else 0
+        part, whole = self.prices.bytes_saved
+        saved = self.prices.contraction_ps * work * part // whole if reason is None else 0
         self.decisions.append(
             Decision(
                 region=(),
@@ -433,7 +433,9 @@ def _holds_integer_sum(node: Node) -> bool:
     return False
 
 
-def use_integer_products(graph: Graph, log: list[Firing] | None = None) -> tuple[Graph, list[Decision]]:
+def use_integer_products(
+    graph: Graph, log: list[Firing] | None = None, prices: Prices = DEVICES["cpu"]
+) -> tuple[Graph, list[Decision]]:
     """Products and convolutions of dequantised bytes, computed in integers; and what was decided.
 
     >>> from rlx import ops
@@ -448,7 +450,7 @@ def use_integer_products(graph: Graph, log: list[Firing] | None = None) -> tuple
     """
     if not any(is_byte(t.dtype) for n in graph.nodes for t in tensor_types(n.type)):
         return graph, []
-    rules, fired = IntegerRules(), list[Firing]()
+    rules, fired = IntegerRules(prices), list[Firing]()
     made = apply_rules(graph, rules.table(), fired)
     if log is not None:
         log += fired

@@ -31,8 +31,8 @@ from rlx.passes.basic import remove_dead
 from rlx.passes.conv_cost import ConvTarget, gains_by_halves
 from rlx.passes.facts import Facts
 from rlx.passes.layout import weight_ids
+from rlx.target.prices import DEVICES, Prices
 
-SAVED_PS = 8  # that a multiply-add takes less where narrow operands come two at a time
 PRECISIONS: dict[str, DType | None] = {"f32": None, "bf16": BF16, "f16": F16}
 
 
@@ -43,6 +43,7 @@ def lower_precision(
     assume: Mapping[str, int] | None = None,
     multiplied: tuple[str, ...] = (),
     convolves: ConvTarget | None = None,
+    prices: Prices = DEVICES["cpu"],
 ) -> tuple[Graph, list[Decision]]:
     """The graph with narrow products, and what was decided about the values that they read.
 
@@ -54,7 +55,7 @@ def lower_precision(
     narrow = PRECISIONS[precision]
     if narrow is None:
         return graph, []
-    plan = _Narrowing(graph, narrow, gate, assume, narrow.name in multiplied, convolves)
+    plan = _Narrowing(graph, narrow, gate, assume, narrow.name in multiplied, convolves, prices)
     return remove_dead(rewrite(graph, plan.visit)), plan.decisions  # moves of values that are wide no more
 
 
@@ -69,8 +70,9 @@ class _Narrowing:
         assume: Mapping[str, int] | None,
         attends: bool,
         convolves: ConvTarget | None,
+        prices: Prices,
     ) -> None:
-        self.graph, self.narrow, self.gate = graph, narrow, gate
+        self.graph, self.narrow, self.gate, self.prices = graph, narrow, gate, prices
         self.io = IoModel(graph, assume)
         self.fixed = weight_ids(graph)
         self.users, self.kept = graph.users(), {n.id for n in graph.roots()}
@@ -161,7 +163,8 @@ class _Narrowing:
         where = tuple(dict.fromkeys(w for v in values.values() for w in v.where))
         ops = tuple(v.op.name for v in values.values())
         rule = f"attend in {self.narrow}"
-        made = decide(self.gate, (), before, after, -SAVED_PS * products, rule=rule, where=where, ops=ops)
+        added = -self.prices.narrow_saved_ps * products
+        made = decide(self.gate, (), before, after, added, rule=rule, where=where, ops=ops)
         why = self.never(apart, *scores.shape[-2:]) if apart else ""
         if not why and not made.verdict:
             why = f"rounding {' and '.join(apart)} apart: {made.reason}"

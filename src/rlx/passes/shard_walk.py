@@ -24,16 +24,13 @@ from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ir.views import keeps_order
 from rlx.passes.shard_links import Link, form_of, links, passes_partial
 from rlx.records import dataclass
+from rlx.target.prices import DEVICES
 
 WHOLE = Replicate()
 NAMED = (Role.INPUT, Role.PARAM, Role.STATE)
 
 # What ways are weighed with, in nanoseconds; only proportions matter.
-MEETING_NS = 8000
-BYTE_NS = 0.1
-SUM_BYTE_NS = 0.25
-HEAVY_NS = 0.02  # per operation of a contraction
-LIGHT_NS = 0.03  # per operation of a kernel that works in registers
+PRICES = DEVICES["cpu"]  # ranks run on CPUs
 IMPOSSIBLE = float("inf")
 
 
@@ -216,7 +213,8 @@ class Walk:
         if node.op.role is not Role.COMPUTE or not node.op.has("cost"):
             return 0.0
         cost = run_rule(node.op, "cost", *(o.type for o in node.operands), node=node)
-        return self.known(cost) * (HEAVY_NS if node.op.heavy else LIGHT_NS)
+        price = PRICES.rank_contraction_ns if node.op.heavy else PRICES.rank_elementwise_ns
+        return self.known(cost) * price
 
     def known(self, d: Dim) -> int:
         return evaluate(d, {s: self.binding.get(s, 1) for s in symbols(d)})
@@ -278,17 +276,16 @@ class Walk:
         if isinstance(want, Partial):
             return Change(before, "", IMPOSSIBLE)
         if isinstance(before, Replicate):
-            return Change(before, "slice", size / n * BYTE_NS)
+            return Change(before, "slice", size / n * PRICES.rank_byte_ns)
+        meeting = PRICES.meeting_ns
         if isinstance(before, Partial):
+            summing = others * PRICES.rank_sum_byte_ns
             if isinstance(want, Shard):
-                cost = MEETING_NS + others * SUM_BYTE_NS
-                return Change(before, f"reduce_scatter {before.kind}", cost, others)
-            return Change(
-                before, f"all_reduce {before.kind}", MEETING_NS + 2 * others * SUM_BYTE_NS, 2 * others
-            )
+                return Change(before, f"reduce_scatter {before.kind}", meeting + summing, others)
+            return Change(before, f"all_reduce {before.kind}", meeting + 2 * summing, 2 * others)
         if isinstance(want, Shard):
-            return Change(before, "all_to_all", MEETING_NS + others / n * BYTE_NS, others // n)
-        return Change(before, "all_gather", MEETING_NS + others * BYTE_NS, others)
+            return Change(before, "all_to_all", meeting + others / n * PRICES.rank_byte_ns, others // n)
+        return Change(before, "all_gather", meeting + others * PRICES.rank_byte_ns, others)
 
     def get(self, node: Node, want: Placement, reader: str) -> Node:
         """A value in a placement; what that needs is inserted and noted."""

@@ -17,16 +17,7 @@ from rlx.ir.form import Contract, Conv
 from rlx.ir.graph import Node
 from rlx.passes.facts import Facts
 from rlx.passes.fit import Fit, Status
-
-SAVED = 8  # operations from which backends keep a value for the next pass instead of computing it again
-RELOAD = 2  # what keeping and loading it then costs
-SHARED_ROWS = 128  # rows of a contraction from which threads share them; fewer go to all threads
-THREADS = 2  # of the device that compute is priced for
-BAND_BYTES = 1 << 19  # of lines that a convolution computes together
-# Operations per element that going through scratch costs a convolution which could read its image in place
-# (single pixels of 96 x 112 x 112 to 24 channels on two threads: 1.88 ms in two kernels, 1.93 ms in one).
-IN_PLACE = 24
-GROUP_COLUMNS = 256  # columns of a right operand that is not in panels, for which rows are computed together
+from rlx.target.prices import Prices
 
 
 def separate_work(facts: Facts, fit: Fit) -> int:
@@ -53,7 +44,7 @@ def evaluated_work(facts: Facts, fit: Fit, outputs: Sequence[int]) -> int:
         reduction = facts.kind(node) == "reduce"
         if reduction and passes:
             passes = {i: facts.points(node)}
-        total += _cost(facts.work(node), passes)
+        total += _cost(facts.work(node), passes, facts.prices)
         for access in facts.accesses(node):
             inner = needed.get(access.root)
             if inner is None:
@@ -79,12 +70,12 @@ def computed_elements(facts: Facts, node: Node) -> int:
     assert isinstance(form, Contract)
     summed = [i for i, _ in form.contract]
     rows = facts.io.points(d for i, d in enumerate(form.lhs) if i not in summed)
-    times = 1 if rows >= SHARED_ROWS else THREADS
+    times = 1 if rows >= facts.prices.shared_rows else facts.prices.cores
     if node.operands[1].op.reader_side:
         return times * elements
     joined = [j for _, j in (*form.batch, *form.contract)]
     columns = facts.io.points(d for j, d in enumerate(form.rhs) if j not in joined)
-    return max(times, -(-columns // GROUP_COLUMNS)) * elements
+    return max(times, -(-columns // facts.prices.group_columns)) * elements
 
 
 def _scratch_work(facts: Facts, node: Node) -> int:
@@ -94,26 +85,26 @@ def _scratch_work(facts: Facts, node: Node) -> int:
     if not isinstance(form, Conv) or not node.operands[0].op.reader_side:
         return 0
     image, padded = io.points(form.x), any(io.size(p) for pair in form.padding for p in pair)
-    return 0 if padded or 4 * image <= BAND_BYTES else IN_PLACE * image
+    return 0 if padded or 4 * image <= facts.prices.band_bytes else facts.prices.in_place_operations * image
 
 
 def _computed_in_bands(facts: Facts, form: Conv) -> int:
     """Elements of an image that a convolution computes."""
     io = facts.io
     image = io.points(form.x)
-    times = THREADS if io.points(form.w) > image else 1
+    times = facts.prices.cores if io.points(form.w) > image else 1
     if len(form.strides) < 2:
         return times * image
     stride, reach = form.strides[-2], (io.size(form.w[-2]) - 1) * form.dilations[-2] + 1
     line = 4 * io.size(form.x[1]) * io.size(form.x[-1])
-    fit = stride * (max(BAND_BYTES // max(line, 1) - reach, 0) // stride + 1)
+    fit = stride * (max(facts.prices.band_bytes // max(line, 1) - reach, 0) // stride + 1)
     return times * image * (fit + max(reach - stride, 0)) // fit
 
 
-def _cost(work: int, passes: dict[int, int]) -> int:
+def _cost(work: int, passes: dict[int, int], prices: Prices) -> int:
     if not passes:
         return 0
-    if work < SAVED or len(passes) == 1:
+    if work < prices.saved_operations or len(passes) == 1:
         return work * sum(passes.values())
     first, *rest = sorted(passes.values(), reverse=True)
-    return work * first + RELOAD * sum(rest)
+    return work * first + prices.reload_operations * sum(rest)

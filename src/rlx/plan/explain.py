@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import groupby
 
 from rlx.config import bytes_text
-from rlx.cost.compute import contraction_ps, elementwise_ps
 from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel
@@ -26,6 +25,7 @@ from rlx.plan.slices import slices_of
 from rlx.plan.states import why_copied
 from rlx.plan.stream import stream_lines
 from rlx.records import dataclass
+from rlx.target.prices import prices_of
 
 WIDTH = 100
 TIMELINE = 60  # columns
@@ -98,7 +98,7 @@ def costs_of_steps(module: LirModule, thunks: Container[int] = ()) -> dict[int, 
     """The costs of every step of the schedule, by node id; a step that runs in slices has several kernels."""
     io = IoModel(module.mir, module.plan.binding)
     gate = IoFusionGate(**module.gate) if module.gate else None
-    device = module.options.get("device", "cpu")
+    prices = prices_of(module.options.get("device", "cpu"))
     out: dict[int, list[KernelCost]] = {}
     for kernel in module.plan.schedule:
         node = module.mir.nodes[kernel]
@@ -112,7 +112,7 @@ def costs_of_steps(module: LirModule, thunks: Container[int] = ()) -> dict[int, 
             read_back = max(profile.device_traffic_bytes - io.bytes(node), 0)
             profile += GraphIoProfile(0, max(1 - profile.sync_points, 0), read_back, 0)
         heavy, light = _work(node, module.plan.binding)
-        compute = contraction_ps(device, heavy) + elementwise_ps(device, light)
+        compute = prices.contraction_ps * heavy + prices.elementwise_ps * light
         out[kernel] = [KernelCost(node, profile, heavy + light, _time(gate, profile, compute))]
     return out
 

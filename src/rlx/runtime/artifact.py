@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.generator import generator_version
-from rlx.backend.cpu.target import Target, resolve
 from rlx.errors import RlxError
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
@@ -39,6 +38,7 @@ from rlx.runtime.native_code import FORMAT, open_blob, open_runtime
 from rlx.runtime.stored import StoredLir
 from rlx.runtime.trust import accept, accepted, is_noted, keyring, note
 from rlx.runtime.weights import Weights
+from rlx.target.cpu import Target, resolve
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram

@@ -138,9 +138,9 @@ class Guarded:
 class _Guard:
     def __init__(self) -> None:
         from rlx.backend.cpu.jit import compile_object, load
-        from rlx.backend.cpu.target import resolve
         from rlx.runtime.cache import default_cache
         from rlx.runtime.native import baseline
+        from rlx.target.cpu import resolve
 
         target = baseline(resolve("host").x86)
         text = _text()

@@ -18,10 +18,10 @@ from pathlib import Path
 from rlx import config
 from rlx.backend.cpu.generator import generator_version
 from rlx.backend.cpu.jit import llvm_version
-from rlx.backend.cpu.target import Target, host
 from rlx.files import LIKELY_LOCKED, remove_abandoned, replacing, unfinished_files
 from rlx.records import dataclass
 from rlx.runtime.trust import MAC_BYTES, Keyring, keyring
+from rlx.target.cpu import Target, host
 
 DEFAULT_LIMIT = 1 << 30
 _MAGIC = b"RLXOBJ01"
@@ -52,7 +52,7 @@ class ObjectCache:
     """Objects by `code_key` and target; the LLVM and generator versions are added here.
 
     >>> import tempfile
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> from rlx.runtime.trust import Keyring
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     cache = ObjectCache(Path(folder), keyring=Keyring(b"k" * 32))

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Module, Number, Value, constant
 from rlx.backend.cpu.jit import Code, compile_and_load, compile_object, load
-from rlx.backend.cpu.target import Target, resolve
 from rlx.runtime.cache import ObjectCache
+from rlx.target.cpu import Target, resolve
 
 _CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlx import progress
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.backend.cpu.target import Target
 from rlx.ir.lir import LirModule
+from rlx.target.cpu import Target
 
 if TYPE_CHECKING:
     from rlx.runtime.cache import ObjectCache

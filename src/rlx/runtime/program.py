@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backend.cpu.kernels import KernelSet
-from rlx.backend.cpu.target import host_text
 from rlx.crash_report import found_bug
 from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
@@ -30,6 +29,7 @@ from rlx.runtime.execution import Execution, Given
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.trace import Run, best_times, spans
 from rlx.runtime.weights import Weights
+from rlx.target.cpu import host_text
 
 if TYPE_CHECKING:
     from rlx.driver.buffer import BufferHandle

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backend.cpu.target import resolve
 from rlx.errors import FormatError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -24,6 +23,7 @@ from rlx.runtime.cache import ObjectCache, default_cache
 from rlx.runtime.derive import LazyArray, lazy_weights
 from rlx.runtime.native_code import code_blob, runtime_blob
 from rlx.runtime.trust import MAC_BYTES
+from rlx.target.cpu import resolve
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram

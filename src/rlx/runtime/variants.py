@@ -10,12 +10,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlx.backend.cpu.target import resolve
 from rlx.errors import RlxError
 from rlx.ir.control import broken_guard
 from rlx.ir.dim import evaluate, symbols
 from rlx.ir.fixed import with_sizes
 from rlx.ir.graph import Graph
+from rlx.target.cpu import resolve
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram

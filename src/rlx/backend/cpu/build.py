@@ -20,7 +20,6 @@ from rlx.backend.cpu.nest import emit_nest
 from rlx.backend.cpu.packing import panels_of
 from rlx.backend.cpu.primitives import supported
 from rlx.backend.cpu.special import EMITTERS
-from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.templates import emit_template
 from rlx.backend.cpu.units import Units
 from rlx.cost.operations import kernel_work
@@ -44,6 +43,7 @@ from rlx.ir.op import Role
 from rlx.ir.types import TensorType, tensor_types
 from rlx.passes.layout import PanelTile
 from rlx.plan.build import Planner, View
+from rlx.target.cpu import Target
 
 SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
@@ -225,7 +225,7 @@ def _emit(
         kernel = compose(body)
         with module.all_or_nothing():
             made = emit_kernel(module, f"k{number}", kernel, inputs, outputs)
-        return replace(made, picoseconds=kernel_work(node))
+        return replace(made, picoseconds=kernel_work(node, module.target.prices))
     except (UnsupportedError, ComposeError) as e:
         return e.message
 

@@ -16,7 +16,6 @@ from rlx.backend.cpu.frame import EmittedKernel, Slot
 from rlx.backend.cpu.irtext import Module
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.nest import emit_nest
-from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.winograd import emit_winograd
 from rlx.ir.compose import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.ir.form import Contract, dense_strides
@@ -37,6 +36,7 @@ from rlx.ir.scalar import (
 from rlx.ops.conv_packing import KernelLayout
 from rlx.ops.winograd import WinogradLayout
 from rlx.passes.conv_cost import ConvTarget
+from rlx.target.cpu import Target
 
 MOST_PHASES, MOST_REACH = 64, 1024
 """Strides and reaches of windows up to which kernels for planar images are written out."""
@@ -47,7 +47,7 @@ def conv_target(target: Target, winograd: bool = True) -> ConvTarget:
     lanes = target.lanes("f32")
     grouped = ("u8", "bf16", *(("i16",) if target.x86 else ()))
     groups = tuple((d, kind_of(d, target).group) for d in grouped)
-    return ConvTarget(lanes, lanes * VECTORS, winograd, groups)
+    return ConvTarget(lanes, lanes * VECTORS, winograd, groups, target.prices)
 
 
 def emit_conv(

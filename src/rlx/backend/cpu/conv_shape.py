@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from rlx.backend.cpu.frame import Slot
 from rlx.backend.cpu.microkernel import Kind
-from rlx.backend.cpu.target import Target
 from rlx.ir.compose import ConvNest
 from rlx.ir.dim import Dim
 from rlx.ir.types import Shape
 from rlx.records import dataclass
+from rlx.target.cpu import Target
 
 VECTORS = 2  # registers of output channels in a tile
 

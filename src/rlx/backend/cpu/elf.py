@@ -8,13 +8,13 @@ else is refused, and so is a damaged file.
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rlx.errors import CompileError
+from rlx.system import libc, protect
 
 _MACHINE_X86_64 = 62
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -202,29 +202,15 @@ class MappedObject:
                 protect(self._base + start, end - start, protection)
 
 
-def protect(address: int, size: int, protection: int) -> None:
-    """Change what may be done with whole pages of memory."""
-    if _libc().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection):
-        raise CompileError(
-            f"the system does not let memory become executable (error {ctypes.get_errno()}); "
-            "allow this process to run code that it generates"
-        )
-
-
 def process_symbol(name: str) -> int:
     """Address of a function of this process: libc's `memcpy`, for one."""
     try:
-        found = ctypes.cast(getattr(_libc(), name), ctypes.c_void_p).value
+        found = ctypes.cast(getattr(libc(), name), ctypes.c_void_p).value
     except AttributeError:
         found = None
     if not found:
         raise CompileError(f"the object calls {name}, which this process does not have")
     return found
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _round_up(n: int, to: int) -> int:

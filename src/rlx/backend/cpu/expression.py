@@ -21,8 +21,8 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I8, U8, DType
 from rlx.ir.scalar import LOADS, Scalar, load_index
 from rlx.records import dataclass
+from rlx.target.cpu import Target
 
-LARGE_BYTES = 2 << 20  # operands of this size are not found whole in a core's own caches
 LINE_BYTES = 64
 ERROR_INDEX = 1  # code in the error slot: an index from data is out of range
 
@@ -37,12 +37,12 @@ class Operand:
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
 
-    def is_large(self, itemsize: int) -> bool:
-        """Whether it may come from memory rather than from a cache; where sizes are symbolic, it may."""
+    def is_large(self, itemsize: int, target: Target) -> bool:
+        """Whether it may come from memory rather than from a core's own caches; of symbolic sizes, it may."""
         count: Dim = itemsize
         for d in self.shape:
             count = count * d
-        return not isinstance(count, int) or count >= LARGE_BYTES
+        return not isinstance(count, int) or count >= 2 * target.l2_bytes
 
 
 @dataclass
@@ -266,7 +266,7 @@ class Expression:
         place = self._place(operand, base, element, guard)
         type_ = vector(element, self.width)
         got = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-        large = self.operands[s.data].is_large(size_bytes(element))
+        large = self.operands[s.data].is_large(size_bytes(element), fn.module.target)
         if self.ahead and mask is None and large and s.data not in self.cached:
             self._ask_ahead(place, element)
         return self._filled(from_memory(fn, got, s.dtype), guard, fill)

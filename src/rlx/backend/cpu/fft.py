@@ -139,8 +139,8 @@ class FftKernel:
         return fn.ceildiv(fn.sub(total, alone), width), alone
 
     def lanes_cost(self) -> float:
-        target, n = self.frame.module.target, self.points
-        cost = lanes_cost(n, self.shape.bytes, target.l1_bytes, target.l2_bytes)
+        n = self.points
+        cost = lanes_cost(n, self.shape.bytes)
         return cost if radices(n) is not None else 2 * (cost + 2) * convolution_size(n) / n
 
     def need(self, nbytes: int) -> None:

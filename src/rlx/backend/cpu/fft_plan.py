@@ -17,6 +17,8 @@ from rlx.records import dataclass
 LARGEST_PRIME = 31  # radices up to this are computed by their definition, larger primes by Bluestein
 _RADICES = (8, 5, 4, 3, 2)
 _WORK = {2: 1.0, 3: 1.4, 4: 1.2, 5: 1.7, 8: 1.8}  # vector operations per point of a pass
+# Rooms in the first and second cache. They are the same on every machine, since the choice shows in bits.
+_NEAR_BYTES, _FAR_BYTES = 32 << 10, 512 << 10
 _LONG_HALF = 2048  # points of half a row from which its lane buffers are too large
 
 
@@ -126,13 +128,13 @@ def split(n: int, width: int) -> Split | None:
     return Split(n1, n // n1, cost)
 
 
-def lanes_cost(n: int, vector_bytes: int, l1_bytes: int, l2_bytes: int) -> float:
+def lanes_cost(n: int, vector_bytes: int) -> float:
     """What transforming rows side by side costs per point: two lane buffers of n points
     shall stay in a cache.
     """
     size = convolution_size(n) if radices(n) is None else n
     room = 4 * size * vector_bytes
-    return (work(size) + 4) * (1.0 if room <= l1_bytes else 1.3 if room <= l2_bytes // 2 else 3.0)
+    return (work(size) + 4) * (1.0 if room <= _NEAR_BYTES else 1.3 if room <= _FAR_BYTES else 3.0)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def emit_gemm(
     argument fields and LLVM types of matrices that lie like C and that the epilogue reads: tiles ask for them
     early.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> spec = GemmSpec(4, 32, 8, a_strides=(8, 1), b_strides=(32, 1), c_strides=(32, 1))
     >>> emit_gemm(Module(resolve("x86-64-v3")), "product", spec).scratch_bytes_per_thread
     1024

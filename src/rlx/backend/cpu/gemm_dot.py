@@ -13,8 +13,8 @@ from dataclasses import replace
 from rlx.backend.cpu.gemm_driver import GemmCall, GemmSpec, Part, ProductDriver, Size
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.microkernel import kind_of
-from rlx.backend.cpu.target import Target
 from rlx.passes.rounding import FEW_ROWS, runs_along_k
+from rlx.target.cpu import Target
 
 _COLUMNS = 8  # most columns of a tile
 

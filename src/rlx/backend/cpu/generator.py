@@ -6,6 +6,9 @@ import functools
 import hashlib
 import os
 
+FOLDERS = ("backend/cpu", "cost", "ir", "ops", "passes", "plan", "target")
+"""What the code generator imports, directly or not; modules beside these folders count, too."""
+
 
 @functools.cache
 def generator_version() -> str:
@@ -14,12 +17,16 @@ def generator_version() -> str:
     >>> len(generator_version())
     16
     """
+    return source_version(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+
+
+def source_version(root: str) -> str:
+    """The digest of a source tree."""
     digest = hashlib.sha256()
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    for part in ("backend/cpu", "ir", "ops"):  # emitters, the nests they get, the forms of ops
-        # With os, not pathlib: every start reads all of it.
+    # With os, not pathlib: every start reads all of it.
+    for part in ("", *FOLDERS):
         for folder, folders, names in os.walk(os.path.join(root, part)):
-            folders[:] = sorted(f for f in folders if f != "__pycache__")
+            folders[:] = sorted(f for f in folders if f != "__pycache__") if part else []
             for name in sorted(n for n in names if n.endswith(".py")):
                 path = os.path.join(folder, name)
                 with open(path, "rb", buffering=0) as file:

@@ -1,6 +1,6 @@
 """A small typed layer over LLVM IR text: modules, functions, memory and control.
 
->>> from rlx.backend.cpu.target import resolve
+>>> from rlx.target.cpu import resolve
 >>> module = Module(resolve("x86-64-v3"))
 >>> f = module.function("double_all", [("ptr", "x"), ("i64", "n")])
 >>> x, n = f.args
@@ -31,8 +31,8 @@ from rlx.backend.cpu.irtypes import (
     vector,
     width,
 )
-from rlx.backend.cpu.target import Target
 from rlx.errors import CompileError
+from rlx.target.cpu import Target
 
 __all__ = [
     "Bool",

@@ -28,9 +28,9 @@ from rlx.backend.cpu.elf import (
     process_symbol,
     undefined_symbols,
 )
-from rlx.backend.cpu.target import Target, host, missing_here, runs_here
 from rlx.cores import usable_cores
 from rlx.errors import CompileError
+from rlx.target.cpu import Target, host, missing_here, runs_here
 
 llvm_compiles = 0
 _counting = threading.Lock()
@@ -101,7 +101,7 @@ def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -
 
     `level` is the effort of the code generator; `passes` 1..3 runs LLVM's IR passes first.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> compile_object("define void @f() { ret void }", resolve("x86-64"))[1:4]
     b'ELF'
     """
@@ -128,7 +128,7 @@ def generate(module: Any, machine: Any) -> bytes:
 class Compiling:
     """Objects of modules, made in threads of their own as the modules come. LLVM needs no Python lock.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> compiling = Compiling(resolve("x86-64"))
     >>> for name in ("f", "g"):
     ...     compiling.add(f"define void @{name}() {{ ret void }}")
@@ -201,7 +201,7 @@ class Code:
 def load(object_bytes: bytes, target: Target) -> Code:
     """Map an object made by `compile_object` into this process.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> host = resolve("host")
     >>> load(compile_object("define void @f() { ret void }", host), host).address("f") > 0
     True

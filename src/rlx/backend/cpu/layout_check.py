@@ -13,7 +13,6 @@ from rlx.backend.cpu.conv_shape import VECTORS
 from rlx.backend.cpu.frame import Slot
 from rlx.backend.cpu.microkernel import kind_of
 from rlx.backend.cpu.packing import panels_of
-from rlx.backend.cpu.target import Target
 from rlx.errors import RlxError
 from rlx.ir.kernel import ContractNest, ConvNest
 from rlx.ops.conv_packing import KernelLayout
@@ -21,6 +20,7 @@ from rlx.ops.packing import Panels
 from rlx.ops.quant_layout import QuantLayout
 from rlx.ops.sparse import columns_of
 from rlx.ops.winograd import WinogradLayout
+from rlx.target.cpu import Target
 
 
 def foreign_layout(

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from rlx.backend.cpu.irtext import Bool, Function, Int, Value, constant, vector
 from rlx.backend.cpu.primitives import MEMORY
-from rlx.backend.cpu.target import Target
 from rlx.errors import DTypeError
 from rlx.records import dataclass
+from rlx.target.cpu import Target
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
     "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (x86 only) both of 16 bits; all are summed
     in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k do not lie side by side.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
     (2, 1)
     """

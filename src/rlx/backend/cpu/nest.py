@@ -18,11 +18,11 @@ from rlx.backend.cpu.irtypes import Value
 from rlx.backend.cpu.nest_base import NestEmitter
 from rlx.backend.cpu.reduction import BlockedSum, Reducer, is_float_sum, reducer_for
 from rlx.backend.cpu.row_nest import RowNest
-from rlx.backend.cpu.target import Target
 from rlx.backend.cpu.transposed import TransposedNest, read_axis
 from rlx.ir.affine import affine
 from rlx.ir.compose import Nest, Stat
 from rlx.ir.scalar import LOADS, Scalar, axis, replace_axes
+from rlx.target.cpu import Target
 
 
 def emit_nest(

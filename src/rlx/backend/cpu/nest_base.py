@@ -11,14 +11,12 @@ from rlx.backend.cpu.frame import KernelFrame, unflatten
 from rlx.backend.cpu.irtext import Int
 from rlx.backend.cpu.irtypes import Value, size_bytes
 from rlx.backend.cpu.primitives import memory_type, register_type, to_memory
-from rlx.backend.cpu.target import Target
 from rlx.ir.compose import Nest, Store
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.scalar import Scalar
 from rlx.ir.types import TensorType
-
-STREAM_BYTES = 32 << 20  # outputs of this size will not be found in the caches again
+from rlx.target.cpu import Target
 
 
 def expression_lanes(target: Target, expressions: Sequence[Scalar]) -> int:
@@ -140,9 +138,10 @@ class NestEmitter:
                 return None
             if not isinstance(rest, int):
                 tests.append(fn.value(fn.cmp("eq", rest, 0)))
+        cache = self.frame.module.target.l3_bytes
         if not isinstance(total, int):
-            tests.append(fn.value(fn.cmp("sge", self.frame.dim(fn, total), STREAM_BYTES)))
-        elif total < STREAM_BYTES:
+            tests.append(fn.value(fn.cmp("sge", self.frame.dim(fn, total), cache)))
+        elif total < cache:
             return None
         return reduce(lambda a, b: fn.value(fn.and_(a, b)), tests)
 

@@ -14,16 +14,16 @@ import numpy as np
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
 from rlx.backend.cpu.irtypes import size_bytes
 from rlx.backend.cpu.microkernel import Kind, kind_of, tile_of
-from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ops.packing import Panels
+from rlx.target.cpu import Target
 
 
 def panels_of(k: int, n: int, target: Target, dtype: str = "f32") -> Panels:
     """The layout that kernels for `target` read a constant [k, n] matrix in.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> panels_of(10, 50, resolve("x86-64-v4")).elements
     640
     """
@@ -34,7 +34,7 @@ def panels_of(k: int, n: int, target: Target, dtype: str = "f32") -> Panels:
 def pack_weights(w: np.ndarray, target: Target, dtype: str = "f32") -> np.ndarray:
     """The matrix `w` [K, N] in the panels that kernels for `target` read.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> w = np.arange(6, dtype=np.float32).reshape(2, 3)
     >>> pack_weights(w, resolve("x86-64"))
     array([0., 1., 2., 0., 3., 4., 5., 0.], dtype=float32)

@@ -20,9 +20,9 @@ from rlx.backend.cpu.gemm_end import Epilogue, Frame, TileEnd
 from rlx.backend.cpu.gemm_tile import TILE_PARAMS
 from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of, vector
 from rlx.backend.cpu.primitives import MEMORY
-from rlx.backend.cpu.target import Target
 from rlx.errors import ShapeError
 from rlx.ops.quant_layout import PANEL_VECTORS, QuantLayout
+from rlx.target.cpu import Target
 
 _BLOCK_ROWS = 32  # rows of A prepared at a time
 _PANELS_AT_ONCE = 4  # most panels per call: few rows need several for enough independent sums
@@ -57,7 +57,7 @@ def emit_quant_gemm(
     `operands` are the argument fields of A, the weights and C; the epilogue is that of `gemm.emit_gemm`. With
     precision "bf16", A may be rounded to bf16 where that is faster.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> target = resolve("x86-64-v3")
     >>> emit_quant_gemm(Module(target), "product", 4, quant_layout(64, 48, target)).scratch_bytes_per_thread
     1024

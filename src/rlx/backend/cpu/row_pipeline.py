@@ -25,7 +25,6 @@ from rlx.ir.scalar import Scalar
 if TYPE_CHECKING:
     from rlx.backend.cpu.row_nest import Pass, RowNest
 
-SHARED_BYTES = 16 << 10  # operands that all rows share leave the first cache from this size on
 # Two rows at a time: as far ahead in time as STREAM_AHEAD, half as far along a row.
 TWO_ROWS_AHEAD = (Ahead(4096, 2), Ahead(2048, 2), Ahead(768))
 
@@ -45,7 +44,9 @@ class RowPipeline:
             for e in body.walk()
             if is_load(e) and not any(_differs_by_row(x, nest.nest.outer) for x in e.walk())
         ]
-        self.together = 2 if not nest.saved and self.shared_bytes() >= SHARED_BYTES else 1
+        # Operands that all rows share leave the first cache where they fill half of it.
+        leave = self.shared_bytes() >= nest.frame.module.target.l1_bytes // 2
+        self.together = 2 if not nest.saved and leave else 1
 
     def shared_bytes(self) -> int:
         """Bytes that every row reads again, 0 where only a run knows the length of rows."""

@@ -23,7 +23,7 @@ _SELF = "@\0"  # stands for a function's own name where functions are compared
 class Units:
     """Takes what is written to a module; `each` gets the text of every unit as soon as it is complete.
 
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> module = Module(resolve("x86-64"))
     >>> units = Units(module)
     >>> for name in ("k0", "k1"):

@@ -71,7 +71,7 @@ def apply(f: Function, name: str, *operands: Value, inline: bool | None = None) 
     """The function `name` of `operands`, written into `f`. `inline` overrides the choice of place.
 
     >>> from rlx.backend.cpu.irtext import Module
-    >>> from rlx.backend.cpu.target import resolve
+    >>> from rlx.target.cpu import resolve
     >>> f = Module(resolve("x86-64-v3")).function("f", [("<8 x float>", "x")], returns="<8 x float>")
     >>> apply(f, "tanh", f.args[0]).type
     '<8 x float>'

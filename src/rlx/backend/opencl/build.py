@@ -26,6 +26,7 @@ from rlx.ir.scalar import LOADS, Scalar
 from rlx.ir.types import TensorType, tensor_types
 from rlx.ir.views import View, view_layouts
 from rlx.records import dataclass
+from rlx.target.prices import DEVICES, Prices
 
 _NOT_HERE = {
     AttentionNest: "attention as one kernel",
@@ -42,6 +43,7 @@ class OpenCLTarget:
     """What kernels may use. Programs for one target run on every device that has it."""
 
     float64: bool = True
+    prices: Prices = DEVICES["opencl"]
 
     @property
     def name(self) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from rlx import config
 from rlx.errors import CompileError, ConfigError
 from rlx.records import dataclass
+from rlx.target import cpuid
+from rlx.target.prices import DEVICES, Prices
 
 BITS = {
     "f64": 64,
@@ -36,9 +38,9 @@ BITS = {
 class Target:
     """One machine the generator can write for.
 
-    `tiles` gives, per dtype, the register tile (rows, vectors) of the contraction kernels. `gate` holds the
-    default constants of the fusion gate, bandwidths in bytes per nanosecond. `features` are what the
-    generator writes for; the code of an emulated target does the same with the instructions of a lesser one.
+    `tiles` gives, per dtype, the register tile (rows, vectors) of the contraction kernels, `prices` what
+    things cost. `features` are what the generator writes for; the code of an emulated target does the same
+    with the instructions of a lesser one.
 
     >>> resolve("x86-64-v3").lanes("f32")
     8
@@ -54,7 +56,7 @@ class Target:
     l2_bytes: int
     l3_bytes: int
     tiles: tuple[tuple[str, tuple[int, int]], ...]
-    gate: tuple[tuple[str, float], ...]
+    prices: Prices = DEVICES["cpu"]
     emulated: bool = False
 
     def has(self, feature: str) -> bool:
@@ -128,15 +130,6 @@ _V3 = (
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _ARM_TRIPLE = "aarch64-unknown-linux-gnu"
-_GATE = (
-    ("dispatch_ns", 300.0),
-    ("host_readback_bw", 30.0),
-    ("host_thunk_penalty_ns", 20_000.0),
-    ("memory_bw", 30.0),
-    ("min_gain_ns", 100.0),
-    ("roundtrip_ns", 3_000.0),
-    ("unified_memory", 1.0),
-)
 
 
 def _tiles(**tiles: tuple[int, int]) -> tuple[tuple[str, tuple[int, int]], ...]:
@@ -158,7 +151,6 @@ def _x86(
         1 << 20,
         32 << 20,
         tiles,
-        _GATE,
     )
 
 
@@ -178,7 +170,6 @@ _NAMED = (  # best first
         1 << 20,
         8 << 20,
         _tiles(f64=(8, 3), f32=(8, 3), bf16=(8, 3), f16=(8, 3), i8=(8, 3)),
-        _GATE,
     ),
 )
 _BY_NAME: Mapping[str, Target] = {target.name: target for target in _NAMED}
@@ -214,8 +205,6 @@ def emulated(target: Target) -> Target:
 def machine_features() -> frozenset[str]:
     """Features of this machine that the operating system lets programs use, in LLVM's names."""
     if _is_x86() and platform.system() != "Windows":
-        from rlx.backend.cpu import cpuid
-
         try:
             return cpuid.features()
         except CompileError:  # a system that lets no memory become executable: it runs no code, but can plan

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 from collections.abc import Callable
 
-from rlx.backend.cpu.elf import protect
+from rlx.system import protect
 
 # void ask(u32 leaf, u32 subleaf, u32 out[4]), with the calling convention of all systems but Windows. RBX,
 # which CPUID overwrites, belongs to the caller.
