@@ -25,7 +25,7 @@ import numpy as np
 
 import rlx
 from rlx import ops, zoo
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.cost.decision import bytes_text
 from rlx.ir.graph import Graph
 from rlx.plan.build import Planner
@@ -94,7 +94,7 @@ def resnet50() -> Graph:
 
 
 def zoo_model(id: str) -> Graph:
-    from rlx.session import read_graph
+    from rlx.api.session import read_graph
     from rlx.zoo.minilm import load_graph
 
     path = zoo.fetch(id)

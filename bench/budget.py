@@ -65,7 +65,7 @@ CASES: dict[str, Callable[[], Case]] = {"minilm": minilm, "training": training}
 
 def changes(program: Any) -> str:
     """What the budget did, in a few words."""
-    from rlx.plan.slices import slices_of
+    from rlx.plan.memory.slices import slices_of
 
     fitted, plan = program.stats["budget"], program.lir.plan
     words = [str(s) for n in plan.work if (s := slices_of(plan, program.lir.mir.nodes[n])) is not None]

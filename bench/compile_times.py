@@ -39,11 +39,11 @@ class Clock:
 def measure(model: str, longest: int) -> dict[str, float]:
     """One cold compile in this process."""
     from rlx import zoo
-    from rlx.backend.cpu.build import build_kernels
-    from rlx.backend.cpu.jit import generate, load_all, parse
-    from rlx.compile import plan
-    from rlx.ir.views import view_layouts
-    from rlx.session import read_graph
+    from rlx.api.compile import plan
+    from rlx.api.session import read_graph
+    from rlx.codegen.cpu.build import build_kernels
+    from rlx.codegen.native.jit import generate, load_all, parse
+    from rlx.kernel.views import view_layouts
     from rlx.target.cpu import resolve
     from rlx.zoo.minilm import load_graph
 

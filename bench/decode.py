@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import rlx
-from rlx.ir.compose import body_of, compose
-from rlx.ir.kernel import AttentionNest
+from rlx.kernel.compose import body_of, compose
+from rlx.kernel.nests import AttentionNest
 from rlx.runtime.execution import Given
 from rlx.runtime.program import CompiledProgram
 from rlx.runtime.stream import Stream

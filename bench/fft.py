@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import rlx
-from rlx.ops.fft_split import fft_split, rfft_split
+from rlx.ops.signal.fft_split import fft_split, rfft_split
 
 CASES = [  # kind, rows, elements, dtype
     ("real", 3000, 400, "f32"),

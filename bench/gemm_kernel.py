@@ -24,11 +24,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
-from rlx.backend.cpu.irtext import Function, Int, Module, Value
-from rlx.backend.cpu.jit import Code, compile_and_load
-from rlx.backend.cpu.microkernel import Kind, kind_of, tile_of
-from rlx.backend.cpu.packing import pack_weights
+from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
+from rlx.codegen.cpu.product.microkernel import Kind, kind_of, tile_of
+from rlx.codegen.cpu.product.packing import pack_weights
+from rlx.codegen.native.irtext import Function, Int, Module, Value
+from rlx.codegen.native.jit import Code, compile_and_load
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.target.cpu import Target, resolve
 

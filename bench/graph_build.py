@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import rlx
-from rlx.ir.diff import graph_diff, structurally_equal
 from rlx.ir.op import Level
-from rlx.ir.parse import parse_graph
-from rlx.ir.serialize import load, save
-from rlx.ir.text import graph_text
+from rlx.ir.text.diff import graph_diff, structurally_equal
+from rlx.ir.text.files import load, save
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.verify import verify
 from rlx.transform.expand import expand_graph
 

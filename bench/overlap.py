@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backend.cpu.jit import Code, compile_object, load
+from rlx.codegen.native.jit import Code, compile_object, load
 from rlx.driver.copy import DoubleBuffer, PipelineRun, ThreadCopy, pipelined
 from rlx.target.cpu import resolve
 

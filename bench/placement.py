@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from rlx.plan.place import Block, Placement, check_placement, place, replay
+from rlx.plan.memory.place import Block, Placement, check_placement, place, replay
 from rlx.plan.schedule import Dag, lifetimes, schedule
 
 F32 = 4

@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 import rlx
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.api.lowering import lower
 from rlx.ir.graph import Graph, Node
-from rlx.lowering import lower
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "unit"))
 from random_programs import random_program

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.jit import compile_object, load
-from rlx.runtime import native
-from rlx.runtime.cache import ObjectCache
-from rlx.runtime.driver import NativeProgram, Record, emit_driver
-from rlx.runtime.pool import CPUS, Pool, emit_pool
-from rlx.runtime.trust import Keyring
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.jit import compile_object, load
+from rlx.runtime.native import code as native
+from rlx.runtime.native.driver import NativeProgram, Record, emit_driver
+from rlx.runtime.native.pool import CPUS, Pool, emit_pool
+from rlx.runtime.store.cache import ObjectCache
+from rlx.runtime.store.trust import Keyring
 
 RECORDS = 50
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from gemm_kernel import Array, Team, empty
 
-from rlx.backend.cpu.irtext import Int, Module, Value, constant, vector
-from rlx.backend.cpu.jit import Code, compile_and_load
-from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
+from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
+from rlx.codegen.native.irtext import Int, Module, Value, constant, vector
+from rlx.codegen.native.jit import Code, compile_and_load
 from rlx.ir.dim import sym
-from rlx.ops.quant_layout import pack_quantised
+from rlx.ops.quant.group_layout import pack_quantised
 from rlx.target.cpu import Target, resolve
 
 COPIES_BYTES = 160 << 20

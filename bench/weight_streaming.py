@@ -35,8 +35,8 @@ import rlx
 from rlx import ops
 from rlx.config import parse_bytes
 from rlx.ir.graph import Graph, Node
-from rlx.runtime.reader import EVERYTHING, Fill, Reader
-from rlx.runtime.streaming import PIECE, StreamedWeights
+from rlx.runtime.native.reader import EVERYTHING, Fill, Reader
+from rlx.runtime.native.streaming import PIECE, StreamedWeights
 
 
 @dataclass(frozen=True)

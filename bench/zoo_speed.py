@@ -24,7 +24,7 @@ COLUMNS = {"threads": 8, "rlx us": 10, "±": 6, "ort us": 10, "± ": 6, "ratio":
 def thunks(id: str) -> int:
     """Kernels of a model that the host runs."""
     from rlx import zoo
-    from rlx.compile import compile
+    from rlx.api.compile import compile
     from rlx.frontend.onnx import from_onnx
     from rlx.zoo.minilm import load_graph
 

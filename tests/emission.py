@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 from op_cases import ALL_CASES, Case
 
-from rlx.backend.cpu.build import build_kernels
-from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.kernels import KernelSet
-from rlx.compile import plan
-from rlx.dist import copies, exchange_code, reduce, sync
+from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
+from rlx.codegen.cpu.kernels import KernelSet
+from rlx.codegen.native.irtext import Module
+from rlx.dist.native import copies, exchange_code, reduce, sync
 from rlx.dist.types import ReduceKind
 from rlx.driver.copy import native as copy_worker
 from rlx.ir.dtype import ALL_DTYPES
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
-from rlx.ir.views import view_layouts
-from rlx.runtime import bus_guard
-from rlx.runtime.driver import emit_driver
-from rlx.runtime.pool import emit_pool
-from rlx.runtime.reader import emit_reader
+from rlx.kernel.views import view_layouts
+from rlx.plan.lir import LirModule
+from rlx.runtime.native import bus_guard
+from rlx.runtime.native.driver import emit_driver
+from rlx.runtime.native.pool import emit_pool
+from rlx.runtime.native.reader import emit_reader
 from rlx.target.cpu import Target, targets
 
 

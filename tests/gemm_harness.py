@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 
 from machines import executable
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.build import build_kernels
-from rlx.backend.cpu.gemm import Epilogue, GemmSpec, emit_gemm
-from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.packing import pack_weights
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
+from rlx.codegen.cpu.product.gemm import Epilogue, GemmSpec, emit_gemm
+from rlx.codegen.cpu.product.packing import pack_weights
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Module
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.graph import Graph
-from rlx.ir.views import view_layouts
+from rlx.kernel.views import view_layouts
 from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]

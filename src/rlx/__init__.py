@@ -6,19 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlx import errors
-from rlx.compile import compile
+from rlx.api.compile import compile
+from rlx.api.options import Options
+from rlx.api.session import Session, load
 from rlx.config import VERSION
-from rlx.options import Options
-from rlx.session import Session, load
 
 if TYPE_CHECKING:
     from rlx import cost, dist, driver, ops, zoo
+    from rlx.api.functions import grad, jit, jvp, value_and_grad, vmap
+    from rlx.api.lowering import lower, optimize
     from rlx.frontend.onnx import from_onnx
-    from rlx.functions import grad, jit, jvp, value_and_grad, vmap
     from rlx.ir.graph import Graph
     from rlx.ir.tree import register_pytree
-    from rlx.lowering import lower, optimize
-    from rlx.ops.custom import register_op
+    from rlx.ops.control.custom import register_op
 
 __version__ = VERSION
 
@@ -51,15 +51,15 @@ _PARTS = ("cost", "dist", "driver", "ops", "zoo")
 _HOMES = {
     "Graph": "rlx.ir.graph",
     "from_onnx": "rlx.frontend.onnx",
-    "grad": "rlx.functions",
-    "jit": "rlx.functions",
-    "jvp": "rlx.functions",
-    "lower": "rlx.lowering",
-    "optimize": "rlx.lowering",
-    "register_op": "rlx.ops.custom",
+    "grad": "rlx.api.functions",
+    "jit": "rlx.api.functions",
+    "jvp": "rlx.api.functions",
+    "lower": "rlx.api.lowering",
+    "optimize": "rlx.api.lowering",
+    "register_op": "rlx.ops.control.custom",
     "register_pytree": "rlx.ir.tree",
-    "value_and_grad": "rlx.functions",
-    "vmap": "rlx.functions",
+    "value_and_grad": "rlx.api.functions",
+    "vmap": "rlx.api.functions",
 }
 
 

@@ -117,7 +117,7 @@ def _saved(subject: Any) -> tuple[str | None, str]:
 
 
 def _save_graph(graph: Any, path: str) -> None:
-    from rlx.ir.serialize import save
+    from rlx.ir.text.files import save
 
     save(graph, path, values=False)
 

@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from rlx.compile import compile
+from rlx.api.compile import compile
 from rlx.errors import DeviceError
 from rlx.frontend.onnx.adaptive import AdaptiveModel
 from rlx.ir.dtype import plain_array

@@ -22,14 +22,14 @@ from gemm_harness import (
 )
 from machines import executable
 from rlx import ops
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.attention import Access, AttentionSpec, emit_attention
-from rlx.backend.cpu.frame import Slot
-from rlx.backend.cpu.irtext import Module
-from rlx.backend.reference.interpreter import evaluate as reference
+from rlx.codegen.cpu.attention.flash import Access, AttentionSpec, emit_attention
+from rlx.codegen.cpu.frame import Slot
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Module
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate as reference
 from rlx.target.cpu import Target, resolve
 
 HOST = resolve("host")

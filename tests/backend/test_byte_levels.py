@@ -9,8 +9,8 @@ import rlx
 from conv_harness import compiled
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 KINDS = {"u8": np.uint8, "i8": np.int8}

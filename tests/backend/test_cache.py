@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx import files
-from rlx.backend.cpu import jit
+from rlx.codegen.native import jit
 from rlx.files import unfinished_name
-from rlx.runtime import cache as cache_module
-from rlx.runtime import trust
-from rlx.runtime.cache import CacheWarning, ObjectCache, default_cache
-from rlx.runtime.trust import Keyring, TrustError, TrustWarning, load_or_create
+from rlx.runtime.store import cache as cache_module
+from rlx.runtime.store import trust
+from rlx.runtime.store.cache import CacheWarning, ObjectCache, default_cache
+from rlx.runtime.store.trust import Keyring, TrustError, TrustWarning, load_or_create
 from rlx.target.cpu import resolve
 
 TARGET = resolve("x86-64")
@@ -205,7 +205,7 @@ def test_a_cache_directory_that_cannot_exist_is_only_a_warning(tmp_path: Path) -
 RACER = """
 import sys, warnings
 from rlx.target.cpu import resolve
-from rlx.runtime.cache import ObjectCache
+from rlx.runtime.store.cache import ObjectCache
 warnings.simplefilter("error")
 cache, target, size = ObjectCache(), resolve("x86-64"), 100_000
 sys.stdin.readline()

@@ -12,9 +12,9 @@ from op_cases import ALL_CASES, Case
 
 from emission import first_cases
 from rlx import Graph, ops
-from rlx.backend.cpu.build import build_kernels
-from rlx.compile import plan
-from rlx.ir.views import view_layouts
+from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
+from rlx.kernel.views import view_layouts
 from rlx.runtime.native_code import native_code
 from rlx.runtime.program import CompiledProgram
 from rlx.target.cpu import Target, resolve

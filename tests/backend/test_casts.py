@@ -9,7 +9,7 @@ import rlx
 from rlx.ir.dtype import convert
 from rlx.ir.dtype import dtype as find
 from rlx.ir.graph import Graph
-from rlx.ops.elementwise import cast, fmod
+from rlx.ops.math.elementwise import cast, fmod
 from rlx.target.cpu import Target, runs_here, targets
 
 MACHINES = [target for target in targets() if runs_here(target)]

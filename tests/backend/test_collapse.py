@@ -9,15 +9,15 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.cpu.collapse import collapse, split_blocks
-from rlx.backend.cpu.ranges import decided
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
-from rlx.ir.compose import body_of, compose
-from rlx.ir.form import dense_strides
+from rlx.api.compile import plan
+from rlx.codegen.cpu.rows.collapse import collapse, split_blocks
+from rlx.codegen.cpu.rows.ranges import decided
 from rlx.ir.graph import Graph
-from rlx.ir.kernel import Nest
 from rlx.ir.op import get_op
+from rlx.kernel.compose import body_of, compose
+from rlx.kernel.form import dense_strides
+from rlx.kernel.nests import Nest
+from rlx.reference.interpreter import evaluate
 
 CASES: list[tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], int]] = [
     ((1, 32, 6), (1, 32, 6), (1, 8, 24), 1),

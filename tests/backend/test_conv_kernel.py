@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import rlx
 from conv_harness import Case, compiled, in_turn
 from gemm_harness import F32_TARGETS, Guarded, assert_f32_targets_stand_for_all, code_of
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ops import avg_pool, concat, conv, conv_transpose, max_pool, mean, relu, sigmoid
-from rlx.ops.winograd import WinogradLayout, transform_kernel
+from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 EPS = 2.0**-23

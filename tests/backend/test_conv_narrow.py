@@ -14,9 +14,9 @@ import rlx
 from conv_harness import Case, compiled, in_turn
 from gemm_harness import TARGETS, Guarded, every_target
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
 from rlx.ir.types import tensor_types
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 CASES = [

@@ -15,7 +15,7 @@ import rlx
 from rlx import ops
 from rlx.errors import ConfigError, KernelError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirBufferPlan
+from rlx.plan.lir import LirBufferPlan
 from rlx.runtime.program import CompiledProgram
 
 FEED = {"x": np.random.default_rng(0).standard_normal((16, 16), np.float32)}

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from measured import grows
-from rlx.backend.cpu.irtext import Int, Module, Value, constant
-from rlx.backend.cpu.jit import Code
+from rlx.codegen.native.irtext import Int, Module, Value, constant
+from rlx.codegen.native.jit import Code
 from rlx.errors import ConfigError, KernelError
-from rlx.runtime import native
 from rlx.runtime.barriers import ALL
-from rlx.runtime.driver import _ARRIVED, NO_BARRIER, OPERANDS, NativeProgram, Record, RecordError
 from rlx.runtime.memory import table
-from rlx.runtime.pool import CPUS, Pool
+from rlx.runtime.native import code as native
+from rlx.runtime.native.driver import _ARRIVED, NO_BARRIER, OPERANDS, NativeProgram, Record, RecordError
+from rlx.runtime.native.pool import CPUS, Pool
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or forks")

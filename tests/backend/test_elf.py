@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.elf import MappedObject, ObjectFile, is_loadable, process_symbol
+from rlx.codegen.native import jit
+from rlx.codegen.native.elf import MappedObject, ObjectFile, is_loadable, process_symbol
 from rlx.errors import CompileError
 from rlx.target.cpu import resolve
 

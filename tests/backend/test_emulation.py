@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.cpu import jit, twins, vmath_core
-from rlx.backend.cpu.elf import undefined_symbols
-from rlx.backend.cpu.irtext import Function, Module, Value, lanes_of, vector
-from rlx.backend.reference.interpreter import evaluate
+from rlx.codegen.native import jit, twins, vmath_core
+from rlx.codegen.native.elf import undefined_symbols
+from rlx.codegen.native.irtext import Function, Module, Value, lanes_of, vector
 from rlx.errors import CompileError, UnsupportedError
 from rlx.ir.graph import Node
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, emulated, resolve, runs_here
 
 BEST = resolve("x86-64-v4-bf16-vnni")
@@ -175,7 +175,7 @@ def test_an_instruction_without_a_twin_is_refused_by_name() -> None:
 
 
 def test_the_plan_is_that_of_the_target() -> None:
-    from rlx.compile import plan
+    from rlx.api.compile import plan
     from rlx.plan.text import canonical_text
 
     graph = network()

@@ -10,7 +10,7 @@ import pytest
 import rlx
 from machines import to_execute
 from rlx import ops
-from rlx.ops.fft_split import fft_split, irfft_split, rfft_split
+from rlx.ops.signal.fft_split import fft_split, irfft_split, rfft_split
 
 SMALL = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 25, 31, 32, 37, 48, 64, 100, 127, 128)
 LONG = (200, 201, 256, 331, 400, 401, 500, 512, 961, 1009, 1024, 1200, 2000, 4096)

@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from gemm_harness import HOST, assert_product, every_target, random, run_strided, run_weights
-from rlx.backend.cpu.packing import pack_weights, panels_of
+from rlx.codegen.cpu.product.packing import pack_weights, panels_of
 from rlx.ir.dtype import dtype as find
 from rlx.target.cpu import Target
 

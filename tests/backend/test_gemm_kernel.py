@@ -34,10 +34,10 @@ from gemm_harness import (
     tolerance,
     weight_kernel,
 )
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.gemm import GemmSpec, emit_gemm
-from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, lanes_of
-from rlx.backend.cpu.packing import pack_weights
+from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
+from rlx.codegen.cpu.product.packing import pack_weights
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, lanes_of
 from rlx.errors import DTypeError, ShapeError, UnsupportedError
 from rlx.ir.dim import sym
 from rlx.target.cpu import Target, resolve

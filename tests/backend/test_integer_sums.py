@@ -11,8 +11,8 @@ import pytest
 import rlx
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 KINDS = ["bool", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"]

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machines import executable
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.irtext import Function, Module, Value, constant, lanes_of, like, vector, width
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Function, Module, Value, constant, lanes_of, like, vector, width
 from rlx.errors import CompileError
 from rlx.target.cpu import Target, resolve
 

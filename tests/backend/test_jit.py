@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from measured import grows
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.irtext import Module
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Module
 from rlx.errors import CompileError, UnsupportedError
 from rlx.target.cpu import Target, host_features, missing_here, resolve, runs_here, targets
 
@@ -121,7 +121,7 @@ def test_dropped_code_gives_its_memory_back() -> None:
 
 
 def test_targets_need_no_llvmlite() -> None:
-    program = "import sys, rlx.target.cpu, rlx.backend.cpu.irtext; print('llvmlite' in sys.modules)"
+    program = "import sys, rlx.target.cpu, rlx.codegen.native.irtext; print('llvmlite' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
 

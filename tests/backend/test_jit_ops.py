@@ -9,9 +9,9 @@ import pytest
 from op_cases import ALL_CASES, ALL_OPS, Case
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
 from rlx.fuzz.bounds import assert_by_table
 from rlx.ir.build import apply
+from rlx.reference.interpreter import evaluate
 
 # One sample of each op by default, the others under -m slow.
 WITH_ARRAYS = [c for c in ALL_CASES if c.arrays]

@@ -11,8 +11,8 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate
 
 
 def check(g: Graph, feed: dict[str, np.ndarray], native: bool = True) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import pytest
 import rlx
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.cpu import moments, row_nest
+from rlx.codegen.cpu.rows import moments, row_nest
 from rlx.ir.graph import Graph, Node
 from rlx.target.cpu import Target
 

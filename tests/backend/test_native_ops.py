@@ -6,8 +6,8 @@ import pytest
 from op_cases import ALL_CASES, IDS, Case
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
 from rlx.fuzz.bounds import assert_by_table
+from rlx.reference.interpreter import evaluate
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
 HOST_OPS = {"cond", "custom", "data_size", "loop", "pack_groups", "pack_sparse", "unique"}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 from op_cases import ALL_CASES, ALL_OPS, Case, assert_close, cases
 
-from rlx.backend.opencl.build import OpenCLTarget, build_kernels, program_text
-from rlx.backend.opencl.printer import PrintedKernel
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.codegen.opencl.build import OpenCLTarget, build_kernels, program_text
+from rlx.codegen.opencl.printer import PrintedKernel
 from rlx.driver import open_device
 from rlx.ir.op import Arg
+from rlx.reference.interpreter import evaluate
 from rlx.runtime.device_program import DeviceProgram
 
 # Why nodes run on the host: parts of reasons. Everything else must have an OpenCL kernel.

@@ -13,13 +13,13 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.opencl.build import OpenCLTarget, build_kernels
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.codegen.opencl.build import OpenCLTarget, build_kernels
 from rlx.cost import default_gate
 from rlx.driver import DeviceLost, open_device
 from rlx.errors import CompileError, InputError, KernelError, UnsupportedError
 from rlx.ir.dtype import dtype
+from rlx.reference.interpreter import evaluate
 from rlx.runtime.device_context import DeviceContext
 from rlx.runtime.execution import Given
 
@@ -29,7 +29,7 @@ Array = np.ndarray
 @pytest.fixture(autouse=True)
 def _opencl(require: Callable[[str], None]) -> Iterator[None]:
     require("opencl")
-    table = sys.modules["rlx.ops.custom"]._FUNCTIONS  # ops registered by a test do not outlive it
+    table = sys.modules["rlx.ops.control.custom"]._FUNCTIONS  # ops registered by a test do not outlive it
     before = dict(table)
     yield
     table.clear()

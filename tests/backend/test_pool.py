@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from measured import grows
-from rlx.backend.cpu.irtext import Bool, Module, Value, constant
-from rlx.backend.cpu.jit import Code, compile_object
+from rlx.codegen.native.irtext import Bool, Module, Value, constant
+from rlx.codegen.native.jit import Code, compile_object
 from rlx.errors import ConfigError
-from rlx.runtime import native
-from rlx.runtime import pool as pool_module
-from rlx.runtime.driver import emit_driver
-from rlx.runtime.pool import CPUS, Pool, PoolError, default_pool, emit_pool
+from rlx.runtime.native import code as native
+from rlx.runtime.native import pool as pool_module
+from rlx.runtime.native.driver import emit_driver
+from rlx.runtime.native.pool import CPUS, Pool, PoolError, default_pool, emit_pool
 from rlx.target.cpu import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -422,8 +422,8 @@ def test_the_interpreter_ends_cleanly(how: str, tmp_path: Path) -> None:
     script = f"""
 import threading, time
 import numpy as np
-from rlx.runtime import native
-from rlx.runtime.pool import Pool
+from rlx.runtime.native import code as native
+from rlx.runtime.native.pool import Pool
 def emit(module):
     module.function("nothing", [("ptr", "argument"), ("i64", "thread")])
 code = native.build(emit)

@@ -12,9 +12,9 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import InputError, KernelError, RlxError
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 
 
 def mlp() -> Graph:

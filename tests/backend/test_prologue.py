@@ -14,12 +14,12 @@ import pytest
 import rlx
 from gemm_harness import assert_f32_targets_stand_for_all, code_of, every_f32_target, every_target
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.ir.compose import compose
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.graph import Node
-from rlx.ir.kernel import ContractNest, ConvNest
-from rlx.ops.contract import dot_general
+from rlx.kernel.compose import compose
+from rlx.kernel.nests import ContractNest, ConvNest
+from rlx.ops.math.contract import dot_general
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 Made = Callable[[Node, Node, Node], Node]

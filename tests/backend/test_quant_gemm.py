@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 import rlx
 from machines import executable
-from rlx.backend.cpu import jit
-from rlx.backend.cpu.irtext import Function, Int, Module, Value
-from rlx.backend.cpu.quant_gemm import emit_quant_gemm, quant_layout
+from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Function, Int, Module, Value
 from rlx.errors import ShapeError
 from rlx.ir.dim import sym
-from rlx.ops.quant_layout import QuantLayout, pack_quantised
+from rlx.ops.quant.group_layout import QuantLayout, pack_quantised
 from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]

@@ -16,8 +16,8 @@ from op_cases import ALL_CASES, IDS, Case, assert_close
 
 import rlx
 from measured import grows
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.dim import symbols
+from rlx.reference.interpreter import evaluate
 from rlx.runtime import context, weights
 from rlx.runtime.memory import allocate
 

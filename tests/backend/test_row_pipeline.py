@@ -11,9 +11,9 @@ import pytest
 import rlx
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.cpu import moments, nest_base, row_nest, row_pipeline
-from rlx.backend.reference.interpreter import evaluate
+from rlx.codegen.cpu.rows import moments, nest_base, row_nest, row_pipeline
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate
 from rlx.runtime.memory import allocate
 from rlx.target.cpu import Target
 
@@ -79,7 +79,7 @@ def run(g: Graph, arrays: dict[str, np.ndarray], shape: tuple[int, ...], **optio
 @pytest.fixture
 def past_the_caches(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, every kernel that can do so stores past the caches."""
-    return lambda: monkeypatch.setattr(nest_base, "STREAM_BYTES", 1)
+    return lambda: monkeypatch.setattr(nest_base, "stream_bytes", lambda target: 1)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -122,7 +122,7 @@ def test_two_rows_at_a_time(
     g, arrays = graph(BODIES[name], shape), feed(shape)
     plain = run(g, arrays, shape, threads=1)
     past_the_caches()
-    monkeypatch.setattr(row_pipeline, "SHARED_BYTES", 1)
+    monkeypatch.setattr(row_pipeline, "crowded_bytes", lambda target: 1)
     together, emit = [], row_nest.RowPipeline.emit
     monkeypatch.setattr(
         row_nest.RowPipeline, "emit", lambda self: (together.append(self.together), emit(self))
@@ -155,7 +155,7 @@ def test_symbolic_sizes_choose_when_they_are_known(
     g = graph(BODIES[name], ("n", columns))
     shapes = [(3, 64), (12, 64), (1, 64), *([(12, 50), (7, 96)] if columns == "m" else [])]
     plain = [run(g, feed(shape), shape) for shape in shapes]
-    monkeypatch.setattr(nest_base, "STREAM_BYTES", 8 * 64 * 4)
+    monkeypatch.setattr(nest_base, "stream_bytes", lambda target: 8 * 64 * 4)
     program = rlx.compile(g, cache=False, threads=3)
     for shape, want in zip(shapes, plain, strict=True):
         out = allocate(int(np.prod(shape)) * 4).array.view(np.float32).reshape(shape)

@@ -12,8 +12,8 @@ import pytest
 import rlx
 from gemm_harness import Guarded
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import resolve, runs_here
 
 SIZES = (0, 1, 2, 5)

@@ -12,7 +12,7 @@ from machines import to_execute
 from rlx import ops
 from rlx.errors import InputError
 from rlx.ir.graph import Node
-from rlx.ops.sparse import SparseColumns
+from rlx.ops.storage.sparse import SparseColumns
 
 
 def filters(k: int, n: int, kind: type = np.float32, density: float = 0.05) -> np.ndarray:

@@ -8,14 +8,14 @@ import pytest
 import rlx
 from gemm_harness import every_f32_target
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import DTypeError
 from rlx.fuzz.bounds import assert_by_table
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op, all_ops
-from rlx.ops.activation import Composite
-from rlx.ops.elementwise import Elementwise
+from rlx.ops.math.activation import Composite
+from rlx.ops.math.elementwise import Elementwise
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 LEAST = {"f64": 5e-324, "f32": 1e-45, "f16": 6e-8, "bf16": 1e-40}  # the least above 0, or near it

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from machines import to_execute
-from rlx.backend.cpu.elf import undefined_symbols
-from rlx.backend.cpu.jit import compile_object
+from rlx.codegen.native.elf import undefined_symbols
+from rlx.codegen.native.jit import compile_object
 from rlx.target.cpu import resolve
 
 OVERFLOW = """
@@ -36,7 +36,7 @@ end:
 def test_a_function_that_overwrites_its_stack_does_not_return(count: int, survives: bool) -> None:
     code = f"""
 import ctypes
-from rlx.backend.cpu.jit import compile_and_load
+from rlx.codegen.native.jit import compile_and_load
 from rlx.target.cpu import resolve
 code = compile_and_load({OVERFLOW!r}, resolve("host"))
 ctypes.CFUNCTYPE(None, ctypes.c_int64)(code.address("f"))({count})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.cpu.storage import NAMES
+from rlx.codegen.native.storage import NAMES
 from rlx.ir.dtype import convert, dtype
 
 EDGES = [

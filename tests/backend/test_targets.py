@@ -8,8 +8,8 @@ import pytest
 from op_cases import ALL_CASES, ALL_OPS, Case
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
 from rlx.fuzz.bounds import assert_by_table
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, resolve, runs_here
 
 HOST = resolve("host")

@@ -11,9 +11,9 @@ import pytest
 import rlx
 from gemm_harness import every_target
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
 
 EDGES = (1, 2, 7, 8, 15, 16, 17, 33, 64)

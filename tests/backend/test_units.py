@@ -11,14 +11,15 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.cpu import jit, units
-from rlx.backend.cpu.build import build_kernels
-from rlx.backend.cpu.irtext import Function, Module, Value
-from rlx.backend.cpu.units import Units
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.codegen.cpu import units
+from rlx.codegen.cpu.build import build_kernels
+from rlx.codegen.cpu.units import Units
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Function, Module, Value
 from rlx.ir.graph import Graph
-from rlx.ir.views import view_layouts
+from rlx.kernel.views import view_layouts
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, resolve
 
 Loader = Callable[[Sequence[bytes], Target], jit.Code]

@@ -11,10 +11,10 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import BudgetError, RlxError
 from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op
+from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import runs_here, targets
 
 TARGETS = [t.name for t in targets() if runs_here(t)]

@@ -24,8 +24,8 @@ from backend.vmath_measure import (
     special_values,
 )
 from rlx import ops
-from rlx.backend.cpu import jit, vmath
-from rlx.backend.cpu.irtext import Module, constant, vector
+from rlx.codegen.native import jit, vmath
+from rlx.codegen.native.irtext import Module, constant, vector
 from rlx.errors import CompileError, DTypeError
 from rlx.ir.graph import Graph
 from rlx.target.cpu import Target, resolve, runs_here, targets

@@ -12,7 +12,7 @@ from machines import executable
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops import conv
-from rlx.ops.winograd import INPUT, OUTPUT, WHOLE_KERNEL, WHOLE_ROWS, WinogradLayout, transform_kernel
+from rlx.ops.storage.winograd import INPUT, OUTPUT, WHOLE_KERNEL, WHOLE_ROWS, WinogradLayout, transform_kernel
 from rlx.target.cpu import Target, resolve
 
 TARGETS = executable("x86-64-v4", "x86-64-v3", "x86-64")

@@ -16,7 +16,7 @@ from rlx import ops
 from rlx.config import WINOGRAD
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
-from rlx.ops.winograd import (
+from rlx.ops.storage.winograd import (
     INTEGER_RESTORE,
     WHOLE,
     WHOLE_KERNEL,

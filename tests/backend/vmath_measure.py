@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backend.cpu import jit, vmath
-from rlx.backend.cpu.irtext import Function, Module, Value, vector
+from rlx.codegen.native import jit, vmath
+from rlx.codegen.native.irtext import Function, Module, Value, vector
 from rlx.target.cpu import Target, resolve, runs_here
 
 DTYPES: dict[str, Any] = {"float": np.float32, "double": np.float64}
@@ -206,7 +206,7 @@ def largest_error(target: Target, name: str, element: str) -> tuple[float, tuple
 
 PAGE = """# Vectorised math: measured errors
 
-Largest error of `rlx.backend.cpu.vmath` in units of the last place, over every exponent, the usual ranges
+Largest error of `rlx.codegen.native.vmath` in units of the last place, over every exponent, the usual ranges
 densely and all special values (about 280,000 operands per function). f32 is compared with f64, f64 with
 80-bit long double. NaN, infinities, denormals and signed zeros agree with NumPy everywhere. 0.5 is correct
 rounding. The page is written by `pytest tests/backend/test_vmath.py --update-golden`; the test holds it to

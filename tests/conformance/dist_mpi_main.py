@@ -16,8 +16,8 @@ from typing import Any
 import rlx.dist as dist
 from conformance import dist_cases as cases
 from rlx.dist import environment
-from rlx.dist.mpi import MpiTransport, connect
-from rlx.dist.shm import SharedMemoryTransport
+from rlx.dist.transports.mpi import MpiTransport, connect
+from rlx.dist.transports.shm import SharedMemoryTransport
 
 VICTIM = 1
 PATIENCE = 8.0  # seconds for one that does not come: enough for the others not to be late too

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rlx.dist import SharedMemoryTransport, SymmetricHeap
-from rlx.dist.sync import sync
-from rlx.runtime.programs import wait_until_stored
+from rlx.dist.native.sync import sync
+from rlx.runtime.store.programs import wait_until_stored
 
 
 @dataclass

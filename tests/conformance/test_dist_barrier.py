@@ -13,8 +13,8 @@ import pytest
 
 import rlx.dist as dist
 from conformance.dist_ranks import fork_ranks, results
-from rlx.dist import sync
-from rlx.dist.mapped import MappedTransport
+from rlx.dist.native import sync
+from rlx.dist.transports.mapped import MappedTransport
 
 Work = Callable[[Any], Any]
 

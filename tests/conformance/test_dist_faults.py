@@ -17,8 +17,8 @@ import pytest
 
 import rlx.dist as dist
 from conformance.dist_ranks import Outcome, fork_ranks, resources, results
-from rlx.dist import exchange_code
-from rlx.dist.mapped import MappedTransport
+from rlx.dist.native import exchange_code
+from rlx.dist.transports.mapped import MappedTransport
 
 RANKS, VICTIM = 3, 1
 LONG_DEADLINE = 120.0  # seconds, which pass only where a fault is not noticed

@@ -19,8 +19,9 @@ import pytest
 
 import rlx.dist as dist
 from rlx.dist import heap as heaps
-from rlx.dist import launch, mpi, rendezvous, shm
+from rlx.dist import launch, rendezvous
 from rlx.dist.heap import FAILED, JOINED
+from rlx.dist.transports import mpi, shm
 
 LONG = 60.0  # seconds, for what only a fault makes last so long
 PAST = -1.0  # as a timeout: the deadline is over when the wait begins

@@ -12,8 +12,9 @@ import pytest
 
 import rlx.dist as dist
 from conformance.dist_ranks import fork_ranks, results
-from rlx.dist import exchange_code, mapped, remote
+from rlx.dist.native import exchange_code
 from rlx.dist.transport import DONE, Outgoing
+from rlx.dist.transports import mapped, remote
 
 COUNT = 100_003  # f32: enough to be read remotely, and no whole number of lines
 

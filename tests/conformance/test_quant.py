@@ -10,8 +10,8 @@ import pytest
 
 import exact_integers as exact
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import DTypeError, ShapeError
+from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import gradient_graph
 
 RNG = np.random.default_rng(11)

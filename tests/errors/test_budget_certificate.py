@@ -8,7 +8,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import BudgetError, provenance
 from rlx.ir.graph import Graph
 

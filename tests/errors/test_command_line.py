@@ -296,12 +296,12 @@ def test_python_m_rlx() -> None:
 def test_interrupted_while_it_works(tmp_path: Path) -> None:
     """One line, no traceback, nothing on stdout."""
     (tmp_path / "slow.py").write_text(
-        "import signal, sys, time, rlx.session\n"
+        "import signal, sys, time, rlx.api.session\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it\n"
         "def load(*_, **__):\n"
         "    print('working', file=sys.stderr, flush=True)\n"
         "    time.sleep(60)\n"
-        "rlx.session.load = load\n"
+        "rlx.api.session.load = load\n"
         "from rlx.cli.main import main\n"
         "sys.exit(main(['run', 'm.onnx']))\n"
     )

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import RlxError, provenance
 from rlx.ir.dim import Constraint, parse_dim, sym
 from rlx.ir.dim import evaluate as size_of
@@ -23,11 +22,12 @@ from rlx.ir.dtype import convert, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.module import MirModule
 from rlx.ir.op import get_op
-from rlx.ir.parse import parse_graph
-from rlx.ir.serialize import load, save
-from rlx.ir.text import graph_text
+from rlx.ir.text.files import load, save
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.types import parse_type
 from rlx.ir.verify import verify
+from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import gradient_graph
 from rlx.transform.vmap import batch_graph
 

@@ -16,9 +16,9 @@ import rlx
 from rlx import Graph, ops
 from rlx.crash_report import reports_crashes
 from rlx.errors import InternalError, KernelError, RlxError
-from rlx.ir.diff import structurally_equal
-from rlx.ir.serialize import load
-from rlx.ops.custom import unregister_op
+from rlx.ir.text.diff import structurally_equal
+from rlx.ir.text.files import load
+from rlx.ops.control.custom import unregister_op
 
 X = np.ones((4, 64), np.float32)
 
@@ -64,10 +64,10 @@ def told(error: InternalError, inside: str) -> str:
 @pytest.mark.parametrize(
     ("place", "inside"),
     [
-        ("rlx.lowering.simplify_rules", "optimize"),
-        ("rlx.lowering.expand_graph", "lower"),
+        ("rlx.api.lowering.simplify_rules", "optimize"),
+        ("rlx.api.lowering.expand_graph", "lower"),
         ("rlx.plan.build.Planner.plan", "plan"),
-        ("rlx.backend.cpu.build.emit_kernel", "compile"),  # in the thread that makes native code
+        ("rlx.codegen.cpu.build.emit_kernel", "compile"),  # in the thread that makes native code
     ],
 )
 def test_in_the_compiler(place: str, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +106,9 @@ def test_while_a_function_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["grad", "vmap", "jvp"],
 )
 def test_in_transforms(transform: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.functions.backward", fail)
-    monkeypatch.setattr("rlx.functions.batch_graph", fail)
-    monkeypatch.setattr("rlx.functions.jvp_graph", fail)
+    monkeypatch.setattr("rlx.api.functions.backward", fail)
+    monkeypatch.setattr("rlx.api.functions.batch_graph", fail)
+    monkeypatch.setattr("rlx.api.functions.jvp_graph", fail)
     with pytest.raises(InternalError, match="RLX failed inside the trace of"):
         transform(ops.tanh)(X)
 
@@ -152,7 +152,7 @@ def test_while_a_model_is_imported(monkeypatch: pytest.MonkeyPatch, require: Cal
 def test_while_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.rlx"
     rlx.compile(net()).save(path)
-    monkeypatch.setattr("rlx.runtime.artifact.Artifact.find", fail)
+    monkeypatch.setattr("rlx.runtime.store.artifact.Artifact.find", fail)
     with pytest.raises(InternalError) as caught:
         rlx.load(path)
     assert told(caught.value, "load") == str(path)
@@ -212,7 +212,7 @@ def test_warnings_as_errors_pass() -> None:
 def test_a_graph_that_cannot_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first error is told all the same, and no empty file is left."""
     monkeypatch.setattr("rlx.plan.build.Planner.plan", fail)
-    monkeypatch.setattr("rlx.ir.serialize.save", fail)
+    monkeypatch.setattr("rlx.ir.text.files.save", fail)
     with pytest.raises(InternalError, match="open an issue with the whole traceback"):
         rlx.compile(net())
     assert not list(tmp_path.glob("rlx-failed-*"))

@@ -10,9 +10,9 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.driver import ArenaSlot, Buffer, HostArena
 from rlx.errors import RlxError
+from rlx.reference.interpreter import evaluate
 
 ROW = np.array([[1.0, 2.0]], np.float32)
 LOSSY: dict[str, tuple[Any, str]] = {

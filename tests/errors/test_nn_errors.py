@@ -10,7 +10,7 @@ import pytest
 
 from rlx import ops
 from rlx.errors import AttributeError_, DTypeError, RlxError, ShapeError, TypeError_
-from rlx.ops.addressing import OutOfRangeError
+from rlx.ops.array.addressing import OutOfRangeError
 
 
 def f(*shape: int) -> np.ndarray:

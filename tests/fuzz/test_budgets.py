@@ -7,12 +7,12 @@ import pytest
 from random_programs import ROWS, random_program
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
-from rlx.plan.certificate import OverBudgetError
+from rlx.plan.lir import LirModule
+from rlx.plan.memory.certificate import OverBudgetError
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter
 
 PER_TEST = 15  # graphs
 SIZES = {"n": ROWS}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fuzz.bugs import Bug, all_bugs
-from rlx.fuzz.grammar import draw_program
 from rlx.fuzz.oracles import check
+from rlx.fuzz.programs.grammar import draw_program
 
 MOST = 2000  # programs
 SEED = 2026

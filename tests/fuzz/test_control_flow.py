@@ -9,10 +9,10 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import run_lir
 
 WIDTH = 8
 

@@ -15,9 +15,9 @@ from sample_graphs import GRAPHS
 
 from measured import unit
 from rlx.errors import FormatError, ParseError
-from rlx.ir.parse import parse_graph
-from rlx.ir.serialize import load
-from rlx.ir.text import graph_text
+from rlx.ir.text.files import load
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.verify import verify
 
 MOST_UNITS = 5000  # of CPU time, some 5 s: a text that the reader gets lost in takes for ever

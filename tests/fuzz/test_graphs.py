@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 
 import rlx
 from random_graphs import graphs
-from rlx.backend.reference.interpreter import evaluate
-from rlx.ir.diff import graph_diff, structurally_equal
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
-from rlx.ir.parse import parse_graph
-from rlx.ir.serialize import load, save
-from rlx.ir.text import graph_text
+from rlx.ir.text.diff import graph_diff, structurally_equal
+from rlx.ir.text.files import load, save
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.verify import verify
+from rlx.reference.interpreter import evaluate
 from rlx.transform.expand import expand_graph
 from rlx.transform.grad import gradient_graph, is_differentiable_dtype
 

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 
 import rlx
 from random_graphs import graphs
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 
 EXAMPLES = 300
 

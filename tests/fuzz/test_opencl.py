@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 
 import rlx
 from random_graphs import graphs
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 
 Made = tuple[Graph, dict[str, np.ndarray]]
 

@@ -9,12 +9,12 @@ import pytest
 from random_programs import COLUMNS, ROWS, random_program
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.cost.io import IoModel
-from rlx.ir.lir import LirModule
 from rlx.ir.op import Role
+from rlx.plan.lir import LirModule
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter
 
 PER_TEST = 50  # graphs
 

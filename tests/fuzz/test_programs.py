@@ -15,29 +15,30 @@ import numpy as np
 import pytest
 
 from rlx import lower, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import RlxError
 from rlx.fuzz import case
 from rlx.fuzz.bounds import Bounded, Follower
 from rlx.fuzz.case import Finding
-from rlx.fuzz.draw import Draw, NotHere
-from rlx.fuzz.grammar import draw_program, with_indices_in_range
-from rlx.fuzz.inputs import Values
-from rlx.fuzz.layers import attention
 from rlx.fuzz.oracles import MAIN, MORE, check
-from rlx.fuzz.program import TRANSFORMS, Input, Program, Step
+from rlx.fuzz.programs.draw import Draw, NotHere
+from rlx.fuzz.programs.grammar import draw_program, with_indices_in_range
+from rlx.fuzz.programs.inputs import Values
+from rlx.fuzz.programs.layers import attention
+from rlx.fuzz.programs.program import TRANSFORMS, Input, Program, Step
+from rlx.fuzz.programs.zoo_pieces import from_the_zoo, pieces
 from rlx.fuzz.report import reproducer
 from rlx.fuzz.shrink import candidates, shrink
 from rlx.fuzz.to_onnx import CannotWrite, to_onnx
-from rlx.fuzz.zoo import from_the_zoo, pieces
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 
 DRAWN = [draw_program(5, number) for number in range(500)]
 PLAIN = Input("x0", "f32", (3, 4), Values())
 
 
 def test_a_seed_gives_the_same_programs_in_every_process() -> None:
-    text = "from rlx.fuzz.grammar import draw_program\nprint([repr(draw_program(5, i)) for i in range(40)])"
+    text = "from rlx.fuzz.programs.grammar import draw_program as draw\n"
+    text += "print([repr(draw(5, i)) for i in range(40)])"
     command = [sys.executable, "-c", text]
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert again.strip() == str([repr(p) for p in DRAWN[:40]])

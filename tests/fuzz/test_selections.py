@@ -9,12 +9,12 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.ir.dim import evaluate as value_of
 from rlx.ir.graph import Graph, Node
 from rlx.ir.symbols import found_by_data
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter
 
 PER_TEST = 12  # graphs
 LIMIT = 0.0123  # no sum of softmax and shifts comes near it, whatever its rounding

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import rlx
 from random_graphs import SIZES, graphs
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.ranks import evaluate_ranks
 from rlx.dist import Mesh, Shard, run_threads
 from rlx.ir.dim import divides, symbols
 from rlx.ir.dim import evaluate as size_of
 from rlx.ir.graph import Graph
 from rlx.ir.types import Shape
-from rlx.passes.shard import shard
+from rlx.reference.interpreter import evaluate
+from rlx.reference.ranks import evaluate_ranks
+from rlx.rewrite.sharding.propagate import shard
 from sharded_runs import Placements, assert_parts, feeds
 
 

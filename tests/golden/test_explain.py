@@ -11,13 +11,13 @@ from sample_models import bert
 
 import rlx
 from rlx import ops
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.api.session import read_graph
 from rlx.cost import IoFusionGate
 from rlx.ir.graph import Graph
 from rlx.ir.lir import LirModule
 from rlx.plan.diff import diff_plans
 from rlx.plan.explain import explain
-from rlx.session import read_graph
 from rlx.zoo.minilm import load_graph
 
 Golden = Callable[[str, str], None]

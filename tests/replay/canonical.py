@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rlx.backend.cpu.kernels import BodyKernels, EmittedKernel, KernelSet
+from rlx.codegen.cpu.kernels import BodyKernels, EmittedKernel, KernelSet
 
 _FUNCTION = re.compile(r"^define .*?^\}$", re.MULTILINE | re.DOTALL)
 _TABLE = re.compile(r"^@([\w.$-]+) = (.*)$", re.MULTILINE)

@@ -16,9 +16,9 @@ MEANING = "test_type_rule_and_expansion_or_lowering_are_the_reference"
 GENERATED = ("test_ops_generated.py", "test_text.py", "test_verify.py")
 
 CUBE = '''
-from rlx.ir.form import Map
+from rlx.kernel.form import Map
 from rlx.ir.op import Arg, Op, Sample, declare
-from rlx.ir.scalar import axes, call, load
+from rlx.kernel.scalar import axes, call, load
 from rlx.ops.rules import is_real, need_dtype
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.verify import verify
-from rlx.passes.ahead import products_ahead
+from rlx.reference.interpreter import evaluate
+from rlx.rewrite.hoist_products import products_ahead
 
 
 def values(seed: int, *shape: int) -> np.ndarray:

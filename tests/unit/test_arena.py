@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from rlx.compile import plan
+from rlx.api.compile import plan
 
 BENCH = Path(__file__).parents[2] / "bench" / "arena.py"
 

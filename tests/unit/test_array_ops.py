@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import GuardError, RlxError, TransformError
 from rlx.ir.dim import sym, upper_bound
+from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import gradient_graph
 from rlx.transform.vmap import batch_graph
 

@@ -21,10 +21,10 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from machines import another
-from rlx.backend.cpu import jit
+from rlx.codegen.native import jit
 from rlx.errors import ConfigError, FormatError, InputError, RlxError
-from rlx.runtime import container, save
-from rlx.runtime.artifact import Artifact, ArtifactWarning
+from rlx.runtime.store import container, save
+from rlx.runtime.store.artifact import Artifact, ArtifactWarning
 
 CONTAINER_KEYS = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
 own_folders = pytest.fixture(autouse=True)(set_own_folders)
@@ -287,7 +287,7 @@ def test_a_signature_covers_plan_and_code_together(tmp_path: Path) -> None:
 def test_parsing_runs_nothing(saved: Path) -> None:
     """Opening a file imports neither llvmlite nor what would make code."""
     code = (
-        "import sys; from rlx.runtime.artifact import Artifact\n"
+        "import sys; from rlx.runtime.store.artifact import Artifact\n"
         f"file = Artifact({str(saved)!r}); file.source(); file.is_trusted(0); file.container.check_all()\n"
         "print('llvmlite' in sys.modules)"
     )

@@ -7,9 +7,9 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.cost.io import assumed_binding
 from rlx.errors import ConfigError
+from rlx.reference.interpreter import evaluate
 
 
 def dilated(dilation: int) -> Graph:

@@ -7,12 +7,12 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.ranks import evaluate_ranks
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.mesh import Mesh, Partial, Shard, ShardingError
-from rlx.ir.text import graph_text
+from rlx.ir.text.write import graph_text
+from rlx.reference.interpreter import evaluate
+from rlx.reference.ranks import evaluate_ranks
 from rlx.transform.expand import expand_graph
 from rlx.transform.grad import vjp_graph
 from rlx.transform.vmap import batch_graph
@@ -134,7 +134,7 @@ def test_a_group_of_one_needs_nobody() -> None:
 
 def test_text_parses_back() -> None:
     g = build("reduce_scatter 1", 2)
-    again = rlx.ir.parse.parse_graph(graph_text(g))
+    again = rlx.ir.text.read.parse_graph(graph_text(g))
     assert graph_text(again) == graph_text(g)
     assert np.array_equal(*(evaluate(h, operands(2)[0])["y"] for h in (g, again)))
 

@@ -11,8 +11,8 @@ import pytest
 
 import rlx
 from rlx import collector
+from rlx.api.compile import plan
 from rlx.collector import collector_paused
-from rlx.compile import plan
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import GradientError, RlxError, ShapeError, TransformError, TypeError_
 from rlx.ir.graph import Node
+from rlx.reference.interpreter import evaluate
 from rlx.transform.expand import expand_graph
 from rlx.transform.grad import gradient_graph
 from rlx.transform.vmap import batch_graph

@@ -11,13 +11,13 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import KernelError, PlanError, RlxError
 from rlx.fuzz.bounds import assert_by_table
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferSlot, LirModule
+from rlx.plan.lir import LirBufferSlot, LirModule
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import run_lir
 
 Feed = dict[str, Any]
 
@@ -313,7 +313,7 @@ def counting() -> Graph:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_loop_that_pauses_goes_on_where_it_was(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.runtime.driver import NativeProgram
+    from rlx.runtime.native.driver import NativeProgram
 
     entered: list[int] = []
     enter = NativeProgram._enter

@@ -9,9 +9,9 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate
 
 
 def weight(g: Graph, name: str, *shape: int) -> Node:

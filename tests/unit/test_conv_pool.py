@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import vjp_graph
 from rlx.transform.vmap import batch_graph
 

@@ -10,18 +10,18 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import AttributeError_, GradientError, RlxError, TypeError_, UnknownOpError
-from rlx.ir.form import Map
-from rlx.ir.parse import parse_graph
-from rlx.ir.scalar import axes, call, const, load
+from rlx.ir.text.read import parse_graph
+from rlx.kernel.form import Map
+from rlx.kernel.scalar import axes, call, const, load
+from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import gradient_graph
 from rlx.transform.vmap import batch_graph
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    table = sys.modules["rlx.ops.custom"]._FUNCTIONS  # rlx.ops.custom itself is the function
+    table = sys.modules["rlx.ops.control.custom"]._FUNCTIONS  # rlx.ops.custom itself is the function
     before = dict(table)
     yield
     table.clear()

@@ -10,17 +10,17 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter, run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import BudgetError, GuardError, PlanError
 from rlx.ir.dim import Dim, sym
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule, LirSegment
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import type_symbols
 from rlx.plan.explain import explain
-from rlx.plan.placer import Placer
+from rlx.plan.lir import LirModule, LirSegment
+from rlx.plan.memory.placer import Placer
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter, run_lir
 
 TARGET = "x86-64-v3"
 

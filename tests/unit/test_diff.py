@@ -9,11 +9,11 @@ import pytest
 from sample_graphs import GRAPHS, hello, nested
 
 import rlx
-from rlx.ir.diff import graph_diff, structurally_equal
 from rlx.ir.dim import Constraint, sym
 from rlx.ir.graph import Graph
-from rlx.ir.parse import parse_graph
-from rlx.ir.text import graph_text
+from rlx.ir.text.diff import graph_diff, structurally_equal
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 
 
 def net(layers: int = 4, twist: int = -1, how: str = "") -> Graph:

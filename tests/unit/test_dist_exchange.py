@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import rlx.dist as dist
-from rlx.dist import exchange, exchange_code
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
+from rlx.dist.native import exchange_code
 from rlx.dist.transport import DONE, Call, Outgoing, address_of
+from rlx.dist.transports import exchange
 
 COUNT = 10_007  # f32: more than is staged, and no whole number of vectors
 

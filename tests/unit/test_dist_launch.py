@@ -17,9 +17,9 @@ import pytest
 import rlx.dist
 from conformance.dist_ranks import resources
 from rlx.dist import launch as launcher
-from rlx.dist import shm
 from rlx.dist.errors import TransportError
 from rlx.dist.launch import launch
+from rlx.dist.transports import shm
 
 HEAD = """
 import os, sys, signal, time

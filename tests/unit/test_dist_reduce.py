@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance import dist_cases as cases
-from rlx.backend.cpu.jit import assembly, compile_object
-from rlx.dist import ReduceKind, sync
-from rlx.dist import reduce as module
-from rlx.dist.copies import copy_bytes
-from rlx.dist.reduce import emit, kernel
+from rlx.codegen.native.jit import assembly, compile_object
+from rlx.dist import ReduceKind
+from rlx.dist.native import reduce as module
+from rlx.dist.native import sync
+from rlx.dist.native.copies import copy_bytes
+from rlx.dist.native.reduce import emit, kernel
 from rlx.dist.transport import address_of
 from rlx.errors import DTypeError
 from rlx.ir.dtype import dtype

@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
+from rlx.reference.interpreter import evaluate
 
 RNG = np.random.default_rng(2)
 ROWS, IMAGE = (0, 5), (0, 3, 6, 6)

@@ -11,11 +11,11 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
 from rlx.ir.op import Role
+from rlx.plan.lir import LirModule
+from rlx.reference.interpreter import evaluate
 
 WIDTH = 16
 

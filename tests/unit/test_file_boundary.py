@@ -19,13 +19,13 @@ import pytest
 from stored_models import network
 
 import rlx
+from rlx.api.compile import plan
 from rlx.cli.inputs import from_file
-from rlx.compile import plan
 from rlx.errors import FormatError, RlxError
-from rlx.ir.lir import LirModule
 from rlx.ir.types import parse_type
 from rlx.plan import files as plans
-from rlx.runtime import trust
+from rlx.plan.lir import LirModule
+from rlx.runtime.store import trust
 
 
 def plan_file(path: Path, data: bytes) -> Path:
@@ -66,7 +66,7 @@ def test_a_plan_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) ->
     assert path.stat().st_size < 2 << 20
     code = f"""
 from rlx.errors import FormatError
-from rlx.ir.lir import LirModule
+from rlx.plan.lir import LirModule
 try:
     LirModule.load({str(path)!r})
 except FormatError as e:

@@ -17,19 +17,19 @@ from op_cases import ALL_CASES, Case
 
 import rlx
 from rlx import ops
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.cost import default_gate
 from rlx.errors import RlxError
 from rlx.ir.attr import Blob, attr_key
 from rlx.ir.dim import Expr
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferSlot, LirModule, LirViewAlias
 from rlx.ir.op import Op
 from rlx.ir.types import TensorType
-from rlx.passes.basic import materialize_outputs
-from rlx.passes.bodies import prepare_bodies
 from rlx.plan.build import Planner
+from rlx.plan.lir import LirBufferSlot, LirModule, LirViewAlias
+from rlx.rewrite.basic import materialize_outputs
+from rlx.rewrite.bodies import prepare_bodies
 
 TARGET = "x86-64-v3"
 WITH_ATTRS = [case for case in ALL_CASES if case.op.attrs]
@@ -251,15 +251,15 @@ SCRIPT = """
 import importlib, pkgutil, random, sys
 sys.path.insert(0, sys.argv[1])
 names = []
-for part in ("ir", "ops", "passes", "cost", "plan", "transform"):
+for part in ("ir", "kernel", "ops", "fuse", "rewrite", "cost", "plan", "transform"):
     folder = importlib.import_module("rlx." + part)
-    names += [m.name for m in pkgutil.iter_modules(folder.__path__, folder.__name__ + ".")]
+    names += [m.name for m in pkgutil.walk_packages(folder.__path__, folder.__name__ + ".")]
 random.Random(int(sys.argv[2])).shuffle(names)
 for name in names[: int(sys.argv[3])]:
     importlib.import_module(name)
 import numpy as np, rlx
 from rlx import ops
-from rlx.compile import plan
+from rlx.api.compile import plan
 from sample_models import bert, exported_attention
 signal = rlx.Graph("signal")
 _, power = ops.welch(signal.input("x", ("n", 512), "f32"), nperseg=64)

@@ -18,15 +18,15 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from rlx.errors import FormatError, ParseError, RlxError, UnsupportedError
-from rlx.ir import serialize
 from rlx.ir.dtype import F32
 from rlx.ir.op import all_ops
-from rlx.ir.text import graph_text
-from rlx.ops.conv_packing import KernelLayout, unpack_kernel
-from rlx.ops.packing import Panels, pack_panels, unpack_panels
-from rlx.ops.sparse import columns_of
-from rlx.runtime import container
-from rlx.runtime.artifact import Artifact, ArtifactWarning
+from rlx.ir.text import files as serialize
+from rlx.ir.text.write import graph_text
+from rlx.ops.storage.conv_packing import KernelLayout, unpack_kernel
+from rlx.ops.storage.packing import Panels, pack_panels, unpack_panels
+from rlx.ops.storage.sparse import columns_of
+from rlx.runtime.store import container
+from rlx.runtime.store.artifact import Artifact, ArtifactWarning
 from rlx.target.cpu import resolve
 
 CONTAINER_KEYS = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
@@ -177,9 +177,9 @@ def test_emitters_refuse_other_panels_of_a_matrix(change: dict[str, int]) -> Non
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64", "x86-64-v4", "x86-64-v4-bf16-vnni", "aarch64"])
 def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
     """A refusal here would be a program that is slower and says so nowhere."""
-    from rlx.backend.cpu.build import build_kernels
-    from rlx.compile import plan
-    from rlx.ir.views import view_layouts
+    from rlx.api.compile import plan
+    from rlx.codegen.cpu.build import build_kernels
+    from rlx.kernel.views import view_layouts
 
     g = rlx.Graph("all")
     x = g.input("x", ("n", 16, 20, 20), "f32")
@@ -346,7 +346,7 @@ def test_sparse_kernels_stay_inside_whatever_they_read(finite: bool, tmp_path: P
     path, _ = sparse_file(tmp_path)
     done = run(f"""
         import numpy as np, rlx
-        from rlx.runtime.artifact import Artifact
+        from rlx.runtime.store.artifact import Artifact
         Artifact._check_addresses = lambda self, about: None
         program = rlx.load({str(path)!r})
         rng = np.random.default_rng(0)
@@ -443,7 +443,7 @@ def test_cutting_a_loaded_file_is_noticed(tmp_path: Path) -> None:
     done = run(f"""
         import os, signal, numpy as np, rlx
         from rlx.errors import FormatError
-        from rlx.runtime import container
+        from rlx.runtime.store import container
         path = {str(tmp_path / "large.rlx")!r}
         g = rlx.Graph("large")
         value = np.ones((1 << 10, 1 << 9), np.float32)
@@ -510,7 +510,7 @@ def test_external_data_is_data(entry: str, value: str, why: str, tmp_path: Path,
 def test_other_faults_reach_the_handler_that_was_there(tmp_path: Path) -> None:
     code = f"""
         import faulthandler, mmap, os, sys
-        from rlx.runtime.bus_guard import Guarded
+        from rlx.runtime.native.bus_guard import Guarded
         if {{before}}: faulthandler.enable()
         path = {str(tmp_path / "mapped")!r}
         with open(path, "wb") as out: out.write(bytes(1 << 16))

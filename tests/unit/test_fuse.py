@@ -12,14 +12,14 @@ from sample_models import EXPORTED, bert, bert_inputs, exported_attention, expor
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.cost import IoFusionGate, default_gate, profile_graph_io
 from rlx.cost.profile import GraphIoProfile
 from rlx.errors import VerifyError
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirModule
 from rlx.ir.op import Role, get_op
+from rlx.plan.lir import LirModule
+from rlx.reference.interpreter import evaluate
 
 NO_DISPATCH = IoFusionGate(0, 0, 25, 25, True, 80_000, 100)
 

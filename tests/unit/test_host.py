@@ -14,11 +14,11 @@ import pytest
 
 import rlx
 from rlx import config, cores
-from rlx.backend.cpu import jit
+from rlx.codegen.native import jit
 from rlx.errors import CompileError, ConfigError
 from rlx.fuzz import hosts
-from rlx.runtime.cache import ObjectCache
-from rlx.runtime.trust import Keyring
+from rlx.runtime.store.cache import ObjectCache
+from rlx.runtime.store.trust import Keyring
 from rlx.target import cpuid
 from rlx.target.cpu import (
     Target,
@@ -221,7 +221,7 @@ def test_all_machine_code_passes_one_gate() -> None:
         for path in package.rglob("*.py")
         if any(name in path.read_text(encoding="utf-8") for name in mappers)
     }
-    assert found == {"backend/cpu/elf.py", "backend/cpu/jit.py", "target/cpuid.py"}
+    assert found == {"codegen/native/elf.py", "codegen/native/jit.py", "target/cpuid.py"}
 
 
 def test_a_file_with_code_of_a_better_machine_is_compiled(
@@ -238,7 +238,7 @@ def test_a_file_with_code_of_a_better_machine_is_compiled(
 def test_the_code_of_the_runtime_is_for_the_host() -> None:
     """Synchronisation of ranks, exchanges and copies, in a process that sees the least target."""
     text = (
-        "from rlx.dist import exchange, sync; from rlx.driver.copy.native import native_copy;"
+        "from rlx.dist.native import sync; from rlx.dist.transports import exchange; from rlx.driver.copy.native import native_copy;"
         "print(sync.sync().code.target.name, native_copy().code.target.name)"
     )
     least = RUNNABLE[-1].name

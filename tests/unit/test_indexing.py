@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import DTypeError, GuardError, RlxError, ShapeError
-from rlx.ops.addressing import OutOfRangeError
+from rlx.ops.array.addressing import OutOfRangeError
+from rlx.reference.interpreter import evaluate
 
 
 def run(x: np.ndarray, index: Any, shape: tuple[Any, ...] | None = None) -> np.ndarray:

@@ -11,9 +11,9 @@ import pytest
 import rlx
 from measured import units
 from rlx import Graph, ops
-from rlx.compile import plan
-from rlx.lowering import lower
-from rlx.passes.integer import use_integer_products
+from rlx.api.compile import plan
+from rlx.api.lowering import lower
+from rlx.rewrite.integer import use_integer_products
 
 RNG = np.random.default_rng(21)
 BOUND = 2.0**-20  # of a value in quanta: what roundings to f32 behind exact sums may add up to, bias included

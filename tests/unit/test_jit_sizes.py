@@ -11,8 +11,8 @@ import pytest
 
 import rlx
 from rlx import ops
+from rlx.api.jit import MAX_PROGRAMS, JitWarning
 from rlx.errors import ConfigError, InputError, RlxError, ShapeError
-from rlx.jitted import MAX_PROGRAMS, JitWarning
 
 
 def ones(*shape: int) -> np.ndarray:

@@ -7,13 +7,13 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.cost import IoFusionGate, host_sync_op_kinds, profile_graph_io
 from rlx.cost.profile import GraphIoProfile
 from rlx.ir.graph import Graph
-from rlx.passes.join import join_blocks
 from rlx.plan.explain import explain
+from rlx.reference.interpreter import evaluate
+from rlx.rewrite.join import join_blocks
 
 LEGACY = IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000, legacy_unified_readback=True)
 UNIFIED = IoFusionGate(500, 5_000, 200, 200, True, 2_000_000, 1_000)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backend.cpu.build import build_kernels
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.codegen.cpu.build import build_kernels
 from rlx.errors import ParseError, RlxError
-from rlx.ir.parse import parse_graph
-from rlx.ir.views import view_layouts
+from rlx.ir.text.read import parse_graph
+from rlx.kernel.views import view_layouts
 from rlx.target.cpu import resolve
 
 FAR = 1 << 16
@@ -114,6 +114,6 @@ def test_no_memory_to_compile_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> N
 
     g = rlx.Graph("large")
     g.output("y", rlx.ops.tanh(g.input("x", (2,), "f32")))
-    monkeypatch.setattr("rlx.planning.lower", refuse)
+    monkeypatch.setattr("rlx.api.planning.lower", refuse)
     with pytest.raises(RlxError, match="no memory for what the model asks for: Unable to"):
         rlx.compile(g)

@@ -15,21 +15,21 @@ from sample_models import bert, bert_inputs
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.lir import LirInterpreter, run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import FormatError, GuardError, ParseError, PlanError, RlxError
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph
-from rlx.ir.lir import (
+from rlx.ir.op import Role
+from rlx.plan.files import write_text
+from rlx.plan.lir import (
     LirBufferPlan,
     LirBufferSlot,
     LirIoManifest,
     LirModule,
     LirViewAlias,
 )
-from rlx.ir.op import Role
-from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
-from rlx.plan.files import write_text
+from rlx.plan.phase import Phase, PhaseSchedule, derive_phases
+from rlx.reference.lir import LirInterpreter, run_lir
 
 TARGET = "x86-64-v3"
 

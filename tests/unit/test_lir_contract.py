@@ -15,11 +15,12 @@ from sample_models import bert
 import rlx
 from measured import units
 from rlx import ops
-from rlx.backend.reference.lir import run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import GuardError, PlanError, ShapeError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import (
+from rlx.ir.op import Role
+from rlx.ir.types import TupleType
+from rlx.plan.lir import (
     ALIGNMENT,
     SPACES,
     LirBufferPlan,
@@ -29,9 +30,8 @@ from rlx.ir.lir import (
     LirModule,
     LirViewAlias,
 )
-from rlx.ir.op import Role
-from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
-from rlx.ir.types import TupleType
+from rlx.plan.phase import Phase, PhaseSchedule, derive_phases
+from rlx.reference.lir import run_lir
 
 TARGET = "x86-64-v3"
 
@@ -222,7 +222,7 @@ def test_the_compiler_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lir = program(lambda x: x + 1.0, (4,))
     before = lir.fingerprint(), lir.code_key
     monkeypatch.setattr("rlx.plan.text.VERSION", "9.9.9")
-    monkeypatch.setattr("rlx.ir.lir.VERSION", "9.9.9")
+    monkeypatch.setattr("rlx.plan.lir.VERSION", "9.9.9")
     assert before[0] != lir.fingerprint() and before[1] != lir.code_key
 
 
@@ -243,7 +243,9 @@ def test_the_code_key_knows_no_sizes_weights_or_threads() -> None:
 
 def test_a_new_size_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = rlx.compile(bert(1), assume={"batch": 1, "seq": 8})
-    monkeypatch.setattr("rlx.backend.cpu.jit.compile_object", lambda *a: pytest.fail("code was made again"))
+    monkeypatch.setattr(
+        "rlx.codegen.native.jit.compile_object", lambda *a: pytest.fail("code was made again")
+    )
     for seq in (3, 17):
         ids = np.ones((2, seq), np.int64)
         compiled.run({"input_ids": ids, "attention_mask": ids})

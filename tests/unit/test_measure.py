@@ -10,13 +10,13 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.api.measure import Measured, measure_decisions, report
 from rlx.cost import Decision
 from rlx.cost.profile import GraphIoProfile
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
-from rlx.measure import Measured, measure_decisions, report
+from rlx.plan.lir import LirModule
 
 
 def mixed() -> Graph:
@@ -82,7 +82,7 @@ def test_a_program_from_a_file_is_measured(tmp_path: Path) -> None:
 def test_nine_signs_of_ten_are_right_on_real_models(id: str) -> None:
     """Timings: run it on a machine that has nothing else to do."""
     from rlx import zoo
-    from rlx.session import read_graph
+    from rlx.api.session import read_graph
     from rlx.zoo.minilm import load_graph
 
     path = zoo.fetch(id)

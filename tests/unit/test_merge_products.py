@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
+from rlx.reference.interpreter import evaluate
 
 RNG = np.random.default_rng(4)
 

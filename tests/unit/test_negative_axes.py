@@ -11,9 +11,9 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import RlxError
 from rlx.ir.tree import flatten
+from rlx.reference.interpreter import evaluate
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
 AT = np.array([1, 0])

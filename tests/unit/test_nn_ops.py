@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import ShapeError
-from rlx.ir.compose import Nest, compose
 from rlx.ir.graph import Graph
-from rlx.ir.scalar import LOADS, load_index
-from rlx.ops.addressing import OutOfRangeError
+from rlx.kernel.compose import Nest, compose
+from rlx.kernel.scalar import LOADS, load_index
+from rlx.ops.array.addressing import OutOfRangeError
+from rlx.reference.interpreter import evaluate
 from rlx.transform.expand import expand_graph
 from rlx.transform.grad import vjp_graph
 

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import rlx  # noqa: E402
 from rlx import onnx_backend  # noqa: E402
-from rlx.backend.reference.interpreter import evaluate  # noqa: E402
 from rlx.errors import ImportError_  # noqa: E402
 from rlx.frontend.onnx.call import NeedsValue  # noqa: E402
 from rlx.frontend.onnx.importer import import_model  # noqa: E402
 from rlx.frontend.onnx.registry import entries, find  # noqa: E402
+from rlx.reference.interpreter import evaluate  # noqa: E402
 
 
 def parse(text: str, opset: int = 17) -> Any:

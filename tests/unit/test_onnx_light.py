@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx.errors import ImportError_
-from rlx.frontend.onnx.light import LEAST_BYTES, read_light
+from rlx.frontend.onnx.lazy_weights import LEAST_BYTES, read_light
 from rlx.frontend.onnx.load import external_files, load_model
 from rlx.frontend.onnx.proto import tensor_array
 

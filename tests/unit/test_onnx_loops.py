@@ -259,7 +259,7 @@ def test_the_number_of_steps(start: int, by: int, trips: int, strict: bool, aske
     i, steps, on = start, 0, goes_on(start) if asked else True
     while on:
         i, steps, on = i + by, steps + 1, goes_on(i + by)
-    from rlx.backend.reference.interpreter import evaluate
+    from rlx.reference.interpreter import evaluate
 
     out = evaluate(graph, {"x": np.ones(n, np.float32)})
     assert (int(out["end"]), float(out["seen"])) == (i, float(steps * n))

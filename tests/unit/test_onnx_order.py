@@ -13,9 +13,9 @@ onnx = pytest.importorskip("onnx")
 from onnx import parser  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.backend.reference.interpreter import evaluate  # noqa: E402
 from rlx.errors import ImportError_  # noqa: E402
 from rlx.frontend.onnx.order import in_order  # noqa: E402
+from rlx.reference.interpreter import evaluate  # noqa: E402
 
 MODEL = """
 <ir_version: 9, opset_import: ["": 17, "local": 1]>

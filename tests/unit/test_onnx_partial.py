@@ -12,11 +12,11 @@ onnx = pytest.importorskip("onnx")
 from onnx import parser  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.backend.reference.interpreter import evaluate  # noqa: E402
 from rlx.errors import GuardError, ImportError_, RlxError  # noqa: E402
-from rlx.frontend.onnx.known import Quotient, Scaled, Undecided  # noqa: E402
-from rlx.frontend.onnx.partial import PartialEvaluator  # noqa: E402
+from rlx.frontend.onnx.sizes.arithmetic import Quotient, Scaled, Undecided  # noqa: E402
+from rlx.frontend.onnx.sizes.shape_eval import PartialEvaluator  # noqa: E402
 from rlx.ir.dim import ceildiv, sym  # noqa: E402
+from rlx.reference.interpreter import evaluate  # noqa: E402
 
 N, M = sym("N"), sym("M")
 

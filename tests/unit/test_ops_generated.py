@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from op_cases import ALL_CASES, ALL_OPS, IDS, Case
 
-from rlx.backend.reference.forms import run_form
-from rlx.backend.reference.interpreter import evaluate
-from rlx.ir.form import Call, Loop, Template
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level, run_rule
 from rlx.ir.types import tensor_types
+from rlx.kernel.form import Call, Loop, Template
+from rlx.reference.forms import run_form
+from rlx.reference.interpreter import evaluate
 from rlx.transform.expand import expand_graph
 from rlx.transform.grad import is_differentiable_dtype, jvp_graph, vjp_graph
 from rlx.transform.vmap import batch_graph

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role
 from rlx.cli.explain import explain
 from rlx.config import WINOGRAD
 from rlx.errors import ConfigError
-from rlx.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role
-from rlx.runtime.programs import ProgramStore, wait_until_stored
+from rlx.runtime.store.programs import ProgramStore, wait_until_stored
 
 # Another value than the default of every option that decides about the plan.
 OTHER: dict[str, Any] = {

@@ -10,17 +10,17 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
+from rlx.api.lowering import lower, optimize
 from rlx.cost import default_gate
 from rlx.errors import ConfigError, ParseError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
 from rlx.ir.verify import verify
-from rlx.lowering import lower, optimize
-from rlx.passes.basic import materialize_outputs, remove_dead, split_derived
-from rlx.passes.pipeline import Stage, Trace, run_stages
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import run_lir
+from rlx.rewrite.basic import materialize_outputs, remove_dead, split_derived
+from rlx.rewrite.pipeline import Stage, Trace, run_stages
 
 
 def model() -> Graph:

@@ -6,10 +6,10 @@ import numpy as np
 
 import rlx
 from rlx import Graph, ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.ir.graph import Node
-from rlx.passes.basic import remove_dead
-from rlx.passes.share import share_bodies
+from rlx.reference.interpreter import evaluate
+from rlx.rewrite.basic import remove_dead
+from rlx.rewrite.share import share_bodies
 
 X = np.random.default_rng(0).standard_normal((4, 3))
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import VerifyError
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.verify import verify
-from rlx.passes.rules import Firing, Rule, apply_rules
-from rlx.passes.simplify import holds_exactly, simplify_rules
+from rlx.reference.interpreter import evaluate
+from rlx.rewrite.rules import Firing, Rule, apply_rules
+from rlx.rewrite.simplify import holds_exactly, simplify_rules
 
 INF, NAN = float("inf"), float("nan")
 SPECIAL = np.array([[-0.0, 0.0, 1.5, -2.25], [INF, -INF, NAN, 1e-42], [3e38, 7.0, -1.0, 0.1]], np.float32)

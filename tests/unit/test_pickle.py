@@ -16,11 +16,11 @@ import pytest
 from sample_graphs import GRAPHS
 
 import rlx
-from rlx.backend.cpu import jit
+from rlx.codegen.native import jit
 from rlx.dist import Mesh, Shard, run_threads
 from rlx.errors import FormatError, UnsupportedError
-from rlx.ir.text import graph_text
-from rlx.runtime.artifact import ArtifactWarning
+from rlx.ir.text.write import graph_text
+from rlx.runtime.store.artifact import ArtifactWarning
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 

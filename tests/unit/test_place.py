@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from processes import outputs_by_hash_seed
 from rlx.errors import PlanError
-from rlx.plan.place import Block, check_placement, lower_bound, place, replay
+from rlx.plan.memory.place import Block, check_placement, lower_bound, place, replay
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 12))
 sizes = st.integers(0, 5_000)
@@ -130,7 +130,7 @@ def _lehmer(state: int, count: int) -> tuple[int, list[int]]:
 
 def test_the_same_plan_in_every_process() -> None:
     script = (
-        "from rlx.plan.place import Block, place\n"
+        "from rlx.plan.memory.place import Block, place\n"
         "blocks = [Block(k, 64 * (k * 37 % 41), k * 53 % 97, k * 53 % 97 + k % 29) for k in range(80)]\n"
         "print(place(blocks, search_looks=20_000))"
     )

@@ -13,17 +13,17 @@ from sample_training import training_graph
 import rlx
 from processes import outputs_by_hash_seed
 from rlx import ops
-from rlx.backend.reference.lir import run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.config import parse_bytes
 from rlx.errors import BudgetError, ConfigError
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirModule
-from rlx.plan.budget import steps_of
-from rlx.plan.certificate import OverBudgetError
-from rlx.plan.recompute import recompute_once
-from rlx.plan.reorder import reorder
-from rlx.plan.steps import Step, Steps
+from rlx.plan.lir import LirModule
+from rlx.plan.memory.budget import steps_of
+from rlx.plan.memory.certificate import OverBudgetError
+from rlx.plan.memory.recompute import recompute_once
+from rlx.plan.memory.reorder import reorder
+from rlx.plan.memory.steps import Step, Steps
+from rlx.reference.lir import run_lir
 
 
 def long_lived(count: int = 4) -> Graph:
@@ -185,7 +185,7 @@ def test_a_jitted_training_step_fits_for_the_sizes_of_each_call() -> None:
 def test_the_command_line_takes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("click")
     from rlx.cli.main import main
-    from rlx.ir.text import graph_text
+    from rlx.ir.text.write import graph_text
 
     file, made = tmp_path / "long.txt", tmp_path / "long.rlx"
     file.write_text(graph_text(long_lived()))
@@ -200,7 +200,8 @@ def test_the_command_line_takes_a_budget(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_plans_under_a_budget_do_not_depend_on_hashes() -> None:
     code = (
-        "from sample_training import training_graph; from rlx.compile import plan; g = training_graph()[0]; "
+        "from sample_training import training_graph; from rlx.api.compile import plan; "
+        "g = training_graph()[0]; "
         "free = plan(g, target='x86-64-v3').arena_size; "
         "print(plan(g, target='x86-64-v3', budget=free * 7 // 10).fingerprint())"
     )

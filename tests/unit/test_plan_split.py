@@ -10,20 +10,20 @@ from sample_models import bert, bert_inputs
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.lir import run_lir
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import TypeError_
 from rlx.ir.dim import sym
-from rlx.ir.form import Layout
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
 from rlx.ir.op import Level, get_op
-from rlx.ir.rowwise import view_keeps_rows
 from rlx.ir.types import parse_type
 from rlx.ir.verify import verify
-from rlx.passes.split import find_chains
-from rlx.plan.certificate import OverBudgetError
-from rlx.plan.slices import slices_of
+from rlx.kernel.form import Layout
+from rlx.kernel.rowwise import view_keeps_rows
+from rlx.plan.lir import LirModule
+from rlx.plan.memory.certificate import OverBudgetError
+from rlx.plan.memory.slices import slices_of
+from rlx.plan.memory.split import find_chains
+from rlx.reference.lir import run_lir
 
 
 def feed_forward(rows: int | str = 96, width: int = 32, layers: int = 2) -> Graph:

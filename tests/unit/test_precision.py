@@ -9,9 +9,9 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate as reference
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.ir.graph import Graph, Node
+from rlx.reference.interpreter import evaluate as reference
 from rlx.target.cpu import runs_here, targets
 
 PAIRS = "x86-64-v4-bf16-vnni"

@@ -15,16 +15,17 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from machines import another
-from rlx import files, session
-from rlx.backend.cpu import jit
+from rlx import files
+from rlx.api import session
+from rlx.codegen.native import jit
 from rlx.files import UNFINISHED, identity
 from rlx.frontend import onnx as onnx_frontend
-from rlx.ir import serialize
-from rlx.runtime import programs
-from rlx.runtime.artifact import Artifact
-from rlx.runtime.cache import CacheWarning, default_cache
+from rlx.ir.text import files as serialize
 from rlx.runtime.native_code import prepare_runs
-from rlx.runtime.programs import ProgramStore, wait_until_stored
+from rlx.runtime.store import programs
+from rlx.runtime.store.artifact import Artifact
+from rlx.runtime.store.cache import CacheWarning, default_cache
+from rlx.runtime.store.programs import ProgramStore, wait_until_stored
 
 own_folders = pytest.fixture(autouse=True)(set_own_folders)
 
@@ -53,7 +54,7 @@ def test_the_second_load_of_a_model_imports_no_frontend(onnx_file: Path) -> None
     code = (
         "import sys, numpy as np, rlx\n"
         f"y = rlx.load({str(onnx_file)!r})(np.load({str(onnx_file) + '.npy'!r}))\n"
-        "heavy = {'onnx', 'llvmlite', 'rlx.passes.fuse', 'rlx.backend.cpu.gemm'} & sys.modules.keys()\n"
+        "heavy = {'onnx', 'llvmlite', 'rlx.fuse.grow', 'rlx.codegen.cpu.product.gemm'} & sys.modules.keys()\n"
         "print(y.tobytes().hex(), len(heavy))"
     )
     cold, warm = (
@@ -273,7 +274,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
 
 
 def test_graphs_from_files(tmp_path: Path) -> None:
-    from rlx.ir.serialize import save as save_graph
+    from rlx.ir.text.files import save as save_graph
 
     expected = rlx.compile(network())(X)
     save_graph(network(), tmp_path / "network.graph")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.runtime.programs import wait_until_stored
+from rlx.runtime.store.programs import wait_until_stored
 
 X = np.ones((4, 8), np.float32)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rlx import Graph, compile, ops
-from rlx.backend.reference.forms import run_form
-from rlx.backend.reference.interpreter import evaluate
 from rlx.errors import AttributeError_, TypeError_
 from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op, run_rule
-from rlx.ir.phase import Phase, derive_phases
-from rlx.ops.random import philox
+from rlx.ops.math.random import philox
+from rlx.plan.phase import Phase, derive_phases
+from rlx.reference.forms import run_form
+from rlx.reference.interpreter import evaluate
 
 # The vectors "philox4x32 10" of kat_vectors in Random123, the library of the generator's authors:
 # four counter words, two key words, four words of the answer.

@@ -34,7 +34,7 @@ def test_programs() -> None:
         h.output("y", halve(h.input("x", (4,), "f32")))
         told = repr(rlx.compile(h, threads=2, target="x86-64"))
     finally:
-        from rlx.ops.custom import unregister_op
+        from rlx.ops.control.custom import unregister_op
 
         unregister_op("halve_repr")
     assert told.endswith(", 0 kernels, 1 host thunk, x86-64, 2 threads>")

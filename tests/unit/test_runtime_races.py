@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.backend.cpu.irtext import Function, Value, constant
+from rlx.codegen.native.irtext import Function, Value, constant
 from rlx.driver.region import FileMemory
-from rlx.runtime import native, programs, trust
-from rlx.runtime import reader as reader_module
-from rlx.runtime.reader import Control, Fill, Reader
+from rlx.runtime.native import code as native
+from rlx.runtime.native import reader as reader_module
+from rlx.runtime.native.reader import Control, Fill, Reader
+from rlx.runtime.store import programs, trust
 
 HOOK = Control.FIELDS - 1  # a field of the control block that nobody uses
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from measured import units
 from processes import outputs_by_hash_seed
 from rlx.errors import PlanError
-from rlx.plan.place import Block, lower_bound
+from rlx.plan.memory.place import Block, lower_bound
 from rlx.plan.schedule import Dag, Schedule, lifetimes, live_bytes, peak, schedule
 
 

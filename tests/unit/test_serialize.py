@@ -15,10 +15,10 @@ from sample_graphs import GRAPHS, hello, stateful
 from test_text import same
 
 from rlx.errors import FormatError
-from rlx.ir import serialize
 from rlx.ir.dtype import ALL_DTYPES, DType, unpack
 from rlx.ir.graph import Graph
-from rlx.ir.serialize import load, save
+from rlx.ir.text import files as serialize
+from rlx.ir.text.files import load, save
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -17,12 +17,12 @@ from random_programs import random_program
 import rlx
 from machines import another
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
 from rlx.dist import Mesh, Partial, RankFailed, Shard, TransportError, run_threads
 from rlx.dist.program import RankProgram
 from rlx.errors import ConfigError, InputError, UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.plan.text import parse_module
+from rlx.reference.interpreter import evaluate
 from sharded_runs import Arrays, Placements, assert_parts, feeds, random_shardings
 
 TP = Mesh({"tp": 2})

@@ -10,12 +10,12 @@ from random_programs import random_program
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.ranks import evaluate_ranks
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.mesh import Mesh, Partial, Replicate, Shard, ShardingError
-from rlx.passes.shard import Sharded, shard
+from rlx.reference.interpreter import evaluate
+from rlx.reference.ranks import evaluate_ranks
+from rlx.rewrite.sharding.propagate import Sharded, shard
 from rlx.transform.grad import gradient_graph
 from sharded_runs import assert_parts, feeds, random_shardings
 

@@ -156,7 +156,7 @@ def test_gradient_of_the_fused_peaks_is_that_of_the_separate_steps() -> None:
                 _, value = ops.spectral_peaks(ops.welch(node, nperseg=64)[1], 4, 1 / 64)
             g.output("loss", ops.sum(value * value))
         made = gradient_graph(g, "loss", ["x"])
-        return rlx.backend.reference.interpreter.evaluate(made, {"x": x})["grad_x"]
+        return rlx.reference.interpreter.evaluate(made, {"x": x})["grad_x"]
 
     np.testing.assert_allclose(gradient(True), gradient(False), rtol=1e-9, atol=1e-12)
 

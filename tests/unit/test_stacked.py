@@ -7,7 +7,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
+from rlx.reference.interpreter import evaluate
 
 
 def built(combine, stacked, keepdims=False):

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import Interpreter
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import GuardError, InputError, PlanError, ShapeError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
-from rlx.ir.parse import parse_graph
-from rlx.ir.phase import Phase, derive_phases
+from rlx.ir.text.read import parse_graph
 from rlx.plan.explain import kernel_costs
+from rlx.plan.lir import LirModule
+from rlx.plan.phase import Phase, derive_phases
 from rlx.plan.states import why_copied
+from rlx.reference.interpreter import Interpreter
+from rlx.reference.lir import LirInterpreter
 
 Arrays = dict[str, np.ndarray]
 Feed = Callable[[np.random.Generator], Arrays]

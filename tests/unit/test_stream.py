@@ -10,11 +10,11 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import Interpreter
 from rlx.driver import BufferHandle
 from rlx.errors import GuardError, InputError, KernelError
 from rlx.ir.graph import Graph
-from rlx.ir.phase import Phase
+from rlx.plan.phase import Phase
+from rlx.reference.interpreter import Interpreter
 
 
 def summing() -> Graph:

@@ -11,8 +11,8 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import Interpreter
 from rlx.errors import GuardError, ShapeError
+from rlx.reference.interpreter import Interpreter
 from rlx.runtime.program import CompiledProgram
 from rlx.runtime.stream import Stream
 from rlx.zoo.gpt2 import Config, build, random_weights, shapes

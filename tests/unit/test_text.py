@@ -14,14 +14,14 @@ from sample_graphs import GRAPHS, assumed, hello, large, nested, stateful
 import rlx
 from rlx.errors import ParseError, TypeError_
 from rlx.ir import attr
-from rlx.ir.array_text import array_text, read_elements
 from rlx.ir.attr import Attr, Blob
 from rlx.ir.dim import parse_dim, sym
 from rlx.ir.dtype import ALL_DTYPES, DType, dtype
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op, Role, Sample, declare, withdraw
-from rlx.ir.parse import parse_graph
-from rlx.ir.text import Printer, graph_text
+from rlx.ir.text.arrays import array_text, read_elements
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import Printer, graph_text
 from rlx.ir.types import TensorType, parse_type
 from rlx.ir.verify import verify
 from rlx.transform.expand import expand_graph

@@ -17,18 +17,18 @@ from streaming_models import layers
 
 import rlx
 from rlx import ops
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.driver.copy import CopyStats
 from rlx.driver.region import FileMemory
 from rlx.errors import BudgetError, CopyError, PlanError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
 from rlx.plan import stream
 from rlx.plan.explain import explain
+from rlx.plan.lir import LirModule
 from rlx.plan.stream import stream_weights
-from rlx.runtime.reader import Fill, Reader
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter
+from rlx.runtime.native.reader import Fill, Reader
 
 TARGET = "x86-64-v3"
 WIDTH = 320

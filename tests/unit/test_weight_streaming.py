@@ -20,7 +20,7 @@ from rlx.errors import (
     RlxError,
     UnsupportedError,
 )
-from rlx.runtime.artifact import ArtifactWarning
+from rlx.runtime.store.artifact import ArtifactWarning
 
 # -- results
 

@@ -19,7 +19,7 @@ from rlx.errors import (
     FormatError,
     KernelError,
 )
-from rlx.runtime import streaming
+from rlx.runtime.native import streaming
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from streaming_models import layers
 
 import rlx
-from rlx.runtime import streaming
+from rlx.runtime.native import streaming
 
 _MEASURE = """
 import json, sys

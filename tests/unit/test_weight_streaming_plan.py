@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streaming_models import layers
 
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.errors import BudgetError, PlanError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
 from rlx.plan.explain import explain
-from rlx.plan.placer import Placer
+from rlx.plan.lir import LirModule
+from rlx.plan.memory.placer import Placer
 from rlx.plan.stream import stream_weights
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter
 
 TARGET = "x86-64-v3"
 

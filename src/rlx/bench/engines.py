@@ -72,7 +72,7 @@ def _in_turn(runs: list[Run]) -> Run:
 
 def _rlx(w: Workload, threads: int, **options: Any) -> Run:
     """RLX through `bind`: fixed buffers, as a server would run it."""
-    from rlx.compile import compile
+    from rlx.api.compile import compile
     from rlx.frontend.onnx import from_onnx
 
     if w.rlx is not None:

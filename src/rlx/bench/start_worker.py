@@ -17,7 +17,7 @@ Model = Callable[[dict[str, np.ndarray]], Any]
 
 
 def _rlx(path: str) -> Model:
-    from rlx.session import load
+    from rlx.api.session import load
 
     run: Model = load(path).run
     return run
@@ -25,7 +25,7 @@ def _rlx(path: str) -> Model:
 
 def _rlx_file(path: str) -> Model:
     """From an artefact beside the model, made by the first start, which is not measured."""
-    from rlx.session import load
+    from rlx.api.session import load
 
     saved = path.removesuffix(".onnx") + ".rlx"
     if not exists(saved):

@@ -5,13 +5,13 @@ They run in RLX's process, each right after a timing of RLX and for as long: sha
 
 from __future__ import annotations
 
-from rlx.backend.cpu.irtext import Function, Int, Module, Value, constant, vector
-from rlx.backend.cpu.jit import compile_and_load
-from rlx.backend.cpu.microkernel import kind_of, tile_of
 from rlx.bench.workloads.base import Run, Workload
+from rlx.codegen.cpu.product.microkernel import kind_of, tile_of
+from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
+from rlx.codegen.native.jit import compile_and_load
 from rlx.records import dataclass
-from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import PAGE, allocate
+from rlx.runtime.native.driver import NativeProgram, Record
 from rlx.target.cpu import Target, resolve
 
 _FIELD = 3  # the first field of a kernel's arguments that is its own

@@ -11,8 +11,8 @@ from rlx.cli.output import counted, human_bytes, json_option, print_json, print_
 
 
 def _stores() -> dict[str, Any]:
-    from rlx.runtime.cache import default_cache
-    from rlx.runtime.programs import ProgramStore
+    from rlx.runtime.store.cache import default_cache
+    from rlx.runtime.store.programs import ProgramStore
 
     return {"code": default_cache(), "programs": ProgramStore()}
 

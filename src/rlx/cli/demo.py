@@ -46,7 +46,7 @@ class Encoder:
 
     def __init__(self, say: Any) -> None:
         from rlx import zoo
-        from rlx.compile import compile
+        from rlx.api.compile import compile
         from rlx.zoo.minilm import load_graph
 
         say("fetching the model (once)")
@@ -145,7 +145,7 @@ def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dic
 
 def summary(encoder: Encoder, sentences: list[str], say: Any) -> dict[str, Any]:
     """What was compiled: ops before and after fusion, memory, times."""
-    from rlx.lowering import lower, optimize
+    from rlx.api.lowering import lower, optimize
 
     program = encoder.program
     feed = encoder.feed(sentences)

@@ -10,7 +10,7 @@ from rlx.cli.model import MODEL_HELP
 from rlx.cli.output import json_option, print_json, print_line, progress
 
 if TYPE_CHECKING:
-    from rlx.ir.lir import LirModule
+    from rlx.plan.lir import LirModule
 
 DIFFERENT = 3
 
@@ -54,8 +54,8 @@ def _is_plan(path: str) -> bool:
 
 
 def _graph_diff(a: str, b: str, where: bool) -> str:
-    from rlx.ir.diff import graph_diff
-    from rlx.session import read_graph
+    from rlx.api.session import read_graph
+    from rlx.ir.text.diff import graph_diff
 
     return graph_diff(read_graph(a), read_graph(b), locations=where)
 
@@ -68,7 +68,7 @@ def _plan_diff(a: str, b: str) -> str:
 
 def _plan(path: str) -> LirModule:
     """The plan in a file; a model is compiled for it."""
-    from rlx.ir.lir import LirModule
-    from rlx.session import load
+    from rlx.api.session import load
+    from rlx.plan.lir import LirModule
 
     return LirModule.load(path) if _is_plan(path) else load(path).lir

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.api.options import FIELDS
 from rlx.cli.inputs import sizes_of
 from rlx.cli.output import progress
-from rlx.options import FIELDS
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -45,7 +45,7 @@ def open_model(
     model: str, assume: tuple[str, ...], trust_native: bool = False, **given: Any
 ) -> CompiledProgram:
     """The program of a model; options that were not given are left to `rlx.load`."""
-    from rlx.session import load
+    from rlx.api.session import load
 
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if assume:

@@ -18,7 +18,7 @@ def trust(file: str, verify: bool, as_json: bool) -> None:
     Without this command, RLX does not run that code but compiles the model again. FILE is not changed: RLX
     stores the acceptance next to your signing key, and it is valid for exactly this content, with weights.
     """
-    from rlx.runtime.artifact import Artifact
+    from rlx.runtime.store.artifact import Artifact
 
     with progress(f"checking {file}"):
         opened = Artifact(file)

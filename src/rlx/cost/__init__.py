@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .calibrate import calibrate
-from .decision import Decision, DecisionLog, decide
-from .gate import DEFAULT_GATES, IoFusionGate, default_gate
-from .io import assumed_binding, profile_graph_io, profile_graph_io_outputs
-from .profile import FusionBenefit, GraphIoProfile, fusion_benefit
-from .sync import host_sync_op_kinds
+from rlx.cost.calibrate import calibrate
+from rlx.cost.decision import Decision, DecisionLog, decide
+from rlx.cost.gate import DEFAULT_GATES, IoFusionGate, default_gate
+from rlx.cost.io import assumed_binding, profile_graph_io, profile_graph_io_outputs
+from rlx.cost.profile import FusionBenefit, GraphIoProfile, fusion_benefit
+from rlx.cost.sync import host_sync_op_kinds
 
 __all__ = [
     "DEFAULT_GATES",

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError
-from .gate import IoFusionGate, default_gate
+from rlx.cost.gate import IoFusionGate, default_gate
+from rlx.errors import UnsupportedError
 
 # Larger than the last-level cache of common machines, so that the copy is paid by DRAM.
 _COPY_BYTES = 96 << 20

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, overload
 
+from rlx.config import bytes_text
+from rlx.cost.gate import IoFusionGate
+from rlx.cost.profile import GraphIoProfile, fusion_benefit
+from rlx.errors import FormatError
+from rlx.ir.graph import Graph
 from rlx.records import dataclass
-
-from ..config import bytes_text
-from ..errors import FormatError
-from ..ir.graph import Graph
-from .gate import IoFusionGate
-from .profile import GraphIoProfile, fusion_benefit
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from types import MappingProxyType
 from rlx.cost.profile import GraphIoProfile
 from rlx.cost.sync import host_sync_op_kinds
 from rlx.ir.bind import holds, size_symbol
-from rlx.ir.compose import lower_node
-from rlx.ir.control import is_branch, own_symbols
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, symbols
-from rlx.ir.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role
-from rlx.ir.scalar import LOADS, Scalar
 from rlx.ir.symbols import sizes_at_bounds
 from rlx.ir.types import tensor_types
-from rlx.ir.views import view_layouts
+from rlx.kernel.compose import lower_node
+from rlx.kernel.control import is_branch, own_symbols
+from rlx.kernel.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
+from rlx.kernel.scalar import LOADS, Scalar
+from rlx.kernel.views import view_layouts
 
 ASSUMED_SIZE = 128
 ASSUMED_BATCH = 1

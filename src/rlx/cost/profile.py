@@ -12,10 +12,9 @@ from dataclasses import astuple
 from fractions import Fraction
 from functools import lru_cache
 
+from rlx.errors import ConfigError
 from rlx.records import dataclass
 from rlx.target.prices import Number
-
-from ..errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from rlx.dist.errors import (
     UnknownRank,
 )
 from rlx.dist.heap import SymmetricHeap
-from rlx.dist.local import LocalTransport, run_threads
-from rlx.dist.mpi import MpiTransport
-from rlx.dist.shm import SharedMemoryTransport
+from rlx.dist.transports.local import LocalTransport, run_threads
+from rlx.dist.transports.mpi import MpiTransport
+from rlx.dist.transports.shm import SharedMemoryTransport
 from rlx.dist.transport import SymmetricTransport
 from rlx.dist.types import Rank, ReduceKind, SymmetricBuffer
 from rlx.ir.mesh import Mesh, Partial, Replicate, Shard, ShardingError

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.dist.copies import copy_bytes
+from rlx.dist.native.copies import copy_bytes
 from rlx.dist.errors import LengthMismatch, OutOfBounds, TransportError
-from rlx.dist.reduce import STREAM_BYTES, Kernel, kernel, native_address
+from rlx.dist.native.reduce import STREAM_BYTES, Kernel, kernel, native_address
 from rlx.dist.transport import DONE, Array, Call, Outgoing, Repeat, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError

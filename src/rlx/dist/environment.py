@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from rlx.dist.errors import TransportError
-from rlx.dist.local import LocalTransport
-from rlx.dist.shm import SharedMemoryTransport
+from rlx.dist.transports.local import LocalTransport
+from rlx.dist.transports.shm import SharedMemoryTransport
 from rlx.dist.transport import DEFAULT_HEAP_BYTES, SymmetricTransport
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _make(heap_size: int | None, timeout: float | None) -> SymmetricTransport:
         return SharedMemoryTransport.attach(int(os.environ[HEAP_FD]), int(os.environ["RANK"]), timeout)
     size = heap_size or int(os.environ.get(HEAP_BYTES, DEFAULT_HEAP_BYTES))
     if mpi_rank() is not None:
-        from rlx.dist.mpi import connect
+        from rlx.dist.transports.mpi import connect
 
         return connect(size, timeout)
     return LocalTransport(1, size, 0, timeout=timeout)

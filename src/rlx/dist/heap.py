@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from rlx.dist.errors import OutOfBounds, TransportError, UnknownRank
-from rlx.dist.remote import TOKEN_BYTES
-from rlx.dist.sync import LINE_BYTES
+from rlx.dist.transports.remote import TOKEN_BYTES
+from rlx.dist.native.sync import LINE_BYTES
 
 PAGE = 4096
 GROUPS = 64

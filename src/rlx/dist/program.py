@@ -18,19 +18,19 @@ import numpy as np
 from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
-from rlx.dist.meeting import NativeCall, NativeMeetings
-from rlx.dist.shm import SharedMemoryTransport
+from rlx.dist.native_collectives import NativeCall, NativeMeetings
+from rlx.dist.transports.shm import SharedMemoryTransport
 from rlx.dist.transport import Array, SymmetricTransport, address_of
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import InputError, UnsupportedError
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import PLACED, LirBufferPlan
+from rlx.plan.lir import PLACED, LirBufferPlan
 from rlx.ir.mesh import Mesh, Placements
-from rlx.passes.shard import Sharded, shard
+from rlx.rewrite.sharding.propagate import Sharded, shard
 from rlx.plan.collectives import Exchange, exchanges, report
 from rlx.runtime.context import Context, Step
-from rlx.runtime.driver import RecordError
+from rlx.runtime.native.driver import RecordError
 from rlx.ir.dtype import plain_array
 from rlx.runtime.program import CompiledProgram
 
@@ -137,7 +137,7 @@ class RankProgram(CompiledProgram):
         files of all ranks are written.
         """
         from rlx.dist.stored import FACT, described, rank_file
-        from rlx.runtime.save import save
+        from rlx.runtime.store.save import save
 
         own = rank_file(path, int(self.transport.this_rank), self.transport.num_ranks)
         save(self, own, targets, {FACT: described(self)})

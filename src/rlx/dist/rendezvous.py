@@ -10,9 +10,9 @@ from dataclasses import field
 from rlx.records import dataclass
 from typing import Any, Self
 
-from rlx.dist import sync
+from rlx.dist.native import sync
 from rlx.dist.allocator import SymmetricAllocator
-from rlx.dist.copies import copy_bytes, hand_over
+from rlx.dist.native.copies import copy_bytes, hand_over
 from rlx.dist.cores import roomy
 from rlx.dist.errors import RankFailed, RanksMissing, Timeout, TransportError
 from rlx.dist.heap import ABSENT, FAILED, GROUPS, LEFT, RECORD_BYTES, SymmetricHeap

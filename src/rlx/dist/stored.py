@@ -12,10 +12,10 @@ from rlx.dist.errors import TransportError
 from rlx.dist.program import RankProgram
 from rlx.dist.transport import SymmetricTransport
 from rlx.ir.mesh import Mesh
-from rlx.passes.shard import Sharded
+from rlx.rewrite.sharding.propagate import Sharded
 
 if TYPE_CHECKING:
-    from rlx.runtime.artifact import Artifact
+    from rlx.runtime.store.artifact import Artifact
 
 FACT = "ranks"
 """Under this name a file's header says whose it is."""

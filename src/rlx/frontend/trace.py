@@ -18,8 +18,8 @@ from rlx.errors import InputError, ShapeError, TransformError, TypeError_, curre
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
-from rlx.ir.dim_atom import quote
-from rlx.ir.dim_read import READER
+from rlx.ir.dims.atom import quote
+from rlx.ir.dims.read import READER
 from rlx.ir.dtype import DType, dtype, plain_array
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op

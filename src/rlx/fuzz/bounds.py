@@ -27,18 +27,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlx.backend.reference.interpreter import Interpreter
+from rlx.api.lowering import lower
 from rlx.ir.bind import match_shape
 from rlx.ir.dtype import dtype
-from rlx.ir.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort, Template
 from rlx.ir.graph import Graph, Node
 from rlx.ir.node import is_among
 from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import substitute_dims
-from rlx.ir.scalar import PRIMITIVES
 from rlx.ir.types import tensor_types
-from rlx.lowering import lower
-from rlx.ops.addressing import OutOfRangeError
+from rlx.kernel.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort, Template
+from rlx.kernel.scalar import PRIMITIVES
+from rlx.ops.array.addressing import OutOfRangeError
+from rlx.reference.interpreter import Interpreter
 
 ELEMENTWISE_ULPS = 4
 ADDED_UP = ("sum", "add")

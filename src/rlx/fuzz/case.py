@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlx.backend.reference.interpreter import evaluate
-from rlx.compile import compile
+from rlx.api.compile import compile
+from rlx.api.lowering import lower
 from rlx.errors import GradientError, InternalError, RlxError, TransformError, UnsupportedError
 from rlx.fuzz.bounds import Bounded, Follower, NotFollowed, assert_within
-from rlx.fuzz.program import Program
+from rlx.fuzz.programs.program import Program
 from rlx.fuzz.twins import eager, is_numpys
 from rlx.ir.bind import match_shape
 from rlx.ir.graph import Graph
-from rlx.lowering import lower
-from rlx.ops.addressing import OutOfRangeError
+from rlx.ops.array.addressing import OutOfRangeError
+from rlx.reference.interpreter import evaluate
 
 T = TypeVar("T")
 Arrays = list[np.ndarray]

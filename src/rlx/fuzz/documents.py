@@ -12,27 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from rlx.compile import compile, plan
+from rlx.api.compile import compile, plan
+from rlx.api.session import load
 from rlx.errors import RlxError, UnsupportedError
 from rlx.frontend.onnx import from_onnx
 from rlx.fuzz import guarded
-from rlx.fuzz.grammar import draw_program
-from rlx.ir import serialize
+from rlx.fuzz.programs.grammar import draw_program
 from rlx.ir.dtype import convert, dtype
 from rlx.ir.graph import Graph
-from rlx.ir.lir import LirModule
 from rlx.ir.op import Arg, Op, Role, all_ops
-from rlx.ir.parse import parse_graph
-from rlx.ir.text import graph_text
+from rlx.ir.text import files as serialize
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.types import TensorType, parse_type, type_symbols
 from rlx.ir.verify import verify
 from rlx.plan import files as plan_files
+from rlx.plan.lir import LirModule
 from rlx.plan.text import module_text
-from rlx.runtime import container
-from rlx.runtime.artifact import Artifact
 from rlx.runtime.native_code import native_code
 from rlx.runtime.program import CompiledProgram
-from rlx.session import load
+from rlx.runtime.store import container
+from rlx.runtime.store.artifact import Artifact
 from rlx.target.cpu import resolve
 
 MOST_ELEMENTS = 1_000_000  # of the inputs of a program that is run

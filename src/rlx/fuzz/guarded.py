@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlx import config
-from rlx.backend.cpu import stack_guard
+from rlx.codegen.native import stack_guard
 from rlx.runtime import context, execution
 from rlx.runtime.memory import Region, allocate, round_up
 from rlx.runtime.weights import Weights

@@ -18,23 +18,23 @@ from pathlib import Path
 import numpy as np
 
 from rlx import config
-from rlx.backend.reference.interpreter import evaluate
-from rlx.backend.reference.lir import LirInterpreter
-from rlx.compile import compile, plan
+from rlx.api.compile import compile, plan
+from rlx.api.functions import jit
+from rlx.api.lowering import lower
+from rlx.api.session import load
 from rlx.cost.io import IoModel
 from rlx.errors import BudgetError, RlxError, UnsupportedError
-from rlx.functions import jit
 from rlx.fuzz.case import LEGITIMATE, Case, Finding, Refused, Truth, attempt, bounds, same_bits
 from rlx.fuzz.hosts import named
-from rlx.fuzz.program import BATCH, Program
+from rlx.fuzz.programs.program import BATCH, Program
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level, Role
-from rlx.ir.parse import parse_graph
-from rlx.ir.text import graph_text
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.verify import verify
-from rlx.lowering import lower
-from rlx.session import load
+from rlx.reference.interpreter import evaluate
+from rlx.reference.lir import LirInterpreter
 
 
 def static(case: Case) -> None:
@@ -301,7 +301,7 @@ MAIN_WAYS, MORE_WAYS = tuple(MAIN), tuple(MORE)
 def check(program: Program) -> Finding | None:
     """Run a program in its ways; what is wrong, if anything is.
 
-    >>> from rlx.fuzz.grammar import draw_program
+    >>> from rlx.fuzz.programs.grammar import draw_program
     >>> check(draw_program(0, 0)) is None
     True
     """

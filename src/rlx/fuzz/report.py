@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.fuzz.case import Finding
 from rlx.fuzz.oracles import pins_for
-from rlx.fuzz.program import HEADER, Input, Program
+from rlx.fuzz.programs.program import HEADER, Input, Program
 
 SHOWN = 24  # elements of an array that is printed as numbers
 
@@ -72,7 +72,7 @@ def array_text(p: Program, number: int, x: Input, array: np.ndarray) -> str:
     if array.size <= SHOWN and np.isfinite(array.astype(np.complex128)).all():
         return f"np.array({array.tolist()}, {kind}).reshape({array.shape})"
     return (
-        f"__import__('rlx.fuzz.inputs').fuzz.inputs.{x.values!r}"
+        f"__import__('rlx.fuzz.programs.inputs').fuzz.inputs.{x.values!r}"
         f".array({x.dtype!r}, {array.shape}, {(p.number, number)})"
     )
 
@@ -117,6 +117,6 @@ def calling(p: Program) -> str:
         for i, (x, array) in enumerate(zip(p.inputs, p.arrays(p.others), strict=True)):
             lines.append(f"{x.name} = {array_text(p, i, x, array)}")
         lines.append(f"print(prog.run({{{feed}}}))")
-    lines.append("from rlx.backend.reference.interpreter import evaluate")
+    lines.append("from rlx.reference.interpreter import evaluate")
     lines.append(f"print(evaluate(graph, {{{feed}}}))  # by the reference")
     return "\n".join(lines)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rlx.fuzz.case import Finding
-from rlx.fuzz.inputs import Values
-from rlx.fuzz.program import HEADER, Input, Program, Step
+from rlx.fuzz.programs.inputs import Values
+from rlx.fuzz.programs.program import HEADER, Input, Program, Step
 from rlx.ir.graph import Graph, Node
 
 Check = Callable[[Program], Finding | None]

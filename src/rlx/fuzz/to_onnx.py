@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.dim import Dim
-from rlx.ir.dim_atom import FloorDiv, Sym
-from rlx.ir.dim_expr import Expr
+from rlx.ir.dims.atom import FloorDiv, Sym
+from rlx.ir.dims.expr import Expr
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.transform.expand import expand_graph

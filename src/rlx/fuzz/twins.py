@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import ShapeError
-from rlx.fuzz.program import PROGRAM, Program
+from rlx.fuzz.programs.program import PROGRAM, Program
 from rlx.ir.dtype import ALL_DTYPES, dtype
 from rlx.ir.graph import Node
 

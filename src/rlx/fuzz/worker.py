@@ -17,10 +17,10 @@ from typing import Any
 
 from rlx import config
 from rlx.fuzz.case import Finding
-from rlx.fuzz.grammar import draw_program
 from rlx.fuzz.hosts import environment
 from rlx.fuzz.oracles import check
-from rlx.fuzz.program import Program
+from rlx.fuzz.programs.grammar import draw_program
+from rlx.fuzz.programs.program import Program
 from rlx.fuzz.report import reproducer
 from rlx.fuzz.shrink import shrink
 

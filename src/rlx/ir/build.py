@@ -120,7 +120,7 @@ def _weak_dtype(op: Op, value: Any, beside: DType) -> DType:
 
 
 def _evaluate(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Any:
-    from rlx.backend.reference.interpreter import evaluate
+    from rlx.reference.interpreter import evaluate
 
     graph = Graph(op.name)
     with graph.building():

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rlx.errors import ShapeError
-from rlx.ir.dim_atom import Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Sym
-from rlx.ir.dim_bounds import (
+from rlx.ir.dims.atom import Atom, Call, CeilDiv, FloorDiv, Max, Min, Mod, Sym
+from rlx.ir.dims.bounds import (
     dim_max,
     dim_min,
     divides,
@@ -22,8 +22,8 @@ from rlx.ir.dim_bounds import (
     never_falls,
     upper_bound,
 )
-from rlx.ir.dim_expr import Dim, Expr, ceildiv, floordiv, mod, of_atom, sym
-from rlx.ir.dim_text import parse_dim
+from rlx.ir.dims.expr import Dim, Expr, ceildiv, floordiv, mod, of_atom, sym
+from rlx.ir.dims.text import parse_dim
 from rlx.records import dataclass
 
 __all__ = [

@@ -112,13 +112,13 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        from rlx.ir.text import graph_text
+        from rlx.ir.text.write import graph_text
 
         return graph_text(self)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Graph], tuple[bytes]]:
         """Pickle, deepcopy and processes that are spawned take a graph by the bytes of its file."""
-        from rlx.ir.serialize import from_bytes, to_bytes
+        from rlx.ir.text.files import from_bytes, to_bytes
 
         return from_bytes, (to_bytes(self),)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from rlx.errors import ConfigError, ShapeError
-from rlx.ir.form import Call
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -128,13 +127,3 @@ def meetings(graph: Graph, in_body: bool = False) -> Iterator[tuple[Node, bool]]
             yield node, in_body
         for body in node.bodies:
             yield from meetings(body, True)
-
-
-@dataclass(frozen=True)
-class Collective(Call):
-    """The form of a meeting of ranks, which runs between native segments; `why` names it.
-
-    `pairs` lists (axis of the operand, axis of the result) that run along each other and that nothing cuts.
-    """
-
-    pairs: tuple[tuple[int, int], ...] = ()

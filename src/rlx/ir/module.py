@@ -8,9 +8,9 @@ import numpy as np
 
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
-from rlx.ir.parse import parse_graph
 from rlx.ir.rewrite import rewrite
-from rlx.ir.text import graph_text
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import graph_text
 from rlx.ir.verify import verify
 
 

@@ -15,7 +15,6 @@ from rlx.ir.types import TensorType, TupleType, Type
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlx.ir.form import Form
     from rlx.ir.graph import Graph
 
 
@@ -40,8 +39,8 @@ class Node:
         self.graph, self.id, self.op, self.operands = graph, id, op, operands
         self.attrs = attrs if isinstance(attrs, MappingProxyType) else MappingProxyType(dict(attrs))
         self.bodies, self.type, self.where = bodies, type, where
-        self._form: Form | None = None  # kept by `rlx.ir.compose.lower_node`
-        self._number: tuple[np.ndarray | None] | None = None  # kept by `rlx.passes.numbers.number_of`
+        self._form: object = None  # kept by `rlx.kernel.compose.lower_node`
+        self._number: tuple[np.ndarray | None] | None = None  # kept by `rlx.rewrite.numbers.number_of`
 
     def __reduce__(self) -> tuple[Callable[..., Node], tuple[Graph, int]]:
         """A node goes with its graph: a copy is the node of that number in the graph's copy."""
@@ -207,7 +206,7 @@ class Node:
         return self._call("greater_equal", self, other)
 
     def __getitem__(self, index: Any) -> Node:
-        from rlx.ops.indexing import getitem
+        from rlx.ops.array.indexing import getitem
 
         return getitem(self, index)
 
@@ -217,7 +216,7 @@ class Node:
         return self._call("transpose", self, perm=tuple(reversed(range(self.rank))))
 
     def reshape(self, *shape: Any) -> Node:
-        from rlx.ops.shape import reshape
+        from rlx.ops.array.shape import reshape
 
         whole = len(shape) == 1 and isinstance(shape[0], (tuple, list))
         made: Node = reshape(self, shape[0] if whole else shape)

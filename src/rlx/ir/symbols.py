@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlx.ir.dim import Call, Dim, Expr, Sym, dim_min, evaluate, never_falls, substitute, symbols
-from rlx.ir.dim_atom import quote
+from rlx.ir.dims.atom import quote
 from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType, TupleType, type_symbols
 

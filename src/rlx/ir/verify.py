@@ -12,7 +12,7 @@ from rlx.ir.graph import Graph, Node, infer_type
 from rlx.ir.node import are_same
 from rlx.ir.op import Level, Role, all_ops, check_arity
 from rlx.ir.symbols import graph_symbols
-from rlx.ir.text import Printer
+from rlx.ir.text.write import Printer
 from rlx.ir.types import TupleType
 
 

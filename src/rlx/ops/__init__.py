@@ -12,8 +12,57 @@ from __future__ import annotations
 from typing import Any
 
 # Ops that passes make, not users: imported so that they are declared.
-from rlx.ops import conv_packing, packing, region, slices, sparse, structural, winograd  # noqa: F401
-from rlx.ops.activation import (
+from rlx.ops import region, structural  # noqa: F401
+from rlx.ops.array.create import (
+    arange,
+    eye,
+    full,
+    full_like,
+    iota,
+    linspace,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from rlx.ops.array.dynamic import append, dynamic_slice, dynamic_update_slice
+from rlx.ops.array.gather import gather, gather_elements, gather_nd, take, take_along_axis
+from rlx.ops.array.masks import diag, diagonal, one_hot, tril, triu
+from rlx.ops.array.padding import pad
+from rlx.ops.array.rearrange import (
+    depth_to_space,
+    expand_dims,
+    flatten,
+    meshgrid,
+    moveaxis,
+    repeat,
+    roll,
+    space_to_depth,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    tile,
+)
+from rlx.ops.array.scatter import scatter, scatter_elements, scatter_nd
+from rlx.ops.array.selection import argwhere, compress, data_size, nonzero, unique
+from rlx.ops.array.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
+from rlx.ops.array.sorting import argsort, searchsorted, sort, top_k
+from rlx.ops.array.window import fold_windows, window_reduce, windows
+from rlx.ops.control import slices  # noqa: F401
+from rlx.ops.control.collective import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    rank_index,
+    reduce_scatter,
+)
+from rlx.ops.control.cond import cond
+from rlx.ops.control.custom import custom, register_op, unregister_op
+from rlx.ops.control.loop import loop, while_loop
+from rlx.ops.control.scan import scan
+from rlx.ops.math.activation import (
     cbrt,
     celu,
     clip,
@@ -40,32 +89,12 @@ from rlx.ops.activation import (
     swish,
     thresholded_relu,
 )
-from rlx.ops.attention import attention, rope, rope_tables
-from rlx.ops.bitcast import bitcast
-from rlx.ops.choice import sample_tokens
-from rlx.ops.collective import all_gather, all_reduce, all_to_all, broadcast, rank_index, reduce_scatter
-from rlx.ops.complex import conj, imag, make_complex, real
-from rlx.ops.contract import dot_general, einsum, matmul
-from rlx.ops.control import cond
-from rlx.ops.conv import conv
-from rlx.ops.conv_transpose import conv_transpose
-from rlx.ops.create import (
-    arange,
-    eye,
-    full,
-    full_like,
-    iota,
-    linspace,
-    ones,
-    ones_like,
-    zeros,
-    zeros_like,
-)
-from rlx.ops.cumulative import cummax, cummin, cumprod, cumsum
-from rlx.ops.custom import custom, register_op, unregister_op
-from rlx.ops.deform_conv import deform_conv
-from rlx.ops.dynamic import append, dynamic_slice, dynamic_update_slice
-from rlx.ops.elementwise import (
+from rlx.ops.math.bitcast import bitcast
+from rlx.ops.math.choice import sample_tokens
+from rlx.ops.math.complex import conj, imag, make_complex, real
+from rlx.ops.math.contract import dot_general, einsum, matmul
+from rlx.ops.math.cumulative import cummax, cummin, cumprod, cumsum
+from rlx.ops.math.elementwise import (
     abs,
     acos,
     acosh,
@@ -129,45 +158,8 @@ from rlx.ops.elementwise import (
     trunc_div,
     where,
 )
-from rlx.ops.elementwise import cast as _cast
-from rlx.ops.fft import dft, fft, ifft, irfft, rfft
-from rlx.ops.gather import gather, gather_elements, gather_nd, take, take_along_axis
-from rlx.ops.grid_sample import affine_grid, grid_sample
-from rlx.ops.layout import (
-    depth_to_space,
-    expand_dims,
-    flatten,
-    meshgrid,
-    moveaxis,
-    repeat,
-    roll,
-    space_to_depth,
-    split,
-    squeeze,
-    stack,
-    swapaxes,
-    tile,
-)
-from rlx.ops.loop import loop, while_loop
-from rlx.ops.loss import cross_entropy, nll_loss
-from rlx.ops.masks import diag, diagonal, one_hot, tril, triu
-from rlx.ops.nn import dropout, embedding, linear, log_softmax, softmax, swiglu
-from rlx.ops.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
-from rlx.ops.padding import pad
-from rlx.ops.pool import (
-    avg_pool,
-    global_avg_pool,
-    global_lp_pool,
-    global_max_pool,
-    lp_pool,
-    max_pool,
-    max_unpool,
-)
-from rlx.ops.qlinear import matmul_integer, qlinear_matmul
-from rlx.ops.qlinear_conv import conv_integer, qlinear_conv
-from rlx.ops.quant import dequantize, dynamic_quantize, fake_quantize, quantize
-from rlx.ops.quant_groups import dequantize_groups
-from rlx.ops.random import (
+from rlx.ops.math.elementwise import cast as _cast
+from rlx.ops.math.random import (
     bernoulli,
     dropout_mask,
     normal,
@@ -178,21 +170,38 @@ from rlx.ops.random import (
     random_split,
     uniform,
 )
-from rlx.ops.recurrent import gru, lstm, rnn
-from rlx.ops.reduce import all, any, argmax, argmin, max, min, prod, sum
-from rlx.ops.resize import resize, upsample
-from rlx.ops.roi_align import roi_align
-from rlx.ops.scan import scan
-from rlx.ops.scatter import scatter, scatter_elements, scatter_nd
-from rlx.ops.selection import argwhere, compress, data_size, nonzero, unique
-from rlx.ops.shape import broadcast_to, concat, flip, reshape, slice_axis, transpose
-from rlx.ops.signal import istft, stft, stft_pairs
-from rlx.ops.signal_mel import log_mel, log_mel_backward, mel_filter_bank, mel_weight_matrix
-from rlx.ops.signal_welch import spectral_peaks, welch, welch_peaks
-from rlx.ops.signal_window import blackman_window, get_window, hamming_window, hann_window, kaiser_window
-from rlx.ops.sorting import argsort, searchsorted, sort, top_k
-from rlx.ops.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
-from rlx.ops.window import fold_windows, window_reduce, windows
+from rlx.ops.math.reduce import all, any, argmax, argmin, max, min, prod, sum
+from rlx.ops.math.stats import dim_value, log_sum, logsumexp, mean, norm_l1, norm_l2, std, sum_square, var
+from rlx.ops.nn.attention import attention, rope, rope_tables
+from rlx.ops.nn.blocks import dropout, embedding, linear, log_softmax, softmax, swiglu
+from rlx.ops.nn.conv import conv
+from rlx.ops.nn.conv_transpose import conv_transpose
+from rlx.ops.nn.deform_conv import deform_conv
+from rlx.ops.nn.grid_sample import affine_grid, grid_sample
+from rlx.ops.nn.loss import cross_entropy, nll_loss
+from rlx.ops.nn.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn, rms_norm
+from rlx.ops.nn.pool import (
+    avg_pool,
+    global_avg_pool,
+    global_lp_pool,
+    global_max_pool,
+    lp_pool,
+    max_pool,
+    max_unpool,
+)
+from rlx.ops.nn.recurrent import gru, lstm, rnn
+from rlx.ops.nn.resize import resize, upsample
+from rlx.ops.nn.roi_align import roi_align
+from rlx.ops.quant.groups import dequantize_groups
+from rlx.ops.quant.qlinear import matmul_integer, qlinear_matmul
+from rlx.ops.quant.qlinear_conv import conv_integer, qlinear_conv
+from rlx.ops.quant.quantize import dequantize, dynamic_quantize, fake_quantize, quantize
+from rlx.ops.signal.fft import dft, fft, ifft, irfft, rfft
+from rlx.ops.signal.mel import log_mel, log_mel_backward, mel_filter_bank, mel_weight_matrix
+from rlx.ops.signal.stft import istft, stft, stft_pairs
+from rlx.ops.signal.tapers import blackman_window, get_window, hamming_window, hann_window, kaiser_window
+from rlx.ops.signal.welch import spectral_peaks, welch, welch_peaks
+from rlx.ops.storage import conv_packing, packing, sparse, winograd  # noqa: F401
 
 
 def cast(x: Any, dtype: Any, saturate: bool | None = None) -> Any:

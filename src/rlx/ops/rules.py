@@ -14,8 +14,8 @@ from rlx.ir.dim import Constraint, Dim, dim_max
 from rlx.ir.dtype import F32, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import get_op
-from rlx.ir.scalar import Scalar, axis, const
 from rlx.ir.types import Shape, TensorType, TupleType
+from rlx.kernel.scalar import Scalar, axis, const
 
 Accepts = Callable[[DType], bool]
 

@@ -8,17 +8,17 @@ from itertools import pairwise
 
 from rlx.cost.io import assumed_binding
 from rlx.errors import PlanError
-from rlx.ir.control import is_branch, is_laid_out, loop_form, own_symbols
-from rlx.ir.form import Loop, is_dense
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import ALIGNMENT, PLACED, LirBufferPlan
 from rlx.ir.op import Role
-from rlx.ir.phase import Phase, derive_phases, runs_in_streams
 from rlx.ir.symbols import waits_for_sizes
 from rlx.ir.types import TupleType
-from rlx.ir.views import View, view_layouts
-from rlx.plan.inplace import overwritable, share_storage
-from rlx.plan.placer import Cut, Inner, PlacedView, Placer, StoredValue
+from rlx.kernel.control import is_branch, is_laid_out, loop_form, own_symbols
+from rlx.kernel.form import Loop, is_dense
+from rlx.kernel.views import View, view_layouts
+from rlx.plan.lir import ALIGNMENT, PLACED, LirBufferPlan
+from rlx.plan.memory.inplace import overwritable, share_storage
+from rlx.plan.memory.placer import Cut, Inner, PlacedView, Placer, StoredValue
+from rlx.plan.phase import Phase, derive_phases, runs_in_streams
 from rlx.plan.schedule import Dag, lifetimes, schedule
 from rlx.plan.states import StatePlan, plan_states, state_lifetimes
 from rlx.plan.stream import Streaming

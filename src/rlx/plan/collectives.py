@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx.config import bytes_text
-from rlx.ir.compose import lower_node
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Node
-from rlx.ir.lir import LirBufferPlan, LirModule
-from rlx.ir.mesh import Collective
+from rlx.kernel.compose import lower_node
+from rlx.kernel.form import Collective
+from rlx.plan.lir import LirBufferPlan, LirModule
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.passes.shard import Sharded
+    from rlx.rewrite.sharding.propagate import Sharded
 
 SHOWN = 3  # names of values that are cut alike
 

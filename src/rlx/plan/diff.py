@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from rlx.config import bytes_text
 from rlx.cost.decision import Decision, decision_ops, ops_text, time_text
-from rlx.ir.lir import LirModule
 from rlx.plan.explain import KernelCost, kernel_costs, kernel_name
+from rlx.plan.lir import LirModule
 
 
 def diff_plans(a: LirModule, b: LirModule) -> str:
     """A report of what changes from `a` to `b`; empty if they are the same plan.
 
     >>> import rlx
-    >>> from rlx.compile import plan
+    >>> from rlx.api.compile import plan
     >>> def one(f):
     ...     g = rlx.Graph("g")
     ...     g.output("y", f(g.input("x", (64, 64), "f32")))

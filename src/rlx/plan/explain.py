@@ -16,12 +16,12 @@ from rlx.cost.operations import kernel_operations
 from rlx.cost.profile import FusionBenefit, GraphIoProfile
 from rlx.ir.dim import Dim, evaluate, symbols
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan, LirModule, LirWorkspace
 from rlx.ir.op import Role
-from rlx.ir.phase import Phase
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import tensor_types
-from rlx.plan.slices import slices_of
+from rlx.plan.lir import LirBufferPlan, LirModule, LirWorkspace
+from rlx.plan.memory.slices import slices_of
+from rlx.plan.phase import Phase
 from rlx.plan.states import why_copied
 from rlx.plan.stream import stream_lines
 from rlx.records import dataclass
@@ -66,7 +66,7 @@ def explain(
     `scratch` how many bytes kernels get to work in, `host` what machine it runs on.
 
     >>> import rlx
-    >>> from rlx.compile import plan
+    >>> from rlx.api.compile import plan
     >>> g = rlx.Graph("hello")
     >>> g.output("y", rlx.ops.tanh(g.input("x", (64, 64), "f32") * 2.0))
     >>> print(explain(plan(g, target="x86-64-v3")).splitlines()[0])
@@ -326,7 +326,7 @@ def kernel_name(node: Node) -> str:
     """A kernel by its kind and the ops in it.
 
     >>> from rlx import ops
-    >>> from rlx.compile import plan
+    >>> from rlx.api.compile import plan
     >>> g = Graph()
     >>> g.output("y", ops.softmax(g.input("x", (4, 4), "f32")))
     >>> lir = plan(g)

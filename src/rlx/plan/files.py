@@ -17,7 +17,7 @@ import numpy as np
 from rlx.errors import FormatError, RlxError
 from rlx.files import file_boundary, read_npy, read_plain, replacing
 from rlx.ir.dtype import dtype
-from rlx.ir.lir import LirModule
+from rlx.plan.lir import LirModule
 from rlx.plan.text import module_text, parse_module
 
 MAGIC = b"RLXPLAN\0"

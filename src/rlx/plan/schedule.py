@@ -13,9 +13,8 @@ from dataclasses import field
 from itertools import accumulate
 from typing import NoReturn
 
+from rlx.errors import PlanError
 from rlx.records import dataclass
-
-from ..errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def live_bytes(dag: Dag, order: Sequence[int] | None = None) -> list[int]:
 
 
 def lifetimes(dag: Dag, order: Sequence[int] | None = None) -> dict[int, tuple[int, int]]:
-    """First and last step of every storage root: the intervals that `rlx.plan.place` packs.
+    """First and last step of every storage root: the intervals that `rlx.plan.memory.place` packs.
 
     >>> lifetimes(Dag(nodes=(7, 8, 9), operands={8: [7], 9: [8]}, sizes={7: 8, 9: 2}, root_of={8: 7}))
     {7: (0, 2), 9: (2, 2)}

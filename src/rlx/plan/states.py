@@ -14,10 +14,10 @@ from itertools import pairwise
 
 from rlx.ir.graph import Graph, Node, State
 from rlx.ir.op import Role, get_op
-from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.rewrite import rewrite
-from rlx.ir.views import View, view_layouts
-from rlx.plan.inplace import overwritable
+from rlx.kernel.views import View, view_layouts
+from rlx.plan.memory.inplace import overwritable
+from rlx.plan.phase import Phase, PhaseSchedule, derive_phases
 from rlx.records import dataclass
 
 LEAVES = (Role.INPUT, Role.PARAM, Role.CONSTANT, Role.STATE)

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlx.config import bytes_text
 from rlx.errors import BudgetError
-from rlx.ir.lir import ALIGNMENT, LirBufferPlan, LirFetch, Point
+from rlx.plan.lir import ALIGNMENT, LirBufferPlan, LirFetch, Point
 from rlx.records import dataclass
 
 SMALL = 64 << 10  # bytes up to which a weight stays resident before others

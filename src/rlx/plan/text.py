@@ -47,7 +47,12 @@ from rlx.config import VERSION
 from rlx.cost.decision import Decision, DecisionLog, decision_ops
 from rlx.errors import ParseError
 from rlx.ir.graph import Graph
-from rlx.ir.lir import (
+from rlx.ir.op import Level
+from rlx.ir.text.read import parse_graph
+from rlx.ir.text.write import Printer, string_text
+from rlx.ir.verify import verify
+from rlx.plan.build import Planner
+from rlx.plan.lir import (
     LirBufferPlan,
     LirBufferSlot,
     LirFetch,
@@ -56,14 +61,9 @@ from rlx.ir.lir import (
     LirViewAlias,
     LirWorkspace,
 )
-from rlx.ir.op import Level
-from rlx.ir.parse import parse_graph
-from rlx.ir.phase import Phase, PhaseSchedule
-from rlx.ir.text import Printer, string_text
-from rlx.ir.verify import verify
-from rlx.passes.pipeline import Trace
-from rlx.passes.rules import Firing
-from rlx.plan.build import Planner
+from rlx.plan.phase import Phase, PhaseSchedule
+from rlx.rewrite.pipeline import Trace
+from rlx.rewrite.rules import Firing
 
 FORMAT = 1
 

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import EmittedKernel, HostThunk, KernelSet, cut_word
+from rlx.codegen.cpu.kernels import EmittedKernel, HostThunk, KernelSet, cut_word
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
-from rlx.ir.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
 from rlx.ir.op import Role
-from rlx.ir.phase import Phase, runs_in_streams
+from rlx.plan.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
+from rlx.plan.phase import Phase, runs_in_streams
 from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, Span, settle
 from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.derive import params_without_value
-from rlx.runtime.driver import NativeProgram, Record
 from rlx.runtime.memory import allocate
+from rlx.runtime.native.driver import NativeProgram, Record
 from rlx.runtime.sizes import Evaluate, Sizes
 from rlx.runtime.weights import Weights
 

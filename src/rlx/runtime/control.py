@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import BodyKernels, EmittedKernel
-from rlx.ir.control import is_open, loop_form
+from rlx.codegen.cpu.kernels import BodyKernels, EmittedKernel
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan, LirWorkspace
 from rlx.ir.op import Role
+from rlx.kernel.control import is_open, loop_form
+from rlx.plan.lir import LirBufferPlan, LirWorkspace
 from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, TOGETHER, Mark, Span, Turn
-from rlx.runtime.driver import CLOSED_BRANCH, COPY, COUNT_STEP, REFUSE, driver_address
 from rlx.runtime.memory import table
+from rlx.runtime.native.driver import CLOSED_BRANCH, COPY, COUNT_STEP, REFUSE, driver_address
 
 ENDLESS = np.iinfo(np.int64).max
 _COPY_PS = 40  # per byte, one thread

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.errors import ConfigError, KernelError
 from rlx.ir.graph import Node
-from rlx.ir.lir import LirBufferSlot
+from rlx.plan.lir import LirBufferSlot
 from rlx.runtime.context import Context
 from rlx.runtime.memory import POISON
 

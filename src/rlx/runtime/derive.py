@@ -10,8 +10,8 @@ import numpy as np
 from rlx.errors import InputError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirModule
 from rlx.ir.op import Role
+from rlx.plan.lir import LirModule
 from rlx.runtime.memory import drop_pages
 
 
@@ -90,7 +90,7 @@ def _cone(node: Node) -> list[Node]:
 
 def _run(derived: Graph, wanted: list[Node], values: Mapping[str, np.ndarray]) -> np.ndarray:
     """The value of the last of these nodes; what is not read again is dropped at once."""
-    from rlx.backend.reference.interpreter import Interpreter
+    from rlx.reference.interpreter import Interpreter
 
     interpreter = Interpreter(derived)
     last_reader = {o.id: n.id for n in wanted for o in n.operands}

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import KernelSet
-from rlx.backend.opencl.printer import PrintedKernel
+from rlx.codegen.cpu.kernels import KernelSet
+from rlx.codegen.opencl.printer import PrintedKernel
 from rlx.driver.arena import ArenaSlot
 from rlx.driver.opencl.stream import set_arguments
 from rlx.driver.region import Tile
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan
+from rlx.plan.lir import LirBufferPlan
 from rlx.records import dataclass
 from rlx.runtime.context import array_over
 

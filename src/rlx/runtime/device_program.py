@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import KernelSet
-from rlx.backend.opencl.build import OpenCLTarget, build_kernels, program_text, resolve
-from rlx.backend.opencl.printer import PrintedKernel
+from rlx.codegen.cpu.kernels import KernelSet
+from rlx.codegen.opencl.build import OpenCLTarget, build_kernels, program_text, resolve
+from rlx.codegen.opencl.printer import PrintedKernel
 from rlx.driver.buffer import Buffer, BufferHandle
 from rlx.driver.device import open_device
 from rlx.errors import KernelError, UnsupportedError
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirModule
-from rlx.ir.phase import Phase
+from rlx.plan.lir import LirModule
+from rlx.plan.phase import Phase
 from rlx.runtime.bound import check_bound
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.device_context import DeviceContext, arena_for

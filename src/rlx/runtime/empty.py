@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 from rlx import config
-from rlx.backend.cpu.irtext import Module
-from rlx.backend.cpu.jit import Code
-from rlx.runtime.driver import OPERANDS, NativeProgram, Record
-from rlx.runtime.native import build
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.jit import Code
+from rlx.runtime.native.code import build
+from rlx.runtime.native.driver import OPERANDS, NativeProgram, Record
 
 
 def run_empty_records(count: int) -> None:

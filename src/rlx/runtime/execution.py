@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import KernelSet
+from rlx.codegen.cpu.kernels import KernelSet
 from rlx.errors import KernelError, RlxError
 from rlx.ir.bind import match_shape
-from rlx.ir.control import broken_guard
 from rlx.ir.graph import Graph, Node
-from rlx.ir.lir import LirBufferPlan, LirModule
-from rlx.ir.phase import Phase
 from rlx.ir.symbols import NOT_FOUND
 from rlx.ir.types import type_symbols
+from rlx.kernel.control import broken_guard
+from rlx.plan.lir import LirBufferPlan, LirModule
+from rlx.plan.phase import Phase
 from rlx.runtime.context import Context, Step
 from rlx.runtime.debug import WATCHES, Watch
-from rlx.runtime.driver import CLOSED_BRANCH, RecordError
 from rlx.runtime.memory import aligned_empty
+from rlx.runtime.native.driver import CLOSED_BRANCH, RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.weights import Weights
 
@@ -168,7 +168,7 @@ class Execution:
         self, node: Node, plan: LirBufferPlan, array: Callable[[Node], np.ndarray]
     ) -> tuple[dict[str, int], Any]:
         """A node computed by its reference: the sizes that it revealed, and its value."""
-        from rlx.backend.reference.interpreter import Interpreter
+        from rlx.reference.interpreter import Interpreter
 
         unknown = self.finds(node)
         known = {k: v for k, v in plan.binding.items() if k not in unknown}

@@ -6,12 +6,12 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from rlx import progress
-from rlx.backend.cpu.kernels import KernelSet
-from rlx.ir.lir import LirModule
+from rlx.codegen.cpu.kernels import KernelSet
+from rlx.plan.lir import LirModule
 from rlx.target.cpu import Target
 
 if TYPE_CHECKING:
-    from rlx.runtime.cache import ObjectCache
+    from rlx.runtime.store.cache import ObjectCache
 
 _LENGTH = struct.Struct("<Q")
 FORMAT = 8  # of the cached blob
@@ -19,15 +19,15 @@ FORMAT = 8  # of the cached blob
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
     """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
-    from rlx.runtime.cache import default_cache
+    from rlx.runtime.store.cache import default_cache
 
     return open_blob(code_blob(lir, target, default_cache() if cache else None), target)
 
 
 def prepare_runs() -> None:
     """Have the code ready that runs programs: where the cache lacks it, LLVM makes it, too."""
-    from rlx.runtime.driver import driver_address
-    from rlx.runtime.pool import prepare
+    from rlx.runtime.native.driver import driver_address
+    from rlx.runtime.native.pool import prepare
 
     prepare()
     driver_address("rlx_run_program")
@@ -35,9 +35,9 @@ def prepare_runs() -> None:
 
 def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes:
     """What is cached and saved: the description of the kernels, then object files, each after its length."""
-    from rlx.backend.cpu.build import build_kernels
-    from rlx.backend.cpu.jit import Compiling
-    from rlx.ir.views import view_layouts
+    from rlx.codegen.cpu.build import build_kernels
+    from rlx.codegen.native.jit import Compiling
+    from rlx.kernel.views import view_layouts
 
     key = f"{FORMAT}-{lir.code_key}"
     known = None if cache is None else cache.get(key, target)
@@ -58,7 +58,7 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
     """Kernels and loaded code of a blob that can be trusted."""
-    from rlx.backend.cpu.jit import load_all
+    from rlx.codegen.native.jit import load_all
 
     description, *objects = _pieces(blob)
     return KernelSet.recall(description.decode()), load_all(objects, target) if objects else None
@@ -67,13 +67,13 @@ def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
 def runtime_blob(target: Target, cache: ObjectCache, streams: bool) -> bytes:
     """The code that runs programs on machines of this kind, and reads weights if they are streamed: a file
     that has it runs without a compiler."""
-    from rlx.runtime import native
-    from rlx.runtime.driver import emit_driver
-    from rlx.runtime.pool import emit_pool
+    from rlx.runtime.native import code as native
+    from rlx.runtime.native.driver import emit_driver
+    from rlx.runtime.native.pool import emit_pool
 
     emitters = [emit_driver, emit_pool]
     if streams:
-        from rlx.runtime.reader import emit_reader
+        from rlx.runtime.native.reader import emit_reader
 
         emitters.append(emit_reader)
     found = [native.cached(emit, native.baseline(target.x86), cache) for emit in emitters]
@@ -82,7 +82,7 @@ def runtime_blob(target: Target, cache: ObjectCache, streams: bool) -> bytes:
 
 def open_runtime(blob: bytes) -> None:
     """Let runs take the code of a blob that can be trusted."""
-    from rlx.runtime import native
+    from rlx.runtime.native import code as native
 
     pieces = _pieces(blob)
     native.offer({key.decode(): code for key, code in zip(pieces[::2], pieces[1::2], strict=True)})

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backend.cpu.kernels import KernelSet
+from rlx.codegen.cpu.kernels import KernelSet
 from rlx.crash_report import found_bug
 from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
-from rlx.ir.lir import LirBufferPlan, LirModule
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
+from rlx.plan.lir import LirBufferPlan, LirModule
 from rlx.runtime.bound import apart, check_bound
 from rlx.runtime.context import Context
 from rlx.runtime.debug import check_mode
-from rlx.runtime.driver import RecordError
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
+from rlx.runtime.native.driver import RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.trace import Run, best_times, spans
 from rlx.runtime.weights import Weights
@@ -33,7 +33,7 @@ from rlx.target.cpu import host_text
 
 if TYPE_CHECKING:
     from rlx.driver.buffer import BufferHandle
-    from rlx.runtime.artifact import Origin
+    from rlx.runtime.store.artifact import Origin
     from rlx.runtime.stream import Stream
     from rlx.runtime.variants import Variants
 
@@ -195,7 +195,7 @@ class CompiledProgram(Execution):
         page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text())
         if not measure:
             return page
-        from rlx.measure import measure_decisions, report
+        from rlx.api.measure import measure_decisions, report
 
         return f"{page}\n{report(measure_decisions(self.lir, threads=self.threads))}\n"
 
@@ -226,7 +226,7 @@ class CompiledProgram(Execution):
         ...     rlx.load(folder + "/double.rlx")(np.ones(2, np.float32))
         array([2., 2.], dtype=float32)
         """
-        from rlx.runtime.save import save
+        from rlx.runtime.store.save import save
 
         save(self, path, targets)
 
@@ -241,7 +241,7 @@ class CompiledProgram(Execution):
         >>> pickle.loads(pickle.dumps(rlx.compile(g)))(np.ones(2, np.float32))
         array([2., 2.], dtype=float32)
         """
-        from rlx.session import restore
+        from rlx.api.session import restore
 
         if self._handles is not None:
             raise UnsupportedError(

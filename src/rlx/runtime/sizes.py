@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlx.backend.cpu.kernels import KernelSet
+from rlx.codegen.cpu.kernels import KernelSet
 from rlx.ir.bind import check_constraints, size_symbol
 from rlx.ir.dim import (
     Dim,
@@ -23,8 +23,8 @@ from rlx.ir.dim import (
     symbols,
     upper_bound,
 )
-from rlx.ir.lir import LirModule
 from rlx.ir.symbols import found_by_data
+from rlx.plan.lir import LirModule
 
 Evaluate = Callable[[Sequence[int]], tuple[int, ...]]
 

@@ -12,8 +12,8 @@ from rlx.driver.buffer import BufferHandle
 from rlx.errors import InputError, UnsupportedError
 from rlx.ir.dtype import plain_array
 from rlx.ir.graph import Node
-from rlx.ir.phase import Phase
 from rlx.ir.types import type_symbols
+from rlx.plan.phase import Phase
 from rlx.runtime.context import Context
 from rlx.runtime.execution import Given
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlx.errors import RlxError
-from rlx.ir.control import broken_guard
 from rlx.ir.dim import evaluate, symbols
 from rlx.ir.fixed import with_sizes
 from rlx.ir.graph import Graph
+from rlx.kernel.control import broken_guard
 from rlx.target.cpu import resolve
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class Variants:
         return self._graphs[fixed]
 
     def _compiled(self, program: CompiledProgram, fixed: Sizes) -> CompiledProgram:
-        from rlx.runtime.artifact import Origin
         from rlx.runtime.native_code import native_code
         from rlx.runtime.program import CompiledProgram
+        from rlx.runtime.store.artifact import Origin
 
         assert program.origin is not None
         graph, plan = self._graph(program, fixed), program.origin.plan

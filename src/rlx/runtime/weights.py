@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import RlxError
-from rlx.ir.lir import ALIGNMENT, LirModule, Point
+from rlx.plan.lir import ALIGNMENT, LirModule, Point
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import Region, allocate, weight_start
 
 if TYPE_CHECKING:
-    from rlx.runtime.container import Container
-    from rlx.runtime.reader import Reader
+    from rlx.runtime.native.reader import Reader
+    from rlx.runtime.store.container import Container
 
 Gate = tuple[int, int, int]
 """The position of a point of a run, and the fills first..stop that it waits for."""

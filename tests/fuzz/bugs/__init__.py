@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlx.fuzz.program import Program
+from rlx.fuzz.programs.program import Program
 
 
 @dataclass(frozen=True)

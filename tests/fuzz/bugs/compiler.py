@@ -7,21 +7,21 @@ from fuzz.bugs import Bug
 PRODUCT = r"@|matmul|einsum|linear|dot_general|rnn|gru|lstm"
 BUGS = {
     "a load inside an expression that is kept is shared between rows": Bug(
-        "rlx.backend.cpu.row_pipeline",
+        "rlx.codegen.cpu.rows.row_pipeline",
         "RowPipeline.sweep",
         " if e in at.memo}",
         "}",
         needs="softmax|norm|std|var",
     ),
     "a slice of a broadcast is taken for the whole": Bug(
-        "rlx.passes.simplify",
+        "rlx.rewrite.simplify",
         "_as_broadcast",
         " and own == shape[of_result]",
         "",
         needs=r"broadcast_to[^\n]*\)\[|broadcast_to.*v\d+\[",
     ),
     "what follows parallel products has one result": Bug(
-        "rlx.passes.merge",
+        "rlx.rewrite.merge",
         "_is_plain",
         " and not node.bodies and not isinstance(node.type, TupleType)",
         "",
@@ -43,7 +43,7 @@ BUGS = {
         needs=r"::2.*(grad|jvp)",
     ),
     "pins of the main graph are looked up in bodies": Bug(
-        "rlx.planning",
+        "rlx.api.planning",
         "Planning.fuse",
         "fusion.fuse(body, self.fusing)[0]",
         "fusion.fuse(body, replace(self.fusing, pins=self.options.pins))[0]",
@@ -59,14 +59,14 @@ BUGS = {
         opened=True,
     ),
     "products that end in a truth value have no type": Bug(
-        "rlx.backend.cpu.gemm_driver",
+        "rlx.codegen.cpu.product.gemm_driver",
         "ProductDriver.__init__",
         "MEMORY[call.spec.c_dtype]",
         '{k: MEMORY[k] for k in ("f64", "f32", "bf16", "f16", "i32", "i16", "i8", "u8")}[call.spec.c_dtype]',
         needs=f"({PRODUCT}).*([<>=] |cast)",
     ),
     "columns are merged although what follows tells them apart": Bug(
-        "rlx.backend.cpu.contraction",
+        "rlx.codegen.cpu.product.contraction",
         "plan_gemm",
         "[b.axes, out, *ends.steps], ends.other)",
         "[b.axes, out])",

@@ -7,7 +7,7 @@ from fuzz.bugs import Bug
 COMPARED = r"\.shape\[-?\d+\] (==|!=|in)"
 BUGS = {
     "a traced size equals a number by structure": Bug(
-        "rlx.ir.dim_expr",
+        "rlx.ir.dims.expr",
         "Expr.__eq__",
         "return reader is not None and equals(self, other, reader)",
         "return False",

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from rlx.api.options import KEPT
 from rlx.cli.inputs import from_file
 from rlx.errors import RlxError
 from rlx.frontend.onnx import from_onnx
-from rlx.ir import serialize
 from rlx.ir.dtype import F32
-from rlx.ir.parse import parse_foreign
+from rlx.ir.text import files as serialize
+from rlx.ir.text.read import parse_foreign
 from rlx.ir.types import parse_type
 from rlx.ir.verify import verify
-from rlx.ops.sparse import columns_of
-from rlx.options import KEPT
+from rlx.ops.storage.sparse import columns_of
 from rlx.plan import files as plans
-from rlx.runtime import container
-from rlx.runtime.artifact import Artifact
+from rlx.runtime.store import container
+from rlx.runtime.store.artifact import Artifact
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rlx-readers-")
 END = b"\n--\n"

@@ -16,15 +16,15 @@ import numpy as np
 from readers import END
 
 import rlx
-from rlx.compile import plan
+from rlx.api.compile import plan
 from rlx.fuzz.documents import graph_of
 from rlx.fuzz.onnx_models import model_files
-from rlx.ir import serialize
 from rlx.ir.graph import Graph
-from rlx.ir.text import graph_text
+from rlx.ir.text import files as serialize
+from rlx.ir.text.write import graph_text
 from rlx.plan import files as plans
 from rlx.plan.text import module_text
-from rlx.runtime import container
+from rlx.runtime.store import container
 
 LARGEST = 12_000  # bytes
 

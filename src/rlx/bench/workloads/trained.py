@@ -47,7 +47,7 @@ def trained(id: str) -> Workload:
         return onnx.load(str(path))
 
     def bound(threads: int) -> Run:
-        from rlx.compile import compile
+        from rlx.api.compile import compile
         from rlx.frontend.onnx import from_onnx
 
         program = compile(from_onnx(path), threads=threads)

@@ -35,7 +35,7 @@ def _workload(
     """`loss(xp, **tensors)` is written in a small common language, see `languages`."""
 
     def rlx_code(threads: int) -> Run:
-        from rlx.functions import jit, value_and_grad
+        from rlx.api.functions import jit, value_and_grad
 
         language = rlx_language()
 

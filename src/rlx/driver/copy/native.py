@@ -389,8 +389,8 @@ class NativeCopy(NamedTuple):
 @functools.cache
 def native_copy() -> NativeCopy:
     """Load the loop; it is compiled once per user (LLVM takes some 20 ms, and 80 MiB of memory)."""
-    from rlx.backend.cpu.jit import compile_object, load
-    from rlx.runtime.cache import default_cache
+    from rlx.codegen.native.jit import compile_object, load
+    from rlx.runtime.store.cache import default_cache
     from rlx.target.cpu import resolve
 
     target = resolve("host")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import ImportError_
-from rlx.frontend.onnx.known import UNKNOWN, Quotient, Unknown, filled
 from rlx.frontend.onnx.proto import DTYPES, attribute_value, element_dtype
+from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown, filled
 from rlx.frontend.onnx.value import Strings, Value, kind_of
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.dtype import DType

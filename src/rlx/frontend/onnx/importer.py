@@ -12,13 +12,13 @@ import numpy as np
 from rlx.crash_report import found_bug
 from rlx.errors import ImportError_, RlxError, ShapeError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
-from rlx.frontend.onnx.data_sizes import DataSizes
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
 from rlx.frontend.onnx.order import in_order
-from rlx.frontend.onnx.partial import PartialEvaluator
 from rlx.frontend.onnx.proto import STRING, element_dtype, label_of, sparse_array, tensor_array
 from rlx.frontend.onnx.registry import find
+from rlx.frontend.onnx.sizes.data_sizes import DataSizes
+from rlx.frontend.onnx.sizes.shape_eval import PartialEvaluator
 from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Rows, Strings, Value
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype

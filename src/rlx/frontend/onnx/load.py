@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.errors import ImportError_, UnsupportedError, how_to_install
 from rlx.files import read_plain
-from rlx.frontend.onnx.light import IDENTITY, read_light
+from rlx.frontend.onnx.lazy_weights import IDENTITY, read_light
 from rlx.model_kinds import ONNX_BYTES, START, is_onnx_object, what_else
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ImportError_
 from rlx.files import open_plain
-from rlx.frontend.onnx.light import IDENTITY, identity
+from rlx.frontend.onnx.lazy_weights import IDENTITY, identity
 from rlx.ir.dtype import DType, dtype, unpack
 
 # numbers of TensorProto.DataType

@@ -21,40 +21,14 @@ if TYPE_CHECKING:
 Convert = Callable[["Call"], Any]
 
 FAMILIES = (
-    "math",
-    "logic",
-    "activation",
-    "reduce",
-    "shape",
-    "slicing",
-    "gather",
-    "create",
-    "matmul",
-    "conv",
-    "pool",
-    "norm",
-    "attention",
-    "image",
-    "signal",
-    "recurrent",
-    "quant",
-    "random",
-    "loss",
-    "control",
-    "loops",
-    "sequence",
-    "dynamic",
-    "text",
-    "ml",
-    "ml_linear",
-    "ml_trees",
-    "training",
-    "contrib",
-    "contrib_attention",
-    "contrib_blocks",
-    "contrib_moe",
-    "contrib_quant",
-)
+    *(f"ops.{family}" for family in (
+        "math", "logic", "activation", "reduce", "shape", "slicing", "gather", "create", "matmul", "conv",
+        "pool", "norm", "attention", "image", "signal", "recurrent", "quant", "random", "loss", "dynamic",
+        "text", "training",
+    )),
+    "loops.control", "loops.loop", "loops.sequence", "ml.features", "ml.linear", "ml.trees", "contrib.basic",
+    "contrib.attention", "contrib.blocks", "contrib.moe", "contrib.quant",
+)  # fmt: skip
 """Modules with entries, each about one family of ops."""
 
 
@@ -81,7 +55,7 @@ def onnx_op(
     """Decorator: the function converts these ops from opset `since` of their domain on."""
 
     def register(convert: Convert) -> Convert:
-        family = convert.__module__.rpartition(".")[2]
+        family = convert.__module__.removeprefix(f"{__package__}.")
         for name in names:
             entries = _TABLE.setdefault((domain, name), [])
             if any(e.since == since for e in entries):

@@ -1,0 +1,455 @@
+"""Models from files: `load`, and `Session`, which keeps options for several programs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rlx import config, progress
+from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
+from rlx.collector import collector_paused
+from rlx.crash_report import reports_crashes
+from rlx.errors import ConfigError, FormatError, ImportError_, UnsupportedError
+from rlx.files import file_boundary, identity, open_plain, read_plain
+from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.plan.lir import LirModule
+    from rlx.runtime.program import CompiledProgram
+    from rlx.runtime.store.artifact import Artifact
+    from rlx.runtime.store.programs import Known
+
+    Imported = tuple[Graph, Sequence[Known]]
+    """A graph, and the other files that it was read from as they were before."""
+
+# Frontends, passes and the backend's emitters are imported where they are used: loading a program that was
+# compiled before needs none of them.
+
+ZOO_PREFIX = "zoo:"
+
+
+@shows_options
+@reports_crashes
+@collector_paused()
+def load(
+    model: Any,
+    *,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+    states: Mapping[str, str] | None = None,
+    trust_native: bool = False,
+    custom: Collection[str] = (),
+    strict: bool = False,
+    **given: Unpack[LoadOptions],
+) -> CompiledProgram:
+    """A program from a model file: import and compile, or, for a `.rlx` file, map it and go.
+
+    `model` is the path of an ONNX file, a `.rlx` file, a graph as text or as `rlx.ir.text.files` wrote it, or
+    `zoo:ID`; or an ONNX model in memory: a ModelProto, its bytes, or the ONNXProgram of `torch.onnx.export`.
+    `shapes` replaces declared shapes of an ONNX model. `states` names inputs that take an output of the run
+    before, as in {"state": "stateN"}: they become states. The other options are the fields of `rlx.Options`.
+    A compiled model is kept in the cache, and loaded from there while the file does not change
+    (`cache=False`: neither). What `save` of a sharded program wrote is loaded on as many ranks.
+    `trust_native` runs the code of a `.rlx` file whoever signed it; a file that this user did not sign is
+    else compiled again from the graph in it. `custom` names the ops of `rlx.register_op` that a file may
+    call; without, it calls none. How much of the program is native is logged in one line (logger "rlx"); with
+    `strict`, a program of which the host computes a part is refused.
+
+    >>> import tempfile, numpy as np, rlx
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "double.txt")
+    ...     _ = file.write_text('''graph "double" {
+    ...         %0 = input() {name="x", type=f32[n]}
+    ...         %1 = add(%0, %0)
+    ...         output "y" = %1
+    ...     }''')
+    ...     rlx.load(file)(np.ones(2, np.float32))
+    array([2., 2.], dtype=float32)
+    """
+    chosen = Options.of(None, given, "rlx.load")
+    if isinstance(model, ONNX_BYTES) or is_onnx_object(model):
+        from rlx.frontend.onnx import from_onnx
+
+        program = _compile(from_onnx(model, shapes=shapes, states=states), chosen)
+        return _judged(program, "the model", strict)
+    if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
+        got = repr(model) if isinstance(model, str) else f"a value of type {type(model).__name__}"
+        raise ConfigError(
+            f"rlx.load takes the path of a model, zoo:ID or an ONNX model, not {got}{instead_of(model)}"
+        )
+    program = _loaded(os.fspath(model), shapes, states, trust_native, custom, {**given})
+    return _judged(program, os.fspath(model), strict)
+
+
+def _judged(program: CompiledProgram, name: str, strict: bool) -> CompiledProgram:
+    """Say how much of a program is native; with `strict`, refuse what is not all native."""
+    told = f"{name}: {program.native_share}"
+    if strict and program.stats["host_thunks"]:
+        why = program.stats["host_thunks"][0]["why"]
+        raise UnsupportedError(f"{told} ({why}); load it without strict=True to run it all the same")
+    progress.info("%s", told)
+    return program
+
+
+def _loaded(
+    name: str,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    trust_native: bool,
+    custom: Collection[str],
+    options: dict[str, Any],
+) -> CompiledProgram:
+    if name.startswith(ZOO_PREFIX):
+        return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, states, options)
+    path = Path(name)
+    if path.suffix == ".rlx" and not path.exists():
+        from rlx.dist.stored import own_file
+
+        path = own_file(path, options.get("transport"))
+    kind = _kind(path)
+    if kind == "program":
+        if shapes is not None:
+            raise ConfigError(f"{name} is compiled already; shapes are for ONNX models")
+        if states is not None:
+            raise ConfigError(f"{name} is compiled already; its states are those that it was compiled with")
+        return _from_artifact(path, trust_native, custom, options)
+    if kind == "onnx":
+        return _from_onnx(path, shapes, states, options)
+    if shapes is not None:
+        raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
+    known = _known(path)
+    return _stored(known, None, states, options, lambda: (read_graph(path, custom=custom), ()), custom)
+
+
+class Session:
+    """A device and options that several programs share.
+
+    >>> import numpy as np, rlx
+    >>> g = rlx.Graph("double")
+    >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+    >>> session = rlx.Session(device="cpu", threads=1)
+    >>> session.compile(g)(np.ones(2, np.float32))
+    array([2., 2.], dtype=float32)
+    """
+
+    @shows_options
+    def __init__(self, options: Options | None = None, **given: Unpack[CompileOptions]) -> None:
+        self.options = Options.of(options, given, "rlx.Session")
+
+    def __repr__(self) -> str:
+        shown = {"device": self.options.device, **self.options.changed()}
+        return f"<session {', '.join(f'{name}={value!r}' for name, value in shown.items())}>"
+
+    def compile(self, graph: Any, **given: Unpack[CompileOptions]) -> CompiledProgram:
+        """`rlx.compile` with the options of the session; those given here win."""
+        return _compile(graph, Options.of(self.options, given))
+
+    def load(self, model: Any, **given: Any) -> CompiledProgram:
+        """`rlx.load` with the options of the session; those given here win."""
+        return load(model, **{**self.options.changed(), **given})
+
+
+def restore(data: bytes, target: str, threads: int, debug: str | None) -> CompiledProgram:
+    """The program in the bytes of a `.rlx` file: what unpickling calls.
+
+    The file's own rules hold. Code that this user signed is run as it is; anywhere else, or with another
+    version of RLX, the program is compiled again.
+    """
+    from rlx.runtime.store.artifact import Artifact
+    from rlx.target.cpu import resolve, runs_here
+
+    machine = resolve(target if runs_here(resolve(target)) else config.TARGET.get())
+    handle, name = tempfile.mkstemp(prefix="rlx-pickle-", suffix=".rlx")
+    remove = functools.partial(Path(name).unlink, missing_ok=True)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        file = Artifact(name)
+        options = {"threads": threads, "debug": debug, "target": machine.name}
+        number = file.find(machine)
+        if number is not None and file.is_trusted(number):
+            program = _open(file, number, options)
+        else:
+            program = _compile(file.source(None), Options.of(None, {**file.planned_with(0, KEPT), **options}))
+            _note_that_it_was_compiled(program, file, number, f"the pickled program {file.name!r}")
+    except BaseException:
+        remove()
+        raise
+    if "weight_budget" in program.lir.options:  # its weights are read from the file during runs
+        weakref.finalize(program, remove)
+    else:
+        remove()
+    return program
+
+
+def read_graph(
+    model: str | os.PathLike[str],
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+    custom: Collection[str] = (),
+) -> Graph:
+    """The graph of a model: `zoo:ID`, or a file of any kind that `load` takes."""
+    name = os.fspath(model)
+    if name.startswith(ZOO_PREFIX):
+        from rlx.zoo import minilm
+
+        path = _zoo_file(name.removeprefix(ZOO_PREFIX))
+        return minilm.load_graph(path.parent) if path.suffix == ".safetensors" else read_graph(path, shapes)
+    path = Path(name)
+    kind = _kind(path)
+    if kind == "program":
+        from rlx.runtime.store.artifact import Artifact
+
+        return Artifact(path).source(custom)
+    if kind == "graph":
+        from rlx.ir.text.files import load as load_graph
+
+        return load_graph(path, custom)
+    if kind == "text":
+        from rlx.ir.text.read import parse_foreign
+        from rlx.ir.verify import verify
+
+        with file_boundary(path, "graph"):
+            try:
+                return verify(parse_foreign(read_plain(path).decode(), custom=custom))
+            except UnicodeDecodeError:
+                raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
+    from rlx.frontend.onnx import from_onnx
+
+    return from_onnx(path, shapes=shapes)
+
+
+def _kind(path: Path) -> str:
+    """What a file holds, by its first bytes; ONNX has no mark of its own and is what remains."""
+    try:
+        with open_plain(path) as file:
+            start = file.read(START)
+    except OSError as e:
+        raise _unreadable(path, e) from None
+    if start.startswith(b"RLXPROG"):
+        return "program"
+    if start.startswith(b"RLXGRAPH"):
+        return "graph"
+    if start.startswith((b"RLXPLAN", b"rlx plan ")):
+        raise FormatError(f"{path} is a plan, which has no model to run; compare it with rlx diff")
+    is_text = start.lstrip()[:1] in (b"g", b"#") and not re.match(rb"\s*graph\s*\{", start)  # ONNX as text
+    if path.suffix != ".onnx" and is_text:
+        return "text"
+    other = what_else(start, str(path))
+    if path.suffix == ".rlx":
+        told = f"it is {other}" if other else "rlx files begin with the bytes RLXPROG"
+        raise FormatError(f"{path}: not a compiled program; {told}")
+    if other is not None:
+        raise ImportError_(f"{path} is {other}")
+    return "onnx"
+
+
+def _unreadable(path: Path, error: OSError) -> ImportError_:
+    """A file that is not there or cannot be opened, with what the user may have meant."""
+    from rlx import zoo
+
+    if path.is_dir():
+        return ImportError_(f"{path} {about_folder(path)}")
+    told = f"cannot read the model {str(path)!r}: {error.strerror or error}"
+    near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.8)
+    if str(path) in (model.id for model in zoo.models()):
+        told += f"; for the model of the zoo give {ZOO_PREFIX}{path}"
+    elif near and not path.exists():
+        told += f"; did you mean {path.with_name(near[0])}?"
+    return ImportError_(told)
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _compile(graph: Graph, options: Options) -> CompiledProgram:
+    from rlx.api.compile import compile
+
+    program: CompiledProgram = compile(graph, options)
+    return program
+
+
+def _zoo_file(id: str) -> Path:
+    from rlx import zoo
+
+    return zoo.fetch(id)
+
+
+def _from_zoo(
+    id: str,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    options: dict[str, Any],
+) -> CompiledProgram:
+    path = _zoo_file(id)
+    if path.suffix != ".safetensors":
+        return _loaded(str(path), shapes, states, False, (), options)
+
+    def build() -> Imported:
+        from rlx.zoo.minilm import load_graph
+
+        return load_graph(path.parent), ()
+
+    return _stored(_known(path), shapes, states, options, build)
+
+
+def _from_onnx(
+    path: Path,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    options: dict[str, Any],
+) -> CompiledProgram:
+    def import_() -> Imported:
+        from rlx.frontend.onnx import from_onnx
+        from rlx.frontend.onnx.load import external_files, load_model
+
+        model = load_model(path)  # once: it may be large
+        others = [_known(file) for file in external_files(model[0], path.parent)]
+        return from_onnx(model, shapes=shapes), others
+
+    return _stored(_known(path), shapes, states, options, import_)
+
+
+def _known(path: Path) -> Known:
+    """What a file is now, before it is read."""
+    return str(path), identity(path)
+
+
+def _stored(
+    model: Known,
+    shapes: Mapping[str, Sequence[Any]] | None,
+    states: Mapping[str, str] | None,
+    options: dict[str, Any],
+    import_: Callable[[], Imported],
+    custom: Collection[str] = (),
+) -> CompiledProgram:
+    """The program of a model file: from the store, or compiled and stored."""
+    chosen = Options.of(None, options)
+    on_host = chosen.device == "cpu"  # files hold host programs
+    if not chosen.is_storable() or not on_host or not chosen.cache:
+        return _compile(_imported(import_, states)[0], chosen)
+    from rlx.runtime.store.programs import ProgramStore
+    from rlx.target.cpu import resolve
+
+    key = {**chosen.key(), "shapes": None if shapes is None else repr(sorted(shapes.items()))}
+    target = resolve(key["target"])
+    if states:
+        key["states"] = dict(states)
+    if custom:
+        key["custom"] = sorted(custom)
+    store = ProgramStore()
+    found = store.find(model, key)
+    number = None if found is None else found.find(target)
+    if found is not None and number is not None:
+        progress.info("program of %s: from the cache", model[0])
+        return _open(found, number, options)
+    progress.info("importing %s", model[0])
+    graph, others = _imported(import_, states)
+    program = _compile(graph, chosen)
+    store.put(program, model, key, others)
+    return program
+
+
+def _imported(import_: Callable[[], Imported], states: Mapping[str, str] | None) -> Imported:
+    graph, others = import_()
+    return (graph.with_states(states) if states else graph), others
+
+
+def _from_artifact(
+    path: Path, trust_native: bool, custom: Collection[str], options: dict[str, Any]
+) -> CompiledProgram:
+    from rlx.runtime.store.artifact import Artifact
+    from rlx.target.cpu import resolve
+
+    file = Artifact(path)
+    progress.info("opening %s", path)
+    known = {name for name in FIELDS if role(name) is Role.RUN} | {"target", "device", "weight_budget"}
+    if "ranks" in file.facts:
+        known = known - {"device", "weight_budget"} | {"transport"}
+    fixed = sorted(options.keys() - known)
+    if fixed:
+        raise ConfigError(f"{path} is compiled already; {fixed[0]} cannot be changed, compile it again")
+    if "ranks" in file.facts:
+        return _of_one_rank(file, trust_native, custom, options)
+    if options.get("device", "cpu") != "cpu":
+        return _compile(file.source(custom), Options.of(None, options))
+    number = file.find(resolve(Options.of(None, options).settled().target))
+    if number is not None and (trust_native or file.is_trusted(number)):
+        return _open(file, number, options)
+    planned = {} if number is None else file.planned_with(number, KEPT)
+    model = str(path), file.container.status  # of the file that was opened, whatever has its name now
+    program = _stored(model, None, None, planned | options, lambda: (file.source(custom), ()), custom)
+    _note_that_it_was_compiled(program, file, number)
+    return program
+
+
+def _note_that_it_was_compiled(
+    program: CompiledProgram, file: Artifact, number: int | None, pickled: str | None = None
+) -> None:
+    """Say why a compiled file was compiled again; of a file that somebody else signed, aloud."""
+    name, there = pickled or file.container.path, ", ".join(file.targets) or "nothing"
+    if number is None:
+        told = f"{name} has code for {there}, not for this machine and version; it was compiled"
+    else:
+        from rlx.runtime.store.artifact import ArtifactWarning
+
+        told = f"{name} is not signed by this user: its code was not run, its graph was compiled again"
+        if pickled is None:
+            told += " (rlx trust FILE accepts it)"
+        warnings.warn(told, ArtifactWarning, stacklevel=5)
+    program.notes.append(told)
+
+
+def _of_one_rank(
+    file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, Any]
+) -> CompiledProgram:
+    """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
+    from rlx.dist.stored import StoredRank
+    from rlx.target.cpu import resolve
+
+    stored = StoredRank(file, options.pop("transport", None))
+    number = file.find(resolve(Options.of(None, options).settled().target))
+    if number is not None and (trust_native or file.is_trusted(number)):
+        return _open(file, number, options, stored.make())
+    source = file.source(custom)
+    planned = {} if number is None else file.planned_with(number, KEPT)
+    of_rank = {**planned, **options, "mesh": stored.mesh, "transport": stored.transport}
+    program = _compile(source, Options.of(None, of_rank))
+    program.sharded = stored.sharded(source)  # type: ignore[attr-defined]
+    _note_that_it_was_compiled(program, file, number)
+    return program
+
+
+def _open(
+    file: Artifact,
+    number: int,
+    options: Mapping[str, Any],
+    make: Callable[..., CompiledProgram] | None = None,
+) -> CompiledProgram:
+    from rlx.runtime.store.artifact import Origin
+
+    chosen = Options.of(None, options).settled()
+    program = file.program(number, chosen.threads, chosen.debug, chosen.weight_budget, make)
+    lir = program.lir  # not the program: one that holds itself would keep its memory when it is dropped
+    source = functools.partial(file.source, None)  # this user's own: it calls what it was saved with
+    program.origin = Origin(source, lambda graph, target: _plan(graph, target, lir))
+    return program
+
+
+def _plan(graph: Graph, target: str, stored: LirModule) -> Any:
+    """The graph of a stored program, planned for another target at the sizes that were assumed then."""
+    from rlx.api.compile import plan
+
+    with_sizes = {"target": target, "assume": stored.planner.binding}
+    return plan(graph, Options.of(None, {**stored.options, **with_sizes}))

@@ -1,1 +1,0 @@
-"""Backends: the NumPy reference and native code generators."""

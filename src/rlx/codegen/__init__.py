@@ -1,0 +1,1 @@
+"""From kernels to code: native CPU code through LLVM, OpenCL C."""

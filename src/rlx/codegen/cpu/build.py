@@ -1,0 +1,236 @@
+"""From a plan to native code: one kernel per distinct region, in modules that are compiled side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlx import progress
+from rlx.codegen.cpu.attention.nest import attention_spec, emit_attention_nest
+from rlx.codegen.cpu.conv.conv import emit_conv
+from rlx.codegen.cpu.conv.source import no_image_prologue
+from rlx.codegen.cpu.fft.kernel import emit_fft
+from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
+from rlx.codegen.cpu.kernels import BodyKernels, HostThunk, KernelSet
+from rlx.codegen.cpu.layout_check import foreign_layout
+from rlx.codegen.cpu.primitives import supported
+from rlx.codegen.cpu.product.contraction import cut_of, emit_contraction, no_prologue, no_quantised
+from rlx.codegen.cpu.product.packing import panels_of
+from rlx.codegen.cpu.rows.nest import emit_nest
+from rlx.codegen.cpu.special import EMITTERS
+from rlx.codegen.cpu.templates import emit_template
+from rlx.codegen.cpu.units import Units
+from rlx.codegen.native.irtext import Module
+from rlx.cost.operations import kernel_work
+from rlx.errors import UnsupportedError
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role
+from rlx.ir.types import TensorType, tensor_types
+from rlx.kernel.compose import body_of, compose
+from rlx.kernel.control import loop_form, refusal
+from rlx.kernel.form import Call, Loop, Template, dense_strides
+from rlx.kernel.nests import (
+    AttentionNest,
+    ComposeError,
+    ContractNest,
+    ConvNest,
+    Kernel,
+    Nest,
+    Opaque,
+    TransformNest,
+)
+from rlx.plan.build import Planner, View
+from rlx.plan.lir import LirModule, WeightCut
+from rlx.rewrite.weight_layout import PanelTile
+from rlx.target.cpu import Target
+
+SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
+
+
+def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
+    """Panels that this target's contraction kernels read, per dtype."""
+    layouts = {d: panels_of(1, 1, target, d) for d in ("f32", "f64", "bf16", "f16", "i8")}
+    return tuple(PanelTile(d, p.columns, p.lanes, p.group) for d, p in layouts.items())
+
+
+def slot_of(node: Node, views: dict[int, View]) -> Slot:
+    """How a kernel sees an operand."""
+    view = views.get(node.id)
+    return Slot(node.dtype, node.shape, None if view is None else view.layout.strides)
+
+
+def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
+    """Why this backend has no native code for a kernel over operands and results of these types, if so."""
+    for t in types:
+        if not supported(t.dtype):
+            return f"dtype {t.dtype} has no native kernels"
+    if isinstance(kernel, ConvNest) and any(
+        s.strides != dense_strides(kernel.form.out) for s in kernel.stores
+    ):
+        return "a convolution stores its result in its own order"
+    if isinstance(kernel, (ContractNest, ConvNest)) and kernel.has_prologue:
+        refused = no_prologue if isinstance(kernel, ContractNest) else no_image_prologue
+        return refused(kernel, [Slot(t.dtype, t.shape) for t in types])  # type: ignore[arg-type]
+    if isinstance(kernel, ContractNest) and kernel.rhs_layout and kernel.rhs_layout[0] == "unpack_groups":
+        return no_quantised(kernel, [Slot(t.dtype, t.shape) for t in types])
+    if isinstance(kernel, AttentionNest):
+        spec = attention_spec(kernel, [Slot(t.dtype, t.shape) for t in types])
+        return spec if isinstance(spec, str) else None
+    if not isinstance(kernel, Opaque):
+        return None
+    if isinstance(kernel.form, Call):
+        return kernel.form.why
+    return None if type(kernel.form) in SPECIAL else f"form {type(kernel.form).__name__} has no native kernel"
+
+
+def emit_kernel(
+    module: Module, name: str, kernel: Kernel, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
+    """Write one kernel; UnsupportedError where this backend has no code for it."""
+    why = supports(kernel, [TensorType(slot.dtype, slot.shape) for slot in (*inputs, *outputs)])
+    if why is None and isinstance(kernel, (ContractNest, ConvNest)):
+        why = foreign_layout(kernel, inputs, outputs, module.target)
+    if why is not None:
+        raise UnsupportedError(why)
+    if not isinstance(kernel, Opaque) and all(0 in slot.shape for slot in outputs):
+        return KernelFrame(module, name, inputs, outputs).finish()  # nothing to compute
+    if isinstance(kernel, Nest):
+        return emit_nest(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, ContractNest):
+        return emit_contraction(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, TransformNest):
+        return emit_fft(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, ConvNest):
+        return emit_conv(module, name, kernel, inputs, outputs)
+    if isinstance(kernel, AttentionNest):
+        return emit_attention_nest(module, name, kernel, inputs, outputs)
+    return SPECIAL[type(kernel.form)](module, name, kernel.form, inputs, outputs)
+
+
+def build_kernels(
+    module: LirModule,
+    target: Target,
+    views: dict[int, View],
+    each: Callable[[str], None] = lambda text: None,
+) -> KernelSet:
+    """Emit every kernel of a program; equal kernels are written once. `each` gets the text of every module
+    as soon as it is complete."""
+    writer = _Writer(target, module.options.get("precision") == "bf16", each)
+    kernels: dict[int, EmittedKernel] = {}
+    thunks: dict[int, HostThunk] = {}
+    inner: dict[int, tuple[BodyKernels, ...]] = {}
+    for id in module.plan.schedule:
+        made = writer.node(module.mir.nodes[id], views)
+        if isinstance(made, str):
+            thunks[id] = HostThunk(id, made)
+        elif isinstance(made, tuple):
+            inner[id] = made
+        else:
+            kernels[id] = made
+    writer.units.finish()
+    return KernelSet(kernels, thunks, tuple(writer.units.texts), writer.distinct, inner)
+
+
+def cuts(module: LirModule) -> dict[int, WeightCut]:
+    """How kernels of a program can be run part by part, by node; `KernelSet.cuts` of what is built."""
+    found: dict[int, WeightCut] = {}
+    views = module.planner.views
+    for id in module.plan.schedule:
+        node = module.mir.nodes[id]
+        weights = any(o.op.role in (Role.PARAM, Role.CONSTANT) for o in node.operands)
+        if loop_form(node) is not None or node.op.host_only is not None or not weights:
+            continue
+        try:
+            kernel = compose(body_of(node))
+        except ComposeError:
+            continue
+        cut = None
+        if isinstance(kernel, ContractNest):
+            cut = cut_of(kernel, [slot_of(o, views) for o in node.operands])
+        if cut is not None:
+            found[id] = cut
+    return found
+
+
+class _Writer:
+    """Writes kernels into modules and remembers them by what they compute."""
+
+    def __init__(self, target: Target, flush_bf16: bool, each: Callable[[str], None]) -> None:
+        self.units = Units(Module(target, flush_bf16), each)
+        self.known: dict[str, EmittedKernel | str] = {}
+
+    @property
+    def distinct(self) -> int:
+        return len({k.name for k in self.known.values() if isinstance(k, EmittedKernel)})
+
+    def kernel(self, node: Node, views: dict[int, View]) -> EmittedKernel | str:
+        """The kernel of a node, or the reason why there is none."""
+        inputs = [slot_of(o, views) for o in node.operands]
+        outputs = [Slot(t.dtype, t.shape) for t in tensor_types(node.type)]
+        body = body_of(node)
+        key = _key(body, inputs)
+        if key not in self.known:
+            made = _emit(self.units.module, len(self.known), node, body, inputs, outputs)
+            names = " + ".join(n.op.name for n in body.nodes if n.op.role is Role.COMPUTE)
+            progress.debug("kernel %%%d (%s)%s", node.id, names, f": {made}" if isinstance(made, str) else "")
+            self.units.collect()
+            if isinstance(made, EmittedKernel):
+                made = replace(made, name=self.units.name(made.name))
+            self.known[key] = made
+        return self.known[key]
+
+    def node(self, node: Node, views: dict[int, View]) -> EmittedKernel | tuple[BodyKernels, ...] | str:
+        """The kernel of a node or the kernels of its bodies, or the reason why it runs on the host."""
+        form = loop_form(node)
+        return self.kernel(node, views) if form is None else self.bodies(node, form)
+
+    def bodies(self, node: Node, form: Loop) -> tuple[BodyKernels, ...] | str:
+        why = refusal(node, form)
+        if why is not None:
+            return why
+        out = []
+        for body in node.bodies:
+            made = self.body(body)
+            if isinstance(made, str):
+                return made
+            out.append(made)
+        return tuple(out)
+
+    def body(self, body: Graph) -> BodyKernels | str:
+        """Kernels of a body by node id, or the reason why it runs on the host."""
+        planner = Planner(body, {})
+        out = BodyKernels({}, {})
+        for id in planner.order:
+            inner = body.nodes[id]
+            made = self.node(inner, planner.views)
+            if isinstance(made, str):
+                return f"{inner.op.name} in its body: {made}"
+            if isinstance(made, tuple):
+                out.inner[id] = made
+            elif made.reveals:
+                return f"{inner.op.name} in its body has a size that depends on data"
+            else:
+                out.kernels[id] = made
+        return out
+
+
+def _emit(
+    module: Module, number: int, node: Node, body: Graph, inputs: list[Slot], outputs: list[Slot]
+) -> EmittedKernel | str:
+    """The kernel, or the reason why there is none."""
+    if node.op.host_only is not None:
+        return node.op.host_only
+    try:
+        kernel = compose(body)
+        with module.all_or_nothing():
+            made = emit_kernel(module, f"k{number}", kernel, inputs, outputs)
+        return replace(made, picoseconds=kernel_work(node, module.target.prices))
+    except (UnsupportedError, ComposeError) as e:
+        return e.message
+
+
+def _key(body: Graph, inputs: list[Slot]) -> str:
+    from rlx.ir.text.write import graph_text
+
+    return graph_text(body, locations=False) + "".join(f"|{s.strides}" for s in inputs)

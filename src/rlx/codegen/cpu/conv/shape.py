@@ -1,0 +1,117 @@
+"""What convolution kernels know of their operands: a geometry over three axes, and how
+images lie in memory.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.cpu.frame import Slot
+from rlx.codegen.cpu.product.microkernel import Kind
+from rlx.ir.dim import Dim
+from rlx.ir.types import Shape
+from rlx.kernel.compose import ConvNest
+from rlx.records import dataclass
+from rlx.target.cpu import Target
+
+VECTORS = 2  # registers of output channels in a tile
+
+
+def static(d: Dim) -> int:
+    """A size that is known when the kernel is written."""
+    assert isinstance(d, int)
+    return d
+
+
+def as_signed(fill: int) -> int:
+    """A byte as the signed number with the same bits."""
+    return fill - 256 if fill > 127 else fill
+
+
+def tile_pixels(target: Target, kind: Kind) -> int:
+    """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
+    spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)
+    return (target.registers - spare) // VECTORS
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution over exactly three axes: those that the form lacks come first and have size 1."""
+
+    images: Dim
+    groups: int
+    per_in: int
+    per_out: int
+    size: Shape  # of x
+    out: Shape
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    low: Shape  # padding before the first element
+    padded: bool  # whether any window may reach outside of x
+
+    @staticmethod
+    def of(nest: ConvNest) -> Geometry:
+        form = nest.form
+        more = 3 - len(form.strides)
+        per_out, per_in, *window = (static(d) for d in form.w)
+        return Geometry(
+            form.x[0],
+            form.groups,
+            per_in,
+            per_out // form.groups,
+            (*(1,) * more, *form.x[2:]),
+            (*(1,) * more, *form.out[2:]),
+            (*(1,) * more, *window),
+            (*(1,) * more, *form.strides),
+            (*(1,) * more, *form.dilations),
+            (*(0,) * more, *(low for low, _ in form.padding)),
+            any(p != (0, 0) for p in form.padding),
+        )
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Elements from the first to the last of a window, per axis."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.window, self.dilations, strict=True))
+
+    @property
+    def depth(self) -> int:
+        """Products of one output."""
+        d, h, w = self.window
+        return self.per_in * d * h * w
+
+    @property
+    def moves_by_one(self) -> bool:
+        """One-element windows side by side: pixels in are pixels out."""
+        return self.window == self.strides == (1, 1, 1) and not self.padded
+
+
+@dataclass(frozen=True)
+class Image:
+    """Strides of an image in elements. Planar: `lanes` is 1 and a block is one channel; blocked: a block is
+    `lanes` channels, which lie side by side in each pixel.
+    """
+
+    batch: Dim
+    block: Dim
+    axes: Shape
+    lanes: int
+    dense: bool  # pixels follow each other without gaps
+
+    @staticmethod
+    def planar(steps: Shape, shape: Shape) -> Image:
+        """An image [N, C, axes] with these strides."""
+        return Image._of(steps, shape, 1)
+
+    @staticmethod
+    def blocked(slot: Slot) -> Image:
+        """An image [N, C/lanes, axes, lanes]."""
+        return Image._of(slot.steps[:-1], slot.shape[:-1], static(slot.shape[-1]))
+
+    @staticmethod
+    def _of(steps: Shape, shape: Shape, lanes: int) -> Image:
+        batch, block, *axes = steps
+        step = axes[-1]
+        dense = lanes == 1 or step == lanes
+        for stride, extent in zip(reversed(axes), reversed(shape[2:]), strict=True):
+            dense = dense and (stride == step or extent == 1)
+            step = step * extent
+        return Image(batch, block, (*(0,) * (3 - len(axes)), *axes), lanes, dense)

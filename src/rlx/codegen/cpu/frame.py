@@ -1,0 +1,117 @@
+"""What every kernel shares: its argument table, operands, sizes, scratch, the split among threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.codegen.cpu.expression import Operand
+from rlx.codegen.cpu.kernels import EmittedKernel
+from rlx.codegen.native.irtext import Function, Int, Module
+from rlx.codegen.native.irtypes import Value
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
+from rlx.ir.types import Shape
+from rlx.kernel.form import dense_strides
+from rlx.records import dataclass
+
+FIRST_OPERAND = 3  # fields before: error slot, scratch base, scratch bytes per thread
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An operand as the plan stores it: dtype, shape, and strides in elements (None: dense)."""
+
+    dtype: DType
+    shape: Shape
+    strides: Shape | None = None
+
+    @property
+    def steps(self) -> Shape:
+        return dense_strides(self.shape) if self.strides is None else self.strides
+
+
+class ArgumentTable:
+    """The fields of a kernel's argument table, readable in any function whose args[0] is the table."""
+
+    def __init__(self, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self._dims: dict[Dim, int] = {}
+        self._read: dict[tuple[str, int], Value] = {}
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """Size expressions read so far, in the order of their fields."""
+        return tuple(self._dims)
+
+    def field(self, fn: Function, index: int, type_: str = "i64") -> Value:
+        """Field of the argument table, read once at the entry of `fn` (its args[0] is the table)."""
+        key = (fn.name, index)
+        if key not in self._read:
+            place = fn.at_entry("ptr", f"getelementptr i64, {fn.args[0]}, i64 {index}")
+            self._read[key] = fn.at_entry(type_, f"load {type_}, {place}, align 8")
+        return self._read[key]
+
+    def dim(self, fn: Function, d: Dim) -> Int:
+        """A size: known ones are ints, the others fields of the table."""
+        if isinstance(d, int):
+            return d
+        number = self._dims.setdefault(d, len(self._dims))
+        return self.field(fn, FIRST_OPERAND + len(self.inputs) + len(self.outputs) + number)
+
+    def operand(self, fn: Function, number: int) -> Operand:
+        """An operand, inputs first."""
+        slot = (self.inputs + self.outputs)[number]
+        return Operand(self.field(fn, FIRST_OPERAND + number, "ptr"), slot.shape, slot.steps)
+
+    def operands(self, fn: Function) -> list[Operand]:
+        """All inputs."""
+        return [self.operand(fn, i) for i in range(len(self.inputs))]
+
+
+class KernelFrame(ArgumentTable):
+    """A kernel under construction: `fn` is its entry."""
+
+    def __init__(self, module: Module, name: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
+        super().__init__(inputs, outputs)
+        self.module, self.name = module, name
+        self.fn = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+
+    @property
+    def thread(self) -> Value:
+        return self.fn.args[1]
+
+    @property
+    def threads(self) -> Value:
+        return self.fn.args[2]
+
+    def output(self, number: int) -> Operand:
+        return self.operand(self.fn, len(self.inputs) + number)
+
+    @property
+    def error(self) -> Value:
+        return self.field(self.fn, 0, "ptr")
+
+    def scratch(self) -> Value:
+        """This thread's scratch."""
+        fn = self.fn
+        return fn.gep(self.field(fn, 1, "ptr"), fn.mul(self.thread, self.field(fn, 2)), "i8")
+
+    def share(self, total: Int) -> tuple[Int, Int]:
+        """The contiguous part of range(total) that belongs to this thread."""
+        fn = self.fn
+        low = fn.udiv(fn.mul(total, self.thread), self.threads)
+        return low, fn.udiv(fn.mul(total, fn.add(self.thread, 1)), self.threads)
+
+    def finish(self, scratch: Dim = 0, serial: bool = False) -> EmittedKernel:
+        return EmittedKernel(self.name, self.dims, scratch, serial)
+
+
+def unflatten(fn: Function, flat: Int, sizes: Sequence[Int]) -> list[Int]:
+    """Row-major indices of a flat position."""
+    out: list[Int] = []
+    for extent in reversed(sizes[1:]):
+        out.append(fn.urem(flat, extent))
+        flat = fn.udiv(flat, extent)
+    if sizes:
+        out.append(flat)
+    return list(reversed(out))

@@ -1,0 +1,395 @@
+"""Contractions as native code: a GEMM where the indices allow it, else a reduction nest of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from rlx.codegen.cpu.expression import Expression, Lane
+from rlx.codegen.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
+from rlx.codegen.cpu.primitives import memory_type, to_memory
+from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
+from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
+from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm
+from rlx.codegen.cpu.product.sparse import emit_sparse
+from rlx.codegen.cpu.prologue import Line, flat_source, runs_along
+from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
+from rlx.codegen.cpu.rows.nest import emit_nest
+from rlx.codegen.cpu.rows.nest_base import expression_lanes
+from rlx.codegen.native.irtext import Function, Int, Module
+from rlx.codegen.native.irtypes import Value
+from rlx.ir.dim import Dim, known_eq
+from rlx.ir.types import Shape
+from rlx.kernel.compose import ContractNest, Nest, Stat, Store, affine, to_dim
+from rlx.kernel.scalar import Scalar, body_cost, call, convert
+from rlx.ops.quant.group_layout import QuantLayout
+from rlx.ops.storage.packing import Panels
+from rlx.plan.lir import WeightCut
+from rlx.records import dataclass
+
+HEAVY_EPILOGUE = (
+    8  # scalar operations per element from which an epilogue is written once, not into every tile
+)
+# dtypes of the operands -> dtype of the sums
+GEMM_DTYPES = {
+    ("f32", "f32"): "f32",
+    ("f64", "f64"): "f64",
+    ("bf16", "bf16"): "f32",
+    ("f16", "f16"): "f32",
+    ("i8", "i8"): "i32",
+    ("u8", "i8"): "i32",
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Element step of an operand along every iteration axis, and its constant offset."""
+
+    axes: Shape
+    start: Dim
+
+
+def linear_steps(read: Scalar, strides: Shape, rank: int) -> Steps | None:
+    """A load as one affine offset; None where its index is not affine."""
+    total: list[Dim] = [0] * rank
+    start: Dim = 0
+    for index, stride in zip(read.args, strides, strict=True):
+        parts = affine(index, rank)
+        if parts is None:
+            return None
+        steps, rest = [to_dim(c) for c in parts[0]], to_dim(parts[1])
+        if rest is None or any(s is None for s in steps):
+            return None
+        total = [t + s * stride for t, s in zip(total, steps, strict=True) if s is not None]
+        start = start + rest * stride
+    return Steps(tuple(total), start)
+
+
+def as_reduction(nest: ContractNest) -> Nest:
+    """The contraction as a plain reduction of products: right for every dtype and index."""
+    wide = nest.form.accumulate
+    body = call("mul", convert(nest.lhs, wide), convert(nest.rhs, wide))
+    result = convert(Scalar("acc", (), wide, 0), nest.form.dtype)
+
+    def finish(store: Store) -> Store:
+        from rlx.kernel.scalar import rebuild
+
+        body = rebuild(store.body, lambda e, _: result if e.prim == "acc" else None)
+        return Store(body, False, store.strides)
+
+    return Nest(nest.space, nest.kept, (Stat("sum", body, wide),), tuple(finish(s) for s in nest.stores))
+
+
+def emit_contraction(
+    module: Module, name: str, nest: ContractNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
+) -> EmittedKernel:
+    """Write the kernel of a contraction into the module."""
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_sparse":
+        return emit_sparse(module, name, nest, inputs, outputs)
+    plan = plan_gemm(nest, inputs)
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
+        return _Gemm(module, name, nest, plan, inputs, outputs).emit_quantised()  # type: ignore[arg-type]
+    if plan is None:
+        return emit_nest(module, name, as_reduction(nest), inputs, outputs)
+    return _Gemm(module, name, nest, plan, inputs, outputs).emit()
+
+
+def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
+    """Why a product with quantised weights has no kernel, if so."""
+    plan = plan_gemm(nest, inputs)
+    if plan is None or plan.batch:
+        return "a product with quantised weights reads whole rows from memory"
+    if any(plan.a.axes[i] != 1 for i in plan.k):
+        return "a product with quantised weights reads rows whose elements lie side by side"
+    return None
+
+
+def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
+    """Why this backend does not compute the left operand of a product as it reads it, if so."""
+    if nest.rhs_layout is not None and nest.rhs_layout[0] != "unpack_panels":
+        return "a product with quantised or sparse weights reads its rows from memory"
+    plan = plan_gemm(nest, inputs)
+    if plan is None:
+        return "only a product of matrices computes an operand once for many columns"
+    if not runs_along(flat_source(nest.lhs, nest.space, inputs), plan.k[-1], inputs):
+        return "a prologue reads elements that lie side by side along the summed axis"
+    return None
+
+
+def cut_of(nest: ContractNest, inputs: Sequence[Slot]) -> WeightCut | None:
+    """How the kernel of a contraction can be run part by part: by columns whose weights lie together."""
+    if nest.rhs_layout is None or nest.rhs_layout[0] != "unpack_panels":
+        return None
+    plan = plan_gemm(nest, inputs)
+    if plan is None or plan.batch:
+        return None
+    panels = Panels(**dict(nest.rhs_layout[1]))
+    number = nest.rhs.data
+    return WeightCut(number, panels.depth * panels.columns * inputs[number].dtype.np.itemsize)
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """How iteration axes map to a GEMM: groups of merged axes (outermost first) for m, n, k; else batch."""
+
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    swapped: bool  # A of the GEMM is the contraction's rhs
+    a: Steps
+    b: Steps
+    packed: bool = False
+
+
+def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
+    """A GEMM mapping, or None where a reduction nest must do."""
+    form = nest.form
+    left_dtype, right_dtype = nest.lhs.dtype, inputs[nest.rhs.data].dtype
+    if form.accumulate is not form.dtype or len(nest.stores) != 1:
+        return None
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
+        right_dtype = form.dtype  # the codes stand for f32
+    if GEMM_DTYPES.get((left_dtype.name, right_dtype.name)) != form.dtype.name:
+        return None
+    rank, kept = len(nest.space), nest.kept
+    nowhere = Steps((0,) * rank, 0)
+    a = nowhere if nest.has_prologue else linear_steps(nest.lhs, inputs[nest.lhs.data].steps, rank)
+    if a is None:
+        return None
+    batch = len(form.batch)
+    left = len(form.lhs) - batch - len(form.contract)
+    m_axes, n_axes = list(range(batch, batch + left)), list(range(batch + left, kept))
+    k_axes = list(range(kept, rank))
+    packed = nest.rhs_layout is not None
+    b = nowhere if packed else linear_steps(nest.rhs, inputs[nest.rhs.data].steps, rank)
+    if b is None or not k_axes:
+        return None
+    swapped = False
+    if not n_axes or (not packed and m_axes and _size(nest, n_axes) == 1 and _size(nest, m_axes) != 1):
+        if not m_axes or packed or left_dtype is not right_dtype or nest.has_prologue:
+            return None
+        a, b, m_axes, n_axes, swapped = b, a, n_axes, m_axes, True
+    out = nest.stores[0].strides
+    at_a = [] if nest.has_prologue else [a.axes]  # rows that are computed lie as the kernel wants
+    m = _merge(nest.space, m_axes, [*at_a, out])
+    # Vectors run along n, so what the epilogue reads must lie along the merged axes as along one.
+    ends = accesses(_epilogue(nest, inputs))
+    n = n_axes[-1:]
+    if not packed or len(n_axes) != 1:
+        n = _merge(nest.space, n_axes, [b.axes, out, *ends.steps], ends.other)
+    k = k_axes if packed and len(k_axes) == 1 else _merge(nest.space, k_axes, [*at_a, b.axes])
+    if nest.has_prologue and sum(nest.space[i] != 1 for i in k) > 1:
+        return None  # lanes run along one axis
+    if len(k) != len(k_axes) or (packed and len(n) != len(n_axes)) or _step(nest, out, n) != 1:
+        return None
+    rest = [i for i in range(kept) if i not in m and i not in n]
+    return GemmPlan(tuple(rest), tuple(m), tuple(n), tuple(k), swapped, a, b, packed)
+
+
+def _size(nest: ContractNest, axes: Sequence[int]) -> Dim:
+    total: Dim = 1
+    for i in axes:
+        total = total * nest.space[i]
+    return total
+
+
+def _step(nest: ContractNest, steps: Shape, group: Sequence[int]) -> Dim:
+    """Step of a merged group: that of its innermost axis larger than 1."""
+    for i in reversed(group):
+        if nest.space[i] != 1:
+            return steps[i]
+    return steps[group[-1]] if group else 0
+
+
+def _epilogue(nest: ContractNest, inputs: Sequence[Slot]) -> Nest:
+    """What becomes of the sums, as a nest over the axes of the result."""
+    made = Nest(nest.space[: nest.kept], nest.kept, (), (nest.stores[0],))
+    return flatten_loads(made, [slot.steps for slot in inputs])
+
+
+def _merge(
+    space: Shape, group: Sequence[int], steps: Sequence[Shape], alone: Collection[int] = ()
+) -> list[int]:
+    """The innermost run of axes that act as one for all operands; those that stand `alone` do not."""
+    out: list[int] = []
+    for i in reversed(group):
+        if not out or space[i] == 1:
+            out.insert(0, i)
+            continue
+        inner = next((j for j in out if space[j] != 1), None)
+        if inner is None:
+            out.insert(0, i)
+            continue
+        if i in alone or inner in alone:
+            break
+        if not all(known_eq(s[i], s[inner] * space[inner]) is True for s in steps if i < len(s)):
+            break
+        out.insert(0, i)
+    return out
+
+
+class _Gemm:
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        nest: ContractNest,
+        plan: GemmPlan,
+        inputs: Sequence[Slot],
+        outputs: Sequence[Slot],
+    ) -> None:
+        self.module, self.name, self.nest, self.plan = module, name, nest, plan
+        self.table = ArgumentTable(inputs, outputs)
+        self.store = nest.stores[0]
+        self.epilogue_nest = _epilogue(nest, inputs)
+        self.trivial = self.store.body.prim == "acc"
+        self.prologue_nest = flat_source(nest.lhs, nest.space, inputs) if nest.has_prologue else None
+
+    def step(self, steps: Shape, group: Sequence[int]) -> Dim:
+        return _step(self.nest, steps, group)
+
+    def size(self, group: Sequence[int]) -> Dim:
+        return _size(self.nest, group)
+
+    def emit(self) -> EmittedKernel:
+        plan, out = self.plan, self.store.strides
+        batch = tuple(self.nest.space[i] for i in plan.batch)
+
+        def over(steps: Shape, *groups: Sequence[int]) -> tuple[Dim, ...]:
+            return (*(steps[i] for i in plan.batch), *(self.step(steps, g) for g in groups))
+
+        rhs = self.nest.rhs.data
+        lhs = rhs if self.nest.has_prologue else self.nest.lhs.data
+        a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
+        a_strides = over(plan.a.axes, plan.m, plan.k)
+        if self.nest.has_prologue:
+            a_strides = (*a_strides[:-2], row_stride(self.size(plan.k)), 1)
+        b_strides = tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n)
+        spec = GemmSpec(
+            self.size(plan.m),
+            self.size(plan.n),
+            self.size(plan.k),
+            a_strides=a_strides,
+            b_strides=b_strides,
+            c_strides=(*over(out, plan.m), 1),
+            batch=batch,
+            dtype=self.nest.lhs.dtype.name,
+            c_dtype=self.table.outputs[0].dtype.name,
+            b_packed=plan.packed,
+        )
+        info = emit_gemm(
+            self.module,
+            self.name,
+            spec,
+            operands=(FIRST_OPERAND + a, FIRST_OPERAND + b, FIRST_OPERAND + len(self.table.inputs)),
+            starts=(plan.a.start, plan.b.start),
+            dim_value=self.table.dim,
+            epilogue=None if self.trivial else self.epilogue,
+            heavy=body_cost(self.store.body) >= HEAVY_EPILOGUE,
+            prologue=None if self.prologue_nest is None else self.prologue(self.prologue_nest),
+            beside=self.beside(),
+        )
+        cut = cut_of(self.nest, self.table.inputs) if spec.can_be_cut else None
+        return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread, cut=cut)
+
+    def beside(self) -> tuple[tuple[int, str], ...]:
+        """Operands that the epilogue reads where the result is written, by field and type: residuals."""
+        found: dict[int, str] = {}
+        for e in self.store.body.walk():
+            if e.prim == "load":
+                slot = self.table.inputs[e.data]
+                steps = linear_steps(e, slot.steps, self.nest.kept)
+                if steps is not None and steps.start == 0 and steps.axes == self.store.strides:
+                    found[FIRST_OPERAND + e.data] = memory_type(slot.dtype)
+        return tuple(found.items())
+
+    def emit_quantised(self) -> EmittedKernel:
+        """With weights of 4 or 8 bits."""
+        plan, layout = self.plan, self.nest.rhs_layout
+        assert layout is not None
+        info = emit_quant_gemm(
+            self.module,
+            self.name,
+            self.size(plan.m),
+            QuantLayout(**dict(layout[1])),
+            a_start=plan.a.start,
+            a_row=self.step(plan.a.axes, plan.m),
+            c_row=self.step(self.store.strides, plan.m),
+            c_dtype=self.table.outputs[0].dtype.name,
+            operands=(
+                FIRST_OPERAND + self.nest.lhs.data,
+                FIRST_OPERAND + self.nest.rhs.data,
+                FIRST_OPERAND + len(self.table.inputs),
+            ),
+            dim_value=self.table.dim,
+            epilogue=None if self.trivial else self.epilogue,
+        )
+        return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread)
+
+    def epilogue(
+        self, fn: Function, sums: Value, row: Int, column: Int, mask: Value | None, batch: tuple[Int, ...]
+    ) -> Value:
+        axes: list[Int] = [0] * self.nest.kept
+        for i, value in zip(self.plan.batch, batch, strict=True):
+            axes[i] = value
+        self.spread_index(fn, axes, self.plan.m, row)
+        lane_axis = self.spread_index(fn, axes, self.plan.n, column)
+        lane = Lane(lane_axis, column, sums.width, mask)
+        at = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane, accs=[sums])
+        return to_memory(fn, at.vector(self.epilogue_nest.stores[0].body), self.table.outputs[0].dtype)
+
+    def prologue(self, nest: Nest) -> Prologue:
+        """How rows of the left operand are computed, with lanes along k."""
+        real = [i for i in self.plan.k if self.nest.space[i] != 1] or list(self.plan.k[-1:])
+        along = real[-1]
+        line, dtype = Line.of(nest, [along]), self.nest.lhs.dtype
+        lanes = expression_lanes(self.module.target, [line.body])
+
+        def row(fn: Function, number: Int, batch: tuple[Int, ...]) -> Callable[[Int, Value | None], Value]:
+            axes: list[Int] = [0] * len(self.nest.space)
+            for i, value in zip(self.plan.batch, batch, strict=True):
+                axes[i] = value
+            self.spread_index(fn, axes, self.plan.m, number, nest)
+            first = line.begin(fn, self.table, axes)
+
+            def at(k: Int, mask: Value | None) -> Value:
+                point = [*first.axes[:along], k, *first.axes[along + 1 :]]
+                lane = Lane(along, k, lanes, mask)
+                here = replace(first, axes=point, lane=lane, memo=dict(first.memo))
+                return to_memory(fn, here.vector(line.body), dtype)
+
+            return at
+
+        return Prologue(lanes, row)
+
+    def spread_index(
+        self, fn: Function, axes: list[Int], group: Sequence[int], flat: Int, nest: Nest | None = None
+    ) -> int:
+        """Indices of a merged group at a flat position for the epilogue, or for another nest; returns the
+        axis that carries it.
+        """
+        real = [i for i in group if self.nest.space[i] != 1] or list(group[-1:])
+        if not real:
+            return self.nest.kept
+        if len(real) > 1 and not self.group_is_flat(real, nest or self.epilogue_nest):
+            for i, value in zip(
+                real, unflatten(fn, flat, [self.table.dim(fn, self.nest.space[i]) for i in real]), strict=True
+            ):
+                axes[i] = value
+        else:
+            axes[real[-1]] = flat
+        return real[-1]
+
+    def group_is_flat(self, group: Sequence[int], nest: Nest) -> bool:
+        """Whether a nest's loads see the merged axes as one (then the outer ones may stay 0)."""
+        found = accesses(nest)
+        if any(i in found.other for i in group):
+            return False
+        inner = group[-1]
+        product: Dim = self.nest.space[inner]
+        for i in reversed(group[:-1]):
+            if not all(known_eq(s[i], s[inner] * product) is True for s in found.steps):
+                return False
+            product = product * self.nest.space[i]
+        return True

@@ -1,0 +1,1 @@
+"""Loop nests: maps, reductions, softmax and norms."""

@@ -1,0 +1,139 @@
+"""Sum and sum of squared distances from the mean in one pass over a row (Welford's method in every lane).
+
+The usual way needs the mean before it can take distances: a second pass over every row. Here every lane keeps
+the mean of its elements and their squared distances from it; at the end lanes are put together as samples of
+known sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.codegen.cpu.primitives import register_type
+from rlx.codegen.cpu.rows.reduction import Reducer, Round
+from rlx.codegen.native.irtext import Function, Int
+from rlx.codegen.native.irtypes import Value, constant, lanes_of
+from rlx.ir.dim import Dim
+from rlx.kernel.compose import Stat, Store
+from rlx.kernel.rounding import is_long_row
+from rlx.kernel.scalar import Scalar, call, rebuild
+
+LONG = 4096  # elements of a row: in longer ones, sums and means lose more than one rounding
+
+
+def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, extent: Dim) -> bool:
+    """Whether statistic `number` is a sum and the next one that of squared distances from its mean.
+
+    What is stored must need both: infinite elements turn both into NaN, but a sum alone would be infinite.
+    """
+    if number + 1 >= len(stats) or not isinstance(extent, int) or not is_long_row(extent):
+        return False
+    total, squares = stats[number : number + 2]
+    floats = total.body.dtype.name in ("f32", "f64") and total.dtype is total.body.dtype is squares.dtype
+    if not floats or total.combine != "sum" or squares.combine != "sum":
+        return False
+    product = squares.body
+    if product.prim != "mul" or product.args[0] != product.args[1] or product.args[0].prim != "sub":
+        return False
+    element, mean = product.args[0].args
+    if element != total.body or not _is_mean(mean, number, extent):
+        return False
+    later = [*(s.body for s in stats[number + 2 :]), *(s.body for s in stores)]
+    return all(_uses(body, number + 1) or not _uses(body, number) for body in later)
+
+
+def mean_of(stats: Sequence[Stat], number: int) -> Scalar:
+    """What the distances of `are_moments` are taken from."""
+    return stats[number + 1].body.args[0].args[1]
+
+
+def with_rest(body: Scalar, mean: Scalar, rest: int) -> Scalar:
+    """Distances from the mean, less statistic `rest`: what the mean is off by."""
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim != "sub" or args[1] != mean:
+            return None
+        return call("sub", call("sub", *args), Scalar("acc", (), e.dtype, rest))
+
+    return rebuild(body, change)
+
+
+def _is_mean(s: Scalar, number: int, extent: int) -> bool:
+    """Whether an expression is statistic `number` over the elements of a row (or times the exact inverse)."""
+    if s.prim not in ("mul", "div") or not _is_acc(s.args[0], number) or s.args[1].prim != "const":
+        return False
+    factor = s.args[1].data
+    return bool(factor == extent if s.prim == "div" else factor * extent == 1)
+
+
+def _is_acc(s: Scalar, number: int) -> bool:
+    return s.prim == "acc" and (s.data or 0) == number
+
+
+def _uses(body: Scalar, number: int) -> bool:
+    return any(_is_acc(e, number) for e in body.walk())
+
+
+class MomentsReducer(Reducer):
+    """Carries mean and squared distances of every lane.
+
+    Long rows are taken less a pivot, their first element: elements far from 0 would cost every mean a
+    rounding of their size. The third result is what the mean, a number of that size, is off by.
+    """
+
+    def __init__(
+        self, fn: Function, stat: Stat, lanes: int, extent: int, groups: int, mean: Scalar, results: int
+    ) -> None:
+        super().__init__(fn, stat, lanes)
+        self.extent, self.groups, self.mean, self.number = extent, groups, mean, results
+
+    @property
+    def result_types(self) -> list[str]:
+        return [register_type(self.dtype)] * self.number
+
+    def start(self) -> list[Value]:
+        return [constant(self.type, 0.0)] * 2
+
+    def add(
+        self, carried: list[Value], x: Value, position: Int, mask: Value | None, now: Round
+    ) -> list[Value]:
+        fn, (mean, squares) = self.fn, carried
+        away = fn.fsub(x, mean)
+        new_mean = fn.fma(away, fn.splat(now.inverse(x.element), x.width), mean)
+        new = [new_mean, fn.fma(away, fn.fsub(x, new_mean), squares)]
+        return new if mask is None else [fn.select(mask, n, c) for n, c in zip(new, carried, strict=True)]
+
+    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
+        """Sum and squared distances of all lanes of all groups, and the rest of the mean where it counts."""
+        fn, sizes = self.fn, self.sizes()
+        total = fn.reduce_add(
+            self.tree([fn.fmul(n, mean) for n, (mean, _) in zip(sizes, groups, strict=True)])
+        )
+        own = fn.fdiv(total, float(self.extent))
+        middle = fn.splat(own, self.lanes)
+        parts = []
+        for n, (mean, squares) in zip(sizes, groups, strict=True):
+            away = fn.fsub(mean, middle)
+            parts.append(fn.fma(fn.fmul(away, away), n, squares))
+        squares = fn.reduce_add(self.tree(parts))
+        if pivot is None:
+            return [total, squares]
+        total = fn.fma(pivot, constant(pivot.type, float(self.extent)), total)
+        by = constant(pivot.type, float(self.mean.args[1].data))
+        read = fn.fdiv(total, by) if self.mean.prim == "div" else fn.fmul(total, by)
+        return [total, squares, fn.fadd(fn.fsub(pivot, read), own)][: self.number]
+
+    def sizes(self) -> list[Value]:
+        """How many elements each lane of each group has seen."""
+        rounds, rest = divmod(self.extent, self.lanes * self.groups)
+        more, left = divmod(rest, self.lanes)
+        first = [float(rounds + more + (lane < left)) for lane in range(self.lanes)]
+        return [
+            lanes_of(self.type, first),
+            *(constant(self.type, float(rounds)) for _ in range(1, self.groups)),
+        ]
+
+    def tree(self, vectors: list[Value]) -> Value:
+        while len(vectors) > 1:
+            vectors = [self.fn.fadd(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]

@@ -1,0 +1,89 @@
+"""What the extents of a nest's axes decide about its expressions: conditions that always hold, divisions of
+indices that are smaller than the divisor. Concatenation, padding and reshapes leave many of these.
+"""
+
+from __future__ import annotations
+
+from rlx.ir.dim import Dim, known_le, known_lt
+from rlx.ir.dtype import BOOL, I64
+from rlx.ir.types import Shape
+from rlx.kernel.affine import affine, to_dim
+from rlx.kernel.scalar import Scalar, const, rebuild, select
+
+COMPARED = ("less", "greater_equal")
+DIVIDED = ("mod", "floor_div")
+
+
+def decided(body: Scalar, space: Shape) -> Scalar:
+    """An expression over axes of these extents, without what they decide.
+
+    >>> import rlx.ops
+    >>> from rlx.kernel.scalar import axis
+    >>> decided(axis(0) % 8 + axis(1) // 4, (8, 3))
+    i0
+    """
+    if not any(e.prim in COMPARED or e.prim in DIVIDED for e in body.walk()):
+        return body
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim in COMPARED and all(a.dtype is I64 for a in args):
+            truth = _truth(e.prim, args[0], args[1], space)
+            return None if truth is None else const(truth, BOOL)
+        if e.prim in DIVIDED and e.dtype is I64 and _truth("less", args[0], args[1], space):
+            if _truth("greater_equal", args[0], const(0), space):
+                return args[0] if e.prim == "mod" else const(0)
+        if e.prim == "logical_and" and args[1] in _parts(args[0]):
+            return args[0]
+        if e.prim == "where":
+            return _choice(*args)
+        if e.prim == "load_or" and args[0].prim == "const":
+            return Scalar("load", args[2:], e.dtype, e.data) if args[0].data else args[1]
+        return None
+
+    return rebuild(body, change)
+
+
+def _parts(condition: Scalar) -> set[Scalar]:
+    """What must hold for a condition to hold."""
+    if condition.prim != "logical_and":
+        return {condition}
+    return {condition} | _parts(condition.args[0]) | _parts(condition.args[1])
+
+
+def _choice(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar | None:
+    """A choice that is made already, or was made by the choice around it."""
+    if condition.prim == "const":
+        return yes if condition.data else no
+    inner = yes.args[1] if yes.prim == "where" and yes.args[0] in _parts(condition) else yes
+    other = no.args[2] if no.prim == "where" and no.args[0] == condition else no
+    if inner is yes and other is no:
+        return None
+    return select(condition, inner, other)
+
+
+def _truth(prim: str, a: Scalar, b: Scalar, space: Shape) -> bool | None:
+    """Whether a < b (or a >= b) holds at every point, or at none; None where that is not known."""
+    bounds = _bounds(a - b, space)
+    if bounds is None:
+        return None
+    low, high = bounds
+    always, never = known_lt(high, 0) is True, known_le(0, low) is True
+    if not always and not never:
+        return None
+    return always if prim == "less" else never
+
+
+def _bounds(index: Scalar, space: Shape) -> tuple[Dim, Dim] | None:
+    """The least and the greatest value of an index over all points."""
+    parts = affine(index, len(space))
+    rest = None if parts is None else to_dim(parts[1])
+    if parts is None or rest is None:
+        return None
+    low: Dim = rest
+    high: Dim = rest
+    for step, extent in zip(parts[0], space, strict=True):
+        if not isinstance(step, int):
+            return None
+        reach = step * (extent - 1)
+        low, high = (low, high + reach) if step > 0 else (low + reach, high)
+    return low, high

@@ -1,0 +1,1 @@
+"""The notation of native code: LLVM IR, vectorised math, compiling and loading."""

@@ -1,0 +1,1 @@
+"""Native code of ranks: rendezvous, copies, exchanges, reductions."""

@@ -1,0 +1,1 @@
+"""Transports: threads, processes of one machine, MPI."""

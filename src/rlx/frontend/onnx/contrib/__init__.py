@@ -1,0 +1,1 @@
+"""Ops of ONNX Runtime's domain (com.microsoft)."""

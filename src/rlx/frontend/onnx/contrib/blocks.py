@@ -1,0 +1,98 @@
+"""Weights of few bits in blocks (com.microsoft): products, rows of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import ImportError_
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.contrib.basic import MS
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
+
+
+@onnx_op("MatMulNBits", domain=MS, ignored=("accuracy_level",))
+def matmul_nbits(n: Call) -> Any:
+    """Weights in 2, 4 or 8 bits, in blocks along k, each block with a scale and perhaps a zero point."""
+    x, scales = n[0], n[2]
+    k, columns = int(n.attr("K")), int(n.attr("N"))
+    bits, block = int(n.attr("bits", 4)), int(n.attr("block_size"))
+    if n.get(4) is not None:
+        raise ImportError_("g_idx is not supported; quantise without reordering (desc_act=False)")
+    blocks = -(-k // block)
+    raw = n.known(1)
+    if raw is None:
+        raise ImportError_("its weights must be constant")
+    weight = unpacked(raw.reshape(columns, blocks, -1), bits)[..., :block].reshape(columns, blocks * block)
+    zero = None
+    if n.get(3) is not None:
+        points = n.known(3)
+        if points is None:
+            raise ImportError_("its zero points must be constant")
+        if points.dtype == np.uint8:
+            zero = unpacked(points.reshape(columns, -1), bits)[:, :blocks]
+        else:
+            zero = points.reshape(columns, blocks)
+    middle = 1 << (bits - 1)
+    codes = (weight[:, :k].T.astype(np.int16) - middle).astype(np.int8)
+    centred = n.importer.constant(codes, f"{n.label}.codes")
+    scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
+    shift = None if zero is None else zero.T.astype(np.float32) - middle
+    shifts = None if shift is None else n.importer.constant(shift, f"{n.label}.zeros")
+    matrix = ops.dequantize_groups(centred, scale, shifts, bits=bits, group=block)
+    y = ops.matmul(x, ops.cast(matrix, x.dtype))
+    return y if n.get(5) is None else y + n[5]
+
+
+def unpacked(data: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of a few bits from bytes, low bits first."""
+    if bits == 8:
+        return data
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((data[..., None] >> shifts) & ((1 << bits) - 1)).reshape(*data.shape[:-1], -1)
+
+
+@onnx_op("GatherBlockQuantized", domain=MS)
+def gather_block_quantized(n: Call) -> Any:
+    """Rows of codes with a scale (and zero point) per block of an axis: only what is picked is decoded."""
+    data, indices, scales = n[0], n[1], n[2]
+    bits, block = int(n.attr("bits", 4)), int(n.attr("block_size", 128))
+    along, split = (
+        normal_axis(n.proto.op_type, int(n.attr(f"{name}_axis", default)), data.rank)
+        for name, default in (("gather", 0), ("quantize", 1))
+    )
+    if along == split:
+        raise ImportError_(f"gather_axis and quantize_axis are both {along}; they must differ")
+    bytes_ = data.dtype.name == "u8"
+    if bytes_ and (bits not in (2, 4, 8) or split != data.rank - 1):
+        raise ImportError_(f"codes of {bits} bits in bytes along axis {split} are not supported")
+    per = 8 // bits if bytes_ else 1
+
+    def picked(x: Node, many: int) -> Any:
+        rows = ops.gather(x, indices, along)
+        return split_bytes(n, rows, bits) if many > 1 else rows
+
+    codes = ops.cast(picked(data, per), "f32")
+    axis = split if split < along else split + indices.rank - 1
+    width, blocks = codes.shape[axis], scales.shape[split]
+
+    def spread(x: Any) -> Any:
+        return ops.slice_axis(ops.repeat(ops.slice_axis(x, axis, 0, blocks), block, axis), axis, 0, width)
+
+    if n.get(3) is not None:
+        codes = codes - spread(ops.cast(picked(n[3], per), "f32"))
+    elif bytes_:
+        codes = codes - float(1 << (bits - 1))
+    return ops.cast(codes * spread(ops.cast(picked(scales, 1), "f32")), scales.dtype)
+
+
+def split_bytes(n: Call, x: Node, bits: int) -> Any:
+    """The numbers of a few bits in bytes, low bits first, along the last axis."""
+    shifts = n.constant(np.arange(0, 8, bits, dtype=np.uint8))
+    apart = ops.shift_right(ops.expand_dims(x, x.rank), shifts)
+    apart = ops.bitwise_and(apart, n.constant((1 << bits) - 1, "u8"))
+    return ops.reshape(apart, (*x.shape[:-1], x.shape[-1] * (8 // bits)))

@@ -1,0 +1,1 @@
+"""Classical models (ai.onnx.ml)."""

@@ -1,0 +1,1 @@
+"""ONNX's own ops, a family per file."""

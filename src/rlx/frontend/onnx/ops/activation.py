@@ -1,0 +1,131 @@
+"""Activation functions and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlx import ops
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.ir.graph import Node
+from rlx.ops.rules import normal_axis
+
+PLAIN: dict[str, Callable[[Any], Any]] = {
+    "Relu": ops.relu,
+    "Sigmoid": ops.sigmoid,
+    "Tanh": ops.tanh,
+    "HardSwish": ops.hard_swish,
+    "Mish": ops.mish,
+    "Softplus": ops.softplus,
+    "Softsign": ops.softsign,
+}
+
+# op -> function and its attributes: (ONNX's name, ours, default)
+WITH_NUMBERS: dict[str, tuple[Callable[..., Any], tuple[tuple[str, str, float], ...]]] = {
+    "LeakyRelu": (ops.leaky_relu, (("alpha", "alpha", 0.01),)),
+    "Elu": (ops.elu, (("alpha", "alpha", 1.0),)),
+    "Celu": (ops.celu, (("alpha", "alpha", 1.0),)),
+    "HardSigmoid": (ops.hard_sigmoid, (("alpha", "alpha", 0.2), ("beta", "beta", 0.5))),
+    "Swish": (ops.swish, (("alpha", "alpha", 1.0),)),
+    "ThresholdedRelu": (ops.thresholded_relu, (("alpha", "alpha", 1.0),)),
+    "Shrink": (ops.shrink, (("lambd", "lambd", 0.5), ("bias", "bias", 0.0))),
+}
+
+
+@onnx_op(*PLAIN, ignored=("consumed_inputs",))
+def plain(n: Call) -> Any:
+    return PLAIN[n.proto.op_type](n[0])
+
+
+@onnx_op(*WITH_NUMBERS, ignored=("consumed_inputs",))
+def with_numbers(n: Call) -> Any:
+    function, attributes = WITH_NUMBERS[n.proto.op_type]
+    given = {ours: n.attr(name, default) for name, ours, default in attributes}
+    x = n[0]
+    if not x.dtype.is_float:  # Shrink is defined for integers, too
+        return ops.cast(function(ops.cast(x, "f32"), **given), x.dtype)
+    return function(x, **given)
+
+
+@onnx_op("Selu", ignored=("consumed_inputs",))
+def selu_first(n: Call) -> Any:
+    return ops.selu(n[0], alpha=n.attr("alpha", 1.6732), gamma=n.attr("gamma", 1.0507))
+
+
+@onnx_op("Selu", since=6)
+def selu(n: Call) -> Any:
+    given = {name: n.attr(name) for name in ("alpha", "gamma") if n.has(name)}
+    return ops.selu(n[0], **given)
+
+
+@onnx_op("Gelu", since=20)
+def gelu(n: Call) -> Any:
+    return ops.gelu(n[0], approximate=n.choice("approximate", "none", ("none", "tanh")))
+
+
+@onnx_op("PRelu", ignored=("consumed_inputs",))
+def prelu_by_channel(n: Call) -> Any:
+    x, slope = n[0], n[1]
+    if slope.rank == 1 and x.rank > 1:
+        slope = ops.reshape(slope, (slope.shape[0], *(1,) * (x.rank - 2)))
+    return ops.prelu(x, slope)
+
+
+@onnx_op("PRelu", since=7)
+def prelu(n: Call) -> Any:
+    return ops.prelu(n[0], n[1])
+
+
+def hardmax(x: Node, axis: int) -> Node:
+    """1 at the first maximum along an axis, 0 elsewhere."""
+    at = ops.argmax(x, axis=axis)
+    return ops.one_hot(at, x.shape[axis], axis=axis, dtype=x.dtype)
+
+
+SOFTMAX: dict[str, Callable[[Any, int], Any]] = {
+    "Softmax": ops.softmax,
+    "LogSoftmax": ops.log_softmax,
+    "Hardmax": hardmax,
+}
+
+
+@onnx_op(*SOFTMAX)
+def softmax_of_matrix(n: Call) -> Any:
+    """Before opset 13: over all axes from `axis` on, taken together."""
+    x = n[0]
+    axis = int(n.attr("axis", 1))
+    axis += x.rank if axis < 0 else 0
+    flat = ops.flatten(x, axis)
+    return ops.reshape(SOFTMAX[n.proto.op_type](flat, 1), x.shape)
+
+
+@onnx_op(*SOFTMAX, since=13)
+def softmax(n: Call) -> Any:
+    axis = normal_axis(n.proto.op_type, int(n.attr("axis", -1)), n[0].rank)
+    return SOFTMAX[n.proto.op_type](n[0], axis)
+
+
+@onnx_op("Dropout", ignored=("consumed_inputs", "is_test", "seed", "ratio"))
+def dropout_at_inference(n: Call) -> Any:
+    """Inference: nothing is dropped."""
+    return with_mask(n, n[0])
+
+
+@onnx_op("Dropout", since=12, ignored=("seed",))
+def dropout(n: Call) -> Any:
+    training = n.get(2)
+    if training is not None and bool(n.array(2)):
+        ratio = float(n.array(1)) if n.get(1) is not None else 0.5
+        if ratio != 0.0:
+            from rlx.frontend.onnx.ops.random import dropout_mask
+
+            keep = dropout_mask(n, n[0], ratio)
+            scaled = n[0] * (1.0 / (1.0 - ratio) if ratio < 1.0 else 0.0)
+            return ops.where(keep, scaled, n.constant(0, n[0].dtype)), keep
+    return with_mask(n, n[0])
+
+
+def with_mask(n: Call, x: Node) -> Any:
+    """x itself and, if asked for, a mask that keeps everything."""
+    return (x, ops.full(x.shape, True, "bool")) if n.wants(1) else x

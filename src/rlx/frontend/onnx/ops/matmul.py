@@ -1,0 +1,52 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx import ops
+from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.ops.math import old_broadcast
+from rlx.frontend.onnx.registry import onnx_op
+from rlx.ir.graph import Node
+
+
+@onnx_op("MatMul")
+def matmul(n: Call) -> Any:
+    return ops.matmul(n[0], n[1])
+
+
+def scaled(x: Any, factor: float) -> Any:
+    """x times an attribute, which integers take as an integer."""
+    if factor == 1.0:
+        return x
+    return x * (int(factor) if x.dtype.is_int and factor == int(factor) else factor)
+
+
+def general_product(n: Call, a: Node, b: Node, c: Node | None) -> Any:
+    """alpha * A' B' + beta * C."""
+    if n.flag("transA"):
+        a = ops.transpose(a)
+    if n.flag("transB"):
+        b = ops.transpose(b)
+    y = scaled(ops.matmul(a, b), n.attr("alpha", 1.0))
+    beta = n.attr("beta", 1.0)
+    return y if c is None else y + scaled(c, beta)
+
+
+@onnx_op("Gemm")
+def gemm_with_attributes(n: Call) -> Any:
+    c = n[2]
+    if c.rank == 1 and n.attr("broadcast", 0):
+        c = old_broadcast(n, n[0], c)
+    return general_product(n, n[0], n[1], c)
+
+
+@onnx_op("Gemm", since=7)
+def gemm(n: Call) -> Any:
+    return general_product(n, n[0], n[1], n.get(2))
+
+
+@onnx_op("Einsum")
+def einsum(n: Call) -> Any:
+    return ops.einsum(n.attr("equation"), *n.nodes())

@@ -1,0 +1,1 @@
+"""What is known about sizes and small values while a model is imported."""

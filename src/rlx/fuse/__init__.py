@@ -1,0 +1,1 @@
+"""Fusion: which ops become one kernel, priced by the gate of `rlx.cost`."""

@@ -1,0 +1,1 @@
+"""Random programs: the grammar, its moves, and the inputs."""

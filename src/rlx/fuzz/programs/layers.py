@@ -1,0 +1,142 @@
+"""Moves that write layers of networks: products, convolutions, pooling, attention, recurrent cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlx.fuzz.programs.draw import INTS, Draw, NotHere
+from rlx.fuzz.programs.inputs import Values
+from rlx.fuzz.programs.program import Size
+
+
+def product(d: Draw) -> object:
+    x = d.floating(1)
+    kind, last = d.kind(x), d.named(d.shape(x)[-1:])
+    way = d.choose(("matmul", "matmul", "linear", "einsum", "self", "outer", "dot"))
+    if way == "linear":
+        n = d.size()
+        return d.emit(f"ops.linear({x}, {d.input(kind, [*last, n])}, {d.input(kind, [n])})")
+    if way == "einsum":
+        return d.emit(f"ops.einsum('...i,...i->...', {x}, {d.partner(x)})")
+    if way == "self" and d.rank(x) >= 2:
+        return d.emit(times(d, x, f"ops.swapaxes({x}, -1, -2)"))
+    if way == "outer":
+        return d.emit(f"ops.einsum('...i,...j->...ij', {x}, {x})")
+    fit = [v for v in d.known([kind], 1) if d.shape(v)[-2:][0] == d.shape(x)[-1]]
+    if fit and d.chance(0.4):
+        return d.emit(times(d, x, d.choose(fit)))
+    return d.emit(times(d, x, d.input(kind, [*last, d.size()], weight=0.5)))
+
+
+def times(d: Draw, x: str, y: str) -> str:
+    """x @ y; called with arrays, `@` is NumPy's own, which accumulates narrow floats in another way."""
+    return f"{x} @ {y}" if d.kind(x) in ("f32", "f64") else f"ops.matmul({x}, {y})"
+
+
+def integer_product(d: Draw) -> object:
+    x = d.value(["u8", "i8"], 2, 3)
+    w = d.input("i8", [*d.named(d.shape(x)[-1:]), d.size()], Values(-128, 127))
+    return d.emit(f"ops.matmul_integer({x}, {w})")
+
+
+def convolution(d: Draw) -> object:
+    """Any rank, groups, strides, paddings and dilations; x and w are arguments or weights."""
+    spatial = d.choose((1, 2, 2, 2, 3))
+    kind = d.main if d.main not in INTS else "f32"
+    groups = d.choose((1, 1, 1, 2))
+    channels, out = groups * d.choose((1, 2, 3, 8)), groups * d.choose((1, 2, 5, 16))
+    kernel: list[Size] = [_side(d, (1, 2, 3, 3, 5)) for _ in range(spatial)]
+    fit = [v for v in d.known([kind], spatial + 2, spatial + 2) if d.shape(v)[1] == channels]
+    if fit and d.chance(0.7):
+        x = d.choose(fit)
+    else:
+        sides = [_side(d, (3, 5, 7, 8, 9, 14) if spatial < 3 else (3, 5)) for _ in range(spatial)]
+        x = d.input(kind, [d.choose((1, 1, 2, 3)), channels, *sides])
+    w = d.input(kind, [out, channels // groups, *kernel])
+    bias = f", {d.input(kind, [out])}" if d.chance(0.4) else ""
+    options = f", strides={d.choose((1, 1, 2, 3))}, dilations={d.choose((1, 1, 2, 3))}, groups={groups}"
+    padding = f", padding={[(d.random.randint(0, 2), d.random.randint(0, 2)) for _ in range(spatial)]}"
+    return d.emit(f"ops.conv({x}, {w}{bias}{options}{padding if d.chance(0.6) else ''})")
+
+
+def _side(d: Draw, usual: Sequence[int]) -> Size:
+    """The side of an image or a window: a number, now and then one of the program's sizes."""
+    names = [name for name, n in d.sizes.items() if n <= max(usual)]
+    return d.choose(names) if names and d.chance(0.25) else d.choose(usual)
+
+
+def pool(d: Draw) -> object:
+    x = d.floating(3, 4)
+    spatial = d.rank(x) - 2
+    name = d.choose(("max_pool", "avg_pool", "lp_pool", "global_avg_pool", "global_max_pool"))
+    if name.startswith("global"):
+        return d.emit(f"ops.{name}({x})")
+    window = tuple(d.choose((1, 2, 3)) for _ in range(spatial))
+    options = f"strides={d.choose((1, 2))}, dilations={d.choose((1, 1, 2))}, ceil_mode={d.chance(0.3)}"
+    return d.emit(f"ops.{name}({x}, {window}, {options})")
+
+
+def channel_norm(d: Draw) -> object:
+    x = d.floating(3, 4)
+    kind, channels = d.kind(x), d.shape(x)[1]
+    scale, bias = (d.input(kind, d.named([channels])) for _ in range(2))
+    if d.chance(0.5):
+        return d.emit(f"ops.instance_norm({x}, {scale}, {bias})")
+    divisors = [n for n in (1, 2, 3, 4) if channels % n == 0]
+    return d.emit(f"ops.group_norm({x}, {scale}, {bias}, {d.choose(divisors)})")
+
+
+def attention(d: Draw) -> object:
+    """Where keys are hidden, q, k and v are finite: what infinite ones do there is not specified."""
+    kind = d.main if d.main not in INTS else "f32"
+    batch, heads, width = d.choose((1, 2)), d.choose((1, 2, 4)), d.choose((4, 8, 9, 16))
+    rows, keys = d.size(), d.size()
+    causal = d.chance(0.3)
+    mask = d.choose(("bool", kind)) if not causal and d.chance(0.5) else ""
+    hides = causal or mask == "bool"
+    values = Values() if hides else None
+    fit = [v for v in d.known([kind], 4, 4) if d.shape(v)[-1] > 1]
+    if fit and d.chance(0.5) and not (hides and d.has_special_values):
+        q = d.choose(fit)
+        b, h, n, m = d.named(d.shape(q))
+        k, v = d.input(kind, [b, h, keys, m], values), d.input(kind, [b, h, keys, m], values)
+        rows = n
+    else:
+        q, k, v = (d.input(kind, [batch, heads, n, width], values) for n in (rows, keys, keys))
+    more = ", causal=True" if causal else f", {d.input(mask, [rows, keys])}" if mask else ""
+    return d.emit(f"ops.attention({q}, {k}, {v}{more})")
+
+
+def cell(d: Draw) -> object:
+    x = d.floating(3, 3)
+    _, _, width = d.shape(x)
+    kind, hidden = d.kind(x), d.choose((1, 3, 4, 8))
+    name = d.choose(("rnn", "gru", "lstm"))
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[name]
+    if width == 0:
+        raise NotHere
+    ways = d.choose((1, 1, 2))
+    both = ", direction='bidirectional'" if ways == 2 else ""
+    made: list[str] = []
+    for _ in range(d.choose((1, 1, 2))):  # two cells that read one value
+        shape = [ways, gates * hidden]
+        w = d.input(kind, [*shape, *d.named([width])], Values(-0.5, 0.5), weight=0.7)
+        r = d.input(kind, [*shape, hidden], Values(-0.5, 0.5), weight=0.7)
+        made += d.emit(f"ops.{name}({x}, {w}, {r}{both})", 2)
+    return made
+
+
+def rotate(d: Draw) -> object:
+    return d.emit(f"ops.rope({d.floating(3, 4)})")
+
+
+LAYERS: tuple[tuple[float, Callable[[Draw], object]], ...] = (
+    (2.5, product),
+    (0.3, integer_product),
+    (1.5, convolution),
+    (0.6, pool),
+    (0.4, channel_norm),
+    (0.7, attention),
+    (0.3, cell),
+    (0.2, rotate),
+)

@@ -1,0 +1,1 @@
+"""Graphs as text and as files, and how two of them differ."""

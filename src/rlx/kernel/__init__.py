@@ -1,0 +1,1 @@
+"""What kernels compute: scalar expressions, forms of ops, and loop nests composed of them."""

@@ -1,0 +1,573 @@
+"""From a region (a body of MIR ops) to one kernel: index expressions are substituted into each other.
+
+`compose(body)` gives the kernel or raises `ComposeError` with the reason why the ops do not fit one kernel.
+
+What a kernel is, is said in `rlx.kernel.nests`; two contractions with a softmax between them are composed in
+`rlx.kernel.attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from rlx.ir.attr import attr_key
+from rlx.ir.dim import Dim, known_eq
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role, get_op, run_rule
+from rlx.ir.types import Shape, TensorType
+from rlx.kernel.affine import affine, to_dim
+from rlx.kernel.form import Contract, Conv, Form, Layout, Map, Pieces, Reduce, Template, dense, dense_strides
+from rlx.kernel.nests import (
+    AttentionNest,
+    ComposeError,
+    Computed,
+    ContractNest,
+    ConvNest,
+    Kernel,
+    Nest,
+    Opaque,
+    Stat,
+    Store,
+)
+from rlx.kernel.scalar import (
+    LOADS,
+    Scalar,
+    axes,
+    axis,
+    const,
+    in_range,
+    load,
+    load_index,
+    rebuild,
+    replace_axes,
+    select,
+    size,
+)
+from rlx.kernel.views import keeps_order
+
+_FORMS: dict[Any, Form] = {}
+_MOST_FORMS = 10_000
+
+
+def lower_node(node: Node) -> Form:
+    """The form of a MIR node. Models repeat their layers, so forms are kept by op, attributes and types."""
+    if node._form is None:
+        node._form = _form_of(node)
+    return cast(Form, node._form)
+
+
+def _form_of(node: Node) -> Form:
+    if node.bodies:
+        form: Form = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
+        return form
+    attrs = tuple([attr_key(v) for v in node.attrs.values()])
+    key = (node.op, attrs, tuple([o.type for o in node.operands]))
+    known = _FORMS.get(key)
+    if known is None:
+        if len(_FORMS) >= _MOST_FORMS:
+            _FORMS.clear()
+        known = _FORMS[key] = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
+    return known
+
+
+def pieces_body(form: Pieces) -> Scalar:
+    """Boxes as one expression: the box that holds the point decides."""
+    at = axes(len(form.space))
+    out: Scalar | None = None
+    for piece in reversed(form.pieces):
+        local = [a - size(o) for a, o in zip(at, piece.offset, strict=True)]
+        inside = None
+        for a, o, n, total in zip(local, piece.offset, piece.extent, form.space, strict=True):
+            if o == 0 and n == total:
+                continue
+            inside = in_range(a, n) if inside is None else inside & in_range(a, n)
+        # An axis of one element has one index: what is computed from it stays regular.
+        index = [const(0) if n == 1 else a for a, n in zip(local, piece.extent, strict=True)]
+        body = _guard_loads(replace_axes(piece.body, index), inside)
+        out = body if out is None or inside is None else select(inside, body, out)
+    assert out is not None
+    return out
+
+
+def _guard_loads(body: Scalar, inside: Scalar | None) -> Scalar:
+    """Loads that are only valid inside a box must not touch memory outside of it."""
+    if inside is None:
+        return body
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        if e.prim == "load":
+            return Scalar("load_or", (inside, const(0, e.dtype), *args), e.dtype, e.data)
+        if e.prim == "load_or":
+            return Scalar("load_or", (args[0] & inside, *args[1:]), e.dtype, e.data)
+        return None
+
+    return rebuild(body, change)
+
+
+class Composer:
+    """Composes one body: `values` holds each node as an expression over its own axes."""
+
+    def __init__(self, body: Graph) -> None:
+        self.body = body
+        self.values: dict[int, Scalar] = {}
+        self.inputs: dict[int, int] = {}
+        self.stats: list[Stat] = []
+        self.columns: set[bool] = set()  # how sums add
+        self.rows: tuple[Shape, tuple[int, ...]] | None = None
+        self.contract: tuple[Contract | Conv, Node] | None = None
+
+    def run(self) -> Kernel:
+        computed = [n for n in self.body.nodes if n.op.role is not Role.INPUT]
+        for i, node in enumerate(self.body.inputs):
+            self.inputs[node.id] = i
+            self.values[node.id] = load(i, axes(node.rank), node.dtype)
+        live = self.body.live()
+        for node in computed:
+            if node.id not in live:
+                continue
+            if node.op.role is Role.CONSTANT:
+                self.values[node.id] = self._constant(node)
+                continue
+            if node.op.role is Role.RESULT:
+                self._part(node)
+                continue
+            if node.op.role is not Role.COMPUTE:
+                raise ComposeError(f"{node.op.name} has no kernel form", node.where)
+            if self._in_layout(node):
+                continue
+            form = lower_node(node)
+            if node.op.reader_side and isinstance(form, Template):
+                # What reads it knows where its elements are.
+                self.values[node.id] = load(self.inputs[node.operands[0].id], axes(node.rank), node.dtype)
+            elif isinstance(form, (Map, Pieces)):
+                body = form.body if isinstance(form, Map) else pieces_body(form)
+                self.values[node.id] = self._substitute(body, node)
+            elif isinstance(form, Reduce):
+                self._reduce(node, form)
+            elif isinstance(form, (Contract, Conv)) or self._takes(form):
+                self._root(node, form)
+            elif len([n for n in computed if n.id in live and n.op.role is Role.COMPUTE]) == 1:
+                return Opaque(form, node)
+            else:
+                raise ComposeError(f"{node.op.name} is a kernel of its own", node.where)
+        return self._finish()
+
+    def _takes(self, form: Form) -> bool:
+        """Whether a form other than a contraction or convolution may be the root here."""
+        return False
+
+    def _part(self, node: Node) -> None:
+        """One of several results of an op."""
+        raise ComposeError(f"{node.operands[0].op.name} is a kernel of its own", node.where)
+
+    def _in_layout(self, node: Node) -> bool:
+        """A convolution stores its result in blocked channels by itself: that value has no index."""
+        if self.contract is None or not isinstance(self.contract[0], Conv):
+            return False
+        if any(o.op.writer_side and o.id not in self.inputs for o in node.operands):
+            raise ComposeError(
+                f"{node.op.name} reads what a kernel stores in a layout of its own", node.where
+            )
+        return node.op.writer_side
+
+    def _constant(self, node: Node) -> Scalar:
+        array = node.attrs["value"].array
+        if array.size != 1:
+            raise ComposeError(
+                "a constant of more than one element is an operand, not part of a body", node.where
+            )
+        return const(array.reshape(()).item(), node.dtype)
+
+    def _substitute(self, body: Scalar, node: Node) -> Scalar:
+        """Replace loads of operands by the operands' own expressions at that index."""
+
+        def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+            if e.prim not in LOADS:
+                return None
+            operand = node.operands[e.data]
+            source = self.values[operand.id]
+            if e.prim == "load":
+                return replace_axes(source, args)
+            if self._is_in_place(source, operand) and (
+                e.prim == "load_or" or self._is_whole(source, operand)
+            ):
+                return Scalar(e.prim, args, e.dtype, source.data)  # load_or brings its own bounds
+            if e.prim == "load_or":
+                guard, fill, *index = args
+                at = replace_axes(source, index)
+                if any(x.prim in ("load_checked", "acc") for x in at.walk()):
+                    raise ComposeError(f"{node.op.name} reads a computed value past its edge", node.where)
+                return select(guard, _guard_loads(at, guard), fill)
+            raise ComposeError(f"{node.op.name} gathers from a value that is not in memory", node.where)
+
+        return rebuild(body, change)
+
+    def _reduce(self, node: Node, form: Reduce) -> None:
+        if self.contract is not None:
+            raise ComposeError("a reduction after a contraction is a kernel of its own", node.where)
+        body = self._substitute(form.body, node)
+        rows = (form.space, form.axes)
+        if self.rows is None:
+            self.rows = rows
+        elif not same_space(self.rows[0], form.space) or self.rows[1] != form.axes:
+            raise ComposeError("reductions over different spaces do not share a loop nest", node.where)
+        kept = [i for i in range(len(form.space)) if i not in form.axes]
+        self._check_rows(body, axes(len(form.space)), kept, node)
+        number = len(self.stats)
+        out = node.tensor
+        stat = Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last)
+        if stat.rounds and any(s.rounds and s.body.dtype.bits != body.dtype.bits for s in self.stats):
+            raise ComposeError("sums of different widths do not share a kernel", node.where)
+        if stat.rounds:
+            self.columns.add(adds_by_columns(form, [o.shape for o in node.operands]))
+            if len(self.columns) > 1:
+                raise ComposeError("sums along rows and along columns do not share a kernel", node.where)
+        self.stats.append(stat)
+        at = axes(out.rank)
+        if out.rank == len(form.space):  # keepdims
+            index = tuple(at[i] for i in kept)
+        else:
+            index = at
+        value = Scalar("acc", index, stat.dtype, number)
+        if form.finish is not None:
+            point = tuple(at[i] for i in kept) if out.rank == len(form.space) else at
+            done = replace_axes(form.finish, point)
+            value = rebuild(
+                done, lambda e, _: Scalar("acc", index, e.dtype, number) if e.prim == "acc" else None
+            )
+        self.values[node.id] = value
+
+    def _check_rows(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int], node: Node) -> None:
+        """Statistics may be read only at their own row."""
+        if not self._reads_own_row(body, at, kept):
+            raise ComposeError("a reduced value is read at another row", node.where)
+
+    def _reads_own_row(self, body: Scalar, at: Sequence[Scalar], kept: Sequence[int]) -> bool:
+        assert self.rows is not None
+        return all(
+            arg == at[i] or (self.rows[0][i] == 1 and arg == const(0))
+            for e in body.walk()
+            if e.prim == "acc"
+            for arg, i in zip(e.args, kept, strict=True)
+        )
+
+    def _root(self, node: Node, form: Form) -> None:
+        assert isinstance(form, (Contract, Conv))
+        if self.contract is not None or self.rows is not None:
+            raise ComposeError("one kernel holds one contraction and no reduction beside it", node.where)
+        self.contract = (form, node)
+        self.values[node.id] = Scalar("acc", axes(node.rank), form.dtype, 0)
+
+    # -- the end: outputs must fit the nest
+
+    def _finish(self) -> Kernel:
+        outputs = list(self.body.outputs.values())
+        if self.contract is not None:
+            return self._finish_contract(outputs)
+        if self.rows is None:
+            space = outputs[0].shape
+            for node in outputs:
+                if not same_space(node.shape, space):
+                    raise ComposeError("outputs of one map have different shapes", node.where)
+            steps = dense_strides(space)
+            return Nest(space, len(space), (), tuple(Store(self.values[n.id], True, steps) for n in outputs))
+        full, reduced = self.rows
+        kept = [i for i in range(len(full)) if i not in reduced]
+        order = [*kept, *reduced]
+        place = [axis(order.index(i)) for i in range(len(full))]  # original axis -> canonical axis
+
+        def canonical(s: Scalar) -> Scalar:
+            return strip_rows(replace_axes(s, place))
+
+        stats = tuple(Stat(s.combine, canonical(s.body), s.dtype, s.last) for s in self.stats)
+        stores = []
+        outer = tuple(full[i] for i in kept)
+        wide = any(full[i] != 1 for i in reduced)
+        for node in outputs:
+            source, steps = self._stored_as(
+                node, full, lambda v: self._reads_own_row(v, axes(len(full)), kept)
+            )
+            if wide and same_space(source.shape, full):
+                self._check_rows(self.values[source.id], axes(len(full)), kept, node)
+                body = canonical(self.values[source.id])
+                stores.append(Store(body, True, tuple(steps[i] for i in order)))
+                continue
+            value = self._row_store(self.values[node.id], node, full, kept, outer)
+            stores.append(Store(value, False, dense_strides(outer)))
+        columns = self.columns.pop() if self.columns else None
+        return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores), columns)
+
+    def _stored_as(self, node: Node, space: Shape, fits: Callable[[Scalar], bool]) -> tuple[Node, Shape]:
+        """The value that a store writes, and its strides: an output that only reorders a value is that value,
+        stored in another order."""
+        at = node
+        while not (same_space(at.shape, space) and fits(self.values[at.id])):
+            if at.op.role is not Role.COMPUTE or len(at.operands) != 1:
+                return node, dense_strides(node.shape)
+            at = at.operands[0]
+        strides = stored_through(node, at)
+        return (node, dense_strides(node.shape)) if strides is None else (at, strides)
+
+    def _row_store(self, value: Scalar, node: Node, full: Shape, kept: Sequence[int], outer: Shape) -> Scalar:
+        if same_space(node.shape, outer):
+            point: list[Scalar] = list(axes(len(outer)))
+        elif node.rank == len(full) and same_space(tuple(node.shape[i] for i in kept), outer):
+            point = [axis(list(kept).index(i)) if i in kept else const(0) for i in range(len(full))]
+        else:
+            raise ComposeError(
+                f"{node.op.name} gives {node.type}, which is neither a row value nor a full one", node.where
+            )
+        at = replace_axes(value, point)
+        for e in at.walk():
+            if e.prim == "acc" and any(
+                a != axis(i) and not (outer[i] == 1 and a == const(0)) for i, a in enumerate(e.args)
+            ):
+                raise ComposeError("a reduced value is read at another row", node.where)
+        return strip_rows(at)
+
+    def _finish_contract(self, outputs: Sequence[Node]) -> Kernel:
+        assert self.contract is not None
+        form, root = self.contract
+        at = axes(root.rank)
+
+        def at_own_place(value: Scalar) -> bool:
+            return all(e.args == at for e in value.walk() if e.prim == "acc")
+
+        stores = []
+        out_blocked = isinstance(form, Conv) and all(node.op.writer_side for node in outputs)
+        for node in [node.operands[0] for node in outputs] if out_blocked else outputs:
+            if node.id not in self.values:
+                raise ComposeError("a kernel stores its results in one layout", node.where)
+            source, steps = self._stored_as(node, root.shape, at_own_place)
+            if not same_space(source.shape, root.shape):
+                raise ComposeError(f"{node.op.name} changes the shape of a contraction's result", node.where)
+            value = self.values[source.id]
+            if not at_own_place(value):
+                raise ComposeError("an epilogue reads the result at another place", node.where)
+            if any(e.prim == "load_checked" for e in value.walk()):
+                raise ComposeError("an epilogue has nowhere to report an index out of range", node.where)
+            stores.append(Store(strip_rows(value), True, steps))
+        a, b = (self.values[o.id] for o in root.operands[:2])
+        if isinstance(form, Conv):
+            w, prologue = self._in_memory(root.operands[1]), self._computed_image(root)
+            x = self._in_memory(root.operands[0]) if prologue is None else -1
+            w_layout = self._layout_of(root.operands[1])
+            packed = None if w_layout is None else (root.operands[1].op.name, w_layout)
+            x_blocked = root.operands[0].op.reader_side
+            return ConvNest(form, x, w, tuple(stores), x_blocked, out_blocked, packed, prologue)
+        batch, contract = form.batch, form.contract
+        left = [i for i in range(len(form.lhs)) if i not in [p for p, _ in (*batch, *contract)]]
+        right = [j for j in range(len(form.rhs)) if j not in [q for _, q in (*batch, *contract)]]
+        space: list[Dim] = [form.lhs[i] for i, _ in batch]
+        space += [form.lhs[i] for i in left] + [form.rhs[j] for j in right]
+        kept = len(space)
+        # Both operands state a contracted size; a number says more than a symbol that is guarded to equal it.
+        space += [form.rhs[j] if isinstance(form.rhs[j], int) else form.lhs[i] for i, j in contract]
+        a_index: dict[int, int] = {i: n for n, (i, _) in enumerate(batch)}
+        b_index: dict[int, int] = {j: n for n, (_, j) in enumerate(batch)}
+        a_index |= {i: len(batch) + n for n, i in enumerate(left)}
+        b_index |= {j: len(batch) + len(left) + n for n, j in enumerate(right)}
+        a_index |= {i: kept + n for n, (i, _) in enumerate(contract)}
+        b_index |= {j: kept + n for n, (_, j) in enumerate(contract)}
+        lhs = replace_axes(a, [axis(a_index[i]) for i in range(len(form.lhs))])
+        rhs = replace_axes(b, [axis(b_index[j]) for j in range(len(form.rhs))])
+        if rhs.prim != "load":
+            raise ComposeError("the right operand of a contraction is read from memory", root.where)
+        layout = self._layout_of(root.operands[1])
+        read = [operand for operand in (lhs, rhs) if operand.prim == "load"]
+        for operand in read[:-1] if layout else read:
+            if any(affine(i, len(space)) is None for i in operand.args):
+                raise ComposeError("an operand of a contraction lies in memory in no regular way", root.where)
+        if lhs.prim != "load":
+            _check_prologue(lhs, root)
+        packed = None if layout is None else (root.operands[1].op.name, layout)
+        return ContractNest(form, lhs, rhs, tuple(space), kept, tuple(stores), packed)
+
+    def _computed_image(self, root: Node) -> Computed | None:
+        """What a convolution computes to read it, in blocks if its operand is said to lie so."""
+        image = root.operands[0]
+        blocked = image.op.reader_side
+        if blocked:
+            image = image.operands[0]
+        value = self.values[image.id]
+        if image.id in self.inputs or (value.prim == "load" and not blocked):
+            return None
+        if value.prim == "load":
+            raise ComposeError("a convolution does not move images to blocks as it reads them", root.where)
+        _check_prologue(value, root)
+        return Computed(value, image.shape)
+
+    def _in_memory(self, node: Node) -> int:
+        """The body input that holds an operand, as it is or in a layout that its reader knows."""
+        value = self.values[node.id]
+        if self._layout_of(node) is not None:
+            return self.inputs[node.operands[0].id]
+        if not self._is_in_place(value, node) or not self._is_whole(value, node):
+            raise ComposeError("a convolution reads its operands from memory", node.where)
+        number: int = value.data
+        return number
+
+    def _is_in_place(self, value: Scalar, node: Node) -> bool:
+        """Whether element i of a value is element i of an input; scores of attention are read like one."""
+        return value.prim == "load" and value.args == axes(node.rank) and value.data < len(self.inputs)
+
+    def _is_whole(self, value: Scalar, node: Node) -> bool:
+        """Whether an input of the body that lies in place is all of it: of its first part, strides and bounds
+        are others."""
+        return same_space(self.body.inputs[value.data].shape, node.shape)
+
+    def _layout_of(self, node: Node) -> tuple[tuple[str, int], ...] | None:
+        """The panels that an operand lies in, if it is a packed weight."""
+        if node.op.reader_side and node.operands[0].id in self.inputs:
+            return tuple(node.attrs.items())
+        return None
+
+
+def _check_prologue(value: Scalar, root: Node) -> None:
+    """Whether a kernel can compute an operand as it reads it, in any order and more than once."""
+    loads = {e.prim for e in value.walk() if e.prim in LOADS}
+    if not loads:
+        raise ComposeError("an operand is a number, not computed from memory", root.where)
+    if "load_checked" in loads:
+        raise ComposeError("a prologue has nowhere to report an index out of range", root.where)
+
+
+def strip_rows(s: Scalar) -> Scalar:
+    """acc(j) without its (checked) row index."""
+    return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
+
+
+def adds_by_columns(form: Reduce, operands: Sequence[Shape]) -> bool:
+    """Whether lanes of a reduction run along the last axis that is kept, rather than the last reduced one.
+
+    So it is where neighbours in memory lie along it if the operands are dense, whatever they really are: the
+    order in which a sum adds must not depend on what it shares a kernel with.
+
+    >>> from rlx.ir.dtype import F32
+    >>> x = load(0, axes(2), F32)
+    >>> [adds_by_columns(Reduce((8, 9), (i,), "sum", x, F32), [(8, 9)]) for i in (0, 1)]
+    [True, False]
+    """
+    long = [i for i, d in enumerate(form.space) if d != 1]
+    kept, reduced = [i for i in long if i not in form.axes], [i for i in long if i in form.axes]
+    if not kept or not reduced:
+        return False
+    columns, rows = 1, 0  # the result is dense, too
+    for e in form.body.walk():
+        if e.prim in LOADS:
+            at = [affine(i, len(form.space)) for i in load_index(e)]
+            steps = dense_strides(operands[e.data])
+            columns += _step(at, steps, kept[-1]) == 1
+            rows += _step(at, steps, reduced[-1]) == 1
+    return columns > rows
+
+
+def _step(index: Sequence[Any], strides: Shape, axis: int) -> Dim | None:
+    """By how many elements one step along an axis moves a load; None where that differs."""
+    total: Dim = 0
+    for parts, stride in zip(index, strides, strict=True):
+        by = None if parts is None else to_dim(parts[0][axis])
+        if by is None:
+            return None
+        total = total + by * stride
+    return total
+
+
+def same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(x == y or known_eq(x, y) is True for x, y in zip(a, b, strict=True))
+
+
+def stored_through(node: Node, source: Node) -> Shape | None:
+    """Strides of `source` in the storage of `node`, which holds its elements in another order.
+
+    None if it does not hold exactly them.
+    """
+    layout = dense(node.shape)
+    while node is not source:
+        if len(node.operands) != 1 or node.op.role is not Role.COMPUTE or node.op.host_only is not None:
+            return None
+        form = lower_node(node)
+        if not isinstance(form, Map) or form.body.prim != "load":
+            return None
+        before = node.operands[0]
+        if keeps_order(node):
+            seen: Layout | None = get_op("reshape").view(layout, node.tensor, shape=before.shape)
+        else:
+            place = [i.data for i in form.body.args if i.prim == "axis"]
+            whole = sorted(place) == list(range(node.rank)) and len(place) == before.rank
+            whole = whole and same_space([node.shape[i] for i in place], before.shape)  # a slice has fewer
+            seen = Layout(0, tuple(layout.strides[i] for i in place)) if whole else None
+        if seen is None:
+            return None
+        layout, node = seen, before
+    return layout.strides
+
+
+_KERNELS: WeakKeyDictionary[Graph, tuple[tuple[int, ...], Kernel]] = WeakKeyDictionary()
+
+
+def compose(body: Graph) -> Kernel:
+    """The kernel that computes a region, or ComposeError with the reason.
+
+    Fusion, planner and backend all ask, so the answer is kept as long as the body (and dropped if it grew).
+    """
+    state = (len(body.nodes), *(n.id for n in body.outputs.values()))
+    known = _KERNELS.get(body)
+    if known is not None and known[0] == state:
+        return known[1]
+    kernel = _composer_for(body)(body).run()
+    _KERNELS[body] = (state, kernel)
+    return kernel
+
+
+def _composer_for(body: Graph) -> type[Composer]:
+    from rlx.kernel.attention import AttentionComposer, holds_attention
+    from rlx.kernel.spectrum import TransformComposer, holds_transform
+
+    if holds_transform(body):
+        return TransformComposer
+    return AttentionComposer if holds_attention(body) else Composer
+
+
+def body_of(node: Node) -> Graph:
+    """The body of a region, or a fresh body around a single op."""
+    if node.bodies and node.op.role is Role.REGION:
+        return node.bodies[0]
+    g = Graph(node.op.name)
+    inputs = [g.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(node.operands)]
+    with g.building():
+        made = g.add(node.op, inputs, node.attrs, node.bodies, where=node.where)
+        g.set_outputs(g.results(made))
+    return g
+
+
+def result_types(node: Node) -> tuple[TensorType, ...]:
+    """Types of the values that a kernel writes."""
+    from rlx.ir.types import tensor_types
+
+    return tensor_types(node.type)
+
+
+__all__ = [
+    "AttentionNest",
+    "ComposeError",
+    "Composer",
+    "ContractNest",
+    "ConvNest",
+    "Kernel",
+    "Nest",
+    "Opaque",
+    "Stat",
+    "Store",
+    "affine",
+    "body_of",
+    "compose",
+    "load_index",
+    "lower_node",
+    "result_types",
+    "same_space",
+    "stored_through",
+    "to_dim",
+]

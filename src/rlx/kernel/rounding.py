@@ -1,0 +1,158 @@
+"""Sizes that decide in which order kernels add: where a call has them, they must be numbers.
+
+Kernels for symbolic sizes exist, but some add in another order than those for numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rlx.ir.dim import Dim, evaluate, sym, symbols
+from rlx.ir.dims.choice import CHOICES, SizeChoices, choose, need_numbers
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Role
+from rlx.ir.types import Shape, tensor_types
+from rlx.ir.weights import weight_ids
+from rlx.kernel.compose import compose, lower_node
+from rlx.kernel.form import Contract, Form, Reduce, Template
+from rlx.kernel.nests import Nest
+
+FEW_ROWS = 3
+"""Rows of a product up to which transposing B costs more than summing across vectors."""
+
+Lanes = Callable[[str], int]
+SummedAxes = Callable[[Nest, Sequence[Shape], Mapping[str, int]], Shape]
+"""Over which axes the kernel of a nest loops to add, for operands of some shapes, at certain sizes."""
+
+
+def is_long_row(size: Dim) -> bool:
+    """Whether kernels take mean and variance of a row in one pass.
+
+    In shorter rows a second pass is cheap, and putting lanes together is not.
+    """
+    return isinstance(size, int) and size >= 512
+
+
+def runs_along_k(m: Dim, n: Dim, k: Dim, lanes: int) -> bool:
+    """Whether vectors of a product run along k, if both operands are stored so."""
+    few_columns = isinstance(n, int) and n <= lanes // 2
+    few_rows = isinstance(m, int) and m <= FEW_ROWS
+    shallow = isinstance(k, int) and k < lanes
+    return (few_columns or few_rows) and not shallow
+
+
+def rounds_by_kernel(graph: Graph) -> bool:
+    """Whether bits depend on which ops are one kernel.
+
+    16-bit floats are kept in f32 there, and rounded when they are stored. Sums over several axes run along
+    all of them at once where every operand of the kernel allows it. Mean and variance of a long row are taken
+    in one pass if they are in one kernel.
+    """
+    readers = graph.users()
+    for node in graph.nodes:
+        if node.op.role is not Role.COMPUTE or not readers[node.id]:
+            continue
+        if any(t.dtype.is_float and t.dtype.bits == 16 for t in tensor_types(node.type)):
+            return True
+        form = lower_node(node) if node.op.family == "reduction" else None
+        if isinstance(form, Reduce) and node.dtype.is_float and form.combine in ("sum", "prod"):
+            sizes = [form.space[i] for i in form.axes if form.space[i] != 1]
+            if len(sizes) > 1 or (_adds_squares(node) and is_long_row(math.prod(sizes))):
+                return True
+    return False
+
+
+def check_sums(graph: Graph, summed_axes: SummedAxes) -> Graph:
+    """The graph of kernels; refused if a sum with symbols loops over other axes than one with numbers."""
+    choices = CHOICES.get()
+    if choices is None:
+        return graph
+    for node in graph.nodes:
+        if node.op.role is not Role.REGION:
+            for body in node.bodies:
+                check_sums(body, summed_axes)
+            continue
+        kernel = compose(node.bodies[0])
+        if isinstance(kernel, Nest) and kernel.columns is not None and len(kernel.space) - kernel.outer > 1:
+            _check_axes(choices, kernel, node, summed_axes)
+    return graph
+
+
+def _check_axes(choices: SizeChoices, kernel: Nest, node: Node, summed_axes: SummedAxes) -> None:
+    shapes = [o.shape for o in node.operands]
+    dims = (*kernel.space, *(d for shape in shapes for d in shape))
+    names = sorted({name for d in dims for name in symbols(d)})
+    if not choices.knows(dims) or not names:
+        return
+    symbolic = summed_axes(kernel, shapes, {})
+
+    def is_the_same(*sizes: int) -> bool:
+        binding = dict(zip(names, sizes, strict=True))
+        return summed_axes(kernel, shapes, binding) == tuple(evaluate(d, binding) for d in symbolic)
+
+    open_sizes = tuple(sym(name) for name in names)
+    if choose(is_the_same, open_sizes, [1 for _ in names]) is False:
+        need_numbers(open_sizes, "decides over which axes a sum runs", node.where)
+
+
+def check_rounding(graph: Graph, lanes: Lanes) -> Graph:
+    """The graph; refused if a size that decides how a result is rounded is a symbol of the call."""
+    if CHOICES.get() is None:
+        return graph
+    weights = weight_ids(graph)
+    for node in graph.nodes:
+        for body in node.bodies:
+            check_rounding(body, lanes)
+        if node.op.family == "conv":
+            x, w = node.operands[:2]
+            padding = [d for pair in node.attrs["padding"] for d in pair]
+            sizes = (*w.shape, x.shape[1], *padding)
+            need_numbers(sizes, "decides in which order a convolution adds", node.where)
+        elif node.op.heavy or node.op.family in ("fourier", "reduction"):
+            _check_form(node, lower_node(node), lanes, weights)
+    return graph
+
+
+def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None:
+    if isinstance(form, Template) and form.kind == "fft":
+        length = dict(form.config)["shape"][-1]
+        need_numbers((length,), "is the length of a Fourier transform", node.where)
+    elif isinstance(form, Reduce) and _adds_squares(node):
+        sizes = [form.space[i] for i in form.axes]
+        if choose(lambda *at: is_long_row(math.prod(at)), sizes, [1 for _ in sizes]):
+            need_numbers(sizes, "decides how the variance of a row is added", node.where)
+    elif isinstance(form, Contract) and node.operands[1].id not in weights and _may_lie_along_k(node, form):
+        product, width = _product_sizes(form), lanes(form.accumulate.name)
+
+        def rule(m: Dim, n: Dim, k: Dim) -> bool:
+            return runs_along_k(m, n, k, width)
+
+        answer = choose(rule, product, (1, 1, 1))
+        if answer != rule(*product):
+            at = choose(lambda *at: at, product, (1, 1, 1))
+            one = [(*product[:i], at[i], *product[i + 1 :]) for i in range(3)]
+            needed = next((product[i : i + 1] for i in range(3) if rule(*one[i]) == answer), product)
+            need_numbers(needed, "decides in which order a product adds", node.where)
+
+
+def _adds_squares(node: Node) -> bool:
+    """Whether a sum may be one of squared distances: of a value times itself."""
+    square = node.operands[0]
+    return square.op.family == "elementwise" and len({o.id for o in square.operands}) == 1
+
+
+def _may_lie_along_k(node: Node, form: Contract) -> bool:
+    """Whether neighbours along the contracted axis of the right operand may be neighbours in memory."""
+    b = node.operands[1]
+    return b.op.role is Role.COMPUTE or not b.rank or any(j == b.rank - 1 for _, j in form.contract)
+
+
+def _product_sizes(form: Contract) -> tuple[Dim, Dim, Dim]:
+    """Rows, columns and depth of the product that kernels see: a single column is a row of the transpose."""
+    left = {*range(len(form.lhs))} - {i for i, _ in (*form.batch, *form.contract)}
+    right = {*range(len(form.rhs))} - {j for _, j in (*form.batch, *form.contract)}
+    m = math.prod(form.lhs[i] for i in sorted(left))
+    n = math.prod(form.rhs[j] for j in sorted(right))
+    k = math.prod(form.lhs[i] for i, _ in form.contract)
+    return (n, m, k) if isinstance(n, int) and n == 1 else (m, n, k)

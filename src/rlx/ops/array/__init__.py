@@ -1,0 +1,1 @@
+"""Ops that move, pick, place or make elements."""

@@ -1,0 +1,1 @@
+"""Control flow, ops of the user, collectives, work in slices."""

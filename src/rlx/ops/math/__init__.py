@@ -1,0 +1,1 @@
+"""Elementwise ops, reductions, contractions, random numbers."""

@@ -1,0 +1,1 @@
+"""Layers of networks: convolutions, norms, attention, recurrent cells, resampling, losses."""

@@ -1,0 +1,172 @@
+"""Weights of 4 or 8 bits in groups along k: each group of a column has a scale and perhaps a zero point.
+
+`dequantize_groups` says what they mean. Where a contraction reads constant ones, a pass stores them packed,
+and the product reads the codes from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_equal
+from rlx.ir.attr import Attr, boolean, positive, string, whole
+from rlx.ir.dim import Dim, ceildiv
+from rlx.ir.dtype import F32, I8, U8
+from rlx.ir.graph import Node
+from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.types import TensorType
+from rlx.kernel.form import Form, Map, Template
+from rlx.kernel.scalar import axes, call, convert, load
+from rlx.ops.quant.group_layout import QuantLayout, pack_quantised, unpack_quantised
+from rlx.ops.rules import lift_all
+
+
+def _check(name: str, codes: TensorType, factors: Sequence[TensorType], group: int) -> tuple[Dim, Dim]:
+    """k and n of codes [..., k, n] with factors [..., ceil(k / group), n]."""
+    if codes.dtype is not I8 or codes.rank < 2:
+        raise DTypeError(f"{name}: codes {codes} are not a matrix of i8")
+    if group < 1:
+        raise ShapeError(f"{name}: a group has at least one element, not {group}")
+    *lead, k, n = codes.shape
+    for t in factors:
+        if not t.dtype.is_float or t.rank != codes.rank:
+            raise DTypeError(f"{name}: scales and zero points {t} must be a float matrix for each of {codes}")
+        for found, wanted in zip(t.shape, (*lead, ceildiv(k, group), n), strict=True):
+            require_equal(found, wanted, f"{name}: {t} has not one row for each group of {codes}")
+    return k, n
+
+
+class _Weights(Op):
+    not_differentiable = "it is made of weights after gradients are"
+
+    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: Any) -> Node:
+        made: Node = self(*lift_all(flags, operands), **attrs)
+        return made
+
+
+@declare
+class _dequantize_groups(_Weights):
+    """f32 matrix (codes - zero) * scale, one scale (and zero) for each group of rows in a column."""
+
+    name = "dequantize_groups"
+    attrs = {"bits": Attr(positive), "group": Attr(positive)}
+
+    def infer(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> TensorType:
+        if len(factors) not in (1, 2):
+            raise ShapeError(f"{self.name}: takes codes, scales and perhaps zero points")
+        _check(self.name, codes, factors, group)
+        return TensorType(F32, codes.shape)
+
+    def ref(self, codes: np.ndarray, *factors: np.ndarray, bits: int, group: int) -> np.ndarray:
+        k = codes.shape[-2]
+        scale, *zero = (np.repeat(f, group, axis=-2)[..., :k, :].astype(np.float32) for f in factors)
+        levels = codes.astype(np.float32)
+        return np.asarray((levels - zero[0] if zero else levels) * scale, np.float32)
+
+    def lower(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> Form:
+        *lead, k, n = axes(codes.rank)
+        level = convert(load(0, (*lead, k, n), I8), F32)
+        place = (*lead, k // group, n)
+        if len(factors) == 2:
+            level = call("sub", level, convert(load(2, place, factors[1].dtype), F32))
+        scale = convert(load(1, place, factors[0].dtype), F32)
+        return Map(codes.shape, call("mul", level, scale))
+
+    def cost(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> Dim:
+        return 2 * codes.numel
+
+    def samples(self) -> list[Sample]:
+        codes, scale, zero = Arg("i8[9,3]", -8, 7), Arg("f32[3,3]", 0.1, 1), Arg("f16[3,3]", -2, 2)
+        attrs = {"bits": 4, "group": 4}
+        return [Sample((codes, scale), attrs, grad=False), Sample((codes, scale, zero), attrs, grad=False)]
+
+
+def dequantize_groups(codes: Any, scales: Any, zeros: Any = None, *, bits: int = 4, group: int = 32) -> Any:
+    """(codes - zeros) * scales of a matrix [k, n] whose scales and zeros are [ceil(k / group), n].
+
+    Codes of `bits` bits come as i8, centred at zero.
+
+    >>> dequantize_groups(np.array([[1], [2]], np.int8), np.array([[0.5]], np.float32), group=2).tolist()
+    [[0.5], [1.0]]
+    """
+    factors = (scales,) if zeros is None else (scales, zeros)
+    return _dequantize_groups(codes, *factors, bits=bits, group=group)
+
+
+_LAYOUT = {
+    "k": Attr(whole),
+    "n": Attr(whole),
+    "bits": Attr(positive),
+    "group": Attr(positive),
+    "lanes": Attr(positive),
+    "scale": Attr(string),
+    "zeros": Attr(boolean),
+}
+
+
+class _Packed(_Weights):
+    attrs = _LAYOUT
+    storage = True
+
+    def lower(self, *types: TensorType, **layout: Any) -> Form:
+        return Template(self.name, tuple(layout.items()))
+
+    def cost(self, *types: TensorType, **layout: Any) -> Dim:
+        return 0
+
+
+_EXAMPLE = QuantLayout(9, 3, bits=4, group=8, lanes=4)
+
+
+def _example() -> tuple[np.ndarray, np.ndarray]:
+    codes = np.arange(27).reshape(9, 3) % 16 - 8
+    return codes.astype(np.int8), np.linspace(0.5, 1, 6, dtype=np.float32).reshape(2, 3)
+
+
+@declare
+class pack_groups(_Packed):
+    """Codes, scales and zero points as the bytes that products read."""
+
+    name = "pack_groups"
+
+    def infer(self, codes: TensorType, *factors: TensorType, **layout: Any) -> TensorType:
+        at = QuantLayout(**layout)
+        if _check(self.name, codes, factors, at.group) != (at.k, at.n) or len(factors) != 1 + at.zeros:
+            raise ShapeError(f"{self.name}: {codes} and {len(factors)} factors do not fit the layout {at}")
+        return TensorType(U8, (*codes.shape[:-2], at.nbytes))
+
+    def ref(self, codes: np.ndarray, *factors: np.ndarray, **layout: Any) -> np.ndarray:
+        at, lead = QuantLayout(**layout), codes.shape[:-2]
+        each = (x.reshape(-1, *x.shape[-2:]) for x in (codes, *factors))
+        packed = [pack_quantised(q, scale, at, *zero) for q, scale, *zero in zip(*each, strict=True)]
+        return np.reshape(packed, (*lead, at.nbytes))
+
+    def samples(self) -> list[Sample]:
+        return [Sample(_example(), vars(_EXAMPLE), grad=False)]
+
+
+@declare
+class unpack_groups(_Packed):
+    """The matrix that lies in memory as packed codes; a contraction reads those directly."""
+
+    name = "unpack_groups"
+    reader_side = True
+
+    def infer(self, x: TensorType, **layout: Any) -> TensorType:
+        at = QuantLayout(**layout)
+        if x.dtype is not U8 or x.rank < 1:
+            raise ShapeError(f"{self.name}: {x} does not hold the bytes of a matrix")
+        require_equal(x.shape[-1], at.nbytes, f"{self.name}: {x} does not hold {at.nbytes} bytes")
+        return TensorType(F32, (*x.shape[:-1], at.k, at.n))
+
+    def ref(self, x: np.ndarray, **layout: Any) -> np.ndarray:
+        at = QuantLayout(**layout)
+        found = [unpack_quantised(one, at) for one in x.reshape(-1, at.nbytes)]
+        return np.reshape(found, (*x.shape[:-1], at.k, at.n))
+
+    def samples(self) -> list[Sample]:
+        return [Sample((pack_quantised(*_example(), _EXAMPLE),), vars(_EXAMPLE), grad=False)]

@@ -1,0 +1,1 @@
+"""How weights are stored for kernels; the compiler alone writes these ops."""

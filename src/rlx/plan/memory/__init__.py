@@ -1,0 +1,1 @@
+"""Memory of a plan: placement, budgets, values computed again, work in slices."""

@@ -1,0 +1,1 @@
+"""Rewrites: named functions from graph to graph, run by `rlx.api.planning` in one visible order."""

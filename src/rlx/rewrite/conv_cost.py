@@ -1,0 +1,110 @@
+"""When Winograd's transforms pay: a model of direct and transformed 3x3 convolutions on one core.
+
+F(4, 3) does 4 times fewer products than the window and F(2, 3) 2.25 times fewer, but their weights are 4 and
+1.8 times larger and are read from memory once a run, and inputs and sums pass through scratch. Small images
+with many channels therefore stay with m = 2 or with direct sums. Bytes are transformed to 16 bits, of which
+an instruction takes half as many: F(4, 3) has half the time of direct sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from rlx.ir.dims.choice import choose
+from rlx.ir.dtype import F32, I8
+from rlx.ir.graph import Node
+from rlx.ops.storage.winograd import WinogradLayout
+from rlx.records import dataclass
+from rlx.target.prices import DEVICES, Prices
+
+Image = tuple[int, ...]
+"""Sizes [N, C, axes] of an image."""
+T = TypeVar("T", bound=Hashable)
+USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
+
+
+@dataclass(frozen=True)
+class ConvTarget:
+    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
+    things cost there.
+    """
+
+    lanes: int
+    columns: int
+    winograd: bool = True  # whether transforms may be used at all
+    groups: tuple[tuple[str, int], ...] = ()  # dtype of an image -> channels that one instruction takes
+    prices: Prices = DEVICES["cpu"]
+
+    def group(self, dtype: str) -> int:
+        """Channels that are multiplied and added together."""
+        return dict(self.groups).get(dtype, 1)
+
+
+@dataclass(frozen=True)
+class WinogradChoice:
+    """The best transform of a convolution and the nanoseconds that it saves over direct sums, which take
+    `direct`.
+    """
+
+    layout: WinogradLayout
+    gain: float
+    direct: float
+
+
+def by_image(rule: Callable[[Image, Image], T], node: Node) -> T:
+    """What a rule says about the image that a convolution reads, and the one that it writes."""
+    rank = node.rank
+    usual = 2 * (1, *(USUAL_SIZE for _ in range(rank - 1)))
+    sizes = (*node.operands[0].shape, *node.shape)
+    return choose(lambda *at: rule(at[:rank], at[rank:]), sizes, usual)
+
+
+def choose_winograd(node: Node, written: Image, target: ConvTarget) -> WinogradChoice | None:
+    """The transform that pays most for an image of this size; None where the window does not fit or direct
+    sums are cheapest.
+    """
+    w, one, group = node.operands[1], (1, 1), target.group(node.operands[0].dtype.name)
+    if not target.winograd or node.attrs["groups"] != 1 or w.shape[2:] != (3, 3):
+        return None
+    if node.attrs["strides"] != one or node.attrs["dilations"] != one:
+        return None
+    out, channels = int(w.shape[0]), int(w.shape[1])
+    if out < target.lanes or channels % target.lanes:
+        return None
+    exact, pairs = w.dtype is I8, target.group("i16")
+    if not (w.dtype is F32 or (exact and pairs > 1)):
+        return None
+    item, point, rate = (1, 2, pairs) if exact else (4, 4, 1)  # bytes of a weight and a point; points at once
+    prices = target.prices
+    n, _, h, wide = written
+    padded = -(-out // target.lanes) * target.lanes
+    size = padded * channels
+
+    def cost(m: int) -> float:
+        """Nanoseconds; m = 1 is the direct sum."""
+        if m == 1:
+            return 18 * n * h * wide * size / (prices.flops * group) + 9 * item * size / prices.weight_bytes
+        points, tiles = (m + 2) ** 2, n * -(-h // m) * -(-wide // m)
+        products = 2 * tiles * points * size / (prices.flops * rate)
+        products += point * points * size / prices.weight_bytes
+        moved = 2 * tiles * points * (4 * padded * layout(m).parts + point * channels)
+        return products + moved / (prices.exact_bytes if exact else prices.scratch_bytes)
+
+    def layout(m: int) -> WinogradLayout:
+        return WinogradLayout(m, out, channels, target.columns, target.lanes, rate)
+
+    best = min((1, 4) if exact else (1, 2, 4), key=cost)
+    if best == 1:
+        return None
+    return WinogradChoice(layout(best), cost(1) - cost(best), cost(1))
+
+
+def gains_by_halves(node: Node, target: ConvTarget) -> bool:
+    """Whether direct sums of 16-bit operands, in half the time of f32, beat what f32 does best."""
+
+    def gains(read: Image, written: Image) -> bool:
+        choice = choose_winograd(node, written, target)
+        return choice is None or choice.gain < choice.direct / 2
+
+    return by_image(gains, node)

@@ -1,0 +1,1 @@
+"""One graph for many ranks: placements spread, collectives are inserted."""

@@ -1,0 +1,1 @@
+"""Native code of the runtime itself: pool, driver, reader, guard of mapped files."""

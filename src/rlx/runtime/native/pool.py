@@ -1,0 +1,350 @@
+"""A fork-join pool of native threads, without a C compiler or an OpenMP library.
+
+Python makes the threads; each enters one native loop through ctypes, which releases the interpreter lock, and
+stays there. A worker owns a mailbox. To run a function the caller writes it into the mailboxes, runs share 0
+itself and waits for the rest. A worker without work spins for a moment, because the next run is often near,
+and then sleeps on a futex.
+
+Runs of one pool follow one another: callers from several Python threads queue at a lock. Two runs at once
+would only share the same cores. Ctrl-C during a run is seen when the run is over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.codegen.native.irtext import Bool, Int, Module, Value, constant
+from rlx.codegen.native.jit import Code
+from rlx.errors import ConfigError, RlxError
+from rlx.runtime.memory import table
+from rlx.runtime.native import code as native
+from rlx.runtime.store.cache import default_cache
+
+# Read at import: libraries with OpenMP settings may later pin the main thread, and with it every new thread.
+CPUS: tuple[int, ...] = tuple(
+    sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+)
+
+SPIN_MICROSECONDS = 200.0
+# Pauses before a waiting thread starts to yield: about 50 us, far beyond the skew of balanced shares.
+WAIT_SPINS = 2000
+
+# Fields of a mailbox, 8 bytes each. Caller and worker write different pairs of cache lines. Worker i has box
+# i; box 0 belongs to the team, and its field _ASLEEP counts the workers that sleep.
+_GO, _ASLEEP, _FUNCTION, _ARGUMENT, _SPIN_NS = range(5)
+_DONE = 16
+_BOX_FIELDS = 32
+_CLOCK_EVERY = 64  # pauses between two looks at the clock
+
+
+class PoolError(RlxError):
+    """The thread pool was used against its contract."""
+
+
+class Pool:
+    """Runs native functions `void f(ptr argument, i64 thread)` on several threads at once.
+
+    `threads` is capped at the cores this process may use, unless `oversubscribe` is set; workers of an
+    oversubscribed pool do not spin. Threads start with the first run that needs them and end with `close`,
+    when the pool is dropped, or at exit. A forked child starts its own.
+
+    >>> with Pool(threads=1) as pool:
+    ...     pool.threads
+    1
+    """
+
+    def __init__(
+        self, threads: int | None = None, spin_us: float = SPIN_MICROSECONDS, oversubscribe: bool = False
+    ) -> None:
+        wanted = len(CPUS) if threads is None else threads
+        if wanted < 1:
+            raise ConfigError(f"a pool needs at least 1 thread, not {wanted}")
+        self.threads = wanted if oversubscribe else min(wanted, len(CPUS))
+        self.oversubscribed = self.threads > len(CPUS)
+        self._spin_ns = 0 if self.oversubscribed else int(spin_us * 1000)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._team: _Team | None = None
+        self._stop_team: weakref.finalize[[], Pool] | None = None
+        _pools.add(self)
+
+    @property
+    def wait_spins(self) -> int:
+        """How often threads of this pool should pause before they yield while they wait for each other."""
+        return 0 if self.oversubscribed else WAIT_SPINS
+
+    def run(self, function: int, argument: int, threads: int | None = None) -> None:
+        """Call the function at address `function` as f(argument, thread) on every thread, and wait for all.
+
+        One thread means a plain call in this thread: no lock, no worker.
+        """
+        count = self.threads if threads is None else threads
+        if count == 1:
+            _functions().fork_join(None, function, argument, 1)
+            return
+        if not 1 < count <= self.threads:
+            raise ConfigError(f"a run on {count} threads does not fit a pool of {self.threads}")
+        me = threading.get_ident()
+        if self._owner == me:
+            raise PoolError(
+                "a function that a pool runs has asked the same pool to run another; use one thread inside"
+            )
+        with self._lock:
+            team = self._team
+            if team is None or len(team) < count:
+                team = self._grow(count)
+            if team.has_sleepers:
+                team.spread()
+            self._owner = me
+            try:
+                team.fork_join(team.address, function, argument, count)
+            finally:
+                self._owner = 0
+
+    def close(self) -> None:
+        """End the threads. A closed pool still runs on one thread, and refuses more."""
+        with self._lock:
+            self._closed = True
+            self._end_team()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _grow(self, threads: int) -> _Team:
+        """Replace the team by a larger one. The old one goes only when the new one stands."""
+        if self._closed:
+            raise PoolError("this pool is closed; make a new one or run on one thread")
+        team = _Team(threads, self._spin_ns)
+        self._end_team()
+        self._team, self._stop_team = team, weakref.finalize(self, team.stop)
+        return team
+
+    def _end_team(self) -> None:
+        if self._stop_team is not None:
+            self._stop_team()
+        self._team = self._stop_team = None
+
+    def _after_fork(self) -> None:
+        """Start without workers in a forked child: the parent's threads do not exist there."""
+        if self._stop_team is not None:
+            self._stop_team.detach()
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._team = self._stop_team = None
+
+
+class _Team:
+    """Caller plus workers 1 .. threads - 1, and their mailboxes; all run when the constructor returns."""
+
+    def __init__(self, threads: int, spin_ns: int) -> None:
+        self._threads = threads
+        self._boxes: NDArray[np.int64] = table(threads * _BOX_FIELDS)
+        self._boxes[_SPIN_NS::_BOX_FIELDS] = spin_ns
+        self._view = self._boxes.data
+        self.address = self._boxes.ctypes.data
+        self._workers: list[threading.Thread] = []
+        # Core of each thread; the first is left to the caller, who is never pinned.
+        here = _current_core()
+        cores = sorted(CPUS, key=lambda core: (core != here, core))
+        self._cores = cores[:threads] if threads <= len(CPUS) else []
+        functions = _functions()
+        self.fork_join = functions.fork_join
+        try:
+            for thread in range(1, threads):
+                # The thread keeps the mailboxes and the code alive, but not the pool: a dropped pool ends.
+                arguments = (functions, self._boxes, thread)
+                worker = threading.Thread(target=_work, args=arguments, name=f"rlx-{thread}", daemon=True)
+                self._workers.append(worker)
+                worker.start()
+                self._pin(thread)
+        except BaseException:  # Ctrl-C or no more threads: end those that run, keep the state as before
+            self.stop()
+            raise
+
+    def __len__(self) -> int:
+        return self._threads
+
+    @property
+    def has_sleepers(self) -> bool:
+        return self._view[_ASLEEP] != 0
+
+    def spread(self) -> None:
+        """Move the worker whose core the caller occupies to the free core: it would wait for the caller."""
+        core = _current_core()
+        if core in self._cores[1:]:
+            thread = self._cores.index(core)
+            self._cores[0], self._cores[thread] = core, self._cores[0]
+            self._pin(thread)
+
+    def _pin(self, thread: int) -> None:
+        """Bind a worker to its core, or to all of the process where there are too few for each."""
+        if hasattr(os, "sched_setaffinity"):
+            try:
+                os.sched_setaffinity(
+                    self._workers[thread - 1].native_id or 0, self._cores[thread:][:1] or CPUS
+                )
+            except OSError:
+                pass  # a container may forbid it, or have taken the core away; the scheduler then decides
+
+    def stop(self) -> None:
+        """Tell every worker to leave, and wait for them."""
+        if self._workers:
+            self.fork_join(self.address, None, None, self._threads)
+        for worker in self._workers:
+            if worker.ident is not None and worker is not threading.current_thread():
+                worker.join(timeout=1.0)
+        self._workers = []
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _work(functions: _Functions, boxes: NDArray[np.int64], thread: int) -> None:
+    functions.worker(boxes[thread * _BOX_FIELDS :].ctypes.data, thread)
+
+
+def _current_core() -> int:
+    """The core that runs this thread, or -1 where the system does not tell."""
+    return int(_libc().sched_getcpu()) if sys.platform == "linux" else -1
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _forget_pools() -> None:
+    for pool in list(_pools):
+        pool._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
+
+
+@functools.cache
+def default_pool() -> Pool:
+    """The pool that programs share, as wide as the process may be.
+
+    >>> default_pool().threads == len(CPUS)
+    True
+    """
+    return Pool()
+
+
+class _Functions:
+    """The two native functions of the pool."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self.worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(code.address("rlx_worker"))
+        self.fork_join = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+        )(code.address("rlx_fork_join"))
+
+
+def prepare() -> None:
+    """Have the native code of pools ready, which the first run waits for otherwise."""
+    _functions()
+
+
+@functools.cache
+def _functions() -> _Functions:
+    return _Functions(native.build(emit_pool, default_cache()))
+
+
+def emit_pool(module: Module) -> None:
+    """Write the worker's loop and the caller's fork-join into `module`."""
+    _emit_worker(module)
+    _emit_fork_join(module)
+
+
+def _emit_worker(module: Module) -> None:
+    f = module.function("rlx_worker", [("ptr", "box"), ("i64", "thread")])
+    box, thread = f.args
+    go, asleep, done = (f.gep(box, field, "i64") for field in (_GO, _ASLEEP, _DONE))
+    sleepers = f.gep(box, f.sub(_ASLEEP, f.mul(thread, _BOX_FIELDS)), "i64")
+    spin_ns = f.field(box, _SPIN_NS)
+
+    def await_ticket(last: Value) -> Value:
+        deadline = f.add(native.clock(f), spin_ns)
+
+        def nothing_new(_: list[Value]) -> Bool:
+            return f.cmp("eq", f.atomic_load("i64", go), last)
+
+        def sleep() -> None:
+            # Announce the sleep, then look once more: the caller posts first and looks for sleepers second,
+            # so one of the two sees the other.
+            f.atomic_rmw("add", sleepers, f.value(1), "monotonic")
+            f.atomic_rmw("xchg", asleep, f.value(1), "seq_cst")
+            still_nothing = f.cmp("eq", f.atomic_load("i64", go, "seq_cst"), last)
+            f.branch(still_nothing, lambda: native.sleep_while(f, go, last))
+            f.atomic_store(f.value(0), asleep, "monotonic")
+            f.atomic_rmw("sub", sleepers, f.value(1), "monotonic")
+
+        def look_at_clock() -> None:
+            f.branch(f.cmp("sgt", native.clock(f), deadline), sleep)
+
+        def once(carried: list[Value]) -> list[Int]:
+            (tries,) = carried
+            f.branch(f.cmp("ne", f.and_(tries, _CLOCK_EVERY - 1), _CLOCK_EVERY - 1), f.pause, look_at_clock)
+            return [f.add(tries, 1)]
+
+        f.while_loop([0], nothing_new, once)
+        return f.atomic_load("i64", go)
+
+    def work(carried: list[Value]) -> list[Int]:
+        ticket = await_ticket(carried[0])
+        function, argument = f.field(box, _FUNCTION, "ptr"), f.field(box, _ARGUMENT, "ptr")
+        is_work = f.value(f.cmp("ne", function, constant("ptr", 0)))
+
+        def run() -> None:
+            f.call(function, [argument, thread])
+            f.atomic_store(ticket, done)
+
+        f.branch(is_work, run)
+        return [ticket, f.zext(is_work, "i64")]
+
+    f.while_loop([0, 1], lambda carried: f.cmp("ne", carried[1], 0), work)
+
+
+def _emit_fork_join(module: Module) -> None:
+    f = module.function(
+        "rlx_fork_join", [("ptr", "boxes"), ("ptr", "function"), ("ptr", "argument"), ("i64", "threads")]
+    )
+    boxes, function, argument, threads = f.args
+
+    def box_field(thread: Int, field: int) -> Value:
+        return f.gep(boxes, f.add(f.mul(thread, _BOX_FIELDS), field), "i64")
+
+    def post(thread: Int, _: list[Value]) -> None:
+        go = box_field(thread, _GO)
+        f.store(function, box_field(thread, _FUNCTION))
+        f.store(argument, box_field(thread, _ARGUMENT))
+        f.atomic_rmw("add", go, f.value(1), "seq_cst")
+        sleeps = f.cmp("ne", f.atomic_load("i64", box_field(thread, _ASLEEP), "seq_cst"), 0)
+        f.branch(sleeps, lambda: native.wake(f, go))
+
+    def join(thread: Int, _: list[Value]) -> None:
+        ticket = f.load("i64", box_field(thread, _GO))
+        done = box_field(thread, _DONE)
+        native.wait_while(f, lambda: f.cmp("ne", f.atomic_load("i64", done), ticket), WAIT_SPINS)
+
+    def work() -> None:
+        f.call(function, [argument, 0])
+        f.loop(1, threads, 1, [], join)
+
+    f.loop(1, threads, 1, [], post)
+    f.branch(f.cmp("ne", function, constant("ptr", 0)), work)

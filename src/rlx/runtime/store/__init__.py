@@ -1,0 +1,1 @@
+"""Programs in files: containers, artefacts, caches, trust."""

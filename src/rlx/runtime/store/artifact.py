@@ -1,0 +1,322 @@
+"""Compiled programs in `.rlx` files: plan, native code and weights, for one or more targets.
+
+A file holds the graph as the user gave it, the values of its params, and per target a *variant*: the LIR
+graph, the graph of derived weights, the code and the derived weights themselves. Loading maps the weights and
+runs nothing in the file but code that this user has signed:
+
+- a variant whose HMAC verifies under the user's key, or was accepted by `trust`, is loaded as it is;
+- of any other file only the graph as the user gave it is used, and compiled: neither its code nor its plan
+  nor its derived weights, whose layouts are the compiler's, are looked at;
+- a file without a variant for this machine and this version of the generator is compiled from its graph.
+
+A signature covers plan, code, source, all tables of the header and the SHA-256 of the weights. That digest is
+compared with the weights when a file is first loaded, by `trust` and by `verify`; later loads of the same
+file compare sums of its pages, which find accidents.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.codegen.cpu.generator import generator_version
+from rlx.errors import RlxError
+from rlx.ir.dtype import dtype
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Level, Role, get_op
+from rlx.plan.lir import LirModule
+from rlx.records import dataclass
+from rlx.runtime.background import meanwhile
+from rlx.runtime.native_code import FORMAT, open_blob, open_runtime
+from rlx.runtime.store.container import Container
+from rlx.runtime.store.stored import StoredLir
+from rlx.runtime.store.trust import accept, accepted, is_noted, keyring, note
+from rlx.runtime.weights import Weights
+from rlx.target.cpu import Target, resolve
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
+SIGNED_PARTS = ("plan", "outline", "code", "runtime", "unfused")
+"""Parts of a variant that its signature covers; the source, which all share, is covered too."""
+
+
+class ArtifactWarning(UserWarning):
+    """Code in a file was not used; the program was made again and is as good."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a program comes from: its graph as the user gave it, and how to plan it for a target."""
+
+    graph: Callable[[], Graph]
+    plan: Callable[[Graph, str], LirModule]
+
+
+def generator() -> str:
+    """What code must have been made by to fit this runtime."""
+    return f"{FORMAT}-{generator_version()}"
+
+
+def signed_bytes(header: Mapping[str, Any], number: int) -> bytes:
+    """What the signature of a variant covers: what it says of itself, the digests of its parts and of the
+    source, where every array lies, and the SHA-256 of all arrays."""
+    covered = {key: value for key, value in header["variants"][number].items() if key != "mac"}
+    names = {"source", *(f"{number}.{name}" for name in SIGNED_PARTS)}
+    digests = sorted([name, digest] for name, _, _, digest in header["parts"] if name in names)
+    rest = {key: value for key, value in header.items() if key not in ("variants", "parts", "array_sums")}
+    return b"rlx program 2\n" + json.dumps([covered, digests, rest], sort_keys=True).encode()
+
+
+class Artifact:
+    """An open `.rlx` file.
+
+    >>> import tempfile, rlx
+    >>> g = rlx.Graph("double")
+    >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rlx.compile(g, target="x86-64").save(folder + "/double.rlx")
+    ...     file = Artifact(folder + "/double.rlx")
+    ...     file.name, file.targets, file.is_trusted(0)
+    ('double', ['x86-64'], True)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.container = Container(path)
+        header = self.container.header
+        kinds = {"name": str, "facts": dict, "variants": list, "params": dict, "states": dict, "blobs": dict}
+        wrong = [key for key, kind in kinds.items() if not isinstance(header.get(key), kind)]
+        if wrong or not all(map(_is_variant, header["variants"])):
+            raise self.container.fail(f"its header has no sound {wrong[0] if wrong else 'variants'}")
+        self._tables: dict[str, dict[str, np.ndarray]] = {}
+        self.name: str = header["name"]
+        self.facts: dict[str, Any] = header["facts"]
+
+    @property
+    def targets(self) -> list[str]:
+        """Targets that the file has code for."""
+        return [v["target"] for v in self._variants]
+
+    @property
+    def _variants(self) -> list[dict[str, Any]]:
+        variants: list[dict[str, Any]] = self.container.header["variants"]
+        return variants
+
+    def find(self, target: Target) -> int | None:
+        """The variant for a target, made by the generator of this version; None if there is none."""
+        for number, about in enumerate(self._variants):
+            if about["target"] == target.name and about["generator"] == generator():
+                return number
+        return None
+
+    def is_trusted(self, number: int) -> bool:
+        """Whether the code of a variant was signed or accepted by this user."""
+        signed = self._signed(number)
+        try:
+            mac = bytes.fromhex(self._variants[number]["mac"])
+        except ValueError:
+            mac = b""
+        return keyring().verify(signed, mac) or accepted(signed)
+
+    def _signed(self, number: int) -> bytes:
+        return signed_bytes(self.container.header, number)
+
+    def verify(self) -> list[str]:
+        """Compare every byte of the file with its SHA-256; returns the targets that this user trusts."""
+        self.container.check_all()
+        return [target for number, target in enumerate(self.targets) if self.is_trusted(number)]
+
+    def accept(self) -> list[str]:
+        """Check the whole file and trust all of it from now on; returns the targets that it has code for."""
+        self.container.check_all()
+        for number in range(len(self._variants)):
+            accept(self._signed(number))
+        return self.targets
+
+    def _check_weights(self, number: int, streamed: bool) -> None:
+        """The weights of a signed variant: against the digest that was signed, the first time that this user
+        loads the file as it is; then, and in a folder that is RLX's own, against accidents."""
+        known = repr(self.container.status).encode() + self._signed(number)
+        if self.container.is_own or is_noted(self.container.path, known):
+            self.container.check_arrays(mapped=not streamed)
+        else:
+            self.container.check_weights(mapped=not streamed)
+            note(self.container.path, known)
+
+    # -- graphs and values
+
+    def source(self, custom: Collection[str] | None = ()) -> Graph:
+        """The graph that was compiled, with its values; it may call the custom ops named (None: any)."""
+        from rlx.ir.text.read import parse_foreign
+        from rlx.ir.verify import verify
+
+        text = self.container.text("source")
+        self.container.check_arrays(mapped=not self.container.stay_in_file)
+        return self.read(text, lambda text, blobs: verify(parse_foreign(text, blobs, custom)), "source")
+
+    def graph(self, part: str) -> Graph | None:
+        """A MIR graph of the file, verified; None for an empty part."""
+        text = self.container.text(part)
+        if not text:
+            return None
+        from rlx.ir.text.read import parse_graph
+        from rlx.ir.verify import verify
+
+        return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), Level.MIR), part)
+
+    def planned_with(self, number: int, kinds: Mapping[str, type]) -> dict[str, Any]:
+        """The options that a variant was planned with; `kinds` are the types of those that exist. They are
+        read from a file that nobody vouches for: types are checked here, values by the compiler."""
+        about = self._variants[number]
+        options, kinds = (
+            about["options"],
+            {"precision": str, "winograd": bool, "budget": int, "weight_budget": int},
+        )
+        sizes = [*about["assume"].values()]
+        if not all(type(v) is kinds.get(k) for k, v in options.items()) or not all(
+            type(n) is int and 0 <= n < 1 << 62 for n in sizes
+        ):
+            raise self.container.fail("its header has options that rlx.compile does not have")
+        return {**options, **({"assume": about["assume"]} if sizes else {})}
+
+    def read(self, text: str, parse: Callable[..., Graph], part: str = "plan") -> Graph:
+        """A graph with the values that the file has for it."""
+        try:
+            graph = parse(text, self._blobs)
+            self.give_values(graph)
+        except RlxError as e:
+            raise self.container.fail(f"its part {part!r} does not hold a valid graph: {e}") from e
+        return graph
+
+    def give_values(self, graph: Graph) -> None:
+        """Hand a graph the values of its params and states; each must have the type of its node."""
+        graph.param_values = self.values("params", graph.params)
+        graph.state_values = self.values("states", graph.state_inputs)
+
+    def values(self, kind: str, nodes: Mapping[str, Node]) -> dict[str, np.ndarray]:
+        """Values of the file for params or states, which must have the types of their nodes."""
+        found = {name: value for name, value in self._table(kind).items() if name in nodes}
+        for name, value in found.items():
+            want = nodes[name].tensor
+            fits = value.shape == want.shape or not want.is_static
+            if dtype(value.dtype) is not want.dtype or not fits:
+                raise self.container.fail(
+                    f"its value of {name!r} is {value.dtype}{list(value.shape)}, not {want}"
+                )
+        return found
+
+    @functools.cached_property
+    def params(self) -> dict[str, np.ndarray]:
+        """Values of params by name, over the memory of the file."""
+        return dict(self._table("params"))
+
+    @property
+    def _blobs(self) -> dict[str, np.ndarray]:
+        return self._table("blobs")
+
+    def _table(self, kind: str) -> dict[str, np.ndarray]:
+        """Arrays of a table of the header by name."""
+        if kind not in self._tables:
+            numbers = self.container.header[kind]
+            self._tables[kind] = {name: self.container.array(number) for name, number in numbers.items()}
+        return self._tables[kind]
+
+    # -- programs
+
+    def program(
+        self,
+        number: int,
+        threads: int,
+        debug: str | None = None,
+        weight_budget: int | None = None,
+        make: Callable[..., CompiledProgram] | None = None,
+    ) -> CompiledProgram:
+        """The program of a variant that the caller trusts: its plan and code are taken as they are.
+        `weight_budget` bytes replace the budget that it was compiled with."""
+        about = self._variants[number]
+        with self._damage("plan"):
+            lir = StoredLir(self, number, about)
+        streamed = self.container.stay_in_file = weight_budget is not None or "weight_budget" in lir.options
+        with meanwhile(lambda: self._check_weights(number, streamed), "rlx-check") as checked:
+            from rlx.runtime.program import CompiledProgram
+
+            kernels, code = self._code(number, resolve(about["target"]))
+            checked()
+        if weight_budget is not None:
+            lir.set_weight_budget(weight_budget, kernels.cuts)
+        weights: Weights
+        with self._damage("weights"):
+            self._check_addresses(about)
+        if streamed:
+            from rlx.runtime.native.streaming import streamed_weights
+
+            weights = streamed_weights(lir, dict(self.params), self.container, about["weights"])
+        else:
+            weights = self._weights(lir, about["weights"])
+        return (make or CompiledProgram)(lir, kernels, code, threads, debug, weights)
+
+    def _check_addresses(self, about: Mapping[str, Any]) -> None:
+        """Weights that kernels compute addresses from must stay in range, whoever signed the file."""
+        numbers = dict(about["weights"])
+        for id, name, attrs in about["addresses"]:
+            op = get_op(name)
+            if id in numbers:
+                fault = op.check_stored(self.container.array(numbers[id]), **op.canonical_attrs(attrs))
+                if fault is not None:
+                    raise self.container.fail(f"its weights hold {fault}")
+
+    def _code(self, number: int, target: Target) -> tuple[Any, Any]:
+        blob, runtime = (self.container.part(f"{number}.{name}") for name in ("code", "runtime"))
+        with self._damage("code"):
+            open_runtime(runtime)
+            return open_blob(blob, target)
+
+    @contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        """A part that its user trusts may still be damaged, or not be what it says."""
+        try:
+            yield
+        except RlxError:
+            raise
+        except Exception as e:
+            raise self.container.fail(f"its {what} is damaged ({type(e).__name__})") from e
+
+    def _weights(self, lir: LirModule, entries: Iterable[Any]) -> Weights:
+        """Weights where they lie in the file; every one must have the size of its node."""
+        memory: dict[int, np.ndarray] = {}
+        for id, number in entries:
+            if not 0 <= id < len(lir.outline.nodes):
+                raise self.container.fail(f"it has a weight for %{id}, which its plan does not have")
+            node, raw = lir.outline.nodes[id], self.container.raw(number)
+            if node.op.role not in (Role.PARAM, Role.CONSTANT) or len(raw) != _static_bytes(node):
+                raise self.container.fail(f"it has a weight of {len(raw)} bytes for {node}")
+            memory[id] = raw
+        return Weights(lir, dict(self.params), memory, self.container)
+
+
+def _static_bytes(node: Any) -> int:
+    size = node.tensor.nbytes
+    return size if isinstance(size, int) else -1
+
+
+def _is_variant(about: Any) -> bool:
+    kinds = {
+        "target": str,
+        "generator": str,
+        "gate": dict,
+        "options": dict,
+        "assume": dict,
+        "weights": list,
+        "addresses": list,
+        "mac": str,
+    }
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), kinds[key]) for key in kinds):
+        return False
+    pairs = about["weights"]
+    return all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs)
