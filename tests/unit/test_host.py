@@ -238,7 +238,8 @@ def test_a_file_with_code_of_a_better_machine_is_compiled(
 def test_the_code_of_the_runtime_is_for_the_host() -> None:
     """Synchronisation of ranks, exchanges and copies, in a process that sees the least target."""
     text = (
-        "from rlx.dist.native import sync; from rlx.dist.transports import exchange; from rlx.driver.copy.native import native_copy;"
+        "from rlx.dist.native import sync; from rlx.dist.transports import exchange;"
+        "from rlx.driver.copy.native import native_copy;"
         "print(sync.sync().code.target.name, native_copy().code.target.name)"
     )
     least = RUNNABLE[-1].name
