@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 import rlx.dist as dist
-from rlx.bench.quiet import take_precedence
 from rlx.dist.environment import mpi_rank
 from rlx.dist.launch import find_mpiexec, launch
+from rlx_bench.quiet import take_precedence
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)

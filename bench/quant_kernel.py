@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gemm_kernel import Array, Team, empty
 
+from gemm_kernel import Array, Team, empty
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.codegen.native.irtext import Int, Module, Value, constant, vector
 from rlx.codegen.native.jit import Code, compile_and_load

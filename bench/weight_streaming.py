@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from overlap import go_first
 
 import rlx
+from overlap import go_first
 from rlx import ops
 from rlx.config import parse_bytes
 from rlx.ir.graph import Graph, Node

@@ -13,10 +13,10 @@ import statistics
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("src", "bench")]
 
-from rlx.bench.harness import Row, Workers, run_row
-from rlx.bench.workloads.trained import IDS
+from rlx_bench.harness import Row, Workers, run_row
+from rlx_bench.workloads.trained import IDS
 
 COLUMNS = {"threads": 8, "rlx us": 10, "±": 6, "ort us": 10, "± ": 6, "ratio": 7, "error": 10, "thunks": 8}
 

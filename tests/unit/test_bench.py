@@ -13,14 +13,14 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from rlx.bench import harness, known, report, starts
-from rlx.bench.engines import ENGINES, TORCH_COMPILE
-from rlx.bench.harness import Measured, Row
-from rlx.bench.workloads import MAKERS, SUITES, make
-from rlx.bench.workloads.products import SWEEP
-from rlx.bench.yardsticks import peak, stream
 from rlx.cli.main import main
 from rlx.errors import ConfigError
+from rlx_bench import harness, known, report, starts
+from rlx_bench.engines import ENGINES, TORCH_COMPILE
+from rlx_bench.harness import Measured, Row
+from rlx_bench.workloads import MAKERS, SUITES, make
+from rlx_bench.workloads.products import SWEEP
+from rlx_bench.yardsticks import peak, stream
 
 SMALL = (
     "gemm:3,20,13",

@@ -95,3 +95,13 @@ def test_a_reader_that_leaves_gets_no_complaint(command: list[str]) -> None:
     done = subprocess.run(start, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_bench_without_the_repository_says_where_to_find_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The harness is no part of the package."""
+    monkeypatch.setattr("rlx.cli.bench.HARNESS", "not_there")
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--list"]) != 0
+    assert "rlx bench needs the repository, which holds the workloads: clone it" in capsys.readouterr().err

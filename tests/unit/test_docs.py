@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.bench.workloads.products import SWEEP
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 from rlx.reference.interpreter import evaluate
+from rlx_bench.workloads.products import SWEEP
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]

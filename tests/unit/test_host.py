@@ -295,7 +295,7 @@ def test_commands_tell_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_bench_tells_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.bench import report
+    from rlx_bench import report
 
     monkeypatch.setenv("RLX_HOST", RUNNABLE[-1].name)
     assert report.settings([])[0].startswith(f"host: {RUNNABLE[-1].name} (RLX_HOST")

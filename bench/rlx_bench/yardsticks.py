@@ -5,7 +5,6 @@ They run in RLX's process, each right after a timing of RLX and for as long: sha
 
 from __future__ import annotations
 
-from rlx.bench.workloads.base import Run, Workload
 from rlx.codegen.cpu.product.microkernel import kind_of, tile_of
 from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
 from rlx.codegen.native.jit import compile_and_load
@@ -13,6 +12,7 @@ from rlx.records import dataclass
 from rlx.runtime.memory import PAGE, allocate
 from rlx.runtime.native.driver import NativeProgram, Record
 from rlx.target.cpu import Target, resolve
+from rlx_bench.workloads.base import Run, Workload
 
 _FIELD = 3  # the first field of a kernel's arguments that is its own
 _UNROLL = 8

@@ -22,12 +22,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from rlx.bench import start_worker
-from rlx.bench.engines import ENGINES
-from rlx.bench.quiet import take_precedence
-from rlx.bench.report import markdown_table
 from rlx.config import CACHE
 from rlx.records import dataclass
+from rlx_bench import start_worker
+from rlx_bench.engines import ENGINES
+from rlx_bench.quiet import take_precedence
+from rlx_bench.report import markdown_table
 
 FIRST, NEW = 128, 77  # lengths of sentences
 ENGINES_WITH_STARTS = ("rlx", "rlx from .rlx", "onnxruntime", "openvino")
@@ -66,7 +66,7 @@ def measure(rounds: int, say: Callable[[str], None]) -> list[Start]:
 
 
 def _write_model(folder: Path) -> Path:
-    from rlx.bench.workloads import make
+    from rlx_bench.workloads import make
 
     model = make(f"minilm:1,{FIRST}").onnx
     assert model is not None

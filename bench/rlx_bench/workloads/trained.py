@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Arrays, Run, Workload
-from rlx.bench.workloads.models import minilm_on
+from rlx_bench.workloads.base import Arrays, Run, Workload
+from rlx_bench.workloads.models import minilm_on
 
 SENTENCE = (
     "The model arrives as a file, is checked, simplified, fused and laid out in memory, and leaves as one "

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Arrays, Run, Workload, normal, rng
 from rlx.zoo.onnx_writer import OnnxWriter
+from rlx_bench.workloads.base import Arrays, Run, Workload, normal, rng
 
 PEERS = ("numpy", "torch", "jax")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Arrays, Run, Workload
 from rlx.records import dataclass
+from rlx_bench.workloads.base import Arrays, Run, Workload
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _torch(w: Workload, threads: int) -> Run:
     """PyTorch eager in inference mode, with preallocated results where the workload says how."""
     import torch
 
-    from rlx.bench.framework_ops import interpreted, torch_table
+    from rlx_bench.framework_ops import interpreted, torch_table
 
     torch.set_num_threads(threads)
     ways = []
@@ -198,7 +198,7 @@ def _torch_compile(w: Workload, threads: int) -> Run:
     from torch._inductor import config
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from rlx.bench.framework_ops import interpreted, torch_table
+    from rlx_bench.framework_ops import interpreted, torch_table
 
     assert w.onnx is not None
     torch.set_num_threads(threads)
@@ -238,7 +238,7 @@ def _jax(w: Workload, threads: int) -> Run:
     import jax
     import jax.numpy as jnp
 
-    from rlx.bench.framework_ops import interpreted, jax_table
+    from rlx_bench.framework_ops import interpreted, jax_table
 
     if w.jax is not None:
         return _fastest(w.jax({k: jnp.asarray(v) for k, v in w.feed.items()}))

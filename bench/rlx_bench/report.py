@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx.bench.engines import ENGINES
-from rlx.bench.harness import Row
 from rlx.errors import UnsupportedError, how_to_install
 from rlx.target.cpu import host, host_text
+from rlx_bench.engines import ENGINES
+from rlx_bench.harness import Row
 
 ENOUGH = 0.75  # of as many times the rate as there are threads: below it, a core was taken
 
@@ -48,7 +48,7 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def line(row: Row) -> str:
     """A row in one line, for those who wait.
 
-    >>> from rlx.bench.harness import Measured
+    >>> from rlx_bench.harness import Measured
     >>> line(Row("gemm 8x8x8", 1, 0.0, 0.0, [Measured("rlx", [1e-6]), Measured("numpy", [2e-6])]))
     'gemm 8x8x8, threads 1: rlx 1.0 us ±0%, numpy 2.0 us ±0%, rlx vs best 2.00x'
     """

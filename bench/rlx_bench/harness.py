@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.engines import ENGINES, TORCH_COMPILE, installed
-from rlx.bench.workloads import check_name, make
 from rlx.errors import ConfigError, RlxError
 from rlx.records import dataclass
+from rlx_bench.engines import ENGINES, TORCH_COMPILE, installed
+from rlx_bench.workloads import check_name, make
 
 TARGET_SECONDS = 0.02  # one timing lasts at least this long: shorter runs are repeated inside it
 SAMPLES = 3  # timings of an engine in one round
@@ -103,7 +103,7 @@ class _Worker:
     def __init__(self, engine: str, threads: int) -> None:
         self.engine = engine
         cpus = sorted(os.sched_getaffinity(0))[:threads]
-        command = [sys.executable, "-m", "rlx.bench.worker", engine, str(threads)]
+        command = [sys.executable, "-m", "rlx_bench.worker", engine, str(threads)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             env[variable] = str(threads)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import normal, rng
 from rlx.records import dataclass
 from rlx.zoo.onnx_writer import OnnxWriter
+from rlx_bench.workloads.base import normal, rng
 
 
 class _Convnet(OnnxWriter):

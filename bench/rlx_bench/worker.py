@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.engines import ENGINES, choices
-from rlx.bench.quiet import take_precedence
-from rlx.bench.workloads import make
-from rlx.bench.workloads.base import Run
-from rlx.bench.yardsticks import Yardstick, yardsticks
+from rlx_bench.engines import ENGINES, choices
+from rlx_bench.quiet import take_precedence
+from rlx_bench.workloads import make
+from rlx_bench.workloads.base import Run
+from rlx_bench.yardsticks import Yardstick, yardsticks
 
 LONGEST = 0.1  # seconds of one timing of a yardstick
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Arrays, Run, Workload, normal, rng
-from rlx.bench.workloads.networks import gpt2_model, lstm_model, resnet50_model
+from rlx_bench.workloads.base import Arrays, Run, Workload, normal, rng
+from rlx_bench.workloads.networks import gpt2_model, lstm_model, resnet50_model
 
 ALL = ("onnxruntime", "openvino", "torch", "jax")
 

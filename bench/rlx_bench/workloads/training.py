@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Run, Workload, normal, rng
-from rlx.bench.workloads.languages import jax_language, rlx_language, torch_language
+from rlx_bench.workloads.base import Run, Workload, normal, rng
+from rlx_bench.workloads.languages import jax_language, rlx_language, torch_language
 
 PEERS = ("torch", "jax")
 RATE = 0.01

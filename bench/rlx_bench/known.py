@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.bench.harness import Row
+from rlx_bench.harness import Row
 
 SLACK = 1.10
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Workload, rng
 from rlx.zoo.onnx_writer import OnnxWriter
+from rlx_bench.workloads.base import Workload, rng
 
 QUANTUM = 1 / 255
 """Results are bytes: a sum that lies at the half between two of them may be rounded either way."""

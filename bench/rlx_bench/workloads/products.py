@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.bench.workloads.base import Arrays, Run, Workload, normal, rng
 from rlx.zoo.onnx_writer import OnnxWriter
+from rlx_bench.workloads.base import Arrays, Run, Workload, normal, rng
 
 SHORT_FLOPS = 2.4e6
 """About 20 us of one core: shorter products are repeated inside the model, so that calls do not count."""

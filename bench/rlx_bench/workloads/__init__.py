@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.bench.workloads import convolutions, models, products, rows, trained, training
-from rlx.bench.workloads.base import Workload
 from rlx.errors import ConfigError
+from rlx_bench.workloads import convolutions, models, products, rows, trained, training
+from rlx_bench.workloads.base import Workload
 
 MAKERS: dict[str, Callable[..., Workload]] = {
     "gemm": products.gemm,
