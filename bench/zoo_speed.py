@@ -13,7 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("src", "bench")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from rlx_bench.harness import Row, Workers, run_row
 from rlx_bench.workloads.trained import IDS
