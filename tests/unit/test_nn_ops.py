@@ -11,7 +11,8 @@ import pytest
 from rlx import ops
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
-from rlx.kernel.compose import Nest, compose
+from rlx.kernel.compose import compose
+from rlx.kernel.nests import Nest
 from rlx.kernel.scalar import LOADS, load_index
 from rlx.ops.array.addressing import OutOfRangeError
 from rlx.reference.interpreter import evaluate

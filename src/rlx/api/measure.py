@@ -12,7 +12,7 @@ from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel, is_scalar_constant
 from rlx.errors import RlxError
 from rlx.fuse.facts import Facts
-from rlx.fuse.grow import Options, fuse
+from rlx.fuse.grow import FuseOptions, fuse
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import substitute_dims
@@ -202,7 +202,7 @@ def _program(
     from rlx.runtime.program import CompiledProgram
     from rlx.target.cpu import resolve
 
-    mir, _ = fuse(materialize_outputs(graph), Options(gate, resolve(target).prices, None, pins, supports))
+    mir, _ = fuse(materialize_outputs(graph), FuseOptions(gate, resolve(target).prices, None, pins, supports))
     planner = Planner(mir, {})
     lir = LirModule(mir, planner.plan(), target=target, planner=planner)
     kernels, code = native_code(lir, resolve(target), cache=True)

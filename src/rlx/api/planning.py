@@ -64,7 +64,7 @@ class Planning:
         self.gate = _gate(options.gate, options.device)
         self.trace = Trace(options.checks, options.dump, options.override or {})
         self.prices = self.machine.prices
-        self.fusing = fusion.Options(self.gate, self.prices, options.assume, supports=supported)
+        self.fusing = fusion.FuseOptions(self.gate, self.prices, options.assume, supports=supported)
         self.derived: Graph | None = None  # params -> weights as kernels read them
         self.unfused: Graph | None = None
         self.decisions: Sequence[Decision] = ()

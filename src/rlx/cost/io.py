@@ -21,9 +21,9 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role
 from rlx.ir.symbols import sizes_at_bounds
 from rlx.ir.types import tensor_types
-from rlx.kernel.compose import lower_node
 from rlx.kernel.control import is_branch, own_symbols
 from rlx.kernel.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import LOADS, Scalar
 from rlx.kernel.views import view_layouts
 

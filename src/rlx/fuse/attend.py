@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from rlx.fuse.facts import Facts
 from rlx.ir.graph import Node
-from rlx.kernel.compose import same_space
+from rlx.kernel.legality import same_space
 from rlx.records import dataclass
 
 MOST_BETWEEN = 24  # ops between the two contractions

@@ -8,8 +8,8 @@ from rlx.cost.io import IoModel
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape, TupleType
-from rlx.kernel.compose import lower_node, pieces_body
 from rlx.kernel.form import Contract, Conv, Form, Map, Pieces, Reduce
+from rlx.kernel.lowering import lower_node, pieces_body
 from rlx.kernel.scalar import LOADS, Scalar, axes, body_cost, const, load_index, replace_axes
 from rlx.records import dataclass
 from rlx.target.prices import DEVICES, Prices

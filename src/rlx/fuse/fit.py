@@ -22,14 +22,13 @@ from enum import Enum
 from rlx.fuse.facts import Access, Facts, is_point
 from rlx.ir.graph import Node
 from rlx.ir.types import Shape
-from rlx.kernel.compose import same_space, stored_through
+from rlx.kernel import legality
+from rlx.kernel.affine import affine
 from rlx.kernel.form import Reduce
+from rlx.kernel.legality import same_space
+from rlx.kernel.order import adds_by_columns, stored_through
 from rlx.kernel.scalar import axes, axis
 from rlx.records import dataclass
-
-# Values that one kernel stores.
-MOST_OUTPUTS = {"map": 3, "reduce": 3, "contract": 1, "conv": 1, "attention": 1, "own": 1}
-_ROOTS = {"reduce": "a reduction", "attention": "attention"}
 
 
 class Status(Enum):
@@ -46,6 +45,12 @@ class Misfit(Exception):
     """Why an op does not fit; never leaves the fuser, where it becomes the reason of a decision."""
 
 
+def allow(why_not: str | None) -> None:
+    """Refuse what a rule of `rlx.kernel.legality` refuses."""
+    if why_not is not None:
+        raise Misfit(why_not)
+
+
 @dataclass
 class Fit:
     """A set of ops that fits one kernel, as far as reads inside of it go."""
@@ -56,6 +61,7 @@ class Fit:
     space: Shape | None = None  # of the root
     axes: tuple[int, ...] = ()  # reduced ones
     checks: frozenset[int] = frozenset()  # members that may fail on an index from data
+    sums: tuple[tuple[int, bool], ...] = ()  # bits of sums that round, and whether they add by columns
 
     @staticmethod
     def of(facts: Facts, nodes: Iterable[int]) -> Fit:
@@ -105,7 +111,7 @@ class Fit:
                     self._may_read_computed(reader, access, checks)
         status = {**self.status, node.id: Status.FREE}
         more = self.checks | {node.id} if checks else self.checks
-        return Fit(self.facts, status, self.kind, self.space, self.axes, more)
+        return Fit(self.facts, status, self.kind, self.space, self.axes, more, self.sums)
 
     def _after(self, node: Node) -> Fit:
         """A node that nothing inside reads."""
@@ -125,7 +131,8 @@ class Fit:
             out = Fit(self.facts, {}, kind, None if kind == "own" else node.shape)
             found = Status.FULL
         checks = out.checks | {node.id} if self._checks(node) else out.checks
-        return Fit(self.facts, {**self.status, node.id: found}, out.kind, out.space, out.axes, checks)
+        status = {**self.status, node.id: found}
+        return Fit(self.facts, status, out.kind, out.space, out.axes, checks, out.sums)
 
     def _check_prologue(self, node: Node, kind: str) -> None:
         """Whether a root can compute what is there already: its prologue."""
@@ -133,14 +140,32 @@ class Fit:
             return
         if kind == "own":
             raise Misfit(f"{node.op.name} is a kernel of its own")
-        if self.kind != "map":
-            raise Misfit(f"a contraction after {_ROOTS.get(self.kind, 'another')} is another kernel")
+        allow(legality.joining(self.kind, kind))
         for access in self.facts.accesses(node):
             if access.root in self.status:
                 self._may_read_computed(node, access, access.root in self.checks)
+                moved, reads = self._moved(access.root), self._reads_memory(access.root)
+                allow(legality.computing_operand(node.op.name, kind, moved, reads))
+
+    def _reads_memory(self, i: int) -> bool:
+        """Whether computing a member needs a value from outside."""
+        accesses = self.facts.accesses(self.facts.graph.nodes[i])
+        return any(a.root not in self.status or self._reads_memory(a.root) for a in accesses)
+
+    def _moved(self, i: int) -> str | None:
+        """How a member that only is another value at other places reads it: "regular" or "irregular"."""
+        node = self.facts.graph.nodes[i]
+        body, accesses = self.facts.body(node), self.facts.accesses(node)
+        if body is None or body.prim != "load":
+            return None
+        regular = all(affine(e, node.rank) is not None for a in accesses for e in self.facts.root_index(a))
+        inside = [self._moved(a.root) for a in accesses if a.root in self.status]
+        if any(found is None for found in inside):
+            return None
+        return "regular" if regular and "irregular" not in inside else "irregular"
 
     def _check_order(self, node: Node) -> None:
-        """Pieces do not share a kernel with values that are read from blocks or stored in them: every piece
+        """Pieces need another kernel than values that are read from blocks or stored in them: every piece
         would be read across lanes at every point (96 planes of 160 x 160 from four pieces, one of them a
         product read from blocks: 26 ms in one kernel, 3 ms in three)."""
         joins = node.op.family == "concat"
@@ -164,14 +189,16 @@ class Fit:
     def _with_rows(self, node: Node) -> Fit:
         form = self.facts.form(node)
         assert isinstance(form, Reduce)
-        if self.kind not in ("map", "reduce"):
-            what = "contraction" if self.kind == "contract" else self.kind
-            raise Misfit(f"a reduction after a {what} is another kernel")
+        allow(legality.joining(self.kind, "reduce"))
+        sums = self.sums
+        if form.rounds:
+            own = form.body.dtype.bits, adds_by_columns(form, [o.shape for o in node.operands])
+            allow(legality.sharing_lanes(*own, sums))
+            sums = (*sums, own)
         if self.space is None:
-            return Fit(self.facts, self.status, "reduce", form.space, form.axes, self.checks)
-        if form.axes != self.axes or not same_space(form.space, self.space):
-            raise Misfit("reductions over different spaces do not share a loop nest")
-        return self
+            return Fit(self.facts, self.status, "reduce", form.space, form.axes, self.checks, sums)
+        allow(legality.sharing_rows(self.space, self.axes, form.space, form.axes))
+        return Fit(self.facts, self.status, "reduce", self.space, self.axes, self.checks, sums)
 
     def _status_of(self, node: Node, own: Shape) -> Status:
         """The status of a node that evaluates its expression over the space `own`."""
@@ -206,14 +233,8 @@ class Fit:
         return same_space(node.operands[0].shape, self.space)
 
     def _may_read_computed(self, node: Node, access: Access, checks: bool) -> None:
-        if access.how == "memory" or (access.how == "rows" and self.kind == "attention"):
-            raise Misfit(f"{node.op.name} reads its operands from memory, not computed ones")
-        if access.how == "rows" and checks:
-            raise Misfit(f"{node.op.name} has nowhere to report an index out of range")
-        if access.how == "checked":
-            raise Misfit(f"{node.op.name} gathers from a value that is not in memory")
-        if access.how == "guarded" and checks:
-            raise Misfit(f"{node.op.name} reads a gathered value past its edge")
+        attention = self.kind == "attention"
+        allow(legality.reading_computed(node.op.name, access.how, checks, attention))
 
     def _checks(self, node: Node) -> bool:
         """Whether evaluating a node may fail on an index that comes from data."""
@@ -250,11 +271,8 @@ class Fit:
 
     def refuse_outputs(self, outputs: Sequence[int]) -> str | None:
         """Why a kernel cannot store these values; None if it can."""
-        most = MOST_OUTPUTS[self.kind]
-        if len(outputs) > most:
-            return (
-                f"{len(outputs)} of its values are needed elsewhere, and such a kernel stores at most {most}"
-            )
+        if (why := legality.storing(self.kind, len(outputs))) is not None:
+            return why
         shapes = [self.facts.graph.nodes[i].shape for i in outputs]
         if self.kind == "map":
             if any(not same_space(s, shapes[0]) for s in shapes[1:]):

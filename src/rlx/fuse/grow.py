@@ -29,7 +29,7 @@ from rlx.ir.dim import sym
 from rlx.ir.dims.choice import CHOICES, Choice
 from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType
-from rlx.kernel.compose import ComposeError, Kernel
+from rlx.kernel.nests import ComposeError, Kernel
 from rlx.kernel.rounding import rounds_by_kernel
 from rlx.records import dataclass
 from rlx.target.prices import DEVICES, Prices
@@ -47,7 +47,7 @@ Supports = Callable[[Kernel, Sequence[TensorType]], str | None]
 
 
 @dataclass(frozen=True)
-class Options:
+class FuseOptions:
     """What decides about fusion besides the graph."""
 
     gate: IoFusionGate
@@ -60,7 +60,7 @@ class Options:
 class Fuser:
     """Groups of one graph, and the decisions that made them."""
 
-    def __init__(self, graph: Graph, options: Options) -> None:
+    def __init__(self, graph: Graph, options: FuseOptions) -> None:
         self.graph, self.options, self.gate = graph, options, options.gate
         self.facts = Facts(graph, IoModel(graph, options.assume), options.prices)
         self.reach = Reach(self.facts)
@@ -481,15 +481,15 @@ class Fuser:
         return self.unsupported(region)
 
 
-def fuse(graph: Graph, options: Options | None = None) -> tuple[Graph, DecisionLog]:
+def fuse(graph: Graph, options: FuseOptions | None = None) -> tuple[Graph, DecisionLog]:
     """Replace groups of ops by region nodes; also gives the record of every decision."""
-    fuser = _grouped(graph, options or Options(default_gate("cpu")))
+    fuser = _grouped(graph, options or FuseOptions(default_gate("cpu")))
     groups = list(fuser.groups.values())
     outputs = {group: fuser.outputs_of(number) for number, group in fuser.groups.items()}
     return emit_graph(fuser.facts, groups, outputs, fuser.maker), fuser.log
 
 
-def _grouped(graph: Graph, options: Options) -> Fuser:
+def _grouped(graph: Graph, options: FuseOptions) -> Fuser:
     """Groups at the assumed sizes; those of a call, where groups show in the bits of what it returns."""
     choices = CHOICES.get()
 

@@ -14,12 +14,12 @@ from rlx.fuse.facts import Facts
 from rlx.fuse.fit import Fit, Status
 from rlx.fuse.trial import Trial
 from rlx.ir.graph import Node
+from rlx.kernel.legality import MOST_OUTPUTS
 
 if TYPE_CHECKING:
     from rlx.fuse.grow import Fuser
 
 MOST_AHEAD = 12  # ops to look past the best group so far
-MOST_OUTPUTS = 3
 
 
 def surround(fuser: Fuser, root: Node) -> None:
@@ -114,7 +114,7 @@ class _Grower:
     def better(self, best: Trial, now: Trial) -> bool:
         """Whether a group can be one kernel and saves more than the best one so far."""
         fuser = self.fuser
-        if len(now.outputs) > MOST_OUTPUTS or fuser.kernel_refused(now) is not None:
+        if len(now.outputs) > MOST_OUTPUTS["transform"] or fuser.kernel_refused(now) is not None:
             return False
         return fuser.gain(now) >= fuser.gain(best) + fuser.gate.least_gain_ps or fuser.wishes(
             now
@@ -138,7 +138,7 @@ class _Grower:
 
 def is_transform(facts: Facts, node: Node) -> bool:
     """Whether a node is a Fourier transform that ops may join."""
-    from rlx.kernel.compose import lower_node
+    from rlx.kernel.lowering import lower_node
     from rlx.kernel.spectrum import is_transform as has_known_length
 
     return node.op.family == "fourier" and has_known_length(lower_node(node))

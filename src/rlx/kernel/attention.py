@@ -14,8 +14,10 @@ from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.compose import Composer, lower_node, same_space, strip_rows
+from rlx.kernel.compose import Composer, strip_rows
 from rlx.kernel.form import Contract, Form
+from rlx.kernel.legality import same_space
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import AttentionNest, ComposeError, Kernel, Mask, Stat, Store
 from rlx.kernel.scalar import Scalar, axes, axis, load, rebuild, replace_axes
 from rlx.records import dataclass

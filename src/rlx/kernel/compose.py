@@ -9,18 +9,18 @@ What a kernel is, is said in `rlx.kernel.nests`; two contractions with a softmax
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from rlx.ir.attr import attr_key
-from rlx.ir.dim import Dim, known_eq
+from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role, get_op, run_rule
+from rlx.ir.op import Role
 from rlx.ir.types import Shape, TensorType
-from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.form import Contract, Conv, Form, Layout, Map, Pieces, Reduce, Template, dense, dense_strides
+from rlx.kernel import legality
+from rlx.kernel.affine import affine
+from rlx.kernel.form import Contract, Conv, Form, Map, Pieces, Reduce, Template, dense_strides
+from rlx.kernel.legality import same_space
+from rlx.kernel.lowering import guard_loads, lower_node, pieces_body
 from rlx.kernel.nests import (
-    AttentionNest,
     ComposeError,
     Computed,
     ContractNest,
@@ -31,79 +31,24 @@ from rlx.kernel.nests import (
     Stat,
     Store,
 )
+from rlx.kernel.order import adds_by_columns, stored_through
 from rlx.kernel.scalar import (
     LOADS,
     Scalar,
     axes,
     axis,
     const,
-    in_range,
     load,
-    load_index,
     rebuild,
     replace_axes,
     select,
-    size,
 )
-from rlx.kernel.views import keeps_order
-
-_FORMS: dict[Any, Form] = {}
-_MOST_FORMS = 10_000
 
 
-def lower_node(node: Node) -> Form:
-    """The form of a MIR node. Models repeat their layers, so forms are kept by op, attributes and types."""
-    if node._form is None:
-        node._form = _form_of(node)
-    return cast(Form, node._form)
-
-
-def _form_of(node: Node) -> Form:
-    if node.bodies:
-        form: Form = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
-        return form
-    attrs = tuple([attr_key(v) for v in node.attrs.values()])
-    key = (node.op, attrs, tuple([o.type for o in node.operands]))
-    known = _FORMS.get(key)
-    if known is None:
-        if len(_FORMS) >= _MOST_FORMS:
-            _FORMS.clear()
-        known = _FORMS[key] = run_rule(node.op, "lower", *(o.type for o in node.operands), node=node)
-    return known
-
-
-def pieces_body(form: Pieces) -> Scalar:
-    """Boxes as one expression: the box that holds the point decides."""
-    at = axes(len(form.space))
-    out: Scalar | None = None
-    for piece in reversed(form.pieces):
-        local = [a - size(o) for a, o in zip(at, piece.offset, strict=True)]
-        inside = None
-        for a, o, n, total in zip(local, piece.offset, piece.extent, form.space, strict=True):
-            if o == 0 and n == total:
-                continue
-            inside = in_range(a, n) if inside is None else inside & in_range(a, n)
-        # An axis of one element has one index: what is computed from it stays regular.
-        index = [const(0) if n == 1 else a for a, n in zip(local, piece.extent, strict=True)]
-        body = _guard_loads(replace_axes(piece.body, index), inside)
-        out = body if out is None or inside is None else select(inside, body, out)
-    assert out is not None
-    return out
-
-
-def _guard_loads(body: Scalar, inside: Scalar | None) -> Scalar:
-    """Loads that are only valid inside a box must not touch memory outside of it."""
-    if inside is None:
-        return body
-
-    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
-        if e.prim == "load":
-            return Scalar("load_or", (inside, const(0, e.dtype), *args), e.dtype, e.data)
-        if e.prim == "load_or":
-            return Scalar("load_or", (args[0] & inside, *args[1:]), e.dtype, e.data)
-        return None
-
-    return rebuild(body, change)
+def allow(why_not: str | None, node: Node) -> None:
+    """Refuse what a rule of `rlx.kernel.legality` refuses."""
+    if why_not is not None:
+        raise ComposeError(why_not, node.where)
 
 
 class Composer:
@@ -114,7 +59,7 @@ class Composer:
         self.values: dict[int, Scalar] = {}
         self.inputs: dict[int, int] = {}
         self.stats: list[Stat] = []
-        self.columns: set[bool] = set()  # how sums add
+        self.sums: list[tuple[int, bool]] = []  # bits, and whether they add by columns
         self.rows: tuple[Shape, tuple[int, ...]] | None = None
         self.contract: tuple[Contract | Conv, Node] | None = None
 
@@ -153,6 +98,13 @@ class Composer:
             else:
                 raise ComposeError(f"{node.op.name} is a kernel of its own", node.where)
         return self._finish()
+
+    @property
+    def root_kind(self) -> str:
+        """What the kernel is built around so far."""
+        if self.contract is not None:
+            return "conv" if isinstance(self.contract[0], Conv) else "contract"
+        return "map" if self.rows is None else "reduce"
 
     def _takes(self, form: Form) -> bool:
         """Whether a form other than a contraction or convolution may be the root here."""
@@ -199,31 +151,27 @@ class Composer:
                 at = replace_axes(source, index)
                 if any(x.prim in ("load_checked", "acc") for x in at.walk()):
                     raise ComposeError(f"{node.op.name} reads a computed value past its edge", node.where)
-                return select(guard, _guard_loads(at, guard), fill)
-            raise ComposeError(f"{node.op.name} gathers from a value that is not in memory", node.where)
+                return select(guard, guard_loads(at, guard), fill)
+            allow(legality.reading_computed(node.op.name, "checked", False), node)
+            raise AssertionError("indices from data need an operand in memory")
 
         return rebuild(body, change)
 
     def _reduce(self, node: Node, form: Reduce) -> None:
-        if self.contract is not None:
-            raise ComposeError("a reduction after a contraction is a kernel of its own", node.where)
+        allow(legality.joining(self.root_kind, "reduce"), node)
         body = self._substitute(form.body, node)
-        rows = (form.space, form.axes)
         if self.rows is None:
-            self.rows = rows
-        elif not same_space(self.rows[0], form.space) or self.rows[1] != form.axes:
-            raise ComposeError("reductions over different spaces do not share a loop nest", node.where)
+            self.rows = (form.space, form.axes)
+        allow(legality.sharing_rows(*self.rows, form.space, form.axes), node)
         kept = [i for i in range(len(form.space)) if i not in form.axes]
         self._check_rows(body, axes(len(form.space)), kept, node)
         number = len(self.stats)
         out = node.tensor
         stat = Stat(form.combine, body, form.dtype if form.finish is None else body.dtype, form.last)
-        if stat.rounds and any(s.rounds and s.body.dtype.bits != body.dtype.bits for s in self.stats):
-            raise ComposeError("sums of different widths do not share a kernel", node.where)
         if stat.rounds:
-            self.columns.add(adds_by_columns(form, [o.shape for o in node.operands]))
-            if len(self.columns) > 1:
-                raise ComposeError("sums along rows and along columns do not share a kernel", node.where)
+            own = body.dtype.bits, adds_by_columns(form, [o.shape for o in node.operands])
+            allow(legality.sharing_lanes(*own, self.sums), node)
+            self.sums.append(own)
         self.stats.append(stat)
         at = axes(out.rank)
         if out.rank == len(form.space):  # keepdims
@@ -255,8 +203,7 @@ class Composer:
 
     def _root(self, node: Node, form: Form) -> None:
         assert isinstance(form, (Contract, Conv))
-        if self.contract is not None or self.rows is not None:
-            raise ComposeError("one kernel holds one contraction and no reduction beside it", node.where)
+        allow(legality.joining(self.root_kind, "conv" if isinstance(form, Conv) else "contract"), node)
         self.contract = (form, node)
         self.values[node.id] = Scalar("acc", axes(node.rank), form.dtype, 0)
 
@@ -289,14 +236,14 @@ class Composer:
             source, steps = self._stored_as(
                 node, full, lambda v: self._reads_own_row(v, axes(len(full)), kept)
             )
-            if wide and same_space(source.shape, full):
+            if (wide or source is not node) and same_space(source.shape, full):
                 self._check_rows(self.values[source.id], axes(len(full)), kept, node)
                 body = canonical(self.values[source.id])
                 stores.append(Store(body, True, tuple(steps[i] for i in order)))
                 continue
             value = self._row_store(self.values[node.id], node, full, kept, outer)
             stores.append(Store(value, False, dense_strides(outer)))
-        columns = self.columns.pop() if self.columns else None
+        columns = self.sums[0][1] if self.sums else None
         return Nest(tuple(full[i] for i in order), len(kept), stats, tuple(stores), columns)
 
     def _stored_as(self, node: Node, space: Shape, fits: Callable[[Scalar], bool]) -> tuple[Node, Shape]:
@@ -346,8 +293,8 @@ class Composer:
             value = self.values[source.id]
             if not at_own_place(value):
                 raise ComposeError("an epilogue reads the result at another place", node.where)
-            if any(e.prim == "load_checked" for e in value.walk()):
-                raise ComposeError("an epilogue has nowhere to report an index out of range", node.where)
+            checks = any(e.prim == "load_checked" for e in value.walk())
+            allow(legality.reporting("an epilogue", checks), node)
             stores.append(Store(strip_rows(value), True, steps))
         a, b = (self.values[o.id] for o in root.operands[:2])
         if isinstance(form, Conv):
@@ -428,81 +375,13 @@ class Composer:
 def _check_prologue(value: Scalar, root: Node) -> None:
     """Whether a kernel can compute an operand as it reads it, in any order and more than once."""
     loads = {e.prim for e in value.walk() if e.prim in LOADS}
-    if not loads:
-        raise ComposeError("an operand is a number, not computed from memory", root.where)
-    if "load_checked" in loads:
-        raise ComposeError("a prologue has nowhere to report an index out of range", root.where)
+    allow(legality.computing_operand(root.op.name, "contract", None, reads=bool(loads)), root)
+    allow(legality.reporting("a prologue", "load_checked" in loads), root)
 
 
 def strip_rows(s: Scalar) -> Scalar:
     """acc(j) without its (checked) row index."""
     return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
-
-
-def adds_by_columns(form: Reduce, operands: Sequence[Shape]) -> bool:
-    """Whether lanes of a reduction run along the last axis that is kept, rather than the last reduced one.
-
-    So it is where neighbours in memory lie along it if the operands are dense, whatever they really are: the
-    order in which a sum adds must not depend on what it shares a kernel with.
-
-    >>> from rlx.ir.dtype import F32
-    >>> x = load(0, axes(2), F32)
-    >>> [adds_by_columns(Reduce((8, 9), (i,), "sum", x, F32), [(8, 9)]) for i in (0, 1)]
-    [True, False]
-    """
-    long = [i for i, d in enumerate(form.space) if d != 1]
-    kept, reduced = [i for i in long if i not in form.axes], [i for i in long if i in form.axes]
-    if not kept or not reduced:
-        return False
-    columns, rows = 1, 0  # the result is dense, too
-    for e in form.body.walk():
-        if e.prim in LOADS:
-            at = [affine(i, len(form.space)) for i in load_index(e)]
-            steps = dense_strides(operands[e.data])
-            columns += _step(at, steps, kept[-1]) == 1
-            rows += _step(at, steps, reduced[-1]) == 1
-    return columns > rows
-
-
-def _step(index: Sequence[Any], strides: Shape, axis: int) -> Dim | None:
-    """By how many elements one step along an axis moves a load; None where that differs."""
-    total: Dim = 0
-    for parts, stride in zip(index, strides, strict=True):
-        by = None if parts is None else to_dim(parts[0][axis])
-        if by is None:
-            return None
-        total = total + by * stride
-    return total
-
-
-def same_space(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(x == y or known_eq(x, y) is True for x, y in zip(a, b, strict=True))
-
-
-def stored_through(node: Node, source: Node) -> Shape | None:
-    """Strides of `source` in the storage of `node`, which holds its elements in another order.
-
-    None if it does not hold exactly them.
-    """
-    layout = dense(node.shape)
-    while node is not source:
-        if len(node.operands) != 1 or node.op.role is not Role.COMPUTE or node.op.host_only is not None:
-            return None
-        form = lower_node(node)
-        if not isinstance(form, Map) or form.body.prim != "load":
-            return None
-        before = node.operands[0]
-        if keeps_order(node):
-            seen: Layout | None = get_op("reshape").view(layout, node.tensor, shape=before.shape)
-        else:
-            place = [i.data for i in form.body.args if i.prim == "axis"]
-            whole = sorted(place) == list(range(node.rank)) and len(place) == before.rank
-            whole = whole and same_space([node.shape[i] for i in place], before.shape)  # a slice has fewer
-            seen = Layout(0, tuple(layout.strides[i] for i in place)) if whole else None
-        if seen is None:
-            return None
-        layout, node = seen, before
-    return layout.strides
 
 
 _KERNELS: WeakKeyDictionary[Graph, tuple[tuple[int, ...], Kernel]] = WeakKeyDictionary()
@@ -548,26 +427,3 @@ def result_types(node: Node) -> tuple[TensorType, ...]:
     from rlx.ir.types import tensor_types
 
     return tensor_types(node.type)
-
-
-__all__ = [
-    "AttentionNest",
-    "ComposeError",
-    "Composer",
-    "ContractNest",
-    "ConvNest",
-    "Kernel",
-    "Nest",
-    "Opaque",
-    "Stat",
-    "Store",
-    "affine",
-    "body_of",
-    "compose",
-    "load_index",
-    "lower_node",
-    "result_types",
-    "same_space",
-    "stored_through",
-    "to_dim",
-]

@@ -19,8 +19,8 @@ def loop_form(node: Node) -> Loop | None:
     """The form of a node whose bodies the program itself runs; None for all others."""
     if node.op.role is not Role.COMPUTE or not node.bodies or node.op.host_only is not None:
         return None
-    from rlx.kernel.compose import lower_node  # a program from a file has no use for forms, unless it loops
     from rlx.kernel.form import Loop
+    from rlx.kernel.lowering import lower_node  # a program from a file has no use for forms, unless it loops
 
     form = lower_node(node)
     return form if isinstance(form, Loop) else None

@@ -42,6 +42,11 @@ class Pieces:
     pieces: tuple[Piece, ...]
 
 
+def order_shows(combine: str, dtype: DType) -> bool:
+    """Whether the order in which elements of a dtype are combined shows in the result."""
+    return combine in ("sum", "prod") and not (dtype.is_int or dtype.is_bool)
+
+
 @dataclass(frozen=True)
 class Reduce:
     """Combine body over `axes` of the space; the kept axes index the output.
@@ -57,6 +62,11 @@ class Reduce:
     dtype: DType
     finish: Scalar | None = None
     last: bool = False  # argmax/argmin: take the last of equals
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the order in which elements are combined shows in the result."""
+        return order_shows(self.combine, self.body.dtype)
 
 
 @dataclass(frozen=True)

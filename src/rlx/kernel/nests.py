@@ -20,7 +20,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.types import Shape
-from rlx.kernel.form import Contract, Conv, Form
+from rlx.kernel.form import Contract, Conv, Form, order_shows
 from rlx.kernel.scalar import Scalar
 from rlx.records import dataclass
 
@@ -41,7 +41,7 @@ class Stat:
     @property
     def rounds(self) -> bool:
         """Whether the order in which elements are combined shows in the result."""
-        return self.combine in ("sum", "prod") and not (self.body.dtype.is_int or self.body.dtype.is_bool)
+        return order_shows(self.combine, self.body.dtype)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape, tensor_types
 from rlx.ir.weights import weight_ids
-from rlx.kernel.compose import compose, lower_node
+from rlx.kernel.compose import compose
 from rlx.kernel.form import Contract, Form, Reduce, Template
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import Nest
 
 FEW_ROWS = 3

@@ -15,9 +15,12 @@ from rlx.ir.dim import known_le
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape
-from rlx.kernel.compose import Composer, lower_node, same_space, stored_through, strip_rows
+from rlx.kernel.compose import Composer, strip_rows
 from rlx.kernel.form import Form, Template, dense_strides
+from rlx.kernel.legality import same_space
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import ComposeError, Kernel, Store, TransformNest
+from rlx.kernel.order import stored_through
 from rlx.kernel.scalar import Scalar, axes
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rlx.config import bytes_text
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Node
-from rlx.kernel.compose import lower_node
 from rlx.kernel.form import Collective
+from rlx.kernel.lowering import lower_node
 from rlx.plan.lir import LirBufferPlan, LirModule
 from rlx.records import dataclass
 

@@ -18,8 +18,8 @@ from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import copy_node, rewrite
 from rlx.ir.types import TupleType
 from rlx.ir.weights import weight_ids
-from rlx.kernel.compose import lower_node
 from rlx.kernel.form import Map
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import LOADS, axes
 from rlx.ops.array.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.array.window import GEOMETRY, is_padded

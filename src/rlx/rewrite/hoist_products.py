@@ -16,9 +16,9 @@ from rlx.ir.node import place_of
 from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, inline, rewrite
 from rlx.ir.types import TupleType, type_symbols
-from rlx.kernel.compose import lower_node
 from rlx.kernel.control import loop_form
 from rlx.kernel.form import Contract, Conv, Form, Loop, Map, Pieces, Reduce
+from rlx.kernel.lowering import lower_node
 from rlx.ops.control.bodies import batched, new_body, splice
 from rlx.rewrite.rules import Firing
 

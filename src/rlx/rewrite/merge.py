@@ -20,8 +20,8 @@ from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.types import TupleType
 from rlx.ir.weights import weight_ids
-from rlx.kernel.compose import lower_node
 from rlx.kernel.form import Contract, Map, dense
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import axes
 from rlx.records import dataclass
 

@@ -17,8 +17,8 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.rewrite import copy_node, rewrite
 from rlx.ir.types import TupleType
-from rlx.kernel.compose import lower_node
 from rlx.kernel.form import Form, Map, Pieces
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import Scalar
 from rlx.records import dataclass
 

@@ -18,7 +18,7 @@ from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Role, get_op
 from rlx.ir.types import Shape
-from rlx.kernel.compose import affine, to_dim
+from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.form import Reduce
 from rlx.kernel.scalar import Scalar, axes, axis, const, replace_axes
 from rlx.kernel.views import keeps_order

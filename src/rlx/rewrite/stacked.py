@@ -10,8 +10,8 @@ from typing import Any
 
 from rlx.ir.graph import Node
 from rlx.ir.op import Role, get_op
-from rlx.kernel.compose import lower_node
 from rlx.kernel.form import Map, Pieces, Reduce
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import axis
 from rlx.kernel.views import keeps_order
 from rlx.rewrite.rules import Rule, Subject, rule

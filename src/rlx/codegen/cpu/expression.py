@@ -18,7 +18,7 @@ from rlx.codegen.native.irtypes import Value, constant, like, size_bytes, vector
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I8, U8, DType
-from rlx.kernel.compose import affine, to_dim
+from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.scalar import LOADS, Scalar, load_index
 from rlx.records import dataclass
 from rlx.target.cpu import Target

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import TupleType
-from rlx.kernel.compose import body_of, compose, lower_node
+from rlx.kernel.compose import body_of, compose
 from rlx.kernel.form import Scatter, dense_strides
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import ComposeError, Nest, Store
 from rlx.kernel.scalar import LOADS, Scalar, axis, const, load_index
 from rlx.kernel.views import View

@@ -19,8 +19,9 @@ from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.rebind import rebind
 from rlx.ir.rewrite import copy_node, finish_rewrite
 from rlx.ir.types import TensorType, Type, tensor_types
-from rlx.kernel.compose import ComposeError, compose
+from rlx.kernel.compose import compose
 from rlx.kernel.form import dense
+from rlx.kernel.nests import ComposeError
 from rlx.kernel.rowwise import cut_axis, front, is_cut, is_whole, keeps_rows, view_keeps_rows
 from rlx.kernel.views import View, view_layouts
 from rlx.plan.phase import Phase, PhaseSchedule

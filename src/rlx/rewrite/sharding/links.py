@@ -14,8 +14,8 @@ from rlx.ir.graph import Node
 from rlx.ir.mesh import PARTIAL_KINDS
 from rlx.ir.op import Role
 from rlx.ir.types import Shape, TupleType
-from rlx.kernel.compose import lower_node
 from rlx.kernel.form import Collective, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter
+from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import LOADS, Scalar, load_index
 from rlx.kernel.views import keeps_order
 from rlx.ops.array.shape import matching_groups

@@ -17,8 +17,8 @@ from rlx.codegen.cpu.product.contraction import emit_contraction, plan_gemm
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.cpu.rows.nest import emit_nest
 from rlx.codegen.native.irtext import Module
-from rlx.kernel.compose import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.kernel.form import Contract, dense_strides
+from rlx.kernel.nests import ContractNest, ConvNest, Nest, Stat, Store
 from rlx.kernel.scalar import (
     TRUE,
     Scalar,

@@ -19,7 +19,7 @@ from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
 from rlx.ir.dim import Dim
-from rlx.kernel.compose import ConvNest
+from rlx.kernel.nests import ConvNest
 
 MOST_COLUMNS = 8
 MOST_UNROLLED = 16  # window elements whose weights stay in registers; lines of a larger window are a loop

@@ -23,7 +23,7 @@ from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Int, Module, Value
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.ir.dim import Dim
-from rlx.kernel.compose import ConvNest
+from rlx.kernel.nests import ConvNest
 from rlx.ops.storage.conv_packing import KernelLayout
 from rlx.records import dataclass
 

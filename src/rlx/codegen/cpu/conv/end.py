@@ -17,7 +17,7 @@ from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
 from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
-from rlx.kernel.compose import Nest, Store
+from rlx.kernel.nests import Nest, Store
 from rlx.kernel.scalar import PRIMITIVES, Scalar, axis, const, rebuild, replace_axes
 from rlx.records import dataclass
 

@@ -19,7 +19,7 @@ from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
 from rlx.ir.dim import Dim, ceildiv, dim_max
-from rlx.kernel.compose import ConvNest
+from rlx.kernel.nests import ConvNest
 from rlx.records import dataclass
 
 ELEMENT = "float"

@@ -8,7 +8,7 @@ from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import Kind
 from rlx.ir.dim import Dim
 from rlx.ir.types import Shape
-from rlx.kernel.compose import ConvNest
+from rlx.kernel.nests import ConvNest
 from rlx.records import dataclass
 from rlx.target.cpu import Target
 

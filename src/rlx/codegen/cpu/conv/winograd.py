@@ -29,7 +29,7 @@ from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Function, Int, Module, Value
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
-from rlx.kernel.compose import ConvNest
+from rlx.kernel.nests import ConvNest
 from rlx.ops.storage.winograd import WinogradLayout
 
 PAD = 16  # elements between the points of a strip, so that they do not share cache sets

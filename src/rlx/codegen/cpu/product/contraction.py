@@ -20,7 +20,8 @@ from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
-from rlx.kernel.compose import ContractNest, Nest, Stat, Store, affine, to_dim
+from rlx.kernel.affine import affine, to_dim
+from rlx.kernel.nests import ContractNest, Nest, Stat, Store
 from rlx.kernel.scalar import Scalar, body_cost, call, convert
 from rlx.ops.quant.group_layout import QuantLayout
 from rlx.ops.storage.packing import Panels

@@ -9,8 +9,9 @@ from rlx.codegen.cpu.rows.ranges import decided
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, evaluate, known_eq
 from rlx.ir.types import Shape
-from rlx.kernel.compose import Nest, Store, affine, to_dim
+from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.form import dense_strides
+from rlx.kernel.nests import Nest, Store
 from rlx.kernel.scalar import Scalar, axis, const, rebuild, replace_axes, size
 from rlx.records import dataclass
 

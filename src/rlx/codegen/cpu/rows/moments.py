@@ -14,7 +14,7 @@ from rlx.codegen.cpu.rows.reduction import Reducer, Round
 from rlx.codegen.native.irtext import Function, Int
 from rlx.codegen.native.irtypes import Value, constant, lanes_of
 from rlx.ir.dim import Dim
-from rlx.kernel.compose import Stat, Store
+from rlx.kernel.nests import Stat, Store
 from rlx.kernel.rounding import is_long_row
 from rlx.kernel.scalar import Scalar, call, rebuild
 

@@ -20,7 +20,7 @@ from rlx.codegen.cpu.rows.transposed import TransposedNest, read_axis
 from rlx.codegen.native.irtext import Body, Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.kernel.affine import affine
-from rlx.kernel.compose import Nest, Stat
+from rlx.kernel.nests import Nest, Stat
 from rlx.kernel.scalar import LOADS, Scalar, axis, replace_axes
 from rlx.target.cpu import Target
 

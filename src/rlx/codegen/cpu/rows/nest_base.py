@@ -14,7 +14,7 @@ from rlx.codegen.native.irtypes import Value, size_bytes
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.types import TensorType
-from rlx.kernel.compose import Nest, Store
+from rlx.kernel.nests import Nest, Store
 from rlx.kernel.scalar import Scalar
 from rlx.target.cpu import Target
 

@@ -9,7 +9,7 @@ from rlx.codegen.native.irtext import Function, Int
 from rlx.codegen.native.irtypes import Value, constant, vector
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import DType
-from rlx.kernel.compose import Stat
+from rlx.kernel.nests import Stat
 
 
 class Round:

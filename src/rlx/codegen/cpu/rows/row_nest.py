@@ -19,7 +19,7 @@ from rlx.codegen.cpu.rows.row_pipeline import RowPipeline
 from rlx.codegen.native.irtext import Int
 from rlx.codegen.native.irtypes import Value, vector
 from rlx.ir.dim import Dim
-from rlx.kernel.compose import Nest
+from rlx.kernel.nests import Nest
 from rlx.kernel.scalar import PRIMITIVES, Scalar
 from rlx.records import dataclass
 

@@ -12,7 +12,8 @@ from rlx.codegen.cpu.rows.nest_base import NestEmitter
 from rlx.codegen.native.irtext import Int
 from rlx.codegen.native.irtypes import Value, constant, vector
 from rlx.ir.types import Shape
-from rlx.kernel.compose import Nest, affine, to_dim
+from rlx.kernel.affine import affine, to_dim
+from rlx.kernel.nests import Nest
 from rlx.kernel.scalar import Scalar
 
 

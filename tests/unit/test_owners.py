@@ -1,0 +1,32 @@
+"""Each fact has one owner module: what only the owner may contain is searched for everywhere else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "rlx"
+
+OWNERS = {
+    "legality": (
+        "kernel/legality.py",
+        r"cannot share a (kernel|loop nest)|such a kernel stores"
+        r"|nowhere to report an index|MOST_OUTPUTS\b.*=",
+    ),
+    "prices": ("target/prices.py", r"class Prices\b|\bPrices\(\d|\w+_(ps|ns|bw): \w+ = \d"),
+    "machines": ("target/cpuid.py", r"__cpuid|/proc/cpuinfo"),
+    "options": ("api/options.py", r"class Options\b"),
+}
+
+
+@pytest.mark.parametrize("fact", OWNERS)
+def test_one_owner(fact: str) -> None:
+    owner, pattern = OWNERS[fact]
+    found = [
+        str(path.relative_to(SOURCE))
+        for path in sorted(SOURCE.rglob("*.py"))
+        if re.search(pattern, path.read_text(encoding="utf-8"))
+    ]
+    assert found == [owner], f"{fact} belongs into {owner}"
