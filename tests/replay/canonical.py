@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from rlx.codegen.cpu.kernels import BodyKernels, EmittedKernel, KernelSet
 
+_EXPORT = re.compile(r"^define (?!internal)[^@]*@([\w.$-]+)\(", re.MULTILINE)
 _FUNCTION = re.compile(r"^define .*?^\}$", re.MULTILINE | re.DOTALL)
 _TABLE = re.compile(r"^@([\w.$-]+) = (.*)$", re.MULTILINE)
 _ATTRIBUTES = re.compile(r"^attributes .*$", re.MULTILINE)
@@ -27,6 +28,20 @@ def canonical(kernels: KernelSet) -> str:
     """The whole code of a program: kernels in the order in which they run, then those of bodies."""
     whole = BodyKernels(kernels.kernels, kernels.inner)
     return canonical_text(kernels.texts, (_head(k) for k in whole.all()))
+
+
+def canonical_module(text: str) -> str:
+    """A module of the runtime: what it exports, by name, and all that this needs.
+
+    >>> module = "define void @b() {\\n  ret void\\n}\\ndefine internal void @a() {\\n  ret void\\n}"
+    >>> print(canonical_module(module))
+    export b @0
+    define void @0() {
+      ret void
+    }
+    """
+    names = sorted(found[1] for found in _EXPORT.finditer(text))
+    return canonical_text([text], ((f"export {name}", name) for name in names))
 
 
 def canonical_text(texts: Iterable[str], heads: Iterable[tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Every op and model on every named target: plan, code and results are what they were.
+"""Every op, model and runtime module on every named target: plan, code and results are what they were.
 
 A commit that only moves code leaves all digests equal. Any other says in its body which it changes, and why.
 """
@@ -13,8 +13,8 @@ import pytest
 from op_cases import ALL_OPS, Case, cases
 
 import rlx
-from emission import emit, first_cases
-from replay.canonical import canonical
+from emission import emit, first_cases, runtime_modules
+from replay.canonical import canonical, canonical_module
 from replay.records import Digests, Key, Records, digest, digest_of_arrays
 from rlx.ir.graph import Graph
 from rlx.plan.text import canonical_text
@@ -96,9 +96,32 @@ def test_every_model(id: str, zoo_path: Callable[..., Path], replay: Check, keep
     check_model(id, "-m slow tests/replay", zoo_path, replay, keep_text)
 
 
+def runtime_digests(target: Target, keep: Keep) -> dict[Key, Digests]:
+    """The native code that is no kernel of a program, a line for each module; all reductions are one."""
+    found: dict[Key, list[str]] = {}
+    for label, text, _ in runtime_modules(target):
+        code = canonical_module(text)
+        keep(f"runtime/{label.replace(' ', '-')}/{target.name}.ll", code)
+        found.setdefault(Key(label.split()[0], target.name), []).append(digest(code))
+    return {key: Digests("-", digest(*codes), None) for key, codes in found.items()}
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
+def test_runtime(target: Target, replay: Check, keep_text: Keep) -> None:
+    replay("runtime", "tests/replay", runtime_digests(target, keep_text))
+
+
+RUNTIME = {label.split()[0] for label, _, _ in runtime_modules(targets()[0])}
+
+
 @pytest.mark.parametrize(
     ("file", "known"),
-    [("ops", set(FIRST)), ("samples", {op.name for op in ALL_OPS}), ("models", set(FEEDS))],
+    [
+        ("ops", set(FIRST)),
+        ("samples", {op.name for op in ALL_OPS}),
+        ("models", set(FEEDS)),
+        ("runtime", RUNTIME),
+    ],
 )
 def test_no_line_is_left_over(file: str, known: set[str], request: pytest.FixtureRequest) -> None:
     """Of ops, models and targets that are gone."""
