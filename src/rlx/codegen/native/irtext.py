@@ -15,10 +15,10 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rlx.codegen.native.irlanes import Lanes
+from rlx.codegen.native.irflow import Flow
 from rlx.codegen.native.irops import Bool, Int, Number
 from rlx.codegen.native.irtypes import (
     Value,
@@ -48,14 +48,13 @@ __all__ = [
     "width",
 ]
 
-Body = Callable[[Int, list[Value]], "Sequence[Number] | None"]
-
 
 class Module:
     """One LLVM module under construction for one target."""
 
-    def __init__(self, target: Target, flush_bf16: bool = False) -> None:
+    def __init__(self, target: Target, flush_bf16: bool = False, source_lines: bool = False) -> None:
         self.flush_bf16 = flush_bf16  # rounding to bf16 may make denormals zeros
+        self.source_lines = source_lines  # whether `@native` functions note their lines, as comments
         self.target = target
         self.declared: dict[str, str] = {}  # lines of intrinsics and functions of the process
         self.tables: dict[str, str] = {}
@@ -146,7 +145,7 @@ def _plain(type_: str) -> str:
     return type_ if type_.startswith("<") else type_.split()[0]
 
 
-class Function(Lanes):
+class Function(Flow):
     """One function under construction: methods append instructions and return their values."""
 
     def __init__(
@@ -158,15 +157,11 @@ class Function(Lanes):
         noinline: bool,
         returns: str,
     ) -> None:
-        self.module, self.name, self.returns = module, name, returns
-        self.args = [Value(_plain(type_), f"%{param}") for type_, param in params]
         listed = ", ".join(f"{type_} %{param}" for type_, param in params)
         linkage, inline = "internal " if internal else "", " noinline" if noinline else ""
-        self._lines = [f"define {linkage}{returns} @{name}({listed}){inline} #0 {{"]
+        super().__init__(module, name, returns, f"define {linkage}{returns} @{name}({listed}){inline} #0 {{")
+        self.args = [Value(_plain(type_), f"%{param}") for type_, param in params]
         self._allocas: list[str] = []
-        self._count = 0
-        self._ended = False
-        self._block = "entry"
         self.widened: dict[Value, Value] = {}
         self.same_bits: dict[Value, Value] = {}
 
@@ -180,30 +175,6 @@ class Function(Lanes):
                 raise CompileError(f"function {self.name!r} ends without returning a value")
             self.return_()
         return "\n".join([self._lines[0], "entry:", *self._allocas, *self._lines[1:], "}"])
-
-    # ---- plumbing
-
-    def emit(self, line: str) -> None:
-        """Append one instruction without a result."""
-        self._lines.append("  " + line)
-
-    def op(self, type_: str, text: str) -> Value:
-        name = self._fresh("v")
-        self._lines.append(f"  %{name} = {text}")
-        return Value(type_, f"%{name}")
-
-    def _fresh(self, prefix: str) -> str:
-        self._count += 1
-        return f"{prefix}{self._count}"
-
-    def _label(self, name: str) -> None:
-        self._lines.append(f"{name}:")
-        self._block, self._ended = name, False
-
-    def _jump(self, label: str) -> None:
-        """Go to a label unless the block has already returned."""
-        if not self._ended:
-            self.emit(f"br label %{label}")
 
     # ---- memory
 
@@ -363,7 +334,7 @@ class Function(Lanes):
             self.module.declare("llvm.aarch64.hint", "void", ["i32"])
             self.emit("call void @llvm.aarch64.hint(i32 1)")
 
-    # ---- calls and control
+    # ---- calls
 
     def call(
         self, callee: str | Value, args: Sequence[Number], returns: str = "void", fixed: int | None = None
@@ -387,123 +358,3 @@ class Function(Lanes):
             return self.op(returns, text)
         self.emit(text)
         return Value("void", "")
-
-    def return_(self, x: Number | None = None) -> None:
-        """Return from the function; nothing may follow in this block."""
-        self.emit("ret void" if x is None else f"ret {self.value(x, self.returns)}")
-        self._ended = True
-
-    def loop(self, lo: Int, hi: Int, step: Int, carried: Sequence[Number], body: Body) -> list[Value]:
-        """for i in range(lo, hi, step): carried = body(i, carried); gives the last carried values.
-
-        `step` is positive. A loop known to be empty or to run once leaves no branch behind.
-        """
-        start = [self.value(x) for x in carried]
-        if isinstance(lo, int) and isinstance(hi, int):
-            if lo >= hi:
-                return start
-            if isinstance(step, int) and lo + step >= hi:
-                return self._results(body(lo, start), start)
-        before, top, done = self._block, self._fresh("loop"), self._fresh("done")
-        entered = self.cmp("slt", lo, hi)
-        if isinstance(entered, bool):
-            self.emit(f"br label %{top}")
-        else:
-            self.emit(f"br {entered}, label %{top}, label %{done}")
-        self._label(top)
-        heads = len(self._lines)
-        index = Value("i64", f"%{top}.i")
-        inside = [Value(x.type, f"%{top}.{n}") for n, x in enumerate(start)]
-        after = self._results(body(index, inside), start)
-        following = self.value(self.add(index, step))
-        again = self.cmp("slt", following, hi)
-        latch = self._block
-        self.emit(f"br {again}, label %{top}, label %{done}")
-        pairs = [(index, self.value(lo), following), *zip(inside, start, after, strict=True)]
-        self._lines[heads:heads] = [
-            f"  {phi.text} = phi {phi.type} [ {first.text}, %{before} ], [ {later.text}, %{latch} ]"
-            for phi, first, later in pairs
-        ]
-        self._label(done)
-        if isinstance(entered, bool):
-            return after
-        return [self._phi([(a, before), (b, latch)]) for a, b in zip(start, after, strict=True)]
-
-    def while_loop(
-        self,
-        carried: Sequence[Number],
-        condition: Callable[[list[Value]], Bool],
-        body: Callable[[list[Value]], Sequence[Number] | None],
-    ) -> list[Value]:
-        """while condition(carried): carried = body(carried); gives the last carried values."""
-        start = [self.value(x) for x in carried]
-        before, top, inner, done = self._block, *map(self._fresh, ("while", "body", "done"))
-        self.emit(f"br label %{top}")
-        self._label(top)
-        heads = len(self._lines)
-        inside = [Value(x.type, f"%{top}.{n}") for n, x in enumerate(start)]
-        holds = self.value(condition(inside), "i1")
-        self.emit(f"br {holds}, label %{inner}, label %{done}")
-        self._label(inner)
-        after = self._results(body(inside), start)
-        latch = self._block
-        self.emit(f"br label %{top}")
-        self._lines[heads:heads] = [
-            f"  {phi.text} = phi {phi.type} [ {first.text}, %{before} ], [ {later.text}, %{latch} ]"
-            for phi, first, later in zip(inside, start, after, strict=True)
-        ]
-        self._label(done)
-        return inside
-
-    def _results(self, given: Sequence[Number] | None, start: Sequence[Value]) -> list[Value]:
-        """What a loop body gave, as Values of the carried types."""
-        results = [self.value(x, first.type) for x, first in zip(given or [], start, strict=True)]
-        for result, first in zip(results, start, strict=True):
-            if result.type != first.type:
-                raise CompileError(
-                    f"a loop of {self.name!r} carries {first.type}, its body gives {result.type}"
-                )
-        return results
-
-    def _phi(self, sources: Sequence[tuple[Value, str]]) -> Value:
-        listed = ", ".join(f"[ {value.text}, %{block} ]" for value, block in sources)
-        return self.op(sources[0][0].type, f"phi {sources[0][0].type} {listed}")
-
-    def branch(
-        self, condition: Bool, then: Callable[[], object], otherwise: Callable[[], object] | None = None
-    ) -> None:
-        """Run `then` or `otherwise`; a Python bool decides while generating."""
-        if isinstance(condition, bool):
-            chosen = then if condition else otherwise
-            if chosen:
-                chosen()
-            return
-        yes, no, end = self._fresh("then"), self._fresh("else"), self._fresh("end")
-        self.emit(f"br {condition}, label %{yes}, label %{no if otherwise else end}")
-        self._label(yes)
-        then()
-        self._jump(end)
-        if otherwise:
-            self._label(no)
-            otherwise()
-            self._jump(end)
-        self._label(end)
-
-    def if_value(
-        self, condition: Bool, then: Callable[[], Sequence[Number]], otherwise: Callable[[], Sequence[Number]]
-    ) -> list[Value]:
-        """The values of the side that runs; both sides give the same types."""
-        if isinstance(condition, bool):
-            return [self.value(x) for x in (then if condition else otherwise)()]
-        yes, no, end = self._fresh("then"), self._fresh("else"), self._fresh("end")
-        self.emit(f"br {condition}, label %{yes}, label %{no}")
-        self._label(yes)
-        first = [self.value(x) for x in then()]
-        first_block = self._block
-        self._jump(end)
-        self._label(no)
-        second = [self.value(x, a.type) for x, a in zip(otherwise(), first, strict=True)]
-        second_block = self._block
-        self._jump(end)
-        self._label(end)
-        return [self._phi([(a, first_block), (b, second_block)]) for a, b in zip(first, second, strict=True)]

@@ -17,7 +17,8 @@ from rlx.codegen.cpu.rows.nest_base import NestEmitter
 from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, is_float_sum, reducer_for
 from rlx.codegen.cpu.rows.row_nest import RowNest
 from rlx.codegen.cpu.rows.transposed import TransposedNest, read_axis
-from rlx.codegen.native.irtext import Body, Int, Module
+from rlx.codegen.native.irflow import Body
+from rlx.codegen.native.irtext import Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.kernel.affine import affine
 from rlx.kernel.nests import Nest, Stat
