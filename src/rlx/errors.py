@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -96,7 +97,7 @@ class RlxError(Exception):
         super().__init__(message if not where else f"{message} (at {', '.join(where)})")
 
 
-class TypeError_(RlxError, TypeError):
+class TypeMismatchError(RlxError, TypeError):
     """The type rule of an op refuses its operands or attributes.
 
     It finds its source location by itself, because many places raise it while a graph is built.
@@ -106,15 +107,15 @@ class TypeError_(RlxError, TypeError):
         super().__init__(message, where or current_where())
 
 
-class ShapeError(TypeError_):
+class ShapeError(TypeMismatchError):
     """Dims that must be equal or in range are not."""
 
 
-class DTypeError(TypeError_):
+class DTypeError(TypeMismatchError):
     """A dtype is unknown, unsupported here, or two operands disagree."""
 
 
-class AttributeError_(TypeError_):
+class OpAttributeError(TypeMismatchError):
     """An op attribute is missing, unknown or of the wrong kind."""
 
 
@@ -178,7 +179,7 @@ class KernelError(RlxError):
     """A kernel reported a fault while running."""
 
 
-class ImportError_(RlxError):
+class ModelImportError(RlxError):
     """A model file cannot be imported."""
 
 
@@ -190,7 +191,7 @@ class DeviceError(RlxError):
     """A device is missing, lost or used wrongly."""
 
 
-class BufferError_(RlxError, BufferError):
+class BufferUseError(RlxError, BufferError):
     """A buffer or arena was used in a way that is not allowed."""
 
 
@@ -208,3 +209,20 @@ class ZooError(RlxError):
 
 class CollectiveError(RlxError):
     """Base of all errors of ranks, transports and collectives."""
+
+
+_OLD_NAMES: dict[str, type[RlxError]] = {  # they leave with 0.2
+    "TypeError_": TypeMismatchError,
+    "AttributeError_": OpAttributeError,
+    "ImportError_": ModelImportError,
+    "BufferError_": BufferUseError,
+}
+
+
+def __getattr__(name: str) -> type[RlxError]:
+    """Error classes under their old names, with a warning."""
+    error = _OLD_NAMES.get(name)
+    if error is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is now {error.__name__}", DeprecationWarning, stacklevel=2)
+    return error

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from rlx.driver import ArenaSlot, Device, HostArena, read_typed_to_f32, write_typed_from_f32
-from rlx.errors import BufferError_, DTypeError, RlxError
+from rlx.errors import BufferUseError, DTypeError, RlxError
 from rlx.ir.dtype import ALL_DTYPES, DType, dtype, pack, unpack
 
 GUARD = 0xA5
@@ -142,18 +142,18 @@ def test_an_imaginary_part_is_not_dropped_in_silence(on: Device) -> None:
 F32 = np.zeros(4, np.float32)
 
 REFUSED = {
-    "too long": (lambda a: a.write(1, np.zeros(5, np.float16)), BufferError_, r"\(4,\), the array \(5,\)"),
-    "too short": (lambda a: a.write(1, np.zeros(3, np.float16)), BufferError_, r"shape \(4,\)"),
-    "wrong shape": (lambda a: a.write(1, np.zeros((2, 2), np.float16)), BufferError_, r"\(2, 2\)"),
+    "too long": (lambda a: a.write(1, np.zeros(5, np.float16)), BufferUseError, r"\(4,\), the array \(5,\)"),
+    "too short": (lambda a: a.write(1, np.zeros(3, np.float16)), BufferUseError, r"shape \(4,\)"),
+    "wrong shape": (lambda a: a.write(1, np.zeros((2, 2), np.float16)), BufferUseError, r"\(2, 2\)"),
     "wrong dtype": (lambda a: a.write(1, F32), DTypeError, "holds f16, not float32"),
-    "no slot": (lambda a: a.write(2, np.zeros(4, np.float16)), BufferError_, "node 2 has no slot"),
-    "read no slot": (lambda a: a.read(2), BufferError_, "node 2 has no slot"),
-    "f32 too long": (lambda a: a.write_input_f32(1, "f16", [0.0] * 5), BufferError_, "4 elements, not 5"),
-    "f32 too short": (lambda a: a.write_input_f32(1, "f16", [1.0]), BufferError_, "4 elements, not 1"),
+    "no slot": (lambda a: a.write(2, np.zeros(4, np.float16)), BufferUseError, "node 2 has no slot"),
+    "read no slot": (lambda a: a.read(2), BufferUseError, "node 2 has no slot"),
+    "f32 too long": (lambda a: a.write_input_f32(1, "f16", [0.0] * 5), BufferUseError, "4 elements, not 5"),
+    "f32 too short": (lambda a: a.write_input_f32(1, "f16", [1.0]), BufferUseError, "4 elements, not 1"),
     "f32 wrong dtype": (lambda a: a.write_input_f32(1, "bf16", F32), DTypeError, "holds f16, not bf16"),
     "not f32": (lambda a: a.write_input_f32(1, "f16", np.zeros(4)), DTypeError, "f32 data, got float64"),
     "unknown dtype": (lambda a: a.write_input_f32(1, "f17", F32), DTypeError, "unknown dtype 'f17'"),
-    "f32 read length": (lambda a: a.read_output_f32(1, "f16", 3), BufferError_, "4 elements, not 3"),
+    "f32 read length": (lambda a: a.read_output_f32(1, "f16", 3), BufferUseError, "4 elements, not 3"),
     "f32 read dtype": (lambda a: a.read_output_f32(1, "f32", 4), DTypeError, "holds f16, not f32"),
 }
 
@@ -190,7 +190,7 @@ def test_strided_arrays_are_written_in_order(on: Device) -> None:
 
 
 def test_a_slot_outside_the_arena_is_refused(on: Device) -> None:
-    with pytest.raises(BufferError_, match="slot of node 5 ends at byte 80, outside the arena of 72 bytes"):
+    with pytest.raises(BufferUseError, match="slot of node 5 ends at byte 80, outside the arena of 72 bytes"):
         on.arena({5: ArenaSlot(64, "f32", (4,))}, size=72)
 
 
@@ -300,12 +300,12 @@ def test_helpers_leave_the_other_bits_of_a_shared_byte() -> None:
 
 def test_helpers_refuse_wrong_lengths() -> None:
     room = bytearray(6)
-    with pytest.raises(BufferError_, match="4 values do not fit a slot of 3 elements"):
+    with pytest.raises(BufferUseError, match="4 values do not fit a slot of 3 elements"):
         write_typed_from_f32(room, "f16", np.ones(4, np.float32), 3)
-    with pytest.raises(BufferError_, match="4 values of f16 take 8 bytes, not the 6 given"):
+    with pytest.raises(BufferUseError, match="4 values of f16 take 8 bytes, not the 6 given"):
         write_typed_from_f32(room, "f16", np.ones(4, np.float32), 4)
     assert room == bytearray(6)
-    with pytest.raises(BufferError_, match="4 values of f16 take 8 bytes, but there are 6"):
+    with pytest.raises(BufferUseError, match="4 values of f16 take 8 bytes, but there are 6"):
         read_typed_to_f32(room, "f16", 4)
-    with pytest.raises(BufferError_, match="read-only"):
+    with pytest.raises(BufferUseError, match="read-only"):
         write_typed_from_f32(b"xx", "f16", [1.0], 1)

@@ -24,7 +24,7 @@ from rlx.driver import (
     why_unavailable,
 )
 from rlx.driver.host import HostDevice
-from rlx.errors import BufferError_, DeviceError, DTypeError
+from rlx.errors import BufferUseError, DeviceError, DTypeError
 from rlx.ir.dtype import ALL_DTYPES, DType, convert, pack
 
 BYTE_DTYPES = [d for d in ALL_DTYPES if d.bits >= 8]
@@ -127,7 +127,7 @@ def test_write_replaces_the_values_and_checks_them(on: Device) -> None:
     buffer.write(np.int32([[1, 2], [3, 4]]))
     with pytest.raises(DTypeError, match="holds i32, not int64"):
         buffer.write(np.zeros((2, 2), np.int64))
-    with pytest.raises(BufferError_, match=r"shape \(2, 2\), the array \(4,\)"):
+    with pytest.raises(BufferUseError, match=r"shape \(2, 2\), the array \(4,\)"):
         buffer.write(np.zeros(4, np.int32))
     assert buffer.read().tolist() == [[1, 2], [3, 4]]
 
@@ -137,7 +137,7 @@ def test_views_share_the_memory_and_stay_inside(on: Device) -> None:
     buffer.view("i16", (2, 2), offset=8).write(np.int16([[1, 2], [3, 4]]))
     assert buffer.read().view(np.int16)[4:8].tolist() == [1, 2, 3, 4]
     for offset in (-4, 28):
-        with pytest.raises(BufferError_, match=r"outside|leaves the buffer"):
+        with pytest.raises(BufferUseError, match=r"outside|leaves the buffer"):
             buffer.view("f32", (2,), offset=offset)
 
 
@@ -167,7 +167,7 @@ def test_host_buffers_are_not_copied_without_need() -> None:
 
 
 def test_arrays_with_holes_are_refused() -> None:
-    with pytest.raises(BufferError_, match="is not dense; copy it with ascontiguousarray"):
+    with pytest.raises(BufferUseError, match="is not dense; copy it with ascontiguousarray"):
         Buffer.of(np.zeros((4, 4))[:, :2])
 
 
@@ -263,18 +263,18 @@ def test_read_only_memory_stays_read_only() -> None:
     buffer = Buffer.of(array)
     taken = Buffer.from_dlpack(buffer)
     assert not taken.numpy().flags.writeable
-    with pytest.raises(BufferError_, match="read-only"):
+    with pytest.raises(BufferUseError, match="read-only"):
         taken.write(np.zeros(3, np.int64))
-    with pytest.raises(BufferError_, match="needs a consumer that speaks DLPack 1"):
+    with pytest.raises(BufferUseError, match="needs a consumer that speaks DLPack 1"):
         buffer.__dlpack__()
 
 
 def test_dlpack_refusals() -> None:
     with pytest.raises(DTypeError, match="DLPack has no packed i4"):
         Buffer.of(sample(next(d for d in ALL_DTYPES if d.name == "i4"))).__dlpack__()
-    with pytest.raises(BufferError_, match="is not dense; make it contiguous first"):
+    with pytest.raises(BufferUseError, match="is not dense; make it contiguous first"):
         Buffer.from_dlpack(np.zeros((4, 4))[:, :2])
-    with pytest.raises(BufferError_, match="no streams"):
+    with pytest.raises(BufferUseError, match="no streams"):
         Buffer.of(np.zeros(1)).__dlpack__(stream=1)
     copied = Buffer.of(np.zeros(1))
     capsule = copied.__dlpack__(copy=True)
@@ -314,7 +314,7 @@ def test_buffers_are_made_from_bytes_like_objects() -> None:
 
 def test_state_is_bound_once_and_survives(on: Device) -> None:
     handle = BufferHandle("cache", (2, 3), "f16")
-    with pytest.raises(BufferError_, match=r"state 'cache' has no memory yet; call bind\(device\)"):
+    with pytest.raises(BufferUseError, match=r"state 'cache' has no memory yet; call bind\(device\)"):
         _ = handle.buffer
     buffer = handle.bind(on)
     assert handle.bind(on) is buffer and not handle.read().any()
@@ -340,10 +340,12 @@ def test_state_does_not_move_between_devices(require: Any) -> None:
     require("opencl")
     handle = BufferHandle("cache", (2,), "f32")
     handle.bind("cpu")
-    with pytest.raises(BufferError_, match=r"state 'cache' lives on cpu; use fresh\(\) to bind it to opencl"):
+    with pytest.raises(
+        BufferUseError, match=r"state 'cache' lives on cpu; use fresh\(\) to bind it to opencl"
+    ):
         handle.bind("opencl")
 
 
 def test_initial_values_are_checked() -> None:
-    with pytest.raises(BufferError_, match="state 's' is f32"):
+    with pytest.raises(BufferUseError, match="state 's' is f32"):
         BufferHandle("s", (2,), "f32", initial=np.zeros(2))

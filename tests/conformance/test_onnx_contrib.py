@@ -136,7 +136,7 @@ def test_rotary_embedding(case: str, interleaved: int) -> None:
 
 def test_rotary_embedding_with_more_angles_than_it_turns() -> None:
     arrays = [f32(2, 3, 32), IDS, f32(10, 8), f32(10, 8)]
-    with pytest.raises(rlx.errors.ImportError_, match="needs 4 angles") as caught:
+    with pytest.raises(rlx.errors.ModelImportError, match="needs 4 angles") as caught:
         rlx.from_onnx(model_of("RotaryEmbedding", arrays, num_heads=2, rotary_embedding_dim=8))
     assert "node 'the RotaryEmbedding'" in str(caught.value)
 

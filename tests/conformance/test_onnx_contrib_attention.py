@@ -262,6 +262,6 @@ def test_refused_in_words(case: str) -> None:
     op, arrays, how, words = REFUSED[case]
     if op == "GroupQueryAttention":
         how = {"fixed": (6,), "outputs": 3, "num_heads": 4, "kv_num_heads": 2, **how}
-    with pytest.raises(rlx.errors.ImportError_, match=words) as caught:
+    with pytest.raises(rlx.errors.ModelImportError, match=words) as caught:
         rlx.from_onnx(model_of(op, arrays, **how))
     assert f"node 'the {op}'" in str(caught.value)

@@ -268,12 +268,12 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_in_words(case: str) -> None:
     op, how, words = REFUSED[case]
-    with pytest.raises(rlx.errors.ImportError_, match=words) as caught:
+    with pytest.raises(rlx.errors.ModelImportError, match=words) as caught:
         rlx.from_onnx(model_of(op, [ROWS], domain="ai.onnx.ml", outputs=2 if "Class" in op else 1, **how))
     assert f"node 'the {op}'" in str(caught.value)
 
 
 def test_text_is_refused_where_tensors_are_wanted() -> None:
     linear = {"coefficients": numbers(3, 4), "intercepts": [0.1, 0.2, 0.3], **WORDS}
-    with pytest.raises(rlx.errors.ImportError_, match="output 'y0' is a sequence, an optional or text"):
+    with pytest.raises(rlx.errors.ModelImportError, match="output 'y0' is a sequence, an optional or text"):
         rlx.from_onnx(model_of("LinearClassifier", [ROWS], outputs=2, domain="ai.onnx.ml", **linear))

@@ -18,7 +18,7 @@ from rlx.errors import (
     RlxError,
     ShapeError,
     TransformError,
-    TypeError_,
+    TypeMismatchError,
     VerifyError,
 )
 from rlx.ir.graph import Graph
@@ -34,7 +34,7 @@ def small() -> Graph:
 @pytest.mark.parametrize("given", [None, "model.onnx", np.ones(3)], ids=["None", "text", "array"])
 def test_what_is_no_graph(call: Callable[..., Any], given: Any) -> None:
     with pytest.raises(
-        TypeError_, match=r"takes an rlx\.Graph, got a value of type \w+; rlx\.load takes files"
+        TypeMismatchError, match=r"takes an rlx\.Graph, got a value of type \w+; rlx\.load takes files"
     ):
         call(given)
 
@@ -85,7 +85,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 )
 def test_what_is_no_axis(call: Callable[..., Any], axis: Any, array: bool) -> None:
     x = np.ones((2, 3), np.float32) if array else rlx.Graph().input("x", (2, 3), "f32")
-    with pytest.raises(TypeError_, match=rf": {axis!r} is not an axis; give a whole number"):
+    with pytest.raises(TypeMismatchError, match=rf": {axis!r} is not an axis; give a whole number"):
         call(x, axis)
 
 
@@ -129,14 +129,14 @@ def test_options_that_jit_does_not_know(make: Callable[..., Any]) -> None:
 
 
 def test_jit_takes_a_function() -> None:
-    with pytest.raises(TypeError_, match=r"rlx\.jit takes a function, got a value of type int"):
+    with pytest.raises(TypeMismatchError, match=r"rlx\.jit takes a function, got a value of type int"):
         rlx.jit(3)
 
 
 @pytest.mark.parametrize("convert", [int, float, bool, np.asarray])
 def test_nodes_are_no_numbers(convert: Callable[[Any], Any]) -> None:
     x = rlx.Graph("g").input("x", (), "f32")
-    with pytest.raises(TypeError_, match=r"%0 \(input\) has no value while the graph is built; "):
+    with pytest.raises(TypeMismatchError, match=r"%0 \(input\) has no value while the graph is built; "):
         convert(x)
 
 

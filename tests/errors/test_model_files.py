@@ -16,7 +16,7 @@ import pytest
 
 import rlx
 from rlx.cli.main import main
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 ONNX_TEXT = '<ir_version: 8, opset_import: ["": 17]>\nsmall (float[N] x) => (float[N] y) { y = Relu(x) }'
@@ -73,7 +73,7 @@ def test_other_files_are_recognised(
     name: str, content: bytes, what: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(name).write_bytes(content)
-    with pytest.raises(ImportError_) as raised:
+    with pytest.raises(ModelImportError) as raised:
         rlx.load(name)
     assert raised.value.message.startswith(f"{name} is {what}") and advice in raised.value.message
     assert main(["run", name]) == 1
@@ -84,10 +84,10 @@ def test_archives_are_told_apart(require: Callable[[str], None]) -> None:
     for name, what in (("m.pt", "a zip archive, such as a PyTorch checkpoint"), ("m.keras", "a Keras model")):
         with zipfile.ZipFile(name, "w") as archive:
             archive.writestr("data.pkl", b"")
-        with pytest.raises(ImportError_, match=what):
+        with pytest.raises(ModelImportError, match=what):
             rlx.load(name)
     np.savez("m.npz", w=np.ones(2))
-    with pytest.raises(ImportError_, match=r"arrays that np\.savez wrote; give an \.onnx or \.rlx file"):
+    with pytest.raises(ModelImportError, match=r"arrays that np\.savez wrote; give an \.onnx or \.rlx file"):
         rlx.load("m.npz")
 
 
@@ -98,26 +98,26 @@ def test_from_onnx_recognises_them_too(
     require("onnx")
     Path(name).write_bytes(content)
     for given in (name, content):
-        with pytest.raises(ImportError_, match=what):
+        with pytest.raises(ModelImportError, match=what):
             rlx.from_onnx(given)
 
 
 def test_folders(capsys: pytest.CaptureFixture[str]) -> None:
     os.makedirs("repo/onnx")
     with pytest.raises(
-        ImportError_, match=r"repo is a folder without an \.onnx or \.rlx file; give the path"
+        ModelImportError, match=r"repo is a folder without an \.onnx or \.rlx file; give the path"
     ):
         rlx.load("repo")
     Path("repo/model.safetensors").touch()
     with pytest.raises(
-        ImportError_, match=r"a folder with weights \(\.safetensors\) but no \.onnx.*torch\.onnx"
+        ModelImportError, match=r"a folder with weights \(\.safetensors\) but no \.onnx.*torch\.onnx"
     ):
         rlx.load("repo")
     Path("repo/saved_model.pb").touch()
-    with pytest.raises(ImportError_, match=r"a TensorFlow SavedModel; .*--saved-model repo"):
+    with pytest.raises(ModelImportError, match=r"a TensorFlow SavedModel; .*--saved-model repo"):
         rlx.load("repo")
     Path("repo/onnx/model.onnx").touch()
-    with pytest.raises(ImportError_, match=r"repo is a folder; give a file in it: repo/onnx/model\.onnx"):
+    with pytest.raises(ModelImportError, match=r"repo is a folder; give a file in it: repo/onnx/model\.onnx"):
         rlx.load("repo")
     assert main(["explain", "repo"]) == 1
     assert "give a file in it: repo/onnx/model.onnx" in capsys.readouterr().err
@@ -126,10 +126,10 @@ def test_folders(capsys: pytest.CaptureFixture[str]) -> None:
 def test_files_that_are_not_there() -> None:
     Path("model.onnx").touch()
     with pytest.raises(
-        ImportError_, match=r"cannot read the model 'modle\.onnx'.*did you mean model\.onnx\?"
+        ModelImportError, match=r"cannot read the model 'modle\.onnx'.*did you mean model\.onnx\?"
     ):
         rlx.load("modle.onnx")
-    with pytest.raises(ImportError_, match="for the model of the zoo give zoo:minilm"):
+    with pytest.raises(ModelImportError, match="for the model of the zoo give zoo:minilm"):
         rlx.load("minilm")
 
 
@@ -173,7 +173,7 @@ def test_models_in_memory(require: Callable[[str], None]) -> None:
 def test_bytes_that_are_no_model(data: bytes, message: str, require: Callable[[str], None]) -> None:
     require("onnx")
     for call in (rlx.load, rlx.compile):
-        with pytest.raises(ImportError_, match=message):
+        with pytest.raises(ModelImportError, match=message):
             call(data)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlx import ops
-from rlx.errors import AttributeError_, DTypeError, RlxError, ShapeError, TypeError_
+from rlx.errors import DTypeError, OpAttributeError, RlxError, ShapeError, TypeMismatchError
 from rlx.ops.array.addressing import OutOfRangeError
 
 
@@ -24,7 +24,7 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
     (lambda: ops.prelu(f(2, 3), f(2)), ShapeError, "prelu: shapes [2,3] and [2] do not broadcast"),
     (
         lambda: ops.gelu(f(2), approximate="fast"),
-        AttributeError_,
+        OpAttributeError,
         "gelu: attribute 'approximate' needs one of",
     ),
     (lambda: ops.clip(f(2), np.ones(2)), DTypeError, "clip: operands f32[2], f64[2] have different dtypes"),
@@ -78,8 +78,8 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         ShapeError,
         "swiglu: the last axis of f32[2,3] cannot be split into two halves",
     ),
-    (lambda: ops.dropout(f(2), rate=1.0), AttributeError_, "dropout: rate 1.0 is not in [0, 1)"),
-    (lambda: ops.layer_norm(f(2, 3), bias=f(3)), TypeError_, "layer_norm: a bias needs a scale"),
+    (lambda: ops.dropout(f(2), rate=1.0), OpAttributeError, "dropout: rate 1.0 is not in [0, 1)"),
+    (lambda: ops.layer_norm(f(2, 3), bias=f(3)), TypeMismatchError, "layer_norm: a bias needs a scale"),
     (
         lambda: ops.layer_norm(f(2, 3), f(2, 2, 3)),
         ShapeError,
@@ -96,7 +96,7 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         ShapeError,
         "instance_norm: x f32[2,3] needs axes after batch and channels to average",
     ),
-    (lambda: ops.lrn(f(2, 3), size=0), AttributeError_, "lrn: size 0 is not at least 1"),
+    (lambda: ops.lrn(f(2, 3), size=0), OpAttributeError, "lrn: size 0 is not at least 1"),
     (
         lambda: ops.attention(f(1, 2, 3), f(1, 2, 3), f(1, 2, 3)),
         ShapeError,
@@ -115,16 +115,24 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
     (lambda: ops.attention(*qkv(2, 2), IDS), DTypeError, "attention: mask i64[2] is neither bool nor"),
     (
         lambda: ops.attention(*qkv(2, 2), window=(1,)),
-        AttributeError_,
+        OpAttributeError,
         "attention: window (1,) is not (left, right)",
     ),
-    (lambda: ops.attention(*qkv(2, 2), softcap=-1.0), AttributeError_, "attention: softcap -1.0 is negative"),
+    (
+        lambda: ops.attention(*qkv(2, 2), softcap=-1.0),
+        OpAttributeError,
+        "attention: softcap -1.0 is negative",
+    ),
     (
         lambda: ops.rope(f(3, 4), f(3, 4), f(3, 4)),
         ShapeError,
         "rope: cos f32[3,4] has 4 angles; x f32[3,4] has 4",
     ),
-    (lambda: ops.rope(f(3, 4), f(3, 2)), TypeError_, "rope: give either both cos and sin, or positions"),
+    (
+        lambda: ops.rope(f(3, 4), f(3, 2)),
+        TypeMismatchError,
+        "rope: give either both cos and sin, or positions",
+    ),
     (lambda: ops.rope(f(3, 5)), ShapeError, "rope_tables: dim 5 is not an even number"),
     (
         lambda: ops.cross_entropy(f(2, 3), np.array([0])),
@@ -139,7 +147,7 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
     ),
     (
         lambda: ops.nll_loss(f(2, 3), IDS, reduction="all"),
-        AttributeError_,
+        OpAttributeError,
         "nll_loss: attribute 'reduction' needs",
     ),
 ]

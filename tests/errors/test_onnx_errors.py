@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.errors import ImportError_, RlxError  # noqa: E402
+from rlx.errors import ModelImportError, RlxError  # noqa: E402
 
 GOOD = """
 <ir_version: 9, opset_import: ["": 17]>
@@ -445,7 +445,7 @@ def test_mutation(name: str) -> None:
     change, match = MUTATIONS[name]
     model = good()
     change(model)
-    with pytest.raises(ImportError_, match=match) as refused:
+    with pytest.raises(ModelImportError, match=match) as refused:
         rlx.from_onnx(model.SerializeToString())
     assert str(refused.value).startswith(("model 'net' cannot be imported", "the model"))
 
@@ -459,7 +459,7 @@ def test_all_problems_are_listed_at_once() -> None:
     for name in ("conv", "relu", "fc1"):
         node(model, name).op_type = "Missing" + name
     set_attr(node(model, "arg"), "wat", 1)
-    with pytest.raises(ImportError_) as refused:
+    with pytest.raises(ModelImportError) as refused:
         rlx.from_onnx(model)
     text = str(refused.value)
     assert all(f"Missing{name}" in text for name in ("conv", "relu", "fc1"))
@@ -470,7 +470,7 @@ def test_problems_in_branches_are_listed() -> None:
     text = """<ir_version: 9, opset_import: ["": 17]> net (bool c, float[2] x) => (float[2] y) {
         y = If (c) <then_branch = yes () => (float[2] a) { a = Nope (x) },
                     else_branch = no () => (float[2] b) { b = Nada (x) }> }"""
-    with pytest.raises(ImportError_, match=r"inside its sub-graph: node 'a' .Nope"):
+    with pytest.raises(ModelImportError, match=r"inside its sub-graph: node 'a' .Nope"):
         rlx.from_onnx(parser.parse_model(text))
 
 
@@ -478,12 +478,12 @@ def test_problems_in_branches_are_listed() -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ImportError_, match=r"cannot read the model .*No such file"):
+    with pytest.raises(ModelImportError, match=r"cannot read the model .*No such file"):
         rlx.from_onnx(tmp_path / "none.onnx")
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ImportError_, match=r"cannot read the model"):
+    with pytest.raises(ModelImportError, match=r"cannot read the model"):
         rlx.from_onnx(tmp_path)
 
 
@@ -491,12 +491,14 @@ def test_a_folder(tmp_path: Path) -> None:
 def test_a_file_of_another_kind(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.onnx"
     path.write_bytes(data)
-    with pytest.raises(ImportError_, match=r"not an ONNX model|holds no ONNX graph|is empty"):
+    with pytest.raises(ModelImportError, match=r"not an ONNX model|holds no ONNX graph|is empty"):
         rlx.from_onnx(path)
 
 
 def test_something_that_is_no_model() -> None:
-    with pytest.raises(ImportError_, match="takes a path, bytes, a ModelProto or an ONNXProgram, not int"):
+    with pytest.raises(
+        ModelImportError, match="takes a path, bytes, a ModelProto or an ONNXProgram, not int"
+    ):
         rlx.from_onnx(7)
 
 
@@ -509,7 +511,7 @@ def save_external(tmp_path: Path) -> Path:
 def test_missing_external_data(tmp_path: Path) -> None:
     path = save_external(tmp_path)
     (tmp_path / "w.bin").unlink()
-    with pytest.raises(ImportError_, match=r"needs the file '.*w.bin', which is not there"):
+    with pytest.raises(ModelImportError, match=r"needs the file '.*w.bin', which is not there"):
         rlx.from_onnx(path)
 
 
@@ -517,7 +519,7 @@ def test_truncated_external_data(tmp_path: Path) -> None:
     path = save_external(tmp_path)
     data = tmp_path / "w.bin"
     data.write_bytes(data.read_bytes()[:10])
-    with pytest.raises(ImportError_, match="do not belong together"):
+    with pytest.raises(ModelImportError, match="do not belong together"):
         rlx.from_onnx(path)
 
 
@@ -526,7 +528,7 @@ def test_external_data_outside_of_the_folder(tmp_path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     weight(model, "w").external_data[0].value = "../../etc/passwd"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ImportError_, match="points outside the folder"):
+    with pytest.raises(ModelImportError, match="points outside the folder"):
         rlx.from_onnx(path)
 
 
@@ -541,7 +543,7 @@ def test_functions_that_multiply_without_end(monkeypatch: pytest.MonkeyPatch) ->
     text = f"""<ir_version: 9, opset_import: ["": 17, "local": 1]>
         net (float[2] x) => (float[2] y) {{ y = local.f0 (x) }}
         {levels} <domain: "local", opset_import: ["": 17]> f8 (a) => (b) {{ b = Identity (a) }}"""
-    with pytest.raises(ImportError_, match="unfolds to more than"):
+    with pytest.raises(ModelImportError, match="unfolds to more than"):
         rlx.from_onnx(parser.parse_model(text))
 
 

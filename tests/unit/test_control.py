@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlx import Graph, ops
-from rlx.errors import GradientError, RlxError, ShapeError, TransformError, TypeError_
+from rlx.errors import GradientError, RlxError, ShapeError, TransformError, TypeMismatchError
 from rlx.ir.graph import Node
 from rlx.reference.interpreter import evaluate
 from rlx.transform.expand import expand_graph
@@ -109,9 +109,9 @@ def test_scan_refuses_a_carry_that_changes() -> None:
         ShapeError, match=r"scan: carry 0 enters the body as f64\[2\], but leaves it as f64\[2,2\]"
     ):
         ops.scan(lambda c, x: (ops.reshape(c, (2, 1)) * c, None), np.zeros(2), length=3)
-    with pytest.raises(TypeError_, match=r"must return the tuple \(carry, y\)"):
+    with pytest.raises(TypeMismatchError, match=r"must return the tuple \(carry, y\)"):
         ops.scan(lambda c, x: c, np.zeros(2), length=3)
-    with pytest.raises(TypeError_, match="give length"):
+    with pytest.raises(TypeMismatchError, match="give length"):
         ops.scan(lambda c, x: (c, c), np.zeros(2))
 
 
@@ -136,11 +136,13 @@ def test_cond_runs_one_branch_and_differentiates() -> None:
 
 def test_cond_refuses_different_results() -> None:
     x = np.zeros(3)
-    with pytest.raises(TypeError_, match=r"cond: result 0 is f64\[3\] in one body and f64\[\] in the other"):
+    with pytest.raises(
+        TypeMismatchError, match=r"cond: result 0 is f64\[3\] in one body and f64\[\] in the other"
+    ):
         ops.cond(np.array(True), lambda v: v + 1.0, lambda v: ops.sum(v), x)
-    with pytest.raises(TypeError_, match=r"return \* and \(\*, \*\)"):
+    with pytest.raises(TypeMismatchError, match=r"return \* and \(\*, \*\)"):
         ops.cond(np.array(True), lambda v: v, lambda v: (v, v), x)
-    with pytest.raises(TypeError_, match=r"its condition is bool\[3\]; it must be a single bool"):
+    with pytest.raises(TypeMismatchError, match=r"its condition is bool\[3\]; it must be a single bool"):
         ops.cond(np.array([True] * 3), lambda v: v, lambda v: v, x)
 
 

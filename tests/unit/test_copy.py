@@ -26,7 +26,7 @@ from rlx.driver import FileMemory, HostMemory, Tile
 from rlx.driver.copy import CopyStats, DoubleBuffer, PipelineRun, RingBuffer, SyncCopy, ThreadCopy, pipelined
 from rlx.driver.copy.native import RING_ENTRIES, Control
 from rlx.driver.region import plan_transfer
-from rlx.errors import BufferError_, CopyError
+from rlx.errors import BufferUseError, CopyError
 
 ROOT = Path(__file__).parents[2]
 
@@ -294,7 +294,7 @@ def test_files_that_cannot_be_opened_or_written_say_so(tmp_path: Path) -> None:
     file = FileMemory(path)
     with pytest.raises(CopyError, match="destination is read-only file memory"):
         SyncCopy().issue(b"xyz", file)
-    with pytest.raises(BufferError_, match="can only be read; copy to memory instead"):
+    with pytest.raises(BufferUseError, match="can only be read; copy to memory instead"):
         file.write(0, np.zeros(1, np.uint8))
     assert file.read(1, 2).tobytes() == b"bc"
 

@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.errors import AttributeError_, GradientError, RlxError, TypeError_, UnknownOpError
+from rlx.errors import GradientError, OpAttributeError, RlxError, TypeMismatchError, UnknownOpError
 from rlx.ir.text.read import parse_graph
 from rlx.kernel.form import Map
 from rlx.kernel.scalar import axes, call, const, load
@@ -86,10 +86,11 @@ def test_what_is_missing_is_said() -> None:
         rlx.register_op("plain", ref=lambda x: x)
     with pytest.raises(UnknownOpError, match="no op is registered as 'plan'"):
         ops.custom("plan", x)
-    with pytest.raises(AttributeError_, match="needs numbers, texts, dtypes and tuples of them, got object"):
+    with pytest.raises(OpAttributeError, match="needs numbers, texts, dtypes and tuples of them, got object"):
         plain(x, how=object())
     with pytest.raises(
-        TypeError_, match="'plain' has no operand to infer its type from; give register_op an infer rule"
+        TypeMismatchError,
+        match="'plain' has no operand to infer its type from; give register_op an infer rule",
     ):
         plain()
     text = str(g)

@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 from rlx import Graph, ops
-from rlx.errors import DTypeError, RlxError, ShapeError, TypeError_
+from rlx.errors import DTypeError, RlxError, ShapeError, TypeMismatchError
 
 X = np.array([[0.0, 1.0, -0.0], [np.nan, 2.0, np.inf]], np.float32)
 Y = np.array([[0.0, 2.0, 0.0], [np.nan, 2.0, -np.inf]], np.float32)
@@ -120,7 +120,7 @@ def test_none_is_no_value() -> None:
 def test_what_is_no_array_is_refused(other: Any) -> None:
     kind = type(other).__name__
     with pytest.raises(
-        TypeError_, match=f"an operand of type {kind} is neither a node, an array nor a number"
+        TypeMismatchError, match=f"an operand of type {kind} is neither a node, an array nor a number"
     ):
         rlx.jit(lambda x: x == other)(X)
 
@@ -155,7 +155,7 @@ def test_the_rules_of_other_operators_hold() -> None:
     ],
 )
 def test_one_answer_for_all_elements_is_refused(ask: Callable[[Any, Any], Any]) -> None:
-    with pytest.raises(TypeError_, match=r"use rlx\.ops\.where or rlx\.ops\.cond; == and != compare"):
+    with pytest.raises(TypeMismatchError, match=r"use rlx\.ops\.where or rlx\.ops\.cond; == and != compare"):
         rlx.jit(ask)(X, Y)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.errors import DTypeError, TypeError_
+from rlx.errors import DTypeError, TypeMismatchError
 
 NUMBERS = [3, 0.1, True, np.float32(0.1), np.float64(0.1), np.int64(3), np.int8(3)]
 
@@ -119,7 +119,7 @@ def test_sizes_of_fields_are_told_by_their_names() -> None:
 
 
 def test_what_cannot_be_registered() -> None:
-    with pytest.raises(TypeError_, match="Registered is registered already"):
+    with pytest.raises(TypeMismatchError, match="Registered is registered already"):
         rlx.register_pytree(Registered, lambda r: ((), None), lambda rest, parts: None)
-    with pytest.raises(TypeError_, match="takes a class, got a value of type int"):
+    with pytest.raises(TypeMismatchError, match="takes a class, got a value of type int"):
         rlx.register_pytree(3, lambda r: ((), None), lambda rest, parts: None)  # type: ignore[arg-type]

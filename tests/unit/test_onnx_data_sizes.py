@@ -13,7 +13,7 @@ from onnx import parser  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.errors import GuardError, ImportError_, ShapeError  # noqa: E402
+from rlx.errors import GuardError, ModelImportError, ShapeError  # noqa: E402
 from rlx.ir.symbols import found_by_data  # noqa: E402
 
 Feed = dict[str, np.ndarray]
@@ -191,5 +191,5 @@ def test_reshape_by_computed_numbers() -> None:
 def test_a_shape_that_is_fed_must_still_be_known() -> None:
     """-1 and 0 have a meaning of their own there, so that it is no list of sizes."""
     text = "g (float[N, 6] x, int64[2] s) => (float[a, b] y) { y = Reshape (x, s) }"
-    with pytest.raises(ImportError_, match="depends on the value of input 's'"):
+    with pytest.raises(ModelImportError, match="depends on the value of input 's'"):
         rlx.from_onnx(parse(text))

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import rlx  # noqa: E402
 from rlx import onnx_backend  # noqa: E402
-from rlx.errors import ImportError_  # noqa: E402
+from rlx.errors import ModelImportError  # noqa: E402
 from rlx.frontend.onnx.call import NeedsValue  # noqa: E402
 from rlx.frontend.onnx.importer import import_model  # noqa: E402
 from rlx.frontend.onnx.registry import entries, find  # noqa: E402
@@ -90,7 +90,7 @@ def test_external_data_needs_a_place_to_look(tmp_path: Path) -> None:
     onnx.save(
         with_weight(np.zeros(300, np.float32), False), path, save_as_external_data=True, size_threshold=0
     )
-    with pytest.raises(ImportError_, match="give from_onnx the path"):
+    with pytest.raises(ModelImportError, match="give from_onnx the path"):
         rlx.from_onnx(onnx.load(path, load_external_data=False))
 
 
@@ -131,7 +131,7 @@ def test_a_function_that_calls_itself_is_refused() -> None:
         <domain: "local", opset_import: ["": 17, "local": 1]> f (a) => (b) { b = local.f (a) }
         """
     )
-    with pytest.raises(ImportError_, match="calls itself"):
+    with pytest.raises(ModelImportError, match="calls itself"):
         rlx.from_onnx(model)
 
 
@@ -378,7 +378,7 @@ def test_a_range_of_floats_up_to_a_size() -> None:
 
 
 def test_a_range_that_mixes_sizes_and_fractions_is_refused() -> None:
-    with pytest.raises(ImportError_, match="mixes sizes with fractions"):
+    with pytest.raises(ModelImportError, match="mixes sizes with fractions"):
         import_model(range_up_to_a_size(0.5))
 
 
@@ -424,7 +424,7 @@ def test_windows_that_do_not_fit_are_refused_by_the_size(inside: bool) -> None:
 
 
 def test_a_model_in_the_format_of_another_runtime_is_named() -> None:
-    with pytest.raises(ImportError_, match="ONNX Runtime's own format"):
+    with pytest.raises(ModelImportError, match="ONNX Runtime's own format"):
         import_model(b"\x00\x01\x00\x00ORTM" + bytes(64))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.lazy_weights import LEAST_BYTES, read_light
 from rlx.frontend.onnx.load import external_files, load_model
 from rlx.frontend.onnx.proto import tensor_array
@@ -93,7 +93,7 @@ def test_a_link_into_another_folder_is_read_whole(file: Path, tmp_path: Path) ->
 def test_a_file_that_changes_while_it_is_read_is_refused(file: Path) -> None:
     loaded = load_model(file)
     os.utime(file, ns=(1, 1))
-    with pytest.raises(ImportError_, match="has changed while it was read; load it again"):
+    with pytest.raises(ModelImportError, match="has changed while it was read; load it again"):
         rlx.from_onnx(loaded)
 
 
@@ -102,7 +102,7 @@ def test_a_truncated_file_is_left_to_protobuf(file: Path, keep: float) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * keep)])
     assert read_light(file) is None
-    with pytest.raises(ImportError_, match="not an ONNX model or is truncated"):
+    with pytest.raises(ModelImportError, match="not an ONNX model or is truncated"):
         rlx.from_onnx(file)
 
 
@@ -110,7 +110,7 @@ def test_data_that_does_not_fit_its_shape_is_named_as_before(file: Path) -> None
     broken = model()
     broken.graph.initializer[1].dims[0] = SIZE - 1
     file.write_bytes(broken.SerializeToString())
-    with pytest.raises(ImportError_, match=f"'large' is f32.*{SIZE * 4 - 4} bytes, but holds {SIZE * 4}"):
+    with pytest.raises(ModelImportError, match=f"'large' is f32.*{SIZE * 4 - 4} bytes, but holds {SIZE * 4}"):
         rlx.from_onnx(file)
 
 

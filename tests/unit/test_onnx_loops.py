@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from onnx import numpy_helper, parser  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.errors import ImportError_  # noqa: E402
+from rlx.errors import ModelImportError  # noqa: E402
 
 
 def parse(text: str, opset: int = 13, **weights: np.ndarray) -> Any:
@@ -199,7 +199,7 @@ def test_a_slice_at_each_of_a_symbolic_number_of_steps() -> None:
 
 def test_a_slice_from_the_end_that_moves() -> None:
     code = "minus = Neg (start) low = Sub (minus, one) high = Neg (start) row = Slice (x, low, high)"
-    with pytest.raises(ImportError_, match="in some steps of the loop around it"):
+    with pytest.raises(ModelImportError, match="in some steps of the loop around it"):
         rlx.from_onnx(parse(BY_STEP.format(code=code)))
 
 
@@ -207,7 +207,7 @@ def test_a_slice_that_grows_with_the_steps_is_refused() -> None:
     code = """zero = Sub (one, one) end = Add (start, one) part = Slice (x, zero, end)
         row = ReduceMean <axes = [0]> (part)"""
     with pytest.raises(
-        ImportError_, match=r"must be the same in every step of the loop around it.*buffer of the full"
+        ModelImportError, match=r"must be the same in every step of the loop around it.*buffer of the full"
     ):
         rlx.from_onnx(parse(BY_STEP.format(code=code)))
 

@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import parser  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.errors import ImportError_  # noqa: E402
+from rlx.errors import ModelImportError  # noqa: E402
 from rlx.frontend.onnx.order import in_order  # noqa: E402
 from rlx.reference.interpreter import evaluate  # noqa: E402
 
@@ -102,6 +102,6 @@ def test_nodes_that_are_in_order_stay_where_they_are() -> None:
 )  # fmt: skip
 def test_nodes_in_a_circle_are_named(body: str, named: tuple[str, ...]) -> None:
     text = f'<ir_version: 9, opset_import: ["": 17]> net (float[N] x, bool go) => (float[N] y) {{ {body} }}'
-    with pytest.raises(ImportError_, match="circle") as e:
+    with pytest.raises(ModelImportError, match="circle") as e:
         rlx.from_onnx(parser.parse_model(text))
     assert all(name in str(e.value) for name in named)

@@ -12,7 +12,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import parser  # noqa: E402
 
 import rlx  # noqa: E402
-from rlx.errors import GuardError, ImportError_, RlxError  # noqa: E402
+from rlx.errors import GuardError, ModelImportError, RlxError  # noqa: E402
 from rlx.frontend.onnx.sizes.arithmetic import Quotient, Scaled, Undecided  # noqa: E402
 from rlx.frontend.onnx.sizes.shape_eval import PartialEvaluator  # noqa: E402
 from rlx.ir.dim import ceildiv, sym  # noqa: E402
@@ -127,7 +127,7 @@ def test_an_equality_that_cannot_be_proved_is_a_guard() -> None:
 
 
 def test_an_equality_that_is_false_is_refused() -> None:
-    with pytest.raises(ImportError_, match="do not broadcast"):
+    with pytest.raises(ModelImportError, match="do not broadcast"):
         rlx.from_onnx(parse("main (float[N, 3] x, float[N, 4] z) => (y) { y = Add (x, z) }"))
 
 
@@ -153,7 +153,7 @@ def test_squeeze_if_one_becomes_a_guard() -> None:
 
 def test_data_cannot_decide_how_many_axes_there_are() -> None:
     text = "main (float[N] x) => (y) { i = Cast <to = 7> (x) y = ConstantOfShape (i) }"
-    with pytest.raises(ImportError_, match="depends on the value of input 'x'"):
+    with pytest.raises(ModelImportError, match="depends on the value of input 'x'"):
         rlx.from_onnx(parse(text))
 
 

@@ -11,7 +11,7 @@ from sample_models import bert, bert_inputs
 import rlx
 from rlx import ops
 from rlx.api.compile import plan
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.dim import sym
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level, get_op
@@ -244,11 +244,11 @@ def test_a_body_that_has_rows_elsewhere_is_refused() -> None:
     g = Graph("g")
     x = g.input("x", (2, 6), "f32")
     attrs = {"symbol": "rows", "size": 6, "sliced": 1}
-    with pytest.raises(TypeError_, match="has no axis of rows rows in front"):
+    with pytest.raises(TypeMismatchError, match="has no axis of rows rows in front"):
         g.add(get_op("slices"), [x], {**attrs, "axes": (0, 0)}, (body,))
     behind = Graph("body")
     behind.set_outputs([abs(behind.input("x", (1, "rows"), "f32"))])
-    with pytest.raises(TypeError_, match=r"axes are \(0, 0\), but its body has rows along \(1, 1\)"):
+    with pytest.raises(TypeMismatchError, match=r"axes are \(0, 0\), but its body has rows along \(1, 1\)"):
         g.add(get_op("slices"), [x[:1]], {**attrs, "axes": (0, 0)}, (behind,))
 
 

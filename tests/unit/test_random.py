@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlx import Graph, compile, ops
-from rlx.errors import AttributeError_, TypeError_
+from rlx.errors import OpAttributeError, TypeMismatchError
 from rlx.ir.dtype import dtype
 from rlx.ir.op import get_op, run_rule
 from rlx.ops.math.random import philox
@@ -133,10 +133,12 @@ def test_sampling_begins_the_epilogue() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(TypeError_, match=r"a key is u32\[2\], got i64\[\]; make one with rlx.ops.random_key"):
+    with pytest.raises(
+        TypeMismatchError, match=r"a key is u32\[2\], got i64\[\]; make one with rlx.ops.random_key"
+    ):
         ops.uniform(np.asarray(3), 4)
-    with pytest.raises(AttributeError_, match=r"randint: \[3, 3\) is empty or does not fit i64"):
+    with pytest.raises(OpAttributeError, match=r"randint: \[3, 3\) is empty or does not fit i64"):
         ops.randint(ops.random_key(0), 4, 3, 3)
-    with pytest.raises(AttributeError_, match="top_k is 9; it must be 1 to 3"):
+    with pytest.raises(OpAttributeError, match="top_k is 9; it must be 1 to 3"):
         ops.sample_tokens(ops.random_key(0), np.zeros(3, np.float32), top_k=9)
     assert get_op("sample_tokens").selects

@@ -12,7 +12,7 @@ from op_cases import ALL_CASES, IDS, Case
 from sample_graphs import GRAPHS, assumed, hello, large, nested, stateful
 
 import rlx
-from rlx.errors import ParseError, TypeError_
+from rlx.errors import ParseError, TypeMismatchError
 from rlx.ir import attr
 from rlx.ir.attr import Attr, Blob
 from rlx.ir.dim import parse_dim, sym
@@ -229,7 +229,7 @@ def test_a_default_is_left_out_only_if_it_is_exactly_that(everything: Op) -> Non
 def test_a_value_without_text_form_is_refused(everything: Op) -> None:
     g = Graph()
     g.add(everything, (), {"value": object()})
-    with pytest.raises(TypeError_, match="type object has no text form"):
+    with pytest.raises(TypeMismatchError, match="type object has no text form"):
         str(g)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.crash_report import reports_crashes
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
 from rlx.model_kinds import instead_of
@@ -52,4 +52,4 @@ def need_graph(graph: object, caller: str) -> None:
     if not isinstance(graph, Graph):
         got = f"got a value of type {type(graph).__name__}"
         instead = instead_of(graph) or "; rlx.load takes files, rlx.jit functions"
-        raise TypeError_(f"{caller} takes an rlx.Graph, {got}{instead}")
+        raise TypeMismatchError(f"{caller} takes an rlx.Graph, {got}{instead}")

@@ -17,7 +17,7 @@ from rlx import config, progress
 from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
-from rlx.errors import ConfigError, FormatError, ImportError_, UnsupportedError
+from rlx.errors import ConfigError, FormatError, ModelImportError, UnsupportedError
 from rlx.files import file_boundary, identity, open_plain, read_plain
 from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
 
@@ -247,23 +247,23 @@ def _kind(path: Path) -> str:
         told = f"it is {other}" if other else "rlx files begin with the bytes RLXPROG"
         raise FormatError(f"{path}: not a compiled program; {told}")
     if other is not None:
-        raise ImportError_(f"{path} is {other}")
+        raise ModelImportError(f"{path} is {other}")
     return "onnx"
 
 
-def _unreadable(path: Path, error: OSError) -> ImportError_:
+def _unreadable(path: Path, error: OSError) -> ModelImportError:
     """A file that is not there or cannot be opened, with what the user may have meant."""
     from rlx import zoo
 
     if path.is_dir():
-        return ImportError_(f"{path} {about_folder(path)}")
+        return ModelImportError(f"{path} {about_folder(path)}")
     told = f"cannot read the model {str(path)!r}: {error.strerror or error}"
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.8)
     if str(path) in (model.id for model in zoo.models()):
         told += f"; for the model of the zoo give {ZOO_PREFIX}{path}"
     elif near and not path.exists():
         told += f"; did you mean {path.with_name(near[0])}?"
-    return ImportError_(told)
+    return ModelImportError(told)
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rlx.driver.region import Memory, Tile
 from rlx.driver.typed import F32Array, as_f32, bytes_to_f32, elements, f32_to_bytes
-from rlx.errors import BufferError_, DTypeError
+from rlx.errors import BufferUseError, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
 from rlx.records import dataclass
 
@@ -86,7 +86,7 @@ class Arena:
         self._size = arena_size(slots) if size is None else size
         for id, slot in self._slots.items():
             if slot.offset < 0 or slot.offset + slot.nbytes > self._size:
-                raise BufferError_(
+                raise BufferUseError(
                     f"slot of node {id} ends at byte {slot.offset + slot.nbytes}, outside the arena "
                     f"of {self._size} bytes; plan a larger arena"
                 )
@@ -109,7 +109,7 @@ class Arena:
         """The slot of `id`; having none is an error."""
         found = self._slots.get(id)
         if found is None:
-            raise BufferError_(f"node {id} has no slot in this arena of {len(self._slots)} slots")
+            raise BufferUseError(f"node {id} has no slot in this arena of {len(self._slots)} slots")
         return found
 
     def tile(self, id: int) -> Tile:
@@ -133,7 +133,7 @@ class Arena:
                 f"the slot of node {id} holds {slot.dtype}, not {array.dtype.name}; convert the array"
             )
         if array.shape != slot.shape and array.shape != (slot.elements,):
-            raise BufferError_(
+            raise BufferUseError(
                 f"the slot of node {id} has shape {slot.shape}, the array {array.shape}; reshape the array"
             )
         self.memory.write(slot.offset, pack(array, slot.dtype))
@@ -163,7 +163,7 @@ class Arena:
     @staticmethod
     def _check_length(id: int, slot: ArenaSlot, n: int) -> None:
         if n != slot.elements:
-            raise BufferError_(
+            raise BufferUseError(
                 f"the slot of node {id} holds {slot.elements} elements, not {n}; lengths must be equal"
             )
 

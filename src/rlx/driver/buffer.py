@@ -12,7 +12,7 @@ from rlx.driver import dlpack
 from rlx.driver.device import Device, open_device
 from rlx.driver.region import HostMemory, Memory, Tile
 from rlx.driver.typed import elements
-from rlx.errors import BufferError_, DeviceError, DTypeError
+from rlx.errors import BufferUseError, DeviceError, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
 
 Array = npt.NDArray[Any]
@@ -54,7 +54,7 @@ class Buffer:
             array = np.asarray(memoryview(array))
         array = plain_array(array, "the memory of a buffer")
         if not array.flags.c_contiguous:
-            raise BufferError_(
+            raise BufferUseError(
                 f"an array with strides {array.strides} is not dense; copy it with ascontiguousarray"
             )
         found = dtype(array.dtype if kind is None else kind)
@@ -71,7 +71,7 @@ class Buffer:
         """A host buffer over the memory of a tensor of another library, without a copy."""
         array, found = dlpack.take(producer)
         if not array.flags.c_contiguous:
-            raise BufferError_(
+            raise BufferUseError(
                 f"a tensor with strides {array.strides} is not dense; make it contiguous first"
             )
         return cls(HostMemory.wrap(array), found, array.shape)
@@ -98,7 +98,7 @@ class Buffer:
         """Part of the same bytes, `offset` bytes in, seen as another dtype and shape."""
         seen = Buffer(self.memory, kind, shape, self.offset + offset)
         if offset < 0 or offset + seen.nbytes > self.nbytes:
-            raise BufferError_(
+            raise BufferUseError(
                 f"a view of bytes {offset}..{offset + seen.nbytes} leaves the buffer of {self.nbytes}"
             )
         return seen
@@ -130,7 +130,7 @@ class Buffer:
         if array.dtype != self.dtype.np:
             raise DTypeError(f"this buffer holds {self.dtype}, not {array.dtype.name}; convert the array")
         if array.shape != self.shape:
-            raise BufferError_(
+            raise BufferUseError(
                 f"this buffer has shape {self.shape}, the array {array.shape}; reshape the array"
             )
         self.memory.write(self.offset, pack(array, self.dtype))
@@ -149,7 +149,7 @@ class Buffer:
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
-                raise BufferError_(
+                raise BufferUseError(
                     f"a {self.dtype} buffer cannot be seen as {np.dtype(dtype).name} without a copy; "
                     "leave out copy=False"
                 )
@@ -181,9 +181,9 @@ class Buffer:
     ) -> Any:
         self._host("exported by DLPack")
         if stream is not None:
-            raise BufferError_("host memory has no streams; export with stream=None")
+            raise BufferUseError("host memory has no streams; export with stream=None")
         if dl_device is not None and tuple(dl_device) != (dlpack.CPU, 0):
-            raise BufferError_("a host buffer is exported to the host only; call to_device() for others")
+            raise BufferUseError("a host buffer is exported to the host only; call to_device() for others")
         array = self.numpy() if self.dtype.bits >= 8 else np.zeros(0)
         return dlpack.export(array.copy() if copy else array, self.dtype, max_version)
 
@@ -218,7 +218,7 @@ class BufferHandle:
         self._initial = initial
         self._buffer: Buffer | None = None
         if initial is not None and (initial.shape != self.shape or initial.dtype != self.dtype.np):
-            raise BufferError_(
+            raise BufferUseError(
                 f"state {name!r} is {self.dtype}{list(self.shape)}, its initial value "
                 f"{initial.dtype.name}{list(initial.shape)}; make them equal"
             )
@@ -232,7 +232,7 @@ class BufferHandle:
     def buffer(self) -> Buffer:
         """The memory of the state; it must be bound."""
         if self._buffer is None:
-            raise BufferError_(f"state {self.name!r} has no memory yet; call bind(device)")
+            raise BufferUseError(f"state {self.name!r} has no memory yet; call bind(device)")
         return self._buffer
 
     def bind(self, on: str | Device = "cpu") -> Buffer:
@@ -242,7 +242,7 @@ class BufferHandle:
             self._buffer = Buffer.empty(self.shape, self.dtype, to)
             self.reset()
         elif self._buffer.device != to.name:
-            raise BufferError_(
+            raise BufferUseError(
                 f"state {self.name!r} lives on {self._buffer.device}; use fresh() to bind it to {to.name}"
             )
         return self._buffer

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import BufferError_, DTypeError
+from rlx.errors import BufferUseError, DTypeError
 from rlx.ir.dtype import ALL_DTYPES, DType
 
 CPU = 1  # kDLCPU
@@ -113,7 +113,7 @@ def export(array: npt.NDArray[Any], kind: DType, max_version: tuple[int, int] | 
     readonly = not array.flags.writeable
     versioned = max_version is not None and max_version[0] >= 1
     if readonly and not versioned:
-        raise BufferError_("read-only memory needs a consumer that speaks DLPack 1; copy the buffer first")
+        raise BufferUseError("read-only memory needs a consumer that speaks DLPack 1; copy the buffer first")
     structure = _Versioned if versioned else _Managed
     managed = structure()
     shape = (ctypes.c_int64 * max(1, array.ndim))(*array.shape)
@@ -151,7 +151,7 @@ def take(producer: Any) -> tuple[npt.NDArray[Any], DType]:
     """The memory that `producer` exports, as an array without a copy, and its dtype."""
     device_type = producer.__dlpack_device__()[0]
     if device_type != CPU:
-        raise BufferError_(f"{type(producer).__name__} is not in host memory; move it to the host first")
+        raise BufferUseError(f"{type(producer).__name__} is not in host memory; move it to the host first")
     try:
         capsule = producer.__dlpack__(max_version=_VERSION)
     except TypeError:  # a producer from before DLPack 1
@@ -162,13 +162,13 @@ def take(producer: Any) -> tuple[npt.NDArray[Any], DType]:
             array, dtype = _array(address, kind)  # may refuse, and then the capsule keeps its tensor
             _capsule_rename(capsule, b"used_" + name)
             return array, dtype
-    raise BufferError_(f"{type(producer).__name__}.__dlpack__ did not return a DLPack capsule")
+    raise BufferUseError(f"{type(producer).__name__}.__dlpack__ did not return a DLPack capsule")
 
 
 def _array(address: int, kind: type[Any]) -> tuple[npt.NDArray[Any], DType]:
     managed = kind.from_address(address)
     if kind is _Versioned and managed.major != _VERSION[0]:
-        raise BufferError_(f"DLPack version {managed.major} is not one this RLX understands")
+        raise BufferUseError(f"DLPack version {managed.major} is not one this RLX understands")
     tensor = managed.tensor
     found = _DTYPES.get((tensor.dtype.code, tensor.dtype.bits))
     if found is None or tensor.dtype.lanes != 1:
@@ -185,7 +185,7 @@ def _array(address: int, kind: type[Any]) -> tuple[npt.NDArray[Any], DType]:
         strides = tuple(step * found.itemsize for step in tensor.strides[: tensor.ndim])
         length = found.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         if min(strides, default=0) < 0:
-            raise BufferError_("a DLPack tensor with negative strides is not supported; copy it first")
+            raise BufferUseError("a DLPack tensor with negative strides is not supported; copy it first")
     block = (ctypes.c_uint8 * length).from_address(tensor.data + tensor.byte_offset)
     block.owner = _Owner(address, kind)
     array = np.ndarray(shape, found.np, np.frombuffer(block, np.uint8), 0, strides)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import BufferError_, CopyError
+from rlx.errors import BufferUseError, CopyError
 from rlx.records import dataclass
 
 Bytes = npt.NDArray[np.uint8]
@@ -43,7 +43,7 @@ class Memory(ABC):
     def check_range(self, offset: int, nbytes: int) -> None:
         """Refuse a range that does not lie inside this memory."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise BufferError_(
+            raise BufferUseError(
                 f"bytes {offset}..{offset + nbytes} are outside {self.device} memory of {self.nbytes} bytes"
             )
 
@@ -99,7 +99,7 @@ class HostMemory(Memory):
     def write(self, offset: int, data: Bytes) -> None:
         self.check_range(offset, data.nbytes)
         if self.readonly:
-            raise BufferError_("this host memory is read-only; write to a copy of it")
+            raise BufferUseError("this host memory is read-only; write to a copy of it")
         self.bytes[offset : offset + data.nbytes] = data
 
     def place(self, offset: int) -> tuple[Hashable, int]:
@@ -149,7 +149,7 @@ class FileMemory(Memory):
         return CopyError(f"cannot read {wanted}: the file ends before; it was truncated, restore it")
 
     def write(self, offset: int, data: Bytes) -> None:
-        raise BufferError_(f"{self.path} can only be read; copy to memory instead")
+        raise BufferUseError(f"{self.path} can only be read; copy to memory instead")
 
     def place(self, offset: int) -> tuple[Hashable, int]:
         return ("file", self.descriptor), offset

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import BufferError_, DTypeError
+from rlx.errors import BufferUseError, DTypeError
 from rlx.ir.dtype import DType, convert, dtype, pack, unpack
 
 Bytes = npt.NDArray[np.uint8]
@@ -52,12 +52,12 @@ def write_typed_from_f32(dst: Any, to: object, src: Any, max_elems: int) -> int:
     values = as_f32(src)
     room = _flat_bytes(dst)
     if not room.flags.writeable:
-        raise BufferError_("the destination is read-only; give writable memory")
+        raise BufferUseError("the destination is read-only; give writable memory")
     if values.size > max_elems:
-        raise BufferError_(f"{values.size} values do not fit a slot of {max_elems} elements; cut the data")
+        raise BufferUseError(f"{values.size} values do not fit a slot of {max_elems} elements; cut the data")
     data = f32_to_bytes(values, target)
     if data.nbytes > room.nbytes:
-        raise BufferError_(
+        raise BufferUseError(
             f"{values.size} values of {target} take {data.nbytes} bytes, not the {room.nbytes} given"
         )
     used_bits = values.size * target.bits % 8
@@ -77,7 +77,7 @@ def read_typed_to_f32(src: Any, source: object, n: int) -> F32Array:
     kind = dtype(source)
     data = _flat_bytes(src)
     if n < 0 or kind.nbytes(n) > data.nbytes:
-        raise BufferError_(
+        raise BufferUseError(
             f"{n} values of {kind} take {kind.nbytes(max(n, 0))} bytes, but there are {data.nbytes}"
         )
     return bytes_to_f32(data[: kind.nbytes(n)], kind, n)
@@ -91,6 +91,6 @@ def elements(shape: tuple[int, ...]) -> int:
 def _flat_bytes(thing: Any) -> Bytes:
     if isinstance(thing, np.ndarray):
         if not thing.flags.c_contiguous:
-            raise BufferError_("typed bytes must lie in one piece; give a contiguous array")
+            raise BufferUseError("typed bytes must lie in one piece; give a contiguous array")
         return thing.reshape(-1).view(np.uint8)
     return np.frombuffer(memoryview(thing).cast("B"), np.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import RlxError, TypeError_
+from rlx.errors import RlxError, TypeMismatchError
 from rlx.frontend.trace import as_array
 from rlx.ir.weak import NUMBERS, carried
 
@@ -16,7 +16,7 @@ from rlx.ir.weak import NUMBERS, carried
 def need_function(function: object, caller: str) -> None:
     """Refuse what cannot be called."""
     if not callable(function):
-        raise TypeError_(f"{caller} takes a function, got a value of type {type(function).__name__}")
+        raise TypeMismatchError(f"{caller} takes a function, got a value of type {type(function).__name__}")
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -46,14 +46,14 @@ def check_call(
 
     >>> check_call(lambda x, y: x, [1], {})
     Traceback (most recent call last):
-    rlx.errors.TypeError_: <lambda> (...) takes (x, y): missing a required argument: 'y'...
+    rlx.errors.TypeMismatchError: <lambda> (...) takes (x, y): missing a required argument: 'y'...
     """
     parameters = parameters_of(function)
     try:
         inspect.Signature(parameters).bind(*args, **kwargs)
     except TypeError as e:
         takes = ", ".join(str(p) for p in parameters)
-        raise TypeError_(f"{caller}{place_of(function)} takes ({takes}): {e}") from None
+        raise TypeMismatchError(f"{caller}{place_of(function)} takes ({takes}): {e}") from None
 
 
 def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[np.ndarray]:
@@ -63,7 +63,7 @@ def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list
     except (RlxError, ValueError, OverflowError, TypeError) as e:
         for leaf, path in zip(leaves, paths(), strict=True):
             if not _is_array(leaf):
-                raise TypeError_(_refusal(leaf, path, e)) from None
+                raise TypeMismatchError(_refusal(leaf, path, e)) from None
         raise
 
 

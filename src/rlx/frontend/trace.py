@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from rlx.crash_report import found_bug, users_line
-from rlx.errors import InputError, ShapeError, TransformError, TypeError_, current_where, source_location
+from rlx.errors import (
+    InputError,
+    ShapeError,
+    TransformError,
+    TypeMismatchError,
+    current_where,
+    source_location,
+)
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
@@ -97,7 +104,7 @@ def trace_types(
             graph.set_outputs({f"out{i}": n for i, n in enumerate(nodes)})
     except Exception as e:
         if isinstance(e, TypeError) and _UFUNC in str(e):
-            raise TypeError_(_NUMPY, users_line(e)) from None
+            raise TypeMismatchError(_NUMPY, users_line(e)) from None
         bug = found_bug(f"the trace of {name}", e, graph)
         if bug is None:
             raise
@@ -113,7 +120,9 @@ def _as_node(value: Any, graph: Graph) -> Node:
         return value
     if np.asarray(value).dtype.kind in "OUSMm":
         kind = type(value).__name__
-        raise TypeError_(f"a traced function returned a {kind}; return arrays, numbers or nests of them")
+        raise TypeMismatchError(
+            f"a traced function returned a {kind}; return arrays, numbers or nests of them"
+        )
     return graph.constant(value)
 
 

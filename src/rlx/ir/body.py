@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import RlxError, TypeError_
+from rlx.errors import RlxError, TypeMismatchError
 from rlx.ir.dtype import convert, plain_array
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, place_of
@@ -79,14 +79,16 @@ def need_arguments(what: str, function: Callable[..., Any], names: Sequence[str]
 
     >>> need_arguments("scan", lambda carry: carry, ["carry", "x"])
     Traceback (most recent call last):
-    rlx.errors.TypeError_: scan: its function is called as f(carry, x): too many positional arguments...
+    rlx.errors.TypeMismatchError: scan: its function is called as f(carry, x): too many positional...
     """
     if not callable(function):
-        raise TypeError_(f"{what}: needs a function f({', '.join(names)}), got a {type(function).__name__}")
+        raise TypeMismatchError(
+            f"{what}: needs a function f({', '.join(names)}), got a {type(function).__name__}"
+        )
     try:
         inspect.signature(function).bind(*names)
     except TypeError as e:
-        raise TypeError_(f"{what}: its function is called as f({', '.join(names)}): {e}") from None
+        raise TypeMismatchError(f"{what}: its function is called as f({', '.join(names)}): {e}") from None
     except ValueError:
         pass  # a function of Python's own that does not say what it takes
 
@@ -103,7 +105,7 @@ def as_nodes(body: Body, values: Sequence[Any], like: Sequence[TensorType | None
             out.append(body.constant(value))
         else:
             kind = type(value).__name__
-            raise TypeError_(f"{what} returned a {kind}; it must return nodes, arrays or numbers")
+            raise TypeMismatchError(f"{what} returned a {kind}; it must return nodes, arrays or numbers")
     return out
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, TypeError_
+from rlx.errors import DTypeError, TypeMismatchError
 from rlx.ir.body import Body
 from rlx.ir.dim import Expr
 from rlx.ir.dtype import I64, DType, convert, dtype, weak_scalar
@@ -66,7 +66,9 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
             out.append(graph.constant(o))
         else:
             kind = type(o).__name__
-            raise TypeError_(f"{op.name}: an operand of type {kind} is neither a node, an array nor a number")
+            raise TypeMismatchError(
+                f"{op.name}: an operand of type {kind} is neither a node, an array nor a number"
+            )
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError, RlxError, ShapeError, TypeError_, VerifyError, current_where
+from rlx.errors import InputError, RlxError, ShapeError, TypeMismatchError, VerifyError, current_where
 from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
@@ -43,13 +43,13 @@ def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodie
     """The type that an op's rule gives to a node; the rule may refuse."""
     if len(bodies) != op.bodies:
         bodies_text = "body" if op.bodies == 1 else "bodies"
-        raise TypeError_(f"{op.name}: takes {op.bodies} {bodies_text}, got {len(bodies)}")
+        raise TypeMismatchError(f"{op.name}: takes {op.bodies} {bodies_text}, got {len(bodies)}")
     types = [o.type for o in operands]
     if op.role is not Role.RESULT:
         for o in operands:
             if isinstance(o.type, TupleType):
                 many = len(o.type.items)
-                raise TypeError_(
+                raise TypeMismatchError(
                     f"{op.name}: operand %{o.id} ({o.op.name}) has {many} results; pick one first"
                 )
     inferred: Type = op.infer(*types, **attrs, bodies=bodies) if op.bodies else op.infer(*types, **attrs)

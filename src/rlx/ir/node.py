@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rlx.errors import MissingAttribute, RlxError, TypeError_, current_where
+from rlx.errors import MissingAttribute, RlxError, TypeMismatchError, current_where
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op, get_op
@@ -50,7 +50,7 @@ class Node:
     def tensor(self) -> TensorType:
         """The type, for a node that is one tensor."""
         if isinstance(self.type, TupleType):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"%{self.id} ({self.op.name}) has {len(self.type.items)} results; pick one first"
             )
         return self.type
@@ -74,11 +74,11 @@ class Node:
     def __iter__(self) -> Iterator[Node]:
         if isinstance(self.type, TupleType):
             return iter(self.graph.results(self))
-        raise TypeError_(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
+        raise TypeMismatchError(f"%{self.id} ({self.op.name}) is a tensor; iterate over indices instead")
 
     def __len__(self) -> int:
         if self.rank == 0:
-            raise TypeError_(f"%{self.id} ({self.op.name}) is a scalar, which has no length")
+            raise TypeMismatchError(f"%{self.id} ({self.op.name}) is a scalar, which has no length")
         return int(self.shape[0])
 
     def __bool__(self) -> bool:
@@ -110,9 +110,11 @@ class Node:
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         told = f"%{self.id} ({self.op.name}) cannot be changed in place"
-        raise TypeError_(f"{told}; make a new value with rlx.ops.where, concat or dynamic_update_slice")
+        raise TypeMismatchError(
+            f"{told}; make a new value with rlx.ops.where, concat or dynamic_update_slice"
+        )
 
-    def _refuse_value(self, advice: str, kind: type[RlxError] = TypeError_) -> NoReturn:
+    def _refuse_value(self, advice: str, kind: type[RlxError] = TypeMismatchError) -> NoReturn:
         told = f"%{self.id} ({self.op.name}) has no value while the graph is built; {advice}"
         raise kind(told, current_where())
 

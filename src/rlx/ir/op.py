@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from rlx.errors import AttributeError_, RlxError, TypeError_, UnknownOpError
+from rlx.errors import OpAttributeError, RlxError, TypeMismatchError, UnknownOpError
 from rlx.ir.attr import REQUIRED, Attr
 from rlx.records import dataclass
 
@@ -143,18 +143,18 @@ class Op:
         for key in given:
             if key not in schema:
                 known = ", ".join(schema) or "none"
-                raise AttributeError_(f"{self.name}: unknown attribute {key!r}; it takes: {known}")
+                raise OpAttributeError(f"{self.name}: unknown attribute {key!r}; it takes: {known}")
         out: dict[str, Any] = {}
         for key, spec in schema.items():
             value = given.get(key, spec.default)
             if value is REQUIRED:
-                raise AttributeError_(f"{self.name}: attribute {key!r} is missing")
+                raise OpAttributeError(f"{self.name}: attribute {key!r} is missing")
             try:
                 out[key] = spec.kind(value)
             except RlxError as e:
-                raise AttributeError_(f"{self.name}: attribute {key!r}: {e.message}") from None
+                raise OpAttributeError(f"{self.name}: attribute {key!r}: {e.message}") from None
             except (ValueError, TypeError) as e:
-                raise AttributeError_(f"{self.name}: attribute {key!r} {e}") from None
+                raise OpAttributeError(f"{self.name}: attribute {key!r} {e}") from None
         return out
 
     def __call__(self, *operands: Any, **attrs: Any) -> Any:
@@ -246,7 +246,7 @@ def check_arity(op: Op, count: int) -> None:
         range_ = (
             f"{least}" if least == most else f"at least {least}" if most is None else f"{least} to {most}"
         )
-        raise TypeError_(f"{op.name}: takes {range_} operand{'s' * (range_ != '1')}, got {count}")
+        raise TypeMismatchError(f"{op.name}: takes {range_} operand{'s' * (range_ != '1')}, got {count}")
 
 
 def run_rule(op: Op, rule: str, *args: Any, node: Node, **extra: Any) -> Any:

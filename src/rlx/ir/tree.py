@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.records import dataclass
 
 
@@ -73,9 +73,9 @@ def register_pytree(
     42
     """
     if not isinstance(cls, type):
-        raise TypeError_(f"register_pytree: takes a class, got a value of type {type(cls).__name__}")
+        raise TypeMismatchError(f"register_pytree: takes a class, got a value of type {type(cls).__name__}")
     if cls in _REGISTERED:
-        raise TypeError_(f"register_pytree: {cls.__name__} is registered already")
+        raise TypeMismatchError(f"register_pytree: {cls.__name__} is registered already")
     _REGISTERED[cls] = (flatten, unflatten)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, string
 from rlx.ir.graph import Graph
@@ -27,10 +27,12 @@ class region(Op):
     def infer(self, *types: TensorType, kind: str, bodies: Sequence[Graph]) -> Type:
         (body,) = bodies
         if len(types) != len(body.inputs):
-            raise TypeError_(f"region {body.name!r} takes {len(body.inputs)} operands, got {len(types)}")
+            raise TypeMismatchError(
+                f"region {body.name!r} takes {len(body.inputs)} operands, got {len(types)}"
+            )
         for t, node in zip(types, body.inputs, strict=True):
             if t.dtype is not node.dtype:
-                raise TypeError_(f"region {body.name!r}: operand {t} where its body reads {node.type}")
+                raise TypeMismatchError(f"region {body.name!r}: operand {t} where its body reads {node.type}")
             require_shape(
                 t.shape, node.shape, f"region {body.name!r}: operand {t} where its body reads {node.type}"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError, TypeError_, current_where
+from rlx.errors import DTypeError, ShapeError, TypeMismatchError, current_where
 from rlx.ir.assume import require_equal
 from rlx.ir.dim import Constraint, Dim, dim_max
 from rlx.ir.dtype import F32, DType
@@ -77,7 +77,7 @@ _CASTS: dict[Accepts, str] = {
 def need_dtype(name: str, t: TensorType, accepts: Accepts) -> None:
     """Refuse dtypes that the op does not compute with."""
     if isinstance(t, TupleType):
-        raise TypeError_(f"{name}: an operand has several results; pick one first")
+        raise TypeMismatchError(f"{name}: an operand has several results; pick one first")
     if not accepts(t.dtype):
         wanted = _NEEDS.get(accepts, "a supported dtype")
         hint = _CASTS.get(accepts, "")
@@ -135,7 +135,7 @@ def normal_axis(name: str, axis_: int, rank: int) -> int:
     try:
         axis_ = operator.index(axis_)
     except TypeError:
-        raise TypeError_(
+        raise TypeMismatchError(
             f"{name}: {axis_!r} is not an axis; give a whole number, negative to count from the end"
         ) from None
     if not -rank <= axis_ < rank:

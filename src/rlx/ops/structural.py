@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.attr import Attr, Blob, blob, boolean, integer, string
 from rlx.ir.dtype import dtype
 from rlx.ir.op import Op, Role, Sample, declare
@@ -84,7 +84,7 @@ class result(Op):
 
     def infer(self, source: TupleType, *, index: int) -> TensorType:
         if not isinstance(source, TupleType) or not 0 <= index < len(source.items):
-            raise TypeError_(f"result: {source} has no item {index}")
+            raise TypeMismatchError(f"result: {source} has no item {index}")
         return source.items[index]
 
     def samples(self) -> list[Sample]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.files import file_boundary
 from rlx.ir.graph import Graph
 
@@ -41,7 +41,7 @@ def from_onnx(
         imported = import_model(model, values, shapes)
     for name, place in imported.outputs.items():
         if not isinstance(place, str) and not (isinstance(place, HostOutput) and place.is_numbers):
-            raise ImportError_(
+            raise ModelImportError(
                 f"output {name!r} is a sequence, an optional or text, which a graph does not hold; "
                 "run the model with rlx.onnx_backend instead"
             )

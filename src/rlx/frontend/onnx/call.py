@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.proto import DTYPES, attribute_value, element_dtype
 from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown, filled
 from rlx.frontend.onnx.value import Strings, Value, kind_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlx.frontend.onnx.importer import Importer, Scope
 
 
-class NeedsValue(ImportError_):
+class NeedsValue(ModelImportError):
     """A shape or structure depends on the value of graph inputs; with these the model can be imported."""
 
     def __init__(self, message: str, inputs: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class Call:
         """Operand i, which must be a tensor."""
         value = self.value(i)
         if not isinstance(value, Node):
-            raise ImportError_(f"its input {i} must be a tensor, but is {kind_of(value)}")
+            raise ModelImportError(f"its input {i} must be a tensor, but is {kind_of(value)}")
         return value
 
     def get(self, i: int) -> Node | None:
@@ -75,14 +75,14 @@ class Call:
         """Operand i, which must be a sequence."""
         value = self.value(i)
         if not isinstance(value, list):
-            raise ImportError_(f"its input {i} must be a sequence, but is {kind_of(value)}")
+            raise ModelImportError(f"its input {i} must be a sequence, but is {kind_of(value)}")
         return value
 
     def strings(self, i: int) -> np.ndarray:
         """Operand i, which must be a tensor of text."""
         value = self.value(i)
         if not isinstance(value, Strings):
-            raise ImportError_(f"its input {i} must be a tensor of text, but is {kind_of(value)}")
+            raise ModelImportError(f"its input {i} must be a tensor of text, but is {kind_of(value)}")
         return value.array
 
     def wants(self, i: int) -> bool:
@@ -165,7 +165,7 @@ class Call:
     def refuse_step(self, size: Dim, what: str) -> None:
         """Refuse a size that differs from step to step of a loop."""
         if self.importer.known.is_step(size):
-            raise ImportError_(
+            raise ModelImportError(
                 f"{what} must be the same in every step of the loop around it, but one is {size}; sizes that "
                 "grow with the steps are not supported: write into a buffer of the full size instead"
             )
@@ -174,7 +174,7 @@ class Call:
         """Operand i as one size."""
         found = self.dims(i)
         if len(found) != 1:
-            raise ImportError_(f"its input {i} must hold one number, but holds {len(found)}")
+            raise ModelImportError(f"its input {i} must hold one number, but holds {len(found)}")
         return found[0]
 
     def number(self, i: int) -> Dim | float:
@@ -196,7 +196,7 @@ class Call:
         """Operand i as one integer, which must be known."""
         found = self.ints(i)
         if len(found) != 1:
-            raise ImportError_(f"its input {i} must hold one number, but holds {len(found)}")
+            raise ModelImportError(f"its input {i} must hold one number, but holds {len(found)}")
         return found[0]
 
     def demand(self, node: Node, what: str) -> None:
@@ -204,9 +204,11 @@ class Call:
         blockers = self.importer.known.unknown_inputs(node)
         names = [b.attrs["name"] for b in blockers if b.graph is self.importer.graph]
         if len(names) < len(blockers):
-            raise ImportError_(f"{what} must be known, but depends on a value of the loop around it")
+            raise ModelImportError(f"{what} must be known, but depends on a value of the loop around it")
         if not names:
-            raise ImportError_(f"{what} must be known, but is computed by ops that only run with the program")
+            raise ModelImportError(
+                f"{what} must be known, but is computed by ops that only run with the program"
+            )
         listed = ", ".join(map(repr, names))
         raise NeedsValue(f"{what} must be known, but depends on the value of input {listed}", names)
 
@@ -223,14 +225,16 @@ class Call:
         if name in self._attributes:
             return attribute_value(self._attributes[name], self.importer.folder)
         if default is REQUIRED:
-            raise ImportError_(f"its attribute {name!r} is missing")
+            raise ModelImportError(f"its attribute {name!r} is missing")
         return default
 
     def choice(self, name: str, default: str, known: Sequence[str]) -> str:
         """An attribute that is one of some words."""
         value = str(self.attr(name, default))
         if value not in known:
-            raise ImportError_(f"its attribute {name} is {value!r}; RLX knows {', '.join(map(repr, known))}")
+            raise ModelImportError(
+                f"its attribute {name} is {value!r}; RLX knows {', '.join(map(repr, known))}"
+            )
         return value
 
     def flag(self, name: str, default: int = 0) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.crash_report import found_bug
-from rlx.errors import ImportError_, RlxError, ShapeError, provenance
+from rlx.errors import ModelImportError, RlxError, ShapeError, provenance
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.function import schema_function
 from rlx.frontend.onnx.load import load_model, opset_versions
@@ -41,7 +41,7 @@ MOST_BYTES = 1 << 40
 _STUMBLES = (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, AttributeError, RecursionError)
 
 
-class TooLarge(ImportError_):
+class TooLarge(ModelImportError):
     """A model that grows without end while it is imported; nothing more is tried."""
 
 
@@ -65,7 +65,7 @@ class Scope:
             if name in scope.values:
                 return scope.values[name]
             scope = scope.parent
-        raise ImportError_(f"it reads {name!r}, which no input, initializer or other node defines")
+        raise ModelImportError(f"it reads {name!r}, which no input, initializer or other node defines")
 
     def attributes_of(self, proto: Any) -> Iterator[Any]:
         """Attributes of a node, with references to attributes of the function around it resolved."""
@@ -148,7 +148,7 @@ class Importer:
         message = f"model {self.graph.name!r} cannot be imported:\n{lines}"
         if self.needs and len(self.needs) >= len(self.problems):
             raise NeedsValue(message, list(dict.fromkeys(self.needs)))
-        raise ImportError_(message)
+        raise ModelImportError(message)
 
     def problem(self, text: str) -> None:
         if text not in self.problems:
@@ -187,7 +187,7 @@ class Importer:
             ]
             return [v for v, _ in pairs], [p for _, p in pairs]
         if kind not in ("tensor_type", "sparse_tensor_type"):
-            raise ImportError_(
+            raise ModelImportError(
                 f"its type {kind or 'unknown'} is not supported; RLX takes tensors, sequences, optionals"
             )
         return self._tensor_input(name, getattr(type_, kind), value)
@@ -209,7 +209,7 @@ class Importer:
             shape = tuple(_dim(d, f"{name}.{i}") for i, d in enumerate(tensor.shape.dim))
         node = self.graph.input(name, shape, kind)
         if _is_huge(node):
-            raise ImportError_(f"its type {node.tensor} is too large; check its shape")
+            raise ModelImportError(f"its type {node.tensor} is too large; check its shape")
         if value is not ... and not isinstance(value, list):
             self.known.given[node] = np.asarray(value)
         return node, name
@@ -235,7 +235,7 @@ class Importer:
         for info in proto.output:
             try:
                 value = scope.lookup(info.name)
-            except ImportError_:
+            except ModelImportError:
                 self.problem(f"output {info.name!r} is defined by no node")
                 continue
             if not isinstance(value, Broken):
@@ -277,7 +277,7 @@ class Importer:
         """Convert nodes, each after what it reads; a refused one makes its outputs `Broken`."""
         try:
             protos = in_order(protos, scope.has)
-        except ImportError_ as e:
+        except ModelImportError as e:
             self.problem(e.message)
             scope.values.update((name, BROKEN) for proto in protos for name in proto.output)
             return
@@ -328,7 +328,7 @@ class Importer:
         if entry is None and function is None:
             function = schema_function(proto, scope, domain, version)
             if function is None:
-                raise ImportError_(
+                raise ModelImportError(
                     "RLX does not support this op; export the model with other ops or another opset"
                 )
         if any(name and isinstance(scope.lookup(name), Broken) for name in proto.input):
@@ -340,7 +340,9 @@ class Importer:
         out = entry.convert(call)
         unread = call.unread(entry.ignored)
         if unread:
-            raise ImportError_(f"its attribute {unread[0]!r} is not supported; export the model without it")
+            raise ModelImportError(
+                f"its attribute {unread[0]!r} is not supported; export the model without it"
+            )
         return out
 
     def expand(self, call: Call) -> Any:
@@ -348,7 +350,7 @@ class Importer:
         proto = call.proto
         function = schema_function(proto, call.scope, proto.domain, call.version)
         if function is None:
-            raise ImportError_(
+            raise ModelImportError(
                 "this combination of inputs and attributes is not supported; export the model with another"
             )
         return self._call_function(function, proto, call.scope, (proto.domain, proto.op_type, ""))
@@ -356,7 +358,7 @@ class Importer:
     def _call_function(self, function: Any, proto: Any, scope: Scope, key: tuple[str, str, str]) -> Any:
         """Convert the nodes of a function in a scope of their own."""
         if key in self.calling:
-            raise ImportError_(f"function {function.name!r} calls itself")
+            raise ModelImportError(f"function {function.name!r} calls itself")
         attributes = {a.name: a for a in function.attribute_proto}
         attributes |= {a.name: a for a in scope.attributes_of(proto)}
         opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
@@ -396,7 +398,7 @@ class Importer:
         """Convert a sub-graph into the graph being built; returns its outputs."""
         inner = Scope(scope.opsets, scope, {}, scope.attributes)
         if len(inputs) != len(proto.input):
-            raise ImportError_(f"its sub-graph takes {len(proto.input)} inputs, got {len(inputs)}")
+            raise ModelImportError(f"its sub-graph takes {len(proto.input)} inputs, got {len(inputs)}")
         for info, value in zip(proto.input, inputs, strict=True):
             inner.values[info.name] = value
         self._initializers(proto, inner)
@@ -407,7 +409,7 @@ class Importer:
             inside, self.problems = self.problems[before:], self.problems[:before]
             wanted, self.needs = self.needs[needs:], self.needs[:needs]
             text = "inside its sub-graph: " + "; ".join(inside)
-            raise NeedsValue(text, wanted) if len(wanted) >= len(inside) else ImportError_(text)
+            raise NeedsValue(text, wanted) if len(wanted) >= len(inside) else ModelImportError(text)
         return [inner.lookup(info.name) for info in proto.output]
 
 
@@ -478,7 +480,7 @@ def import_model(
     except RlxError:
         raise
     except _STUMBLES as e:  # fields that hold bytes where a name should be, and the like
-        raise ImportError_(f"the model is damaged: {_text(e)}") from e
+        raise ModelImportError(f"the model is damaged: {_text(e)}") from e
     except Exception as e:
         bug = found_bug("the import of an ONNX model", e, proto)
         if bug is None:

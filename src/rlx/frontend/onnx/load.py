@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import ImportError_, UnsupportedError, how_to_install
+from rlx.errors import ModelImportError, UnsupportedError, how_to_install
 from rlx.files import read_plain
 from rlx.frontend.onnx.lazy_weights import IDENTITY, read_light
 from rlx.model_kinds import ONNX_BYTES, START, is_onnx_object, what_else
@@ -40,12 +40,12 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
         return load_model(source.model_proto)
     if not isinstance(source, (str, os.PathLike)):
         kinds = "a path, bytes, a ModelProto or an ONNXProgram"
-        raise ImportError_(f"from_onnx takes {kinds}, not {type(source).__name__}")
+        raise ModelImportError(f"from_onnx takes {kinds}, not {type(source).__name__}")
     path = Path(source)
     try:
         data = read_light(path) or read_plain(path)
     except OSError as e:
-        raise ImportError_(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
+        raise ModelImportError(f"cannot read the model {str(path)!r}: {e.strerror or e}") from None
     return _parsed(data, f"the file {str(path)!r}"), path.parent
 
 
@@ -55,12 +55,12 @@ def _parsed(data: bytes, what: str) -> Any:
 
     other = what_else(data[:START])
     if other is not None:
-        raise ImportError_(f"{what} is {other}")
+        raise ModelImportError(f"{what} is {other}")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError):
-        raise ImportError_(
+        raise ModelImportError(
             f"{what} is not an ONNX model or is truncated; download it or export it again"
         ) from None
     return _checked(model, what)
@@ -68,7 +68,7 @@ def _parsed(data: bytes, what: str) -> Any:
 
 def _checked(model: Any, what: str) -> Any:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise ImportError_(f"{what} holds no ONNX graph; it is damaged, or another kind of file")
+        raise ModelImportError(f"{what} holds no ONNX graph; it is damaged, or another kind of file")
     return model
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.proto import label_of, names_read, subgraphs
 
 MOST_NAMED = 8
@@ -46,7 +46,7 @@ def in_order(nodes: Sequence[Any], is_known: Callable[[str], bool]) -> list[Any]
         cycle = _cycle(missing, needs)
         shown = ", ".join(label_of(nodes[i]) for i in cycle[:MOST_NAMED])
         more = f" and {len(cycle) - MOST_NAMED} more" if len(cycle) > MOST_NAMED else ""
-        raise ImportError_(f"these nodes read each other's results in a circle: {shown}{more}")
+        raise ModelImportError(f"these nodes read each other's results in a circle: {shown}{more}")
     return out
 
 

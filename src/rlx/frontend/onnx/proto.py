@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ImportError_
+from rlx.errors import DTypeError, ModelImportError
 from rlx.files import open_plain
 from rlx.frontend.onnx.lazy_weights import IDENTITY, identity
 from rlx.ir.dtype import DType, dtype, unpack
@@ -62,7 +62,7 @@ def tensor_array(tensor: Any, folder: Path | None = None) -> np.ndarray:
     name = tensor.name or "a tensor"
     shape = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in shape):
-        raise ImportError_(f"tensor {name!r} has a negative size in its shape {list(shape)}")
+        raise ModelImportError(f"tensor {name!r} has a negative size in its shape {list(shape)}")
     count = 1
     for d in shape:
         count *= d
@@ -76,7 +76,7 @@ def tensor_array(tensor: Any, folder: Path | None = None) -> np.ndarray:
     else:
         return _checked(_typed_field(tensor, kind, count), count, shape, name)
     if len(raw) != kind.nbytes(count):
-        raise ImportError_(
+        raise ModelImportError(
             f"tensor {name!r} is {kind}{list(shape)}, {kind.nbytes(count)} bytes, but holds {len(raw)}; "
             "the file is damaged"
         )
@@ -89,7 +89,7 @@ def _strings(items: Any) -> np.ndarray:
 
 def _checked(array: np.ndarray, count: int, shape: tuple[int, ...], name: str) -> np.ndarray:
     if array.size != count:
-        raise ImportError_(
+        raise ModelImportError(
             f"tensor {name!r} has shape {list(shape)}, {count} elements, but holds {array.size}; "
             "the file is damaged"
         )
@@ -121,23 +121,23 @@ def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
-        raise ImportError_(
+        raise ModelImportError(
             f"tensor {tensor.name!r} keeps its data in the file {location!r}; give from_onnx the path of the "
             "model, so that RLX knows where to look"
         )
     path = (folder / location).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise ImportError_(f"tensor {tensor.name!r} points outside the folder of the model: {location!r}")
+        raise ModelImportError(f"tensor {tensor.name!r} points outside the folder of the model: {location!r}")
     offset, length = (_whole(tensor, entries, key) for key in ("offset", "length"))
     length = length or nbytes
     if not path.is_file():
-        raise ImportError_(f"tensor {tensor.name!r} needs the file {str(path)!r}, which is not there")
+        raise ModelImportError(f"tensor {tensor.name!r} needs the file {str(path)!r}, which is not there")
     if IDENTITY in entries:  # the model's own file
         if entries[IDENTITY] != identity(path.stat()):
-            raise ImportError_(f"the file {str(path)!r} has changed while it was read; load it again")
+            raise ModelImportError(f"the file {str(path)!r} has changed while it was read; load it again")
         return _read(path, offset, length)
     if length != nbytes or offset < 0 or path.stat().st_size < offset + nbytes:
-        raise ImportError_(
+        raise ModelImportError(
             f"tensor {tensor.name!r} takes {nbytes} bytes at {offset} of {str(path)!r}, which has "
             f"{path.stat().st_size} bytes and an entry of {length}; the files do not belong together"
         )
@@ -147,7 +147,9 @@ def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
 def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
     with open_plain(path) as file:
         if os.fstat(file.fileno()).st_size < offset + nbytes:  # before room is made for it
-            raise ImportError_(f"the file {str(path)!r} ends before byte {offset + nbytes}; it was truncated")
+            raise ModelImportError(
+                f"the file {str(path)!r} ends before byte {offset + nbytes}; it was truncated"
+            )
         file.seek(offset)
         return np.fromfile(file, np.uint8, nbytes)
 
@@ -155,7 +157,9 @@ def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
 def _whole(tensor: Any, entries: dict[str, str], key: str) -> int:
     text = entries.get(key) or "0"
     if not text.isdecimal() or len(text) > 20:
-        raise ImportError_(f"tensor {tensor.name!r} has {key} {text[:40]!r}, which is not a number of bytes")
+        raise ModelImportError(
+            f"tensor {tensor.name!r} has {key} {text[:40]!r}, which is not a number of bytes"
+        )
     return int(text)
 
 
@@ -167,7 +171,7 @@ def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
     for d in shape:
         count *= max(d, 0)
     if not shape or min(shape) < 0 or count > MOST_DENSE:
-        raise ImportError_(f"sparse tensor {sparse.values.name!r} of {list(shape)} cannot be made dense")
+        raise ModelImportError(f"sparse tensor {sparse.values.name!r} of {list(shape)} cannot be made dense")
     out = np.zeros(shape, values.dtype)
     try:
         if indices.ndim == 1:
@@ -175,7 +179,9 @@ def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
         else:
             out[tuple(indices.T)] = values
     except (IndexError, ValueError) as e:
-        raise ImportError_(f"sparse tensor {sparse.values.name!r} has indices outside {list(shape)}") from e
+        raise ModelImportError(
+            f"sparse tensor {sparse.values.name!r} has indices outside {list(shape)}"
+        ) from e
     return out
 
 
@@ -206,4 +212,4 @@ def attribute_value(attribute: Any, folder: Path | None = None) -> Any:
         return sparse_array(attribute.sparse_tensor, folder)
     if kind == 13:
         return attribute.tp
-    raise ImportError_(f"attribute {attribute.name!r} has kind {kind}, which RLX does not read")
+    raise ModelImportError(f"attribute {attribute.name!r} has kind {kind}, which RLX does not read")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.attr import REQUIRED, Blob
 from rlx.ir.dim import Constraint, Dim, Expr
 from rlx.ir.dims.atom import quote
@@ -167,7 +167,7 @@ class Printer:
             return f"({', '.join([self.value_text(v) for v in value])}{',' if len(value) == 1 else ''})"
         if isinstance(value, Blob):
             return self.blob_text(value)
-        raise TypeError_(f"an attribute value of type {type(value).__name__} has no text form")
+        raise TypeMismatchError(f"an attribute value of type {type(value).__name__} has no text form")
 
     def blob_text(self, value: Blob) -> str:
         if value.array.nbytes <= INLINE_BYTES:

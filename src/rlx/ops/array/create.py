@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, ShapeError
+from rlx.errors import OpAttributeError, ShapeError
 from rlx.ir.attr import Attr, dims, dtype_kind, integer, optional
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max
@@ -166,7 +166,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
     whole = all(isinstance(v, (int, np.integer, Expr)) for v in (start, stop, step))
     kind = as_dtype(dtype if dtype is not None else I64 if whole else F32)
     if isinstance(step, Expr) or step == 0:
-        raise AttributeError_(f"arange: the step must be a number that is not 0, got {step}")
+        raise OpAttributeError(f"arange: the step must be a number that is not 0, got {step}")
     if not whole:
         count: Dim = max(math.ceil((stop - start) / step), 0)
         return _cast(_iota(shape=(count,), axis=0, dtype=F64) * step + start, dtype=kind)

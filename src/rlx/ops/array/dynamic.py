@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError, TypeError_, current_where
+from rlx.errors import ShapeError, TypeMismatchError, current_where
 from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, dims, ints
 from rlx.ir.dim import Constraint, Dim, known_eq, known_le
@@ -46,7 +46,7 @@ def _check(
         raise ShapeError(f"{name}: {len(moved)} axes of {x} need as many sizes and starts")
     for t in starts:
         if t.rank or t.dtype is not I64:
-            raise TypeError_(f"{name}: a start is {t}; it must be a scalar i64[] for each axis")
+            raise TypeMismatchError(f"{name}: a start is {t}; it must be a scalar i64[] for each axis")
     for a, n in zip(moved, sizes, strict=True):
         require_at_least(x.shape[a], n, f"{name}: a slice of {n} does not fit axis {a} of {x}")
 

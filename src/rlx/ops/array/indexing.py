@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.errors import DTypeError, ShapeError, TypeMismatchError
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Node
@@ -102,7 +102,7 @@ def _bound(node: Node, value: Any) -> Dim:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError_(
+        raise TypeMismatchError(
             f"indexing {node.type}: {type(value).__name__} is not an index; use integers, slices, None, "
             "'...' or an integer node (rlx.ops.dynamic_slice cuts at computed places)"
         ) from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, ShapeError
+from rlx.errors import OpAttributeError, ShapeError
 from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, dim_pairs, ints, number, one_of
 from rlx.ir.dim import Dim, known_le
@@ -281,7 +281,7 @@ def pad(x: Any, padding: Any, mode: str = "constant", value: Any = 0) -> Any:
     if mode == "constant":
         return op_call("pad", x, padding=pairs, value=value)
     if mode not in MODES:
-        raise AttributeError_(f"pad: unknown mode {mode!r}; use 'constant', {', '.join(map(repr, MODES))}")
+        raise OpAttributeError(f"pad: unknown mode {mode!r}; use 'constant', {', '.join(map(repr, MODES))}")
     return _extend(x, padding=pairs, mode=mode)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlx.errors import ShapeError, TransformError, TypeError_
+from rlx.errors import ShapeError, TransformError, TypeMismatchError
 from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, dim, integer, optional
 from rlx.ir.build import graph_of
@@ -213,7 +213,7 @@ class _data_size(Op):
 
     def infer(self, x: TensorType, *, count: Dim) -> TensorType:
         if x.rank or x.dtype is not I64:
-            raise TypeError_(f"data_size: {x} is no number; it must be a scalar i64[]")
+            raise TypeMismatchError(f"data_size: {x} is no number; it must be a scalar i64[]")
         return TensorType(BOOL, (count, 0))
 
     def ref(self, x: np.ndarray, *, count: Dim) -> np.ndarray:

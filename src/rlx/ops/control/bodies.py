@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.assume import require_shape
 from rlx.ir.build import apply
 from rlx.ir.dim import Dim
@@ -23,7 +23,9 @@ from rlx.ops.rules import lift, op_call
 def check_inputs(name: str, what: str, body: Graph, types: Sequence[TensorType]) -> None:
     """A body must take values of these types."""
     if len(types) != len(body.inputs):
-        raise TypeError_(f"{name}: its {what} takes {len(body.inputs)} values, but is given {len(types)}")
+        raise TypeMismatchError(
+            f"{name}: its {what} takes {len(body.inputs)} values, but is given {len(types)}"
+        )
     for i, (t, node) in enumerate(zip(types, body.inputs, strict=True)):
         check_equal(t, node.tensor, f"{name}: value {i} is {t}, but its {what} takes {node.type}")
 
@@ -31,7 +33,7 @@ def check_inputs(name: str, what: str, body: Graph, types: Sequence[TensorType])
 def check_equal(a: TensorType, b: TensorType, otherwise: str) -> None:
     """Two types must be the same."""
     if a.dtype is not b.dtype:
-        raise TypeError_(otherwise)
+        raise TypeMismatchError(otherwise)
     require_shape(a.shape, b.shape, otherwise)
 
 
@@ -148,7 +150,7 @@ def splice(body: Graph, arguments: Sequence[Node], into: Graph) -> list[Node]:
 def need_scalar(name: str, what: str, t: TensorType, kind: DType) -> None:
     """A value that steers control flow is one bool or one number."""
     if t.rank != 0 or t.dtype is not kind:
-        raise TypeError_(f"{name}: its {what} is {t}; it must be a single {kind} ({kind}[])")
+        raise TypeMismatchError(f"{name}: its {what} is {t}; it must be a single {kind} ({kind}[])")
 
 
 def scatter_grads(count: int, places: Sequence[int], grads: Sequence[Node]) -> list[Node | None]:
@@ -170,9 +172,9 @@ def sample_body(types: Sequence[str], function: Callable[..., Sequence[Any]], na
 def check_carries(name: str, given: Sequence[TensorType], out: Sequence[TensorType]) -> None:
     """What a body hands on must be of the type it takes."""
     if not out:
-        raise TypeError_(f"{name}: its body must return a result")
+        raise TypeMismatchError(f"{name}: its body must return a result")
     if len(out) < len(given):
-        raise TypeError_(f"{name}: its body takes {len(given)} carries, but gives {len(out)} results")
+        raise TypeMismatchError(f"{name}: its body takes {len(given)} carries, but gives {len(out)} results")
     for i, (a, b) in enumerate(zip(given, out, strict=False)):
         check_equal(a, b, f"{name}: carry {i} enters the body as {a}, but leaves it as {b}; keep its type")
 
@@ -235,7 +237,7 @@ def same_carry(name: str, carry: Any, tree: Tree) -> list[Any]:
     """Leaves of the carry that a traced function returned; it must be nested as it came in."""
     leaves, found = flatten(carry)
     if found != tree:
-        raise TypeError_(
+        raise TypeMismatchError(
             f"{name}: the carry enters as {tree} and leaves as {found}; it must keep its structure"
         )
     return leaves
@@ -244,5 +246,7 @@ def same_carry(name: str, carry: Any, tree: Tree) -> list[Any]:
 def pair_of(name: str, value: Any, parts: str, count: int = 2) -> tuple[Any, ...]:
     """What a traced function returned, as a tuple of so many parts."""
     if not isinstance(value, tuple) or len(value) != count:
-        raise TypeError_(f"{name}: its function must return the tuple ({parts}), got {flatten(value)[1]}")
+        raise TypeMismatchError(
+            f"{name}: its function must return the tuple ({parts}), got {flatten(value)[1]}"
+        )
     return value

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.body import as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, dim_max
@@ -56,7 +56,7 @@ class _cond(Op):
             check_inputs(self.name, what, body, args)
         yes, no = map(output_types, bodies)
         if len(yes) != len(no) or not yes:
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"cond: its bodies give {len(yes)} and {len(no)} results; give as many in both, at least one"
             )
         for i, (a, b) in enumerate(zip(yes, no, strict=True)):
@@ -134,7 +134,7 @@ def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any]
     (yes, left), (no, right) = traced
     (a, shape), (b, other) = flatten(left), flatten(right)
     if shape != other:
-        raise TypeError_(f"cond: its functions return {shape} and {other}; make them the same")
+        raise TypeMismatchError(f"cond: its functions return {shape} and {other}; make them the same")
     yes.set_outputs(as_nodes(yes, a, [known_type(x) for x in b], "the function of cond"))
     no.set_outputs(as_nodes(no, b, [known_type(x) for x in a], "the function of cond"))
     bodies, outer = close([yes, no])

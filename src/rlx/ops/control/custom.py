@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, GradientError, RlxError, TypeError_, UnknownOpError
+from rlx.errors import DTypeError, GradientError, RlxError, TypeMismatchError, UnknownOpError
 from rlx.ir.attr import Attr, string
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.dtype import DType
@@ -155,7 +155,7 @@ class _custom(Op):
             )
         if found.infer is None:
             if not types:
-                raise TypeError_(
+                raise TypeMismatchError(
                     f"custom: {function!r} has no operand to infer its type from; "
                     "give register_op an infer rule"
                 )
@@ -167,7 +167,7 @@ class _custom(Op):
             else list(tensor_types(made) if isinstance(made, TupleType) else made)
         )
         if not items or not all(isinstance(t, TensorType) for t in items):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"custom: the infer rule of {function!r} gave {made!r}; it must give tensor types"
             )
         return items[0] if len(items) == 1 else TupleType(tuple(items))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, GradientError, TransformError, TypeError_, current_where
+from rlx.errors import GradientError, OpAttributeError, TransformError, TypeMismatchError, current_where
 from rlx.ir.attr import Attr, dim, integer, optional
 from rlx.ir.body import Body, as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
@@ -86,22 +86,22 @@ class _loop(Op):
         need_scalar(self.name, "number of trips", trips, I64)
         need_scalar(self.name, "condition", go, BOOL)
         if not 0 <= carries <= len(types):
-            raise TypeError_(f"loop: {carries} carries, but {len(types)} operands to carry or read")
+            raise TypeMismatchError(f"loop: {carries} carries, but {len(types)} operands to carry or read")
         if max_trips is not None and max_trips < 0:
-            raise AttributeError_(f"loop: max_trips is {max_trips}; it must be 0 or more")
+            raise OpAttributeError(f"loop: max_trips is {max_trips}; it must be 0 or more")
         check_inputs(self.name, "body", body, [*types[:carries], STEP, *types[carries:]])
         out = output_types(body)
         check_carries(self.name, types[:carries], out)
         if len(out) == carries:
-            raise TypeError_("loop: its body must return a bool after its carries: whether to go on")
+            raise TypeMismatchError("loop: its body must return a bool after its carries: whether to go on")
         need_scalar(self.name, "condition in the body", out[carries], BOOL)
         stacked = out[carries + 1 :]
         if rows is None and stacked:
-            raise AttributeError_(
+            raise OpAttributeError(
                 f"loop: its body stacks {len(stacked)} values; say with `rows` how many rows"
             )
         if not carries and not stacked:
-            raise TypeError_("loop: its body must return a result")
+            raise TypeMismatchError("loop: its body must return a result")
         count: Dim = 0 if rows is None else rows
         return one_or_tuple([*out[:carries], *(t.with_shape((count, *t.shape)) for t in stacked)])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError, TypeError_
+from rlx.errors import ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, dim, integer
 from rlx.ir.body import as_nodes, close, need_arguments, trace
@@ -76,7 +76,7 @@ class _scan(Op):
     ) -> Type:
         (body,) = bodies
         if carries < 0 or scanned < 0 or carries + scanned > len(types):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"scan: {carries} carries and {scanned} scanned operands, but {len(types)} operands in all"
             )
         rows = []
@@ -335,7 +335,7 @@ def scan(
         if type_of(x).rank == 0:
             raise ShapeError(f"scan: scanned operand {i} is {type_of(x)}; it needs an axis to scan along")
     if length is None and not rows:
-        raise TypeError_("scan: without xs the number of steps is not known; give length")
+        raise TypeMismatchError("scan: without xs the number of steps is not known; give length")
     steps: Dim = type_of(rows[0]).shape[0] if length is None else dim(length)
     need_arguments("scan", f, ["carry", "x"])
     if unroll and isinstance(steps, int) and steps > 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.attr import Attr, dim, integer, ints, string
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.graph import Graph, Node
@@ -57,19 +57,21 @@ class _slices(Op):
         whole = {symbol: size}
         wanted = [n.tensor.substitute(whole) for n in bodies[0].inputs]
         if len(types) != len(wanted):
-            raise TypeError_(f"slices: its body takes {len(wanted)} values, but is given {len(types)}")
+            raise TypeMismatchError(f"slices: its body takes {len(wanted)} values, but is given {len(types)}")
         for i, (t, want) in enumerate(zip(types, wanted, strict=True)):
             check_equal(t, want, f"slices: operand {i} is {t}, but of all rows its body takes {want}")
         cut = [n.tensor for n in bodies[0].inputs[:sliced]] + output_types(bodies[0])
         found = tuple(cut_axis(t, symbol) for t in cut)
         for t, axis in zip(cut, found, strict=True):
             if axis is None:
-                raise TypeError_(f"slices: {t} has no axis of {symbol} rows in front to be cut along")
+                raise TypeMismatchError(f"slices: {t} has no axis of {symbol} rows in front to be cut along")
         if found != axes:
-            raise TypeError_(f"slices: axes are {axes}, but its body has rows along {found}")
+            raise TypeMismatchError(f"slices: axes are {axes}, but its body has rows along {found}")
         for n in bodies[0].inputs[sliced:]:
             if n.tensor.substitute({symbol: 0}) != n.tensor:
-                raise TypeError_(f"slices: {n.type} depends on {symbol}, but every slice reads all of it")
+                raise TypeMismatchError(
+                    f"slices: {n.type} depends on {symbol}, but every slice reads all of it"
+                )
         return TupleType(tuple(t.substitute(whole) for t in output_types(bodies[0])))
 
     def ref(

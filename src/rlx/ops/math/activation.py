@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import TypeError_
+from rlx.errors import TypeMismatchError
 from rlx.ir.attr import Attr, one_of, real
 from rlx.ir.dtype import BOOL, DType
 from rlx.ir.graph import Node
@@ -311,7 +311,7 @@ class _clip(Composite):
         bounds = attrs["bounds"]
         want = 3 if bounds == "both" else 2
         if len(types) != want:
-            raise TypeError_(f"clip: bounds={bounds!r} takes {want} operands, got {len(types)}")
+            raise TypeMismatchError(f"clip: bounds={bounds!r} takes {want} operands, got {len(types)}")
         return super().infer(*types)
 
     def ref(self, x: np.ndarray, *limits: np.ndarray, bounds: str) -> np.ndarray:

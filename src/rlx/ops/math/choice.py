@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.attr import Attr, integer, optional, real
 from rlx.ir.dim import known_le
 from rlx.ir.dtype import F32, I64, U32
@@ -51,18 +51,18 @@ class _sample_tokens(Op):
         top_p: float | None,
     ) -> TensorType:
         if key.dtype is not U32 or key.shape != (2,):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"sample_tokens: a key is u32[2], got {key}; make one with rlx.ops.random_key(seed)"
             )
         need_dtype(self.name, logits, is_real_float)
         if logits.rank == 0:
             raise ShapeError(f"sample_tokens: logits {logits} have no axis to choose from")
         if not temperature >= 0:
-            raise AttributeError_(f"sample_tokens: temperature {temperature} must be 0 or more")
+            raise OpAttributeError(f"sample_tokens: temperature {temperature} must be 0 or more")
         if top_k is not None and (top_k < 1 or known_le(top_k, logits.shape[-1]) is False):
-            raise AttributeError_(f"sample_tokens: top_k is {top_k}; it must be 1 to {logits.shape[-1]}")
+            raise OpAttributeError(f"sample_tokens: top_k is {top_k}; it must be 1 to {logits.shape[-1]}")
         if top_p is not None and not 0 < top_p <= 1:
-            raise AttributeError_(f"sample_tokens: top_p is {top_p}; it must be above 0 and at most 1")
+            raise OpAttributeError(f"sample_tokens: top_p is {top_p}; it must be above 0 and at most 1")
         return TensorType(I64, logits.shape[:-1])
 
     def ref(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, DTypeError, TypeError_
+from rlx.errors import DTypeError, OpAttributeError, TypeMismatchError
 from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, dims, dtype_kind, integer
 from rlx.ir.dim import Dim
@@ -89,15 +89,15 @@ class _random_bits(Op):
         self, key: TensorType, *offset: TensorType, shape: Shape, dtype: DType, stream: int
     ) -> TensorType:
         if key.dtype is not U32 or key.rank == 0 or key.shape[-1] != 2:
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"random_bits: a key is u32[2], got {key}; make one with rlx.ops.random_key(seed)"
             )
         if dtype not in (U32, U64):
             raise DTypeError(f"random_bits: gives u32 or u64, not {dtype}")
         if not 0 <= stream < 1 << 64:
-            raise AttributeError_(f"random_bits: stream {stream} is not a number of 64 bits")
+            raise OpAttributeError(f"random_bits: stream {stream} is not a number of 64 bits")
         if len(offset) > 1:
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"random_bits: takes a key and perhaps an offset, got {1 + len(offset)} operands"
             )
         for t in offset:
@@ -188,13 +188,13 @@ def random_key(seed: Any) -> Any:
     """
     if isinstance(seed, Node):
         if seed.rank or not seed.dtype.is_int:
-            raise TypeError_(f"random_key: seed {seed.type} is not one integer")
+            raise TypeMismatchError(f"random_key: seed {seed.type} is not one integer")
         wide = cast(seed, dtype=U64)
         halves = shift_right(wide.reshape(1), np.array([0, 32], np.uint64))
         return cast(halves, dtype=U32)
     number = int(seed)
     if not -(1 << 63) <= number < 1 << 64:
-        raise AttributeError_(f"random_key: seed {number} does not fit 64 bits")
+        raise OpAttributeError(f"random_key: seed {number} does not fit 64 bits")
     return np.array([number & LOW, number >> 32 & LOW], np.uint32)
 
 
@@ -255,7 +255,7 @@ def uniform(key: Any, shape: Any = (), low: float = 0.0, high: float = 1.0, dtyp
     """
     kind = _need_float("uniform", dtype)
     if not low < high:
-        raise AttributeError_(f"uniform: low {low} is not below high {high}")
+        raise OpAttributeError(f"uniform: low {low} is not below high {high}")
     x = unit(key, shape, kind)
     if (low, high) == (0.0, 1.0):
         return x
@@ -308,7 +308,7 @@ def dropout_mask(key: Any, shape: Any, rate: float = 0.5) -> Any:
     np.True_
     """
     if not 0 <= rate < 1:
-        raise AttributeError_(f"dropout_mask: rate {rate} is not in [0, 1)")
+        raise OpAttributeError(f"dropout_mask: rate {rate} is not in [0, 1)")
     return bernoulli(key, 1.0 - rate, shape)
 
 
@@ -322,9 +322,9 @@ def randint(key: Any, shape: Any, low: int, high: int, dtype: Any = "i64") -> An
     kind = _integer("randint", dtype)
     low, high = int(low), int(high)
     if not kind.min_value <= low < high <= kind.max_value + 1:
-        raise AttributeError_(f"randint: [{low}, {high}) is empty or does not fit {kind}")
+        raise OpAttributeError(f"randint: [{low}, {high}) is empty or does not fit {kind}")
     if high - low >= 1 << 63:
-        raise AttributeError_(f"randint: [{low}, {high}) is too wide; draw random_bits instead")
+        raise OpAttributeError(f"randint: [{low}, {high}) is too wide; draw random_bits instead")
     drawn = mod(random_bits(key, shape, "u64"), high - low)
     whole = cast(drawn, dtype="i64") + low if kind is not U64 else drawn + low
     return cast(whole, dtype=kind)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, DTypeError, ShapeError, TypeError_
+from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, dim, ints, optional, real
 from rlx.ir.dim import Dim, known_le
@@ -126,13 +126,13 @@ class _attention(Op):
         causal: bool, window: tuple[int, ...], scale: float | None, softcap: float, offset: Dim,
     ) -> TensorType:  # fmt: skip
         if len(types) not in (3, 4):
-            raise TypeError_(f"attention: takes q, k, v and perhaps a mask, got {len(types)} operands")
+            raise TypeMismatchError(f"attention: takes q, k, v and perhaps a mask, got {len(types)} operands")
         if len(window) != 2 or min(window) < UNBOUNDED:
-            raise AttributeError_(
+            raise OpAttributeError(
                 f"attention: window {window} is not (left, right), each at least 0 or -1 for no limit"
             )
         if softcap < 0:
-            raise AttributeError_(f"attention: softcap {softcap} is negative; 0 means none")
+            raise OpAttributeError(f"attention: softcap {softcap} is negative; 0 means none")
         q, k, v = types[:3]
         for what, t in zip("qkv", (q, k, v), strict=True):
             need_dtype(self.name, t, is_real_float)
@@ -370,7 +370,7 @@ def rope(
     [[1.0, 0.0], [0.54, 0.841]]
     """
     if (cos is None) != (sin is None) or (cos is not None and positions is not None):
-        raise TypeError_("rope: give either both cos and sin, or positions, or neither")
+        raise TypeMismatchError("rope: give either both cos and sin, or positions, or neither")
     if cos is None:
         shape = shape_of(x)
         if len(shape) < 2 or not isinstance(shape[-1], int):

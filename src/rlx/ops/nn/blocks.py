@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, real
 from rlx.ir.dim import Dim
@@ -67,7 +67,7 @@ class _linear(Op):
 
     def infer(self, x: TensorType, w: TensorType, *bias: TensorType, transposed: bool) -> TensorType:
         if len(bias) > 1:
-            raise TypeError_(f"linear: takes x, w and perhaps a bias, got {2 + len(bias)} operands")
+            raise TypeMismatchError(f"linear: takes x, w and perhaps a bias, got {2 + len(bias)} operands")
         for t in (x, w, *bias):
             need_dtype(self.name, t, is_number)
         d = same_dtype(self.name, (x, w, *bias))
@@ -365,7 +365,7 @@ class _dropout(Op):
     def infer(self, x: TensorType, *mask: TensorType, rate: float) -> TensorType:
         need_dtype(self.name, x, is_real_float)
         if not 0 <= rate < 1:
-            raise AttributeError_(f"dropout: rate {rate} is not in [0, 1)")
+            raise OpAttributeError(f"dropout: rate {rate} is not in [0, 1)")
         for m in mask:
             need_dtype(self.name, m, is_boolean)
             if broadcast_shapes(self.name, [x.shape, m.shape]) != x.shape:

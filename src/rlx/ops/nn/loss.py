@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError, TypeError_
+from rlx.errors import ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, integer, one_of, optional
 from rlx.ir.graph import Node
@@ -77,7 +77,7 @@ class _Loss(Op):
 
     def infer(self, *types: TensorType, ignore_index: int | None, reduction: str) -> TensorType:
         if len(types) not in (2, 3):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"{self.name}: takes scores, labels and perhaps weights, got {len(types)} operands"
             )
         scores, labels = types[:2]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, boolean, integer, real
 from rlx.ir.dim import Dim
@@ -77,7 +77,9 @@ class _TrailingNorm(Op):
 
     def infer(self, *types: TensorType, axis: int, eps: float) -> TensorType:
         if not 1 <= len(types) <= len(self.operands):
-            raise TypeError_(f"{self.name}: takes {', '.join(self.operands)}; got {len(types)} operands")
+            raise TypeMismatchError(
+                f"{self.name}: takes {', '.join(self.operands)}; got {len(types)} operands"
+            )
         _need_floats(self.name, types)
         x = types[0]
         if not 0 <= axis < x.rank:
@@ -143,7 +145,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, axis: int = -1, eps:
     array([-1.,  1.])
     """
     if scale is None and bias is not None:
-        raise TypeError_("layer_norm: a bias needs a scale; give ones as the scale")
+        raise TypeMismatchError("layer_norm: a bias needs a scale; give ones as the scale")
     return _layer_norm(x, *given(scale, bias), axis=normal_axis("layer_norm", axis, rank_of(x)), eps=eps)
 
 
@@ -196,7 +198,9 @@ class _ChannelNorm(Op):
 
     def check(self, *types: TensorType) -> TensorType:
         if len(types) != 1 + len(self.vectors):
-            raise TypeError_(f"{self.name}: takes x, {', '.join(self.vectors)}; got {len(types)} operands")
+            raise TypeMismatchError(
+                f"{self.name}: takes x, {', '.join(self.vectors)}; got {len(types)} operands"
+            )
         _need_floats(self.name, types)
         x = types[0]
         if x.rank < 2:
@@ -469,7 +473,7 @@ class _lrn(Op):
         if x.rank < 2:
             raise ShapeError(f"lrn: x {x} needs the axes batch and channels")
         if size < 1:
-            raise AttributeError_(f"lrn: size {size} is not at least 1")
+            raise OpAttributeError(f"lrn: size {size} is not at least 1")
         return x
 
     def samples(self) -> list[Sample]:

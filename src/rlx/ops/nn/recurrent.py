@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_
+from rlx.errors import OpAttributeError
 from rlx.ir.attr import Attr, boolean
 from rlx.ir.op import Sample, declare
 from rlx.ops.array.shape import concat, slice_axis, transpose
@@ -161,7 +161,7 @@ def _layer(op: Any, x: Any, w: Any, r: Any, given: Mapping[str, Any], batch_firs
         x = transpose(x, (1, 0, 2))
         used = {k: transpose(v, (1, 0, 2)) if k.startswith("initial") else v for k, v in used.items()}
     if attrs["direction"] not in DIRECTIONS:
-        raise AttributeError_(
+        raise OpAttributeError(
             f"{op.name}: unknown direction {attrs['direction']!r}; use {', '.join(DIRECTIONS)}"
         )
     attrs = op.normal(len(DIRECTIONS[attrs["direction"]]), attrs)

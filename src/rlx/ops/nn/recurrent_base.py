@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, ShapeError, TypeError_
+from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, one_of, optional, real, reals, strings
 from rlx.ir.dim import Dim
@@ -162,7 +162,7 @@ class Recurrent(Op):
         known = [e for e in EXTRAS if e in extras]
         allowed = EXTRAS if self.states == 2 else EXTRAS[:3]
         if list(extras) != known or any(e not in allowed for e in extras) or len(extras) != len(more):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"{self.name}: further operands {extras} must be some of {allowed}, in this order"
             )
         given = dict(zip(extras, more, strict=True))
@@ -207,15 +207,15 @@ class Recurrent(Op):
         per = len(self.defaults)
         unknown = [a for a in activations if a not in ACTIVATIONS]
         if unknown:
-            raise AttributeError_(
+            raise OpAttributeError(
                 f"{self.name}: unknown activation {unknown[0]!r}; use one of {', '.join(ACTIVATIONS)}"
             )
         if not len(activations) == len(alpha) == len(beta) == sides * per:
-            raise AttributeError_(
+            raise OpAttributeError(
                 f"{self.name}: {len(activations)} activations; it takes {per} for each of {sides} directions"
             )
         if clip is not None and clip <= 0:
-            raise AttributeError_(f"{self.name}: clip is {clip}; it must be above 0")
+            raise OpAttributeError(f"{self.name}: clip is {clip}; it must be above 0")
 
     def ref(self, *arrays: np.ndarray, **attrs: Any) -> Any:
         return in_f32(self.meaning)(*arrays, **attrs)

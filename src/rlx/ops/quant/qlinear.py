@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.errors import DTypeError, ShapeError, TypeMismatchError
 from rlx.ir.attr import Attr, strings
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I8, I32, U8, DType, dtype
@@ -228,7 +228,7 @@ def check_zeros(
     name: str, zeros: Sequence[str], types: Sequence[TensorType], factors: Sequence[TensorType]
 ) -> None:
     if list(zeros) != [s for s in SIDES if s in zeros] or len(zeros) != len(types):
-        raise TypeError_(f"{name}: zero points {tuple(zeros)} must be some of {SIDES}, in this order")
+        raise TypeMismatchError(f"{name}: zero points {tuple(zeros)} must be some of {SIDES}, in this order")
     for side, t in zip(zeros, types, strict=True):
         check_zero(name, f"the {side}", t, factors[SIDES.index(side)])
 

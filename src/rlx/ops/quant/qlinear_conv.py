@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError, TypeError_
+from rlx.errors import DTypeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, integer, strings
 from rlx.ir.dim import Dim
@@ -223,7 +223,7 @@ class _qlinear_conv(Op):
 
     def infer(self, *types: TensorType, groups: int, **geometry: Any) -> TensorType:
         if len(types) not in (8, 9):
-            raise TypeError_(
+            raise TypeMismatchError(
                 f"{self.name}: takes x, w, y with scales and zero points, perhaps a bias; got {len(types)}"
             )
         x, sx, zx, w, sw, zw, sy, zy, *bias = types

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_, DTypeError, ShapeError, TypeError_
+from rlx.errors import DTypeError, OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, boolean, dtype_kind, integer, optional
 from rlx.ir.dim import Dim, ceildiv
@@ -50,7 +50,9 @@ def check_parameters(
     if not is_scale(scale.dtype):
         raise DTypeError(f"{name}: its scale is {scale}; it must be of a floating-point dtype")
     if len(zero) > 1:
-        raise TypeError_(f"{name}: takes x, scale and perhaps a zero point, got {2 + len(zero)} operands")
+        raise TypeMismatchError(
+            f"{name}: takes x, scale and perhaps a zero point, got {2 + len(zero)} operands"
+        )
     for z in zero:
         require_shape(z.shape, scale.shape, f"{name}: zero point {z} and scale {scale} have different shapes")
     if axis is None:
@@ -68,7 +70,7 @@ def check_parameters(
         require_equal(scale.shape[0], x.shape[axis], told)
         return
     if block < 1:
-        raise AttributeError_(f"{name}: block is {block}; it must be 1 or more")
+        raise OpAttributeError(f"{name}: block is {block}; it must be 1 or more")
     want = tuple(ceildiv(d, block) if i == axis else d for i, d in enumerate(x.shape))
     text = ",".join(map(str, want))
     told = f"{name}: scale {scale} is not [{text}], blocks of {block} along axis {axis} of {x}"

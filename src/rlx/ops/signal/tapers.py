@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import AttributeError_
+from rlx.errors import OpAttributeError
 from rlx.ir.attr import Attr, boolean, dim, dtype_kind, reals
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F64, DType, dtype
@@ -94,11 +94,11 @@ def parse_window(window: str | tuple[Any, ...]) -> tuple[str, float | None]:
     name, colon, rest = text.partition(":")
     known = [*COSINES, "bartlett", "cosine", "kaiser"]
     if name not in known or bool(colon) != (name == "kaiser"):
-        raise AttributeError_(f"unknown window {window!r}; use {', '.join(known)} (as 'kaiser:beta')")
+        raise OpAttributeError(f"unknown window {window!r}; use {', '.join(known)} (as 'kaiser:beta')")
     try:
         return name, float(rest) if colon else None
     except ValueError:
-        raise AttributeError_(f"the parameter of the window {window!r} is not a number") from None
+        raise OpAttributeError(f"the parameter of the window {window!r} is not a number") from None
 
 
 def window_values(window: str | tuple[Any, ...], n: int, periodic: bool = True) -> np.ndarray:
@@ -130,7 +130,7 @@ def get_window(window: Any, n: Any, periodic: bool = True, dtype: Any = "f32") -
         return window_values(window, int(n), periodic).astype(_np(dtype))
     name, _ = parse_window(window)
     if name not in COSINES:
-        raise AttributeError_(f"the window {window!r} needs a size that is a number, not {n}")
+        raise OpAttributeError(f"the window {window!r} needs a size that is a number, not {n}")
     return _cosine_window(n=n, coefficients=COSINES[name], periodic=periodic, dtype=dtype)
 
 

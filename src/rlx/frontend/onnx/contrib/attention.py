@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.ops.attention import join_heads, split_heads
@@ -28,7 +28,7 @@ def refuse_inputs(n: Call, reasons: dict[int, str]) -> None:
     """Refuse inputs that are given but not supported, in words."""
     for i, why in reasons.items():
         if n.value(i) is not None:
-            raise ImportError_(why)
+            raise ModelImportError(why)
 
 
 def scale_of(n: Call) -> float | None:
@@ -57,7 +57,7 @@ def added_mask(n: Call, mask: Node | None, batch: Dim, keys: Dim, like: Node) ->
         places = (mask.shape[0], *(1,) * (4 - mask.rank), *mask.shape[1:])
         seen = ops.reshape(seen, places) if mask.rank < 4 else seen
     else:
-        raise ImportError_(f"its mask {mask.tensor} has a layout that RLX does not know")
+        raise ModelImportError(f"its mask {mask.tensor} has a layout that RLX does not know")
     return ops.where(seen, n.constant(0, like.dtype), n.constant(hidden, like.dtype))
 
 
@@ -74,7 +74,7 @@ def seen_by_lengths(mask: Node, batch: Dim, keys: Dim) -> Any:
         return seen
     if known_eq(mask.shape[0], 2 * batch) is True:
         return ops.logical_and(seen, ops.greater_equal(key, column(batch)))
-    raise ImportError_(
+    raise ModelImportError(
         f"its mask {mask.tensor} must hold one or two numbers for each of the {batch} items of the batch; "
         "give a mask of [batch, keys] instead"
     )
@@ -102,9 +102,9 @@ def attend(
 ) -> Any:
     """Attention of queries, keys and values that lie side by side in the last axis; and what is present."""
     if n.flag("past_present_share_buffer"):
-        raise ImportError_(SHARED)
+        raise ModelImportError(SHARED)
     if n.flag("do_rotary"):
-        raise ImportError_("do_rotary is not supported here; export with RotaryEmbedding nodes before it")
+        raise ModelImportError("do_rotary is not supported here; export with RotaryEmbedding nodes before it")
     n.attr("rotary_embedding_dim", 0)
     heads = int(n.attr("num_heads"))
     q, k, v = (split_heads(part, heads) for part in ops.split(projected, axis=2, sizes=tuple(sizes)))
@@ -124,7 +124,7 @@ def attend(
 @onnx_op("MultiHeadAttention", domain=MS)
 def multi_head_attention(n: Call) -> Any:
     if n.wants(3):
-        raise ImportError_("its output of scores (qk) is not supported")
+        raise ModelImportError("its output of scores (qk) is not supported")
     refuse_inputs(n, {8: SHARED, 9: "the cache_indirection of beam search is not supported"})
     heads = int(n.attr("num_heads"))
     q, k, v = unpacked_heads(n, heads)
@@ -143,11 +143,11 @@ def unpacked_heads(n: Call, heads: int) -> list[Any]:
     if q.rank == 5:  # [batch, seq, heads, 3, dim]
         parts = heads_of_packed(q, 3)
     elif k is None:
-        raise ImportError_("its keys are missing: give them, or queries of [batch, seq, heads, 3, dim]")
+        raise ModelImportError("its keys are missing: give them, or queries of [batch, seq, heads, 3, dim]")
     elif k.rank == 5:  # [batch, seq, heads, 2, dim]
         parts = [split_heads(q, heads), *heads_of_packed(k, 2)]
     elif v is None:
-        raise ImportError_("its values are missing: give them, or keys of [batch, seq, heads, 2, dim]")
+        raise ModelImportError("its values are missing: give them, or keys of [batch, seq, heads, 2, dim]")
     else:  # keys and values of an encoder may come with heads in front, and have their bias already
         parts = [split_heads(q, heads), *(t if t.rank == 4 else split_heads(t, heads) for t in (k, v))]
     if bias is None:
@@ -206,13 +206,13 @@ def size_value(size: Dim) -> Any:
 def refuse_unusual(n: Call) -> None:
     """What of GroupQueryAttention is not supported."""
     if n.wants(3) or n.attr("qk_output", 0):
-        raise ImportError_("its output of scores (output_qk) is not supported")
+        raise ModelImportError("its output of scores (output_qk) is not supported")
     if n.flag("sliding_window_cache"):
-        raise ImportError_("sliding_window_cache is not supported; export with a cache of all tokens")
+        raise ModelImportError("sliding_window_cache is not supported; export with a cache of all tokens")
     quantised = "a quantised cache of keys and values is not supported; export with a cache of floats"
     refuse_inputs(n, {12: quantised, 13: quantised})
     if {str(n.attr(f"{t}_quant_type", "NONE")) for t in "kv"} != {"NONE"} or n.attr("kv_cache_bit_width", 0):
-        raise ImportError_(quantised)
+        raise ModelImportError(quantised)
 
 
 def grouped_heads(n: Call) -> list[Any]:
@@ -238,7 +238,7 @@ def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Any:
         if known_eq(new, total) is None:
             n.graph.assume(Constraint("eq", new, total, (n.label,)))
         elif new != total:
-            raise ImportError_(f"without a past all {total} tokens must be new, but {new} are")
+            raise ModelImportError(f"without a past all {total} tokens must be new, but {new} are")
         return rows
     size = dim_max(past.shape[2], total)
     at = ops.iota((1, size), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.attention import join_heads, split_heads
 from rlx.frontend.onnx.registry import onnx_op
@@ -146,7 +146,7 @@ def activated(n: Call, y: Any) -> Any:
         "HardSigmoid": lambda v: ops.hard_sigmoid(v, alpha=numbers[0], beta=numbers[1]),
     }
     if name not in known:
-        raise ImportError_(f"its activation {name!r} is not supported")
+        raise ModelImportError(f"its activation {name!r} is not supported")
     return known[name](y)
 
 
@@ -161,7 +161,9 @@ def rotary_embedding(n: Call) -> Any:
     if flat:
         x = split_heads(x, heads or int(x.shape[-1] // (size or 2 * cos.shape[-1])))
     if size and cos.shape[-1] != size // 2:
-        raise ImportError_(f"rotary_embedding_dim {size} needs {size // 2} angles, but cos is {cos.tensor}")
+        raise ModelImportError(
+            f"rotary_embedding_dim {size} needs {size // 2} angles, but cos is {cos.tensor}"
+        )
     if ids.rank == 1:
         ids = ops.reshape(ids + ops.iota((x.shape[2],)), (1, -1))
     cos, sin = (ops.expand_dims(ops.gather(t, ids), 1) for t in (cos, sin))

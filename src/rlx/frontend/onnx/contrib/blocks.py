@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.registry import onnx_op
@@ -22,17 +22,17 @@ def matmul_nbits(n: Call) -> Any:
     k, columns = int(n.attr("K")), int(n.attr("N"))
     bits, block = int(n.attr("bits", 4)), int(n.attr("block_size"))
     if n.get(4) is not None:
-        raise ImportError_("g_idx is not supported; quantise without reordering (desc_act=False)")
+        raise ModelImportError("g_idx is not supported; quantise without reordering (desc_act=False)")
     blocks = -(-k // block)
     raw = n.known(1)
     if raw is None:
-        raise ImportError_("its weights must be constant")
+        raise ModelImportError("its weights must be constant")
     weight = unpacked(raw.reshape(columns, blocks, -1), bits)[..., :block].reshape(columns, blocks * block)
     zero = None
     if n.get(3) is not None:
         points = n.known(3)
         if points is None:
-            raise ImportError_("its zero points must be constant")
+            raise ModelImportError("its zero points must be constant")
         if points.dtype == np.uint8:
             zero = unpacked(points.reshape(columns, -1), bits)[:, :blocks]
         else:
@@ -66,10 +66,10 @@ def gather_block_quantized(n: Call) -> Any:
         for name, default in (("gather", 0), ("quantize", 1))
     )
     if along == split:
-        raise ImportError_(f"gather_axis and quantize_axis are both {along}; they must differ")
+        raise ModelImportError(f"gather_axis and quantize_axis are both {along}; they must differ")
     bytes_ = data.dtype.name == "u8"
     if bytes_ and (bits not in (2, 4, 8) or split != data.rank - 1):
-        raise ImportError_(f"codes of {bits} bits in bytes along axis {split} are not supported")
+        raise ModelImportError(f"codes of {bits} bits in bytes along axis {split} are not supported")
     per = 8 // bits if bytes_ else 1
 
     def picked(x: Node, many: int) -> Any:

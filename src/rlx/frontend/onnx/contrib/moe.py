@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.contrib.blocks import unpacked
@@ -49,25 +49,27 @@ def quantised_mixture(n: Call) -> Any:
     """Each expert's rows of codes have a scale, or one for each block of `block_size`."""
     unusual = "only weights of integer codes with scales are supported"
     if any(n.value(i) is not None for i in range(14, 21)) or str(n.attr("quant_type", "int")) != "int":
-        raise ImportError_(unusual)
+        raise ModelImportError(unusual)
     if n.flag("weights_prepacked") or any(n.attr(f"fc{i}_expert_weight_bits", 0) for i in (1, 2, 3)):
-        raise ImportError_(unusual)
+        raise ModelImportError(unusual)
     bits, block = int(n.attr("expert_weight_bits", 4)), int(n.attr("block_size", 0))
     if bits not in (4, 8):
-        raise ImportError_(f"its weights have {bits} bits; RLX knows 4 and 8")
+        raise ModelImportError(f"its weights have {bits} bits; RLX knows 4 and 8")
 
     def matrix(i: int, points: int, last: bool) -> tuple[Any, int]:
         """Weights of all experts as [inputs, outputs]: outputs side by side; in the last product, inputs."""
         packed = n.known(i)
         if packed is None:
-            raise ImportError_("its weights must be constant")
+            raise ModelImportError("its weights must be constant")
         experts, out = packed.shape[:2]
         codes = unpacked(packed, bits)
         width = codes.shape[2]
         group, middle = block or width, 1 << (bits - 1)
         groups = -(-width // group)
         if last and width % group:
-            raise ImportError_(f"block_size {block} does not divide the {width} inner features of an expert")
+            raise ModelImportError(
+                f"block_size {block} does not divide the {width} inner features of an expert"
+            )
         order = (0, 2, 1) if last else (2, 0, 1)
         shape = (-1, out) if last else (-1, experts * out)
 
@@ -81,7 +83,7 @@ def quantised_mixture(n: Call) -> Any:
         if n.get(points) is not None:
             found = n.known(points)
             if found is None:
-                raise ImportError_("its zero points must be constant")
+                raise ModelImportError("its zero points must be constant")
             level = unpacked(found.reshape(experts, out, -1), bits)[..., :groups].astype(np.float32) - middle
             zeros = n.importer.constant(laid(level), f"{n.label}.{points}")
         return ops.dequantize_groups(centred, scales, zeros, bits=bits, group=group), int(out)
@@ -99,7 +101,7 @@ def quantised_mixture(n: Call) -> Any:
 def mixed(n: Call, first: Layer | None, rows: Any, bias: Any, third: Layer | None) -> Any:
     """Two products around an activation; each expert's part of the sum times its factor."""
     if n.flag("use_sparse_mixer"):
-        raise ImportError_("use_sparse_mixer is not supported; export with use_sparse_mixer=0")
+        raise ModelImportError("use_sparse_mixer is not supported; export with use_sparse_mixer=0")
     assert first is not None
     x, factors = n[0], chosen(n)
     experts = factors.shape[1]
@@ -147,7 +149,7 @@ def activated(n: Call, h: Any, other: Any) -> Any:
     elif fusion == 2:
         h, other = (ops.slice_axis(h, 2, i * half, half) for i in range(2))
     elif other is None:
-        raise ImportError_("swiglu needs a third layer or swiglu_fusion")
+        raise ModelImportError("swiglu needs a third layer or swiglu_fusion")
     if math.isfinite(limit):
         h, other = ops.minimum(h, limit), ops.clip(other, -limit, limit)
     return ops.swish(h, alpha=alpha) * (other + beta)

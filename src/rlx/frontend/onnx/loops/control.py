@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_, RlxError
+from rlx.errors import ModelImportError, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.proto import subgraphs
 from rlx.frontend.onnx.registry import onnx_op
@@ -122,7 +122,7 @@ def one_as(value: Node, shape: Sequence[Dim] | None) -> Node:
 
 def as_tensor(value: Value) -> Node:
     if not isinstance(value, Node):
-        raise ImportError_("a branch gives a sequence, an optional or text")
+        raise ModelImportError("a branch gives a sequence, an optional or text")
     return value
 
 
@@ -138,7 +138,7 @@ def count_nodes(graph: Any) -> int:
 def scan_with_batch(n: Call) -> Any:
     """Opset 8: a batch axis in front of everything, lengths as input 0."""
     if n.value(0) is not None:
-        raise ImportError_("sequence_lens is not supported")
+        raise ModelImportError("sequence_lens is not supported")
     body = n.subgraph("body")
     count = int(n.attr("num_scan_inputs"))
     directions = n.attr("directions", [0] * count)
@@ -146,7 +146,7 @@ def scan_with_batch(n: Call) -> Any:
     states = len(operands) - count
     batch = operands[0].shape[0]
     if not isinstance(batch, int):
-        raise ImportError_("the batch size of Scan-8 must be a number")
+        raise ModelImportError("the batch size of Scan-8 must be a number")
     parts = []
     for b in range(batch):
         one = [ops.squeeze(ops.slice_axis(x, 0, b, 1), 0) for x in operands]

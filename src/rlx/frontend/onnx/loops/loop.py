@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_, RlxError
+from rlx.errors import ModelImportError, RlxError
 from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.loops.appended import with_sequences, without_appending
 from rlx.frontend.onnx.loops.control import MOST_UNROLLED, as_tensor, count_nodes, one_as, results
@@ -52,7 +52,7 @@ def loop(n: Call) -> Any:
                     n.demand(operand, what)
                 except NeedsValue as needed:
                     raise NeedsValue(f"{needed.message} ({e.message})", needed.inputs) from None
-                except ImportError_:
+                except ModelImportError:
                     raise e from None
         raise
 
@@ -121,7 +121,7 @@ class _Loop:
         out = self.n.run_subgraph(self.body, [i, self.n.constant(True), *values])
         for c in self.n.graph.constraints:
             if known.is_step(c.lhs) or known.is_step(c.rhs):
-                raise ImportError_(
+                raise ModelImportError(
                     f"its steps assume that {c.lhs} and {c.rhs} relate in a way that not all of them do"
                 )
         new = [one_as(as_tensor(out[1 + k]), self.start[k].shape) for k in self.kept]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Rows
@@ -34,7 +34,7 @@ def place_in(n: Call, i: int, length: int, default: int, extra: int = 0) -> int:
         return default
     at = n.integer(i)
     if not -length <= at < length + extra:
-        raise ImportError_(f"position {at} is outside of a sequence of {length}")
+        raise ModelImportError(f"position {at} is outside of a sequence of {length}")
     return at + length if at < 0 else at
 
 
@@ -104,13 +104,13 @@ def split_to_sequence(n: Call) -> Any:
                 isinstance(size, int) and isinstance(each, int) and 0 < each and size // each <= MOST_PARTS
             )
             if not sensible:
-                raise ImportError_(
+                raise ModelImportError(
                     f"a split of {size} into parts of {each} does not give a valid number of parts"
                 )
             chunks = [min(each, size - i) for i in range(0, size, each)]
         return list(ops.split(x, axis=axis, sizes=tuple(chunks)))
     if not isinstance(size, int) or size > MOST_PARTS:
-        raise ImportError_(f"a split of {size} elements does not give a valid number of parts")
+        raise ModelImportError(f"a split of {size} elements does not give a valid number of parts")
     parts = ops.split(x, axis=axis, sizes=(1,) * size)
     return list(parts) if keepdims else [ops.squeeze(p, axis) for p in parts]
 
@@ -138,5 +138,5 @@ def optional_has_element(n: Call) -> Any:
 @onnx_op("OptionalGetElement")
 def optional_get_element(n: Call) -> Any:
     if n.value(0) is None:
-        raise ImportError_("the optional is empty")
+        raise ModelImportError("the optional is empty")
     return n.value(0)

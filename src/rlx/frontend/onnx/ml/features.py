@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Labels, Maps, Strings
@@ -28,7 +28,7 @@ def picked_words(n: Call) -> Any:
     """Names of classes by their numbers, as exporters look them up."""
     words = n.strings(0)
     if words.size != words.shape[-1]:
-        raise ImportError_(f"its text of shape {list(words.shape)} must be one row")
+        raise ModelImportError(f"its text of shape {list(words.shape)} must be one row")
     return Labels(ops.reshape(ops.cast(n[1], "i64"), (1, -1)), words.reshape(-1))
 
 
@@ -64,7 +64,7 @@ def imputer(n: Call) -> Any:
     for other in ("float", "int64"):  # exporters write both; those of the input's type count
         n.attr(f"replaced_value_{other}", None), n.attr(f"imputed_value_{other}s", None)
     if not len(made):
-        raise ImportError_(
+        raise ModelImportError(
             f"its attribute imputed_value_{kind}s is missing, which its input {x.tensor} needs"
         )
     gone = ops.is_nan(x) if np.isnan(missing) else ops.equal(x, n.constant(missing, x.dtype))
@@ -80,7 +80,7 @@ def feature_vectorizer(n: Call) -> Any:
         x = ops.expand_dims(x, 0) if x.rank == 1 else ops.reshape(x, (x.shape[0], -1))
         have = x.shape[1]
         if not isinstance(have, int):
-            raise ImportError_(f"the number of features of its input {i} {n[i].tensor} must be known")
+            raise ModelImportError(f"the number of features of its input {i} {n[i].tensor} must be known")
         x = ops.slice_axis(x, 1, 0, min(have, wanted))
         parts.append(ops.pad(x, [(0, 0), (0, max(wanted - have, 0))]))
     return ops.concat(parts, 1)
@@ -95,10 +95,10 @@ def one_hot_encoder(n: Call) -> Any:
         n.on_host("text exists on the host only")
         given = n.strings(0)
         if not words:
-            raise ImportError_("its input is text, but cats_strings is missing")
+            raise ModelImportError("its input is text, but cats_strings is missing")
         return n.constant((given[..., None] == np.array(words, dtype=object)).astype(np.float32))
     if not numbers:
-        raise ImportError_(f"its input {n[0].tensor} holds numbers, but cats_int64s is missing")
+        raise ModelImportError(f"its input {n[0].tensor} holds numbers, but cats_int64s is missing")
     x = ops.cast(n[0], "i64")
     hit = ops.equal(ops.expand_dims(x, x.rank), n.constant(np.array(numbers, np.int64)))
     return ops.cast(hit, "f32")
@@ -110,7 +110,7 @@ def zip_map(n: Call) -> Any:
     x = n[0]
     keys = list(words or numbers or ())
     if x.shape[-1] != len(keys):
-        raise ImportError_(f"it has {len(keys)} class labels for the columns of its input {x.tensor}")
+        raise ModelImportError(f"it has {len(keys)} class labels for the columns of its input {x.tensor}")
     return Maps(x if x.rank > 1 else ops.expand_dims(x, 0), keys)
 
 
@@ -154,7 +154,7 @@ def label_encoder_of_classes(n: Call) -> Any:
 def label_encoder(n: Call) -> Any:
     keys, values = table_side(n, "keys"), table_side(n, "values")
     if keys is None or values is None:
-        raise ImportError_("its keys or values are missing")
+        raise ModelImportError("its keys or values are missing")
     if values.dtype == object:
         missing = np.array(n.attr("default_string", "_Unused"), dtype=object)
     elif values.dtype.kind == "i":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml.features import ML
 from rlx.frontend.onnx.registry import onnx_op
@@ -93,11 +93,11 @@ def linear_classifier(n: Call) -> Any:
         return label, transformed(scores, after)
     classes = len(n.attr("classlabels_strings", None) or n.attr("classlabels_ints", None) or ())
     if classes != 2:
-        raise ImportError_(f"it has one score and {classes} classes; RLX takes two classes there")
+        raise ModelImportError(f"it has one score and {classes} classes; RLX takes two classes there")
     picked = ops.cast(ops.squeeze(ops.greater(scores, 0.0), 1), "i64")
     label = labelled(n, picked, "classlabels_strings", "classlabels_ints")
     if after == "PROBIT":
-        raise ImportError_("post_transform PROBIT of one score is not supported")
+        raise ModelImportError("post_transform PROBIT of one score is not supported")
     return label, with_other(scores, after, mirrored=False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml.features import ML
 from rlx.frontend.onnx.ml.linear import labelled
@@ -73,7 +73,7 @@ class Forest:
             inner = at[~self.leaf[at]]
             at, depth = np.unique(np.concatenate([self.yes[inner], self.no[inner]])), depth + 1
             if depth > len(self.leaf):
-                raise ImportError_("its trees have a cycle")
+                raise ModelImportError("its trees have a cycle")
         return depth
 
     def decisions(self, n: Call, value: Any, at: Any) -> Any:
@@ -88,7 +88,7 @@ class Forest:
             elif kind in COMPARE:
                 hit = COMPARE[kind](value, split)
             else:
-                raise ImportError_(f"a node has mode {kind}, which RLX does not know")
+                raise ModelImportError(f"a node has mode {kind}, which RLX does not know")
             go = hit if go is None else ops.where(ops.equal(mode, kind), hit, go)
         return go
 
@@ -142,7 +142,7 @@ def aggregated(n: Call, leaf: Any, leaves: np.ndarray, targets: np.ndarray) -> A
     many = int(n.attr("n_targets", 1))
     after = int(n.attr("post_transform", 0))
     if after != 0:
-        raise ImportError_(f"post_transform {after} is not supported")
+        raise ModelImportError(f"post_transform {after} is not supported")
     weight = ops.expand_dims(ops.gather(n.constant(leaves), leaf), 2)
     mine = ops.equal(ops.expand_dims(ops.gather(n.constant(targets), leaf), 2), ops.iota((many,)))
     if how in (0, 1):
@@ -197,7 +197,9 @@ def summed(n: Call, kind: str, many: int) -> Any:
     number = {key: i for i, key in enumerate(zip(trees, own, strict=True))}
     names = n.attr("nodes_modes")
     if not set(names) <= MODES.keys():
-        raise ImportError_(f"a node has mode {(set(names) - MODES.keys()).pop()!r}, which RLX does not know")
+        raise ModelImportError(
+            f"a node has mode {(set(names) - MODES.keys()).pop()!r}, which RLX does not know"
+        )
     leaf = np.array([name == "LEAF" for name in names])
     here = np.arange(len(own))
     yes, no = (

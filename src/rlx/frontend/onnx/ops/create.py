@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
@@ -31,14 +31,14 @@ def constant(n: Call) -> Any:
         if n.has(attribute):
             value = n.attr(attribute)
             return n.importer.constant(value if kind is None else np.asarray(value, kind), name)
-    raise ImportError_("it has no value")
+    raise ModelImportError("it has no value")
 
 
 @onnx_op("ConstantOfShape")
 def constant_of_shape(n: Call) -> Any:
     value = n.attr("value", np.zeros(1, np.float32))
     if value.size != 1:
-        raise ImportError_(f"its value holds {value.size} elements; it must hold one")
+        raise ModelImportError(f"its value holds {value.size} elements; it must hold one")
     return ops.broadcast_to(n.constant(value.reshape(())), n.dims(0, fed=True))
 
 
@@ -59,10 +59,10 @@ def _count(n: Call) -> Dim:
     """How many numbers a range has whose ends are numbers or sizes."""
     start, limit, step = n.place(0), n.place(1), n.number(2)
     if step == 0 or (isinstance(step, Expr) and known_le(0, step) is not True):
-        raise ImportError_(f"its step {step} must be a number other than 0 or a size")
+        raise ModelImportError(f"its step {step} must be a number other than 0 or a size")
     if isinstance(start, float) or isinstance(limit, float) or isinstance(step, float):
         if isinstance(start, Expr) or isinstance(limit, Expr) or isinstance(step, Expr):
-            raise ImportError_(f"its range from {start} to {limit} by {step} mixes sizes with fractions")
+            raise ModelImportError(f"its range from {start} to {limit} by {step} mixes sizes with fractions")
         count: Dim = max(int(np.ceil((limit - start) / step)), 0)
     else:
         forwards = isinstance(step, Expr) or step > 0
@@ -97,5 +97,5 @@ def _count_by_data(n: Call) -> Dim:
 def eye_like(n: Call) -> Any:
     x = n[0]
     if x.rank != 2:
-        raise ImportError_(f"its input must be a matrix, not {x.tensor}")
+        raise ModelImportError(f"its input must be a matrix, not {x.tensor}")
     return ops.eye(x.shape[0], x.shape[1], int(n.attr("k", 0)), n.dtype("dtype", x.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.shape import normal_ordered
 from rlx.frontend.onnx.registry import onnx_op
@@ -73,7 +73,7 @@ def resize(n: Call) -> Any:
     if n.get(3) is not None:
         return ops.resize(x, size=n.dims(3), **how)
     if scales is None or scales.tensor.numel == 0:
-        raise ImportError_("neither scales nor sizes are given")
+        raise ModelImportError("neither scales nor sizes are given")
     return ops.resize(x, scale=[float(s) for s in n.array(2)], **how)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.broadcast import aligned
@@ -160,7 +160,7 @@ def det(n: Call) -> Any:
     x = n[0]
     size = x.shape[-1]
     if not isinstance(size, int) or x.shape[-2] != size or size > 16:
-        raise ImportError_(f"a determinant of {x.tensor} is not supported; RLX takes up to 16 rows")
+        raise ModelImportError(f"a determinant of {x.tensor} is not supported; RLX takes up to 16 rows")
     made: Node = ops.reshape(n.constant(1, x.dtype), (1,) * (x.rank - 2))
     made = ops.broadcast_to(made, x.shape[:-2])
     rows = ops.iota((size,))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.graph import Node
@@ -112,7 +112,7 @@ def mean_variance_norm(n: Call) -> Any:
 def lp_norm(n: Call) -> Any:
     x, axis, p = n[0], int(n.attr("axis", -1)), int(n.attr("p", 2))
     if p not in (1, 2):
-        raise ImportError_(f"p is {p}; RLX knows 1 and 2")
+        raise ModelImportError(f"p is {p}; RLX knows 1 and 2")
     norm = (ops.norm_l1 if p == 1 else ops.norm_l2)(x, axis, keepdims=True)
     none = ops.equal(norm, n.constant(np.zeros((), x.dtype.np)))
     return ops.where(none, n.constant(0, x.dtype), x / ops.where(none, n.constant(1, x.dtype), norm))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_, ShapeError, current_where
+from rlx.errors import ModelImportError, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
@@ -128,7 +128,7 @@ def unit_axes(n: Call, x: Node) -> tuple[int, ...]:
 def unsqueeze(n: Call) -> Any:
     axes = axes_of(n, 13)
     if axes is None:
-        raise ImportError_("its axes are missing")
+        raise ModelImportError("its axes are missing")
     return ops.expand_dims(n[0], axes)
 
 
@@ -186,7 +186,7 @@ def split(n: Call) -> Any:
     axis = normal_axis("Split", int(n.attr("axis", 0)), x.rank)
     count = int(n.attr("num_outputs", len(n.outputs)))
     if count != len(n.outputs):
-        raise ImportError_(f"num_outputs is {count}, but it has {len(n.outputs)} outputs")
+        raise ModelImportError(f"num_outputs is {count}, but it has {len(n.outputs)} outputs")
     sizes: Any = n.attr("split", None)
     if n.value(1) is not None:
         sizes = n.dims(1)
@@ -361,7 +361,7 @@ def reverse_sequence(n: Call) -> Any:
     x, lengths = n[0], n[1]
     time, batch = int(n.attr("time_axis", 0)), int(n.attr("batch_axis", 1))
     if {time, batch} != {0, 1}:
-        raise ImportError_(f"time_axis {time} and batch_axis {batch} are not 0 and 1")
+        raise ModelImportError(f"time_axis {time} and batch_axis {batch} are not 0 and 1")
     steps = ops.reshape(ops.iota((x.shape[time],)), (-1, 1) if time == 0 else (1, -1))
     many = ops.reshape(lengths, (1, -1) if time == 0 else (-1, 1))
     at = ops.where(ops.less(steps, many), many - 1 - steps, steps)

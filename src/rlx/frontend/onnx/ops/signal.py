@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ops.rules import normal_axis
@@ -44,7 +44,7 @@ def stft(n: Call) -> Any:
 def check_count(n: Any) -> Any:
     """Tables are made while importing, so their sizes must be sensible."""
     if isinstance(n, int) and not 0 <= n <= MOST_POINTS:
-        raise ImportError_(f"its size {n} is not between 0 and {MOST_POINTS}")
+        raise ModelImportError(f"its size {n} is not between 0 and {MOST_POINTS}")
     return n
 
 

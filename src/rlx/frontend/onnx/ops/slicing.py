@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_, ShapeError, current_where
+from rlx.errors import ModelImportError, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown
@@ -37,7 +37,7 @@ def _bounded(n: Call, at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
     assumed to count from the end if it is a size subtracted (the -n of x[-n:]), else from the start: runs
     with other sizes are refused. Of the step of a loop nothing is assumed: each has a sign of its own."""
     if n.importer.known.is_step(at) and known_le(0, at) is not True and known_le(at, -1) is not True:
-        raise ImportError_(f"its place {at} counts from the end in some steps of the loop around it")
+        raise ModelImportError(f"its place {at} counts from the end in some steps of the loop around it")
     if known_le(at, 0) is True and at != 0:
         if known_le(at, -1) is None:
             if isinstance(at, Expr) and any(c > 0 for _, c in at.terms):  # a difference that may well be 0
@@ -111,13 +111,15 @@ def sliced(
 def _start(n: Call, i: int, start: Dim, begin: Dim, step: int, d: Dim) -> Node:
     """Where a slice begins that moves with the steps of a loop, as a value."""
     if step != 1:
-        raise ImportError_(f"it moves with the steps of the loop around it, by strides of {step}, not 1")
+        raise ModelImportError(f"it moves with the steps of the loop around it, by strides of {step}, not 1")
     if begin == start:
         return _element(n, 1, i)
     if begin == start + d:
         made: Node = _element(n, 1, i) + ops.dim_value(d, "i64")
         return made
-    raise ImportError_(f"its start {start} may are outside the axis of {d} in some steps of the loop around")
+    raise ModelImportError(
+        f"its start {start} may are outside the axis of {d} in some steps of the loop around"
+    )
 
 
 def _element(n: Call, operand: int, i: int) -> Node:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Strings
@@ -55,7 +55,7 @@ def string_normalizer(n: Call) -> Any:
     dropped = {same(w) for w in stop}
     rows = x.reshape(1, -1) if x.ndim == 1 else x
     if rows.ndim != 2 or (len(rows) != 1 and stop):
-        raise ImportError_(f"its input has shape {list(x.shape)}; it must be [C] or [1,C]")
+        raise ModelImportError(f"its input has shape {list(x.shape)}; it must be [C] or [1,C]")
     kept = [[case(w) for w in row if same(w) not in dropped] for row in rows]
     kept = [row or [""] for row in kept]
     return texts(

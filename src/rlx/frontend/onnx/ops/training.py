@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx import ops
-from rlx.errors import ImportError_
+from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.ir.graph import Node
@@ -76,7 +76,7 @@ def gradient(n: Call) -> Any:
 
     names, y = n.attr("xs"), n.scope.lookup(n.attr("y"))
     if not isinstance(y, Node):
-        raise ImportError_(f"{n.attr('y')!r} is not a tensor")
+        raise ModelImportError(f"{n.attr('y')!r} is not a tensor")
     xs = [n[i] for i in range(len(names))]
     found = backward(y.graph, {y.id: ones_like(y)}, xs)
     return tuple(zeros_like(x) if g is None else g for x, g in zip(xs, found, strict=True))
