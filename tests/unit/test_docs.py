@@ -10,13 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import rlx
-from rlx.ir.graph import Graph
-from rlx.ir.verify import verify
-from rlx.reference.interpreter import evaluate
 from rlx_bench.workloads.products import SWEEP
 
 ROOT = Path(__file__).parents[2]
@@ -76,21 +71,6 @@ def test_files_and_names_on_pages_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     unknown += [link for link in links if not (page.parent / link).exists()]
     assert not unknown, f"{page.name} names what does not exist: {', '.join(unknown)}"
-
-
-def test_the_example_of_a_pass_runs() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(r"^## Add a pass$.*?```python\n(.*?)```", text, re.S | re.M)
-    assert found is not None
-    names: dict[str, Any] = {}
-    exec(found[1], names)
-    g: Graph = rlx.Graph("negated")
-    g.output("y", rlx.ops.exp(rlx.ops.neg(-g.input("x", ("n",), "f32"))))
-    after = names["drop_double_negation"](g)
-    verify(after)
-    assert [n.op.name for n in rlx.optimize(after).nodes] == ["input", "exp"]
-    x = {"x": np.arange(3, dtype=np.float32)}
-    np.testing.assert_array_equal(evaluate(after, x)["y"], evaluate(g, x)["y"])
 
 
 def test_the_page_of_products_has_the_whole_sweep() -> None:
