@@ -1,13 +1,18 @@
-"""Write the README's table of benchmarks from the rows of docs/benchmarks.md, so that both are of one run.
+"""Write the README's table and chart of benchmarks from the rows of docs/benchmarks.md: all are of one run.
 
 python docs/make_readme_table.py
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+from rlx_bench.chart import Group, svg  # noqa: E402 - from this clone
+
 ENGINES = {"rlx": "RLX", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch"}
 BEST = "rlx vs best"
 # What the README shows: rows of the page with their threads, and how they are called there.
@@ -28,6 +33,15 @@ ROWS = {
     ("softmax 4096x4096", 1): "softmax 4096 x 4096",
     ("train step MLP b128", 1): "training step, MLP, batch 128",
     ("magika", 2): "magika",
+}
+# What the chart shows: also the row of the page in which RLX is slowest against its peers.
+CHART = {
+    ("MiniLM b1 s16", 1): "MiniLM, batch 1, 16 tokens",
+    ("MiniLM b1 s128", 1): "MiniLM, batch 1, 128 tokens",
+    ("ResNet-50 b1", 1): "ResNet-50, batch 1",
+    ("ResNet-50 b1", 2): "ResNet-50, batch 1",
+    ("GPT-2 decode after 128", 1): "GPT-2, one token after 128",
+    ("ResNet-50 bf16 b1", 2): "ResNet-50, batch 1, bf16",
 }
 
 
@@ -52,6 +66,37 @@ def table(page: str) -> str:
     return "\n".join(lines)
 
 
+def seconds(cell: str) -> float:
+    """
+    >>> seconds("3.85 ms ±8%"), seconds("306.0 us ±3%")
+    (0.00385, 0.000306)
+    """
+    number, unit, *_ = cell.split()
+    return round(float(number) * {"ms": 1e-3, "us": 1e-6}[unit], 9)
+
+
+def commit(page: str) -> str:
+    """The commit that the page was measured at."""
+    found = re.search(r"measured at commit (\w+)", page)
+    assert found, "docs/benchmarks.md does not say at which commit it was measured"
+    return found[1]
+
+
+def chart(page: str) -> str:
+    """The README's chart."""
+    found = page_rows(page)
+    engines = {**ENGINES, "openvino-bf16": "OpenVINO"}
+    groups: list[Group] = []
+    for (workload, threads), name in CHART.items():
+        row = found[workload, threads]
+        times = {name: row[engine] for engine, name in engines.items() if row[engine] != "-"}
+        label = f"{name}, {threads} thread{'s' * (threads > 1)}"
+        groups.append((label, {name: (seconds(t), t.split(" ±")[0]) for name, t in times.items()}))
+    machine = "Two cores of a Zen 4 server (AVX-512), f32 unless named, medians"
+    note = f"{machine}; measured at commit {commit(page)}. RLX = 1."
+    return svg("Time per run against peers: shorter bars are faster", note, groups)
+
+
 def with_table(readme: str, page: str) -> str:
     """A README whose table of workloads is that of the page."""
     lines = readme.splitlines(keepends=True)
@@ -64,3 +109,4 @@ if __name__ == "__main__":
     readme = ROOT / "README.md"
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     readme.write_text(with_table(readme.read_text(encoding="utf-8"), page), encoding="utf-8")
+    (ROOT / "docs" / "benchmarks.svg").write_text(chart(page), encoding="utf-8")

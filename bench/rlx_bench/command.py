@@ -78,7 +78,7 @@ def _until_interrupted() -> Iterator[_Interruption]:
 )
 @json_option
 @click.option("--page", type=click.Path(path_type=Path), help="Write the table as a Markdown page.")
-@click.option("--chart", type=click.Path(path_type=Path), help="Write a PNG chart of the ratios.")
+@click.option("--chart", type=click.Path(path_type=Path), help="Write an SVG chart of the times.")
 @click.option("--list", "list_", is_flag=True, help="List the names of suites and workloads.")
 def bench(
     workloads: tuple[str, ...],
@@ -125,7 +125,7 @@ def bench(
         text = report.as_markdown(rows, shlex.join(["rlx", *sys.argv[1:]]), subject, note)
         page.write_text(text + starts.as_markdown(begun) if begun else text)
     if chart is not None and rows:
-        report.chart(rows, chart)
+        chart.write_text(report.chart(rows))
     if as_json:
         print_json(report.as_json(rows) + starts.as_json(begun))
     else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import platform
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import UnsupportedError, how_to_install
 from rlx.target.cpu import host, host_text
+from rlx_bench.chart import svg
 from rlx_bench.engines import ENGINES
 from rlx_bench.harness import Row
 
@@ -150,7 +151,7 @@ def as_markdown(rows: Sequence[Row], command: str, subject: str = "", note: str 
             f"# Benchmarks: {subject}" if subject else "# Benchmarks",
             "",
             *([note, ""] if note else []),
-            f"Made by `{command}` on {_processor()}.",
+            f"Made by `{command}` on {_processor()}{_commit()}.",
             "Medians of interleaved rounds, one process per engine, stopped while others are timed; ± is",
             "half the distance between the quartiles. *rlx vs best* is the best peer's time over RLX's;",
             "*of machine* is RLX's part of the multiply-adds (or of the plain reads and copies) that the",
@@ -166,6 +167,16 @@ def as_markdown(rows: Sequence[Row], command: str, subject: str = "", note: str 
     )
 
 
+def _commit() -> str:
+    """At which commit a clone of RLX is; nothing where there is no clone."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=7", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f", measured at commit {done.stdout.strip()}"
+
+
 def _processor() -> str:
     try:
         names = [
@@ -176,23 +187,18 @@ def _processor() -> str:
     return f"{len(names)} cores of {names[0]}" if names else platform.processor() or platform.machine()
 
 
-def chart(rows: Sequence[Row], path: Path) -> None:
-    """A PNG with one bar per row: how many times faster than the best peer."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UnsupportedError(f"a chart needs matplotlib; {how_to_install('bench')}") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    found = [(f"{r.workload}, {r.threads}t", ratio) for r in rows if (ratio := r.ratio()) is not None]
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.3 * len(found)))
-    names, ratios = [name for name, _ in found], [ratio for _, ratio in found]
-    axes.barh(names, ratios, color=["#2f7d4f" if ratio >= 1 else "#b5483a" for ratio in ratios])
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("times faster than the best peer")
-    axes.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+def chart(rows: Sequence[Row]) -> str:
+    """An SVG chart of the times of all engines, with the processor in its caption."""
+    groups = [
+        (
+            f"{r.workload}, {r.threads} thread{'s' * (r.threads > 1)}",
+            {
+                m.engine: (m.median, time_text(m.median / r.copies))
+                for m in sorted(r.engines, key=lambda m: m.engine != "rlx")
+                if m.times
+            },
+        )
+        for r in rows
+        if r.ratio() is not None
+    ]
+    return svg("Time per run: shorter bars are faster", f"{_processor()}; medians; RLX = 1", groups)

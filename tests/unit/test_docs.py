@@ -32,6 +32,10 @@ def test_the_readme_shows_rows_of_the_page_of_benchmarks() -> None:
     text = readme.read_text(encoding="utf-8")
     made = maker["with_table"](text, page.read_text(encoding="utf-8"))
     assert made == text, "run python docs/make_readme_table.py"
+    drawn = (ROOT / "docs" / "benchmarks.svg").read_text(encoding="utf-8")
+    assert drawn == maker["chart"](page.read_text(encoding="utf-8")), "run python docs/make_readme_table.py"
+    measured = maker["commit"](page.read_text(encoding="utf-8"))
+    assert f"not measured since {measured}" in text or f"measured at commit {measured}" in text
 
 
 def code_of(page: Path) -> list[str]:

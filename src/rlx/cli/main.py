@@ -23,7 +23,6 @@ _EXTRA_OF = {
     "tokenizers": "demo",
     "safetensors": "demo",
     "onnx": "onnx",
-    "matplotlib": "bench",
     "scipy": "bench",
 }
 
