@@ -240,6 +240,18 @@ def test_code_for_another_machine(model: str, capsys: pytest.CaptureFixture[str]
     assert other in capsys.readouterr().out
 
 
+def test_an_unknown_kernel(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from rlx.api.session import load
+
+    names = [f"%{id}" for id in load(model).kernels.kernels]
+    assert len(names) == 2
+    for asked, hint in ((names[0] + "0", f"did you mean {names[0]}? The"), ("softmax", "the")):
+        assert main(["explain", model, "--asm", asked]) == 1
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err == f"rlx: unknown kernel {asked!r}; {hint} kernels are {', '.join(names)}\n"
+
+
 # -- defaults
 
 

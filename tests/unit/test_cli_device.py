@@ -45,6 +45,8 @@ def test_run_on_the_device(model: str, tmp_path: Path, capsys: pytest.CaptureFix
 def test_explain_and_what_is_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", model, "--device", "opencl"]) == 0
     assert "runs on the host: form Cumulate has no OpenCL kernel" in capsys.readouterr().out
+    assert main(["explain", model, "--device", "opencl", "--asm", "%1"]) == 1
+    assert "--asm is for device 'cpu' only; leave out --device" in capsys.readouterr().err
     assert main(["compile", model, "--device", "opencl", "-o", str(tmp_path / "x.rlx")]) == 1
     assert "a program for opencl cannot be saved" in capsys.readouterr().err
     assert main(["run", model, "--device", "gpu"]) == 1

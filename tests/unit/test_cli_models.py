@@ -219,6 +219,20 @@ def test_explain_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None
     assert kernel["on_host_because"] is None
 
 
+def test_explain_prints_the_assembly_of_a_kernel(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the name in explain's table, with or without the percent sign; the same from the store."""
+    (kernel,) = json_of(capsys, "explain", model)["kernels"]
+    name = f"%{kernel['node']}"
+    assert main(["explain", model]) == 0
+    assert f"  {name} map: mul, exp -> " in capsys.readouterr().out
+    assert main(["explain", model, "--asm", name]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"# kernel {name} of scale for ") and "\nk0:\n" in shown and "ret" in shown
+    assert main(["explain", model, "--asm", name[1:], "--no-cache"]) == 0
+    assert capsys.readouterr().out == shown
+    assert json_of(capsys, "explain", model, "--asm", name) == {name: shown.removesuffix("\n")}
+
+
 def test_diff(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.txt"
     other.write_text(Path(model).read_text().replace("exp", "tanh"))

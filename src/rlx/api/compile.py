@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -98,6 +99,10 @@ def compile(graph: Any, options: Options | None = None, **given: Unpack[CompileO
         return compile_for_device(graph, chosen.device, chosen.target, chosen.debug, planned)
     machine = resolve(chosen.target)
     lir = planned(graph, machine.name)
+    if chosen.dump is not None:
+        from rlx.runtime.listing import Listing
+
+        Listing(lir).write(Path(chosen.dump))
     origin = Origin(lambda: graph, planned)
     weights: Weights | None = None
     if chosen.weight_budget is None:

@@ -53,7 +53,8 @@ class Options:
     fusion: a gate, or "calibrated" for constants measured on this machine. `pins` says of pairs of nodes (by
     their ids in `decisions`) whether they shall be one kernel; without `winograd` convolutions never use
     Winograd's algorithm. `checks` verifies the graph after each stage;
-    `dump` is a folder that gets the text of each; `override` maps a stage to a file whose graph replaces the
+    `dump` is a folder that gets the text of each, and LLVM IR and assembly of every CPU kernel (`kernel-4.ll`
+    and `kernel-4.s` for kernel %4 of `explain`); `override` maps a stage to a file whose graph replaces the
     result of the stage.
 
     With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are read ahead of the

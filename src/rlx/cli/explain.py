@@ -10,6 +10,7 @@ import click
 from rlx.cli.inputs import check_symbols, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import json_option, print_json, print_line
+from rlx.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
     "--bind", "-b", multiple=True, metavar="NAME=SIZE", help="Size for which to show times and memory."
 )
 @click.option("--measure", is_flag=True, help="Build and time both sides of the largest fusion decisions.")
+@click.option("--asm", metavar="KERNEL", help="Print the assembly of one kernel, like %4, and nothing else.")
 @json_option
-def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **options: Any) -> None:
+def explain(
+    model: str, bind: tuple[str, ...], measure: bool, asm: str | None, as_json: bool, **options: Any
+) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan."""
     from rlx.target.cpu import host
 
     sizes = sizes_of(bind)
     program = open_model(model, **options)
+    if asm is not None:
+        _print_assembly(program, asm, as_json)
+        return
     check_symbols(sizes, program.lir.dynamic_symbols())
     binding = workable_sizes(program, sizes)
     if not as_json:
@@ -47,6 +54,20 @@ def explain(model: str, bind: tuple[str, ...], measure: bool, as_json: bool, **o
             "notes": program.notes,
         }
     )
+
+
+def _print_assembly(program: CompiledProgram, kernel: str, as_json: bool) -> None:
+    """The assembly of a kernel, or of all kernels of a loop."""
+    from rlx.runtime.listing import Listing
+
+    if "device" in program.stats:
+        raise UnsupportedError("--asm is for device 'cpu' only; leave out --device")
+    listing = Listing(program.lir)
+    texts = {name: listing.assembly(name) for name in listing.find(kernel)}
+    if as_json:
+        print_json(texts)
+    else:
+        print_line("\n".join(texts.values()))
 
 
 def _kernels(program: CompiledProgram, binding: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ own or of units before it, so objects are linked in the order in which units wer
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
 from rlx.codegen.native.irtext import Module
@@ -99,3 +99,45 @@ class Units:
         outside = sorted(used - self._unit.keys() - tables.keys())
         declared = [self._declarations.get(name) or self.module.declared[name] for name in outside]
         return self.module.assembled(tables, declared, list(self._unit.values()))
+
+
+def excerpt(texts: Sequence[str], function: str) -> str:
+    """A module with one function of units, then everything that it uses, in whichever unit that is.
+
+    >>> first = "define void @a() {\\n  ret void\\n}\\n"
+    >>> second = "declare void @a()\\ndefine void @b() {\\n  call void @a()\\n  ret void\\n}\\n"
+    >>> print(excerpt([first, second + "attributes #0 = { nounwind }\\n"], "b"))
+    define void @b() {
+      call void @a()
+      ret void
+    }
+    define void @a() {
+      ret void
+    }
+    attributes #0 = { nounwind }
+    """
+    parts: dict[str, str] = {}
+    for text in texts:
+        for part in _parts(text):
+            name = part if part.startswith("attributes ") else _NAME.findall(part.partition("\n")[0])[0]
+            if name not in parts or not part.startswith("declare "):
+                parts[name] = part
+    used = {function: parts[function]}
+    waiting = [function]
+    while waiting:
+        for name in _NAME.findall(parts[waiting.pop(0)]):
+            if name not in used:
+                used[name] = parts[name]
+                waiting.append(name)
+    attributes = [part for part in parts.values() if part.startswith("attributes ")]
+    return "\n".join([*used.values(), *attributes]) + "\n"
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The functions of a module, and its lines between them."""
+    inside: list[str] = []
+    for line in text.splitlines():
+        inside.append(line)
+        if not inside[0].startswith("define ") or line == "}":
+            yield "\n".join(inside)
+            inside = []
