@@ -150,6 +150,11 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         OpAttributeError,
         "nll_loss: attribute 'reduction' needs",
     ),
+    (
+        lambda: ops.sample_tokens(ops.random_key(1), f(2, 0)),
+        ShapeError,
+        "sample_tokens: logits f32[2,0] have nothing to choose from",
+    ),
 ]
 
 

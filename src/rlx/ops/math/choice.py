@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, integer, optional, real
 from rlx.ir.dim import known_le
 from rlx.ir.dtype import F32, I64, U32
@@ -57,6 +58,7 @@ class _sample_tokens(Op):
         need_dtype(self.name, logits, is_real_float)
         if logits.rank == 0:
             raise ShapeError(f"sample_tokens: logits {logits} have no axis to choose from")
+        require_at_least(logits.shape[-1], 1, f"sample_tokens: logits {logits} have nothing to choose from")
         if not temperature >= 0:
             raise OpAttributeError(f"sample_tokens: temperature {temperature} must be 0 or more")
         if top_k is not None and (top_k < 1 or known_le(top_k, logits.shape[-1]) is False):

@@ -150,11 +150,23 @@ def _extended(part: Node, nperseg: int, noverlap: int, boundary: str, padded: bo
         y = pad(y, (*lead, (side, side)), mode="edge")
     elif boundary == "even":
         y = pad(y, (*lead, (side, side)), mode="reflect")
-    elif boundary == "odd":  # mirrored through the end point: in the middle 2x - x
-        y = pad(y, (*lead, (side, side)), mode="edge") * 2.0 - pad(y, (*lead, (side, side)), mode="reflect")
+    elif boundary == "odd":
+        y = _odd(y, side)
     if padded:
         rest = _padded_length(n, nperseg, noverlap, boundary, True) - y.shape[-1]
         y = pad(y, (*lead, (0, rest)))
+    return y
+
+
+def _odd(part: Node, side: int) -> Node:
+    """The signal mirrored through its end points: 2x - x in the middle. Short ones repeatedly."""
+    y, lead = part, ((0, 0),) * (part.rank - 1)
+    while side > 0:
+        n = y.shape[-1]
+        step = min(side, n - 1) if isinstance(n, int) and n > 1 else side
+        around = (*lead, (step, step))
+        y = pad(y, around, mode="edge") * 2.0 - pad(y, around, mode="reflect")
+        side -= step
     return y
 
 
@@ -239,6 +251,7 @@ class _stft(Op):
             _short_frames("f32[8]", window="boxcar", boundary="none", padded=False, detrend="linear"),
             _short_frames("f32[8]", boundary="even", onesided=False, window="kaiser:4.0"),
             _short_frames("f32[8]", boundary="odd", padded=False),
+            _short_frames("f32[2]", boundary="odd", padded=False),  # shorter than its boundary
             _short_frames("f32[8]", boundary="constant", nperseg=1, noverlap=0, nfft=2),
             _short_frames("c64[8]", onesided=False),
             _short_frames("f32[0,8]", grad=False),
