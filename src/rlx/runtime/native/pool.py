@@ -21,11 +21,27 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.codegen.native.irtext import Bool, Int, Module, Value, constant
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    at,
+    atomic_load,
+    atomic_rmw,
+    atomic_store,
+    call,
+    field,
+    i64,
+    load,
+    pause,
+    ptr,
+    store,
+    zext,
+)
 from rlx.errors import ConfigError, RlxError
 from rlx.runtime.memory import table
-from rlx.runtime.native import code as native
+from rlx.runtime.native.code import build
+from rlx.runtime.native.waiting import clock, sleep_while, wait_while, wake
 from rlx.runtime.store.cache import default_cache
 
 # Read at import: libraries with OpenMP settings may later pin the main thread, and with it every new thread.
@@ -262,89 +278,70 @@ def prepare() -> None:
 
 @functools.cache
 def _functions() -> _Functions:
-    return _Functions(native.build(emit_pool, default_cache()))
+    return _Functions(build(emit_pool, default_cache()))
 
 
 def emit_pool(module: Module) -> None:
     """Write the worker's loop and the caller's fork-join into `module`."""
-    _emit_worker(module)
-    _emit_fork_join(module)
+    rlx_worker.emit(module)
+    rlx_fork_join.emit(module)
 
 
-def _emit_worker(module: Module) -> None:
-    f = module.function("rlx_worker", [("ptr", "box"), ("i64", "thread")])
-    box, thread = f.args
-    go, asleep, done = (f.gep(box, field, "i64") for field in (_GO, _ASLEEP, _DONE))
-    sleepers = f.gep(box, f.sub(_ASLEEP, f.mul(thread, _BOX_FIELDS)), "i64")
-    spin_ns = f.field(box, _SPIN_NS)
+@native
+def rlx_worker(box: ptr, thread: i64) -> None:
+    """What a worker runs: wait for a function, call it and say so, until there is no function."""
+    go, asleep, done = at(box, _GO), at(box, _ASLEEP), at(box, _DONE)
+    sleepers = at(box, _ASLEEP - thread * _BOX_FIELDS)
+    spin_ns = box[_SPIN_NS]
+    ticket, running = i64(0), i64(1)
+    while running != 0:
+        ticket = _await_ticket(go, ticket, asleep, sleepers, spin_ns)
+        function, argument = field(box, _FUNCTION, ptr), field(box, _ARGUMENT, ptr)
+        is_work = function != 0
+        if is_work:
+            call(function, argument, thread)
+            atomic_store(ticket, done)
+        running = zext(is_work, i64)
 
-    def await_ticket(last: Value) -> Value:
-        deadline = f.add(native.clock(f), spin_ns)
 
-        def nothing_new(_: list[Value]) -> Bool:
-            return f.cmp("eq", f.atomic_load("i64", go), last)
-
-        def sleep() -> None:
+@inline
+def _await_ticket(go: ptr, last: i64, asleep: ptr, sleepers: ptr, spin_ns: i64) -> i64:
+    """The number of the next run: spin until `go` is no longer `last`, and sleep if that takes long."""
+    deadline = clock() + spin_ns
+    tries = 0
+    while atomic_load(i64, go) == last:
+        if tries & (_CLOCK_EVERY - 1) != _CLOCK_EVERY - 1:
+            pause()
+        elif clock() > deadline:
             # Announce the sleep, then look once more: the caller posts first and looks for sleepers second,
             # so one of the two sees the other.
-            f.atomic_rmw("add", sleepers, f.value(1), "monotonic")
-            f.atomic_rmw("xchg", asleep, f.value(1), "seq_cst")
-            still_nothing = f.cmp("eq", f.atomic_load("i64", go, "seq_cst"), last)
-            f.branch(still_nothing, lambda: native.sleep_while(f, go, last))
-            f.atomic_store(f.value(0), asleep, "monotonic")
-            f.atomic_rmw("sub", sleepers, f.value(1), "monotonic")
-
-        def look_at_clock() -> None:
-            f.branch(f.cmp("sgt", native.clock(f), deadline), sleep)
-
-        def once(carried: list[Value]) -> list[Int]:
-            (tries,) = carried
-            f.branch(f.cmp("ne", f.and_(tries, _CLOCK_EVERY - 1), _CLOCK_EVERY - 1), f.pause, look_at_clock)
-            return [f.add(tries, 1)]
-
-        f.while_loop([0], nothing_new, once)
-        return f.atomic_load("i64", go)
-
-    def work(carried: list[Value]) -> list[Int]:
-        ticket = await_ticket(carried[0])
-        function, argument = f.field(box, _FUNCTION, "ptr"), f.field(box, _ARGUMENT, "ptr")
-        is_work = f.value(f.cmp("ne", function, constant("ptr", 0)))
-
-        def run() -> None:
-            f.call(function, [argument, thread])
-            f.atomic_store(ticket, done)
-
-        f.branch(is_work, run)
-        return [ticket, f.zext(is_work, "i64")]
-
-    f.while_loop([0, 1], lambda carried: f.cmp("ne", carried[1], 0), work)
+            atomic_rmw("add", sleepers, i64(1), "monotonic")
+            atomic_rmw("xchg", asleep, i64(1), "seq_cst")
+            if atomic_load(i64, go, "seq_cst") == last:
+                sleep_while(go, last)
+            atomic_store(i64(0), asleep, "monotonic")
+            atomic_rmw("sub", sleepers, i64(1), "monotonic")
+        tries += 1
+    return atomic_load(i64, go)
 
 
-def _emit_fork_join(module: Module) -> None:
-    f = module.function(
-        "rlx_fork_join", [("ptr", "boxes"), ("ptr", "function"), ("ptr", "argument"), ("i64", "threads")]
-    )
-    boxes, function, argument, threads = f.args
+@native
+def rlx_fork_join(boxes: ptr, function: ptr, argument: ptr, threads: i64) -> None:
+    """Post the function to all workers, run share 0 here and wait for the rest; null ends the workers."""
 
-    def box_field(thread: Int, field: int) -> Value:
-        return f.gep(boxes, f.add(f.mul(thread, _BOX_FIELDS), field), "i64")
+    def place(thread: int, field: int) -> ptr:
+        return at(boxes, thread * _BOX_FIELDS + field)
 
-    def post(thread: Int, _: list[Value]) -> None:
-        go = box_field(thread, _GO)
-        f.store(function, box_field(thread, _FUNCTION))
-        f.store(argument, box_field(thread, _ARGUMENT))
-        f.atomic_rmw("add", go, f.value(1), "seq_cst")
-        sleeps = f.cmp("ne", f.atomic_load("i64", box_field(thread, _ASLEEP), "seq_cst"), 0)
-        f.branch(sleeps, lambda: native.wake(f, go))
-
-    def join(thread: Int, _: list[Value]) -> None:
-        ticket = f.load("i64", box_field(thread, _GO))
-        done = box_field(thread, _DONE)
-        native.wait_while(f, lambda: f.cmp("ne", f.atomic_load("i64", done), ticket), WAIT_SPINS)
-
-    def work() -> None:
-        f.call(function, [argument, 0])
-        f.loop(1, threads, 1, [], join)
-
-    f.loop(1, threads, 1, [], post)
-    f.branch(f.cmp("ne", function, constant("ptr", 0)), work)
+    for thread in range(1, threads):
+        go = place(thread, _GO)
+        store(function, place(thread, _FUNCTION))
+        store(argument, place(thread, _ARGUMENT))
+        atomic_rmw("add", go, i64(1), "seq_cst")
+        if atomic_load(i64, place(thread, _ASLEEP), "seq_cst") != 0:
+            wake(go)
+    if function != 0:
+        call(function, argument, 0)
+        for thread in range(1, threads):
+            ticket = load(i64, place(thread, _GO))
+            done = place(thread, _DONE)
+            wait_while(lambda: atomic_load(i64, done) != ticket, WAIT_SPINS)  # noqa: B023

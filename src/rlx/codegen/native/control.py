@@ -1,0 +1,454 @@
+"""What the code of `@native` functions calls: operators, branches and loops that fold what is known.
+
+Each function takes the builder `f` first. Where no operand is a `Value`, it does what Python does.
+`syntax.py` writes the calls; nobody else needs them, except for `current`, `Instruction` and `loop`.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rlx.codegen.native.irtext import Function, Value
+from rlx.codegen.native.irtypes import is_float, size_bytes
+from rlx.errors import CompileError
+
+locals_ = locals  # called by generated code, to read the names that are bound
+
+
+class Returned(NamedTuple):
+    """What a part of a function gives when it has returned; a part that goes on gives None."""
+
+    value: Any
+
+
+class _Unset:
+    """Stands for a name without a value."""
+
+
+UNSET = _Unset()
+Part = Callable[[], Returned | None]
+Names = tuple[str, ...]
+Get = Callable[[], dict[str, Any]]
+Put = Callable[[Sequence[Any]], None]
+
+
+# ---- the function under construction
+
+
+class _State(threading.local):
+    function: Function | None = None
+
+
+_state = _State()
+
+
+def current() -> Function:
+    """The function that is being written."""
+    if _state.function is None:
+        raise CompileError("no native function is being written here; call this inside an @native function")
+    return _state.function
+
+
+def enter(f: Function | None) -> Function | None:
+    """Make `f` the function that is being written; gives the one before."""
+    before, _state.function = _state.function, f
+    return before
+
+
+class Instruction:
+    """A method of the builder as a function: `load(i64, p)` stands for `f.load("i64", p)`.
+
+    In a native function, `syntax.py` replaces a call by that of the method. This object is for other uses.
+    """
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return getattr(current(), self.method)(*args, **options)
+
+    def __repr__(self) -> str:
+        return f"Instruction({self.method!r})"
+
+
+def mark(f: Function, file: str, line: int) -> None:
+    """Note in the emitted text which line of Python wrote what follows."""
+    if not f.ended:
+        f.comment(f"{file}:{line}")
+
+
+# ---- operators
+
+
+def _arithmetic(name: str, on_ints: str, on_floats: str) -> Callable[[Function, Any, Any], Any]:
+    known = getattr(operator, name)
+
+    def apply(f: Function, a: Any, b: Any) -> Any:
+        if a.__class__ is Value:
+            type_ = a.type
+        elif b.__class__ is Value:
+            type_ = b.type
+        else:
+            return known(a, b)
+        method = on_floats if is_float(type_) else on_ints
+        if not method:
+            raise CompileError(f"{name} is not defined for {type_}")
+        return getattr(f, method)(a, b)
+
+    return apply
+
+
+add = _arithmetic("add", "add", "fadd")
+sub = _arithmetic("sub", "sub", "fsub")
+mul = _arithmetic("mul", "mul", "fmul")
+div = _arithmetic("truediv", "", "fdiv")
+floordiv = _arithmetic("floordiv", "floordiv", "")
+mod = _arithmetic("mod", "floormod", "")
+bit_and = _arithmetic("and_", "and_", "")
+bit_or = _arithmetic("or_", "or_", "")
+bit_xor = _arithmetic("xor", "xor", "")
+shift_left = _arithmetic("lshift", "shl", "")
+shift_right = _arithmetic("rshift", "ashr", "")
+
+
+def _comparison(name: str, on_ints: str, on_floats: str, on_pointers: str) -> Callable[..., Any]:
+    known = getattr(operator, name)
+
+    def apply(f: Function, a: Any, b: Any) -> Any:
+        if a.__class__ is Value:
+            type_ = a.type
+        elif b.__class__ is Value:
+            type_ = b.type
+        else:
+            return known(a, b)
+        if is_float(type_):
+            return f.fcmp(on_floats, a, b)
+        return f.cmp(on_pointers if type_ == "ptr" else on_ints, a, b)
+
+    return apply
+
+
+eq = _comparison("eq", "eq", "oeq", "eq")
+ne = _comparison("ne", "ne", "une", "ne")
+lt = _comparison("lt", "slt", "olt", "ult")
+le = _comparison("le", "sle", "ole", "ule")
+gt = _comparison("gt", "sgt", "ogt", "ugt")
+ge = _comparison("ge", "sge", "oge", "uge")
+
+
+def _extreme(known: Callable[..., Any], on_ints: str, on_floats: str) -> Callable[..., Any]:
+    def apply(f: Function, *args: Any) -> Any:
+        if not any(a.__class__ is Value for a in args):
+            return known(*args)
+        result = args[0]
+        for other in args[1:]:
+            value = result if result.__class__ is Value else other
+            floats = value.__class__ is Value and is_float(value.type)
+            result = getattr(f, on_floats if floats else on_ints)(result, other)
+        return result
+
+    return apply
+
+
+minimum = _extreme(min, "smin", "fmin")
+maximum = _extreme(max, "smax", "fmax")
+
+
+def neg(f: Function, a: Any) -> Any:
+    if a.__class__ is not Value:
+        return -a
+    return f.fneg(a) if is_float(a.type) else f.sub(0, a)
+
+
+def invert(f: Function, a: Any) -> Any:
+    return f.not_(a) if a.__class__ is Value else ~a
+
+
+def not_(f: Function, a: Any) -> Any:
+    return f.not_(_truth(a)) if a.__class__ is Value else not a
+
+
+def _truth(x: Any) -> Any:
+    """A condition, checked: a truth value, or something known now."""
+    if x.__class__ is Value and x.type != "i1":
+        raise CompileError(f"a condition is a truth value, not {x.type}; compare it with 0")
+    return x
+
+
+def both(f: Function, first: Any, second: Callable[[], Any]) -> Any:
+    """`first and second`: the second is computed only where the first holds."""
+    if _truth(first).__class__ is not Value:
+        return first and second()
+    return f.if_value(first, lambda: [f.value(_truth(second()), "i1")], lambda: [f.value(False, "i1")])[0]
+
+
+def either(f: Function, first: Any, second: Callable[[], Any]) -> Any:
+    """`first or second`: the second is computed only where the first does not hold."""
+    if _truth(first).__class__ is not Value:
+        return first or second()
+    return f.if_value(first, lambda: [f.value(True, "i1")], lambda: [f.value(_truth(second()), "i1")])[0]
+
+
+def choose(f: Function, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`then if test else otherwise`: one of the two is computed."""
+    if _truth(test).__class__ is not Value:
+        return then() if test else otherwise()
+    fork = f.fork(test)
+    f.regions += 1
+    first = then()
+    fork.otherwise()
+    second = otherwise()
+    f.regions -= 1
+    fork.close()
+    return _merge(fork.phi, f, "the value of this expression", first, second)
+
+
+def known(f: Function, x: Any) -> Any:
+    """`x`, which Python must know while it writes the code."""
+    if x.__class__ is Value:
+        raise CompileError(f"this is decided while the code is written, but {x} is known at run time only")
+    return x
+
+
+iterable = known
+
+
+# ---- items
+
+
+def item(f: Function, held: Any, index: Any) -> Any:
+    """`held[index]`: of a pointer, the 8-byte word at that index."""
+    if held.__class__ is not Value:
+        return held[known(f, index)]
+    return f.field(_pointer(held), index)
+
+
+def set_item(f: Function, held: Any, index: Any, x: Any) -> None:
+    """`held[index] = x`: of a pointer, stores an 8-byte word."""
+    if held.__class__ is Value:
+        value = f.value(x)
+        if size_bytes(value.type) * value.width != 8:
+            raise CompileError(f"p[i] = x stores a word of 8 bytes, not {value.type}; use store(x, p)")
+        f.store(value, f.gep(_pointer(held), index, "i64"), 8)
+    elif f.regions:
+        raise CompileError(
+            "an item of a Python list cannot change inside a run-time branch or loop; assign a new list"
+        )
+    else:
+        held[known(f, index)] = x
+
+
+def update_item(f: Function, apply: Callable[..., Any], held: Any, index: Any, x: Any) -> None:
+    """`held[index] += x`, and the like."""
+    set_item(f, held, index, apply(f, item(f, held, index), x))
+
+
+def _pointer(x: Value) -> Value:
+    if x.type != "ptr":
+        raise CompileError(f"only a pointer has items, not {x.type}")
+    return x
+
+
+# ---- branches and loops
+
+
+def return_(f: Function, x: Any) -> Returned:
+    """Return from a native function."""
+    if (x is None) != (f.returns == "void"):
+        raise CompileError(f"{f.name} returns {f.returns}, but this returns {'nothing' if x is None else x}")
+    value = None if x is None else f.value(x, f.returns)
+    if value is not None and value.type != f.returns:
+        raise CompileError(f"{f.name} returns {f.returns}, but this is {value.type}")
+    f.return_(value)
+    return Returned(None)
+
+
+def if_(
+    f: Function,
+    test: Any,
+    then: Part,
+    otherwise: Part | None,
+    names: Names = (),
+    get: Get = dict,
+    put: Put = lambda _: None,
+) -> Returned | None:
+    """Run one side if the test is known, else write both and merge the names that they assign."""
+    if _truth(test).__class__ is not Value:
+        if test:
+            return then()
+        return otherwise() if otherwise is not None else None
+    before = get()
+    fork = f.fork(test)
+    f.regions += 1
+    first, left, first_ended = then(), get(), f.ended
+    second, right, second_ended = None, before, False
+    if otherwise is not None:
+        fork.otherwise()
+        put([before.get(name, UNSET) for name in names])
+        second, right, second_ended = otherwise(), get(), f.ended
+    elif not first_ended and any(n in before and left[n] != before[n] for n in names):
+        fork.otherwise()
+    f.regions -= 1
+    if not fork.close():
+        return Returned(None)
+    if first_ended or second_ended:
+        goes_on, result = (right, second) if first_ended else (left, first)
+        put([goes_on.get(name, UNSET) for name in names])
+        return result
+    put([_merge(fork.phi, f, repr(n), left.get(n, UNSET), right.get(n, UNSET)) for n in names])
+    if (first is None) != (second is None):
+        raise CompileError(
+            "only one side of this run-time `if` returns; a function that is expanded needs both to"
+        )
+    if first is None or second is None:
+        return None
+    return Returned(_merge(fork.phi, f, "the returned value", first.value, second.value))
+
+
+def _merge(phi: Callable[[Value, Value], Value], f: Function, what: str, a: Any, b: Any) -> Any:
+    """One value for what two sides have assigned. UNSET if Python cannot tell which object it is."""
+    if a is b or (a == b and a.__class__ is b.__class__):
+        return a
+    if isinstance(a, list | tuple) and a.__class__ is b.__class__ and len(a) == len(b):
+        return a.__class__([_merge(phi, f, what, x, y) for x, y in zip(a, b, strict=True)])
+    if not (_is_leaf(a) and _is_leaf(b)):
+        return UNSET
+    type_ = next((x.type for x in (a, b) if x.__class__ is Value), _type_of(what, a))
+    first, second = f.value(a, type_), f.value(b, type_)
+    if first.type != second.type:
+        raise CompileError(f"{what} is {first.type} on one side of this `if` and {second.type} on the other")
+    return phi(first, second)
+
+
+def _is_leaf(x: Any) -> bool:
+    return x.__class__ is Value or isinstance(x, int | float)
+
+
+def _type_of(what: str, x: Any) -> str:
+    """The type of a Python number that becomes known at run time only."""
+    if isinstance(x, float):
+        raise CompileError(f"{what} needs a type: write float32({x!r}) or float64({x!r})")
+    return "i1" if isinstance(x, bool) else "i64"
+
+
+def _leaves(x: Any) -> list[Any]:
+    """The numbers and Values of nested lists; nothing else is carried through a loop."""
+    if isinstance(x, list | tuple):
+        return [leaf for inner in x for leaf in _leaves(inner)]
+    return [x] if _is_leaf(x) else []
+
+
+def _rebuilt(x: Any, leaves: Iterator[Any]) -> Any:
+    if isinstance(x, list | tuple):
+        return x.__class__([_rebuilt(inner, leaves) for inner in x])
+    return next(leaves) if _is_leaf(x) else x
+
+
+class _Carried:
+    """The names that a loop changes, as the values that it carries from round to round."""
+
+    def __init__(self, f: Function, names: Names, get: Get, put: Put) -> None:
+        self.f, self.names, self.get, self.put = f, names, get, put
+        before = get()
+        self.before = [before.get(name, UNSET) for name in names]
+        self.start = [
+            leaf if leaf.__class__ is Value else f.value(leaf, _type_of(repr(name), leaf))
+            for name, held in zip(names, self.before, strict=True)
+            for leaf in _leaves(held)
+        ]
+
+    def unpack(self, values: Sequence[Value]) -> None:
+        """Give the names these values."""
+        leaves = iter(values)
+        self.put([_rebuilt(held, leaves) for held in self.before])
+
+    def round(self, body: Callable[[], Returned | None]) -> list[Value]:
+        """Write the body; the values at its end."""
+        f = self.f
+        f.regions += 1
+        result = body()
+        f.regions -= 1
+        if f.ended or result is not None:
+            raise CompileError("a loop at run time cannot return in every round; return under an `if`")
+        after = self.get()
+        out = []
+        for name, held in zip(self.names, self.before, strict=True):
+            out += self._checked(name, held, after.get(name, UNSET))
+        return out
+
+    def _checked(self, name: str, before: Any, after: Any) -> list[Value]:
+        """The leaves of `after`, which must be built like `before`."""
+        if isinstance(before, list | tuple):
+            if before.__class__ is not after.__class__ or len(before) != len(after):
+                raise CompileError(f"{name!r} changes its length or kind in a loop at run time")
+            pairs = zip(before, after, strict=True)
+            return [leaf for one, other in pairs for leaf in self._checked(name, one, other)]
+        if not _is_leaf(before):
+            if before is not UNSET and before is not after:
+                raise CompileError(f"{name!r} is a Python object; a loop at run time cannot change it")
+            return []
+        if not _is_leaf(after):
+            raise CompileError(f"{name!r} is a number before this loop, but not after a round")
+        type_ = before.type if before.__class__ is Value else _type_of(repr(name), before)
+        value = self.f.value(after, type_)
+        if value.type != type_:
+            raise CompileError(f"{name!r} is {type_} before this loop, but {value.type} after a round")
+        return [value]
+
+
+def while_(
+    f: Function,
+    test: Callable[[], Any],
+    body: Part,
+    names: Names = (),
+    get: Get = dict,
+    put: Put = lambda _: None,
+) -> None:
+    """Write a loop that tests first. It runs at run time, whatever is known about its test now."""
+    carried = _Carried(f, names, get, put)
+
+    def holds(values: list[Value]) -> Any:
+        carried.unpack(values)
+        return _truth(test())
+
+    carried.unpack(f.while_loop(carried.start, holds, lambda _: carried.round(body)))
+
+
+def for_(
+    f: Function,
+    unrolls: bool,
+    bounds: tuple[Any, ...],
+    body: Callable[[Any], Returned | None],
+    names: Names = (),
+    get: Get = dict,
+    put: Put = lambda _: None,
+) -> Returned | None:
+    """`for i in range(...)`: Python repeats the body if it knows all bounds, else a loop does at run time.
+
+    `for i in loop(...)` is a loop at run time always (`unrolls` is off).
+    """
+    lo, hi, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if unrolls and not any(bound.__class__ is Value for bound in bounds):
+        for i in range(lo, hi, step):
+            result = body(i)
+            if result is not None:
+                return result
+        return None
+    if step.__class__ is not Value and step <= 0:
+        raise CompileError(f"the step of a loop at run time must be positive, not {step}")
+    carried = _Carried(f, names, get, put)
+
+    def once(i: Any, values: list[Value]) -> list[Value]:
+        carried.unpack(values)
+        return carried.round(lambda: body(i))
+
+    carried.unpack(f.loop(lo, hi, step, carried.start, once))
+    return None
+
+
+def loop(*bounds: Any) -> Iterator[Any]:
+    """Like `range`, but never repeated by Python: `for i in loop(0, 64, 16)` is always a loop at run time."""
+    raise CompileError("loop(...) is only for the head of a `for` in a native function")

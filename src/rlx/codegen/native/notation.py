@@ -1,0 +1,192 @@
+"""Native functions in Python's own syntax.
+
+`@native` parses a function once, compiles it once, and runs it on the IR builder whenever a module needs it.
+What Python knows while the code is written is computed then. A `Value` is known at run time: operators on it
+write instructions; `if`, `while` and `for ... in range(...)` write branches and loops. A name that a branch
+or loop assigns, and that is read later, becomes a phi.
+
+>>> from rlx.codegen.native.irtext import Module
+>>> from rlx.codegen.native.notation import native
+>>> from rlx.codegen.native.words import i64, ptr
+>>> from rlx.target.cpu import resolve
+>>> @native
+... def count_zeros(words: ptr, n: i64) -> i64:
+...     found = 0
+...     for i in range(n):
+...         if words[i] == 0:
+...             found += 1
+...     return found
+>>> module = Module(resolve("x86-64"))
+>>> f = count_zeros.emit(module)
+>>> [line.strip() for line in module.text().splitlines() if "icmp" in line or "phi" in line]
+['%v3 = icmp slt i64 0, %n', '%loop1.i = phi ...', '%loop1.0 = phi ...', ...]
+
+The rules:
+
+- Parameters with a type (`i64`, `ptr`) are those of the native function. Keyword-only parameters are given to
+  `emit` and known while the code is written.
+- Operators mean what they mean in Python: `//` rounds down, `>>` keeps the sign, `<` compares signed numbers.
+  Unsigned and truncating forms are words: `udiv`, `lshr`, `sdiv`. `p[i]` is the 8-byte word i at a pointer.
+- `and`, `or` and `a if c else b` compute the second part only where it is needed: they branch. `&`, `|` and
+  `select(c, a, b)` compute both parts, without a branch.
+- `while` always loops at run time. `for i in range(...)` does if a bound is a Value; Python repeats the body
+  if it knows all bounds, as for any other iterable. `for i in loop(...)` is always a loop at run time.
+- `@inline` functions, and functions nested in a native one, are expanded where they are called. A `@native`
+  function that is called becomes a call; it is written into the module if that does not have it yet.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from rlx.codegen.native.control import current, enter
+from rlx.codegen.native.irtext import Function, Module
+from rlx.errors import CompileError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Written:
+    """A function in the notation, compiled when it is first needed: with notes of its lines, or without."""
+
+    def __init__(self, function: Callable[..., Any], is_native: bool) -> None:
+        assert isinstance(function, types.FunctionType)
+        self._function, self._is_native = function, is_native
+        self._compiled: dict[bool, Callable[..., Any]] = {}
+
+    def run(self, marks: bool, *args: Any, **known: Any) -> Any:
+        code = self._compiled.get(marks)
+        if code is None:
+            from rlx.codegen.native.syntax import compiled  # a program whose objects are cached needs it not
+
+            code = self._compiled[marks] = compiled(self._function, self._is_native, marks)
+        return code(*args, **known)
+
+
+class Native(Generic[P, R]):
+    """A native function: `emit` writes it into a module, a call from another one writes a call."""
+
+    def __init__(self, function: Callable[P, R], internal: bool, noinline: bool) -> None:
+        self._written = _Written(function, is_native=True)
+        self._internal, self._noinline = internal, noinline
+        update_wrapper(self, function)
+        self.name = function.__name__
+        assert isinstance(function, types.FunctionType)
+        code, types_ = function.__code__, _annotations(function)
+        self.params = [(types_.get(name, ""), name) for name in code.co_varnames[: code.co_argcount]]
+        self.known = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        self.returns = types_.get("return", "void")
+        for type_, name in self.params:
+            if not type_:
+                raise CompileError(f"{self.name}: parameter {name!r} needs a type, such as i64 or ptr")
+
+    def emit(self, module: Module, **known: Any) -> Function:
+        """Write the function into `module`. `known` are its keyword-only parameters."""
+        f = module.function(self.name, self.params, self._internal, self._noinline, self.returns)
+        before = enter(f)
+        try:
+            self._written.run(module.source_lines, *f.args, **known)
+            if not f.ended and self.returns != "void":
+                raise CompileError(f"{self.name} returns {self.returns}, but can end without a return")
+        except Exception as error:
+            located = _located(error, self.name)
+            if located is error:
+                raise
+            raise located from error
+        finally:
+            enter(before)
+        return f
+
+    def __call__(self, *args: Any) -> R:
+        """Write a call. The module gets the function first, if it does not have it yet."""
+        f = current()
+        if len(args) != len(self.params):
+            raise CompileError(f"{self.name} takes {len(self.params)} arguments, not {len(args)}")
+        if not f.module.defines(self.name):
+            self.emit(f.module)
+        values = [f.value(arg, type_) for arg, (type_, _) in zip(args, self.params, strict=True)]
+        for value, (type_, name) in zip(values, self.params, strict=True):
+            if value.type != type_:
+                raise CompileError(f"{self.name}: {name!r} is {type_}, not {value.type}")
+        return cast(R, f.call(self.name, values, self.returns))
+
+
+def _annotations(function: types.FunctionType) -> dict[str, str]:
+    """The types of parameters and of the result, by the names that the source gives them."""
+    found: dict[str, str] = {}
+    for name, written in function.__annotations__.items():
+        meant = function.__globals__.get(written) if isinstance(written, str) else written
+        if isinstance(meant, str):
+            found[name] = str(meant)
+        elif name != "return" and name in function.__code__.co_varnames[: function.__code__.co_argcount]:
+            raise CompileError(
+                f"{function.__qualname__}: {name}: {written} is not a type of native functions"
+            )
+    return found
+
+
+@overload
+def native(function: Callable[P, R]) -> Native[P, R]: ...
+@overload
+def native(*, internal: bool = ..., noinline: bool = ...) -> Callable[[Callable[P, R]], Native[P, R]]: ...
+def native(function: Any = None, *, internal: bool = False, noinline: bool = False) -> Any:
+    """Make a Python function a native one; see the module for what it may contain.
+
+    An `internal` function is not visible outside its module; `noinline` keeps LLVM from expanding it.
+    """
+    if function is not None:
+        return Native(function, internal, noinline)
+    return lambda function: Native(function, internal, noinline)
+
+
+def inline(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a Python function one that native functions expand where they call it.
+
+    It writes into the function that is being built; if its first parameter is called `f`, into that one.
+    """
+    written = _Written(function, is_native=False)
+    takes_builder = written._function.__code__.co_varnames[:1] == ("f",)
+
+    def expand(*args: P.args, **options: P.kwargs) -> R:
+        f = cast(Function, args[0]) if takes_builder else current()
+        return cast(R, written.run(f.module.source_lines, *args, **options))
+
+    return update_wrapper(expand, function)
+
+
+def _located(error: Exception, name: str) -> Exception:
+    """The error, with the line of the source that it is about."""
+    if getattr(error, "__located__", False):
+        return error
+    import linecache
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    here = [frame for frame in frames if frame.line and not _is_machinery(frame.filename)]
+    if not here:
+        return error
+    place = here[-1]
+    line = linecache.getline(place.filename, place.lineno or 0).strip()
+    where = f"{place.filename}:{place.lineno}: in {name}"
+    if isinstance(error, NameError) and "not defined" not in str(error):
+        missing = str(error).split("'")[1]
+        reason = f"{missing!r} has no value here; it is not assigned on every way to this line"
+        error = CompileError(reason).with_traceback(error.__traceback__)
+    if type(error) is CompileError:
+        error = CompileError(f"{where}: {error}\n    {line}").with_traceback(error.__traceback__)
+    else:
+        error.add_note(f"{where}\n    {line}")
+    error.__located__ = True  # type: ignore[attr-defined]
+    return error
+
+
+def _is_machinery(path: str) -> bool:
+    """Whether a file is part of the builder: its lines say nothing about what was written wrong."""
+    return path.startswith(_HERE)
+
+
+_HERE = __file__.rpartition("/")[0] + "/"
