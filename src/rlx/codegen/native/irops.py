@@ -73,9 +73,21 @@ class Arithmetic:
                 raise CompileError(f"operands of one instruction differ in type: {types}")
         return same
 
-    def _binary(self, opcode: str, a: Number, b: Number) -> Value:
+    def _pair(self, a: Number, b: Number) -> tuple[Value, Value]:
+        """Two operands as Values of one type."""
+        if isinstance(a, Value):
+            if not isinstance(b, Value):
+                return a, self.value(b, a.type)
+            if a.type == b.type:
+                return a, b
+        elif isinstance(b, Value):
+            return self.value(a, b.type), b
         left, right = self._same(a, b)
-        return self.op(left.type, f"{opcode} {left}, {right.text}")
+        return left, right
+
+    def _binary(self, opcode: str, a: Number, b: Number) -> Value:
+        left, right = self._pair(a, b)
+        return self.op(left.type, f"{opcode} {left.type} {left.text}, {right.text}")
 
     def intrinsic(
         self,
@@ -103,24 +115,30 @@ class Arithmetic:
     # ---- integers
 
     def add(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int):
-            return a + b
-        if a == 0 or b == 0:
-            return b if a == 0 else a
+        if isinstance(a, int):
+            if isinstance(b, int):
+                return a + b
+            if a == 0:
+                return b
+        elif isinstance(b, int) and b == 0:
+            return a
         return self._binary("add", a, b)
 
     def sub(self, a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):
             return a - b
-        return a if b == 0 else self._binary("sub", a, b)
+        return a if isinstance(b, int) and b == 0 else self._binary("sub", a, b)
 
     def mul(self, a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):
             return a * b
-        if a == 1 or b == 1:
-            return b if a == 1 else a
-        if (a == 0 or b == 0) and self._same(a, b)[0].type == "i64":
-            return 0
+        if isinstance(a, int) and a == 1:
+            return b
+        if isinstance(b, int) and b == 1:
+            return a
+        if (isinstance(a, int) and a == 0) or (isinstance(b, int) and b == 0):
+            if self._pair(a, b)[0].type == "i64":
+                return 0
         return self._binary("mul", a, b)
 
     def _divide(self, opcode: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
@@ -235,8 +253,8 @@ class Arithmetic:
         """Integer comparison: eq ne slt sle sgt sge ult ule ugt uge. Two ints give a Python bool."""
         if isinstance(a, int) and isinstance(b, int):
             return _COMPARE[predicate](a, b)
-        left, right = self._same(a, b)
-        return self.op(like(left.type, "i1"), f"icmp {predicate} {left}, {right.text}")
+        left, right = self._pair(a, b)
+        return self.op(like(left.type, "i1"), f"icmp {predicate} {left.type} {left.text}, {right.text}")
 
     @overload
     def select(self, condition: Value, a: Number, b: Number) -> Value: ...
@@ -250,7 +268,7 @@ class Arithmetic:
         """`a` where the condition holds, else `b`; lanes are chosen one by one under a vector condition."""
         if isinstance(condition, bool):
             return a if condition else b
-        left, right = self._same(a, b)
+        left, right = self._pair(a, b)
         return self.op(left.type, f"select {condition}, {left}, {right}")
 
     # ---- floats
@@ -287,8 +305,8 @@ class Arithmetic:
 
     def fcmp(self, predicate: str, a: Number, b: Number) -> Value:
         """Float comparison: oeq one olt ole ogt oge ord; une ult ... uno hold for NaN too."""
-        left, right = self._same(a, b)
-        return self.op(like(left.type, "i1"), f"fcmp {predicate} {left}, {right.text}")
+        left, right = self._pair(a, b)
+        return self.op(like(left.type, "i1"), f"fcmp {predicate} {left.type} {left.text}, {right.text}")
 
     def is_nan(self, a: Value) -> Value:
         return self.fcmp("uno", a, a)

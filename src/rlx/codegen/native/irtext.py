@@ -185,6 +185,14 @@ class Function(Flow):
         index = self.value(index)
         return self.op(like(index.type, "ptr"), f"getelementptr {element_type}, {pointer}, {index}")
 
+    def at(self, pointer: Value, index: Int) -> Value:
+        """Address of field `index` of a table of 8-byte fields."""
+        return self.gep(pointer, index, "i64")
+
+    def byte_at(self, pointer: Value, offset: Int) -> Value:
+        """The address `offset` bytes after `pointer`."""
+        return self.gep(pointer, offset, "i8")
+
     def field(self, args: Value, index: Int, type_: str = "i64") -> Value:
         """Field `index` of a table of 8-byte fields."""
         return self.load(type_, self.gep(args, index, "i64"), 8)

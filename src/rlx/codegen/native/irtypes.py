@@ -7,8 +7,6 @@ import math
 import struct
 from collections.abc import Sequence
 
-from rlx.records import dataclass
-
 FLOATS = ("half", "bfloat", "float", "double")
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}
 _BYTES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8, "i1": 1}
@@ -97,12 +95,23 @@ def _bfloat_bits(value: float) -> int:
     return (word + 0x7FFF + (word >> 16 & 1)) >> 16
 
 
-@dataclass(frozen=True, slots=True)
 class Value:
-    """One SSA value or constant: its type and how to write it."""
+    """One SSA value or constant: its type and how to write it. Never changed: writing code makes millions,
+    and a frozen dataclass takes four times as long to make."""
 
-    type: str
-    text: str
+    __slots__ = ("text", "type")
+
+    def __init__(self, type: str, text: str) -> None:
+        self.type, self.text = type, text
+
+    def __eq__(self, other: object) -> bool:
+        return other.__class__ is Value and self.text == other.text and self.type == other.type
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Value({self.type!r}, {self.text!r})"
 
     def __str__(self) -> str:
         return f"{self.type} {self.text}"

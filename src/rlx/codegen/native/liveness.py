@@ -1,6 +1,7 @@
 """Which names a native function may still read, at each `if` and loop: only these need a phi.
 
-The analysis walks statements backwards. `merged` of an `if` are the names that a side assigns and that may be
+`facts` walks a function once and notes for every statement what it reads, assigns and leaves. `Liveness` then
+goes backwards over the statements. `merged` of an `if` are the names that a side assigns and that may be
 read afterwards; `merged` of a loop are those that its body assigns and that its next round, or what follows
 it, may read. Names come in the order of their first assignment, so that the emitted code is always the same.
 
@@ -13,47 +14,122 @@ it, may read. Names come in the order of their first assignment, so that the emi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import cast
 
-Scope = ast.FunctionDef | ast.Lambda
-_INNER = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def assigned(nodes: Iterable[ast.AST]) -> list[str]:
-    """Names that statements bind in their own scope, in the order of their first assignment."""
-    found: dict[str, None] = {}
-    for node in nodes:
-        for inner in _own(node):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                found[inner.id] = None
-            elif isinstance(inner, ast.FunctionDef):
-                found[inner.name] = None
-            elif isinstance(inner, ast.alias):
-                found[(inner.asname or inner.name).partition(".")[0]] = None
-    return list(found)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is under it, in source order, without the insides of nested functions."""
-    yield node
-    if not isinstance(node, _INNER):
-        # The value of an assignment comes before its targets: it runs first.
-        children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Assign):
-            children = [node.value, *node.targets]
-        for child in children:
-            yield from _own(child)
+class Facts:
+    """What one statement does, its inner statements included."""
+
+    __slots__ = ("assigned", "captured", "leaving", "reads", "refused", "returns")
+
+    def __init__(self) -> None:
+        self.reads: set[str] = set()
+        self.assigned: dict[str, None] = {}  # in the order of the source
+        self.captured: set[str] = set()  # read by nested functions, which may run at any later time
+        self.returns = False
+        self.leaving: ast.stmt | None = None  # a break or continue that belongs to the loop around
+        self.refused: ast.AST | None = None
+
+    def include(self, other: Facts) -> None:
+        self.reads |= other.reads
+        self.assigned.update(other.assigned)
+        self.captured |= other.captured
+        self.returns = self.returns or other.returns
+        self.leaving = self.leaving or other.leaving
+        self.refused = self.refused or other.refused
 
 
-def reads(*nodes: ast.AST | None) -> set[str]:
-    """Names that expressions read, those in nested functions and comprehensions included."""
-    return {
-        inner.id
-        for node in nodes
-        if node is not None
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)
-    }
+def facts(node: ast.stmt, refused: tuple[type[ast.AST], ...] = ()) -> Facts:
+    """What a statement does; `refused` are the kinds of syntax to look for."""
+    found = cast(Facts | None, getattr(node, "facts", None))
+    if found is None:
+        found = node.facts = _gather(node, refused)  # type: ignore[attr-defined]
+    return found
+
+
+def combined(body: Sequence[ast.stmt]) -> Facts:
+    """What several statements do."""
+    whole = Facts()
+    for statement in body:
+        whole.include(facts(statement))
+    return whole
+
+
+def _gather(node: ast.stmt, refused: tuple[type[ast.AST], ...]) -> Facts:
+    made = Facts()
+    if isinstance(node, refused):
+        made.refused = node
+    if isinstance(node, ast.FunctionDef):
+        inner = Facts()
+        for statement in node.body:
+            inner.include(facts(statement, refused))
+        made.captured = (inner.reads | inner.captured) - _parameters(node.args) - inner.assigned.keys()
+        made.assigned[node.name] = None
+        made.refused = made.refused or inner.refused
+        _expression(node.args, made, refused)
+        made.reads |= made.captured
+        return made
+    parts = [node.value, *node.targets] if isinstance(node, ast.Assign) else _children(node)
+    for part in parts:
+        if isinstance(part, ast.stmt):
+            made.include(facts(part, refused))
+        else:
+            _expression(part, made, refused)
+    if isinstance(node, ast.Return):
+        made.returns = True
+    elif isinstance(node, ast.Break | ast.Continue):
+        made.leaving = node
+    elif isinstance(node, ast.For | ast.While):
+        made.leaving = None
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        made.reads.add(node.target.id)
+    return made
+
+
+def _expression(node: ast.AST, made: Facts, refused: tuple[type[ast.AST], ...], own: bool = True) -> None:
+    """Add what an expression reads; of comprehensions and lambdas, only what comes from outside."""
+    if isinstance(node, ast.Name):
+        if isinstance(node.ctx, ast.Load):
+            made.reads.add(node.id)
+        elif own:
+            made.assigned[node.id] = None
+        return
+    if isinstance(node, ast.Constant):
+        return
+    if isinstance(node, refused):
+        made.refused = made.refused or node
+    if isinstance(node, ast.Lambda):
+        inner = Facts()
+        _expression(node.body, inner, refused)
+        made.captured |= inner.reads - _parameters(node.args)
+        made.reads |= made.captured
+        made.refused = made.refused or inner.refused
+        return
+    if isinstance(node, ast.alias):
+        made.assigned[(node.asname or node.name).partition(".")[0]] = None
+    own = own and not isinstance(node, _COMPREHENSIONS)
+    for child in _children(node):
+        _expression(child, made, refused, own)
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    for name in node._fields:
+        child = getattr(node, name, None)
+        if isinstance(child, ast.AST):
+            if not isinstance(child, ast.expr_context | ast.operator | ast.cmpop):
+                found.append(child)
+        elif isinstance(child, list):
+            found += [c for c in child if isinstance(c, ast.AST)]
+    return found
+
+
+def _parameters(args: ast.arguments) -> set[str]:
+    listed = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return {param.arg for param in listed if param is not None}
 
 
 class Liveness:
@@ -61,12 +137,11 @@ class Liveness:
 
     def __init__(self, function: ast.FunctionDef) -> None:
         self._merged: dict[ast.AST, list[str]] = {}
-        self._order = {name: place for place, name in enumerate(assigned(function.body))}
-        self._loops: list[set[str]] = []
-        # A nested function may be called anywhere: what it reads is always live.
-        nested = [n for n in ast.walk(function) if isinstance(n, Scope) and n is not function]
-        self._always = set().union(*map(_captured, nested))
         self._outlives: dict[ast.AST, set[str]] = {}
+        self._loops: list[set[str]] = []
+        whole = combined(function.body)
+        self._order = {name: place for place, name in enumerate(whole.assigned)}
+        self._always = whole.captured
         self._block(function.body, set(self._always))
 
     def merged(self, node: ast.If | ast.While | ast.For) -> list[str]:
@@ -77,8 +152,8 @@ class Liveness:
         """Names of loop variables that are read after the loop."""
         return self._outlives[node]
 
-    def _note(self, node: ast.AST, bodies: Sequence[Sequence[ast.stmt]], live: set[str]) -> None:
-        names = {name for body in bodies for name in assigned(body)} & live
+    def _note(self, node: ast.stmt, body: Sequence[ast.stmt], live: set[str]) -> None:
+        names = combined(body).assigned.keys() & live
         self._merged[node] = sorted(names, key=self._order.__getitem__)
 
     def _block(self, body: Sequence[ast.stmt], live: set[str]) -> set[str]:
@@ -90,30 +165,25 @@ class Liveness:
         """What is live before a statement, if `live` is after it."""
         match s:
             case ast.If():
-                self._note(s, (s.body, s.orelse), live)
-                return reads(s.test) | self._block(s.body, live) | self._block(s.orelse, live)
+                self._note(s, [*s.body, *s.orelse], live)
+                return _reads(s.test) | self._block(s.body, live) | self._block(s.orelse, live)
             case ast.While():
-                return self._loop(s, live, reads(s.test), set())
+                return self._loop(s, live, _reads(s.test), set())
             case ast.For():
-                return reads(s.iter) | self._loop(s, live, set(), set(assigned([s.target])))
+                return _reads(s.iter) | self._loop(s, live, set(), _targets(s.target))
             case ast.With():
-                inner = self._block(s.body, live)
-                targets = [i.optional_vars for i in s.items if i.optional_vars is not None]
-                return (inner - set(assigned(targets))) | reads(*(i.context_expr for i in s.items))
+                inner, targets = self._block(s.body, live), set()
+                for item in s.items:
+                    inner |= _reads(item.context_expr)
+                    targets |= _targets(item.optional_vars) if item.optional_vars else set()
+                return inner - targets
             case ast.Return() | ast.Raise():
-                return reads(s)
+                return facts(s).reads
             case ast.Break() | ast.Continue():
                 return live | (self._loops[-1] if self._loops else set())
-            case ast.Assign(targets=targets):
-                plain = {t.id for t in targets if isinstance(t, ast.Name)} | _unpacked(targets)
-                return (live - plain) | reads(s)
-            case ast.AugAssign(target=target):
-                return live | reads(s) | ({target.id} if isinstance(target, ast.Name) else set())
-            case ast.AnnAssign(target=ast.Name(id=name)) if s.value is not None:
-                return (live - {name}) | reads(s.value)
-            case ast.FunctionDef():
-                return (live - {s.name}) | _captured(s)
-        return live | reads(s)
+            case ast.Assign() | ast.AnnAssign() | ast.FunctionDef():
+                return (live - facts(s).assigned.keys()) | facts(s).reads
+        return live | facts(s).reads
 
     def _loop(self, s: ast.While | ast.For, after: set[str], test: set[str], targets: set[str]) -> set[str]:
         header = after | test
@@ -125,21 +195,19 @@ class Liveness:
                 break
             header = wider
         self._loops.pop()
-        self._note(s, (s.body,), header)
-        self._outlives[s] = (targets & after) - self._always
+        self._note(s, s.body, header)
         self._merged[s] = [name for name in self._merged[s] if name not in targets]
+        self._outlives[s] = (targets & after) - self._always
         return header
 
 
-def _captured(scope: Scope) -> set[str]:
-    """Names of the function around it that a nested function reads."""
-    args = scope.args
-    params = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-    body = scope.body if isinstance(scope, ast.FunctionDef) else [scope.body]
-    own = {param.arg for param in params if param is not None} | set(assigned(body))
-    return (reads(*body) - own) | reads(*args.defaults, *args.kw_defaults)
+def _reads(node: ast.AST) -> set[str]:
+    made = Facts()
+    _expression(node, made, ())
+    return made.reads
 
 
-def _unpacked(targets: Sequence[ast.expr]) -> set[str]:
-    """Names in tuples of targets."""
-    return {name for t in targets if isinstance(t, ast.Tuple | ast.List) for name in assigned([t])}
+def _targets(node: ast.AST) -> set[str]:
+    made = Facts()
+    _expression(node, made, ())
+    return set(made.assigned)

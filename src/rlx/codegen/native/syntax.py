@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlx.codegen.native import control
-from rlx.codegen.native.liveness import Liveness, assigned
+from rlx.codegen.native.liveness import Liveness, combined, facts
 from rlx.errors import CompileError
 
 BUILDER = ".f"  # the local that holds the function under construction; no name in a source can clash with it
@@ -61,6 +61,8 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.AsyncWith: "a native function cannot be asynchronous",
     ast.AsyncFunctionDef: "a native function cannot be asynchronous",
 }
+
+_REFUSED_TYPES = tuple(_REFUSED)
 
 
 def source_tree(function: types.FunctionType) -> ast.FunctionDef:
@@ -126,12 +128,15 @@ class _Rewriter(ast.NodeTransformer):
         self.function, self.node, self.outer = function, node, outer
         self.is_native, self.marks = is_native, marks
         self.used: dict[str, Any] = outer.used if outer else {}  # helpers, by the names that code uses
-        if not is_native:
-            node.body = self._with_tail_returns(node.body)
         params = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         params += [a for a in (node.args.vararg, node.args.kwarg) if a is not None]
         self.params = [param.arg for param in params]
-        self.names = [name for name in assigned(node.body) if name not in self.params]
+        known = facts(node, _REFUSED_TYPES)
+        if known.refused is not None:
+            self._refuse(known.refused, _REFUSED[type(known.refused)])
+        if not is_native:
+            node.body = self._with_tail_returns(node.body)
+        self.names = [name for name in combined(node.body).assigned if name not in self.params]
         self.liveness = Liveness(node)
         self.depth = 0  # how many nested functions of our own making are around
         self.count = 0
@@ -141,9 +146,6 @@ class _Rewriter(ast.NodeTransformer):
     def rewritten(self) -> ast.FunctionDef:
         node = self.node
         body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-        for refused in ast.walk(node):
-            if type(refused) in _REFUSED:
-                self._refuse(refused, _REFUSED[type(refused)])
         made = self.block(body)
         start: list[ast.stmt] = []
         if self.outer is None:
@@ -318,7 +320,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
         test = self.visit(node.test)
-        if _leaves_loop(node):
+        if facts(node).leaving is not None:
             node.test = self._located(node.test, "known", test)
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
@@ -371,18 +373,18 @@ class _Rewriter(ast.NodeTransformer):
     def _check_loop(self, node: ast.While | ast.For) -> None:
         if node.orelse:
             self._refuse(node, "a loop has no else")
-        for inner in node.body:
-            if (found := _leaving(inner)) is not None:
-                self._refuse(found, "a loop at run time ends by its test; carry a flag in a variable")
+        if (found := combined(node.body).leaving) is not None:
+            self._refuse(found, "a loop at run time ends by its test; carry a flag in a variable")
 
     def _part(self, prefix: str, body: Sequence[ast.stmt], target: ast.expr | None = None) -> ast.FunctionDef:
         """A nested function that runs `body`, and assigns its argument to `target`."""
         self.depth += 1
         inner: list[ast.stmt] = self.block(body)
         self.depth -= 1
-        names = assigned([*([target] if target else []), *body])
+        names = list(combined(body).assigned)
         args, first = [], []
         if target is not None:
+            names = list(dict.fromkeys([*_names(target), *names]))
             args, first = [ast.arg(".i")], [ast.Assign([target], ast.Name(".i", ast.Load()))]
         declared: list[ast.stmt] = [ast.Nonlocal(names)] if names else []
         made = ast.FunctionDef(self._fresh(prefix), _arguments(args), [*declared, *first, *inner], [])
@@ -410,7 +412,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _run(self, call: ast.Call, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Call what runs a branch or loop; if its parts may return, return what they do."""
-        if not any(_returns(statement) for statement in body):
+        if not combined(body).returns:
             return [ast.Expr(call)]
         result = self._fresh("result")
         held: ast.expr = ast.Name(result, ast.Load())
@@ -424,7 +426,7 @@ class _Rewriter(ast.NodeTransformer):
     def _with_tail_returns(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """The same statements, with what follows a side that returns moved into the other side."""
         for place, statement in enumerate(body):
-            if not isinstance(statement, ast.If) or not _returns(statement):
+            if not isinstance(statement, ast.If) or not facts(statement).returns:
                 continue
             rest = body[place + 1 :]
             if _always_returns(statement.body):
@@ -435,6 +437,7 @@ class _Rewriter(ast.NodeTransformer):
                 continue  # right if the test is known; `if_` refuses it at run time
             statement.body = self._with_tail_returns(statement.body)
             statement.orelse = self._with_tail_returns(statement.orelse)
+            del statement.facts  # type: ignore[attr-defined]
             return [*body[:place], statement]
         return body
 
@@ -471,19 +474,6 @@ def _without_annotations(args: ast.arguments, rewriter: _Rewriter) -> ast.argume
     return args
 
 
-def _inside(node: ast.AST, stop: tuple[type[ast.AST], ...]) -> list[ast.AST]:
-    """A node and all under it, but not what is under nodes of the types `stop`."""
-    found = [node]
-    if not isinstance(node, stop):
-        for child in ast.iter_child_nodes(node):
-            found += _inside(child, stop)
-    return found
-
-
-def _returns(node: ast.stmt) -> bool:
-    return any(isinstance(inner, ast.Return) for inner in _inside(node, (ast.FunctionDef, ast.Lambda)))
-
-
 def _always_returns(body: Sequence[ast.stmt]) -> bool:
     if not body:
         return False
@@ -493,11 +483,5 @@ def _always_returns(body: Sequence[ast.stmt]) -> bool:
     return isinstance(last, ast.Return | ast.Raise)
 
 
-def _leaving(node: ast.stmt) -> ast.AST | None:
-    """The break or continue in a statement that belongs to the loop around it."""
-    stop = (ast.FunctionDef, ast.Lambda, ast.For, ast.While)
-    return next((n for n in _inside(node, stop) if isinstance(n, ast.Break | ast.Continue)), None)
-
-
-def _leaves_loop(node: ast.If) -> bool:
-    return _leaving(node) is not None
+def _names(target: ast.expr) -> list[str]:
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]

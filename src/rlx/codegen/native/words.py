@@ -91,6 +91,8 @@ if TYPE_CHECKING:
     def load(type_: type[W], pointer: Any, align: int = 0) -> W: ...
     def store(x: Any, pointer: Any, align: int = 0, nontemporal: bool = False) -> None: ...
     def field(pointer: Any, index: Any, type_: type[W]) -> W: ...
+    def at(pointer: Any, index: Any) -> ptr: ...
+    def byte_at(pointer: Any, offset: Any) -> ptr: ...
     def gep(pointer: Any, index: Any, element_type: Any) -> ptr: ...
     def alloca(type_: Any, count: int = 1, align: int = 64) -> ptr: ...
     def atomic_load(type_: type[W], pointer: Any, order: str = "acquire") -> W: ...
@@ -116,20 +118,11 @@ else:
     atomic_load, atomic_store, atomic_rmw, compare_exchange = map(
         Instruction, ("atomic_load", "atomic_store", "atomic_rmw", "compare_exchange")
     )
+    at, byte_at = Instruction("at"), Instruction("byte_at")
     fence, pause, select = map(Instruction, ("fence", "pause", "select"))
     zext, sext, trunc = map(Instruction, ("zext", "sext", "trunc"))
     sdiv, udiv, urem, srem, lshr = map(Instruction, ("sdiv", "udiv", "urem", "srem", "lshr"))
     builder, loop = current, _loop
-
-
-def at(pointer: Any, index: Any) -> ptr:
-    """The address of the 8-byte word `index` of a table: where `pointer[index]` is."""
-    return current().gep(pointer, index, "i64")  # type: ignore[return-value]
-
-
-def byte_at(pointer: Any, offset: Any) -> ptr:
-    """The address `offset` bytes after `pointer`."""
-    return current().gep(pointer, offset, "i8")  # type: ignore[return-value]
 
 
 def call(function: Any, *args: Any, returns: Any = "void") -> Any:
