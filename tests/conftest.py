@@ -21,6 +21,8 @@ from rlx.config import REQUIRE
 from rlx.errors import RlxError, ZooError
 from rlx.ir.node import Node
 
+pytest.register_assert_rewrite("stored_programs")
+
 TESTS = Path(__file__).parent
 collect_ignore = ["fuzz/readers"]  # programs that need atheris; test_readers.py replays what they kept
 GOLDEN = TESTS / "golden"
@@ -171,6 +173,19 @@ def zoo_path(require: Require) -> Callable[..., Path]:
         return zoo.path(id, file)
 
     return fetched
+
+
+# --- programs from files --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["fresh", "stored"])
+def each_origin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of models run twice: with programs as they were compiled, and as they come from their files."""
+    if request.param == "stored":
+        from stored_programs import from_file
+
+        compile = rlx.compile
+        monkeypatch.setattr(rlx, "compile", lambda *args, **how: from_file(compile(*args, **how)))
 
 
 # --- proofs ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,17 +86,33 @@ def test_a_new_sequence_length_calls_neither_the_generator_nor_llvm(
 LOAD = """
 import sys, numpy as np, rlx
 program = rlx.load(sys.argv[1])
-ids = np.ones((1, 5), np.int64)
-program(ids, ids)
+program(*(np.ones((1, 5), node.dtype.np) for node in program.inputs))
 print(*sorted(m for m in sys.modules if m.partition(".")[0] in ("rlx", "llvmlite")))
 """
 
 COMPILER = ("rlx.rewrite", "rlx.fuse", "rlx.cost", "rlx.ops", "rlx.frontend", "rlx.kernel.compose")
 
 
-def test_a_program_from_a_file_loads_no_compiler(program: CompiledProgram, tmp_path: Path) -> None:
-    file = tmp_path / "encoder.rlx"
-    program.save(file)
+def loops() -> rlx.Graph:
+    """A loop over rows, with a branch inside that has a constant and a guard of its own."""
+    g = rlx.Graph("loops")
+    rows, more = g.input("rows", ("n", 5), "f32"), g.input("more", ("m", 5), "f32")
+
+    def step(carry: Any, row: Any) -> tuple[Any, Any]:
+        table = np.arange(5, dtype=np.float32)
+        same = rlx.ops.cond(
+            rlx.ops.sum(row) > 0, lambda: rlx.ops.sum(rows * more, axis=0), lambda: row * table
+        )
+        return carry + same, carry
+
+    g.output("last", rlx.ops.scan(step, rlx.ops.zeros((5,), "f32"), rows)[0])
+    return g
+
+
+@pytest.mark.parametrize("kind", ["encoder", "loops"])
+def test_a_program_from_a_file_loads_no_compiler(kind: str, program: CompiledProgram, tmp_path: Path) -> None:
+    file = tmp_path / "program.rlx"
+    (program if kind == "encoder" else rlx.compile(loops())).save(file)
     command = [sys.executable, "-c", LOAD, str(file)]
     # With an empty cache: pool and driver come from the file, too.
     env = {**os.environ, CACHE.name: str(tmp_path / "cache")}

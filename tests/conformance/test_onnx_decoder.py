@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import rlx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 LAYERS, HEADS, FEW, DIM, WORDS, WIDTH, INNER = 2, 4, 2, 16, 50, 64, 48
 MS = "com.microsoft"
 

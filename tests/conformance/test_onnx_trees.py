@@ -14,6 +14,8 @@ from onnx import TensorProto, helper  # noqa: E402
 
 import rlx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 # tree 0: x0 <= 0.5 ? (x1 <= -0.2 ? leaf 3 : leaf 4) : leaf 2; tree 1: x2 <= 0 ? leaf 1 : leaf 2
 NODES: dict[str, Any] = {
     "nodes_treeids": [0, 0, 0, 0, 0, 1, 1, 1],

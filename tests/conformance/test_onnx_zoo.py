@@ -18,6 +18,7 @@ from rlx.zoo.samples import FEEDS, feeds  # noqa: E402
 ZooPath = Callable[..., Path]
 
 
+@pytest.mark.usefixtures("each_origin")
 @pytest.mark.parametrize("id", FEEDS)
 def test_model(id: str, zoo_path: ZooPath, record_property: Callable[[str, Any], None]) -> None:
     zoo_path("page"), zoo_path("beckett")

@@ -12,6 +12,8 @@ import pytest
 import exact_integers as exact
 import rlx
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 RNG = np.random.default_rng(31)
 
 

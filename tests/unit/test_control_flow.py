@@ -19,6 +19,8 @@ from rlx.plan.lir import LirBufferSlot, LirModule
 from rlx.reference.interpreter import evaluate
 from rlx.reference.lir import run_lir
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 Feed = dict[str, Any]
 
 

@@ -17,6 +17,8 @@ from rlx.ir.op import Role
 from rlx.plan.lir import LirModule
 from rlx.reference.interpreter import evaluate
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 WIDTH = 16
 
 

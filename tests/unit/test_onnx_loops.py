@@ -17,6 +17,8 @@ from onnx import numpy_helper, parser  # noqa: E402
 import rlx  # noqa: E402
 from rlx.errors import ModelImportError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 
 def parse(text: str, opset: int = 13, **weights: np.ndarray) -> Any:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')

@@ -15,6 +15,8 @@ from onnx import parser  # noqa: E402
 import rlx  # noqa: E402
 from rlx.errors import GuardError, RlxError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 SIZES = ((4, 8), (1, 3), (6, 5))
 
 

@@ -23,6 +23,8 @@ from rlx.plan.states import why_copied
 from rlx.reference.interpreter import Interpreter
 from rlx.reference.lir import LirInterpreter
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 Arrays = dict[str, np.ndarray]
 Feed = Callable[[np.random.Generator], Arrays]
 

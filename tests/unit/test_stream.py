@@ -16,6 +16,8 @@ from rlx.ir.graph import Graph
 from rlx.plan.phase import Phase
 from rlx.reference.interpreter import Interpreter
 
+pytestmark = pytest.mark.usefixtures("each_origin")
+
 
 def summing() -> Graph:
     g = rlx.Graph("sums")

@@ -16,6 +16,7 @@ from rlx.reference.interpreter import Interpreter
 from rlx.runtime.program import CompiledProgram
 from rlx.runtime.stream import Stream
 from rlx.zoo.gpt2 import Config, build, random_weights, shapes
+from stored_programs import from_file
 
 SMALL = Config(layers=2, width=64, heads=2, vocabulary=90, positions=48)
 
@@ -25,9 +26,10 @@ def weights() -> dict[str, np.ndarray]:
     return {name: w * 8 if w.ndim == 2 else w for name, w in random_weights(SMALL).items()}
 
 
-@pytest.fixture(scope="module")
-def program() -> CompiledProgram:
-    return rlx.compile(build(SMALL, weights()))
+@pytest.fixture(scope="module", params=["fresh", "stored"])
+def program(request: pytest.FixtureRequest) -> CompiledProgram:
+    made = rlx.compile(build(SMALL, weights()))
+    return made if request.param == "fresh" else from_file(made)
 
 
 def test_the_program_is_native_and_copies_no_cache(program: CompiledProgram) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.ir.bind import holds
 from rlx.ir.dim import Constraint
@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 
 def loop_form(node: Node) -> Loop | None:
     """The form of a node whose bodies the program itself runs; None for all others."""
-    if node.op.role is not Role.COMPUTE or not node.bodies or node.op.host_only is not None:
+    if node.op.role is not Role.COMPUTE or not node.bodies:
         return None
     from rlx.kernel.form import Loop
     from rlx.kernel.lowering import lower_node  # a program from a file has no use for forms, unless it loops
 
-    form = lower_node(node)
-    return form if isinstance(form, Loop) else None
+    if node._form is None:
+        if node.op.host_only is not None:
+            return None
+        from rlx.kernel.compose import lower_node  # a program from a file knows its forms
+
+        lower_node(node)
+    return node._form if isinstance(node._form, Loop) else None
+
+
+def set_loop_form(node: Node, control: str, config: tuple[tuple[str, Any], ...], *counts: int) -> None:
+    """Give a node the form that `loop_form` found for it when its program was written."""
+    from rlx.kernel.form import Loop
+
+    node._form = Loop(control, config, *counts)
 
 
 def is_branch(node: Node) -> bool:

@@ -272,9 +272,9 @@ class Context:
         operands = [self.pointer(o.id) for o in node.operands]
         results = [self.pointer(r.id) for r in self.graph.results(node)]
         if work is not None:
-            whole, kernels = self.lir.mir.nodes[id], self.kernels.inner[id]
+            kernels = self.kernels.inner[id]
             place = Pointer(None, self.arena.address + work.slot.offset)
-            layout.control(whole, kernels, work, operands, results, place, str(id))
+            layout.control(node, kernels, work, operands, results, place, str(id))
         else:
             kernel, first = self.kernels.kernels[id], self._dims_at[id]
             dims = list(self.dims[first : first + len(kernel.dims)])

@@ -217,7 +217,6 @@ class Execution:
         node = self.graph.nodes[int(e.name)]
         what = MESSAGES.get(e.code, f"error code {e.code}")
         if e.code == CLOSED_BRANCH:
-            bodies = self.lir.mir.nodes[node.id].bodies
-            broken = [c.describe() for c in (broken_guard(b, binding) for b in bodies) if c is not None]
+            broken = [c.describe() for c in (broken_guard(b, binding) for b in node.bodies) if c is not None]
             what += f": {broken[0]}" if broken else ""
         return KernelError(f"kernel {self.describe(node)}: {what}", node.where)

@@ -64,7 +64,7 @@ class Variants:
     def _fixed(self, program: CompiledProgram, binding: Mapping[str, int]) -> Sizes | None:
         """Sizes that must be numbers for the guards to hold; None if that does not help."""
         fixed: dict[str, int] = {}
-        graph: Graph | None = program.lir.mir
+        graph: Graph | None = program.graph
         while graph is not None:
             broken = broken_guard(graph, binding)
             if broken is None:

@@ -6,7 +6,7 @@ can be written down and read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from rlx.config import bytes_text
 from rlx.errors import BudgetError, GuardError
 from rlx.ir.bind import check_constraints
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
 from rlx.ir.symbols import NOT_FOUND, sizes_at_bounds
 from rlx.kernel.control import is_branch, is_open
 from rlx.plan.lir import (
@@ -67,8 +67,7 @@ class Inner(NamedTuple):
     bodies: tuple[Placer, ...]
     carries: int
     cut: Cut | None = None
-    branch: bool = False
-    """Whether a run takes one of the bodies; the graph may be an outline, which does not know."""
+    branch: bool = False  # whether a run takes one of the bodies
 
 
 class Placer:
@@ -386,13 +385,8 @@ class Placer:
         }
 
     @staticmethod
-    def from_json(
-        data: Mapping[str, Any], graph: Graph, whole: Callable[[int], Node] | None = None
-    ) -> Placer:
-        """The placer that wrote these facts; they are believed, so they must come from one's own hand.
-
-        `whole` finds a node with its bodies where `graph` is an outline, which has none.
-        """
+    def from_json(data: Mapping[str, Any], graph: Graph) -> Placer:
+        """The placer that wrote these facts; they are believed, so they must come from one's own hand."""
         known: dict[str, Dim] = {}
 
         def dim(text: str) -> Dim:
@@ -420,7 +414,7 @@ class Placer:
         if data["streaming"] is not None:
             made.streaming = Streaming.from_json(data["streaming"])
         for node, carries, facts, cut in data["inner"]:
-            found = graph.nodes[node] if whole is None else whole(node)
+            found = graph.nodes[node]
             placers = [Placer.from_json(f, b) for f, b in zip(facts, found.bodies, strict=True)]
             made.inner[node] = Inner(
                 tuple(placers), carries, cut and Cut(cut[0], dim(cut[1])), is_branch(found)

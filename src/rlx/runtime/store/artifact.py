@@ -188,7 +188,7 @@ class Artifact:
     def read(self, text: str, parse: Callable[..., Graph], part: str = "plan") -> Graph:
         """A graph with the values that the file has for it."""
         try:
-            graph = parse(text, self._blobs)
+            graph = parse(text, self.blobs)
             self.give_values(graph)
         except RlxError as e:
             raise self.container.fail(f"its part {part!r} does not hold a valid graph: {e}") from e
@@ -217,7 +217,8 @@ class Artifact:
         return dict(self._table("params"))
 
     @property
-    def _blobs(self) -> dict[str, np.ndarray]:
+    def blobs(self) -> dict[str, np.ndarray]:
+        """Constants that are too large for texts, by digest."""
         return self._table("blobs")
 
     def _table(self, kind: str) -> dict[str, np.ndarray]:
@@ -240,9 +241,10 @@ class Artifact:
         """The program of a variant that the caller trusts: its plan and code are taken as they are.
         `weight_budget` bytes replace the budget that it was compiled with."""
         about = self._variants[number]
+        streamed = weight_budget is not None or "weight_budget" in about["options"]
+        self.container.stay_in_file = streamed  # before an array is taken
         with self._damage("plan"):
             lir = StoredLir(self, number, about)
-        streamed = self.container.stay_in_file = weight_budget is not None or "weight_budget" in lir.options
         with meanwhile(lambda: self._check_weights(number, streamed), "rlx-check") as checked:
             from rlx.runtime.program import CompiledProgram
 

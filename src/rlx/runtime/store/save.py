@@ -151,7 +151,7 @@ class _Variant:
     ) -> dict[str, Any]:
         """Add parts and arrays; returns the description for the header."""
         lir, target = self.lir, resolve(self.lir.target)
-        outlined = {"graph": outline(lir.mir), "placer": lir.planner.to_json()}
+        outlined = {"graph": outline(lir.mir, blobs), "placer": lir.planner.to_json()}
         parts[prefix + "plan"] = lir.to_text(blobs).encode()
         parts[prefix + "outline"] = json.dumps(outlined).encode()
         parts[prefix + "code"] = code_blob(lir, target, cache)

@@ -23,9 +23,9 @@ class StoredLir(LirModule):
         self._file, self._number = file, number
         self.target, self.options, self.gate = about["target"], about["options"], about["gate"]
         data = json.loads(file.container.part(f"{number}.outline"))
-        self._outline = read_outline(data["graph"])
+        self._outline = read_outline(data["graph"], lambda digest: file.blobs[digest])
         self._outline.state_values = file.values("states", self._outline.state_inputs)
-        self.planner = Placer.from_json(data["placer"], self._outline, lambda id: self.mir.nodes[id])
+        self.planner = Placer.from_json(data["placer"], self._outline)
 
     @property
     def outline(self) -> Graph:
