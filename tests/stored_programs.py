@@ -27,6 +27,7 @@ def assert_equal(stored: CompiledProgram, fresh: CompiledProgram) -> None:
     """Plan, guards, control flow, order, memory and explanation are the same."""
     assert stored.lir.to_text({}) == fresh.lir.to_text({})
     assert stored.lir.fingerprint() == fresh.lir.fingerprint()
+    assert stored.lir.plan.io == fresh.lir.plan.io == stored.lir.planner.io
     assert stored.lir.planner.to_json() == fresh.lir.planner.to_json()
     assert running_facts(stored.graph) == running_facts(fresh.graph)
     assert stored.lir.segments() == fresh.lir.segments()

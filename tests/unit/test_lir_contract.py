@@ -218,6 +218,23 @@ def test_derived_weights_are_a_graph_in_the_plan() -> None:
 # -- digests
 
 
+def test_a_manifest_has_the_names_of_users() -> None:
+    """Weights are packed and merged; the plan still lists them under the names that users gave them."""
+    g = Graph("named")
+    x = g.input("x", (4, 64), "f32")
+    for name in ("q", "k", "v"):
+        g.output(name + "x", x @ g.param(name, (64, 64), "f32"))
+    g.output("sum", x + g.param("b", (64,), "f32"))
+    lir = plan(g, target="x86-64-v3")
+    names = [name for name, _ in lir.plan.io.params]
+    assert sorted(names) == ["b", "k", "q", "v"] and lir.derived is not None
+    for name, node in lir.plan.io.params:
+        assert lir.mir.nodes[node].op.role is Role.PARAM
+        assert name in lir.plan.io.names_of(node).split(", ")
+    again = LirModule.from_text(lir.to_text())
+    assert again.plan.io == again.planner.plan({}).io == lir.specialize({}).plan.io == lir.plan.io
+
+
 def test_the_compiler_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lir = program(lambda x: x + 1.0, (4,))
     before = lir.fingerprint(), lir.code_key

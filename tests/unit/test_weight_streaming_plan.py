@@ -61,7 +61,7 @@ def test_what_stays_is_spread_over_the_program() -> None:
 
 
 def test_a_budget_below_one_kernel_names_the_least_that_works() -> None:
-    with pytest.raises(BudgetError, match=r"derived:0.*smallest budget that works is 263168 bytes"):
+    with pytest.raises(BudgetError, match=r"\(w\d.*\); the smallest budget that works is 263168 bytes"):
         streamed(layers(3, 256), 100_000)
     streamed(layers(3, 256), 263168).plan.check()
 

@@ -86,6 +86,7 @@ class Planning:
             can_slice = options.device == "cpu" and options.weight_budget is None
             constants = self.gate.constants()
             mir, planner = fit_budget(mir, options.assume or {}, kept["budget"], constants, can_slice)
+        planner.name_weights(self.derived)
         made = LirModule(
             mir,
             planner.plan(),

@@ -117,7 +117,7 @@ class Planner(Placer):
     def replaying(graph: Graph, plan: LirBufferPlan) -> Planner:
         """The planner of a plan that was read from a file: same order of kernels, same storage shared."""
         made = Planner(graph, plan.binding, plan.schedule)
-        made.shared = dict(plan.shared)
+        made.shared, made.io = dict(plan.shared), plan.io
         if "ring" in plan.space_sizes:
             sizes = plan.sizes()
             unread = tuple(s.node for s in made.stored if s.node not in plan.assignments)

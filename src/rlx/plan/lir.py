@@ -19,6 +19,7 @@ from rlx.config import VERSION
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
+from rlx.ir.op import Role
 from rlx.ir.rewrite import rewrite
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import type_symbols
@@ -110,19 +111,47 @@ class LirFetch:
 
 @dataclass(frozen=True)
 class LirIoManifest:
-    """Ordered (name, node id) lists of what goes in and out."""
+    """Ordered (name, node id) lists of what goes in and out.
+
+    Params have the names that users gave them. A node that holds several (merged weights) is listed under
+    each name, and a name under each node that is made of it.
+    """
 
     inputs: tuple[tuple[str, int], ...]
     params: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, int], ...]
 
     @staticmethod
-    def collect(graph: Graph) -> LirIoManifest:
+    def collect(graph: Graph, derived: Graph | None = None) -> LirIoManifest:
+        """The manifest of a graph, whose params may be what `derived` makes of the users' own.
+
+        >>> import rlx
+        >>> g = rlx.Graph()
+        >>> g.output("y", g.input("x", ("n", 64), "f32") @ g.param("w", (64, 64), "f32"))
+        >>> from rlx.api.compile import plan
+        >>> [name for name, _ in plan(g).plan.io.params]
+        ['w']
+        """
+        made = {} if derived is None else _params_of(derived)
         return LirIoManifest(
             tuple((n.attrs["name"], n.id) for n in graph.inputs),
-            tuple((name, n.id) for name, n in graph.params.items()),
+            tuple((user, n.id) for name, n in graph.params.items() for user in made.get(name, (name,))),
             tuple((name, n.id) for name, n in graph.outputs.items()),
         )
+
+    def names_of(self, node: int) -> str:
+        """The params that a node holds; empty, if it holds none."""
+        return ", ".join(name for name, id in self.params if id == node)
+
+
+def _params_of(derived: Graph) -> dict[str, tuple[str, ...]]:
+    """The params that every result of a graph of weights is made of; those of constants alone keep their
+    names."""
+    found: list[dict[str, None]] = []  # in the order of nodes, names in their order
+    for node in derived.nodes:
+        own = {node.attrs["name"]: None} if node.op.role is Role.PARAM else {}
+        found.append(own | {name: None for o in node.operands for name in found[o.id]})
+    return {name: tuple(found[n.id]) or (name,) for name, n in derived.outputs.items()}
 
 
 @dataclass(frozen=True)

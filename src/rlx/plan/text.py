@@ -182,11 +182,11 @@ def parse_module(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> Li
     return _Reader(text, blobs or {}).module()
 
 
-def read_buffers(text: str, graph: Graph) -> LirBufferPlan:
-    """The memory plan in a program's text, whose graph was read before; it is not checked."""
+def read_buffers(text: str, graph: Graph, derived: Graph | None) -> LirBufferPlan:
+    """The memory plan in a program's text, whose graphs were read before; it is not checked."""
     reader = _Reader(text, {})
     reader.at = reader.lines.index("plan {")
-    return _PlanReader(reader, graph).read()
+    return _PlanReader(reader, graph, derived).read()
 
 
 def read_trace(text: str) -> Trace | None:
@@ -255,7 +255,7 @@ class _Reader:
             elif line == "plan {":
                 if "graph" not in graphs:
                     raise self.fail("the plan comes before its graph")
-                plan = _PlanReader(self, graphs["graph"]).read()
+                plan = _PlanReader(self, graphs["graph"], graphs.get("weights")).read()
                 continue
             elif word == "decision":
                 decisions.append(self.value(rest))
@@ -317,8 +317,8 @@ class _Reader:
 class _PlanReader:
     """The lines between `plan {` and its brace."""
 
-    def __init__(self, reader: _Reader, graph: Graph) -> None:
-        self.reader, self.graph = reader, graph
+    def __init__(self, reader: _Reader, graph: Graph, derived: Graph | None = None) -> None:
+        self.reader, self.graph, self.derived = reader, graph, derived
         self.slots: dict[int, LirBufferSlot] = {}
         self.views: dict[int, LirViewAlias] = {}
         self.life: dict[int, tuple[int, int]] = {}
@@ -355,7 +355,7 @@ class _PlanReader:
                 raise reader.fail(f"{line.strip()[:60]!r} is not understood") from None
             reader.at += 1
         io = LirIoManifest(tuple(self.io["input"]), tuple(self.io["param"]), tuple(self.io["output"]))
-        if io != LirIoManifest.collect(self.graph):
+        if io != LirIoManifest.collect(self.graph, self.derived):
             raise reader.fail("inputs, params and outputs of the plan are not those of its graph")
         return LirBufferPlan(
             self.slots,

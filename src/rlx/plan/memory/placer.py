@@ -98,6 +98,11 @@ class Placer:
         strides = [s for v in self.aliases.values() for s in v.strides or ()]
         self._evaluate = compile_dims([*(s.size for s in self.stored), *offsets, *strides], self.symbols)
 
+    def name_weights(self, derived: Graph | None) -> None:
+        """Let plans list weights by the names of the params that `derived` makes them of."""
+        self.io = LirIoManifest.collect(self.graph, derived)
+        self._plans.clear()
+
     def sizes(self, binding: Mapping[str, int]) -> dict[int, int]:
         """Bytes of every stored value."""
         return self._bytes(self._evaluate([binding[s] for s in self.symbols]))
@@ -291,7 +296,7 @@ class Placer:
             self.streaming = stream_weights(reads, fixed, budget, parts)
         except BudgetTooSmall as e:
             kernel = self.graph.nodes[self.order[e.step]]
-            names = ", ".join(str(self.graph.nodes[n].attrs.get("name", f"%{n}")) for n in e.weights)
+            names = ", ".join(self.io.names_of(n) or f"%{n}" for n in e.weights)
             raise BudgetError(
                 f"weight_budget is {bytes_text(budget)}, but kernel %{kernel.id} alone reads "
                 f"{bytes_text(e.least)} of weights ({names}); the smallest budget that works is "
@@ -370,6 +375,7 @@ class Placer:
                 for id, v in self.aliases.items()
             ],
             "phases": [[node, str(phase)] for node, phase in self.phases.iter()],
+            "params": [list(pair) for pair in self.io.params],
             "binding": self.binding,
             "order": self.order,
             "life": [[node, *span] for node, span in self.life.items()],
@@ -407,6 +413,7 @@ class Placer:
             phases,
             data["binding"],
         )
+        made.io = replace(made.io, params=tuple((name, node) for name, node in data["params"]))
         made.order = list(data["order"])
         made.life = {node: (first, last) for node, first, last in data["life"]}
         made.shared = dict(data["shared"])

@@ -240,7 +240,7 @@ def streamed_weights(
         numbers[id] = number
     missing = [f.node for f in lir.planner.plan().fetches if f.node not in numbers]
     if missing:
-        name = nodes[missing[0]].attrs.get("name", f"%{missing[0]}")
+        name = lir.planner.io.names_of(missing[0]) or f"%{missing[0]}"
         raise UnsupportedError(
             f"weight {name!r} of program {lir.name!r} has no value; give every param one before compiling "
             "with a weight_budget"

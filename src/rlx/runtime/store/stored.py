@@ -60,7 +60,7 @@ class StoredLir(LirModule):
     def buffers(self) -> LirBufferPlan:  # type: ignore[override]
         from rlx.plan.text import read_buffers
 
-        return read_buffers(self._text, self.mir)
+        return read_buffers(self._text, self.mir, self.derived)
 
     @functools.cached_property
     def unfused(self) -> Graph | None:  # type: ignore[override]
