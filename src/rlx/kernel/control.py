@@ -20,12 +20,11 @@ def loop_form(node: Node) -> Loop | None:
     if node.op.role is not Role.COMPUTE or not node.bodies:
         return None
     from rlx.kernel.form import Loop
-    from rlx.kernel.lowering import lower_node  # a program from a file has no use for forms, unless it loops
 
     if node._form is None:
         if node.op.host_only is not None:
             return None
-        from rlx.kernel.compose import lower_node  # a program from a file knows its forms
+        from rlx.kernel.lowering import lower_node  # a program from a file knows its forms
 
         lower_node(node)
     return node._form if isinstance(node._form, Loop) else None
