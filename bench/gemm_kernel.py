@@ -115,7 +115,7 @@ def emit_repeat(module: Module, kernel: str) -> None:
     args, thread, threads, n = fn.args
 
     def once(_: Int, __: list[Value]) -> None:
-        fn.call(kernel, [args, thread, threads])
+        fn.call(kernel, [args, thread, threads, 0])
 
     fn.loop(0, n, 1, [], once)
 

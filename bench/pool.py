@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import compile_object, load
 from rlx.runtime.native import code as native
@@ -26,7 +27,7 @@ RECORDS = 50
 
 def emit_empty(module: Module) -> None:
     module.function("share", [("ptr", "argument"), ("i64", "thread")])
-    module.function("kernel", [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+    module.function("kernel", KERNEL_ARGS)
 
 
 def show(name: str, nanoseconds: list[int]) -> None:

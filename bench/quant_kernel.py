@@ -70,7 +70,7 @@ class Bench:
         self.scratch = empty((team.threads * self.scratch_bytes // 4,))
         self.code: Code = compile_and_load(module.text(), target)
         word = ctypes.c_int64
-        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, word, word)(self.code.address("kernel"))
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, word, word, word)(self.code.address("kernel"))
         self.read_call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, word)(self.code.address("read"))
         self.turn = 0
 
@@ -84,7 +84,7 @@ class Bench:
         pointers = [a.ctypes.data, self.next_copy().ctypes.data, c.ctypes.data]
         table = np.array([0, self.scratch.ctypes.data, self.scratch_bytes, *pointers, len(a)], np.int64)
         threads = self.team.threads
-        return self.team.run(lambda i: self.call(table.ctypes.data, i, threads))
+        return self.team.run(lambda i: self.call(table.ctypes.data, i, threads, 0))
 
     def read(self) -> float:
         """Bytes per second of a plain read of the weights."""

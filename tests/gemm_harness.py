@@ -105,7 +105,7 @@ class Kernel:
     call: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self.call = ctypes.CFUNCTYPE(None, *types)(self.code.address("kernel"))
 
     def run(self, arrays: Sequence[Array], sizes: dict[str, int], threads: int = 1) -> None:
@@ -117,7 +117,7 @@ class Kernel:
         fields = [0, scratch.ctypes.data, per_thread, *pointers, *(sizes[name] for name in self.names)]
         table = np.array(fields, np.int64)
         for thread in reversed(range(threads)):
-            self.call(table.ctypes.data, thread, threads)
+            self.call(table.ctypes.data, thread, threads, 0)
 
 
 def build(

@@ -5,6 +5,7 @@ They run in RLX's process, each right after a timing of RLX and for as long: sha
 
 from __future__ import annotations
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.product.microkernel import kind_of, tile_of
 from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
 from rlx.codegen.native.jit import compile_and_load
@@ -27,7 +28,7 @@ class Yardstick:
 
 
 def _kernel(module: Module, name: str) -> Function:
-    return module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+    return module.function(name, KERNEL_ARGS)
 
 
 def peak(target: Target, threads: int, dtype: str = "f32", turns: int = 2_000_000) -> Yardstick:
@@ -63,7 +64,7 @@ def stream(target: Target, threads: int, nbytes: int, writes: bool) -> list[Yard
         lanes = target.lanes("f32")
         type_, block = vector("float", lanes), _UNROLL * lanes * 4
         blocks = nbytes // block
-        _, thread, count = fn.args
+        _, thread, count, _ = fn.args
         begin, end = (fn.mul(fn.udiv(fn.mul(fn.add(thread, k), blocks), count), block) for k in (0, 1))
         reads, stores = fn.field(fn.args[0], _FIELD, "ptr"), fn.field(fn.args[0], _FIELD + 1, "ptr")
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from measured import grows
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.native.irtext import Int, Module, Value, constant
 from rlx.codegen.native.jit import Code
 from rlx.errors import ConfigError, KernelError
@@ -26,7 +27,6 @@ from rlx.runtime.native.pool import CPUS, Pool
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or forks")
 LINE = 8  # int64 fields of a cache line
-KERNEL = [("ptr", "args"), ("i64", "thread"), ("i64", "threads")]
 
 
 def emit_kernels(module: Module) -> None:
@@ -43,8 +43,8 @@ def _emit_relay(module: Module) -> None:
     A thread that is let through early finds a cell that is not ready, or spoils one that is still read.
     Threads idle for different times, so that the last to arrive changes from step to step.
     """
-    f = module.function("relay", KERNEL)
-    args, thread, threads = f.args
+    f = module.function("relay", KERNEL_ARGS)
+    args, thread, threads, _ = f.args
     source, target = f.field(args, OPERANDS, "ptr"), f.field(args, OPERANDS + 1, "ptr")
     value = f.field(args, OPERANDS + 2)
 
@@ -63,8 +63,8 @@ def _emit_relay(module: Module) -> None:
 
 def _emit_log(module: Module) -> None:
     """log(args: cells, value): cells[thread] = cells[thread] * 10 + value, and cells[thread][1] = threads."""
-    f = module.function("log", KERNEL)
-    args, thread, threads = f.args
+    f = module.function("log", KERNEL_ARGS)
+    args, thread, threads, _ = f.args
     cells = f.field(args, OPERANDS, "ptr")
     cell = f.gep(cells, f.mul(thread, LINE), "i64")
     f.store(f.add(f.mul(f.load("i64", cell), 10), f.field(args, OPERANDS + 1)), cell)
@@ -73,16 +73,16 @@ def _emit_log(module: Module) -> None:
 
 def _emit_fail(module: Module) -> None:
     """fail(args: code, guilty thread): one thread stores an error code."""
-    f = module.function("fail", KERNEL)
-    args, thread, _ = f.args
+    f = module.function("fail", KERNEL_ARGS)
+    args, thread = f.args[:2]
     guilty = f.cmp("eq", thread, f.field(args, OPERANDS + 1))
     f.branch(guilty, lambda: f.store(f.field(args, OPERANDS), f.field(args, 0, "ptr")))
 
 
 def _emit_multiply(module: Module) -> None:
     """multiply(args: x, y, out): out[thread] = x * y in f32; flush(): switch denormals off in this thread."""
-    f = module.function("multiply", KERNEL)
-    args, thread, _ = f.args
+    f = module.function("multiply", KERNEL_ARGS)
+    args, thread = f.args[:2]
     x, y, out = (f.field(args, OPERANDS + n, "ptr") for n in range(3))
     f.store(f.fmul(f.load("float", x), f.load("float", y)), f.gep(out, thread, "float"))
     f = module.function("set_mode", [("i32", "mode")])

@@ -56,7 +56,7 @@ class Product:
         )
         self.scratch = info.scratch_bytes_per_thread
         self.code = jit.compile_and_load(module.text(), target)
-        types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self.call = ctypes.CFUNCTYPE(None, *types)(self.code.address("kernel"))
 
     def run(self, a: Array, threads: int = 1) -> Array:
@@ -66,7 +66,7 @@ class Product:
         pointers = [x.ctypes.data for x in (a, self.packed, c)]
         table = np.array([0, scratch.ctypes.data, self.scratch, *pointers, rows], np.int64)
         for thread in range(threads):
-            self.call(table.ctypes.data, thread, threads)
+            self.call(table.ctypes.data, thread, threads, 0)
         assert (c[rows] == 7).all()
         return c[:rows]
 

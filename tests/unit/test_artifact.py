@@ -21,8 +21,10 @@ from stored_models import X, network, set_own_folders
 
 import rlx
 from machines import another
+from rlx.codegen.cpu import kernels
 from rlx.codegen.native import jit
 from rlx.errors import ConfigError, FormatError, InputError, RlxError
+from rlx.runtime import native_code
 from rlx.runtime.store import container, save
 from rlx.runtime.store.artifact import Artifact, ArtifactWarning
 
@@ -176,6 +178,22 @@ def test_code_of_another_generator_is_not_used(tmp_path: Path, monkeypatch: pyte
         program.save(tmp_path / "network.rlx")
     loaded = rlx.load(tmp_path / "network.rlx")
     assert "it was compiled" in loaded.notes[0] and np.array_equal(loaded(X), program(X))
+
+
+def test_kernels_with_another_calling_convention_are_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of another version is compiled anew; a description that slipped through is refused."""
+    program = rlx.compile(network())
+    with monkeypatch.context() as m:
+        m.setattr(native_code, "ABI", kernels.ABI - 1)
+        program.save(tmp_path / "network.rlx")
+    loaded = rlx.load(tmp_path / "network.rlx")
+    assert "it was compiled" in loaded.notes[0] and np.array_equal(loaded(X), program(X))
+    description = json.loads(program.kernels.describe())
+    for changed in ({"abi": kernels.ABI - 1}, {"abi": None}):
+        with pytest.raises(FormatError, match=r"version .* but this RLX calls them by version"):
+            kernels.KernelSet.recall(json.dumps(description | changed))
 
 
 def test_weights_are_mapped_and_aligned(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlx.codegen.cpu.kernels import EmittedKernel, HostThunk, KernelSet, cut_word
+from rlx.codegen.cpu.kernels import EmittedKernel, HostThunk, KernelSet, part_word
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
@@ -357,7 +357,7 @@ class Context:
             pointers = list(whole.pointers)
             pointers[cut.operand] = place + (f.offset - first - f.begin)
             stop = -(-(f.begin + f.size) // cut.nbytes)
-            part = cut_word(f.begin // cut.nbytes, stop)
+            part = part_word(f.begin // cut.nbytes, stop)
             work = whole.work // len(parts)
             layout.calls.append(replace(whole, pointers=pointers, part=part, work=work))
 

@@ -51,7 +51,7 @@ class Call(Turn):
     label: str
     pointers: list[Pointer]
     values: list[int] = field(default_factory=list)
-    part: int = 0  # of a kernel that runs part by part: what `cut_word` says
+    part: int = 0  # of a kernel that runs part by part: see `part_word`
 
     @property
     def words(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from rlx import config
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.runtime.native.code import build
@@ -29,6 +30,6 @@ def _program(count: int, threads: int) -> NativeProgram:
 @functools.cache
 def _code() -> Code:
     def emit(module: Module) -> None:
-        module.function("nothing", [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+        module.function("nothing", KERNEL_ARGS)
 
     return build(emit)

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from rlx import progress
-from rlx.codegen.cpu.kernels import KernelSet
+from rlx.codegen.cpu.kernels import ABI, KernelSet
 from rlx.plan.lir import LirModule
 from rlx.target.cpu import Target
 
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from rlx.runtime.store.cache import ObjectCache
 
 _LENGTH = struct.Struct("<Q")
-FORMAT = 8  # of the cached blob
+FORMAT = 9  # of the cached blob
+
+
+def code_version() -> str:
+    """What code must have to be loaded: the format of its blob, and how its kernels are called."""
+    return f"{FORMAT}.{ABI}"
 
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
@@ -39,7 +44,7 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
     from rlx.codegen.native.jit import Compiling
     from rlx.kernel.views import view_layouts
 
-    key = f"{FORMAT}-{lir.code_key}"
+    key = f"{code_version()}-{lir.code_key}"
     known = None if cache is None else cache.get(key, target)
     if known is not None:
         progress.info("native code of %r for %s: from the cache", lir.name, target.name)

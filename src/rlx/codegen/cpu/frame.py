@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.codegen.cpu.expression import Operand
-from rlx.codegen.cpu.kernels import EmittedKernel
+from rlx.codegen.cpu.kernels import KERNEL_ARGS, EmittedKernel
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.ir.dim import Dim
@@ -74,7 +74,7 @@ class KernelFrame(ArgumentTable):
     def __init__(self, module: Module, name: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> None:
         super().__init__(inputs, outputs)
         self.module, self.name = module, name
-        self.fn = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+        self.fn = module.function(name, KERNEL_ARGS)
 
     @property
     def thread(self) -> Value:

@@ -1,4 +1,9 @@
-"""What the runtime knows of native kernels: names, sizes they read, scratch. Needs no emitter."""
+"""What the runtime knows of native kernels: how they are called, names, sizes they read, scratch. Needs no
+emitter.
+
+A kernel is `void kernel(ptr args, i64 thread, i64 threads, i64 part)`. `part` is 0, or the word of
+`part_word`: which part of a weight that is cut this call computes with.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from rlx.errors import PlanError
+from rlx.errors import FormatError, PlanError
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.plan.lir import LirBufferPlan, WeightCut
 from rlx.records import dataclass
 
-PIECE_BITS = 20  # of the argument `threads`: their number, the first piece of a part, where the part ends
+ABI = 2
+"""Version of the call: arguments of kernels, and the fixed fields of their argument blocks. It is stored with
+kernels and compared when they are loaded."""
+KERNEL_ARGS = (("ptr", "args"), ("i64", "thread"), ("i64", "threads"), ("i64", "part"))
+PART_BITS = 32  # of the argument `part`: the first piece; above them, where the part ends
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,15 @@ class EmittedKernel:
     cut: WeightCut | None = None  # how it can be run part by part
 
 
-def cut_word(first: int, stop: int) -> int:
-    """What is added to the number of threads, so that a kernel computes with pieces first..stop only."""
-    if not 0 <= first < stop < 1 << PIECE_BITS:
+def part_word(first: int, stop: int) -> int:
+    """The argument that makes a kernel compute with pieces first..stop of its weight only.
+
+    >>> hex(part_word(2, 5))
+    '0x500000002'
+    """
+    if not 0 <= first < stop < 1 << PART_BITS - 1:
         raise PlanError(f"pieces {first} to {stop} of a weight are too many; read it in larger ones")
-    return first << PIECE_BITS | stop << 2 * PIECE_BITS
+    return first | stop << PART_BITS
 
 
 @dataclass(frozen=True)
@@ -116,11 +129,17 @@ class KernelSet:
         """Everything but the code, as JSON text; `recall` is its inverse."""
         thunks = {str(id): t.why for id, t in self.thunks.items()}
         whole = BodyKernels(self.kernels, self.inner)
-        return json.dumps({**whole.to_json(), "thunks": thunks, "distinct": self.distinct})
+        return json.dumps({"abi": ABI, **whole.to_json(), "thunks": thunks, "distinct": self.distinct})
 
     @staticmethod
     def recall(text: str) -> KernelSet:
+        """The kernels that `describe` wrote; refused if this runtime calls kernels in another way."""
         data = json.loads(text)
+        if data.get("abi") != ABI:
+            raise FormatError(
+                f"its kernels are called by version {data.get('abi')} of the convention, but this RLX calls "
+                f"them by version {ABI}; compile it again"
+            )
         thunks = {int(id): HostThunk(int(id), why) for id, why in data["thunks"].items()}
         whole = BodyKernels.from_json(data)
         return KernelSet(whole.kernels, thunks, (), data["distinct"], whole.inner)

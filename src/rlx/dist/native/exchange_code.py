@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.dist.native import copies
 from rlx.dist.native import sync
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
@@ -390,7 +391,7 @@ def _emit_again(module: Module) -> None:
 
 def _emit_kernel(module: Module) -> None:
     """void rlx_meet(args, thread, threads): the exchange as a kernel of a program, for one thread."""
-    f = module.function("rlx_meet", [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+    f = module.function("rlx_meet", KERNEL_ARGS)
     args = f.args[0]
     verdict = f.call("rlx_exchange", [f.field(args, KERNEL_ARGUMENT, "ptr")], "i64")
     ended = f.cmp("ne", f.and_(verdict, ENDED), 0)

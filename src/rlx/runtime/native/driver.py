@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
 from rlx.codegen.native.jit import Code
 from rlx.errors import ConfigError, KernelError
@@ -75,7 +76,7 @@ class Record:
     owner: int = ALL
     meets: bool = True
     jump: bool = False
-    part: int = 0  # what the kernel sees added to the number of threads; see `kernels.cut_word`
+    part: int = 0  # the last argument of the kernel: see `kernels.part_word`
 
     @property
     def flags(self) -> int:
@@ -318,7 +319,7 @@ class _Emitter:
         kernel, args = self.record_field(index, 0, "ptr"), self.record_field(index, 1, "ptr")
         profiled = f.cmp("ne", self.profile, 0)
         (start,) = f.if_value(profiled, lambda: [native.clock(f)], lambda: [0])
-        f.call(kernel, [args, thread, f.add(threads, self.record_field(index, 3))])
+        f.call(kernel, [args, thread, threads, self.record_field(index, 3)])
         f.branch(profiled, lambda: self.stamp(index, start))
         error = f.load("i64", f.field(args, ERROR_SLOT, "ptr"))
         f.branch(f.cmp("ne", error, 0), lambda: f.atomic_rmw("umin", self.place(_FAILED), index))
@@ -367,14 +368,13 @@ class _Emitter:
         return f.if_value(self.alone, lambda: [decision()], meet)[0]
 
 
-_KERNEL = [("ptr", "args"), ("i64", "thread"), ("i64", "threads")]
 _COPY_GRAIN = 4096  # bytes that one thread copies at least
 
 
 def emit_copy(module: Module) -> None:
     """Write the kernel that copies bytes: from, to, how many."""
-    f = module.function(COPY, _KERNEL)
-    args, thread, threads = f.args
+    f = module.function(COPY, KERNEL_ARGS)
+    args, thread, threads, _ = f.args
     source, target = (f.field(args, OPERANDS + i, "ptr") for i in range(2))
     total = f.field(args, OPERANDS + 2)
     grains = f.sdiv(f.add(total, _COPY_GRAIN - 1), _COPY_GRAIN)
@@ -387,7 +387,7 @@ def emit_copy(module: Module) -> None:
 
 def emit_refuse(module: Module) -> None:
     """Write the kernel that stores an error code, its only field."""
-    f = module.function(REFUSE, _KERNEL)
+    f = module.function(REFUSE, KERNEL_ARGS)
     args = f.args[0]
     f.store(f.field(args, OPERANDS), f.field(args, ERROR_SLOT, "ptr"))
 
@@ -399,7 +399,7 @@ def emit_count_step(module: Module) -> None:
     number of the step and whether there is one. Its last field is 0 for the first step, 1 for all others. The
     word after the number holds the time of the next pause.
     """
-    f = module.function(COUNT_STEP, _KERNEL)
+    f = module.function(COUNT_STEP, KERNEL_ARGS)
     args = f.args[0]
     go, trips, place, alive = (f.field(args, OPERANDS + i, "ptr") for i in range(4))
     limit, later = f.field(args, OPERANDS + 4), f.field(args, OPERANDS + 5)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
 from rlx.codegen.native.jit import Code
 from rlx.config import THREADS
@@ -420,8 +421,8 @@ def _emit_await(module: Module) -> None:
 
 def _emit_gate(module: Module) -> None:
     """The kernel of a gate. Every thread of the run waits, and helps; the first one keeps the time."""
-    f = module.function(ARRIVE, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
-    args, thread, _ = f.args
+    f = module.function(ARRIVE, KERNEL_ARGS)
+    args, thread = f.args[:2]
     control = f.field(args, OPERANDS, "ptr")
     position, first, stop = (f.field(args, OPERANDS + i) for i in range(1, 4))
     began = native.clock(f)

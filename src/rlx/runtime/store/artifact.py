@@ -33,7 +33,7 @@ from rlx.ir.op import Level, Role, get_op
 from rlx.plan.lir import LirModule
 from rlx.records import dataclass
 from rlx.runtime.background import meanwhile
-from rlx.runtime.native_code import FORMAT, open_blob, open_runtime
+from rlx.runtime.native_code import code_version, open_blob, open_runtime
 from rlx.runtime.store.container import Container
 from rlx.runtime.store.stored import StoredLir
 from rlx.runtime.store.trust import accept, accepted, is_noted, keyring, note
@@ -61,7 +61,7 @@ class Origin:
 
 def generator() -> str:
     """What code must have been made by to fit this runtime."""
-    return f"{FORMAT}-{generator_version()}"
+    return f"{code_version()}-{generator_version()}"
 
 
 def signed_bytes(header: Mapping[str, Any], number: int) -> bytes:

@@ -20,6 +20,7 @@ from rlx.codegen.cpu.attention.pairs import PairBlock
 from rlx.codegen.cpu.attention.row import FEW, row_function
 from rlx.codegen.cpu.attention.wide import WideBlock
 from rlx.codegen.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value, constant, size_bytes, vector
@@ -95,7 +96,7 @@ class Attention:
 
     def emit(self) -> EmittedKernel:
         spec, table = self.spec, self.table
-        fn = self.module.function(self.name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+        fn = self.module.function(self.name, KERNEL_ARGS)
         dim = lambda d: table.dim(fn, d)  # noqa: E731
         queries = dim(spec.queries)
         blocks = fn.ceildiv(queries, self.width)
@@ -103,7 +104,7 @@ class Attention:
         units: Int = blocks
         for n in batch:
             units = fn.mul(units, n)
-        args, thread, threads = fn.args
+        args, thread, threads, _ = fn.args
         always = isinstance(spec.queries, int) and spec.queries <= FEW
         never = isinstance(spec.queries, int) and spec.queries > FEW
         row = None if never else row_function(self)

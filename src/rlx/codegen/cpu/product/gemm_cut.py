@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from rlx.codegen.cpu.kernels import PIECE_BITS
+from rlx.codegen.cpu.kernels import PART_BITS
 from rlx.codegen.native.irtext import Bool, Function, Int, Value
 from rlx.records import dataclass
 
@@ -65,13 +65,11 @@ def share(fn: Function, total: Int, thread: Int, threads: Int) -> tuple[Int, Int
     return fn.udiv(fn.mul(total, thread), threads), fn.udiv(fn.mul(total, fn.add(thread, 1)), threads)
 
 
-def cut_window(fn: Function, threads: Int, panels: Int) -> tuple[Int, Int, Int]:
-    """What the last argument of a kernel says: number of threads, first panel, and where panels end. A run of
-    the whole kernel says nothing of panels."""
-    count = fn.and_(threads, (1 << PIECE_BITS) - 1)
-    first = fn.and_(fn.lshr(threads, PIECE_BITS), (1 << PIECE_BITS) - 1)
-    stop = fn.lshr(threads, 2 * PIECE_BITS)
-    return count, first, fn.select(fn.cmp("eq", stop, 0), panels, stop)
+def part_window(fn: Function, part: Int, panels: Int) -> tuple[Int, Int]:
+    """What the last argument of a kernel says: the first panel, and where panels end. For a run of the whole
+    kernel it is 0."""
+    first, stop = fn.and_(part, (1 << PART_BITS) - 1), fn.lshr(part, PART_BITS)
+    return first, fn.select(fn.cmp("eq", stop, 0), panels, stop)
 
 
 @dataclass(frozen=True)

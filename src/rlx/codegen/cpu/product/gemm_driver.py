@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.cpu.product.gemm_cut import Tiles, Units, cut_window, share
+from rlx.codegen.cpu.product.gemm_cut import Tiles, Units, part_window, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
 from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.codegen.cpu.product.microkernel import Kind
@@ -46,7 +47,7 @@ class GemmSpec:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether the kernel computes any range of panels of packed weights, if `threads` says so."""
+        """Whether the kernel computes any range of panels of packed weights, if `part` says so."""
         return self.b_packed and not self.batch
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class ProductDriver:
         self.module, self.name, self.call, self.spec, self.kind = module, name, call, call.spec, kind
         self.element, self.lanes, self.rows, self.columns = kind.element, kind.lanes, rows, columns
         self.c_element = MEMORY[call.spec.c_dtype]
-        self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+        self.main = module.function(name, KERNEL_ARGS)
         batch_axes = len(call.spec.batch)
         self.frame = Frame(self.main, 10 + batch_axes)
         self.end = TileEnd(
@@ -165,7 +166,7 @@ class ProductDriver:
         each, tiles = units, self.tiles.count
         window: tuple[Int, Int] = (0, units)
         if spec.can_be_cut:
-            threads, from_panel, to_panel = cut_window(fn, threads, panels)
+            from_panel, to_panel = part_window(fn, fn.args[3], panels)
             window = fn.mul(from_panel, tiles), fn.mul(to_panel, tiles)
             cut = cut.window(fn, from_panel, to_panel)
         start, end = (fn.add(window[0], unit) for unit in cut.share(fn, items, thread, threads))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm import DimValue, KernelInfo, Size
 from rlx.codegen.cpu.product.gemm_cut import Tiles, share
@@ -190,7 +191,7 @@ class _QuantGemm:
         # Accumulators: per output its total and the sums of a group; beside them codes, a table and A.
         per_panel = PANEL_VECTORS * (1 + max(self.parts, 1))
         self.rows = (module.target.registers - 6) // per_panel
-        self.main = module.function(name, [("ptr", "args"), ("i64", "thread"), ("i64", "threads")])
+        self.main = module.function(name, KERNEL_ARGS)
         self.frame = Frame(self.main, 4)
         self.end = TileEnd(module, name, "float", layout.lanes, MEMORY[c_dtype], self.frame, epilogue, 0)
 
@@ -220,7 +221,7 @@ class _QuantGemm:
 
     def emit(self) -> KernelInfo:
         fn, layout = self.main, self.layout
-        args, thread, threads = fn.args
+        args, thread, threads, _ = fn.args
         m, a_row, c_row, a_start = (self.size(x) for x in self.shape)
         self.frame.share("n", layout.n)
         self.frame.share("c_row", c_row)
