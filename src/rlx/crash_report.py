@@ -45,7 +45,7 @@ def reports_crashes(work: Work) -> Work:
         except RlxError:
             raise
         except MemoryError as e:
-            raise OutOfMemoryError(f"the system has no memory for what the model asks for: {e}") from e
+            raise OutOfMemoryError(f"the system has not enough memory for this model: {e}") from e
         except Exception as e:
             bug = found_bug(work.__name__, e, graph)
             if bug is None:

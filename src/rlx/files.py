@@ -117,7 +117,7 @@ def file_boundary(path: str | os.PathLike[str], what: str = "file") -> Iterator[
     except OSError as e:
         raise FormatError(f"cannot read {name}: {e.strerror or e}") from e
     except MemoryError as e:
-        raise FormatError(f"{name}: the system has no memory for what it claims to hold") from e
+        raise FormatError(f"{name}: the system has not enough memory for what it claims to hold") from e
     except Exception as e:
         told = f"{e} ({type(e).__name__})" if str(e) else type(e).__name__
         raise FormatError(f"{name} is not a valid {what}: {told[:400]}") from e

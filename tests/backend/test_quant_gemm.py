@@ -150,7 +150,7 @@ def test_refusals() -> None:
     layout = quant_layout(8, 2, host, group=8)
     with pytest.raises(ShapeError, match="must have shapes"):
         pack_quantised(np.zeros((8, 3), np.int8), np.ones((1, 2), np.float32), layout)
-    with pytest.raises(ShapeError, match=r"codes of 4 bits lie in -8\.\.7"):
+    with pytest.raises(ShapeError, match=r"codes of 4 bits must be in -8\.\.7"):
         pack_quantised(np.full((8, 2), 9), np.ones((1, 2), np.float32), layout)
     with pytest.raises(ShapeError, match="zeros are given exactly when"):
         pack_quantised(

@@ -354,7 +354,7 @@ def external_weight_of_a_proto(m: Any) -> None:
     tensor.external_data.add(key="location", value="w.bin")
 
 
-@mutation("cannot be made dense")
+@mutation("cannot be stored densely")
 def huge_sparse_weight(m: Any) -> None:
     values = numpy_helper.from_array(np.array([1], np.float32), "sparse")
     sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([0])), [2**40])

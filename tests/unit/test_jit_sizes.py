@@ -233,7 +233,7 @@ def test_where_symbols_are_refused_each_size_compiles_by_itself() -> None:
         np.testing.assert_array_equal(g(ones(n)), np.full(n, 2))
     assert g.stats["traces"] == 3
     assert g.stats["refused"] == [
-        "x.shape[0] cannot be symbols, each size compiles by itself: no symbols here"
+        "x.shape[0] cannot be symbols, so each size is compiled separately: no symbols here"
     ]
 
 

@@ -115,5 +115,5 @@ def test_no_memory_to_compile_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> N
     g = rlx.Graph("large")
     g.output("y", rlx.ops.tanh(g.input("x", (2,), "f32")))
     monkeypatch.setattr("rlx.api.planning.lower", refuse)
-    with pytest.raises(RlxError, match="no memory for what the model asks for: Unable to"):
+    with pytest.raises(RlxError, match="not enough memory for this model: Unable to"):
         rlx.compile(g)

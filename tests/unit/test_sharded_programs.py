@@ -358,7 +358,9 @@ def test_refusals() -> None:
         rlx.compile(g, mesh=TP, shardings=shardings)
     manual = Graph()
     manual.output("y", ops.all_reduce(manual.input("x", (4,), "f32"), axis="tp", ranks=2))
-    with pytest.raises(UnsupportedError, match="meets the 2 ranks of axis 'tp'; compile with mesh="):
+    with pytest.raises(
+        UnsupportedError, match="is a collective of the 2 ranks of axis 'tp'; compile with mesh="
+    ):
         rlx.compile(manual)
     with pytest.raises(UnsupportedError, match="weight_budget and mesh cannot be combined"):
         rlx.compile(g, mesh=TP, shardings=shardings, weight_budget="1MiB")

@@ -236,7 +236,7 @@ def refused(shardings: dict[str, object], words: str, mesh: Mesh = TP) -> None:
 
 
 def test_refusals_name_the_value_and_the_axis() -> None:
-    refused({"z": {"tp": Shard(0)}}, "shardings name 'z', which is no input, param, state or output")
+    refused({"z": {"tp": Shard(0)}}, "shardings name 'z', which is not an input, param, state or output")
     refused({"x": {"dp": Shard(0)}}, "the mesh has no axis 'dp'; it has: tp")
     refused({"x": {"tp": Shard(2)}}, r"'x' is f32\[5,4\] and has no axis 2 to shard")
     refused(
@@ -246,7 +246,7 @@ def test_refusals_name_the_value_and_the_axis() -> None:
     refused({"w": {"tp": "Shard(0)"}}, "the placement of 'w' is 'Shard.0.'; use Shard.dim., Replicate")
     refused({"w": Shard(0)}, "the sharding of 'w' must map axes of the mesh to placements")
     refused({"y": {"tp": Shard(0)}}, "axis 0 of output 'y'")
-    refused({"y": {"tp": Partial()}}, "output 'y' cannot be Partial.'sum'.: it comes out as Replicate")
+    refused({"y": {"tp": Partial()}}, "output 'y' cannot be Partial.'sum'.: it is computed as Replicate")
     assert Replicate() == Replicate()
 
 
@@ -261,7 +261,7 @@ def test_a_collective_in_a_body_is_refused() -> None:
     g.output("y", last)
     with pytest.raises(ShardingError, match="all_reduce is in the body of a loop or branch"):
         shard(mir(g), TP)
-    with pytest.raises(UnsupportedError, match="meets the 2 ranks of axis 'tp'"):
+    with pytest.raises(UnsupportedError, match="is a collective of the 2 ranks of axis 'tp'"):
         rlx.compile(g)
 
 

@@ -162,7 +162,7 @@ def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:
             sizes = ", ".join(f"{s}={given[s]}" for s in c.symbols)
             raise ConfigError(
                 f"assume: the graph needs that {c.describe()}, which does not hold for {sizes}; "
-                "give sizes that the program will meet",
+                "give sizes that the program will run with",
                 c.where,
             )
 
@@ -184,5 +184,5 @@ def _refuse_collectives(graph: Graph) -> None:
 
     for node, _ in meetings(graph):
         axis, ranks = node.attrs["axis"], node.attrs["ranks"]
-        told = f"%{node.id} ({node.op.name}) meets the {ranks} ranks of axis {axis!r}"
-        raise UnsupportedError(f"{told}; compile with mesh= and run it on all of them", node.where)
+        told = f"%{node.id} ({node.op.name}) is a collective of the {ranks} ranks of axis {axis!r}"
+        raise UnsupportedError(f"{told}; compile with mesh= and run it on all ranks", node.where)

@@ -284,7 +284,7 @@ class Jit:
 
     def _refuse(self, signature: _Signature, places: frozenset[Place], e: Exception) -> None:
         sizes = ", ".join(sorted(_size_text(signature.paths, place) for place in places))
-        reason = f"{sizes} cannot be symbols, each size compiles by itself: {e or type(e).__name__}"
+        reason = f"{sizes} cannot be symbols, so each size is compiled separately: {e or type(e).__name__}"
         signature.refused[places] = reason
         self.stats["refused"].append(reason)
 

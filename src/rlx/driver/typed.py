@@ -91,6 +91,6 @@ def elements(shape: tuple[int, ...]) -> int:
 def _flat_bytes(thing: Any) -> Bytes:
     if isinstance(thing, np.ndarray):
         if not thing.flags.c_contiguous:
-            raise BufferUseError("typed bytes must lie in one piece; give a contiguous array")
+            raise BufferUseError("typed bytes must be contiguous; give a contiguous array")
         return thing.reshape(-1).view(np.uint8)
     return np.frombuffer(memoryview(thing).cast("B"), np.uint8)

@@ -239,7 +239,7 @@ def _in_order(facts: Facts, groups: Sequence[Group]) -> list[Group]:
                 heapq.heappush(ready, (max(groups[r].nodes), r))
     if len(order) != len(groups):
         stuck = next(groups[g] for g, before in enumerate(needs) if before)
-        raise PlanError(f"the group of %{stuck.nodes[0]} waits for itself: fusion made a cycle")
+        raise PlanError(f"the group of %{stuck.nodes[0]} depends on itself: fusion created a cycle")
     return order
 
 

@@ -21,13 +21,13 @@ ROUND = 200  # programs of one host before it is the next one's turn
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m rlx.fuzz", description=__doc__)
     top.add_argument("what", nargs="?", default="programs", choices=["programs", "files"])
-    top.add_argument("--seconds", type=float, help="stop after so many seconds")
+    top.add_argument("--seconds", type=float, help="stop after this many seconds")
     top.add_argument("--programs", type=int, help="programs per host, or mutants of `files`")
-    top.add_argument("--seed", type=int, default=0, help="what is drawn follows from it")
+    top.add_argument("--seed", type=int, default=0, help="seed of the random programs")
     top.add_argument("--start", type=int, default=0, help="number of the first program")
     top.add_argument("--host", default="host", help="a target that this machine runs, or all")
-    top.add_argument("--poison", action="store_true", help="spoil freed memory in every program")
-    top.add_argument("--way", choices=list(MAIN_WAYS + MORE_WAYS), help="check programs in this way only")
+    top.add_argument("--poison", action="store_true", help="overwrite freed memory in every program")
+    top.add_argument("--way", choices=list(MAIN_WAYS + MORE_WAYS), help="run only this check")
     top.add_argument("--tally", type=Path, help="append a line of JSON about each host to this file")
     top.add_argument("--findings", type=Path, help="write each reproducer to a file in this folder")
     return top

@@ -84,7 +84,7 @@ class Node:
     def __bool__(self) -> bool:
         advice = "use rlx.ops.where or rlx.ops.cond"
         if isinstance(self.type, TensorType) and self.dtype.is_bool:  # `if a == b`, `a in [b, c]`
-            advice += "; == and != compare elements, `is` tells whether two nodes are one"
+            advice += "; == and != compare elements, `is` compares identity"
         self._refuse_value(advice)
 
     def __int__(self) -> int:

@@ -74,5 +74,5 @@ def check_ranges(ranges: Mapping[int, DType], arrays: Any, names: Sequence[str])
         if not to.min_value <= value <= to.max_value:
             raise DTypeError(
                 f"{names[number]} is {value}, which does not fit {to} ({to.min_value} to {to.max_value}); "
-                "cast the tensor beside it to a wider dtype first"
+                "cast the tensor it is combined with to a wider dtype first"
             )

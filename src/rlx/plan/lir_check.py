@@ -46,7 +46,7 @@ def _check_slots(plan: LirBufferPlan) -> None:
     ends: dict[str, list[tuple[int, int, int]]] = {}
     for node, slot in plan.assignments.items():
         if slot.offset % plan.alignment:
-            raise PlanError(f"%{node} lies at offset {slot.offset}, which is not aligned to {plan.alignment}")
+            raise PlanError(f"%{node} is at offset {slot.offset}, which is not aligned to {plan.alignment}")
         room = plan.space_sizes.get(slot.space, 0)
         if slot.offset + slot.size > room:
             raise PlanError(
@@ -55,7 +55,7 @@ def _check_slots(plan: LirBufferPlan) -> None:
         over = plan.shared.get(node)
         if slot.space == "state" and over is not None:
             if plan.assignments.get(over) != slot:
-                raise PlanError(f"%{node} is written over %{over}, but does not lie in its slot")
+                raise PlanError(f"%{node} is written over %{over}, but has another slot")
         elif slot.space not in ("activation", "heap", "ring") and slot.size:
             ends.setdefault(slot.space, []).append((slot.offset, slot.offset + slot.size, node))
     for space, slots in ends.items():

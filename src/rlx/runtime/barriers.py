@@ -160,9 +160,9 @@ def verify(turns: Sequence[Turn]) -> None:
     for i, turn in enumerate(turns):
         for j in () if turn.meets else sorted(open_before[i]):
             if turn.waits_for_all or turns[j].all_wait_for:
-                raise PlanError(f"call {j} may still run when call {i} begins; they must be kept apart")
+                raise PlanError(f"call {j} may still run when call {i} begins; a barrier is missing")
             if not _one_thread(turn, turns[j]) and _touch(turn, turns[j]):
-                raise PlanError(f"calls {j} and {i} touch the same bytes; threads must meet between them")
+                raise PlanError(f"calls {j} and {i} touch the same bytes; a barrier is missing between them")
 
 
 def _following(turns: Sequence[Turn], i: int) -> Iterator[int]:

@@ -39,7 +39,7 @@ def foreign_layout(
     if fits:
         return None
     named = "a blocked image" if packed is None else f"{packed[0]} {dict(packed[1])}"
-    return f"{named} is no layout that kernels for {target.name} read"
+    return f"kernels for {target.name} cannot read the layout {named}"
 
 
 def _matrix_fits(

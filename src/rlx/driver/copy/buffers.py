@@ -167,7 +167,7 @@ class RingBuffer(FillAhead):
     ) -> None:
         if isinstance(buffers, int):
             if nbytes is None:
-                raise CopyError("a RingBuffer made from a number of buffers needs nbytes, the size of each")
+                raise CopyError("a RingBuffer with a number of buffers needs nbytes, the size of each")
             buffers = [Buffer.empty((nbytes,), "u8", on) for _ in range(buffers)]
         if len(buffers) < 2:
             raise CopyError(f"a RingBuffer needs at least 2 buffers, not {len(buffers)}")

@@ -171,7 +171,9 @@ def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
     for d in shape:
         count *= max(d, 0)
     if not shape or min(shape) < 0 or count > MOST_DENSE:
-        raise ModelImportError(f"sparse tensor {sparse.values.name!r} of {list(shape)} cannot be made dense")
+        raise ModelImportError(
+            f"sparse tensor {sparse.values.name!r} of {list(shape)} cannot be stored densely"
+        )
     out = np.zeros(shape, values.dtype)
     try:
         if indices.ndim == 1:

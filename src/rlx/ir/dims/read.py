@@ -131,7 +131,7 @@ class Readable:
         if isinstance(other, Readable):
             return self._answer("le", other + shift)  # type: ignore[operator]
         if not isinstance(other, _REAL):
-            raise ShapeError(f"the size {self} cannot be compared with {other!r}, which is no number")
+            raise ShapeError(f"the size {self} cannot be compared with {other!r}, which is not a number")
         if not math.isfinite(other):
             return bool(other > 0)
         return self._answer("le", whole(other) + shift)

@@ -359,7 +359,7 @@ class _depth_to_space(Op):
     def infer(self, x: TensorType, *, block: int, mode: str) -> TensorType:
         _check_blocks(self.name, x, block)
         n, c, h, w = x.shape
-        what = f"depth_to_space: the channels of {x} are no multiple of {block * block}"
+        what = f"depth_to_space: the channels of {x} are not a multiple of {block * block}"
         require_equal(floordiv(c, block * block) * block * block, c, what)
         return x.with_shape((n, floordiv(c, block * block), h * block, w * block))
 
@@ -412,7 +412,7 @@ class _space_to_depth(Op):
         _check_blocks(self.name, x, block)
         n, c, h, w = x.shape
         for d in (h, w):
-            what = f"space_to_depth: height and width of {x} are no multiples of {block}"
+            what = f"space_to_depth: height and width of {x} are not multiples of {block}"
             require_equal(floordiv(d, block) * block, d, what)
         return x.with_shape((n, c * block * block, floordiv(h, block), floordiv(w, block)))
 

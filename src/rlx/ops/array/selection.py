@@ -213,7 +213,7 @@ class _data_size(Op):
 
     def infer(self, x: TensorType, *, count: Dim) -> TensorType:
         if x.rank or x.dtype is not I64:
-            raise TypeMismatchError(f"data_size: {x} is no number; it must be a scalar i64[]")
+            raise TypeMismatchError(f"data_size: {x} is not a number; it must be a scalar i64[]")
         return TensorType(BOOL, (count, 0))
 
     def ref(self, x: np.ndarray, *, count: Dim) -> np.ndarray:

@@ -36,7 +36,8 @@ def check_channels(name: str, x: TensorType, w: TensorType, groups: int) -> None
     """Operands have batch, channels and as many further axes; there is at least one group."""
     if x.rank < 3 or w.rank != x.rank:
         raise ShapeError(
-            f"{name}: x {x} and w {w} must both have rank 3 or more: x is [batch, channels, axes], w is alike"
+            f"{name}: x {x} and w {w} must have the same rank, 3 or more: [batch, channels, axes] and "
+            "[channels, channels, axes]"
         )
     if groups < 1:
         raise ShapeError(f"{name}: groups is {groups}; it must be 1 or more")

@@ -66,7 +66,9 @@ class _deform_conv(Op):
             or len(mask) > 1
             or min(groups, offset_groups) < 1
         ):
-            raise ShapeError(f"deform_conv: x {x}, w {w} and offset {offset} are not [N, C, axes] and alike")
+            raise ShapeError(
+                f"deform_conv: x {x}, w {w} and offset {offset} must have the same rank, as [N, C, axes]"
+            )
         require_equal(
             x.shape[1], w.shape[1] * groups, f"deform_conv: w {w} in {groups} groups does not fit x {x}"
         )

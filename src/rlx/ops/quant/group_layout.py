@@ -96,7 +96,7 @@ def pack_quantised(
     if layout.zeros != (zeros is not None) or (zeros is not None and zeros.shape != scales.shape):
         raise ShapeError("zeros are given exactly when the layout has them, in the shape of the scales")
     if q.size and (q.min() < low or q.max() > high):
-        raise ShapeError(f"codes of {layout.bits} bits lie in {low}..{high}, not {q.min()}..{q.max()}")
+        raise ShapeError(f"codes of {layout.bits} bits must be in {low}..{high}, not {q.min()}..{q.max()}")
     padded = np.zeros((layout.depth, layout.panels * layout.columns), np.int32)
     padded[: layout.k, : layout.n] = q
     codes = padded.reshape(layout.groups, layout.group, layout.panels, layout.columns)

@@ -87,7 +87,7 @@ def shard(
     for node, in_body in meetings(graph):
         if in_body:
             told = f"{node.op.name} is in the body of a loop or branch"
-            raise ShardingError(f"{told}, where ranks cannot meet; move it out", node.where)
+            raise ShardingError(f"{told}, where collectives are not supported; move it out", node.where)
         if mesh.check_axis(node.attrs["axis"]) != node.attrs["ranks"]:
             told = f"{node.op.name} is over {node.attrs['ranks']} ranks, but {mesh} has"
             here = mesh.axes[node.attrs["axis"]]
@@ -110,7 +110,7 @@ def _checked(
         node = leaves.get(name, graph.outputs.get(name))
         if node is None:
             known = ", ".join([*leaves, *graph.outputs])
-            told = f"shardings name {name!r}, which is no input, param, state or output"
+            told = f"shardings name {name!r}, which is not an input, param, state or output"
             raise ShardingError(f"{told}; there are: {known}")
         if not isinstance(placements, Mapping):
             told = f"the sharding of {name!r} must map axes of the mesh to placements"

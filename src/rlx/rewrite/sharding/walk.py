@@ -299,7 +299,7 @@ class Walk:
         if change.cost == IMPOSSIBLE:
             listed = ", ".join(map(str, have))
             raise ShardingError(
-                f"{reader} cannot be {want}: it comes out as {listed}; ask for that", node.where
+                f"{reader} cannot be {want}: it is computed as {listed}; give one of these", node.where
             )
         made = have[want] = self.changed(have[change.before], change.before, want)
         self.cost += change.cost

@@ -121,9 +121,7 @@ class _Loop:
         out = self.n.run_subgraph(self.body, [i, self.n.constant(True), *values])
         for c in self.n.graph.constraints:
             if known.is_step(c.lhs) or known.is_step(c.rhs):
-                raise ModelImportError(
-                    f"its steps assume that {c.lhs} and {c.rhs} relate in a way that not all of them do"
-                )
+                raise ModelImportError(f"its steps need {c.describe()}, which does not hold in every step")
         new = [one_as(as_tensor(out[1 + k]), self.start[k].shape) for k in self.kept]
         rows = [as_tensor(v) for v in out[1 + len(self.carried) :]]
         return ops.reshape(as_tensor(out[0]), ()), new, rows
