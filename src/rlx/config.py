@@ -169,7 +169,7 @@ def thread_count(given: int | None) -> int:
 
 HOST: Knob[str | None] = Knob(
     "RLX_HOST",
-    "CPU target that this machine is seen as: no code beyond it runs; tests without AVX-512: "
+    "CPU target to treat this machine as; newer code is refused. Without AVX-512, tests use "
     "`emulate:x86-64-v4`",
     str,
     lambda: None,
