@@ -26,7 +26,7 @@ from rlx.plan.lir import LirBufferPlan, LirWorkspace
 from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, TOGETHER, Mark, Span, Turn
 from rlx.runtime.memory import table
-from rlx.runtime.native.driver import CLOSED_BRANCH, COPY, COUNT_STEP, REFUSE, driver_address
+from rlx.runtime.native.driver import CLOSED_BRANCH, driver_address, rlx_copy, rlx_count_step, rlx_refuse
 
 ENDLESS = np.iinfo(np.int64).max
 _COPY_PS = 40  # per byte, one thread
@@ -140,7 +140,7 @@ class Layout:
         if nbytes:
             self.calls.append(
                 Call(
-                    address=driver_address(COPY),
+                    address=driver_address(rlx_copy),
                     label=self._label,
                     pointers=[source, target],
                     values=[nbytes],
@@ -157,7 +157,9 @@ class Layout:
     def refuse(self, code: int) -> None:
         """End the run with an error."""
         self.calls.append(
-            Call(address=driver_address(REFUSE), label=self._label, pointers=[], values=[code], alone=True)
+            Call(
+                address=driver_address(rlx_refuse), label=self._label, pointers=[], values=[code], alone=True
+            )
         )
 
     def count(self, go: Pointer, trips: Pointer, cells: np.ndarray, limit: int, first: bool) -> None:
@@ -165,7 +167,7 @@ class Layout:
         step = Pointer(None, cells.ctypes.data)
         self.calls.append(
             Call(
-                address=driver_address(COUNT_STEP),
+                address=driver_address(rlx_count_step),
                 label=self._label,
                 pointers=[go, trips, step, step + 8],
                 values=[limit, int(not first)],

@@ -31,11 +31,11 @@ def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet,
 
 def prepare_runs() -> None:
     """Have the code ready that runs programs: where the cache lacks it, LLVM makes it, too."""
-    from rlx.runtime.native.driver import driver_address
+    from rlx.runtime.native.driver import driver_address, rlx_run_program
     from rlx.runtime.native.pool import prepare
 
     prepare()
-    driver_address("rlx_run_program")
+    driver_address(rlx_run_program)
 
 
 def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes:

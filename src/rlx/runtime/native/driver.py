@@ -24,15 +24,36 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.codegen.cpu.kernels import KERNEL_ARGS
-from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
+from rlx.codegen.native.notation import Native, inline, native
+from rlx.codegen.native.words import (
+    W,
+    at,
+    atomic_load,
+    atomic_rmw,
+    atomic_store,
+    byte_at,
+    call,
+    external,
+    field,
+    i8,
+    i64,
+    load,
+    lshr,
+    ptr,
+    sdiv,
+    select,
+    store,
+    zext,
+)
 from rlx.errors import ConfigError, KernelError
 from rlx.records import dataclass
 from rlx.runtime.barriers import ALL
 from rlx.runtime.memory import round_up, table
-from rlx.runtime.native import code as native
+from rlx.runtime.native.code import build
 from rlx.runtime.native.pool import Pool, default_pool
+from rlx.runtime.native.waiting import clock, default_float_mode, wait_while
 from rlx.runtime.stamps import EVENT_FIELDS, FIRST_EVENT, Stamps
 from rlx.runtime.store.cache import default_cache
 
@@ -45,11 +66,13 @@ _RECORDS, _COUNT, _THREADS, _PROFILE, _SPINS, _STARTED, _FINISHED, _FIRST, _STRI
 _FAILED, _ARRIVED, _EPOCH = 16, 32, 48
 _HEADER_FIELDS = 64
 _RECORD_FIELDS = 4
-COPY, COUNT_STEP, REFUSE = "rlx_copy", "rlx_count_step", "rlx_refuse"  # kernels of its own, for control flow
 CLOSED_BRANCH = 2  # error code of a branch that assumes other sizes than those of the run
 PAUSE = 1 << 62  # what a loop stores in place of an error code when it wants to be entered again
 _PAUSE_NS = 50_000_000
+_COPY_GRAIN = 4096  # bytes that one thread copies at least
 _FINE = -1  # no record failed; as an unsigned number it is above every index
+
+_memcpy = external("memcpy", ptr)
 
 
 class RecordError(KernelError):
@@ -221,194 +244,200 @@ def _block_starts(records: Sequence[Record]) -> list[int]:
 class _Driver:
     def __init__(self, code: Code) -> None:
         self._code = code
-        self.address = code.address("rlx_run_program")
+        self.address = code.address(rlx_run_program.name)
         self.address_of = code.address
         self.run_program = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(self.address)
 
 
 @functools.cache
 def _driver() -> _Driver:
-    return _Driver(native.build(emit_driver, default_cache()))
+    return _Driver(build(emit_driver, default_cache()))
 
 
-def driver_address(name: str) -> int:
-    """The address of one of the driver's own kernels."""
-    return _driver().address_of(name)
+def driver_address(function: Native[..., None]) -> int:
+    """The address of one of the driver's functions."""
+    return _driver().address_of(function.name)
 
 
 def emit_driver(module: Module) -> None:
-    """Write `void rlx_run_program(ptr program, i64 thread)` and the driver's own kernels into `module`."""
-    emit_copy(module)
-    emit_count_step(module)
-    emit_refuse(module)
-    f = module.function("rlx_run_program", [("ptr", "program"), ("i64", "thread")])
-    _Emitter(f).emit()
+    """Write `rlx_run_program` and the driver's own kernels into `module`."""
+    for function in (rlx_copy, rlx_count_step, rlx_refuse, rlx_run_program):
+        function.emit(module)
 
 
-class _Emitter:
-    """The driver's function, part by part."""
-
-    def __init__(self, f: Function) -> None:
-        self.f = f
-        self.program, self.thread = f.args
-        self.records = f.field(self.program, _RECORDS, "ptr")
-        self.count, self.threads = self.load(_COUNT), self.load(_THREADS)
-        self.profile, self.spins = self.load(_PROFILE), self.load(_SPINS)
-        self.first = f.cmp("eq", self.thread, 0)
-        self.alone = f.cmp("eq", self.threads, 1)
-
-    def load(self, field: int) -> Value:
-        return self.f.field(self.program, field)
-
-    def place(self, field: int) -> Value:
-        return self.f.gep(self.program, field, "i64")
-
-    def emit(self) -> None:
-        f = self.f
-        start = self.load(_FIRST)
-        entered = f.and_(f.value(self.first), f.value(f.cmp("eq", start, 0)))
-        f.branch(f.value(entered), lambda: f.store(native.clock(f), self.place(_STARTED)))
-        restore = native.default_float_mode(f)
-        # Nobody can move the epoch before this thread arrives at its first barrier.
-        epoch = f.atomic_load("i64", self.place(_EPOCH), "monotonic")
-
-        def unfinished(carried: list[Value]) -> Bool:
-            return f.cmp("slt", carried[0], self.count)
-
-        def step(carried: list[Value]) -> list[Int]:
-            index, epoch = carried
-            flags = self.record_field(index, 2)
-            meet = f.cmp("eq", f.and_(flags, NO_BARRIER), 0)
-            epoch = f.if_value(meet, lambda: [self.barrier(epoch)], lambda: [epoch])[0]
-            # The epoch is odd, too, at the start of a run after one that failed: it counts after a barrier.
-            stop = f.cmp("eq", f.and_(f.zext(meet, "i64"), epoch), 1)
-            return [f.if_value(stop, lambda: [self.count], lambda: [go_on(index, flags)])[0], epoch]
-
-        def go_on(index: Value, flags: Value) -> Int:
-            jump = f.cmp("ne", f.and_(flags, JUMP), 0)
-            return f.if_value(jump, lambda: [self.jump(index)], lambda: [run(index, flags)])[0]
-
-        def run(index: Value, flags: Value) -> Int:
-            owner = f.sub(f.lshr(flags, _OWNER_BIT), 1)
-            shared = f.value(f.cmp("eq", owner, ALL))
-            runner = f.select(f.cmp("slt", owner, self.threads), owner, 0)
-            mine = f.or_(shared, f.value(f.cmp("eq", runner, self.thread)))
-            thread, threads = f.select(shared, self.thread, 0), f.select(shared, self.threads, 1)
-            f.branch(f.value(mine), lambda: self.run_record(index, thread, threads))
-            return f.add(index, 1)
-
-        _, epoch = f.while_loop([start, epoch], unfinished, step)
-        self.barrier(epoch)  # a run is over when all threads are
-        restore()
-        f.branch(self.first, lambda: f.store(native.clock(f), self.place(_FINISHED)))
-
-    def jump(self, index: Value) -> Int:
-        """The record after a jump."""
-        f = self.f
-        args = self.record_field(index, 1, "ptr")
-        byte = f.load("i8", f.field(args, OPERANDS, "ptr"))
-        return f.select(f.cmp("eq", byte, 0), f.field(args, OPERANDS + 1), f.add(index, 1))
-
-    def record_field(self, index: Value, field: int, type_: str = "i64") -> Value:
-        f = self.f
-        return f.field(self.records, f.add(f.mul(index, _RECORD_FIELDS), field), type_)
-
-    def run_record(self, index: Value, thread: Int, threads: Int) -> None:
-        """Call the kernel, note its time if asked, and its failure."""
-        f = self.f
-        kernel, args = self.record_field(index, 0, "ptr"), self.record_field(index, 1, "ptr")
-        profiled = f.cmp("ne", self.profile, 0)
-        (start,) = f.if_value(profiled, lambda: [native.clock(f)], lambda: [0])
-        f.call(kernel, [args, thread, threads, self.record_field(index, 3)])
-        f.branch(profiled, lambda: self.stamp(index, start))
-        error = f.load("i64", f.field(args, ERROR_SLOT, "ptr"))
-        f.branch(f.cmp("ne", error, 0), lambda: f.atomic_rmw("umin", self.place(_FAILED), index))
-
-    def stamp(self, index: Value, start: Value) -> None:
-        """Note that a record has run since `start`; see `Stamps`."""
-        f = self.f
-        table = f.field(self.program, _PROFILE, "ptr")
-        part = f.gep(table, f.mul(self.thread, self.load(_STRIDE)), "i64")
-        count = f.load("i64", part)
-        f.store(f.value(f.add(count, 1)), part)
-
-        def write() -> None:
-            event = f.gep(part, f.add(f.mul(count, EVENT_FIELDS), FIRST_EVENT), "i64")
-            for field, value in enumerate((index, start, native.clock(f))):
-                f.store(value, f.gep(event, field, "i64"))
-
-        f.branch(f.cmp("slt", count, self.load(_ROOM)), write)
-
-    def barrier(self, epoch: Value) -> Value:
-        """Wait for all threads. Gives the new epoch: even to go on, odd to stop.
-
-        The last thread to arrive decides, so that all leave at the same barrier.
-        """
-        f = self.f
-
-        def decision() -> Int:
-            failed = f.cmp("ne", f.atomic_load("i64", self.place(_FAILED), "monotonic"), _FINE)
-            return f.or_(f.and_(f.add(epoch, 2), -2), f.zext(failed, "i64"))
-
-        def meet() -> list[Int]:
-            arrived = f.atomic_rmw("add", self.place(_ARRIVED), f.value(1))
-            last = f.cmp("eq", arrived, f.sub(self.threads, 1))
-            place = self.place(_EPOCH)
-
-            def release() -> None:
-                f.atomic_store(f.value(0), self.place(_ARRIVED), "monotonic")
-                f.atomic_store(f.value(decision()), place)
-
-            def await_release() -> None:
-                native.wait_while(f, lambda: f.cmp("eq", f.atomic_load("i64", place), epoch), self.spins)
-
-            f.branch(last, release, await_release)
-            return [f.atomic_load("i64", place)]
-
-        return f.if_value(self.alone, lambda: [decision()], meet)[0]
+# -- the walk
 
 
-_COPY_GRAIN = 4096  # bytes that one thread copies at least
+@dataclass(frozen=True)
+class _Walk:
+    """What all parts of a walk read: run-time values of one thread."""
+
+    program: ptr
+    thread: i64
+    records: ptr
+    count: i64
+    threads: i64
+    profile: i64
+    spins: i64
+
+    def place(self, field: int) -> ptr:
+        """The address of a field of the header."""
+        return at(self.program, field)
 
 
-def emit_copy(module: Module) -> None:
-    """Write the kernel that copies bytes: from, to, how many."""
-    f = module.function(COPY, KERNEL_ARGS)
-    args, thread, threads, _ = f.args
-    source, target = (f.field(args, OPERANDS + i, "ptr") for i in range(2))
-    total = f.field(args, OPERANDS + 2)
-    grains = f.sdiv(f.add(total, _COPY_GRAIN - 1), _COPY_GRAIN)
-    share = f.mul(f.sdiv(f.add(grains, f.sub(threads, 1)), threads), _COPY_GRAIN)
-    start = f.smin(f.mul(thread, share), total)
-    size = f.sub(f.smin(f.add(start, share), total), start)
-    copied = [f.gep(target, start, "i8"), f.gep(source, start, "i8"), size]
-    f.branch(f.cmp("sgt", size, 0), lambda: f.call("memcpy", copied, "ptr"))
+@native
+def rlx_run_program(program: ptr, thread: i64) -> None:
+    """Walk the records, from the first one to run to the end, a failure or a pause."""
+    records, count = field(program, _RECORDS, ptr), program[_COUNT]
+    threads, profile, spins = program[_THREADS], program[_PROFILE], program[_SPINS]
+    walk = _Walk(program, thread, records, count, threads, profile, spins)
+    first = thread == 0
+    alone = threads == 1
+    index = program[_FIRST]
+    if first & (index == 0):
+        program[_STARTED] = clock()
+    restore = default_float_mode()
+    # Nobody can move the epoch before this thread arrives at its first barrier.
+    epoch = atomic_load(i64, walk.place(_EPOCH), "monotonic")
+    while index < count:
+        flags = _record_field(walk, index, 2, i64)
+        meets = flags & NO_BARRIER == 0
+        if meets:
+            epoch = _barrier(walk, alone, epoch)
+        # The epoch is odd, too, at the start of a run after one that failed: it counts after a barrier.
+        if zext(meets, i64) & epoch == 1:
+            index = count
+        elif flags & JUMP != 0:
+            index = _jump(walk, index)
+        else:
+            index = _run(walk, index, flags)
+    _barrier(walk, alone, epoch)  # a run is over when all threads are
+    restore()
+    if first:
+        program[_FINISHED] = clock()
 
 
-def emit_refuse(module: Module) -> None:
-    """Write the kernel that stores an error code, its only field."""
-    f = module.function(REFUSE, KERNEL_ARGS)
-    args = f.args[0]
-    f.store(f.field(args, OPERANDS), f.field(args, ERROR_SLOT, "ptr"))
+@inline
+def _record_field(walk: _Walk, index: i64, number: int, type_: type[W]) -> W:
+    return field(walk.records, index * _RECORD_FIELDS + number, type_)
 
 
-def emit_count_step(module: Module) -> None:
-    """Write the kernel that decides about the next step of a loop.
+@inline
+def _jump(walk: _Walk, index: i64) -> i64:
+    """The record after a jump."""
+    args = _record_field(walk, index, 1, ptr)
+    byte = load(i8, field(args, OPERANDS, ptr))
+    return select(byte == 0, args[OPERANDS + 1], index + 1)
+
+
+@inline
+def _run(walk: _Walk, index: i64, flags: i64) -> i64:
+    """Run a record if this thread has a share in it; the record after it."""
+    owner = lshr(flags, _OWNER_BIT) - 1
+    shared = owner == ALL
+    runner = select(owner < walk.threads, owner, 0)
+    is_mine = shared | (runner == walk.thread)
+    thread, threads = select(shared, walk.thread, 0), select(shared, walk.threads, 1)
+    if is_mine:
+        _run_record(walk, index, thread, threads)
+    return index + 1
+
+
+@inline
+def _run_record(walk: _Walk, index: i64, thread: i64, threads: i64) -> None:
+    """Call the kernel, note its time if asked, and its failure."""
+    kernel, args = _record_field(walk, index, 0, ptr), _record_field(walk, index, 1, ptr)
+    is_profiled = walk.profile != 0
+    start = clock() if is_profiled else i64(0)
+    call(kernel, args, thread, threads, _record_field(walk, index, 3, i64))
+    if is_profiled:
+        _stamp(walk, index, start)
+    error = load(i64, field(args, ERROR_SLOT, ptr))
+    if error != 0:
+        atomic_rmw("umin", walk.place(_FAILED), index)
+
+
+@inline
+def _stamp(walk: _Walk, index: i64, start: i64) -> None:
+    """Note that a record has run since `start`; see `Stamps`."""
+    table = field(walk.program, _PROFILE, ptr)
+    part = at(table, walk.thread * walk.program[_STRIDE])
+    count = part[0]
+    part[0] = count + 1
+    if count < walk.program[_ROOM]:
+        event = at(part, count * EVENT_FIELDS + FIRST_EVENT)
+        now = clock()
+        event[0] = index
+        event[1] = start
+        event[2] = now
+
+
+@inline
+def _barrier(walk: _Walk, alone: bool, epoch: i64) -> i64:
+    """Wait for all threads. Gives the new epoch: even to go on, odd to stop.
+
+    The last thread to arrive decides, so that all leave at the same barrier.
+    """
+    if alone:
+        return _decision(walk, epoch)
+    arrived = atomic_rmw("add", walk.place(_ARRIVED), i64(1))
+    is_last = arrived == walk.threads - 1
+    place = walk.place(_EPOCH)
+    if is_last:
+        atomic_store(i64(0), walk.place(_ARRIVED), "monotonic")
+        atomic_store(_decision(walk, epoch), place)
+    else:
+        wait_while(lambda: atomic_load(i64, place) == epoch, walk.spins)
+    return atomic_load(i64, place)
+
+
+@inline
+def _decision(walk: _Walk, epoch: i64) -> i64:
+    failed = atomic_load(i64, walk.place(_FAILED), "monotonic") != _FINE
+    return (epoch + 2) & -2 | zext(failed, i64)
+
+
+# -- kernels of its own
+
+
+@native
+def rlx_copy(args: ptr, thread: i64, threads: i64, part: i64) -> None:
+    """The kernel that copies bytes: from, to, how many."""
+    source, target = field(args, OPERANDS, ptr), field(args, OPERANDS + 1, ptr)
+    total = args[OPERANDS + 2]
+    grains = sdiv(total + (_COPY_GRAIN - 1), _COPY_GRAIN)
+    share = sdiv(grains + (threads - 1), threads) * _COPY_GRAIN
+    start = min(thread * share, total)
+    size = min(start + share, total) - start
+    to, origin = byte_at(target, start), byte_at(source, start)
+    if size > 0:
+        _memcpy(to, origin, size)
+
+
+@native
+def rlx_refuse(args: ptr, thread: i64, threads: i64, part: i64) -> None:
+    """The kernel that stores an error code, its only field."""
+    code = args[OPERANDS]
+    store(code, field(args, ERROR_SLOT, ptr))
+
+
+@native
+def rlx_count_step(args: ptr, thread: i64, threads: i64, part: i64) -> None:
+    """The kernel that decides about the next step of a loop.
 
     Reads whether to go on (a byte) and how many steps there may be (from data, and a limit); stores the
     number of the step and whether there is one. Its last field is 0 for the first step, 1 for all others. The
     word after the number holds the time of the next pause.
     """
-    f = module.function(COUNT_STEP, KERNEL_ARGS)
-    args = f.args[0]
-    go, trips, place, alive = (f.field(args, OPERANDS + i, "ptr") for i in range(4))
-    limit, later = f.field(args, OPERANDS + 4), f.field(args, OPERANDS + 5)
-    step = f.value(f.mul(f.add(f.load("i64", place), 1), later))
-    f.store(step, place)
-    wanted = f.and_(f.cmp("ne", f.load("i8", go), 0), f.cmp("slt", step, f.smin(f.load("i64", trips), limit)))
-    f.store(f.zext(wanted, "i64"), alive)
-    now, due = native.clock(f), f.gep(place, 2, "i64")
-    late = f.and_(f.value(f.cmp("sgt", now, f.load("i64", due))), f.value(f.cmp("ne", later, 0)))
-    f.branch(f.value(late), lambda: f.store(f.value(PAUSE), f.field(args, ERROR_SLOT, "ptr")))
-    again = f.or_(f.value(late), f.value(f.cmp("eq", later, 0)))
-    f.branch(f.value(again), lambda: f.store(f.add(now, _PAUSE_NS), due))
+    go, trips, place, alive = (field(args, OPERANDS + i, ptr) for i in range(4))
+    limit, later = args[OPERANDS + 4], args[OPERANDS + 5]
+    step = (place[0] + 1) * later
+    place[0] = step
+    wanted = (load(i8, go) != 0) & (step < min(trips[0], limit))
+    store(zext(wanted, i64), alive)
+    now, due = clock(), at(place, 2)
+    is_late = (now > due[0]) & (later != 0)
+    if is_late:
+        store(i64(PAUSE), field(args, ERROR_SLOT, ptr))
+    if is_late | (later == 0):
+        due[0] = now + _PAUSE_NS

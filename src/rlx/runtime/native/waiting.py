@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlx.codegen.native.notation import inline
-from rlx.codegen.native.words import alloca, builder, external, i32, i64, pause, ptr, trunc
+from rlx.codegen.native.words import alloca, builder, external, gep, i32, i64, pause, ptr, store, trunc
 from rlx.target.cpu import Target
 
 _CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
@@ -18,6 +18,8 @@ _MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest, denormals ke
 _clock_gettime = external("clock_gettime", i32)
 _syscall = external("syscall", i64, fixed=1)
 _usleep = external("usleep", i32)
+_save_mxcsr, _set_mxcsr = external("llvm.x86.sse.stmxcsr"), external("llvm.x86.sse.ldmxcsr")
+_get_fpcr, _set_fpcr = external("llvm.aarch64.get.fpcr", i64), external("llvm.aarch64.set.fpcr")
 sched_yield = external("sched_yield", i32)
 
 
@@ -68,3 +70,22 @@ def _futex_number(target: Target) -> int | None:
     if sys.platform != "linux":
         return None
     return 202 if target.x86 else 98
+
+
+@inline
+def default_float_mode() -> Callable[[], None]:
+    """Round to nearest and keep denormals from here on; the returned function writes the way back.
+
+    Other libraries change this mode in the threads they load in. Results must not depend on that, nor on
+    which thread computes them.
+    """
+    if builder().module.target.x86:
+        modes = alloca(i32, 2, align=4)
+        wanted = gep(modes, 1, i32)
+        _save_mxcsr(modes)
+        store(i32(_MXCSR_DEFAULT), wanted)
+        _set_mxcsr(wanted)
+        return lambda: _set_mxcsr(modes)
+    saved = _get_fpcr()
+    _set_fpcr(0)
+    return lambda: _set_fpcr(saved)
