@@ -28,24 +28,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.codegen.cpu.kernels import KERNEL_ARGS
-from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    at,
+    atomic_load,
+    atomic_rmw,
+    atomic_store,
+    byte_at,
+    compare_exchange,
+    external,
+    field,
+    i32,
+    i64,
+    load,
+    pause,
+    ptr,
+    select,
+    store,
+    trunc,
+    zext,
+)
 from rlx.config import THREADS
 from rlx.driver.copy import CopyStats
 from rlx.driver.region import FileMemory
 from rlx.errors import CopyError
 from rlx.records import dataclass
 from rlx.runtime.memory import table
-from rlx.runtime.native import code as native
+from rlx.runtime.native.code import build
 from rlx.runtime.native.driver import ERROR_SLOT, OPERANDS
+from rlx.runtime.native.waiting import clock, sched_yield, sleep_while, wake
 from rlx.runtime.store.cache import default_cache
 
-ARRIVE = "rlx_arrive"
 EVERYTHING = np.iinfo(np.int64).max  # a position behind all others
 _SPINS = 4000  # looks before the reader sleeps or a gate yields: some 60 microseconds
 _RUN_UNIT = 1 << 32  # what a run counts in a ticket
 _ENDED = -1  # status of a fill whose file ended early
+
+_pread = external("pread", i64)
+_errno = external("__error" if sys.platform == "darwin" else "__errno_location", ptr)
 
 
 class Control(IntEnum):
@@ -223,7 +245,7 @@ class _Functions:
 
     def __init__(self, code: Code) -> None:
         self._code = code
-        self.arrive_address = code.address(ARRIVE)
+        self.arrive_address = code.address(rlx_arrive.name)
         word = ctypes.c_int64
 
         def function(name: str, *more: Any, returns: Any = None) -> Any:
@@ -239,7 +261,7 @@ class _Functions:
 
 @functools.cache
 def _functions() -> _Functions:
-    return _Functions(native.build(emit_reader, default_cache()))
+    return _Functions(build(emit_reader, default_cache()))
 
 
 # -- the native part
@@ -247,261 +269,221 @@ def _functions() -> _Functions:
 
 def emit_reader(module: Module) -> None:
     """Write the reader's loop, gates, and what begins and ends a run."""
-    _emit_read(module)
-    _emit_claim(module)
-    _emit_publish(module)
-    _emit_await(module)
-    _emit_gate(module)
-    _emit_loop(module)
-    _emit_ends(module)
+    for function in (
+        rlx_read_bytes,
+        rlx_claim_fill,
+        rlx_publish,
+        rlx_await_fills,
+        rlx_arrive,
+        rlx_read_ahead,
+        rlx_begin_fills,
+        rlx_settle_fills,
+        rlx_stop_reader,
+        rlx_read_alone,
+    ):
+        if not module.defines(function.name):  # else one that calls it has brought it along
+            function.emit(module)
 
 
-def _at(f: Function, control: Value, field: int) -> Value:
-    return f.gep(control, int(field), "i64")
+@inline
+def _seen(control: ptr, number: int, order: str = "acquire") -> i64:
+    return atomic_load(i64, at(control, number), order)
 
 
-def _seen(f: Function, control: Value, field: int, order: str = "acquire") -> Value:
-    return f.atomic_load("i64", _at(f, control, field), order)
+@inline
+def _entry(control: ptr, number: Any) -> ptr:
+    return at(field(control, Control.FILLS, ptr), number * Entry.FIELDS)
 
 
-def _entry(f: Function, control: Value, number: Int) -> Value:
-    return f.gep(f.field(control, int(Control.FILLS), "ptr"), f.mul(number, int(Entry.FIELDS)), "i64")
-
-
-def _ticket(f: Function, run: Int, number: Int) -> Value:
+@inline
+def _ticket(run: i64, number: Any) -> i64:
     """The run and the fill that is next, as one number. A thread that is stopped between its look and its
     claim, and goes on when another run has come as far, must not claim what was free in the run before."""
-    return f.value(f.add(f.mul(run, _RUN_UNIT), number))
+    return run * _RUN_UNIT + number
 
 
-def _fill_of(f: Function, ticket: Value) -> Value:
-    return f.value(f.and_(ticket, _RUN_UNIT - 1))
+@inline
+def _fill_of(ticket: i64) -> i64:
+    return ticket & (_RUN_UNIT - 1)
 
 
-def _emit_read(module: Module) -> None:
-    """i64 rlx_read_bytes(descriptor, target, count, offset): the status."""
-    params = [("i64", "descriptor"), ("ptr", "target"), ("i64", "count"), ("i64", "offset")]
-    f = module.function("rlx_read_bytes", params, returns="i64")
-    descriptor, target, count, offset = f.args
-    file = f.trunc(descriptor, "i32")
-    name = "__error" if sys.platform == "darwin" else "__errno_location"
-
-    def unfinished(carried: list[Value]) -> Bool:
-        done, status = carried
-        return f.value(f.and_(f.value(f.cmp("slt", done, count)), f.value(f.cmp("eq", status, 0))))
-
-    def once(carried: list[Value]) -> list[Int]:
-        done = carried[0]
-        arguments = [file, f.gep(target, done, "i8"), f.sub(count, done), f.add(offset, done)]
-        got = f.call("pread", arguments, "i64")
-
-        def failed() -> list[Int]:
-            code = f.zext(f.load("i32", f.call(name, [], "ptr")), "i64")
-            return [f.select(f.cmp("eq", code, errno.EINTR), 0, code)]
-
-        def fine() -> list[Int]:
-            return [f.select(f.cmp("eq", got, 0), _ENDED, 0)]
-
-        status = f.if_value(f.cmp("slt", got, 0), failed, fine)[0]
-        return [f.add(done, f.smax(got, 0)), status]
-
-    f.return_(f.while_loop([0, 0], unfinished, once)[1])
+@native
+def rlx_read_bytes(descriptor: i64, target: ptr, count: i64, offset: i64) -> i64:
+    """Read bytes of a file; the status."""
+    file = trunc(descriptor, i32)
+    done, status = i64(0), i64(0)
+    while (done < count) & (status == 0):
+        got = _pread(file, byte_at(target, done), count - done, offset + done)
+        if got < 0:
+            code = zext(load(i32, _errno()), i64)
+            status = select(code == errno.EINTR, 0, code)
+        else:
+            status = select(got == 0, i64(_ENDED), 0)
+        done += max(got, 0)
+    return status
 
 
-def _emit_claim(module: Module) -> None:
-    """i64 rlx_claim_fill(control, by reader): carry out the next fill; 0 if there is none at present."""
-    f = module.function("rlx_claim_fill", [("ptr", "control"), ("i64", "reader")], returns="i64")
-    control, by_reader = f.args
-    ticket = _seen(f, control, Control.NEXT)
-    number = _fill_of(f, ticket)
-
-    def look() -> list[Int]:
-        entry = _entry(f, control, number)
-        position = _seen(f, control, Control.POSITION)
-        free = f.cmp("sle", f.field(entry, int(Entry.AFTER)), position)
-        return list(f.if_value(free, lambda: claim(entry, position), lambda: [0]))
-
-    def claim(entry: Value, position: Value) -> list[Int]:
-        place = _at(f, control, Control.NEXT)
-        _, mine = f.compare_exchange(place, ticket, f.value(f.add(ticket, 1)))
-        f.branch(mine, lambda: fill(entry, position))
-        return [1]  # also where another thread was faster: there may be more
-
-    def fill(entry: Value, position: Value) -> None:
-        # A run that passes over kernels passes over what they would have read.
-        f.store(0, f.gep(entry, int(Entry.STATUS), "i64"))
-        needed = f.or_(
-            f.value(f.cmp("sge", f.field(entry, int(Entry.LAST)), position)),
-            f.value(f.cmp("ne", f.field(control, int(Control.ALL)), 0)),
-        )
-        f.branch(f.value(needed), lambda: read(entry))
-        run = f.field(control, int(Control.RUN))
-        f.atomic_store(run, f.gep(entry, int(Entry.DONE), "i64"))
-
-    def read(entry: Value) -> None:
-        began = native.clock(f)
-        nbytes = f.field(entry, int(Entry.NBYTES))
-        descriptor = f.field(control, int(Control.DESCRIPTOR))
-        target, offset = f.field(entry, int(Entry.ADDRESS), "ptr"), f.field(entry, int(Entry.OFFSET))
-        status = f.call("rlx_read_bytes", [descriptor, target, nbytes, offset], "i64")
-        f.store(status, f.gep(entry, int(Entry.STATUS), "i64"))
-        took = f.value(f.sub(native.clock(f), began))
-        fetched = f.field(entry, int(Entry.ENDS_FETCH))
-        own = f.value(f.mul(took, by_reader))
-        for field, amount in (
-            (Control.FETCHES, fetched),
-            (Control.BYTES, nbytes),
-            (Control.READING, took),
-            (Control.BUSY, own),
-        ):
-            f.atomic_rmw("add", _at(f, control, field), amount, "monotonic")
-
-    some = f.cmp("slt", number, f.field(control, int(Control.COUNT)))
-    f.return_(f.if_value(some, look, lambda: [0])[0])
+@native
+def rlx_claim_fill(control: ptr, by_reader: i64) -> i64:
+    """Carry out the next fill; 0 if there is none at present."""
+    ticket = _seen(control, Control.NEXT)
+    number = _fill_of(ticket)
+    return _look(control, ticket, number, by_reader) if number < control[Control.COUNT] else i64(0)
 
 
-def _emit_publish(module: Module) -> None:
-    """rlx_publish(control, position): the run has come so far; wakes the reader if it sleeps."""
-    f = module.function("rlx_publish", [("ptr", "control"), ("i64", "position")])
-    control, position = f.args
-    f.atomic_store(position, _at(f, control, Control.POSITION))
-    _signal(f, control)
-    f.return_()
+@inline
+def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
+    entry = _entry(control, number)
+    position = _seen(control, Control.POSITION)
+    if entry[Entry.AFTER] <= position:
+        _, is_mine = compare_exchange(at(control, Control.NEXT), ticket, ticket + 1)
+        if is_mine:
+            _fill(control, entry, position, by_reader)
+        return i64(1)  # also where another thread was faster: there may be more
+    return i64(0)
 
 
-def _signal(f: Function, control: Value) -> None:
+@inline
+def _fill(control: ptr, entry: ptr, position: i64, by_reader: i64) -> None:
+    # A run that passes over kernels passes over what they would have read.
+    entry[Entry.STATUS] = 0
+    if (entry[Entry.LAST] >= position) | (control[Control.ALL] != 0):
+        _read_entry(control, entry, by_reader)
+    run = control[Control.RUN]
+    atomic_store(run, at(entry, Entry.DONE))
+
+
+@inline
+def _read_entry(control: ptr, entry: ptr, by_reader: i64) -> None:
+    began = clock()
+    nbytes = entry[Entry.NBYTES]
+    descriptor = control[Control.DESCRIPTOR]
+    target, offset = field(entry, Entry.ADDRESS, ptr), entry[Entry.OFFSET]
+    entry[Entry.STATUS] = rlx_read_bytes(descriptor, target, nbytes, offset)
+    took = clock() - began
+    fetched = entry[Entry.ENDS_FETCH]
+    own = took * by_reader
+    for number, amount in (
+        (Control.FETCHES, fetched),
+        (Control.BYTES, nbytes),
+        (Control.READING, took),
+        (Control.BUSY, own),
+    ):
+        atomic_rmw("add", at(control, number), amount, "monotonic")
+
+
+@native
+def rlx_publish(control: ptr, position: i64) -> None:
+    """The run has come so far; wakes the reader if it sleeps."""
+    atomic_store(position, at(control, Control.POSITION))
+    _signal(control)
+
+
+@inline
+def _signal(control: ptr) -> None:
     """Tell the reader to look: it announces its sleep first and looks second, so one sees the other."""
-    f.atomic_rmw("add", _at(f, control, Control.SIGNAL), f.value(1), "seq_cst")
-    asleep = f.cmp("ne", _seen(f, control, Control.ASLEEP, "seq_cst"), 0)
-    active = f.cmp("eq", f.field(control, int(Control.PAUSED)), 0)
-    needed = f.value(f.and_(f.value(asleep), f.value(active)))
-    f.branch(needed, lambda: native.wake(f, _at(f, control, Control.SIGNAL)))
+    atomic_rmw("add", at(control, Control.SIGNAL), i64(1), "seq_cst")
+    is_asleep = _seen(control, Control.ASLEEP, "seq_cst") != 0
+    if is_asleep & (control[Control.PAUSED] == 0):
+        wake(at(control, Control.SIGNAL))
 
 
-def _wait_done(f: Function, control: Value, number: Int, claiming: bool) -> Value:
+@inline
+def _wait_done(control: ptr, number: Any, claiming: bool) -> i64:
     """Return when a fill is done, with its status."""
-    entry = _entry(f, control, number)
-    run = f.field(control, int(Control.RUN))
-    done = f.gep(entry, int(Entry.DONE), "i64")
-
-    def missing(_: list[Value]) -> Bool:
-        return f.cmp("ne", f.atomic_load("i64", done), run)
-
-    def once(carried: list[Value]) -> list[Int]:
-        (tries,) = carried
-        helped: Value = f.call("rlx_claim_fill", [control, 0], "i64") if claiming else f.value(0)
-
-        def idle() -> list[Int]:
-            patient = f.cmp("slt", tries, f.field(control, int(Control.SPINS)))
-            f.branch(patient, f.pause, lambda: f.call("sched_yield", [], "i32"))
-            return [f.add(tries, 1)]
-
-        return list(f.if_value(f.cmp("ne", helped, 0), lambda: [0], idle))
-
-    f.while_loop([0], missing, once)
-    return f.load("i64", f.gep(entry, int(Entry.STATUS), "i64"))
+    entry = _entry(control, number)
+    run = control[Control.RUN]
+    done = at(entry, Entry.DONE)
+    tries = 0
+    while atomic_load(i64, done) != run:
+        helped = rlx_claim_fill(control, 0) if claiming else i64(0)
+        if helped != 0:
+            tries = 0
+        else:
+            if tries < control[Control.SPINS]:
+                pause()
+            else:
+                sched_yield()
+            tries += 1
+    return load(i64, at(entry, Entry.STATUS))
 
 
-def _emit_await(module: Module) -> None:
-    """i64 rlx_await_fills(control, position, first, stop): 0, or the status of the first that failed."""
-    params = [("ptr", "control"), ("i64", "position"), ("i64", "first"), ("i64", "stop")]
-    f = module.function("rlx_await_fills", params, returns="i64")
-    control, position, first, stop = f.args
-    f.call("rlx_publish", [control, position])
-
-    def fine(carried: list[Value]) -> Bool:
-        number, status = carried
-        return f.value(f.and_(f.value(f.cmp("slt", number, stop)), f.value(f.cmp("eq", status, 0))))
-
-    def once(carried: list[Value]) -> list[Int]:
-        return [f.add(carried[0], 1), _wait_done(f, control, carried[0], claiming=True)]
-
-    f.return_(f.while_loop([first, 0], fine, once)[1])
+@native
+def rlx_await_fills(control: ptr, position: i64, first: i64, stop: i64) -> i64:
+    """0, or the status of the first fill that failed."""
+    rlx_publish(control, position)
+    number, status = first, i64(0)
+    while (number < stop) & (status == 0):
+        following = number + 1
+        status = _wait_done(control, number, claiming=True)
+        number = following
+    return status
 
 
-def _emit_gate(module: Module) -> None:
+@native
+def rlx_arrive(args: ptr, thread: i64, threads: i64, part: i64) -> None:
     """The kernel of a gate. Every thread of the run waits, and helps; the first one keeps the time."""
-    f = module.function(ARRIVE, KERNEL_ARGS)
-    args, thread = f.args[:2]
-    control = f.field(args, OPERANDS, "ptr")
-    position, first, stop = (f.field(args, OPERANDS + i) for i in range(1, 4))
-    began = native.clock(f)
-    status = f.call("rlx_await_fills", [control, position, first, stop], "i64")
-    took = f.value(f.mul(f.sub(native.clock(f), began), f.zext(f.cmp("eq", thread, 0), "i64")))
-    f.atomic_rmw("add", _at(f, control, Control.WAITED), took, "monotonic")
-    f.branch(f.cmp("ne", status, 0), lambda: f.store(status, f.field(args, ERROR_SLOT, "ptr")))
-    f.return_()
+    control = field(args, OPERANDS, ptr)
+    position, first, stop = (args[OPERANDS + i] for i in range(1, 4))
+    began = clock()
+    status = rlx_await_fills(control, position, first, stop)
+    took = (clock() - began) * zext(thread == 0, i64)
+    atomic_rmw("add", at(control, Control.WAITED), took, "monotonic")
+    if status != 0:
+        store(status, field(args, ERROR_SLOT, ptr))
 
 
-def _emit_loop(module: Module) -> None:
-    """rlx_read_ahead(control): what the reader thread runs until it is stopped."""
-    f = module.function("rlx_read_ahead", [("ptr", "control")])
-    control = f.args[0]
-
-    def running(_: list[Value]) -> Bool:
-        return f.cmp("eq", _seen(f, control, Control.STOP), 0)
-
-    def once(carried: list[Value]) -> list[Int]:
-        tries, seen = carried
-        active = f.cmp("eq", f.field(control, int(Control.PAUSED)), 0)
-        (found,) = f.if_value(
-            active, lambda: [f.call("rlx_claim_fill", [control, 1], "i64")], lambda: [f.value(0)]
-        )
-
-        def sleep() -> None:
-            f.atomic_rmw("xchg", _at(f, control, Control.ASLEEP), f.value(1), "seq_cst")
-            unchanged = f.cmp("eq", _seen(f, control, Control.SIGNAL, "seq_cst"), seen)
-            f.branch(unchanged, lambda: native.sleep_while(f, _at(f, control, Control.SIGNAL), seen))
-            f.atomic_store(f.value(0), _at(f, control, Control.ASLEEP))
-
-        def idle() -> list[Int]:
+@native
+def rlx_read_ahead(control: ptr) -> None:
+    """What the reader thread runs until it is stopped."""
+    tries, signal = i64(0), _seen(control, Control.SIGNAL, "seq_cst")
+    while _seen(control, Control.STOP) == 0:
+        found = rlx_claim_fill(control, 1) if control[Control.PAUSED] == 0 else i64(0)
+        if found != 0:
+            tries = i64(0)
+            signal = _seen(control, Control.SIGNAL, "seq_cst")
+        else:
             # The signal was read before the look that found nothing.
-            patient = f.cmp("slt", tries, f.field(control, int(Control.SPINS)))
-            f.branch(patient, f.pause, sleep)
-            return [f.add(tries, 1), _seen(f, control, Control.SIGNAL, "seq_cst")]
-
-        def more() -> list[Int]:
-            return [0, _seen(f, control, Control.SIGNAL, "seq_cst")]
-
-        return list(f.if_value(f.cmp("ne", found, 0), more, idle))
-
-    f.while_loop([0, _seen(f, control, Control.SIGNAL, "seq_cst")], running, once)
-    f.return_()
+            if tries < control[Control.SPINS]:
+                pause()
+            else:
+                atomic_rmw("xchg", at(control, Control.ASLEEP), i64(1), "seq_cst")
+                if _seen(control, Control.SIGNAL, "seq_cst") == signal:
+                    sleep_while(at(control, Control.SIGNAL), signal)
+                atomic_store(i64(0), at(control, Control.ASLEEP))
+            tries += 1
+            signal = _seen(control, Control.SIGNAL, "seq_cst")
 
 
-def _emit_ends(module: Module) -> None:
-    """What begins a run, ends one, and ends the reader."""
-    f = module.function("rlx_begin_fills", [("ptr", "control")])
-    control = f.args[0]
-    f.atomic_store(f.value(-1), _at(f, control, Control.POSITION))
-    run = f.value(f.add(f.field(control, int(Control.RUN)), 1))
-    f.store(run, _at(f, control, Control.RUN))
-    f.atomic_store(_ticket(f, run, 0), _at(f, control, Control.NEXT))
-    f.return_()
+@native
+def rlx_begin_fills(control: ptr) -> None:
+    """A run begins."""
+    atomic_store(i64(-1), at(control, Control.POSITION))
+    run = control[Control.RUN] + 1
+    control[Control.RUN] = run
+    atomic_store(_ticket(run, 0), at(control, Control.NEXT))
 
-    f = module.function("rlx_settle_fills", [("ptr", "control")])
-    control = f.args[0]
-    count = f.field(control, int(Control.COUNT))
-    over = _ticket(f, f.field(control, int(Control.RUN)), count)
-    last = f.atomic_rmw("xchg", _at(f, control, Control.NEXT), over, "seq_cst")
-    f.loop(
-        0,
-        _fill_of(f, last),
-        1,
-        [],
-        lambda number, _: (_wait_done(f, control, number, claiming=False), None)[1],
-    )
-    f.return_()
 
-    f = module.function("rlx_stop_reader", [("ptr", "control")])
-    control = f.args[0]
-    f.atomic_store(f.value(1), _at(f, control, Control.STOP))
-    _signal(f, control)
-    f.return_()
+@native
+def rlx_settle_fills(control: ptr) -> None:
+    """A run ends: nothing more is claimed, and what was claimed is done."""
+    count = control[Control.COUNT]
+    over = _ticket(control[Control.RUN], count)
+    last = atomic_rmw("xchg", at(control, Control.NEXT), over, "seq_cst")
+    for number in range(_fill_of(last)):
+        _wait_done(control, number, claiming=False)
 
-    f = module.function("rlx_read_alone", [("ptr", "control"), ("i64", "position")])
-    control, position = f.args
-    f.call("rlx_publish", [control, position])
-    count = f.field(control, int(Control.COUNT))
-    f.loop(0, count, 1, [], lambda number, _: (_wait_done(f, control, number, claiming=False), None)[1])
-    f.return_()
+
+@native
+def rlx_stop_reader(control: ptr) -> None:
+    """The reader thread ends."""
+    atomic_store(i64(1), at(control, Control.STOP))
+    _signal(control)
+
+
+@native
+def rlx_read_alone(control: ptr, position: i64) -> None:
+    """Wait until the reader has carried out all fills."""
+    rlx_publish(control, position)
+    for number in range(control[Control.COUNT]):
+        _wait_done(control, number, claiming=False)
