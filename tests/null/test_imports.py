@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rlx.codegen.cpu.generator import source_version
+from rlx.codegen.cpu.generator import FOLDERS, source_version
+from rlx.runtime.native.code import RUNTIME_FOLDERS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rlx"
@@ -181,10 +182,10 @@ def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path, monkeypatch: pytes
     ]
 
 
-def code_generator() -> set[Path]:
-    """What the code generator imports when it is loaded, directly or not."""
+def loaded_by(*parts: str) -> set[Path]:
+    """What a module imports when it is loaded, directly or not."""
     found: set[Path] = set()
-    todo = [PACKAGE / "codegen" / "cpu" / "build.py"]
+    todo = [PACKAGE.joinpath(*parts)]
     while todo:
         path = todo.pop()
         if path in found or not path.exists():
@@ -199,7 +200,7 @@ def code_generator() -> set[Path]:
 
 def test_an_edited_generator_has_another_version(tmp_path: Path) -> None:
     """One file of every folder that it imports from, edited by itself."""
-    one_of_each = {path.parent: path for path in sorted(code_generator())}
+    one_of_each = {path.parent: path for path in sorted(loaded_by("codegen", "cpu", "build.py"))}
     assert len(one_of_each) > 6
     tree = shutil.copytree(PACKAGE, tmp_path / "rlx", ignore=shutil.ignore_patterns("__pycache__"))
     versions = {source_version(str(tree))}
@@ -208,3 +209,10 @@ def test_an_edited_generator_has_another_version(tmp_path: Path) -> None:
             file.write("# edited\n")
         versions.add(source_version(str(tree)))
         assert len(versions) == number, path
+
+
+@pytest.mark.parametrize("module", ["pool.py", "driver.py", "reader.py"])
+def test_the_version_of_the_runtime_covers_what_its_native_code_imports(module: str) -> None:
+    covered = [PACKAGE / folder for folder in (*FOLDERS, *RUNTIME_FOLDERS)]
+    for path in loaded_by("runtime", "native", module):
+        assert path.parent == PACKAGE or any(path.is_relative_to(folder) for folder in covered), path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Sequence
 
 FOLDERS = ("codegen", "cost", "ir", "kernel", "ops", "plan", "rewrite", "target")
 """What the code generator imports, directly or not; modules beside these folders count, too."""
@@ -20,11 +21,11 @@ def generator_version() -> str:
     return source_version(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 
 
-def source_version(root: str) -> str:
-    """The digest of a source tree."""
+def source_version(root: str, parts: Sequence[str] = ("", *FOLDERS)) -> str:
+    """The digest of folders of a source tree; "" stands for the modules at its root."""
     digest = hashlib.sha256()
     # With os, not pathlib: every start reads all of it.
-    for part in ("", *FOLDERS):
+    for part in parts:
         for folder, folders, names in os.walk(os.path.join(root, part)):
             folders[:] = sorted(f for f in folders if f != "__pycache__") if part else []
             for name in sorted(n for n in names if n.endswith(".py")):
