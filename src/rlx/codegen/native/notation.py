@@ -115,6 +115,13 @@ class Native(Generic[P, R]):
         return cast(R, f.call(self.name, values, self.returns))
 
 
+def emit_all(module: Module, *functions: Native[..., Any]) -> None:
+    """Write functions into a module, but not again those that calls have brought along."""
+    for function in functions:
+        if not module.defines(function.name):
+            function.emit(module)
+
+
 def _annotations(function: types.FunctionType) -> dict[str, str]:
     """The types of parameters and of the result, by the names that the source gives them."""
     found: dict[str, str] = {}

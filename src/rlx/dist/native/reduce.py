@@ -277,7 +277,7 @@ def _native(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
 
 @functools.cache
 def _compiled(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
-    code = load_cached(lambda host: emit(host, dtype, kind, stream))
+    code = load_cached(emit, dtype, kind, stream)
     i64 = ctypes.c_int64
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p, i64, i64, i64)
     return _Native(code, prototype(code.address("rlx_reduce")))

@@ -13,12 +13,34 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Callable
-from rlx.records import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.notation import emit_all, inline, native
+from rlx.codegen.native.words import (
+    at,
+    atomic_load,
+    atomic_rmw,
+    atomic_store,
+    builder,
+    byte_at,
+    compare_exchange,
+    external,
+    field,
+    i1,
+    i32,
+    i64,
+    load,
+    pause,
+    ptr,
+    select,
+    store,
+    trunc,
+    zext,
+)
+from rlx.records import dataclass
+
 if TYPE_CHECKING:
-    from rlx.codegen.native.irtext import Function, Int, Module
-    from rlx.codegen.native.irtypes import Value
     from rlx.codegen.native.jit import Code
     from rlx.target.cpu import Target
 
@@ -41,162 +63,145 @@ _FUTEX_ON_X86, _FUTEX_ON_ARM = 202, 98
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, 2**31 - 1
 
 
-def _at(f: Function, pointer: Value, offset: int) -> Value:
-    return f.gep(pointer, offset, "i8")
-
-
-def _futex(f: Function, word: Value, operation: int, value: Value, timeout: Value) -> None:
-    from rlx.codegen.native.irtypes import constant
-
-    zero = constant("i64", 0)
-    number = constant("i64", _FUTEX_ON_X86 if f.module.target.x86 else _FUTEX_ON_ARM)
-    args = [number, word, constant("i64", operation), value, timeout, zero, zero]
-    f.call("syscall", args, "i64", fixed=1)
-
-
-def _wake(f: Function, word: Value) -> None:
-    """After a change of `word`: wake those who sleep on it. The sleepers' count stands beside the word."""
-    from rlx.codegen.native.irtypes import constant
-
-    # Sequentially consistent with the sleeper's "count myself, then look again": one of the two sees the
-    # other.
-    sleepers = f.atomic_load("i32", _at(f, word, SLEEPERS), "seq_cst")
-    everybody, nothing = constant("i64", _EVERYBODY), constant("ptr", 0)
-    f.branch(f.cmp("ne", sleepers, 0), lambda: _futex(f, word, _FUTEX_WAKE, everybody, nothing))
-
-
-def _emit_reached(module: Module) -> None:
-    """i1 reached(word, goal): whether the counter is at or past the goal, seen modulo 2**32."""
-    f = module.function("rlx_reached", [("ptr", "word"), ("i32", "goal")], internal=True, returns="i1")
-    word, goal = f.args
-    distance = f.sub(f.atomic_load("i32", word, "seq_cst"), goal)
-    f.return_(f.value(f.cmp("sge", distance, 0)))
-
-
-def _emit_wait_word(module: Module) -> None:
-    """i64 wait_word(word, goal, spins, timespec): spin, then sleep one slice; 1 if the goal is reached."""
-    params = [("ptr", "word"), ("i32", "goal"), ("i64", "spins"), ("ptr", "slice")]
-    f = module.function("rlx_wait_word", params, returns="i64")
-    word, goal, spins, time_slice = f.args
-    pauses = f.sub(spins, YIELDS)
-
-    def reached() -> Value:
-        return f.call("rlx_reached", [word, goal], "i1")
-
-    def spin_on(carried: list[Value]) -> Value:
-        return f.value(f.and_(f.not_(reached()), f.cmp("slt", carried[0], spins)))
-
-    def spin(carried: list[Value]) -> list[Value]:
-        # At first the other is only late by a moment; later it may be waiting for this very core.
-        f.branch(f.cmp("slt", carried[0], pauses), f.pause, lambda: f.call("sched_yield", [], "i32"))
-        return [f.value(f.add(carried[0], 1))]
-
-    def sleep() -> None:
-        sleepers = _at(f, word, SLEEPERS)
-        one = f.value(1, "i32")
-        f.atomic_rmw("add", sleepers, one, "seq_cst")
-        seen = f.atomic_load("i32", word, "seq_cst")
-        early = f.cmp("slt", f.sub(seen, goal), 0)
-        f.branch(early, lambda: _futex(f, word, _FUTEX_WAIT, f.zext(seen, "i64"), time_slice))
-        f.atomic_rmw("sub", sleepers, one, "seq_cst")
-
-    f.while_loop([0], spin_on, spin)
-    f.branch(f.value(f.not_(reached())), sleep)
-    f.return_(f.zext(reached(), "i64"))
-
-
-def _emit_arrive(module: Module) -> None:
-    """void arrive(table): write the post of the next epoch, then publish the epoch."""
-    f = module.function("rlx_arrive", [("ptr", "table")])
-    (table,) = f.args
-    epoch = f.value(f.add(f.load("i32", f.gep(table, MY_EPOCH, "i64")), 1))
-    f.store(epoch, f.gep(table, MY_EPOCH, "i64"))
-    line = f.field(f.field(table, LINES, "ptr"), f.field(table, ME), "ptr")
-    post = _post(f, line, epoch)
-    for index, field in enumerate((TAG, LENGTH, PLACE)):
-        f.store(f.field(table, field), f.gep(post, index, "i64"), 8)
-    f.atomic_store(epoch, line, "seq_cst")
-    _wake(f, line)
-
-
-def _post(f: Function, line: Value, epoch: Value) -> Value:
-    """Where a line holds the post of `epoch`. Two suffice: nobody is more than one barrier ahead."""
-    parity = f.zext(f.value(f.and_(epoch, 1)), "i64")
-    return f.gep(_at(f, line, POSTS), f.mul(parity, POST_BYTES), "i8")
-
-
-def _emit_wait(module: Module) -> None:
-    """i64 wait(table): until every member has posted the epoch of `arrive`, or one slice has passed."""
-    f = module.function("rlx_wait", [("ptr", "table")], returns="i64")
-    (table,) = f.args
-    epoch = f.load("i32", f.gep(table, MY_EPOCH, "i64"))
-    lines, members = f.field(table, LINES, "ptr"), f.field(table, MEMBERS)
-    spins, time_slice = f.field(table, SPINS), f.gep(table, SECONDS, "i64")
-    tag, length = f.field(table, TAG), f.field(table, LENGTH)
-
-    def arrived(carried: list[Value]) -> Value:
-        def look() -> list[Value]:
-            line = f.field(lines, carried[0], "ptr")
-            return [f.trunc(f.call("rlx_wait_word", [line, epoch, spins, time_slice], "i64"), "i1")]
-
-        return f.if_value(f.cmp("slt", carried[0], members), look, lambda: [f.value(False, "i1")])[0]
-
-    (seen,) = f.while_loop([0], arrived, lambda carried: [f.add(carried[0], 1)])
-    f.branch(f.cmp("slt", seen, members), lambda: f.return_(f.sub(-1, seen)))
-
-    def compare(member: Int, carried: list[Value]) -> list[Value]:
-        post = _post(f, f.field(lines, member, "ptr"), epoch)
-        its_tag, its_length, its_place = (f.field(post, index) for index in range(3))
-        received = f.gep(f.gep(table, RECEIVED, "i64"), f.mul(member, 2), "i64")
-        f.store(its_length, received, 8)
-        f.store(its_place, f.gep(received, 1, "i64"), 8)
-        facts = (
-            (its_length, length, LENGTHS_DIFFER),
-            (its_tag, tag, TAGS_DIFFER),
-            (its_place, 0, SOME_PLACES),
-        )
-        verdict = carried[0]
-        for mine, other, bit in facts:
-            found = f.select(f.cmp("ne", mine, other), f.value(bit), 0)
-            verdict = f.value(f.or_(verdict, f.value(found)))
-        return [verdict]
-
-    f.return_(f.loop(0, members, 1, [0], compare)[0])
-
-
-def _emit_small(module: Module) -> None:
-    f = module.function("rlx_barrier", [("ptr", "table")], returns="i64")
-    f.call("rlx_arrive", f.args)
-    f.return_(f.call("rlx_wait", f.args, "i64"))
-
-    f = module.function("rlx_signal", [("ptr", "word")])
-    f.atomic_rmw("add", f.args[0], f.value(1, "i32"), "seq_cst")
-    _wake(f, f.args[0])
-
-    f = module.function("rlx_claim", [("ptr", "word"), ("i32", "value")])
-    f.compare_exchange(f.args[0], f.value(0, "i32"), f.args[1])
+_syscall = external("syscall", i64, fixed=1)
+_sched_yield = external("sched_yield", i32)
 
 
 def emit(target: Target) -> str:
     """The whole module as LLVM IR."""
-    from rlx.codegen.native.irtext import Module
-
     module = Module(target)
-    for part in (_emit_reached, _emit_wait_word, _emit_arrive, _emit_wait, _emit_small):
-        part(module)
+    emit_all(module, rlx_wait_word, rlx_barrier, rlx_signal, rlx_claim)
     return module.text()
 
 
-def load_cached(emit: Callable[[Target], str]) -> Code:
-    """Code of a module for this machine, compiled once per user."""
+@inline
+def _futex(word: ptr, operation: int, value: i64, timeout: ptr) -> None:
+    number = _FUTEX_ON_X86 if builder().module.target.x86 else _FUTEX_ON_ARM
+    _syscall(number, word, operation, value, timeout, 0, 0)
+
+
+@inline
+def _wake(word: ptr) -> None:
+    """After a change of `word`: wake those who sleep on it. The sleepers' count stands beside the word."""
+    # Sequentially consistent with the sleeper's "count myself, then look again": one of the two sees the
+    # other.
+    if atomic_load(i32, byte_at(word, SLEEPERS), "seq_cst") != 0:
+        _futex(word, _FUTEX_WAKE, i64(_EVERYBODY), ptr(0))
+
+
+@native(internal=True)
+def rlx_reached(word: ptr, goal: i32) -> i1:
+    """Whether the counter is at or past the goal, seen modulo 2**32."""
+    return i1(atomic_load(i32, word, "seq_cst") - goal >= 0)
+
+
+@native
+def rlx_wait_word(word: ptr, goal: i32, spins: i64, time_slice: ptr) -> i64:
+    """Spin, then sleep one slice; 1 if the goal is reached."""
+    pauses = spins - YIELDS
+    tries = 0
+    while (not rlx_reached(word, goal)) & (tries < spins):
+        # At first the other is only late by a moment; later it may be waiting for this very core.
+        if tries < pauses:
+            pause()
+        else:
+            _sched_yield()
+        tries += 1
+    if not rlx_reached(word, goal):
+        sleepers = byte_at(word, SLEEPERS)
+        atomic_rmw("add", sleepers, i32(1), "seq_cst")
+        seen = atomic_load(i32, word, "seq_cst")
+        if seen - goal < 0:
+            _futex(word, _FUTEX_WAIT, zext(seen, i64), time_slice)
+        atomic_rmw("sub", sleepers, i32(1), "seq_cst")
+    return zext(rlx_reached(word, goal), i64)
+
+
+@native
+def rlx_arrive(table: ptr) -> None:
+    """Write the post of the next epoch, then publish the epoch."""
+    epoch = load(i32, at(table, MY_EPOCH)) + 1
+    store(epoch, at(table, MY_EPOCH))
+    line = field(field(table, LINES, ptr), table[ME], ptr)
+    post = _post(line, epoch)
+    for index, number in enumerate((TAG, LENGTH, PLACE)):
+        post[index] = table[number]
+    atomic_store(epoch, line, "seq_cst")
+    _wake(line)
+
+
+@inline
+def _post(line: ptr, epoch: i32) -> ptr:
+    """Where a line holds the post of `epoch`. Two suffice: nobody is more than one barrier ahead."""
+    parity = zext(epoch & 1, i64)
+    return byte_at(byte_at(line, POSTS), parity * POST_BYTES)
+
+
+@native
+def rlx_wait(table: ptr) -> i64:
+    """Wait until every member has posted the epoch of `rlx_arrive`, or one slice has passed."""
+    epoch = load(i32, at(table, MY_EPOCH))
+    lines, members = field(table, LINES, ptr), table[MEMBERS]
+    spins, time_slice = table[SPINS], at(table, SECONDS)
+    tag, length = table[TAG], table[LENGTH]
+
+    def has_arrived(member: int) -> i1:
+        return trunc(rlx_wait_word(field(lines, member, ptr), epoch, spins, time_slice), i1)
+
+    seen = 0
+    while seen < members and has_arrived(seen):
+        seen += 1
+    if seen < members:
+        return i64(-1 - seen)
+    verdict = i64(0)
+    for member in range(members):
+        post = _post(field(lines, member, ptr), epoch)
+        its_tag, its_length, its_place = post[0], post[1], post[2]
+        received = at(at(table, RECEIVED), member * 2)
+        received[0] = its_length
+        received[1] = its_place
+        for mine, other, bit in (
+            (its_length, length, LENGTHS_DIFFER),
+            (its_tag, tag, TAGS_DIFFER),
+            (its_place, 0, SOME_PLACES),
+        ):
+            verdict = verdict | select(mine != other, i64(bit), 0)
+    return verdict
+
+
+@native
+def rlx_barrier(table: ptr) -> i64:
+    """Arrive, then wait."""
+    rlx_arrive(table)
+    return rlx_wait(table)
+
+
+@native
+def rlx_signal(word: ptr) -> None:
+    """Count a word up, and wake those who wait for it."""
+    atomic_rmw("add", word, i32(1), "seq_cst")
+    _wake(word)
+
+
+@native
+def rlx_claim(word: ptr, value: i32) -> None:
+    """Set a word that is still 0."""
+    compare_exchange(word, i32(0), value)
+
+
+def load_cached(emit: Callable[..., str], *options: object) -> Code:
+    """Code of what `emit(target, *options)`, a function of a module, writes for this machine; compiled once
+    per user. The key in the cache stands for the source: a process that finds the code writes none."""
     from rlx.codegen.native.jit import compile_object, load
-    from rlx.target.cpu import resolve
+    from rlx.runtime.native.code import runtime_version
     from rlx.runtime.store.cache import default_cache
+    from rlx.target.cpu import resolve
 
     host = resolve("host")
-    text = emit(host)
-    key = hashlib.sha256(text.encode()).hexdigest()
-    return load(default_cache().get_or_make(key, host, lambda: compile_object(text, host)), host)
+    parts = (emit.__module__, emit.__qualname__, repr(options), runtime_version())
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    made = default_cache().get_or_make(key, host, lambda: compile_object(emit(host, *options), host))
+    return load(made, host)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
-from rlx.codegen.native.notation import Native, inline, native
+from rlx.codegen.native.notation import Native, emit_all, inline, native
 from rlx.codegen.native.words import (
     W,
     at,
@@ -261,8 +261,7 @@ def driver_address(function: Native[..., None]) -> int:
 
 def emit_driver(module: Module) -> None:
     """Write `rlx_run_program` and the driver's own kernels into `module`."""
-    for function in (rlx_copy, rlx_count_step, rlx_refuse, rlx_run_program):
-        function.emit(module)
+    emit_all(module, rlx_copy, rlx_count_step, rlx_refuse, rlx_run_program)
 
 
 # -- the walk

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
-from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.notation import emit_all, inline, native
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -283,8 +283,7 @@ def _functions() -> _Functions:
 
 def emit_pool(module: Module) -> None:
     """Write the worker's loop and the caller's fork-join into `module`."""
-    rlx_worker.emit(module)
-    rlx_fork_join.emit(module)
+    emit_all(module, rlx_worker, rlx_fork_join)
 
 
 @native

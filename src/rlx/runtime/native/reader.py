@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
-from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.notation import emit_all, inline, native
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -269,20 +269,8 @@ def _functions() -> _Functions:
 
 def emit_reader(module: Module) -> None:
     """Write the reader's loop, gates, and what begins and ends a run."""
-    for function in (
-        rlx_read_bytes,
-        rlx_claim_fill,
-        rlx_publish,
-        rlx_await_fills,
-        rlx_arrive,
-        rlx_read_ahead,
-        rlx_begin_fills,
-        rlx_settle_fills,
-        rlx_stop_reader,
-        rlx_read_alone,
-    ):
-        if not module.defines(function.name):  # else one that calls it has brought it along
-            function.emit(module)
+    emit_all(module, rlx_arrive, rlx_read_ahead, rlx_stop_reader, rlx_read_alone)
+    emit_all(module, rlx_begin_fills, rlx_settle_fills)
 
 
 @inline
