@@ -8,7 +8,7 @@ instances of their types, and comparisons as bool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlx.codegen.native.control import Instruction, current
 from rlx.codegen.native.control import loop as _loop
@@ -88,7 +88,11 @@ W = TypeVar("W")
 
 if TYPE_CHECKING:
 
+    @overload
     def load(type_: type[W], pointer: Any, align: int = 0) -> W: ...
+    @overload
+    def load(type_: str, pointer: Any, align: int = 0) -> Word: ...
+    def load(type_: Any, pointer: Any, align: int = 0) -> Any: ...
     def store(x: Any, pointer: Any, align: int = 0, nontemporal: bool = False) -> None: ...
     def field(pointer: Any, index: Any, type_: type[W]) -> W: ...
     def at(pointer: Any, index: Any) -> ptr: ...

@@ -7,14 +7,16 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from rlx.records import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.irtypes import vector
+from rlx.codegen.native.notation import native
+from rlx.codegen.native.words import builder, byte_at, fence, i64, load, ptr, store
 from rlx.dist.native.sync import load_cached
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.codegen.native.irtext import Function, Int
-    from rlx.codegen.native.irtypes import Value
     from rlx.target.cpu import Target
 
 UNROLL = 8
@@ -26,40 +28,33 @@ STREAM_BYTES = 4 << 20
 HAND_OVER_BYTES = 32 << 10
 LINE = 64
 
-_NAME = "rlx_copy_past_caches"
-
 
 def emit(target: Target) -> str:
-    """LLVM IR of `void rlx_copy_past_caches(ptr to, ptr from, i64 bytes, i64 head)`.
-
-    There are LEAST_BYTES or more of them; `head` says how many stand before the first whole line of `to`.
-    """
-    from rlx.codegen.native.irtext import Module
-
+    """LLVM IR of `rlx_copy_past_caches`."""
     module = Module(target)
-    _emit_copy(module.function(_NAME, [("ptr", "to"), ("ptr", "from"), ("i64", "bytes"), ("i64", "head")]))
+    rlx_copy_past_caches.emit(module)
     return module.text()
 
 
-def _emit_copy(f: Function) -> None:
-    from rlx.codegen.native.irtypes import vector
-
-    to, source, count, head = f.args
-    width = f.module.target.vector_bytes
+@native
+def rlx_copy_past_caches(to: ptr, source: ptr, count: i64, head: i64) -> None:
+    """Copy `count` bytes, LEAST_BYTES or more; `head` of them stand before the first whole line of `to`."""
+    width = builder().module.target.vector_bytes
     step = UNROLL * width
 
-    def block(start: Int, aligned: bool) -> None:
-        places = [f.add(start, i * width) for i in range(UNROLL)]
-        values: list[Value] = [f.load(vector("i8", width), f.gep(source, i, "i8")) for i in places]
+    def block(start: Any, is_aligned: bool) -> None:
+        places = [start + i * width for i in range(UNROLL)]
+        values = [load(vector("i8", width), byte_at(source, i)) for i in places]
         for i, value in zip(places, values, strict=True):
-            f.store(value, f.gep(to, i, "i8"), nontemporal=aligned)
+            store(value, byte_at(to, i), nontemporal=is_aligned)
 
     # The ends are copied by blocks that overlap what the loop does, so it starts and stores at whole lines.
-    last = f.sub(count, step)
-    block(0, aligned=False)
-    f.loop(head, last, step, [], lambda i, _: block(i, aligned=True))
-    block(last, aligned=False)
-    f.fence()
+    last = count - step
+    block(0, is_aligned=False)
+    for i in range(head, last, step):
+        block(i, is_aligned=True)
+    block(last, is_aligned=False)
+    fence()
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ def _native() -> _Native:
 def _compiled() -> _Native:
     code = load_cached(emit)
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
-    address = code.address(_NAME)
+    address = code.address(rlx_copy_past_caches.name)
     return _Native(code, address, ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)(address))
 
 
