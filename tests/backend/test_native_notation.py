@@ -21,6 +21,7 @@ from rlx.codegen.native.words import (
     external,
     i32,
     i64,
+    leave,
     load,
     loop,
     ptr,
@@ -357,6 +358,20 @@ def test_instructions_and_external_functions() -> None:
         return zext(load(i32, space), i64) + select(x < 0, space[1], 0)
 
     assert run(through_memory, -40) == 47 and run(through_memory, 40) == 40
+
+
+def test_an_expanded_function_can_leave_the_native_one() -> None:
+    @inline
+    def checked(x: i64) -> i64:
+        if x < 0:
+            leave(-1)
+        return x * 2
+
+    @native
+    def checked_twice(x: i64, y: i64) -> i64:
+        return checked(x) + checked(y)
+
+    assert [run(checked_twice, *pair) for pair in ((1, 2), (-3, 2), (3, -2))] == [6, -1, -1]
 
 
 # ---- errors

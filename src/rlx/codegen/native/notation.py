@@ -33,6 +33,7 @@ The rules:
   if it knows all bounds, as for any other iterable. `for i in loop(...)` is always a loop at run time.
 - `@inline` functions, and functions nested in a native one, are expanded where they are called. A `@native`
   function that is called becomes a call; it is written into the module if that does not have it yet.
+- `return` in an expanded function gives its value there. `leave(x)` returns from the native function around.
 """
 
 from __future__ import annotations

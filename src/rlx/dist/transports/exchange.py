@@ -49,7 +49,7 @@ class Exchanger:
     """
 
     def __init__(self, post: int, heaps: Sequence[int], stages: Sequence[int], me: int) -> None:
-        native = code.native()
+        native = code.loaded()
         prototype = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
         self.run = prototype(native.address("rlx_exchange"))
         self.again = prototype(native.address("rlx_again"))
