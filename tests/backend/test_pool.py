@@ -21,6 +21,7 @@ from rlx.codegen.native.jit import Code, compile_object
 from rlx.errors import ConfigError
 from rlx.runtime.native import code as native
 from rlx.runtime.native import pool as pool_module
+from rlx.runtime.native import waiting
 from rlx.runtime.native.driver import emit_driver
 from rlx.runtime.native.pool import CPUS, Pool, PoolError, default_pool, emit_pool
 from rlx.target.cpu import resolve
@@ -319,7 +320,7 @@ def test_a_library_that_pins_the_main_thread_does_not_pin_the_workers(count: int
 @two_cores
 def test_without_futexes_workers_nap(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of systems other than Linux; all it calls is there on Linux too."""
-    monkeypatch.setattr(native, "_futex_number", lambda target: None)
+    monkeypatch.setattr(waiting, "_futex_number", lambda target: None)
     functions = pool_module._Functions(native.build(emit_pool))
     monkeypatch.setattr(pool_module, "_functions", lambda: functions)
     cells = Cells(2)
