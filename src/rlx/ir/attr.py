@@ -137,6 +137,12 @@ def one_of(*choices: str) -> Kind:
     return check
 
 
+class Described:
+    """An attribute value of a class of its own: `str` is its text, which its kind reads back."""
+
+    __slots__ = ()
+
+
 class Blob:
     """An immutable array as an attribute value; equal and hashed by dtype, shape and content."""
 

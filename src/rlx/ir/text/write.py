@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeMismatchError
-from rlx.ir.attr import REQUIRED, Blob
+from rlx.ir.attr import REQUIRED, Blob, Described
 from rlx.ir.dim import Constraint, Dim, Expr
 from rlx.ir.dims.atom import quote
 from rlx.ir.dtype import DType
@@ -167,6 +167,8 @@ class Printer:
             return f"({', '.join([self.value_text(v) for v in value])}{',' if len(value) == 1 else ''})"
         if isinstance(value, Blob):
             return self.blob_text(value)
+        if isinstance(value, Described):
+            return string_text(str(value))
         raise TypeMismatchError(f"an attribute value of type {type(value).__name__} has no text form")
 
     def blob_text(self, value: Blob) -> str:

@@ -1,0 +1,241 @@
+"""The layouts that kernels read: panels of matrices and of convolution kernels, blocks of channels.
+
+Each class names the numbers that kernels work with; its `layout` says where elements are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.kernel.boxes import Box, Digit, Side
+from rlx.kernel.layout import Layout
+from rlx.records import dataclass
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A matrix [k, n] in panels of `columns` columns, one after the other.
+
+    A panel is [k / group][columns][group], read front to back by a kernel. The last one is narrower, in whole
+    vectors of `lanes`, padded with zeros.
+
+    >>> Panels(3, 10, 4, 2, 1).layout
+    Layout('3,10 -> 30: 0:3=3@4 0:8=2@12,4@1; 0:3=3@2 8:10=2@1 +24')
+    """
+
+    k: int
+    n: int
+    columns: int
+    lanes: int
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        _check("panels", (self.k, self.n), (self.columns, self.lanes, self.group))
+
+    @property
+    def full(self) -> int:
+        """Panels with every column in use."""
+        return self.n // self.columns
+
+    @property
+    def tail(self) -> int:
+        """Padded columns of the last, narrower panel; 0 when there is none."""
+        return _round_up(self.n % self.columns, self.lanes)
+
+    @property
+    def depth(self) -> int:
+        """k padded to whole groups."""
+        return _round_up(self.k, self.group)
+
+    @property
+    def elements(self) -> int:
+        return self.depth * (self.full * self.columns + self.tail)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the elements of a [k, n] matrix are stored."""
+        return _matrix(self)
+
+    def each(self, packed: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Panel by panel of [..., elements]: its first column, the column after its last one, and a view on
+        them, as [..., depth / group, columns, group]."""
+        lead, groups = packed.shape[:-1], self.depth // self.group
+        for first in range(0, self.n, self.columns):
+            width = self.columns if first + self.columns <= self.n else self.tail
+            stop = min(first + width, self.n)
+            panel = packed[..., self.depth * first : self.depth * (first + width)]
+            yield first, stop, panel.reshape(*lead, groups, width, self.group)[..., : stop - first, :]
+
+
+@dataclass(frozen=True)
+class KernelPanels:
+    """A convolution kernel [O, I, window] in panels; I counts the channels of one group.
+
+    For each group there are panels of output channels. Their rows are the products of one output in the order
+    in which they are summed: blocks of input channels, window elements, channels of the block. With one
+    channel per block that is for a planar image read line by line; with one vector, a blocked image. Narrow
+    dtypes are multiplied in groups of neighbouring channels; a block that is not full ends with zeros.
+
+    >>> KernelPanels((4, 3, 5), groups=2, columns=4, lanes=2, block=1).layout
+    Layout('2*2,3,5 -> 60: 0:2=2@30 0:2=2@1 0:3=3@10 0:5=5@2')
+    """
+
+    shape: tuple[int, ...]
+    groups: int
+    columns: int
+    lanes: int
+    block: int
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        _check("panels", self.shape, (self.groups, self.columns, self.lanes, self.block, self.group))
+        if len(self.shape) < 2 or self.shape[0] % self.groups:
+            raise ShapeError(f"a kernel {list(self.shape)} has not the outputs of {self.groups} groups")
+        if self.block % self.group and self.whole:
+            raise ShapeError(f"a block of {self.block} channels does not consist of groups of {self.group}")
+
+    @cached_property
+    def panels(self) -> Panels:
+        """The panels of one group."""
+        rows = (self.whole + self.tail) * self.taps
+        return Panels(rows, self.shape[0] // self.groups, self.columns, self.lanes, self.group)
+
+    @property
+    def whole(self) -> int:
+        """Channels in full blocks."""
+        return self.shape[1] // self.block * self.block
+
+    @property
+    def tail(self) -> int:
+        """Channels of the last block if it is not full, in whole groups."""
+        return _round_up(self.shape[1] - self.whole, self.group)
+
+    @property
+    def taps(self) -> int:
+        return prod(self.shape[2:])
+
+    @property
+    def layout(self) -> Layout:
+        """Where the elements of an [O, I, window] kernel are stored."""
+        return _kernel(self)
+
+
+@dataclass(frozen=True)
+class ChannelBlocks:
+    """An image [N, C, axes] as [N, C / lanes, axes, lanes]: the channels of a pixel side by side, then zeros.
+
+    >>> ChannelBlocks(4, 20, 8).layout
+    Layout('?,20,?,? -> ?,3,?,?,8: 0:20=3@8,8@1')
+    """
+
+    rank: int
+    channels: int
+    lanes: int
+
+    def __post_init__(self) -> None:
+        _check("blocks", (), (self.channels, self.lanes))
+        if self.rank < 2:
+            raise ShapeError(f"an image has at least 2 axes, not {self.rank}")
+
+    @property
+    def layout(self) -> Layout:
+        """Where the elements of an image are stored."""
+        return _blocks(self)
+
+
+def blocks_of(layout: Layout) -> ChannelBlocks | None:
+    """The blocks of channels that a layout consists of, None if it is another one.
+
+    >>> blocks_of(ChannelBlocks(4, 20, 8).layout)
+    ChannelBlocks(rank=4, channels=20, lanes=8)
+    >>> blocks_of(Panels(3, 10, 4, 2).layout) is None
+    True
+    """
+    return _as_blocks(layout)
+
+
+@lru_cache(1024)
+def _as_blocks(layout: Layout) -> ChannelBlocks | None:
+    rank = len(layout.shape)
+    if rank < 2 or layout.sizes.count(None) != rank - 1 or not layout.sizes[1] or not layout.stored[-1]:
+        return None
+    found = ChannelBlocks(rank, layout.sizes[1], layout.stored[-1])
+    return found if found.layout == layout else None
+
+
+def groups_of(layout: Layout) -> int:
+    """The groups that the panels of a convolution kernel belong to.
+
+    >>> groups_of(KernelPanels((4, 3, 5), groups=2, columns=4, lanes=2, block=1).layout)
+    2
+    """
+    factors = layout.shape[0] if layout.shape else None
+    return factors[0] if factors is not None and len(factors) == 2 else 1
+
+
+# ---- boxes and digits
+
+
+def _check(what: str, sizes: tuple[int, ...], units: tuple[int, ...]) -> None:
+    if min(sizes, default=0) < 0 or min(units) < 1:
+        raise ShapeError(f"{what} have sizes of at least 0 and units of at least 1, not {sizes} and {units}")
+
+
+def _round_up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _cuts(n: int, whole: int, unit: int) -> list[tuple[int, int, int, int]]:
+    """The parts of n elements: of `whole` elements, and the rest in whole units. Start and stop, the width of
+    one part and their number."""
+    full, rest = n // whole * whole, n % whole
+    out = [(0, full, whole, n // whole)] if full else []
+    return [*out, (full, n, _round_up(rest, unit), 1)] if rest else out
+
+
+def _side(start: int, stop: int, *digits: tuple[int, int]) -> Side:
+    return Side(start, stop, tuple(Digit(*d) for d in digits if d[0] > 1))
+
+
+@lru_cache(1024)
+def _matrix(p: Panels) -> Layout:
+    boxes, base = [], 0
+    for start, stop, width, count in _cuts(p.n, p.columns, p.lanes) if p.k else ():
+        rows = _side(0, p.k, (p.depth // p.group, width * p.group), (p.group, 1))
+        columns = _side(start, stop, (count, p.depth * width), (width, p.group))
+        boxes.append(Box((rows, columns), base))
+        base += count * p.depth * width
+    return Layout(((p.k,), (p.n,)), (p.elements,), tuple(boxes))
+
+
+@lru_cache(1024)
+def _kernel(k: KernelPanels) -> Layout:
+    outputs, channels, *window = k.shape
+    per, rows, boxes, base = outputs // k.groups, k.panels.k, [], 0
+    for start, stop, width, count in _cuts(per, k.columns, k.lanes) if 0 not in k.shape else ():
+        first = 0
+        for low, high, size, blocks in _cuts(channels, k.block, k.group):
+            sides = [_side(0, k.groups, (k.groups, k.panels.elements))] if k.groups > 1 else []
+            sides.append(_side(start, stop, (count, rows * width), (width, k.group)))
+            inside = ((size // k.group, width * k.group), (k.group, 1))
+            sides.append(_side(low, high, (blocks, size * k.taps * width), *inside))
+            steps = [prod(window[i + 1 :]) * size * width for i in range(len(window))]
+            sides += [_side(0, n, (n, step)) for n, step in zip(window, steps, strict=True)]
+            boxes.append(Box(tuple(sides), base + first * width))
+            first += size * blocks * k.taps
+        base += count * rows * width
+    first_axis = (k.groups, per) if k.groups > 1 else (outputs,)
+    shape = (first_axis, *((n,) for n in k.shape[1:]))
+    return Layout(shape, (k.groups * k.panels.elements,), tuple(boxes))
+
+
+@lru_cache(1024)
+def _blocks(b: ChannelBlocks) -> Layout:
+    count, pixels = -(-b.channels // b.lanes), (None,) * (b.rank - 2)
+    side = _side(0, b.channels, (count, b.lanes), (b.lanes, 1))
+    return Layout((None, (b.channels,), *pixels), (None, count, *pixels, b.lanes), (Box((side,), 0),))
