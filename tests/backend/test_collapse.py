@@ -17,6 +17,7 @@ from rlx.ir.op import get_op
 from rlx.kernel.compose import body_of, compose
 from rlx.kernel.form import dense_strides
 from rlx.kernel.nests import Nest
+from rlx.ops.storage.packing import from_blocks
 from rlx.reference.interpreter import evaluate
 
 CASES: list[tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], int]] = [
@@ -113,7 +114,7 @@ def test_blocked_channels_are_moved_to_planes(channels: int, size: int, kind: st
     """Channels that are read as block and lane are two axes: squares of pixels and lanes are turned."""
     g = Graph("planes")
     blocks = g.input("x", (2, -(-channels // 16), size, size, 16), kind)
-    g.output("y", get_op("copy")(get_op("unblock_channels")(blocks, channels=channels)))
+    g.output("y", get_op("copy")(from_blocks(blocks, channels)))
     x = np.random.default_rng(3).integers(0, 99, blocks.shape).astype(blocks.dtype.np)
     for threads in (1, 2):
         got = rlx.compile(g, threads=threads).run({"x": x})["y"]

@@ -19,6 +19,7 @@ from gemm_harness import F32_TARGETS, Guarded, assert_f32_targets_stand_for_all,
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ops import avg_pool, concat, conv, conv_transpose, max_pool, mean, relu, sigmoid
+from rlx.ops.storage.packing import from_blocks, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
@@ -288,16 +289,16 @@ WINOGRAD_IMAGES = [(1, 8, 8), (2, 7, 9), (1, 1, 1), (3, 13, 30), (1, 57, 5), (1,
 def test_winograd_is_the_convolution(m: int, padding: Any, channels: tuple[int, int], target: Target) -> None:
     """Kernels in Winograd's layout, whatever the cost model says; run-time sizes, relu, residual."""
     (depth, out), lanes, rng = channels, target.lanes("f32"), np.random.default_rng(0)
-    block, unblock, unpack = (get_op(n) for n in ("block_channels", "unblock_channels", "unpack_winograd"))
+    unpack = get_op("unpack_winograd")
     layout = WinogradLayout(m, out, depth, 2 * lanes, lanes)
     g = rlx.Graph("winograd")
     x = g.input("x", ("n", depth // lanes, "h", "w", lanes), "f32")
     w = g.param("w", (out, depth, 3, 3), "f32")
     attrs = {k: getattr(layout, k) for k in unpack.attrs}
     kernel = unpack(transform_kernel(w, layout), **attrs)
-    y = conv(unblock(x, channels=depth), kernel, g.param("b", (out,), "f32"), padding=padding)
+    y = conv(from_blocks(x, depth), kernel, g.param("b", (out,), "f32"), padding=padding)
     r = g.input("r", (y.shape[0], -(-out // lanes), *y.shape[2:], lanes), "f32")
-    g.output("y", block(relu(y + unblock(r, channels=out)), lanes=lanes))
+    g.output("y", to_blocks(relu(y + from_blocks(r, out)), lanes))
     weights, bias = (rng.standard_normal(s).astype(np.float32) for s in ((out, depth, 3, 3), (out,)))
     g.set_param("w", weights)
     g.set_param("b", bias)
@@ -311,11 +312,11 @@ def test_winograd_is_the_convolution(m: int, padding: Any, channels: tuple[int, 
         residual = rng.standard_normal(exact.shape).astype(np.float32)
         guarded = Guarded()
         feed = {
-            "x": guarded.copy(block(image, lanes=lanes), True),
-            "r": guarded.copy(block(residual, lanes=lanes), True),
+            "x": guarded.copy(to_blocks(image, lanes), True),
+            "r": guarded.copy(to_blocks(residual, lanes), True),
         }
-        want = block(np.maximum(exact + residual, 0), lanes=lanes)
-        tolerance = block(2 * 9 * depth * EPS * (size + np.abs(residual)), lanes=lanes)
+        want = to_blocks(np.maximum(exact + residual, 0), lanes)
+        tolerance = to_blocks(2 * 9 * depth * EPS * (size + np.abs(residual)), lanes)
         outs = [guarded.copy(np.zeros(want.shape, np.float32), True) for _ in programs]
         for program, result in zip(programs, outs, strict=True):
             program.bind(feed, {"y": result})()

@@ -32,7 +32,7 @@ def test_packed_weights_unpack(target: Target, dtype: str, k: int, n: int) -> No
     packed = pack_weights(w, target, dtype)
     panels = panels_of(k, n, target, dtype)
     assert packed.shape == (panels.elements,)
-    assert (panels.unpack(packed) == w).all()
+    assert (panels.layout.unpack(packed) == w).all()
 
 
 # ---- bf16

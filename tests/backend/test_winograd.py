@@ -12,6 +12,7 @@ from machines import executable
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops import conv
+from rlx.ops.storage.packing import from_blocks, to_blocks
 from rlx.ops.storage.winograd import INPUT, OUTPUT, WHOLE_KERNEL, WHOLE_ROWS, WinogradLayout, transform_kernel
 from rlx.target.cpu import Target, resolve
 
@@ -21,7 +22,7 @@ PLACES = [(0, 3, 5, 6), (0, 0, 0, 0), (1, 15, 10, 12), (1, 7, 3, 4), (0, 9, 8, 0
 
 
 def block(image: np.ndarray, target: Target) -> np.ndarray:
-    made: np.ndarray = get_op("block_channels")(image, lanes=target.lanes("f32"))
+    made: np.ndarray = to_blocks(image, target.lanes("f32"))
     return made
 
 
@@ -29,14 +30,14 @@ def winograd(m: int, target: Target, blocked: bool = True) -> tuple[Graph, np.nd
     """A convolution in Winograd's layout, whatever the cost model says, and its kernel."""
     lanes, channels = target.lanes("f32"), SHAPE[1]
     layout = WinogradLayout(m, OUT, channels, 2 * lanes, lanes)
-    unblock, unpack = get_op("unblock_channels"), get_op("unpack_winograd")
+    unpack = get_op("unpack_winograd")
     g = Graph("winograd")
     w = g.param("w", (OUT, channels, 3, 3), "f32")
     kernel = unpack(transform_kernel(w, layout), **{k: getattr(layout, k) for k in unpack.attrs})
     if blocked:
         x = g.input("x", (SHAPE[0], channels // lanes, *SHAPE[2:], lanes), "f32")
-        y = conv(unblock(x, channels=channels), kernel, padding=1)
-        g.output("y", get_op("block_channels")(y, lanes=lanes))
+        y = conv(from_blocks(x, channels), kernel, padding=1)
+        g.output("y", to_blocks(y, lanes))
     else:
         g.output("y", conv(g.input("x", SHAPE, "f32"), kernel, padding=1))
     weights = np.random.default_rng(1).standard_normal((OUT, channels, 3, 3)).astype(np.float32)
@@ -91,7 +92,7 @@ def test_kernels_are_rounded_once(m: int, lead: tuple[int, ...]) -> None:
     layout = {"m": m, "out": 21, "channels": 700, "columns": 16, "lanes": 4}
     w = np.random.default_rng(4).standard_normal((*lead, 21, 700, 3, 3)).astype(np.float32)
     packed = get_op("pack_winograd")(w, **layout)
-    got = WinogradLayout(**layout).panels.unpack(packed)
+    got = WinogradLayout(**layout).panels.layout.unpack(packed)
     side, place = m + 2, (-1,) * len(lead)
     for o, i in [(0, 0), (15, 699), (16, 511), (20, 512), (20, 699), (7, 300)]:
         window = [[Fraction(float(v)) for v in line] for line in w[(*place, o, i)]]
@@ -103,5 +104,5 @@ def test_kernels_are_rounded_once(m: int, lead: tuple[int, ...]) -> None:
             beside = [np.nextafter(made, np.float32(to)) for to in (-np.inf, np.inf)]
             miss = abs(Fraction(float(made)) - exact)
             assert all(miss <= abs(Fraction(float(other)) - exact) for other in beside)
-    zeros = WinogradLayout(**layout).panels
+    zeros = WinogradLayout(**layout).panels.layout
     np.testing.assert_array_equal(zeros.pack(got), packed)  # padding is zero

@@ -16,6 +16,7 @@ from rlx import ops
 from rlx.config import WINOGRAD
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
+from rlx.ops.storage.packing import from_blocks, to_blocks
 from rlx.ops.storage.winograd import (
     INTEGER_RESTORE,
     WHOLE,
@@ -33,27 +34,27 @@ def layer(shape: tuple[int, ...], w: np.ndarray, target: Target, zero: int, padd
     lanes = target.lanes("f32")
     out, channels = w.shape[:2]
     layout = WinogradLayout(4, out, channels, 2 * lanes, lanes, 2)
-    unblock, unpack = get_op("unblock_channels"), get_op("unpack_winograd")
+    unpack = get_op("unpack_winograd")
     g = Graph("bytes")
     kernel = g.param("w", w.shape, "i8")
     g.set_param("w", w)
     there = unpack(transform_kernel(kernel, layout), **{k: getattr(layout, k) for k in unpack.attrs})
     blocks = (shape[0], channels // lanes, *shape[2:], lanes)
-    x = unblock(g.input("x", blocks, "u8"), channels=channels)
+    x = from_blocks(g.input("x", blocks, "u8"), channels)
     y = ops.conv(x, there, padding=padding, out_dtype="i32", fill=zero)
-    g.output("y", get_op("block_channels")(y, lanes=lanes))
+    g.output("y", to_blocks(y, lanes))
     return g
 
 
 def check(x: np.ndarray, w: np.ndarray, target: Target, zero: int = 0, padding: Any = 1) -> None:
-    lanes, block = target.lanes("f32"), get_op("block_channels")
+    lanes = target.lanes("f32")
     wide = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)), constant_values=zero)
-    want = block(ops.conv(wide.astype(np.float64), w.astype(np.float64)).astype(np.int32), lanes=lanes)
+    want = to_blocks(ops.conv(wide.astype(np.float64), w.astype(np.float64)).astype(np.int32), lanes)
     g = layer(x.shape, w, target, zero, padding)
     programs = [rlx.compile(g, target=target.name, threads=n) for n in (1, 2)]
     assert not programs[0].stats["host_thunks"]
     for program in programs:
-        np.testing.assert_array_equal(program(block(x, lanes=lanes)), want)
+        np.testing.assert_array_equal(program(to_blocks(x, lanes)), want)
 
 
 @every_target

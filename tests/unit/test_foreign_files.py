@@ -22,8 +22,9 @@ from rlx.ir.dtype import F32
 from rlx.ir.op import all_ops
 from rlx.ir.text import files as serialize
 from rlx.ir.text.write import graph_text
-from rlx.ops.storage.conv_packing import KernelLayout, unpack_kernel
-from rlx.ops.storage.packing import Panels, pack_panels, unpack_panels
+from rlx.kernel.layout import Layout
+from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels
+from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.sparse import columns_of
 from rlx.runtime.store import container
 from rlx.runtime.store.artifact import Artifact, ArtifactWarning
@@ -67,19 +68,24 @@ def quietly(path: Path, **options: Any) -> Any:
 
 def test_every_layout_op_is_declared_as_storage() -> None:
     for op in all_ops():
-        if op.reader_side or op.writer_side or op.name.startswith(("pack_", "unpack_")):
+        if (
+            op.reader_side
+            or op.writer_side
+            or op.name.startswith(("pack_", "unpack_"))
+            or "layout" in op.attrs
+        ):
             assert op.storage, op.name
 
 
 def layout_graph(columns: int) -> rlx.Graph:
     """A convolution whose packed weights say that a panel has this many columns."""
     lanes = resolve("host").lanes("f32")
-    layout = {"shape": (64, 4, 3, 3), "groups": 1, "columns": columns, "lanes": lanes, "block": 1, "group": 1}
+    layout = KernelPanels((64, 4, 3, 3), 1, columns, lanes, 1).layout
     g = rlx.Graph("layouts")
     x = g.input("x", (1, 4, 12, 12), "f32")
     w = RNG.standard_normal((64, 4, 3, 3)).astype(np.float32)
-    p = g.param("w", (KernelLayout(**layout).elements,), "f32", KernelLayout(**layout).pack(w))
-    g.output("y", rlx.ops.conv(x, unpack_kernel(p, **layout), padding=1))
+    p = g.param("w", (layout.elements,), "f32", layout.pack(w))
+    g.output("y", rlx.ops.conv(x, read_as(p, layout=layout), padding=1))
     return g
 
 
@@ -99,7 +105,7 @@ def test_a_file_with_a_storage_layout_is_refused(kind: str, tmp_path: Path) -> N
             parts["source"] = graph_text(graph, blobs={}).encode()
 
         path = rewritten(tmp_path / "network.rlx", tmp_path / "planted.rlx", plant)
-    with pytest.raises(RlxError, match="unpack_kernel is a storage layout, which only the compiler") as e:
+    with pytest.raises(RlxError, match="read_as is a storage layout, which only the compiler") as e:
         quietly(path)
     assert isinstance(e.value, (ParseError, FormatError))
 
@@ -109,25 +115,25 @@ def test_a_layout_in_a_body_is_refused(tmp_path: Path) -> None:
     start, rows = g.input("c", (4,), "f32"), g.input("rows", ("n", 4), "f32")
 
     def step(c: Any, row: Any) -> tuple[Any, Any]:
-        packed = pack_panels(rlx.ops.reshape(row, (1, 4)), **vars(Panels(1, 4, 4, 4, 1)))
+        packed = store_as(rlx.ops.reshape(row, (1, 4)), layout=Panels(1, 4, 4, 4, 1).layout)
         return c + rlx.ops.reshape(packed, (4,)), c
 
     g.output("y", rlx.ops.scan(step, start, rows)[0])
     (tmp_path / "loop.txt").write_text(graph_text(g))
-    with pytest.raises(ParseError, match="pack_panels is a storage layout"):
+    with pytest.raises(ParseError, match="store_as is a storage layout"):
         rlx.load(tmp_path / "loop.txt")
 
 
 def test_an_onnx_function_cannot_name_a_layout() -> None:
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
-    node = helper.make_node("unpack_kernel", ["x"], ["y"], domain="own", columns=64)
+    node = helper.make_node("read_as", ["x"], ["y"], domain="own", layout="64 -> 64: 0:64=64@1")
     body = helper.make_function(
         "own",
         "f",
         ["x"],
         ["y"],
-        [helper.make_node("unpack_kernel", ["x"], ["y"])],
+        [helper.make_node("read_as", ["x"], ["y"])],
         [helper.make_opsetid("", 17)],
     )
     value = [helper.make_tensor_value_info(n, 1, [64]) for n in ("x", "y")]
@@ -135,7 +141,7 @@ def test_an_onnx_function_cannot_name_a_layout() -> None:
         graph = helper.make_graph([call], "g", value[:1], value[1:])
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
         model = helper.make_model(graph, functions=[body], opset_imports=opsets)
-        with pytest.raises(RlxError, match="unpack_kernel"):
+        with pytest.raises(RlxError, match="read_as"):
             rlx.from_onnx(model)
 
 
@@ -153,7 +159,7 @@ def test_emitters_refuse_other_panels_of_a_kernel(columns: int) -> None:
 
 
 def graph_value(graph: rlx.Graph) -> np.ndarray:
-    (unpack,) = (n for n in graph.nodes if n.op is unpack_kernel)
+    (unpack,) = (n for n in graph.nodes if n.op is read_as)
     value: np.ndarray = unpack.op.ref(graph.param_values["w"], **unpack.attrs)
     return value
 
@@ -162,16 +168,79 @@ def graph_value(graph: rlx.Graph) -> np.ndarray:
 def test_emitters_refuse_other_panels_of_a_matrix(change: dict[str, int]) -> None:
     """Panels with fewer lanes are smaller than the vectors that a kernel reads."""
     lanes = resolve("host").lanes("f32")
-    layout = Panels(**{"k": 32, "n": 37, "columns": 2 * lanes, "lanes": lanes, "group": 1} | change)
-    w = RNG.standard_normal((32, 37)).astype(np.float32)
+    layout = Panels(**{"k": 32, "n": 137, "columns": 2 * lanes, "lanes": lanes, "group": 1} | change)
+    w = RNG.standard_normal((32, 137)).astype(np.float32)
     g = rlx.Graph("panels")
     x = g.input("x", (8, 32), "f32")
-    p = g.param("w", (layout.elements,), "f32", layout.pack(w))
-    g.output("y", x @ unpack_panels(p, **vars(layout)))
+    p = g.param("w", (layout.elements,), "f32", layout.layout.pack(w))
+    g.output("y", x @ read_as(p, layout=layout.layout))
     program = rlx.compile(g, cache=False)
     given = RNG.standard_normal((8, 32)).astype(np.float32)
     np.testing.assert_allclose(program(given), given @ w, rtol=1e-4, atol=1e-4)
     assert "no layout that kernels for" in program.stats["host_thunks"][0]["why"]
+
+
+LANES = resolve("host").lanes("f32")
+
+
+def convolved(x: Any, y: Any, w: np.ndarray, kernel: Layout, groups: int) -> list[str]:
+    """Run a convolution whose image is read as `x`, result stored as `y` and weights read as `kernel`; why
+    parts of it run on the host."""
+    g = rlx.Graph("stated")
+    image = RNG.standard_normal((1, 2 * LANES, 6, 6)).astype(np.float32)
+    given = g.input("x", image.shape if x is None else x.pack(image).shape, "f32")
+    p = g.param("w", (kernel.elements,), "f32", kernel.pack(w))
+    read = given if x is None else read_as(given, layout=x)
+    made = rlx.ops.conv(read, read_as(p, layout=kernel), padding=1, groups=groups)
+    g.output("y", made if y is None else store_as(made, layout=y))
+    want = rlx.ops.conv(image, w, padding=1, groups=groups)
+    program = rlx.compile(g, cache=False)
+    got = program(image if x is None else x.pack(image))
+    np.testing.assert_allclose(got if y is None else y.unpack(got), want, rtol=1e-4, atol=1e-4)
+    return [thunk["why"] for thunk in program.stats["host_thunks"]]
+
+
+def own_and_foreign_images() -> dict[str, tuple[Any, Any, Any, int, bool]]:
+    """Layouts of image, result and weights, the number of groups, and whether kernels read and write them."""
+    channels, blocks = 2 * LANES, ChannelBlocks(4, 2 * LANES, LANES).layout
+    half = ChannelBlocks(4, channels, LANES // 2).layout
+    last = Layout.parse(f"?,{channels},?,? -> ?,?,?,{channels}: 0:{channels}={channels}@1")
+    shape, depthwise = (channels, channels, 3, 3), (channels, 1, 3, 3)
+    direct = KernelPanels(shape, 1, 2 * LANES, LANES, LANES).layout
+    planar = KernelPanels(shape, 1, 2 * LANES, LANES, 1).layout
+    by_channel = KernelPanels(depthwise, 1, LANES, LANES, 1).layout
+    turned = KernelPanels(depthwise, 1, 2 * LANES, LANES, 1).layout
+    return {
+        "direct": (blocks, blocks, direct, 1, True),
+        "planar": (None, None, planar, 1, True),
+        "depthwise": (blocks, blocks, by_channel, channels, True),
+        "image, channels last": (last, blocks, direct, 1, False),
+        "result, channels last": (blocks, last, direct, 1, True),  # a kernel of its own moves it
+        "result, half of the lanes": (blocks, half, direct, 1, False),
+        "weights for planes": (blocks, blocks, planar, 1, False),
+        "weights for blocks": (None, None, direct, 1, False),
+        "weights of depthwise": (blocks, blocks, turned, channels, False),
+    }
+
+
+@pytest.mark.parametrize("case", own_and_foreign_images())
+def test_emitters_of_convolutions_refuse_what_they_do_not_read(case: str) -> None:
+    """Every stated layout is compared with the kernel's own; the host computes what none reads."""
+    x, y, kernel, groups, native = own_and_foreign_images()[case]
+    w = RNG.standard_normal(kernel.sizes).astype(np.float32)
+    told = convolved(x, y, w, kernel, groups)
+    assert bool(told) is not native, told
+    assert native or any("no layout that kernels for" in why for why in told), told
+
+
+def test_blocks_without_packed_weights_are_refused() -> None:
+    g = rlx.Graph("blocks")
+    x = g.input("x", (1, 2, 6, 6, LANES), "f32")
+    w = RNG.standard_normal((LANES, 2 * LANES, 3, 3)).astype(np.float32)
+    g.output("y", to_blocks(rlx.ops.conv(from_blocks(x, 2 * LANES), g.constant(w), padding=1), LANES))
+    given = RNG.standard_normal((1, 2, 6, 6, LANES)).astype(np.float32)
+    want = to_blocks(rlx.ops.conv(from_blocks(given, 2 * LANES), w, padding=1), LANES)
+    np.testing.assert_allclose(rlx.compile(g, cache=False)(given), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64", "x86-64-v4", "x86-64-v4-bf16-vnni", "aarch64"])

@@ -17,7 +17,8 @@ from rlx.cost import IoFusionGate, default_gate, profile_graph_io
 from rlx.cost.profile import GraphIoProfile
 from rlx.errors import VerifyError
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role, get_op
+from rlx.ir.op import Role
+from rlx.ops.storage.packing import from_blocks, to_blocks
 from rlx.plan.lir import LirModule
 from rlx.reference.interpreter import evaluate
 
@@ -269,9 +270,9 @@ def test_pieces_do_not_share_a_kernel_with_blocks(side: str) -> None:
         planes = [g.input(f"x{i}", (1, 24, 8, 8), "f32") for i in range(2)]
         if side == "read":
             blocked = g.input("b", (1, 2, 8, 8, 16), "f32")
-            planes.append(g.add(get_op("unblock_channels"), (blocked,), {"channels": 24}) * 2.0)
+            planes.append(from_blocks(blocked, 24) * 2.0)
         y = ops.concat(planes, axis=1)
-        y = g.add(get_op("block_channels"), (y,), {"lanes": 16}) if side == "stored" else y
+        y = to_blocks(y, 16) if side == "stored" else y
     g.set_outputs({"y": y})
     lir = plan(g)
     assert len(lir.plan.schedule) == 2

@@ -55,21 +55,27 @@ def test_a_transform_of_very_many_points() -> None:
     assert any("has too many factors" in thunk.why for thunk in thunks), thunks
 
 
-@pytest.mark.parametrize("change", ["columns=-4", "lanes=0", "group=-1", "k=-3", "n=-1"])
-def test_layouts_have_no_negative_parts(change: str) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "3,10 -> 36: 0:3=3@-4 0:10=3@12,4@1",
+        "3,10 -> 36: 0:3=3@0 0:10=3@12,4@1",
+        "-3,10 -> 36: 0:3=3@4 0:10=3@12,4@1",
+        "3,10 -> 36: 0:3=3@4 0:10=3@12,4@1 +1",
+        "3,10 -> 36: 0:3=3@4 0:10=3@9999999999,4@1",
+    ],
+)
+def test_layouts_stay_inside_their_storage(layout: str) -> None:
     """A layout of -4 columns ended the process."""
-    name = change.partition("=")[0]
-    attrs = {"k": "3", "n": "10", "columns": "4", "lanes": "2", "group": "1"} | {
-        name: change.partition("=")[2]
-    }
-    inner = ", ".join(f"{k}={v}" for k, v in attrs.items())
     text = f"""graph "g" {{
       %0 = input() {{name="x", type=f32[36]}}
-      %1 = unpack_panels(%0) {{{inner}}}
+      %1 = read_as(%0) {{layout="{layout}"}}
       output "y" = %1
     }}"""
-    with pytest.raises(ParseError, match="needs an integer of at least"):
+    with pytest.raises(ParseError, match=r"layout|side of a box"):
         parse_graph(text)
+    right = "3,10 -> 36: 0:3=3@4 0:10=3@12,4@1"
+    assert right in str(parse_graph(text.replace(layout, right)))
 
 
 def test_results_are_right() -> None:

@@ -27,6 +27,7 @@ from rlx.kernel.affine import affine
 from rlx.kernel.form import Reduce
 from rlx.kernel.legality import same_space
 from rlx.kernel.order import adds_by_columns, stored_through
+from rlx.kernel.panels import stored_blocks
 from rlx.kernel.scalar import axes, axis
 from rlx.records import dataclass
 
@@ -177,7 +178,7 @@ class Fit:
 
     def _in_blocks(self, node: Node) -> bool:
         """Whether a node stores blocks, or reads an operand through a layout of its own."""
-        if node.op.writer_side:
+        if stored_blocks(node) is not None:
             return True
         for operand in node.operands:
             while self.facts.io.is_view(operand):
@@ -228,9 +229,9 @@ class Fit:
 
     def _in_layout(self, node: Node, status: Status) -> bool:
         """Whether a node is the layout that a convolution stores its result in."""
-        if not node.op.writer_side or self.kind != "conv" or status is not Status.FULL or self.space is None:
+        if self.kind != "conv" or status is not Status.FULL or self.space is None:
             return False
-        return same_space(node.operands[0].shape, self.space)
+        return stored_blocks(node) is not None and same_space(node.operands[0].shape, self.space)
 
     def _may_read_computed(self, node: Node, access: Access, checks: bool) -> None:
         attention = self.kind == "attention"

@@ -32,6 +32,7 @@ from rlx.kernel.nests import (
     Store,
 )
 from rlx.kernel.order import adds_by_columns, stored_through
+from rlx.kernel.panels import stored_blocks
 from rlx.kernel.scalar import (
     LOADS,
     Scalar,
@@ -118,11 +119,11 @@ class Composer:
         """A convolution stores its result in blocked channels by itself: that value has no index."""
         if self.contract is None or not isinstance(self.contract[0], Conv):
             return False
-        if any(o.op.writer_side and o.id not in self.inputs for o in node.operands):
+        if any(stored_blocks(o) is not None and o.id not in self.inputs for o in node.operands):
             raise ComposeError(
                 f"{node.op.name} reads what a kernel stores in a layout of its own", node.where
             )
-        return node.op.writer_side
+        return stored_blocks(node) is not None
 
     def _constant(self, node: Node) -> Scalar:
         array = node.attrs["value"].array
@@ -283,7 +284,8 @@ class Composer:
             return all(e.args == at for e in value.walk() if e.prim == "acc")
 
         stores = []
-        out_blocked = isinstance(form, Conv) and all(node.op.writer_side for node in outputs)
+        blocks = [stored_blocks(node) for node in outputs] if isinstance(form, Conv) else []
+        out_blocked = len(set(blocks)) == 1 and None not in blocks
         for node in [node.operands[0] for node in outputs] if out_blocked else outputs:
             if node.id not in self.values:
                 raise ComposeError("a kernel stores its results in one layout", node.where)
@@ -302,8 +304,12 @@ class Composer:
             x = self._in_memory(root.operands[0]) if prologue is None else -1
             w_layout = self._layout_of(root.operands[1])
             packed = None if w_layout is None else (root.operands[1].op.name, w_layout)
-            x_blocked = root.operands[0].op.reader_side
-            return ConvNest(form, x, w, tuple(stores), x_blocked, out_blocked, packed, prologue)
+            image = root.operands[0]
+            x_layout = image.attrs.get("layout") if image.op.reader_side else None
+            if x_layout is None and image.op.reader_side:
+                raise ComposeError("a convolution reads its image in planes or in blocks", root.where)
+            out_layout = blocks[0] if out_blocked else None
+            return ConvNest(form, x, w, tuple(stores), x_layout, out_layout, packed, prologue)
         batch, contract = form.batch, form.contract
         left = [i for i in range(len(form.lhs)) if i not in [p for p, _ in (*batch, *contract)]]
         right = [j for j in range(len(form.rhs)) if j not in [q for _, q in (*batch, *contract)]]

@@ -204,41 +204,46 @@ class Layout(Described):
         where a condition holds, and what padding holds elsewhere."""
         if not self.boxes:
             return read([const(0)] * len([f for f in self.shape if f is not None]), const(False, TRUE.dtype))
-        return self._element([part_of(b) for b in self.boxes], at, [[] for _ in self.axes], read)
+        return self._element([part_of(b) for b in self.boxes], at, [[] for _ in self.axes], set(), read)
 
     def _element(
         self,
         parts: Sequence[Part],
         at: Scalar,
         found: list[list[tuple[int, Scalar]]],
+        unbounded: set[int],
         read: Callable[[list[Scalar], Scalar], Scalar],
     ) -> Scalar:
+        """`unbounded` are axes whose index may be outside of the box, which is then not the chosen one."""
         first, *later = clusters(parts)
         if later:
             cut = later[0][0].base
-            low = self._element(first, at, found, read)
+            low = self._element(first, at, found, unbounded | _first_axes(first), read)
             high = [part.moved(-cut) for group in later for part in group]
-            return select(at < cut, low, self._element(high, at - cut, found, read))
+            more_unbounded = unbounded | _first_axes(high)
+            return select(at < cut, low, self._element(high, at - cut, found, more_unbounded, read))
         if not first[0].places:
-            return self._read(first[0].box, found, read)
+            return self._read(first[0].box, found, unbounded, read)
         place, *_ = first[0].places
         more = [[*had] for had in found]
         more[place.axis].append((place.worth, at // place.digit.stride))
-        return self._element([part.inner() for part in first], at % place.digit.stride, more, read)
+        inner = [part.inner() for part in first]
+        return self._element(inner, at % place.digit.stride, more, unbounded, read)
 
     def _read(
         self,
         box: Box,
         found: Sequence[Sequence[tuple[int, Scalar]]],
+        unbounded: set[int],
         read: Callable[[list[Scalar], Scalar], Scalar],
     ) -> Scalar:
         exists, index = TRUE, []
-        for side, digits in zip(box.sides, found, strict=True):
+        for axis, (side, digits) in enumerate(zip(box.sides, found, strict=True)):
             at: Scalar = const(0)
             for worth, digit in sorted(digits, key=lambda d: -d[0]):
                 at = at + digit * worth
             at = at + side.start
-            if side.extent > side.length:
+            if side.extent > side.length or axis in unbounded:
                 exists = exists & in_range(at, side.stop)
             index.append(at)
         merged, rest = [], iter(index)
@@ -355,6 +360,11 @@ def layout(value: Any) -> Layout:
     if not isinstance(value, str):
         raise ValueError(f"needs a layout, got {value!r}")
     return _parse(value)
+
+
+def _first_axes(parts: Sequence[Part]) -> set[int]:
+    """The axes of the digits with the largest strides."""
+    return {part.places[0].axis for part in parts if part.places}
 
 
 # ---- shapes

@@ -21,6 +21,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.types import Shape
 from rlx.kernel.form import Contract, Conv, Form, order_shows
+from rlx.kernel.layout import Layout
 from rlx.kernel.scalar import Scalar
 from rlx.records import dataclass
 
@@ -112,10 +113,20 @@ class ConvNest:
     x: int
     w: int
     stores: tuple[Store, ...]
-    x_blocked: bool = False
-    out_blocked: bool = False
+    x_layout: Layout | None = None  # None: planar
+    out_layout: Layout | None = None
     w_layout: tuple[str, tuple[tuple[str, Any], ...]] | None = None  # the op that unpacks it, its attributes
     prologue: Computed | None = None
+
+    @property
+    def x_blocked(self) -> bool:
+        """Whether the image is stored in blocks of channels."""
+        return self.x_layout is not None
+
+    @property
+    def out_blocked(self) -> bool:
+        """Whether the result is."""
+        return self.out_layout is not None
 
     @property
     def has_prologue(self) -> bool:

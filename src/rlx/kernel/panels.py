@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.ir.graph import Node
 from rlx.kernel.boxes import Box, Digit, Side
 from rlx.kernel.layout import Layout
 from rlx.records import dataclass
@@ -157,6 +158,24 @@ def blocks_of(layout: Layout) -> ChannelBlocks | None:
     True
     """
     return _as_blocks(layout)
+
+
+def stored_blocks(node: Node) -> Layout | None:
+    """The layout of an op that stores an image in blocks of channels, None for any other op."""
+    if not node.op.writer_side:
+        return None
+    layout: Layout = node.attrs["layout"]
+    return layout if is_image(layout, node.operands[0].rank) else None
+
+
+def is_image(layout: Layout, rank: int) -> bool:
+    """Whether a layout is blocks of channels of an image of this rank.
+
+    >>> is_image(ChannelBlocks(4, 20, 8).layout, 4)
+    True
+    """
+    blocks = blocks_of(layout)
+    return blocks is not None and blocks.rank == rank
 
 
 @lru_cache(1024)

@@ -20,10 +20,11 @@ from rlx.ir.types import TupleType
 from rlx.ir.weights import weight_ids
 from rlx.kernel.form import Map
 from rlx.kernel.lowering import lower_node
+from rlx.kernel.panels import KernelPanels, blocks_of
 from rlx.kernel.scalar import LOADS, axes
 from rlx.ops.array.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.array.window import GEOMETRY, is_padded
-from rlx.ops.storage.conv_packing import KernelLayout
+from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
 from rlx.rewrite.conv_cost import ConvTarget, Image, by_image, choose_winograd
 
@@ -317,13 +318,18 @@ class _Plan:
         return node.attrs["axis"] == 1 and all(self.is_whole(o.shape[1]) for o in node.operands)
 
 
+def as_image(blocks: Node, like: Node) -> Node:
+    """Blocks read as an image that has the channels of another one."""
+    made: Node = from_blocks(blocks, int(like.shape[1]))
+    return made
+
+
 class _Writer:
     """The rewritten graph."""
 
     def __init__(self, plan: _Plan) -> None:
         self.plan, self.lanes = plan, plan.target.lanes
-        self.unblock, self.block = get_op("unblock_channels"), get_op("block_channels")
-        self.packed: dict[tuple[int, KernelLayout | WinogradLayout], Node] = {}
+        self.packed: dict[tuple[int, KernelPanels | WinogradLayout], Node] = {}
         self.copies: dict[tuple[int, int], Node] = {}  # image and channels of a block -> its blocks
 
     def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
@@ -340,7 +346,7 @@ class _Writer:
         elif plan.is_pixel_view(node) and node.id in plan.wanted and self.is_blocked(operands[0]):
             blocks = operands[0].operands[0]
             shape = (*blocks.shape[:2], *node.shape[2:], self.lanes)
-            made = self.unblock(node.op(blocks, shape=shape), channels=node.shape[1])
+            made = as_image(node.op(blocks, shape=shape), node)
         elif node.id not in plan.chain_of and node.id in plan.wanted and self.all_blocked(node, operands):
             made = (
                 self.elementwise(node, operands) if plan.is_elementwise(node) else self.concat(node, operands)
@@ -351,11 +357,10 @@ class _Writer:
         return self.stored_blocked(made) if node.id in plan.blocked else made
 
     def is_blocked(self, node: Node) -> bool:
-        return node.op is self.unblock
+        return node.op is read_as and blocks_of(node.attrs["layout"]) is not None
 
     def stored_blocked(self, node: Node, lanes: int = 0) -> Node:
-        made: Node = self.unblock(self.block(node, lanes=lanes or self.lanes), channels=node.shape[1])
-        return made
+        return as_image(to_blocks(node, lanes or self.lanes), node)
 
     def all_blocked(self, node: Node, operands: Sequence[Node]) -> bool:
         """Whether every image that an elementwise op or concat reads is blocked."""
@@ -426,19 +431,18 @@ class _Writer:
         made: Node = node.op(x, self.pack(w, layout or self.kernel_layout(node, block)), **node.attrs)
         return made
 
-    def pack(self, w: Node, layout: KernelLayout | WinogradLayout | None) -> Node:
+    def pack(self, w: Node, layout: KernelPanels | WinogradLayout | None) -> Node:
         """A kernel in a layout; one that several convolutions read is packed once."""
         if layout is None:
             return w
         key = (w.id, layout)
         if key not in self.packed:
-            unpack = get_op("unpack_kernel" if isinstance(layout, KernelLayout) else "unpack_winograd")
-            attrs = {k: getattr(layout, k) for k in unpack.attrs}
-            if isinstance(layout, KernelLayout):
-                there = get_op("pack_kernel")(w, **attrs)
+            if isinstance(layout, KernelPanels):
+                self.packed[key] = read_as(store_as(w, layout=layout.layout), layout=layout.layout)
             else:
-                there = transform_kernel(w, layout)
-            self.packed[key] = unpack(there, **attrs)
+                unpack = get_op("unpack_winograd")
+                attrs = {k: getattr(layout, k) for k in unpack.attrs}
+                self.packed[key] = unpack(transform_kernel(w, layout), **attrs)
         return self.packed[key]
 
     def winograd_layout(self, node: Node, blocked: bool) -> WinogradLayout | None:
@@ -457,28 +461,27 @@ class _Writer:
 
         return by_image(rule, node)
 
-    def kernel_layout(self, node: Node, block: int) -> KernelLayout | None:
+    def kernel_layout(self, node: Node, block: int) -> KernelPanels | None:
         """The panels of a convolution; None where another kernel does better."""
         plan, lanes, blocked = self.plan, self.lanes, block > 1
         shape = tuple(int(d) for d in node.operands[1].shape)
         groups = node.attrs["groups"]
         blocked_out = plan.end[node.id] in plan.blocked
         if is_depthwise(node):  # panels of neighbouring groups, read by a kernel from blocks to blocks
-            return KernelLayout(shape, 1, lanes, lanes, 1) if blocked else None
+            return KernelPanels(shape, 1, lanes, lanes, 1) if blocked else None
         if not blocked and not blocked_out:
             least = lanes // 4 if groups == 1 else lanes // 2
             if shape[0] // groups < least or _is_product(node) or is_narrow(node):
                 return None
         group = plan.target.group(node.operands[0].dtype.name)
-        return KernelLayout(shape, groups, plan.target.columns, lanes, block, group)
+        return KernelPanels(shape, groups, plan.target.columns, lanes, block, group)
 
     def pool(self, node: Node, x: Node) -> Node:
         """A window of one lane more."""
         more = {"strides": (1,), "padding": ((0, 0),), "dilations": (1,)}
         attrs = {k: (*node.attrs[k], *more[k]) for k in GEOMETRY}
         attrs |= {"combine": node.attrs["combine"], "window": (*node.attrs["window"], 1)}
-        made: Node = self.unblock(node.op(x.operands[0], **attrs), channels=node.shape[1])
-        return made
+        return as_image(node.op(x.operands[0], **attrs), node)
 
     def global_sum(self, node: Node, x: Node) -> Node:
         """Blocks and lanes that are left are the channels, in order."""
@@ -497,13 +500,11 @@ class _Writer:
             if o.tensor.numel == 1:
                 made: Node = reshape(o, ())
             else:
-                made = self.block(reshape(o, (*(1,) * (node.rank - o.rank), *o.shape)), lanes=self.lanes)
+                made = to_blocks(reshape(o, (*(1,) * (node.rank - o.rank), *o.shape)), self.lanes)
             return made
 
-        made: Node = self.unblock(node.op(*map(aligned, operands), **node.attrs), channels=node.shape[1])
-        return made
+        return as_image(node.op(*map(aligned, operands), **node.attrs), node)
 
     def concat(self, node: Node, operands: tuple[Node, ...]) -> Node:
         joined = concat([o.operands[0] for o in operands], axis=1)
-        made: Node = self.unblock(joined, channels=node.shape[1])
-        return made
+        return as_image(joined, node)

@@ -9,9 +9,10 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ir.rewrite import rewrite
 from rlx.ir.weights import weight_ids
+from rlx.kernel.panels import Panels
 from rlx.ops.array.shape import transpose
 from rlx.ops.math.contract import dot_general
-from rlx.ops.storage.packing import Panels
+from rlx.ops.storage.packing import read_as, store_as
 from rlx.records import dataclass
 
 
@@ -58,9 +59,9 @@ def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:
             )
             return narrow
         if key not in packed:
-            layout = vars(Panels(k, n, tile.columns, tile.lanes, tile.group))
+            layout = Panels(k, n, tile.columns, tile.lanes, tile.group).layout
             matrix = b if axis == 0 else transpose(b, (1, 0))
-            packed[key] = get_op("unpack_panels")(get_op("pack_panels")(matrix, **layout), **layout)
+            packed[key] = read_as(store_as(matrix, layout=layout), layout=layout)
         made: Node = dot_general(
             a, packed[key], (node.attrs["lhs_contract"], (0,)), out_dtype=node.attrs["out_dtype"]
         )

@@ -43,7 +43,7 @@ from rlx.kernel.nests import (
 from rlx.plan.build import Planner, View
 from rlx.plan.lir import LirModule, WeightCut
 from rlx.rewrite.weight_layout import PanelTile
-from rlx.target.cpu import Target
+from rlx.target.cpu import Target, resolve
 
 SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
@@ -135,7 +135,7 @@ def build_kernels(
 def cuts(module: LirModule) -> dict[int, WeightCut]:
     """How kernels of a program can be run part by part, by node; `KernelSet.cuts` of what is built."""
     found: dict[int, WeightCut] = {}
-    views = module.planner.views
+    views, target = module.planner.views, resolve(module.target)
     for id in module.plan.schedule:
         node = module.mir.nodes[id]
         weights = any(o.op.role in (Role.PARAM, Role.CONSTANT) for o in node.operands)
@@ -147,7 +147,7 @@ def cuts(module: LirModule) -> dict[int, WeightCut]:
             continue
         cut = None
         if isinstance(kernel, ContractNest):
-            cut = cut_of(kernel, [slot_of(o, views) for o in node.operands])
+            cut = cut_of(kernel, [slot_of(o, views) for o in node.operands], target)
         if cut is not None:
             found[id] = cut
     return found

@@ -1,7 +1,7 @@
-"""Whether a kernel reads weights in the layout that they lie in: the emitters know one layout per target.
+"""Whether a kernel reads and writes the layouts that a plan states: emitters know one layout per target.
 
-A plan says with the attributes of an op how a weight is laid out. Kernels take sizes of tiles and stages from
-the target, so any other layout would be read and written past its end. It is refused here, before any code.
+Kernels take sizes of tiles and stages from the target. They would read and write another layout past its end,
+so it is refused here, before any code.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.codegen.cpu.conv.shape import VECTORS
+from rlx.codegen.cpu.conv.shape import VECTORS, kernel_panels, reads_depthwise
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import kind_of
-from rlx.codegen.cpu.product.packing import panels_of
+from rlx.codegen.cpu.product.packing import own_panels
 from rlx.errors import RlxError
 from rlx.kernel.nests import ContractNest, ConvNest
+from rlx.kernel.panels import blocks_of, is_image
 from rlx.ops.quant.group_layout import QuantLayout
-from rlx.ops.storage.conv_packing import KernelLayout
-from rlx.ops.storage.packing import Panels
 from rlx.ops.storage.sparse import columns_of
 from rlx.ops.storage.winograd import WinogradLayout
 from rlx.target.cpu import Target
@@ -26,11 +25,11 @@ from rlx.target.cpu import Target
 def foreign_layout(
     kernel: ContractNest | ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot], target: Target
 ) -> str | None:
-    """Why the kernels of a target cannot read a packed operand as it lies, if so."""
+    """Why the kernels of a target cannot read a packed operand as it is stored, if so."""
     packed = kernel.rhs_layout if isinstance(kernel, ContractNest) else kernel.w_layout
     try:
         if isinstance(kernel, ConvNest):
-            fits = _blocks_fit(kernel, outputs, target)
+            fits = _images_fit(kernel, target)
             fits = fits and (packed is None or _kernel_fits(kernel, *packed, inputs, target))
         else:
             fits = packed is None or _matrix_fits(kernel, *packed, inputs, target)
@@ -46,9 +45,8 @@ def _matrix_fits(
     nest: ContractNest, name: str, attrs: tuple[tuple[str, Any], ...], inputs: Sequence[Slot], target: Target
 ) -> bool:
     stored = inputs[nest.rhs.data]
-    if name == "unpack_panels":
-        panels = Panels(**dict(attrs))
-        return panels == panels_of(panels.k, panels.n, target, stored.dtype.name)
+    if name == "read_as":
+        return own_panels(dict(attrs)["layout"], target, stored.dtype.name) is not None
     if name == "unpack_groups":
         return QuantLayout(**dict(attrs)).lanes == target.lanes("f32")
     if name == "unpack_sparse":
@@ -58,19 +56,25 @@ def _matrix_fits(
     return False
 
 
-def _blocks_fit(nest: ConvNest, outputs: Sequence[Slot], target: Target) -> bool:
-    """Images in blocks come with packed weights; what is written has the target's lanes."""
+def _images_fit(nest: ConvNest, target: Target) -> bool:
+    """Images are planar, or with packed weights in blocks; those written have the target's lanes."""
     if nest.w_layout is None:
         return not nest.x_blocked and not nest.out_blocked
-    return not nest.out_blocked or all(slot.shape[-1] == target.lanes("f32") for slot in outputs)
+    if nest.x_layout is not None and not is_image(nest.x_layout, len(nest.form.x)):
+        return False
+    if nest.out_layout is None:
+        return True
+    blocks = blocks_of(nest.out_layout)
+    own = blocks is not None and blocks.lanes == target.lanes("f32")
+    return own and is_image(nest.out_layout, len(nest.form.out))
 
 
 def _kernel_fits(
     nest: ConvNest, name: str, attrs: tuple[tuple[str, Any], ...], inputs: Sequence[Slot], target: Target
 ) -> bool:
     lanes = target.lanes("f32")
-    image = nest.prologue.shape if nest.prologue is not None else inputs[nest.x].shape
-    block = image[-1] if nest.x_blocked else 1
+    image = None if nest.x_layout is None else blocks_of(nest.x_layout)
+    block = 1 if image is None else image.lanes
     if name == "unpack_winograd":
         transformed = WinogradLayout(**dict(attrs))
         group = 1 if inputs[nest.w].dtype.is_float else kind_of("i16", target).group
@@ -79,13 +83,10 @@ def _kernel_fits(
         blocks = (block == lanes or not nest.x_blocked) and transformed.channels % lanes == 0
         units = (transformed.columns, transformed.lanes, transformed.group)
         return plain and known and blocks and units == (VECTORS * lanes, lanes, group)
-    if name != "unpack_kernel":
+    if name != "read_as":
         return False
-    layout = KernelLayout(**dict(attrs))
-    if layout.groups != nest.form.groups:  # one channel per group, read from blocks to blocks
-        depthwise = nest.form.groups == layout.shape[0] and nest.form.w[1] == 1
-        blocks = block == lanes and nest.out_blocked
-        return depthwise and blocks and layout == KernelLayout(layout.shape, 1, lanes, lanes, 1)
-    read = nest.prologue.body.dtype if nest.prologue is not None else inputs[nest.x].dtype
-    group = kind_of(read.name, target).group
-    return layout == KernelLayout(layout.shape, layout.groups, VECTORS * lanes, lanes, int(block), group)
+    if reads_depthwise(nest):  # one channel per group, read from blocks to blocks
+        depthwise = nest.form.groups == nest.form.w[0] and nest.form.w[1] == 1
+        if not (depthwise and block == lanes and nest.out_blocked):
+            return False
+    return bool(kernel_panels(nest, inputs, target).layout == dict(attrs)["layout"])

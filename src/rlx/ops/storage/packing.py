@@ -1,126 +1,28 @@
-"""Weight panels: the layout in which contraction kernels read a constant right operand.
+"""Tensors in the layouts that kernels read: `store_as` moves elements there, `read_as` says what they mean.
 
-A matrix [k, n] becomes panels of `columns` columns, one after the other. A panel is
-[k / group][columns][group], read front to back by a kernel; the last one is narrower, in whole vectors of
-`lanes`, padded with zeros.
+The layout is an attribute of both. What it may be is said in `rlx.kernel.layout`, which layouts kernels read
+in `rlx.kernel.panels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, positive, whole
+from rlx.ir.assume import require_shape
+from rlx.ir.attr import Attr
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
-from rlx.ir.types import TensorType
+from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Map
-from rlx.kernel.scalar import Scalar, axes, const, in_range, load, load_or, select
-from rlx.records import dataclass
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Where the elements of a packed [k, n] matrix lie.
-
-    >>> Panels(3, 50, 32, 16, 1).elements
-    192
-    """
-
-    k: int
-    n: int
-    columns: int
-    lanes: int
-    group: int
-
-    @property
-    def full(self) -> int:
-        """Panels with every column in use."""
-        return self.n // self.columns
-
-    @property
-    def tail(self) -> int:
-        """Padded columns of the last, narrower panel; 0 when there is none."""
-        return -(-(self.n % self.columns) // self.lanes) * self.lanes
-
-    @property
-    def depth(self) -> int:
-        """k padded to whole groups."""
-        return -(-self.k // self.group) * self.group
-
-    @property
-    def elements(self) -> int:
-        return self.depth * (self.full * self.columns + self.tail)
-
-    def pack(self, w: np.ndarray) -> np.ndarray:
-        """[..., k, n] -> [..., elements]. Elements move once: fresh memory is dear."""
-        lead = w.shape[:-2]
-        whole = self.depth == self.k and self.n == self.full * self.columns + self.tail
-        out = (np.empty if whole else np.zeros)((*lead, self.elements), w.dtype)
-        cut, groups = self.full * self.columns, self.depth // self.group
-        wide = out[..., : self.depth * cut].reshape(*lead, self.full, groups, self.columns, self.group)
-        self._interleave(wide, w[..., :cut].reshape(*lead, self.k, self.full, self.columns))
-        narrow = out[..., self.depth * cut :].reshape(*lead, 1, groups, self.tail, self.group)
-        self._interleave(narrow[..., : self.n - cut, :], w[..., cut:].reshape(*lead, self.k, 1, self.n - cut))
-        return out
-
-    def _interleave(self, to: np.ndarray, rows: np.ndarray) -> None:
-        """Columns of rows [..., k, panels, width] to panels [..., panels, depth / group, width, group]."""
-        for first in range(self.group):  # rows of a group lie side by side
-            some = rows[..., first :: self.group, :, :]
-            to[..., : some.shape[-3], :, first] = np.moveaxis(some, -3, -2)
-
-    def each(self, packed: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Panel by panel of [..., elements]: its first column, the column after its last one, and where they
-        lie, as [..., depth / group, columns, group]."""
-        lead, groups = packed.shape[:-1], self.depth // self.group
-        for first in range(0, self.n, self.columns):
-            width = self.columns if first + self.columns <= self.n else self.tail
-            stop = min(first + width, self.n)
-            panel = packed[..., self.depth * first : self.depth * (first + width)]
-            yield first, stop, panel.reshape(*lead, groups, width, self.group)[..., : stop - first, :]
-
-    def element(self, at: Scalar, read: Callable[[Scalar, Scalar, Scalar], Scalar]) -> Scalar:
-        """What lies at an offset; `read` gives the element (k, n) of the matrix where a condition holds."""
-        cut = self.depth * self.full * self.columns
-
-        def place(offset: Scalar, width: int, first: int) -> Scalar:
-            size = max(self.depth * width, 1)
-            panel, inside = offset // size, offset % size
-            row = max(width * self.group, 1)
-            k = inside // row * self.group + inside % row % self.group
-            n = panel * width + inside % row // self.group + first
-            return read(k, n, in_range(k, self.k) & in_range(n, self.n))
-
-        if not self.tail:
-            return place(at, self.columns, 0)
-        narrow = place(at - cut if self.full else at, self.tail, self.full * self.columns)
-        return select(at < cut, place(at, self.columns, 0), narrow) if self.full else narrow
-
-    def unpack(self, packed: np.ndarray) -> np.ndarray:
-        """[..., elements] -> [..., k, n]."""
-        lead = packed.shape[:-1]
-        cut = self.depth * self.full * self.columns
-        blocks = []
-        for part, width in ((packed[..., :cut], self.columns), (packed[..., cut:], self.tail)):
-            if part.shape[-1]:
-                split = part.reshape(*lead, -1, self.depth // self.group, width, self.group)
-                order = (*range(len(lead)), *(len(lead) + i for i in (1, 3, 0, 2)))
-                blocks.append(split.transpose(order).reshape(*lead, self.depth, -1))
-        if not blocks:
-            return np.zeros((*lead, self.k, self.n), packed.dtype)
-        return np.concatenate(blocks, axis=-1)[..., : self.k, : self.n]
-
-
-_LAYOUT = {
-    **{name: Attr(whole) for name in ("k", "n")},
-    **{name: Attr(positive) for name in ("columns", "lanes", "group")},
-}
+from rlx.kernel.layout import Layout
+from rlx.kernel.layout import layout as layout_kind
+from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels
+from rlx.kernel.scalar import Scalar, axes, const, load, load_or
 
 
 class Packing(Op):
@@ -137,93 +39,143 @@ class Packing(Op):
         return 0
 
 
-class _PanelPacking(Packing):
-    attrs = _LAYOUT
+class _Stored(Packing):
+    attrs = {"layout": Attr(layout_kind)}
 
-    def _sample(self, shape: str, layout: Panels, smooth: bool = True) -> Sample:
-        return Sample((Arg(f"f32{shape}"),), vars(layout) | {}, grad=smooth)
+    def fitting(self, x: TensorType, sizes: Sequence[int | None], layout: Layout) -> Shape:
+        """The shape of x, whose last sizes are proved or assumed to be those of the layout."""
+        what = f"{self.name}: {x} has not the sizes of the layout {layout}"
+        if x.rank < len(sizes):
+            raise ShapeError(what)
+        lead, own = x.shape[: x.rank - len(sizes)], x.shape[x.rank - len(sizes) :]
+        wanted = [d if n is None else n for d, n in zip(own, sizes, strict=True)]
+        require_shape(own, wanted, what)
+        return (*lead, *wanted)
 
 
 @declare
-class pack_panels(_PanelPacking):
-    """A weight matrix [..., k, n] in panels, flat."""
+class store_as(_Stored):
+    """A tensor as a layout says; axes in front of those of the layout are kept, padding is zero."""
 
-    name = "pack_panels"
+    name = "store_as"
+    writer_side = True
 
-    def infer(self, x: TensorType, **layout: int) -> TensorType:
-        panels = Panels(**layout)
-        if x.rank < 2:
-            raise ShapeError(f"pack_panels: {x} is not a matrix")
-        require_equal(x.shape[-2], panels.k, f"pack_panels: {x} is not [{panels.k},{panels.n}]")
-        require_equal(x.shape[-1], panels.n, f"pack_panels: {x} is not [{panels.k},{panels.n}]")
-        return x.with_shape((*x.shape[:-2], panels.elements))
+    def infer(self, x: TensorType, *, layout: Layout) -> TensorType:
+        made = layout.stored_shape(self.fitting(x, layout.sizes, layout))
+        assert made is not None
+        return x.with_shape(made)
 
-    def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:
-        return Panels(**layout).pack(x)
+    def ref(self, x: np.ndarray, *, layout: Layout) -> np.ndarray:
+        return layout.pack(x)
 
-    def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
-        return [unpack_panels(g, **layout)]
+    def vjp(self, g: Node, y: Node, x: Node, *, layout: Layout) -> list[Node]:
+        return [read_as(g, layout=layout)]
 
-    def lower(self, x: TensorType, **layout: int) -> Form:
-        p = Panels(**layout)
-        *lead, at = axes(x.rank - 1)
+    def lower(self, x: TensorType, *, layout: Layout) -> Form:
+        space = self.infer(x, layout=layout).shape
+        at = axes(len(space))
+        lead, stored = at[: x.rank - len(layout.shape)], at[x.rank - len(layout.shape) :]
+        offset: Scalar = const(0)
+        for i, n in zip(stored, layout.stored, strict=True):
+            offset = offset if n is None else offset * n + i
 
-        def read(k: Scalar, n: Scalar, exists: Scalar) -> Scalar:
-            return load_or(0, [*lead, k, n], exists, const(0, x.dtype))
+        def read(index: list[Scalar], exists: Scalar) -> Scalar:
+            kept = (i for i, n in zip(stored, layout.stored, strict=True) if n is None)
+            found = iter(index)
+            whole = [next(kept) if n is None else next(found) for n in layout.sizes]
+            return load_or(0, [*lead, *whole], exists, const(0, x.dtype))
 
-        return Map((*x.shape[:-2], p.elements), p.element(at, read))
+        return Map(space, layout.element(offset, read))
 
     def samples(self) -> list[Sample]:
-        return [
-            self._sample("[3,10]", Panels(3, 10, 4, 2, 1)),
-            self._sample("[2,5,8]", Panels(5, 8, 4, 4, 2)),
-            self._sample("[3,2]", Panels(3, 2, 4, 2, 1)),
-            self._sample("[0,4]", Panels(0, 4, 4, 2, 1), smooth=False),
-            self._sample("[n,3,5]", Panels(3, 5, 4, 1, 1), smooth=False),
-        ]
+        return [_sample(shape, layout, smooth) for shape, layout, smooth in _LAYOUTS]
 
 
 @declare
-class unpack_panels(_PanelPacking):
-    """The matrix [..., k, n] that lies in panels; a contraction reads the panels directly."""
+class read_as(_Stored):
+    """The tensor that is stored as a layout says; a kernel reads the storage directly."""
 
-    name = "unpack_panels"
+    name = "read_as"
     reader_side = True
 
-    def infer(self, x: TensorType, **layout: int) -> TensorType:
-        panels = Panels(**layout)
-        if x.rank < 1:
-            raise ShapeError(f"unpack_panels: {x} does not hold panels")
-        require_equal(
-            x.shape[-1], panels.elements, f"unpack_panels: {x} does not hold {panels.elements} elements"
-        )
-        return x.with_shape((*x.shape[:-1], panels.k, panels.n))
+    def infer(self, x: TensorType, *, layout: Layout) -> TensorType:
+        made = layout.read_shape(self.fitting(x, layout.stored, layout))
+        assert made is not None
+        return x.with_shape(made)
 
-    def ref(self, x: np.ndarray, **layout: int) -> np.ndarray:
-        return Panels(**layout).unpack(x)
+    def ref(self, x: np.ndarray, *, layout: Layout) -> np.ndarray:
+        return layout.unpack(x)
 
-    def vjp(self, g: Node, y: Node, x: Node, **layout: int) -> list[Node]:
-        return [pack_panels(g, **layout)]
+    def vjp(self, g: Node, y: Node, x: Node, *, layout: Layout) -> list[Node]:
+        return [store_as(g, layout=layout)]
 
-    def lower(self, x: TensorType, **layout: int) -> Form:
-        p = Panels(**layout)
-        *lead, k, n = axes(x.rank + 1)
-
-        def offset(column: Scalar, width: int) -> Scalar:
-            panel = column // width * (p.depth * width)
-            return panel + k // p.group * (width * p.group) + column % width * p.group + k % p.group
-
-        cut = p.full * p.columns
-        at = offset(n, p.columns) if p.full else const(0)
-        if p.tail:
-            narrow = offset(n - cut, p.tail) + p.depth * cut
-            at = select(n < cut, at, narrow) if p.full else narrow
-        return Map((*x.shape[:-1], p.k, p.n), load(0, [*lead, at], x.dtype))
+    def lower(self, x: TensorType, *, layout: Layout) -> Form:
+        space = self.infer(x, layout=layout).shape
+        if not layout.boxes:
+            return Map(space, const(0, x.dtype))
+        at = axes(len(space))
+        lead, own = at[: x.rank - len(layout.stored)], at[x.rank - len(layout.stored) :]
+        known = [i for i, n in zip(own, layout.sizes, strict=True) if n is not None]
+        kept = (i for i, n in zip(own, layout.sizes, strict=True) if n is None)
+        offset = layout.offset(known)
+        index, step = [], layout.elements
+        for n in layout.stored:
+            if n is None:
+                index.append(next(kept))
+            else:
+                step //= n
+                index.append(offset // step)
+                offset = offset % step
+        return Map(space, load(0, [*lead, *index], x.dtype))
 
     def samples(self) -> list[Sample]:
-        return [
-            self._sample("[30]", Panels(3, 10, 4, 2, 1)),
-            self._sample("[2,48]", Panels(5, 8, 4, 4, 2)),
-            self._sample("[6]", Panels(3, 2, 4, 2, 1)),
-            self._sample("[n,15]", Panels(3, 5, 4, 1, 1), smooth=False),
-        ]
+        out = []
+        for shape, layout, smooth in _LAYOUTS:
+            stored = layout.stored_shape(shape)
+            assert stored is not None
+            out.append(_sample(stored, layout, smooth))
+        return out
+
+
+def _sample(shape: Sequence[Any], layout: Layout, smooth: bool) -> Sample:
+    return Sample((Arg(f"f32[{','.join(map(str, shape))}]"),), {"layout": layout}, grad=smooth)
+
+
+_LAYOUTS: list[tuple[tuple[Any, ...], Layout, bool]] = [  # shape, layout, whether its gradient is tested
+    ((3, 10), Panels(3, 10, 4, 2, 1).layout, True),
+    ((2, 5, 8), Panels(5, 8, 4, 4, 2).layout, True),
+    ((3, 2), Panels(3, 2, 4, 2, 1).layout, True),
+    ((0, 4), Panels(0, 4, 4, 2, 1).layout, False),
+    (("n", 3, 5), Panels(3, 5, 4, 1, 1).layout, False),
+    ((4, 3, 3), KernelPanels((4, 3, 3), 1, 4, 2, 1).layout, True),
+    ((6, 2, 3, 2), KernelPanels((6, 2, 3, 2), 2, 4, 4, 2).layout, True),
+    ((10, 5, 2), KernelPanels((10, 5, 2), 1, 4, 2, 2).layout, True),
+    ((3, 1, 2, 1, 2), KernelPanels((3, 1, 2, 1, 2), 3, 2, 2, 1).layout, True),
+    ((2, 3, 1), KernelPanels((2, 3, 1), 1, 4, 2, 4).layout, True),
+    ((5, 7, 2), KernelPanels((5, 7, 2), 1, 4, 2, 4, 2).layout, True),
+    ((4, 3, 2, 1), KernelPanels((4, 3, 2, 1), 1, 2, 2, 4, 4).layout, True),
+    ((6, 8, 1), KernelPanels((6, 8, 1), 3, 4, 2, 8, 4).layout, True),
+    ((2, 8, 3), ChannelBlocks(3, 8, 4).layout, True),
+    ((1, 5, 2, 3), ChannelBlocks(4, 5, 4).layout, True),
+    ((0, 3, 2), ChannelBlocks(3, 3, 2).layout, False),
+    (("n", 3, "m"), ChannelBlocks(3, 3, 2).layout, False),
+]
+
+
+def to_blocks(image: Any, lanes: int) -> Any:
+    """An image [N, C, axes] as [N, C / lanes, axes, lanes], zeros after the last channel.
+
+    >>> to_blocks(np.ones((1, 5, 2)), 4).shape
+    (1, 2, 2, 4)
+    """
+    return store_as(image, layout=ChannelBlocks(len(image.shape), int(image.shape[1]), lanes).layout)
+
+
+def from_blocks(blocks: Any, channels: int) -> Any:
+    """The image [N, channels, axes] that blocks [N, channels / lanes, axes, lanes] hold.
+
+    >>> from_blocks(to_blocks(np.ones((1, 5, 2)), 4), 5).shape
+    (1, 5, 2)
+    """
+    lanes = int(blocks.shape[-1])
+    return read_as(blocks, layout=ChannelBlocks(len(blocks.shape) - 1, channels, lanes).layout)

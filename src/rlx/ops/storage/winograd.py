@@ -25,11 +25,12 @@ from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Sample, declare
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
+from rlx.kernel.panels import Panels
 from rlx.kernel.scalar import Scalar, axes, call, const, convert, load, load_or, select
 from rlx.ops.array.shape import reshape, transpose
 from rlx.ops.math.contract import dot_general
 from rlx.ops.math.elementwise import cast
-from rlx.ops.storage.packing import Packing, Panels, pack_panels, unpack_panels
+from rlx.ops.storage.packing import Packing, read_as, store_as
 from rlx.records import dataclass
 
 INPUT = {
@@ -117,11 +118,6 @@ def transform_kernel(w: Node, layout: WinogradLayout) -> Node:
     return made
 
 
-def _panel_attrs(layout: WinogradLayout) -> dict[str, int]:
-    p = layout.panels
-    return {"k": p.k, "n": p.n, "columns": p.columns, "lanes": p.lanes, "group": p.group}
-
-
 _LAYOUT = {
     **{k: Attr(positive) for k in ("m", "out", "channels", "columns", "lanes")},
     "group": Attr(positive, 1),
@@ -184,7 +180,7 @@ class pack_winograd(_WinogradPacking):
         want = WinogradLayout(**layout)
         lead, side = g.rank - 2, want.m + 2
         matrix = np.array(WHOLE_KERNEL[want.m], np.float64) / np.array(WHOLE_ROWS[want.m])[:, None]
-        points = unpack_panels(cast(g, dtype="f64"), **_panel_attrs(want))
+        points = read_as(cast(g, dtype="f64"), layout=want.panels.layout)
         grid = reshape(points, (*g.shape[:lead], side, side, want.channels, want.out))
         once = dot_general(grid, matrix, ((lead,), (0,)))  # [..., b, i, o, r]
         twice = dot_general(once, matrix, ((lead,), (0,)))  # [..., i, o, r, s]
@@ -197,7 +193,9 @@ class pack_winograd(_WinogradPacking):
         rows, side = WHOLE_KERNEL[want.m], want.m + 2
         *lead, point, at = axes(x.rank - 2)
 
-        def read(channel: Scalar, o: Scalar, exists: Scalar) -> Scalar:
+        def read(place: list[Scalar], exists: Scalar) -> Scalar:
+            channel, o = place
+
             def tap(r: int, s: int) -> Scalar:
                 index = [*lead, o, channel, const(r), const(s)]
                 return convert(load_or(0, index, exists, const(0, x.dtype)), wide)
@@ -213,7 +211,7 @@ class pack_winograd(_WinogradPacking):
                 twice = call("div", twice, both)
             return convert(twice, to)
 
-        return Map((*x.shape[:-4], *want.shape), want.panels.element(at, read))
+        return Map((*x.shape[:-4], *want.shape), want.panels.layout.element(at, read))
 
     def samples(self) -> list[Sample]:
         return [
@@ -275,7 +273,7 @@ class unpack_winograd(_WinogradPacking):
         restore = np.array(INTEGER_RESTORE if exact else RESTORE[want.m], np.float64)
         if exact:
             restore[1] /= 2
-        points = want.panels.unpack(x).astype(np.float64)
+        points = want.panels.layout.unpack(x).astype(np.float64)
         grid = points.reshape(*x.shape[:-2], side, side, want.channels, want.out)
         out: np.ndarray = np.einsum("ra,sb,...abio->...oirs", restore, restore, grid)
         return np.floor(out).astype(np.int8) if exact else out.astype(x.dtype)
@@ -288,24 +286,15 @@ class unpack_winograd(_WinogradPacking):
         twice = dot_general(once, restore, ((lead + 2,), (0,)))  # [..., o, i, a, b]
         turned = transpose(twice, (*range(lead), *(lead + i for i in (2, 3, 1, 0))))
         points = reshape(turned, (*g.shape[:lead], want.points, want.channels, want.out))
-        return [pack_panels(cast(points, dtype=g.dtype), **_panel_attrs(want))]
+        return [store_as(cast(points, dtype=g.dtype), layout=want.panels.layout)]
 
     def lower(self, x: TensorType, **layout: int) -> Form:
         want = WinogradLayout(**layout)
         exact = x.dtype is I16
-        p, side, restore = want.panels, want.m + 2, INTEGER_RESTORE if exact else RESTORE[want.m]
+        side, restore = want.m + 2, INTEGER_RESTORE if exact else RESTORE[want.m]
         every = axes(x.rank + 2)
         lead, (o, i, r, s) = every[: x.rank - 2], every[x.rank - 2 :]
-
-        def offset(column: Scalar, width: int) -> Scalar:
-            line = i * width if p.group == 1 else i // p.group * (width * p.group) + i % p.group
-            return column // width * (p.depth * width) + line + column % width * p.group
-
-        cut = p.full * p.columns
-        at = offset(o, p.columns) if p.full else const(0)
-        if p.tail:
-            narrow = offset(o - cut, p.tail) + p.depth * cut
-            at = select(o < cut, at, narrow) if p.full else narrow
+        at = want.panels.layout.offset((i, o))
 
         def weight(row: int, column: int) -> Scalar:
             def there(a: int, b: int) -> Scalar:

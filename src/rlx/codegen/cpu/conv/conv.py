@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rlx.codegen.cpu.conv.depthwise import emit_depthwise
 from rlx.codegen.cpu.conv.direct import emit_direct
 from rlx.codegen.cpu.conv.planar import emit_planar
-from rlx.codegen.cpu.conv.shape import VECTORS
+from rlx.codegen.cpu.conv.shape import VECTORS, kernel_panels, reads_depthwise
 from rlx.codegen.cpu.conv.winograd import emit_winograd
 from rlx.codegen.cpu.frame import EmittedKernel, Slot
 from rlx.codegen.cpu.product.contraction import emit_contraction, plan_gemm
@@ -33,7 +33,6 @@ from rlx.kernel.scalar import (
     replace_axes,
     size,
 )
-from rlx.ops.storage.conv_packing import KernelLayout
 from rlx.ops.storage.winograd import WinogradLayout
 from rlx.rewrite.conv_cost import ConvTarget
 from rlx.target.cpu import Target
@@ -58,9 +57,10 @@ def emit_conv(
         kind, attrs = nest.w_layout
         if kind == "unpack_winograd":
             return emit_winograd(module, name, nest, WinogradLayout(**dict(attrs)), inputs, outputs)
-        if dict(attrs)["groups"] != nest.form.groups:  # panels across groups of one channel
+        if reads_depthwise(nest):
             return emit_depthwise(module, name, nest, inputs, outputs)
-        return emit_direct(module, name, nest, KernelLayout(**dict(attrs)), inputs, outputs)
+        own = kernel_panels(nest, inputs, module.target)
+        return emit_direct(module, name, nest, own, inputs, outputs)
     product = as_product(nest)
     if product is not None and plan_gemm(product, inputs) is not None:
         return emit_contraction(module, name, product, inputs, outputs)

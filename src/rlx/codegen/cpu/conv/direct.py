@@ -24,7 +24,7 @@ from rlx.codegen.native.irtext import Int, Module, Value
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.ir.dim import Dim
 from rlx.kernel.nests import ConvNest
-from rlx.ops.storage.conv_packing import KernelLayout
+from rlx.kernel.panels import KernelPanels
 from rlx.records import dataclass
 
 MOST_IN_REGISTERS = 8  # operations of an epilogue that tiles apply themselves
@@ -34,7 +34,7 @@ def emit_direct(
     module: Module,
     name: str,
     nest: ConvNest,
-    layout: KernelLayout,
+    layout: KernelPanels,
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
 ) -> EmittedKernel:
@@ -61,7 +61,7 @@ class _Direct:
         module: Module,
         name: str,
         nest: ConvNest,
-        layout: KernelLayout,
+        layout: KernelPanels,
         inputs: Sequence[Slot],
         outputs: Sequence[Slot],
     ) -> None:

@@ -4,11 +4,14 @@ images lie in memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.codegen.cpu.frame import Slot
-from rlx.codegen.cpu.product.microkernel import Kind
+from rlx.codegen.cpu.product.microkernel import Kind, kind_of
 from rlx.ir.dim import Dim
 from rlx.ir.types import Shape
 from rlx.kernel.nests import ConvNest
+from rlx.kernel.panels import KernelPanels, blocks_of, groups_of
 from rlx.records import dataclass
 from rlx.target.cpu import Target
 
@@ -30,6 +33,25 @@ def tile_pixels(target: Target, kind: Kind) -> int:
     """Pixels of a register tile: accumulators, one vector of each weight and one of x fill the registers."""
     spare = VECTORS + (1 if target.has_fma and kind.adds_at_once else 2)
     return (target.registers - spare) // VECTORS
+
+
+def reads_depthwise(nest: ConvNest) -> bool:
+    """Whether packed weights are panels across groups of one channel, which a kernel of its own reads."""
+    if nest.w_layout is None or nest.w_layout[0] != "read_as":
+        return False
+    return groups_of(dict(nest.w_layout[1])["layout"]) != nest.form.groups
+
+
+def kernel_panels(nest: ConvNest, inputs: Sequence[Slot], target: Target) -> KernelPanels:
+    """The panels in which kernels for `target` read the packed weights of a convolution."""
+    lanes, shape = target.lanes("f32"), tuple(static(d) for d in nest.form.w)
+    if reads_depthwise(nest):
+        return KernelPanels(shape, 1, lanes, lanes, 1)
+    blocks = None if nest.x_layout is None else blocks_of(nest.x_layout)
+    dtype = inputs[nest.x].dtype if nest.prologue is None else nest.prologue.body.dtype
+    block = 1 if blocks is None else blocks.lanes
+    group = kind_of(dtype.name, target).group
+    return KernelPanels(shape, nest.form.groups, VECTORS * lanes, lanes, block, group)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from rlx.codegen.cpu.conv.lines import Line, PixelMover
-from rlx.codegen.cpu.conv.shape import Geometry, Image
+from rlx.codegen.cpu.conv.shape import Geometry, Image, reads_depthwise
 from rlx.codegen.cpu.expression import Lane
 from rlx.codegen.cpu.frame import ArgumentTable, Slot
 from rlx.codegen.cpu.primitives import to_memory
@@ -30,10 +30,9 @@ def no_image_prologue(nest: ConvNest, inputs: Sequence[Slot]) -> str | None:
     assert nest.prologue is not None
     if nest.w_layout is None:
         return "a convolution of planes with few channels, or a product of planes, reads them from memory"
-    kind, attrs = nest.w_layout
-    if kind == "unpack_winograd":
+    if nest.w_layout[0] == "unpack_winograd":
         return "a Winograd convolution would compute each pixel for all tiles that overlap there"
-    if dict(attrs)["groups"] != nest.form.groups:
+    if reads_depthwise(nest):
         return "a depthwise convolution reads its image from memory"
     flat = flat_source(nest.prologue.body, nest.prologue.shape, inputs)
     if not runs_along(flat, len(flat.space) - 1, inputs):

@@ -10,6 +10,7 @@ from rlx.codegen.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, S
 from rlx.codegen.cpu.primitives import memory_type, to_memory
 from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
+from rlx.codegen.cpu.product.packing import own_panels
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm
 from rlx.codegen.cpu.product.sparse import emit_sparse
 from rlx.codegen.cpu.prologue import Line, flat_source, runs_along
@@ -24,9 +25,9 @@ from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import ContractNest, Nest, Stat, Store
 from rlx.kernel.scalar import Scalar, body_cost, call, convert
 from rlx.ops.quant.group_layout import QuantLayout
-from rlx.ops.storage.packing import Panels
 from rlx.plan.lir import WeightCut
 from rlx.records import dataclass
+from rlx.target.cpu import Target
 
 HEAVY_EPILOGUE = (
     8  # scalar operations per element from which an epilogue is written once, not into every tile
@@ -107,7 +108,7 @@ def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
 
 def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
     """Why this backend does not compute the left operand of a product as it reads it, if so."""
-    if nest.rhs_layout is not None and nest.rhs_layout[0] != "unpack_panels":
+    if nest.rhs_layout is not None and nest.rhs_layout[0] != "read_as":
         return "a product with quantised or sparse weights reads its rows from memory"
     plan = plan_gemm(nest, inputs)
     if plan is None:
@@ -117,16 +118,18 @@ def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
     return None
 
 
-def cut_of(nest: ContractNest, inputs: Sequence[Slot]) -> WeightCut | None:
+def cut_of(nest: ContractNest, inputs: Sequence[Slot], target: Target) -> WeightCut | None:
     """How the kernel of a contraction can be run part by part: by columns whose weights lie together."""
-    if nest.rhs_layout is None or nest.rhs_layout[0] != "unpack_panels":
+    if nest.rhs_layout is None or nest.rhs_layout[0] != "read_as":
         return None
     plan = plan_gemm(nest, inputs)
     if plan is None or plan.batch:
         return None
-    panels = Panels(**dict(nest.rhs_layout[1]))
-    number = nest.rhs.data
-    return WeightCut(number, panels.depth * panels.columns * inputs[number].dtype.np.itemsize)
+    stored = inputs[nest.rhs.data].dtype
+    panels = own_panels(dict(nest.rhs_layout[1])["layout"], target, stored.name)
+    if panels is None:
+        return None
+    return WeightCut(nest.rhs.data, panels.depth * panels.columns * stored.np.itemsize)
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,7 @@ class _Gemm:
             prologue=None if self.prologue_nest is None else self.prologue(self.prologue_nest),
             beside=self.beside(),
         )
-        cut = cut_of(self.nest, self.table.inputs) if spec.can_be_cut else None
+        cut = cut_of(self.nest, self.table.inputs, self.module.target) if spec.can_be_cut else None
         return EmittedKernel(self.name, self.table.dims, info.scratch_bytes_per_thread, cut=cut)
 
     def beside(self) -> tuple[tuple[int, str], ...]:

@@ -16,7 +16,8 @@ from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, ve
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.errors import ShapeError
 from rlx.ir.dtype import dtype as as_dtype
-from rlx.ops.storage.packing import Panels
+from rlx.kernel.layout import Layout
+from rlx.kernel.panels import Panels
 from rlx.target.cpu import Target
 
 
@@ -29,6 +30,20 @@ def panels_of(k: int, n: int, target: Target, dtype: str = "f32") -> Panels:
     """
     kind = kind_of(dtype, target)
     return Panels(k, n, tile_of(dtype, target)[1] * kind.lanes, kind.lanes, kind.group)
+
+
+def own_panels(stated: Layout, target: Target, dtype: str) -> Panels | None:
+    """The panels that a layout consists of, None where kernels for `target` read another one.
+
+    >>> from rlx.target.cpu import resolve
+    >>> own_panels(Panels(10, 50, 8, 4).layout, resolve("x86-64-v4"), "f32") is None
+    True
+    """
+    k, n = stated.sizes if len(stated.sizes) == 2 else (None, None)
+    if k is None or n is None:
+        return None
+    own = panels_of(k, n, target, dtype)
+    return own if own.layout == stated else None
 
 
 def pack_weights(w: np.ndarray, target: Target, dtype: str = "f32") -> np.ndarray:
@@ -45,7 +60,7 @@ def pack_weights(w: np.ndarray, target: Target, dtype: str = "f32") -> np.ndarra
         )
     k, n = w.shape
     stored = as_dtype("i8" if dtype == "u8" else dtype)  # u8 is the left operand of signed weights
-    return panels_of(k, n, target, dtype).pack(w.astype(stored.np))
+    return panels_of(k, n, target, dtype).layout.pack(w.astype(stored.np))
 
 
 # ---- panels made at run time
