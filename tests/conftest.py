@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 import rlx
+from machines import name_of
 from rlx import zoo
-from rlx.config import REQUIRE
+from rlx.config import HOST, REQUIRE
 from rlx.errors import RlxError, ZooError
 from rlx.ir.node import Node
+from rlx.target.cpu import targets
 
 pytest.register_assert_rewrite("stored_programs")
 
@@ -60,6 +64,24 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"RLX_REQUIRE names unknown parts {sorted(unknown)}; known are {', '.join(sorted(PARTS))}"
         )
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cases of `machines.on_targets` that are left to -m slow: all but the best target and one other."""
+    order = {target.name: number for number, target in enumerate(targets())}
+    groups: dict[str, list[tuple[int, pytest.Item]]] = {}
+    for item in items:
+        if item.get_closest_marker("on_targets") is not None:
+            name = name_of(item.callspec.params["target"])  # type: ignore[attr-defined]
+            best_first = order.get(name.removeprefix("emulate:"), -1)
+            groups.setdefault(item.nodeid.replace(name, ""), []).append((best_first, item))
+    for case, group in groups.items():
+        _, *others = [item for _, item in sorted(group, key=lambda entry: entry[0])]
+        kept = zlib.crc32(case.encode()) % len(others) if others and HOST.get() is None else -1
+        for number, item in enumerate(others):
+            if number != kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(optionalhook=True)  # works without pytest-xdist too
@@ -202,6 +224,14 @@ def barriers_are_proved() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "settle", settle_and_verify)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_need_not_survive_a_power_failure() -> Iterator[None]:
+    """Tests write thousands of files. Waiting for the disk changes nothing that a test can see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 

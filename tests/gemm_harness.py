@@ -12,10 +12,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from machines import executable
+from machines import executable, on_targets
 from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.product.gemm import Epilogue, GemmSpec, emit_gemm
@@ -36,7 +35,7 @@ SUMS = {"f64": np.float64, "i8": np.int32, "u8": np.int32}
 C_DTYPE = {"f64": "f64", "i8": "i32", "u8": "i32"}
 FILLER = 7
 
-every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+every_target = on_targets(TARGETS)
 
 
 def _as_for_f32(target: Target) -> Target:
@@ -47,7 +46,7 @@ def _as_for_f32(target: Target) -> Target:
 
 # Where targets differ in nothing else, the code of f32 is the same; tests that rely on it assert it.
 F32_TARGETS = list({_as_for_f32(target): target for target in TARGETS}.values())
-every_f32_target = pytest.mark.parametrize("target", F32_TARGETS, ids=lambda target: target.name)
+every_f32_target = on_targets(F32_TARGETS)
 
 
 def code_of(graph: Graph, target: Target) -> str:

@@ -5,10 +5,15 @@ Where `RLX_HOST` plays a lesser machine, nothing is: the real one has run the re
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
 import pytest
 
 from rlx import config
 from rlx.target.cpu import Target, emulated, host, resolve, runs_here, targets
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def executable(*names: str) -> list[Target]:
@@ -23,6 +28,26 @@ def to_execute(name: str) -> str:
     if found is None:
         pytest.skip(f"this machine cannot run code for {name}")
     return found.name
+
+
+def on_targets(found: Sequence[Target | str]) -> Callable[[Test], Test]:
+    """Decorator: a test with the parameter `target`, for code that is executed.
+
+    By default a case runs on the best of these targets and on one other, which one depends on the case: each
+    target gets its share. `-m slow` has the rest. Where `RLX_HOST` plays a lesser machine, a case runs on the
+    best target only: the others are the host of another run.
+    """
+
+    def decorated(test: Test) -> Test:
+        given: Any = pytest.mark.parametrize("target", found, ids=name_of)
+        marked: Test = pytest.mark.on_targets(given(test))
+        return marked
+
+    return decorated
+
+
+def name_of(target: Target | str) -> str:
+    return target if isinstance(target, str) else target.name
 
 
 def another() -> str:

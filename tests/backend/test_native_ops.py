@@ -1,9 +1,13 @@
-"""Every sample of every op, compiled and run natively, against the reference; host thunks are no surprise."""
+"""Every sample of every op, compiled and run natively, against the reference; host thunks are no surprise.
+
+By default those run that `op_cases.SAMPLE` names: of each op every dtype, number of operands, flag and
+choice, scalars, symbolic and empty sizes. The others are slow.
+"""
 
 from __future__ import annotations
 
 import pytest
-from op_cases import ALL_CASES, IDS, Case
+from op_cases import ALL_CASES, ALL_OPS, SAMPLE, Case, cases, features
 
 import rlx
 from rlx.fuzz.bounds import assert_by_table
@@ -14,7 +18,10 @@ HOST_OPS = {"cond", "custom", "data_size", "loop", "pack_groups", "pack_sparse",
 HOST_REASONS = ("dtype c64 ", "dtype c128 ", "a Fourier transform of", "can only be read by matmuls")
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=IDS)
+CASES = [pytest.param(c, id=c.id, marks=() if c.id in SAMPLE else pytest.mark.slow) for c in ALL_CASES]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_native_is_the_reference(case: Case) -> None:
     graph, _ = case.graph()
     want = evaluate(graph, case.feed())
@@ -24,3 +31,11 @@ def test_native_is_the_reference(case: Case) -> None:
     for thunk in program.stats["host_thunks"]:
         known = thunk["op"] in HOST_OPS or any(why in thunk["why"] for why in HOST_REASONS)
         assert known, thunk
+
+
+def test_the_sample_has_every_feature_of_every_op() -> None:
+    assert len(SAMPLE) < len(ALL_CASES) // 2
+    for op in ALL_OPS:
+        own = cases(op)
+        there = [features(c) for c in own if c.id in SAMPLE]
+        assert set().union(*there) == set().union(*map(features, own)), op.name

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
-from machines import executable
+from machines import executable, on_targets
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.codegen.native import jit
 from rlx.codegen.native.irtext import Function, Int, Module, Value
@@ -21,7 +21,7 @@ from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]
 TARGETS = executable()
-every_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+every_target = on_targets(TARGETS)
 EPS = 2.0**-23
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rlx
+from machines import on_targets
 from rlx.errors import ShapeError
 from rlx.target.cpu import runs_here, targets
 
@@ -17,7 +18,7 @@ REGIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", [t.name for t in targets() if runs_here(t)])
+@on_targets([t.name for t in targets() if runs_here(t)])
 @pytest.mark.parametrize("ratio", [0, 2])
 @pytest.mark.parametrize("half_pixel", [False, True], ids=["corner", "half-pixel"])
 def test_small_images_and_odd_regions(half_pixel: bool, ratio: int, target: str) -> None:

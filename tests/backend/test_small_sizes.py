@@ -11,13 +11,15 @@ import pytest
 
 import rlx
 from gemm_harness import Guarded
+from machines import on_targets
 from rlx import ops
 from rlx.ir.graph import Graph, Node
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import resolve, runs_here
 
 SIZES = (0, 1, 2, 5)
-TARGETS = [t.name for t in map(resolve, ("host", "x86-64-v3", "x86-64")) if runs_here(t)]
+NAMES = ("host", "x86-64-v3", "x86-64")
+TARGETS = list(dict.fromkeys(t.name for t in map(resolve, NAMES) if runs_here(t)))
 
 
 class Made(Graph):
@@ -174,7 +176,7 @@ def test_small_sizes_are_the_reference(build: Callable[[Made], Any], target: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("build", KERNELS, ids=lambda build: build.__name__)
 def test_small_sizes_on_every_target(build: Callable[[Made], Any], target: str) -> None:
     check(build, target)

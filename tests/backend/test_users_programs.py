@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rlx
+from machines import on_targets
 from rlx import Graph, ops
 from rlx.errors import BudgetError, RlxError
 from rlx.ir.dtype import dtype
@@ -52,7 +53,7 @@ def in_f64(function: Callable[..., Any], arrays: list[np.ndarray]) -> np.ndarray
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_with_shared_operands(name: str, target: str, dynamic: bool) -> None:
     rng = np.random.default_rng(1)
@@ -63,7 +64,7 @@ def test_rows_with_shared_operands(name: str, target: str, dynamic: bool) -> Non
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 def test_a_slice_of_a_broadcast(target: str, dynamic: bool) -> None:
     """Also at other sizes than those of the first call: a guard was wrong there."""
 
@@ -77,7 +78,7 @@ def test_a_slice_of_a_broadcast(target: str, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("dilation", [2, 3])
 def test_a_dilated_convolution_of_arguments(dilation: int, target: str, dynamic: bool) -> None:
     rng = np.random.default_rng(2)
@@ -91,7 +92,7 @@ def test_a_dilated_convolution_of_arguments(dilation: int, target: str, dynamic:
     np.testing.assert_array_equal(got, in_f64(f, arrays))  # small integers: exact in f32
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("mask", ["Where(keep, scores, low)", "Add(scores, bias)"], ids=["where", "add"])
 def test_masks_of_an_onnx_model_with_an_open_batch(
     mask: str, target: str, require: Callable[[str], None]
@@ -130,7 +131,7 @@ def check_graph(graph: Graph, target: str, *feeds: dict[str, np.ndarray]) -> Non
             np.testing.assert_array_equal(got[name], value, strict=True)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 def test_constants_that_have_no_elements_but_an_open_size(target: str) -> None:
     graph = Graph()
     x = graph.input("x", (0, "m", 1), "f32")
@@ -141,7 +142,7 @@ def test_constants_that_have_no_elements_but_an_open_size(target: str) -> None:
     check_graph(graph, target, *({"x": np.zeros((0, m, 1), np.float32)} for m in (1, 8)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 def test_rows_of_a_sparse_weight_from_an_open_place(target: str) -> None:
     graph = Graph()
     x = graph.input("x", ("n", 64), "f32")
@@ -154,7 +155,7 @@ def test_rows_of_a_sparse_weight_from_an_open_place(target: str) -> None:
     check_graph(graph, target, *({"x": rng.integers(-8, 8, (n, 64)).astype(np.float32)} for n in (1, 3)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("channels", [32, 6])
 def test_complex_images_beside_a_convolution(channels: int, target: str) -> None:
     """Blocks of channels hold real numbers only."""
@@ -259,7 +260,7 @@ PARTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("name", PARTS)
 def test_a_convolution_of_the_first_part_of_something(name: str, target: str) -> None:
     rng = np.random.default_rng(8)
@@ -267,7 +268,7 @@ def test_a_convolution_of_the_first_part_of_something(name: str, target: str) ->
     np.testing.assert_array_equal(rlx.jit(PARTS[name], target=target)(*arrays), PARTS[name](*arrays))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 def test_an_index_within_the_whole_but_not_within_the_part(target: str) -> None:
     x = np.arange(10, dtype=np.float32)
     jitted = rlx.jit(lambda x, i: ops.take(x[:3], i), target=target)
@@ -295,7 +296,7 @@ def test_numpy_scalars_keep_their_dtype_where_no_tensor_is_beside_them() -> None
     assert Graph().constant(0.1).dtype.name == "f32"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(TARGETS)
 def test_a_convolution_of_pixels_that_are_repeated(target: str) -> None:
     """The gradient of a mean repeats one pixel; between convolutions, channels lie in blocks."""
     rng = np.random.default_rng(2)

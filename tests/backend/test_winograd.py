@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
-from machines import executable
+from machines import executable, on_targets
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.ops import conv
@@ -46,7 +46,7 @@ def winograd(m: int, target: Target, blocked: bool = True) -> tuple[Graph, np.nd
     return g, weights
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@on_targets(TARGETS)
 @pytest.mark.parametrize("m", [2, 4])
 def test_inf_and_nan_stay_in_their_windows(m: int, target: Target) -> None:
     g, weights = winograd(m, target)

@@ -112,6 +112,32 @@ ALL_CASES = [c for op in ALL_OPS for c in cases(op)]
 IDS = [c.id for c in ALL_CASES]
 
 
+def features(case: Case) -> set[tuple[object, ...]]:
+    """What makes a case differ in kind from others of its op, rather than in numbers."""
+    found: set[tuple[object, ...]] = {("operands", len(case.types)), ("symbolic", case.symbolic)}
+    found |= {("dtype", t.dtype.name) for t in case.types}
+    found |= {("scalar", not t.shape) for t in case.types}
+    found |= {("empty", 0 in a.shape) for a in case.arrays}
+    for name, value in case.sample.attrs.items():
+        found.add((name, value if isinstance(value, bool | str | None) else "a value"))
+    return found
+
+
+def _sample(op: Op) -> set[str]:
+    """Ids of a few cases of an op that together have every feature that its cases have."""
+    own, chosen = [c for c in ALL_CASES if c.op is op], set[str]()
+    left = set[tuple[object, ...]]().union(*map(features, own))
+    while left:
+        best = max(own, key=lambda case: len(features(case) & left))  # the first of the best
+        chosen.add(best.id)
+        left -= features(best)
+    return chosen
+
+
+SAMPLE = set[str]().union(*map(_sample, ALL_OPS))
+"""Cases that run by default where every case takes long; the others are slow."""
+
+
 def assert_close(got: np.ndarray, want: np.ndarray) -> None:
     """Native values against the reference's: integers exactly, floating point as its dtype allows."""
     assert got.dtype == want.dtype and got.shape == want.shape
@@ -128,4 +154,16 @@ def is_tuple(node: Node) -> bool:
     return isinstance(node.type, TupleType)
 
 
-__all__ = ["ALL_CASES", "ALL_OPS", "IDS", "SIZES", "Case", "assert_close", "cases", "is_tuple", "rlx"]
+__all__ = [
+    "ALL_CASES",
+    "ALL_OPS",
+    "IDS",
+    "SAMPLE",
+    "SIZES",
+    "Case",
+    "assert_close",
+    "cases",
+    "features",
+    "is_tuple",
+    "rlx",
+]

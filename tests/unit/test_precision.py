@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
+from machines import on_targets
 from rlx import ops
 from rlx.api.compile import plan
 from rlx.ir.graph import Graph, Node
@@ -16,7 +17,7 @@ from rlx.target.cpu import runs_here, targets
 
 PAIRS = "x86-64-v4-bf16-vnni"
 HERE = [t.name for t in targets() if runs_here(t)]
-every_target = pytest.mark.parametrize("target", HERE)
+every_target = on_targets(HERE)
 
 
 def block(
