@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rlx
 from rlx.ir.bind import match_shape
@@ -112,6 +115,31 @@ ALL_CASES = [c for op in ALL_OPS for c in cases(op)]
 IDS = [c.id for c in ALL_CASES]
 
 
+def by_op(found: Iterable[Case]) -> Callable[[Callable[[Case], None]], Callable[..., None]]:
+    """Decorator: a test of a case becomes a test per op, of all these cases of the op; a failure names its
+    case. For tests that take less time than pytest does. The id is the op and how many cases it has."""
+    groups: dict[str, list[Case]] = {}
+    for case in found:
+        groups.setdefault(case.op.name, []).append(case)
+
+    def decorated(test: Callable[[Case], None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def of_op(own: list[Case]) -> None:
+            for case in own:
+                try:
+                    test(case)
+                except BaseException as error:
+                    error.add_note(f"case {case.id}")
+                    raise
+
+        del of_op.__wrapped__  # type: ignore[attr-defined]  # pytest would ask it for its parameters
+        ids = [f"{name}-{len(own)}" for name, own in groups.items()]
+        made: Callable[..., None] = pytest.mark.parametrize("own", groups.values(), ids=ids)(of_op)
+        return made
+
+    return decorated
+
+
 def features(case: Case) -> set[tuple[object, ...]]:
     """What makes a case differ in kind from others of its op, rather than in numbers."""
     found: set[tuple[object, ...]] = {("operands", len(case.types)), ("symbolic", case.symbolic)}
@@ -162,6 +190,7 @@ __all__ = [
     "SIZES",
     "Case",
     "assert_close",
+    "by_op",
     "cases",
     "features",
     "is_tuple",

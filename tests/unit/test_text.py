@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_cases import ALL_CASES, IDS, Case
+from op_cases import ALL_CASES, Case, by_op
 from sample_graphs import GRAPHS, assumed, hello, large, nested, stateful
 
 import rlx
@@ -61,7 +61,7 @@ def round_trip(graph: Graph) -> Graph:
     return again
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=IDS)
+@by_op(ALL_CASES)
 def test_every_op_reads_back(case: Case) -> None:
     g, _ = case.graph()
     round_trip(g)

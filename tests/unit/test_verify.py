@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from op_cases import ALL_CASES, IDS, Case
+from op_cases import ALL_CASES, Case, by_op
 from sample_graphs import GRAPHS, assumed, hello, nested, stateful
 
 import rlx
@@ -23,7 +23,7 @@ from rlx.ir.verify import verify
 from rlx.transform.expand import expand_graph
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=IDS)
+@by_op(ALL_CASES)
 def test_every_op_is_legal_where_it_belongs(case: Case) -> None:
     g, _ = case.graph()
     verify(g, Level.HIR)
