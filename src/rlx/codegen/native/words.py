@@ -80,6 +80,10 @@ else:
                 raise CompileError(f"{x.type} is not {self}; convert it by zext, sext or trunc")
             return x
 
+    def Word(x):
+        """A value of the builder, as one that operators take: for type checkers only."""
+        return x
+
     i64, i32, i16, i8, i1, ptr = map(Type, ("i64", "i32", "i16", "i8", "i1", "ptr"))
     float32, float64 = Type("float"), Type("double")
 

@@ -13,18 +13,36 @@ import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from rlx.records import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.irtypes import size_bytes, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    Word,
+    at,
+    builder,
+    fence,
+    field,
+    gep,
+    i64,
+    load,
+    ptr,
+    sdiv,
+    select,
+    srem,
+    store,
+    udiv,
+    urem,
+)
 from rlx.dist.native.sync import load_cached
 from rlx.dist.types import ReduceKind
 from rlx.errors import DTypeError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.codegen.native.irtext import Function
-    from rlx.codegen.native.irtypes import Value
     from rlx.target.cpu import Target
 
 UNROLL = 4
@@ -46,9 +64,18 @@ class _Plan:
     kind: ReduceKind
 
     @property
-    def lanes_bytes(self) -> int:
-        from rlx.codegen.native.irtypes import size_bytes
+    def is_float(self) -> bool:
+        """Whether values are computed as floats."""
+        return self.computed in ("float", "double")
 
+    @property
+    def splits_mean(self) -> bool:
+        """64-bit integers have nothing wider: quotients and remainders are summed separately, which cannot
+        overflow."""
+        return self.kind is ReduceKind.MEAN and not self.is_float
+
+    @property
+    def lanes_bytes(self) -> int:
         return max(size_bytes(self.computed), size_bytes(self.stored))
 
 
@@ -64,158 +91,145 @@ def _plan(dtype: str, kind: ReduceKind) -> _Plan:
     return _Plan(stored, computed, dtype.startswith("i"), kind)
 
 
-class _Emitter:
-    """Writes the body of a kernel for one plan; values may be scalars or vectors."""
-
-    def __init__(self, f: Function, plan: _Plan, ranks: Value) -> None:
-        self.f, self.plan, self.ranks = f, plan, ranks
-        self.is_float = plan.computed in ("float", "double")
-        # 64-bit integers have nothing wider: quotients and remainders are summed apart, which cannot
-        # overflow.
-        self.split_mean = plan.kind is ReduceKind.MEAN and not self.is_float
-
-    def widen(self, x: Value) -> Value:
-        f, plan = self.f, self.plan
-        if plan.stored == plan.computed:
-            return x
-        if plan.stored in ("half", "bfloat"):
-            return f.fpext(x, plan.computed)
-        return f.sitofp(x, plan.computed) if plan.signed else f.uitofp(x, plan.computed)
-
-    def narrow(self, x: Value) -> Value:
-        f, plan = self.f, self.plan
-        if plan.stored == plan.computed:
-            return x
-        if plan.stored in ("half", "bfloat"):
-            return f.fptrunc(x, plan.stored)
-        whole = f.fptosi(x, "i64")  # the mean of integers is in their range, and i64 holds that of u32
-        return f.trunc(whole, plan.stored)
-
-    def first(self, x: Value) -> list[Value]:
-        return self._quotient_and_rest(x) if self.split_mean else [x]
-
-    def fold(self, total: list[Value], x: Value) -> list[Value]:
-        if self.split_mean:
-            quotient, rest = self._quotient_and_rest(x)
-            return [self.f.value(self.f.add(total[0], quotient)), self.f.value(self.f.add(total[1], rest))]
-        return [self._step(total[0], x)]
-
-    def finish(self, total: list[Value]) -> Value:
-        f = self.f
-        if self.split_mean:
-            extra = f.udiv(total[1], self._count(total[1]))
-            return f.value(f.add(total[0], extra))
-        if self.plan.kind is not ReduceKind.MEAN:
-            return total[0]
-        mean = self._divided(total[0])
-        return f.floor(mean) if self.plan.stored.startswith("i") else mean
-
-    def _divided(self, total: Value) -> Value:
-        """The total over the number of ranks; for powers of two a product, as exact and much faster."""
-        f = self.f
-        bits = f.and_(self.ranks, f.sub(self.ranks, 1))
-        count = self._count(total)
-        inverse = f.splat(f.fdiv(f.value(1.0, self.plan.computed), f.extract(count, 0)), total.width)
-        exact, other = lambda: [f.fmul(total, inverse)], lambda: [f.fdiv(total, count)]
-        return f.if_value(f.cmp("eq", bits, 0), exact, other)[0]
-
-    def _count(self, like: Value) -> Value:
-        f = self.f
-        count = f.sitofp(self.ranks, self.plan.computed) if self.is_float else self.ranks
-        return f.splat(count, like.width)
-
-    def _quotient_and_rest(self, x: Value) -> list[Value]:
-        """Floor division of 64-bit integers by the number of ranks."""
-        f, count = self.f, self._count(x)
-        if not self.plan.signed:
-            return [f.value(f.udiv(x, count)), f.value(f.urem(x, count))]
-        quotient, rest = f.value(f.sdiv(x, count)), f.value(f.srem(x, count))
-        below = f.value(f.cmp("slt", rest, 0))
-        return [f.select(below, f.sub(quotient, 1), quotient), f.select(below, f.add(rest, count), rest)]
-
-    def _step(self, total: Value, x: Value) -> Value:
-        f, kind = self.f, self.plan.kind
-        if kind in (ReduceKind.SUM, ReduceKind.MEAN):
-            return f.fadd(total, x) if self.is_float else f.value(f.add(total, x))
-        if kind is ReduceKind.PROD:
-            return f.fmul(total, x) if self.is_float else f.value(f.mul(total, x))
-        if self.is_float:
-            return self._extreme(total, x)
-        largest = f.smax if self.plan.signed else f.umax
-        smallest = f.smin if self.plan.signed else f.umin
-        return f.value((largest if kind is ReduceKind.MAX else smallest)(total, x))
-
-    def _extreme(self, total: Value, x: Value) -> Value:
-        """NumPy's maximum: the earlier value stays when it is NaN or equal (think of signed zeros)."""
-        f = self.f
-        keeps = f.fcmp("oge" if self.plan.kind is ReduceKind.MAX else "ole", total, x)
-        return f.select(f.value(f.or_(keeps, f.is_nan(total))), total, x)
-
-
 def emit(target: Target, dtype: str, kind: ReduceKind, stream: bool) -> str:
-    """LLVM IR of `void rlx_reduce(ptr table, i64 n, i64 m, i64 count)`; the table lists n sources, m
-    destinations.
+    """LLVM IR of `rlx_reduce` for a dtype and kind.
 
     With `stream` the stores go past the caches; destinations must then be aligned to whole vectors.
     """
-    from rlx.codegen.native.irtext import Module
-
     module = Module(target)
-    _emit_kernel(module, "rlx_reduce", _plan(dtype, kind), stream)
+    rlx_reduce.emit(module, plan=_plan(dtype, kind), nontemporal=stream)
     return module.text()
 
 
-def _emit_kernel(module: Any, name: str, plan: _Plan, nontemporal: bool) -> None:
-    from rlx.codegen.native.irtypes import vector
+@native
+def rlx_reduce(sources: ptr, ranks: i64, places: i64, count: i64, *, plan: _Plan, nontemporal: bool) -> None:
+    """Reduce `count` elements. The table at `sources` lists a source per rank, then the destinations."""
+    destinations = at(sources, ranks)
+    lanes = builder().module.target.vector_bytes // plan.lanes_bytes
 
-    params = [("ptr", "sources"), ("i64", "ranks"), ("i64", "places"), ("i64", "count")]
-    f = module.function(name, params)
-    sources, ranks, places, count = f.args
-    destinations = f.gep(sources, ranks, "i64")
-    emitter = _Emitter(f, plan, ranks)
-    lanes = module.target.vector_bytes // plan.lanes_bytes
-
-    def block(start: Value, vectors: int, width: int, past_caches: bool) -> None:
+    def block(start: Any, vectors: int, width: int, is_streamed: bool) -> None:
         """Reduce `vectors` x `width` elements from `start` on, all in registers."""
         stored = vector(plan.stored, width)
-        at = [f.add(start, v * width) for v in range(vectors)]
+        indices = [start + v * width for v in range(vectors)]
 
-        def values(rank: Any) -> list[Value]:
-            source = f.field(sources, rank, "ptr")
-            return [emitter.widen(f.load(stored, f.gep(source, i, plan.stored))) for i in at]
+        def values(rank: Any) -> list[Word]:
+            source = field(sources, rank, ptr)
+            return [_widen(plan, load(stored, gep(source, i, plan.stored))) for i in indices]
 
-        totals = [emitter.first(x) for x in values(0)]
-        parts = len(totals[0])
-
-        def fold(rank: Any, carried: list[Value]) -> list[Value]:
-            grouped = [carried[v * parts : (v + 1) * parts] for v in range(vectors)]
-            return [
-                part
-                for total, x in zip(grouped, values(rank), strict=True)
-                for part in emitter.fold(total, x)
-            ]
-
-        flat = f.loop(1, ranks, 1, [part for total in totals for part in total], fold)
-        results = [emitter.narrow(emitter.finish(flat[v * parts : (v + 1) * parts])) for v in range(vectors)]
-
-        def write(place: Any, _: list[Value]) -> None:
-            destination = f.field(destinations, place, "ptr")
-            for i, result in zip(at, results, strict=True):
-                f.store(result, f.gep(destination, i, plan.stored), nontemporal=past_caches)
-
-        f.loop(0, places, 1, [], write)
+        totals = [_first(plan, ranks, x) for x in values(0)]
+        for rank in range(1, ranks):
+            totals = [_fold(plan, ranks, total, x) for total, x in zip(totals, values(rank), strict=True)]
+        results = [_narrow(plan, _finish(plan, ranks, total)) for total in totals]
+        for place in range(places):
+            destination = field(destinations, place, ptr)
+            for i, result in zip(indices, results, strict=True):
+                store(result, gep(destination, i, plan.stored), nontemporal=is_streamed)
 
     done: Any = 0
     for vectors, width in ((UNROLL, lanes), (1, lanes), (1, 1)):
         if (vectors, width) == (1, 1) and lanes == 1:
             continue
         step = vectors * width
-        end = f.sub(count, f.urem(f.sub(count, done), step))
-        past_caches = nontemporal and width > 1
-        f.loop(done, end, step, [], lambda i, _, v=vectors, w=width, p=past_caches: block(i, v, w, p))
+        end = count - urem(count - done, step)
+        for i in range(done, end, step):
+            block(i, vectors, width, nontemporal and width > 1)
         done = end
     if nontemporal:
-        f.fence()
+        fence()
+
+
+# -- one step, of scalars or vectors
+
+
+@inline
+def _widen(plan: _Plan, x: Word) -> Word:
+    f = builder()
+    if plan.stored == plan.computed:
+        return x
+    if plan.stored in ("half", "bfloat"):
+        return Word(f.fpext(x, plan.computed))
+    return Word(f.sitofp(x, plan.computed) if plan.signed else f.uitofp(x, plan.computed))
+
+
+@inline
+def _narrow(plan: _Plan, x: Word) -> Word:
+    f = builder()
+    if plan.stored == plan.computed:
+        return x
+    if plan.stored in ("half", "bfloat"):
+        return Word(f.fptrunc(x, plan.stored))
+    whole = f.fptosi(x, "i64")  # the mean of integers is in their range, and i64 holds that of u32
+    return Word(f.trunc(whole, plan.stored))
+
+
+@inline
+def _first(plan: _Plan, ranks: i64, x: Word) -> list[Word]:
+    return _quotient_and_rest(plan, ranks, x) if plan.splits_mean else [x]
+
+
+@inline
+def _fold(plan: _Plan, ranks: i64, total: list[Word], x: Word) -> list[Word]:
+    """The total with one more rank's value."""
+    if plan.splits_mean:
+        quotient, rest = _quotient_and_rest(plan, ranks, x)
+        return [total[0] + quotient, total[1] + rest]
+    if plan.kind in (ReduceKind.SUM, ReduceKind.MEAN):
+        return [total[0] + x]
+    if plan.kind is ReduceKind.PROD:
+        return [total[0] * x]
+    return [_extreme(plan, total[0], x)]
+
+
+@inline
+def _extreme(plan: _Plan, total: Word, x: Word) -> Word:
+    """NumPy's maximum or minimum: the earlier value stays when it is NaN or equal (think of signed zeros)."""
+    is_max = plan.kind is ReduceKind.MAX
+    f = builder()
+    if plan.is_float:
+        keeps = total >= x if is_max else total <= x
+        return select(keeps | Word(f.is_nan(total)), total, x)
+    if plan.signed:
+        return max(total, x) if is_max else min(total, x)
+    return Word(f.umax(total, x) if is_max else f.umin(total, x))
+
+
+@inline
+def _finish(plan: _Plan, ranks: i64, total: list[Word]) -> Word:
+    if plan.splits_mean:
+        extra = udiv(total[1], _count(plan, ranks, total[1]))
+        return total[0] + extra
+    if plan.kind is not ReduceKind.MEAN:
+        return total[0]
+    mean = _divided(plan, ranks, total[0])
+    return Word(builder().floor(mean)) if plan.stored.startswith("i") else mean
+
+
+@inline
+def _divided(plan: _Plan, ranks: i64, total: Word) -> Word:
+    """The total over the number of ranks; for powers of two a product, as exact and much faster."""
+    f = builder()
+    bits = ranks & (ranks - 1)
+    count = _count(plan, ranks, total)
+    inverse = f.splat(f.fdiv(f.value(1.0, plan.computed), f.extract(count, 0)), total.width)
+    return total * inverse if bits == 0 else total / count
+
+
+@inline
+def _count(plan: _Plan, ranks: i64, like: Word) -> Word:
+    f = builder()
+    count = f.sitofp(ranks, plan.computed) if plan.is_float else ranks
+    return Word(f.splat(count, like.width))
+
+
+@inline
+def _quotient_and_rest(plan: _Plan, ranks: i64, x: Word) -> list[Word]:
+    """Floor division of 64-bit integers by the number of ranks."""
+    count = _count(plan, ranks, x)
+    if not plan.signed:
+        return [udiv(x, count), urem(x, count)]
+    quotient, rest = sdiv(x, count), srem(x, count)
+    is_below = rest < 0
+    return [select(is_below, quotient - 1, quotient), select(is_below, rest + count, rest)]
 
 
 Kernel = Callable[[Sequence[int], Sequence[int], int], None]
@@ -254,7 +268,7 @@ def native_address(dtype: str, kind: ReduceKind) -> int | None:
     element = find(dtype)
     if element.is_complex or element.storage_only or (element.is_bool and kind is ReduceKind.MEAN):
         return None
-    found: int = _native(dtype, kind, False).code.address("rlx_reduce")
+    found: int = _native(dtype, kind, False).code.address(rlx_reduce.name)
     return found
 
 
@@ -280,7 +294,7 @@ def _compiled(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
     code = load_cached(emit, dtype, kind, stream)
     i64 = ctypes.c_int64
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p, i64, i64, i64)
-    return _Native(code, prototype(code.address("rlx_reduce")))
+    return _Native(code, prototype(code.address(rlx_reduce.name)))
 
 
 def _reduce_native(dtype: str, kind: ReduceKind, itemsize: int, plain: _Native) -> Kernel:
