@@ -276,29 +276,33 @@ def if_(
     put: Put = lambda _: None,
 ) -> Returned | None:
     """Run one side if the test is known, else write both and merge the names that they assign."""
-    if _truth(test).__class__ is not Value:
+    if test.__class__ is not Value:
         if test:
             return then()
         return otherwise() if otherwise is not None else None
-    before = get()
+    before = get() if names else {}
+    _truth(test)
     fork = f.fork(test)
     f.regions += 1
-    first, left, first_ended = then(), get(), f.ended
+    first, left, first_ended = then(), get() if names else before, f.ended
     second, right, second_ended = None, before, False
     if otherwise is not None:
         fork.otherwise()
-        put([before.get(name, UNSET) for name in names])
-        second, right, second_ended = otherwise(), get(), f.ended
-    elif not first_ended and any(n in before and left[n] != before[n] for n in names):
+        if names:
+            put([before.get(name, UNSET) for name in names])
+        second, right, second_ended = otherwise(), get() if names else before, f.ended
+    elif not first_ended and any(n in before and not _equal(left.get(n, UNSET), before[n]) for n in names):
         fork.otherwise()
     f.regions -= 1
     if not fork.close():
         return Returned(None)
     if first_ended or second_ended:
         goes_on, result = (right, second) if first_ended else (left, first)
-        put([goes_on.get(name, UNSET) for name in names])
+        if names:
+            put([goes_on.get(name, UNSET) for name in names])
         return result
-    put([_merge(fork.phi, f, repr(n), left.get(n, UNSET), right.get(n, UNSET)) for n in names])
+    if names:
+        put([_merge(fork.phi, f, repr(n), left.get(n, UNSET), right.get(n, UNSET)) for n in names])
     if (first is None) != (second is None):
         raise CompileError(
             "only one side of this run-time `if` returns; a function that is expanded needs both to"
@@ -310,7 +314,7 @@ def if_(
 
 def _merge(phi: Callable[[Value, Value], Value], f: Function, what: str, a: Any, b: Any) -> Any:
     """One value for what two sides have assigned. UNSET if Python cannot tell which object it is."""
-    if a is b or (a == b and a.__class__ is b.__class__):
+    if _equal(a, b):
         return a
     if isinstance(a, list | tuple) and a.__class__ is b.__class__ and len(a) == len(b):
         return a.__class__([_merge(phi, f, what, x, y) for x, y in zip(a, b, strict=True)])
@@ -321,6 +325,19 @@ def _merge(phi: Callable[[Value, Value], Value], f: Function, what: str, a: Any,
     if first.type != second.type:
         raise CompileError(f"{what} is {first.type} on one side of this `if` and {second.type} on the other")
     return phi(first, second)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two values are surely the same, so that no phi is needed."""
+    if a is b:
+        return True
+    if a.__class__ is not b.__class__:
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b)  # 0.0 and -0.0 differ
+    return isinstance(a, Value | int | str) and bool(a == b)
 
 
 def _is_leaf(x: Any) -> bool:

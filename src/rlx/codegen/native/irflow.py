@@ -43,9 +43,10 @@ class Flow(Lanes):
         self._lines.append("  " + line)
 
     def op(self, type_: str, text: str) -> Value:
-        name = self._fresh("v")
-        self._lines.append(f"  %{name} = {text}")
-        return Value(type_, f"%{name}")
+        self._count += 1
+        name = f"%v{self._count}"
+        self._lines.append(f"  {name} = {text}")
+        return Value(type_, name)
 
     def comment(self, text: str) -> None:
         """Append a comment, unless the line before says the same."""

@@ -254,7 +254,8 @@ class Arithmetic:
         if isinstance(a, int) and isinstance(b, int):
             return _COMPARE[predicate](a, b)
         left, right = self._pair(a, b)
-        return self.op(like(left.type, "i1"), f"icmp {predicate} {left.type} {left.text}, {right.text}")
+        result = "i1" if left.type == "i64" else like(left.type, "i1")
+        return self.op(result, f"icmp {predicate} {left.type} {left.text}, {right.text}")
 
     @overload
     def select(self, condition: Value, a: Number, b: Number) -> Value: ...

@@ -180,10 +180,13 @@ class Function(Flow):
 
     def gep(self, pointer: Value, index: Int, element_type: str) -> Value:
         """Address of element `index` of an array; a vector of indices gives a vector of addresses."""
-        if not isinstance(index, Value) and index == 0:
-            return pointer
-        index = self.value(index)
-        return self.op(like(index.type, "ptr"), f"getelementptr {element_type}, {pointer}, {index}")
+        if not isinstance(index, Value):
+            if index == 0:
+                return pointer
+            index = self.value(index)
+        result = "ptr" if index.type == "i64" else like(index.type, "ptr")
+        place = f"{pointer.type} {pointer.text}, {index.type} {index.text}"
+        return self.op(result, f"getelementptr {element_type}, {place}")
 
     def at(self, pointer: Value, index: Int) -> Value:
         """Address of field `index` of a table of 8-byte fields."""
@@ -201,7 +204,8 @@ class Function(Flow):
         """Load a scalar or vector; the alignment of one element is assumed unless `align` says more."""
         if self._moves_as_bits(type_):
             return self.bitcast(self.load(like(type_, "i16"), pointer, align), type_)
-        return self.op(type_, f"load {type_}, {pointer}, align {align or size_bytes(type_)}")
+        place = f"{pointer.type} {pointer.text}"
+        return self.op(type_, f"load {type_}, {place}, align {align or size_bytes(type_)}")
 
     def store(self, x: Number, pointer: Value, align: int = 0, nontemporal: bool = False) -> None:
         """Store; `nontemporal` skips the caches, needs full alignment, and `fence()` before others read."""

@@ -131,6 +131,8 @@ def constant(type_: str, value: float) -> Value:
     >>> str(constant("<4 x i32>", 7)), str(constant("i1", True))
     ('<4 x i32> splat (i32 7)', 'i1 true')
     """
+    if type_ == "i64" and value.__class__ is int and -(1 << 63) <= value < 1 << 63:  # by far the most
+        return Value("i64", str(value))
     lane = element(type_)
     if lane == "ptr":
         text = "null"

@@ -59,13 +59,14 @@ class _Written:
         self._function, self._is_native = function, is_native
         self._compiled: dict[bool, Callable[..., Any]] = {}
 
-    def run(self, marks: bool, *args: Any, **known: Any) -> Any:
-        code = self._compiled.get(marks)
-        if code is None:
+    def code(self, marks: bool) -> Callable[..., Any]:
+        """The function that writes this one."""
+        found = self._compiled.get(marks)
+        if found is None:
             from rlx.codegen.native.syntax import compiled  # a program whose objects are cached needs it not
 
-            code = self._compiled[marks] = compiled(self._function, self._is_native, marks)
-        return code(*args, **known)
+            found = self._compiled[marks] = compiled(self._function, self._is_native, marks)
+        return found
 
 
 class Native(Generic[P, R]):
@@ -90,7 +91,7 @@ class Native(Generic[P, R]):
         f = module.function(self.name, self.params, self._internal, self._noinline, self.returns)
         before = enter(f)
         try:
-            self._written.run(module.source_lines, *f.args, **known)
+            self._written.code(module.source_lines)(*f.args, **known)
             if not f.ended and self.returns != "void":
                 raise CompileError(f"{self.name} returns {self.returns}, but can end without a return")
         except Exception as error:
@@ -161,7 +162,8 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
 
     def expand(*args: P.args, **options: P.kwargs) -> R:
         f = cast(Function, args[0]) if takes_builder else current()
-        return cast(R, written.run(f.module.source_lines, *args, **options))
+        result: R = written.code(f.module.source_lines)(*args, **options)
+        return result
 
     return update_wrapper(expand, function)
 
