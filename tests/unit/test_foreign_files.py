@@ -19,13 +19,15 @@ from stored_models import X, network, set_own_folders
 import rlx
 from rlx.errors import FormatError, ParseError, RlxError, UnsupportedError
 from rlx.ir.dtype import F32
-from rlx.ir.op import all_ops
+from rlx.ir.op import all_ops, get_op
 from rlx.ir.text import files as serialize
 from rlx.ir.text.write import graph_text
 from rlx.kernel.layout import Layout
-from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels
+from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
+from rlx.ops.quant.group_layout import pack_quantised
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.sparse import columns_of
+from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
 from rlx.runtime.store import container
 from rlx.runtime.store.artifact import Artifact, ArtifactWarning
 from rlx.target.cpu import resolve
@@ -231,6 +233,40 @@ def test_emitters_of_convolutions_refuse_what_they_do_not_read(case: str) -> Non
     told = convolved(x, y, w, kernel, groups)
     assert bool(told) is not native, told
     assert native or any("no layout that kernels for" in why for why in told), told
+
+
+@pytest.mark.parametrize("lanes", [LANES, LANES // 2, 1])
+def test_emitters_of_quantised_weights_refuse_other_lanes(lanes: int) -> None:
+    layout = QuantLayout(32, 24, 4, 16, lanes)
+    codes = RNG.integers(-8, 8, (32, 24))
+    g = rlx.Graph("bits")
+    x = g.input("x", (8, 32), "f32")
+    packed = pack_quantised(codes, np.full((2, 24), 0.5), layout)
+    p = g.param("w", packed.shape, "u8", packed)
+    g.output("y", x @ get_op("unpack_groups")(p, **vars(layout)))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((8, 32)).astype(np.float32)
+    np.testing.assert_allclose(program(given), given @ (codes * np.float32(0.5)), rtol=1e-4, atol=1e-4)
+    told = [thunk["why"] for thunk in program.stats["host_thunks"]]
+    assert bool(told) is (lanes != LANES) and all("no layout that kernels for" in why for why in told), told
+
+
+@pytest.mark.parametrize("columns", [2 * LANES, LANES])
+def test_emitters_of_winograd_refuse_other_panels(columns: int) -> None:
+    layout = WinogradLayout(4, LANES, 2 * LANES, columns, LANES)
+    w = RNG.standard_normal((LANES, 2 * LANES, 3, 3)).astype(np.float32)
+    g, unpack = rlx.Graph("winograd"), get_op("unpack_winograd")
+    x = from_blocks(g.input("x", (1, 2, 8, 8, LANES), "f32"), 2 * LANES)
+    kernel = unpack(transform_kernel(g.constant(w), layout), **{k: getattr(layout, k) for k in unpack.attrs})
+    g.output("y", to_blocks(rlx.ops.conv(x, kernel, padding=1), LANES))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((1, 2, 8, 8, LANES)).astype(np.float32)
+    want = to_blocks(rlx.ops.conv(from_blocks(given, 2 * LANES), w, padding=1), LANES)
+    np.testing.assert_allclose(program(given), want, rtol=1e-3, atol=1e-3)
+    told = [thunk["why"] for thunk in program.stats["host_thunks"]]
+    assert bool(told) is (columns != 2 * LANES) and all(
+        "no layout that kernels for" in why for why in told
+    ), told
 
 
 def test_blocks_without_packed_weights_are_refused() -> None:

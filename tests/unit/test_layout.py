@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import random
+from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlx.errors import RlxError
+import rlx
+from rlx.errors import RlxError, ShapeError
+from rlx.ir.op import all_ops
 from rlx.kernel.layout import Layout, layout
-from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, blocks_of, groups_of
+from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout, blocks_of, groups_of
 from rlx.kernel.scalar import PRIMITIVES, Scalar, axes, const, select
 
 RNG = random.Random(20)
@@ -73,6 +78,8 @@ def check(own: Layout, x: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_array_equal(own.unpack(packed), x)
     if x.ndim != len(own.sizes) or x.size > 150 or None in own.sizes:
         return
+    if packed.ndim > 1:
+        return
     index = axes(x.ndim)
     offset = own.offset(index) if own.boxes else None
     for point in np.ndindex(*x.shape):
@@ -118,6 +125,24 @@ def test_blocks(_: int) -> None:
     x = np.arange(1, np.prod(sizes) + 1).reshape(sizes)
     assert blocks_of(b.layout) == b
     check(b.layout, x, blocks_by_hand(b, x))
+
+
+@pytest.mark.parametrize("_", range(30))
+def test_bits(_: int) -> None:
+    """Codes of 4 bits are words of 8 k, the even ones in the low half; those of 8 bits come k by k."""
+    bits, group, lanes = RNG.choice([4, 8]), 8 * RNG.randrange(1, 4), RNG.choice([1, 2, 4])
+    q = QuantLayout(RNG.randrange(1, 50), RNG.randrange(1, 20), bits, group, lanes)
+    x = np.arange(1, q.k * q.n + 1).reshape(q.k, q.n)
+    codes, factors = np.zeros((q.panels, q.groups, group * q.columns), int), x[: q.groups]
+    scales = np.zeros((q.panels, q.groups, q.columns), int)
+    for k, n in np.ndindex(q.k, q.n):
+        (panel, column), (part, row) = divmod(n, q.columns), divmod(k, group)
+        words = (row // 8 * q.columns + column) * 8 + row % 8 // 2 + row % 2 * 4
+        codes[panel, part, words if bits == 4 else row * q.columns + column] = x[k, n]
+        if row == 0:
+            scales[panel, part, column] = factors[part, n]
+    check(q.codes, x, codes)
+    check(q.factors, factors, scales)
 
 
 def test_a_batch_is_kept() -> None:
@@ -203,3 +228,57 @@ def test_parameters_are_checked() -> None:
     ):
         with pytest.raises(RlxError):
             make()
+
+
+# -- one owner
+
+SOURCES = Path(rlx.__file__).parent
+OWNERS = {"kernel/boxes.py", "kernel/layout.py", "kernel/panels.py"}
+OWNED = {"Panels", "KernelPanels", "ChannelBlocks", "QuantLayout"}
+TRANSFORMED = {"pack_winograd", "unpack_winograd"}  # weights that are computed, not only moved
+BITS = {"pack_groups", "unpack_groups"}  # three tensors in one storage: codes, scales, zeros
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCES.rglob("*.py")):
+        yield path.relative_to(SOURCES).as_posix(), ast.parse(path.read_text("utf-8"))
+
+
+def intruders(name: str, tree: ast.Module) -> Iterator[str]:
+    """Places outside of the owners that decide where packed elements are stored."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "rlx.kernel.boxes":
+            yield f"{name}:{node.lineno} makes boxes and digits"
+        elif isinstance(node, ast.ClassDef) and node.name in OWNED:
+            yield f"{name}:{node.lineno} has a class {node.name} of its own"
+        elif isinstance(node, ast.Attribute) and node.attr in ("full", "tail", "depth"):
+            if ast.unparse(node.value).endswith("panels") and not name.startswith("codegen/cpu/"):
+                yield f"{name}:{node.lineno} computes places in panels"
+
+
+def test_layouts_have_one_owner() -> None:
+    """`kernel/layout.py` and its parts alone know where packed elements are.
+
+    Emitters walk through panels, but compare them with the stated layout first.
+    """
+    found = [w for name, tree in trees() if name not in OWNERS for w in intruders(name, tree)]
+    assert not found
+    assert {name for name, _ in trees()} >= OWNERS
+    text = "from rlx.kernel.boxes import Box\nclass Panels: pass\nat = own.panels.depth * 3"
+    assert len(list(intruders("other.py", ast.parse(text)))) == 3
+
+
+def test_only_one_pair_of_ops_states_layouts() -> None:
+    units = {op.name for op in all_ops() if {"columns", "lanes"} & set(op.attrs)}
+    assert units == TRANSFORMED | BITS
+    assert {op.name for op in all_ops() if "layout" in op.attrs} == {"store_as", "read_as"}
+
+
+def test_graphs_bound_offsets_by_the_layout() -> None:
+    """The type rule, which the verifier repeats, takes a storage of the layout's size only."""
+    own, g = Panels(3, 10, 4, 2).layout, rlx.Graph("g")
+    for op, sizes in (("read_as", (29,)), ("read_as", ()), ("store_as", (3, 11)), ("store_as", (10,))):
+        with pytest.raises(ShapeError, match=f"{op}: .* has not the sizes of the layout"):
+            rlx.ir.op.get_op(op)(g.input(f"{op}{sizes}", sizes, "f32"), layout=own)
+    symbolic = rlx.ir.op.get_op("read_as")(g.input("x", ("n",), "f32"), layout=own)
+    assert symbolic.shape == (3, 10) and "n" in str(g.constraints[0].describe())

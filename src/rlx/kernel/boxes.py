@@ -180,14 +180,19 @@ def runs(length: int, digits: tuple[Digit, ...]) -> list[tuple[int, int, tuple[D
 
 
 def long_rows(
-    there: np.ndarray, here: np.ndarray, strides: Sequence[int]
+    there: np.ndarray, here: np.ndarray, strides: Sequence[int], most: int = _INNER
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Both arrays, or (where neighbours in the storage are few) each slice of them along that axis."""
+    """Both arrays, or (where neighbours in the storage are few) each slice of them along that axis.
+
+    `strides` are those of the last axes of the storage; at most `most` slices are made.
+    """
     if strides:
-        axis = there.ndim - len(strides) + min(range(len(strides)), key=lambda i: strides[i])
-        if 1 < there.shape[axis] <= _INNER < there.size:
+        number = min(range(len(strides)), key=lambda i: strides[i])
+        axis = there.ndim - len(strides) + number
+        if there.shape[axis] <= most < there.size:
+            rest = [*strides[:number], *strides[number + 1 :]]
             for i in range(there.shape[axis]):
                 at: tuple[Any, ...] = (*(slice(None),) * axis, i)
-                yield there[at], here[at]
+                yield from long_rows(there[at], here[at], rest, most // there.shape[axis])
             return
     yield there, here

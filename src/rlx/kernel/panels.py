@@ -1,4 +1,4 @@
-"""The layouts that kernels read: panels of matrices and of convolution kernels, blocks of channels.
+"""The layouts that kernels read: panels of matrices, of convolution kernels and of bits, blocks of channels.
 
 Each class names the numbers that kernels work with; its `layout` says where elements are stored.
 """
@@ -16,6 +16,9 @@ from rlx.ir.graph import Node
 from rlx.kernel.boxes import Box, Digit, Side
 from rlx.kernel.layout import Layout
 from rlx.records import dataclass
+
+PANEL_VECTORS = 2  # of columns, in panels of quantised weights
+_SCALE_BYTES = {"f16": 2, "f32": 4}
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,85 @@ class KernelPanels:
     def layout(self) -> Layout:
         """Where the elements of an [O, I, window] kernel are stored."""
         return _kernel(self)
+
+
+@dataclass(frozen=True)
+class QuantLayout:
+    """A matrix of quantised weights in panels, of groups, of scales, zeros (if any) and codes.
+
+    4-bit codes come as one 32-bit word per column and 8 k: the even k in the low half, the odd in the high.
+    8-bit codes come k by k.
+
+    >>> QuantLayout(64, 32, bits=4, group=32, lanes=16, scale="f16").nbytes
+    1152
+    """
+
+    k: int
+    n: int
+    bits: int
+    group: int
+    lanes: int
+    scale: str = "f32"
+    zeros: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ShapeError(f"quantised weights have 4 or 8 bits, not {self.bits}")
+        if self.group < 8 or self.group % 8:
+            raise ShapeError(f"a group of quantised weights is a multiple of 8 along k, not {self.group}")
+
+    @property
+    def columns(self) -> int:
+        """Columns of a panel."""
+        return PANEL_VECTORS * self.lanes
+
+    @property
+    def panels(self) -> int:
+        return -(-self.n // self.columns)
+
+    @property
+    def groups(self) -> int:
+        return -(-self.k // self.group)
+
+    @property
+    def depth(self) -> int:
+        """k padded to whole groups."""
+        return self.groups * self.group
+
+    @property
+    def factors_bytes(self) -> int:
+        """Bytes of the scales, and of the zeros, of a group."""
+        return self.columns * _SCALE_BYTES[self.scale]
+
+    @property
+    def codes_start(self) -> int:
+        return self.factors_bytes * (1 + self.zeros)
+
+    @property
+    def group_bytes(self) -> int:
+        return self.codes_start + self.columns * self.group * self.bits // 8
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.groups * self.group_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels * self.panel_bytes
+
+    @property
+    def codes(self) -> Layout:
+        """Where codes are stored, as [panels, groups, codes of a group]; 4-bit codes are two to a byte.
+
+        >>> QuantLayout(16, 8, bits=4, group=16, lanes=4).codes
+        Layout('16,8 -> 1,1,128: 0:16=2@64,4@1,2@4 0:8=8@8')
+        """
+        return _codes(self)
+
+    @property
+    def factors(self) -> Layout:
+        """Where the scales (or zeros) [groups, n] are stored, as [panels, groups, columns]."""
+        return _factors(self)
 
 
 @dataclass(frozen=True)
@@ -258,3 +340,21 @@ def _blocks(b: ChannelBlocks) -> Layout:
     count, pixels = -(-b.channels // b.lanes), (None,) * (b.rank - 2)
     side = _side(0, b.channels, (count, b.lanes), (b.lanes, 1))
     return Layout((None, (b.channels,), *pixels), (None, count, *pixels, b.lanes), (Box((side,), 0),))
+
+
+@lru_cache(1024)
+def _codes(q: QuantLayout) -> Layout:
+    size = q.columns * q.group
+    inside = ((q.group // 8, q.columns * 8), (4, 1), (2, 4)) if q.bits == 4 else ((q.group, q.columns),)
+    rows = _side(0, q.k, (q.groups, size), *inside)
+    columns = _side(0, q.n, (q.panels, q.groups * size), (q.columns, 8 if q.bits == 4 else 1))
+    boxes = (Box((rows, columns), 0),) if q.k and q.n else ()
+    return Layout(((q.k,), (q.n,)), (q.panels, q.groups, size), boxes)
+
+
+@lru_cache(1024)
+def _factors(q: QuantLayout) -> Layout:
+    rows = _side(0, q.groups, (q.groups, q.columns))
+    columns = _side(0, q.n, (q.panels, q.groups * q.columns), (q.columns, 1))
+    boxes = (Box((rows, columns), 0),) if q.k and q.n else ()
+    return Layout(((q.groups,), (q.n,)), (q.panels, q.groups, q.columns), boxes)
