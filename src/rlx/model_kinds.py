@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ONNX_BYTES = (bytes, bytearray, memoryview)
 START = 4096
@@ -60,13 +59,13 @@ _ARCHIVES = {
 _ONNX_TEXT = "convert it: onnx.save(onnx.load('FILE', format='{}'), 'model.onnx')"
 
 
-def is_onnx_object(value: Any) -> bool:
+def is_onnx_object(value: object) -> bool:
     """Whether a value is a ModelProto, or an ONNXProgram of torch.onnx; neither package is imported."""
     named = type(value).__name__ == "ModelProto" and hasattr(value, "SerializeToString")
     return named or hasattr(value, "model_proto")
 
 
-def instead_of(value: Any) -> str:
+def instead_of(value: object) -> str:
     """What to do with a value that is neither a model nor a graph; "" if that is unknown."""
     if hasattr(value, "state_dict") and hasattr(value, "forward"):  # a module of PyTorch
         return "; export it: rlx.load(torch.onnx.export(model, args, dynamo=True))"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rlx import progress
 from rlx.api.options import CompileOptions, Options, shows_options
@@ -20,6 +20,7 @@ from rlx.model_kinds import ONNX_BYTES, is_onnx_object
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.plan.lir import LirModule
+    from rlx.runtime.program import CompiledProgram
 
 # Passes, planner and backend are imported where they are used: `import rlx` stays light.
 
@@ -44,7 +45,9 @@ def plan(graph: Graph, options: Options | None = None, **given: Unpack[CompileOp
 @shows_options
 @reports_crashes
 @collector_paused()
-def compile(graph: Any, options: Options | None = None, **given: Unpack[CompileOptions]) -> Any:
+def compile(
+    graph: object, options: Options | None = None, **given: Unpack[CompileOptions]
+) -> CompiledProgram:
     """Compile a graph for a device; the result is called, bound, explained and saved.
 
     `graph` may also be an ONNX model: a ModelProto, its bytes, or an ONNXProgram of `torch.onnx.export`. The
@@ -70,40 +73,40 @@ def compile(graph: Any, options: Options | None = None, **given: Unpack[CompileO
         from rlx.frontend.onnx import from_onnx
 
         graph = from_onnx(graph)
-    need_graph(graph, "rlx.compile")
-    if not graph.outputs and not graph.states:
+    source = need_graph(graph, "rlx.compile")
+    if not source.outputs and not source.states:
         raise VerifyError(
-            f"graph {graph.name!r} has no outputs, so it computes nothing; add one: graph.output('y', node)"
+            f"graph {source.name!r} has no outputs, so it computes nothing; add one: graph.output('y', node)"
         )
-    _refuse_open_sizes(graph)
+    _refuse_open_sizes(source)
     chosen = Options.of(options, given)
     _check_combination(chosen)
     chosen = chosen.settled()
     check_mode(chosen.debug)
-    _check_assumed(graph, chosen.assume)
-    make: Callable[..., Any] = CompiledProgram
+    _check_assumed(source, chosen.assume)
+    make: Callable[..., CompiledProgram] = CompiledProgram
     if chosen.mesh is not None:
         from rlx.dist.program import one_rank
 
-        graph, make = one_rank(
-            optimize(lower(graph)), chosen.mesh, chosen.shardings or {}, chosen.transport, chosen.assume
+        source, make = one_rank(
+            optimize(lower(source)), chosen.mesh, chosen.shardings or {}, chosen.transport, chosen.assume
         )
     else:
-        _refuse_collectives(graph)
+        _refuse_collectives(source)
     start = time.perf_counter()
-    progress.info("compiling %r: %d nodes", graph.name, len(graph))
+    progress.info("compiling %r: %d nodes", source.name, len(source))
     planned = functools.partial(_plan_for, options=chosen)
     if chosen.device != "cpu":
         from rlx.runtime.device_program import compile_for_device
 
-        return compile_for_device(graph, chosen.device, chosen.target, chosen.debug, planned)
+        return compile_for_device(source, chosen.device, chosen.target, chosen.debug, planned)
     machine = resolve(chosen.target)
-    lir = planned(graph, machine.name)
+    lir = planned(source, machine.name)
     if chosen.dump is not None:
         from rlx.runtime.listing import Listing
 
         Listing(lir).write(Path(chosen.dump))
-    origin = Origin(lambda: graph, planned)
+    origin = Origin(lambda: source, planned)
     weights: Weights | None = None
     if chosen.weight_budget is None:
         with meanwhile(lambda: native_code(lir, machine, chosen.cache), "rlx-code") as native:

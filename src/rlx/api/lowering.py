@@ -47,9 +47,10 @@ def optimize(graph: Graph, log: list[Firing] | None = None) -> Graph:
     return remove_dead(share_bodies(apply_rules(graph, simplify_rules(), log)))
 
 
-def need_graph(graph: object, caller: str) -> None:
-    """Refuse what is not a graph, in the name of the function that was called."""
+def need_graph(graph: object, caller: str) -> Graph:
+    """The graph; what is not one is refused in the name of the function that was called."""
     if not isinstance(graph, Graph):
         got = f"got a value of type {type(graph).__name__}"
         instead = instead_of(graph) or "; rlx.load takes files, rlx.jit functions"
         raise TypeMismatchError(f"{caller} takes an rlx.Graph, {got}{instead}")
+    return graph

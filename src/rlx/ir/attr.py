@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -11,7 +11,11 @@ from rlx.ir.dim import Dim, Expr, sym
 from rlx.ir.dtype import DType, dtype, plain_array
 from rlx.records import dataclass
 
-Kind = Callable[[Any], Any]
+AttrValue: TypeAlias = Any
+"""The value of an attribute: the kind in the schema of its op says what it is."""
+
+Kind = Callable[[object], AttrValue]
+K = TypeVar("K")
 
 
 class _Required:
@@ -27,41 +31,41 @@ class Attr:
     """One attribute in an op's schema: a kind and a default (`REQUIRED` if there is none)."""
 
     kind: Kind
-    default: Any = REQUIRED
+    default: object = REQUIRED
 
 
-def integer(value: Any) -> int:
+def integer(value: object) -> int:
     """A whole number (not a bool)."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise ValueError(f"needs an integer, got {value!r}")
     return int(value)
 
 
-def positive(value: Any) -> int:
+def positive(value: object) -> int:
     """A whole number of at least 1."""
     return _at_least(value, 1)
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """A whole number of at least 0."""
     return _at_least(value, 0)
 
 
-def _at_least(value: Any, least: int) -> int:
+def _at_least(value: object, least: int) -> int:
     found = integer(value)
     if found < least:
         raise ValueError(f"needs an integer of at least {least}, got {value!r}")
     return found
 
 
-def real(value: Any) -> float:
+def real(value: object) -> float:
     """A floating-point number."""
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError(f"needs a number, got {value!r}")
     return float(value)
 
 
-def number(value: Any) -> int | float | bool:
+def number(value: object) -> int | float | bool:
     """A Python number whose int, float or bool nature matters."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -70,21 +74,21 @@ def number(value: Any) -> int | float | bool:
     return value
 
 
-def boolean(value: Any) -> bool:
+def boolean(value: object) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"needs True or False, got {value!r}")
     return bool(value)
 
 
-def string(value: Any) -> str:
+def string(value: object) -> str:
     """Text."""
     if not isinstance(value, str):
         raise ValueError(f"needs text, got {value!r}")
     return value
 
 
-def dim(value: Any) -> Dim:
+def dim(value: object) -> Dim:
     """A size: an int, a symbol name, or a dim expression."""
     if isinstance(value, str):
         return sym(value)
@@ -93,16 +97,16 @@ def dim(value: Any) -> Dim:
     return integer(value)
 
 
-def _sequence(value: Any) -> Iterable[Any]:
+def _sequence(value: object) -> Iterable[object]:
     if isinstance(value, (str, bytes)) or not isinstance(value, (tuple, list, np.ndarray, range)):
         raise ValueError(f"needs a sequence, got {value!r}")
     return value
 
 
-def tuple_of(kind: Kind) -> Kind:
+def tuple_of(kind: Callable[[object], K]) -> Callable[[object], tuple[K, ...]]:
     """A tuple whose items are all of one kind."""
 
-    def check(value: Any) -> tuple[Any, ...]:
+    def check(value: object) -> tuple[K, ...]:
         return tuple(kind(v) for v in _sequence(value))
 
     return check
@@ -116,20 +120,20 @@ pairs = tuple_of(ints)
 dim_pairs = tuple_of(dims)
 
 
-def dtype_kind(value: Any) -> DType:
+def dtype_kind(value: object) -> DType:
     """A dtype or its name."""
     return dtype(value)
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: Callable[[object], K]) -> Callable[[object], K | None]:
     """None or a value of `kind`."""
     return lambda value: None if value is None else kind(value)
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> Callable[[object], str]:
     """One of a few words."""
 
-    def check(value: Any) -> str:
+    def check(value: object) -> str:
         if value not in choices:
             raise ValueError(f"needs one of {', '.join(map(repr, choices))}, got {value!r}")
         return str(value)
@@ -174,7 +178,7 @@ class Blob:
         return f"Blob({dtype(self.array.dtype)}{list(self.array.shape)})"
 
 
-def blob(value: Any) -> Blob:
+def blob(value: object) -> Blob:
     """An array of a dtype that RLX knows."""
     if isinstance(value, Blob):
         return value
@@ -183,7 +187,7 @@ def blob(value: Any) -> Blob:
     return Blob(array)
 
 
-def attr_key(value: Any) -> Any:
+def attr_key(value: object) -> object:
     """An attribute value as a dictionary key that tells 0.0 from -0.0, 1 from True, and finds NaN again.
 
     >>> attr_key(0.0) == attr_key(-0.0), attr_key(1) == attr_key(True)
@@ -192,6 +196,6 @@ def attr_key(value: Any) -> Any:
     kind = type(value)
     if kind is int or kind is str:
         return value
-    if kind is tuple:
+    if isinstance(value, tuple) and kind is tuple:
         return tuple([attr_key(v) for v in value])
     return (kind, repr(value)) if kind is float or kind is bool else value

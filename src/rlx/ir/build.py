@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,14 @@ from rlx.ir.dim import Expr
 from rlx.ir.dtype import I64, DType, convert, dtype, weak_scalar
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import Op, get_op
+from rlx.ir.operand import Operand, Tensor
 from rlx.ir.types import TupleType
 from rlx.ir.weak import WEAK
 
 
-def apply(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph] = ()) -> Any:
+def apply(
+    op: Op, operands: Sequence[Operand], attrs: Mapping[str, object], bodies: Sequence[Graph] = ()
+) -> Tensor:
     """Add `op` to the graph of its operands; without any node, evaluate by the reference at once.
 
     Returns a node, or a tuple of nodes for an op with several results.
@@ -29,7 +31,7 @@ def apply(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Seq
     return tuple(graph.results(node)) if isinstance(node.type, TupleType) else node
 
 
-def graph_of(operands: Sequence[Any]) -> Graph | None:
+def graph_of(operands: Sequence[Operand]) -> Graph | None:
     """The graph that the operands live in, else the one being built."""
     current = current_graph()
     for o in operands:
@@ -38,7 +40,7 @@ def graph_of(operands: Sequence[Any]) -> Graph | None:
     return current
 
 
-def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
+def coerce(op: Op, operands: Sequence[Operand], graph: Graph) -> list[Node]:
     """Operands as nodes of `graph`. Scalars of Python or NumPy, and sizes, take the dtype of the first tensor
     beside them."""
     operands = _with_weak(op, operands)
@@ -72,7 +74,7 @@ def coerce(op: Op, operands: Sequence[Any], graph: Graph) -> list[Node]:
     return out
 
 
-def _with_weak(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+def _with_weak(op: Op, operands: Sequence[Operand]) -> Sequence[Operand]:
     """Numbers that are arguments of the traced function, in the dtype of the tensors beside them."""
     weak = WEAK.get()
     if weak is None or not any(isinstance(o, Node) and o in weak.nodes for o in operands):
@@ -92,21 +94,21 @@ def _with_weak(op: Op, operands: Sequence[Any]) -> Sequence[Any]:
     return out
 
 
-def _dtype_beside(operands: Sequence[Any], arrays: type[np.ndarray | np.generic]) -> DType | None:
+def _dtype_beside(operands: Sequence[Operand], arrays: type[np.ndarray | np.generic]) -> DType | None:
     """The dtype of the first tensor that is not of bools, else of the first."""
     present = [o.dtype for o in operands if isinstance(o, Node) and not isinstance(o.type, TupleType)]
     present += [dtype(o.dtype) for o in operands if isinstance(o, arrays)]
     return min(present, key=lambda d: d.is_bool, default=None)
 
 
-def _dtype_of_numbers(operands: Sequence[Any]) -> DType | None:
+def _dtype_of_numbers(operands: Sequence[Operand]) -> DType | None:
     """What numbers of Python have in common, if they are of several kinds: 1 and 0.5 are floats."""
     kinds = {type(o) for o in operands if isinstance(o, (bool, int, float, complex))}
     strongest = next((kind for kind in (complex, float, int) if kind in kinds), None)
     return dtype(strongest) if strongest is not None and len(kinds) > 1 else None
 
 
-def _weakened(op: Op, value: np.generic, beside: DType) -> Any:
+def _weakened(op: Op, value: np.generic, beside: DType) -> Tensor:
     """A NumPy scalar as the Python number that it is, where the op takes numbers of one dtype."""
     kind = dtype(value.dtype)
     if kind.is_bool or not (op.family == "elementwise" or (kind.is_float and beside.is_float)):
@@ -114,14 +116,16 @@ def _weakened(op: Op, value: np.generic, beside: DType) -> Any:
     return value.item()
 
 
-def _weak_dtype(op: Op, value: Any, beside: DType) -> DType:
+def _weak_dtype(op: Op, value: complex, beside: DType) -> DType:
     try:
         return weak_scalar(value, beside)
     except DTypeError as e:
         raise DTypeError(f"{op.name}: {e.message}") from None
 
 
-def _evaluate(op: Op, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Any:
+def _evaluate(
+    op: Op, operands: Sequence[Operand], attrs: Mapping[str, object], bodies: Sequence[Graph]
+) -> Tensor:
     from rlx.reference.interpreter import evaluate
 
     graph = Graph(op.name)

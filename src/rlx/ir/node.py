@@ -15,7 +15,9 @@ from rlx.ir.types import TensorType, TupleType, Type
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlx.ir.attr import AttrValue
     from rlx.ir.graph import Graph
+    from rlx.ir.operand import DTypeLike, Operand
 
 
 class Node:
@@ -31,7 +33,7 @@ class Node:
         id: int,
         op: Op,
         operands: tuple[Node, ...],
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, AttrValue],
         bodies: Sequence[Graph],
         type: Type,
         where: tuple[str, ...],
@@ -93,22 +95,24 @@ class Node:
     def __float__(self) -> float:
         self._refuse_value("keep it a node; rlx.ops.cast changes its dtype")
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
-        self._refuse_value("NumPy cannot compute with it; functions of rlx.ops can")
+    if not TYPE_CHECKING:  # what is refused is not there for type checkers
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """What a node does not have; the functions of NumPy's methods are in rlx.ops."""
-        told = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name.startswith("_"):  # Python and NumPy ask for many of these
-            raise MissingAttribute(told)
-        if name in ("item", "numpy", "tolist"):
-            self._refuse_value("return it from the function to see its numbers", MissingAttribute)
-        from rlx import ops
+        def __array__(self, dtype: object = None, copy: bool | None = None) -> NoReturn:
+            self._refuse_value("NumPy cannot compute with it; functions of rlx.ops can")
 
-        hint = f"; call rlx.ops.{name}(x)" if callable(getattr(ops, name, None)) else ""
-        raise MissingAttribute(f"a traced value has no attribute {name!r}{hint}", current_where())
+        def __getattr__(self, name: str) -> NoReturn:
+            """What a node does not have; the functions of NumPy's methods are in rlx.ops."""
+            told = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name.startswith("_"):  # Python and NumPy ask for many of these
+                raise MissingAttribute(told)
+            if name in ("item", "numpy", "tolist"):
+                self._refuse_value("return it from the function to see its numbers", MissingAttribute)
+            from rlx import ops
 
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+            hint = f"; call rlx.ops.{name}(x)" if callable(getattr(ops, name, None)) else ""
+            raise MissingAttribute(f"a traced value has no attribute {name!r}{hint}", current_where())
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
         told = f"%{self.id} ({self.op.name}) cannot be changed in place"
         raise TypeMismatchError(
             f"{told}; make a new value with rlx.ops.where, concat or dynamic_update_slice"
@@ -121,50 +125,50 @@ class Node:
     def __hash__(self) -> int:
         return id(self)  # nodes that a dict or set holds differ in it, so that none is compared with ==
 
-    def _call(self, name: str, *operands: Any, **attrs: Any) -> Node:
-        made: Node = get_op(name)(*operands, **attrs)
+    def _call(self, name: str, *operands: object, **attrs: object) -> Node:
+        made: Node = get_op(name)(*operands, **attrs)  # type: ignore[call-overload]
         return made
 
-    def __add__(self, other: Any) -> Node:
+    def __add__(self, other: Operand) -> Node:
         return self._call("add", self, other)
 
-    def __radd__(self, other: Any) -> Node:
+    def __radd__(self, other: Operand) -> Node:
         return self._call("add", other, self)
 
-    def __sub__(self, other: Any) -> Node:
+    def __sub__(self, other: Operand) -> Node:
         return self._call("sub", self, other)
 
-    def __rsub__(self, other: Any) -> Node:
+    def __rsub__(self, other: Operand) -> Node:
         return self._call("sub", other, self)
 
-    def __mul__(self, other: Any) -> Node:
+    def __mul__(self, other: Operand) -> Node:
         return self._call("mul", self, other)
 
-    def __rmul__(self, other: Any) -> Node:
+    def __rmul__(self, other: Operand) -> Node:
         return self._call("mul", other, self)
 
-    def __truediv__(self, other: Any) -> Node:
+    def __truediv__(self, other: Operand) -> Node:
         return self._call("div", self, other)
 
-    def __rtruediv__(self, other: Any) -> Node:
+    def __rtruediv__(self, other: Operand) -> Node:
         return self._call("div", other, self)
 
-    def __floordiv__(self, other: Any) -> Node:
+    def __floordiv__(self, other: Operand) -> Node:
         return self._call("floor_div", self, other)
 
-    def __mod__(self, other: Any) -> Node:
+    def __mod__(self, other: Operand) -> Node:
         return self._call("mod", self, other)
 
-    def __pow__(self, other: Any) -> Node:
+    def __pow__(self, other: Operand) -> Node:
         return self._call("pow", self, other)
 
-    def __rpow__(self, other: Any) -> Node:
+    def __rpow__(self, other: Operand) -> Node:
         return self._call("pow", other, self)
 
-    def __matmul__(self, other: Any) -> Node:
+    def __matmul__(self, other: Operand) -> Node:
         return self._call("matmul", self, other)
 
-    def __rmatmul__(self, other: Any) -> Node:
+    def __rmatmul__(self, other: Operand) -> Node:
         return self._call("matmul", other, self)
 
     def __neg__(self) -> Node:
@@ -176,13 +180,13 @@ class Node:
     def __invert__(self) -> Node:
         return self._call("logical_not" if self.dtype.is_bool else "bitwise_not", self)
 
-    def __and__(self, other: Any) -> Node:
+    def __and__(self, other: Operand) -> Node:
         return self._call("logical_and" if self.dtype.is_bool else "bitwise_and", self, other)
 
-    def __or__(self, other: Any) -> Node:
+    def __or__(self, other: Operand) -> Node:
         return self._call("logical_or" if self.dtype.is_bool else "bitwise_or", self, other)
 
-    def __xor__(self, other: Any) -> Node:
+    def __xor__(self, other: Operand) -> Node:
         return self._call("logical_xor" if self.dtype.is_bool else "bitwise_xor", self, other)
 
     def __eq__(self, other: object) -> Any:
@@ -195,19 +199,19 @@ class Node:
     def __ne__(self, other: object) -> Any:
         return True if other is None else self._call("not_equal", self, other)
 
-    def __lt__(self, other: Any) -> Node:
+    def __lt__(self, other: Operand) -> Node:
         return self._call("less", self, other)
 
-    def __le__(self, other: Any) -> Node:
+    def __le__(self, other: Operand) -> Node:
         return self._call("less_equal", self, other)
 
-    def __gt__(self, other: Any) -> Node:
+    def __gt__(self, other: Operand) -> Node:
         return self._call("greater", self, other)
 
-    def __ge__(self, other: Any) -> Node:
+    def __ge__(self, other: Operand) -> Node:
         return self._call("greater_equal", self, other)
 
-    def __getitem__(self, index: Any) -> Node:
+    def __getitem__(self, index: object) -> Node:
         from rlx.ops.array.indexing import getitem
 
         return getitem(self, index)
@@ -221,10 +225,9 @@ class Node:
         from rlx.ops.array.shape import reshape
 
         whole = len(shape) == 1 and isinstance(shape[0], (tuple, list))
-        made: Node = reshape(self, shape[0] if whole else shape)
-        return made
+        return reshape(self, shape[0] if whole else shape)
 
-    def astype(self, to: Any) -> Node:
+    def astype(self, to: DTypeLike) -> Node:
         return self._call("cast", self, dtype=to)
 
 

@@ -29,16 +29,17 @@ import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 
 import numpy as np
 
 from rlx.errors import OpAttributeError, RlxError, TypeMismatchError, UnknownOpError
-from rlx.ir.attr import REQUIRED, Attr
+from rlx.ir.attr import REQUIRED, Attr, AttrValue
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph, Node
+    from rlx.ir.operand import ArrayLike, Operand, Tensor
 
 
 class Level(StrEnum):
@@ -94,7 +95,19 @@ class Op:
 
     if TYPE_CHECKING:  # after `declare` the name of a class is its instance: calling it makes a node
 
-        def __new__(cls, *operands: Any, **attrs: Any) -> Any: ...
+        @overload
+        def __new__(cls, x: Node, /, *rest: Operand, **attrs: object) -> Node: ...  # type: ignore[misc]
+        @overload
+        def __new__(  # type: ignore[misc]
+            cls, x: ArrayLike, y: Node, /, *rest: Operand, **attrs: object
+        ) -> Node: ...
+        @overload
+        def __new__(  # type: ignore[misc]
+            cls, x: ArrayLike, y: ArrayLike, z: Node, /, *rest: Operand, **attrs: object
+        ) -> Node: ...
+        @overload
+        def __new__(cls, /, *operands: Operand, **attrs: object) -> Tensor: ...
+        def __new__(cls, /, *operands: Operand, **attrs: object) -> Tensor: ...
 
     name: ClassVar[str]
     level: ClassVar[Level] = Level.MIR
@@ -137,14 +150,14 @@ class Op:
         """Whether this declaration gives the rule."""
         return hasattr(type(self), rule)
 
-    def canonical_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def canonical_attrs(self, given: Mapping[str, object]) -> dict[str, AttrValue]:
         """Check attributes against the schema; defaults filled in, in schema order."""
         schema = self.attrs
         for key in given:
             if key not in schema:
                 known = ", ".join(schema) or "none"
                 raise OpAttributeError(f"{self.name}: unknown attribute {key!r}; it takes: {known}")
-        out: dict[str, Any] = {}
+        out: dict[str, AttrValue] = {}
         for key, spec in schema.items():
             value = given.get(key, spec.default)
             if value is REQUIRED:
@@ -157,7 +170,15 @@ class Op:
                 raise OpAttributeError(f"{self.name}: attribute {key!r} {e}") from None
         return out
 
-    def __call__(self, *operands: Any, **attrs: Any) -> Any:
+    @overload
+    def __call__(self, x: Node, /, *rest: Operand, **attrs: object) -> Node: ...
+    @overload
+    def __call__(self, x: ArrayLike, y: Node, /, *rest: Operand, **attrs: object) -> Node: ...
+    @overload
+    def __call__(self, x: ArrayLike, y: ArrayLike, z: Node, /, *rest: Operand, **attrs: object) -> Node: ...
+    @overload
+    def __call__(self, /, *operands: Operand, **attrs: object) -> Tensor: ...
+    def __call__(self, /, *operands: Operand, **attrs: object) -> Tensor:
         """Build a node from nodes, arrays and numbers; on arrays alone, evaluate at once."""
         from rlx.ir.build import apply
 
@@ -165,6 +186,26 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+
+class MultiOp(Op):
+    """Base of ops with several results: a call gives a tuple."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(  # type: ignore[misc]
+            cls, x: Node, /, *rest: Operand, **attrs: object
+        ) -> tuple[Node, ...]: ...
+        @overload
+        def __new__(cls, /, *operands: Operand, **attrs: object) -> Tensor: ...
+        def __new__(cls, /, *operands: Operand, **attrs: object) -> Tensor: ...
+
+        @overload  # type: ignore[override]
+        def __call__(self, x: Node, /, *rest: Operand, **attrs: object) -> tuple[Node, ...]: ...
+        @overload
+        def __call__(self, /, *operands: Operand, **attrs: object) -> Tensor: ...
+        def __call__(self, /, *operands: Operand, **attrs: object) -> Tensor: ...
 
 
 _REGISTRY: dict[str, Op] = {}
@@ -278,6 +319,7 @@ __all__ = [
     "BodyRunner",
     "Graph",
     "Level",
+    "MultiOp",
     "Node",
     "Op",
     "Role",

@@ -9,7 +9,7 @@ array([1.        , 2.71828183])
 
 from __future__ import annotations
 
-from typing import Any
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 
 # Ops that passes make, not users: imported so that they are declared.
 from rlx.ops import region, structural  # noqa: F401
@@ -204,7 +204,8 @@ from rlx.ops.signal.welch import spectral_peaks, welch, welch_peaks
 from rlx.ops.storage import packing, sparse, winograd  # noqa: F401
 
 
-def cast(x: Any, dtype: Any, saturate: bool | None = None) -> Any:
+@of_one
+def cast(x: Operand, dtype: DTypeLike, saturate: bool | None = None) -> Tensor:
     """Convert to another dtype; see the `cast` op for the rounding and saturation rules.
 
     >>> import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rlx.ir.dim import Constraint, Dim, dim_max
 from rlx.ir.dtype import F32, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import get_op
+from rlx.ir.operand import Operand, Tensor
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.kernel.scalar import Scalar, axis, const
 
@@ -171,17 +172,26 @@ def check_axes(name: str, axes_: Sequence[int], rank: int) -> None:
         raise ShapeError(f"{name}: axes {tuple(axes_)} are not sorted distinct axes of rank {rank}")
 
 
-def op_call(name: str, *operands: Any, **attrs: Any) -> Any:
+@overload
+def op_call(name: str, x: Node, /, *rest: Operand, **attrs: object) -> Node: ...
+@overload
+def op_call(name: str, /, *operands: Operand, **attrs: object) -> Tensor: ...
+def op_call(name: str, /, *operands: Operand, **attrs: object) -> Tensor:
     """Call an op declared in another module."""
     return get_op(name)(*operands, **attrs)
 
 
-def shape_of(x: Any) -> Shape:
+def shape_of(x: Operand) -> Shape:
     """The shape of a node, an array or anything that NumPy takes for one."""
-    return x.shape if isinstance(x, Node) else np.shape(x)
+    return x.shape if isinstance(x, Node) else np.asarray(x).shape
 
 
-def ensure(x: Any, kind: str, lhs: Dim, rhs: Dim, what: str) -> None:
+def rank_of(x: Operand) -> int:
+    """Number of axes of a node, an array or anything that NumPy takes for one."""
+    return len(shape_of(x))
+
+
+def ensure(x: Operand, kind: str, lhs: Dim, rhs: Dim, what: str) -> None:
     """Prove a fact about sizes, refuse with `what`, or assume it in the graph of x (a run-time guard)."""
     fact = Constraint(kind, lhs, rhs, current_where())
     verdict = fact.known()
@@ -238,7 +248,7 @@ def shift(axes_: Sequence[int], by: int = 1) -> tuple[int, ...]:
 def in_f32(ref: Callable[..., Any]) -> Callable[..., Any]:
     """Half-precision operands are computed in f32 and rounded once, as native code does."""
 
-    def wrapped(*arrays: np.ndarray, **attrs: Any) -> Any:
+    def wrapped(*arrays: np.ndarray, **attrs: object) -> Any:
         narrow = next((a.dtype for a in arrays if a.dtype.itemsize == 2 and a.dtype.kind not in "iub"), None)
         if narrow is None:
             return ref(*arrays, **attrs)
@@ -266,7 +276,7 @@ def widen(x: Node) -> Node:
 def expand_in_f32(expand: Callable[..., Any]) -> Callable[..., Any]:
     """The expansion that `in_f32` is the meaning of: half precision goes through f32 and is rounded once."""
 
-    def wrapped(*operands: Node, **attrs: Any) -> Any:
+    def wrapped(*operands: Node, **attrs: object) -> Any:
         narrow = next((x.dtype for x in operands if is_half(x.dtype)), None)
         if narrow is None:
             return expand(*operands, **attrs)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx.errors import TypeMismatchError
 from rlx.ir.attr import Attr, Blob, blob, boolean, integer, string
 from rlx.ir.dtype import dtype
-from rlx.ir.op import Op, Role, Sample, declare
+from rlx.ir.op import MultiOp, Op, Role, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 
 
-def tensor_type(value: Any) -> TensorType:
+def tensor_type(value: object) -> TensorType:
     """Attribute kind: a tensor type."""
     if not isinstance(value, TensorType):
         raise ValueError(f"needs a tensor type, got {value!r}")
@@ -92,7 +90,7 @@ class result(Op):
 
 
 @declare
-class tuple_(Op):
+class tuple_(MultiOp):
     """Several values as one, so that an expansion can stand for an op with several results."""
 
     name = "tuple"

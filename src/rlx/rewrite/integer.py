@@ -218,14 +218,14 @@ class IntegerRules:
         geometry = {"strides": form.strides, "padding": form.padding, "dilations": form.dilations}
         spatial = len(form.strides)
 
-        def vector(p: Node | None) -> Node | None:
-            if p is None:
-                return None
-            made: Node = reshape(p, () if p.tensor.numel == 1 else (p.tensor.numel,))
-            return made
+        def vector(p: Node) -> Node:
+            return reshape(p, () if p.tensor.numel == 1 else (p.tensor.numel,))
+
+        def zero(p: Node | None) -> Node | None:
+            return None if p is None else vector(p)
 
         def made(x: Levels, w: Levels) -> Node:
-            zeros = {"left": constant(vector(x.zero)), "right": constant(vector(w.zero))}
+            zeros = {"left": constant(zero(x.zero)), "right": constant(zero(w.zero))}
             sums = convolution(x.codes, w.codes, zeros, form.groups, geometry)
             scale = reshape(x.scale, ()) * per_channel(vector(w.scale), spatial)
             out: Node = to(sums, F32) * scale

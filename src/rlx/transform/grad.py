@@ -91,10 +91,13 @@ def _node_gradients(graph: Graph, node: Node, incoming: Any, many: bool) -> list
     for r, g in zip(results, given, strict=True):
         if g is not None and r.id >= start:
             seeds[r.id] = get_op("add")(seeds[r.id], g) if r.id in seeds else g
-    inner = backward(graph, seeds, operands, start) if seeds else [None] * len(operands)
+    inner: list[Node | None] = [None] * len(operands)
+    if seeds:
+        inner = list(backward(graph, seeds, operands, start))
     for i, x in enumerate(operands):  # an expansion may return an operand itself
         if x.id in direct:
-            inner[i] = direct[x.id] if inner[i] is None else get_op("add")(inner[i], direct[x.id])
+            own = inner[i]
+            inner[i] = direct[x.id] if own is None else get_op("add")(own, direct[x.id])
     return list(zip(operands, inner, strict=True))
 
 

@@ -12,7 +12,7 @@ from rlx.ir.graph import Graph
 
 
 def from_onnx(
-    model: Any,
+    model: object,
     values: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[Any]] | None = None,
     states: Mapping[str, str] | None = None,

@@ -10,13 +10,17 @@ import numpy as np
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.proto import DTYPES, attribute_value, element_dtype
 from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown, filled
-from rlx.frontend.onnx.value import Strings, Value, kind_of
+from rlx.frontend.onnx.value import Outputs, Strings, Value, kind_of
+from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import Role
+from rlx.ir.operand import DTypeLike
 
 if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
     from rlx.frontend.onnx.importer import Importer, Scope
 
 
@@ -38,7 +42,7 @@ REQUIRED = _Required()
 class Call:
     """An ONNX node, its operands resolved; `n[i]` is operand i as a tensor."""
 
-    def __init__(self, importer: Importer, scope: Scope, proto: Any, version: int) -> None:
+    def __init__(self, importer: Importer, scope: Scope, proto: NodeProto, version: int) -> None:
         self.importer, self.scope, self.proto, self.version = importer, scope, proto, version
         self.operands: list[Value] = [scope.lookup(name) if name else None for name in proto.input]
         while self.operands and self.operands[-1] is None:
@@ -96,9 +100,15 @@ class Call:
         assert graph is not None, "conversions run while a graph is built"
         return graph
 
-    def constant(self, value: Any, dtype: Any = None) -> Node:
+    def constant(self, value: object, dtype: DTypeLike | None = None) -> Node:
         """A constant of the graph being built."""
         return self.graph.constant(np.asarray(value), dtype)
+
+    def weight(self, array: np.ndarray, name: str) -> Node:
+        """Numbers of this node's attributes, as a constant or a param of the model."""
+        value = self.importer.constant(array, f"{self.label}.{name}")
+        assert isinstance(value, Node), "only text is not a tensor"
+        return value
 
     # -- what is known about values
 
@@ -219,7 +229,7 @@ class Call:
         self._read.add(name)
         return name in self._attributes
 
-    def attr(self, name: str, default: Any = REQUIRED) -> Any:
+    def attr(self, name: str, default: object = REQUIRED) -> AttrValue:
         """An attribute as a Python value."""
         self._read.add(name)
         if name in self._attributes:
@@ -241,7 +251,7 @@ class Call:
         """An attribute that is 0 or 1."""
         return bool(self.attr(name, default))
 
-    def dtype(self, name: str, default: Any = REQUIRED) -> DType:
+    def dtype(self, name: str, default: object = REQUIRED) -> DType:
         """An attribute that is an element type."""
         number = self.attr(name, default)
         return number if isinstance(number, DType) else element_dtype(int(number), f"its attribute {name}")
@@ -252,16 +262,16 @@ class Call:
 
     # -- sub-graphs and host work
 
-    def subgraph(self, name: str) -> Any:
+    def subgraph(self, name: str) -> GraphProto:
         """An attribute that is a graph."""
-        graph = self.attr(name)
+        graph: GraphProto = self.attr(name)
         return graph
 
-    def run_subgraph(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+    def run_subgraph(self, graph: GraphProto, inputs: Sequence[Value]) -> list[Value]:
         """Convert the nodes of a sub-graph here, with values for its inputs; returns its outputs."""
         return self.importer.run_graph(graph, inputs, self.scope)
 
-    def expand(self) -> Any:
+    def expand(self) -> Outputs:
         """This node by ONNX's own definition of its op."""
         self._read |= self._attributes.keys()
         return self.importer.expand(self)

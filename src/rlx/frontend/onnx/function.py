@@ -10,10 +10,12 @@ from rlx.frontend.onnx.value import Strings, Value
 from rlx.ir.graph import Node
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
+
     from rlx.frontend.onnx.importer import Scope
 
 
-def schema_function(proto: Any, scope: Scope, domain: str, version: int) -> Any:
+def schema_function(proto: NodeProto, scope: Scope, domain: str, version: int) -> Any:
     """The FunctionProto that ONNX gives as the meaning of a node, or None."""
     onnx = onnx_package()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from rlx.frontend.onnx.registry import find
 from rlx.frontend.onnx.sizes.data_sizes import DataSizes
 from rlx.frontend.onnx.sizes.shape_eval import PartialEvaluator
 from rlx.frontend.onnx.value import BROKEN, Broken, Labels, Maps, Rows, Strings, Value
+from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
@@ -27,6 +28,10 @@ from rlx.ir.op import Role
 from rlx.ir.rewrite import rewrite
 from rlx.ir.types import type_symbols
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
+
 
 PARAM_BYTES = 1024
 """Constants of this size or more are params with values: weights, not part of the program text."""
@@ -67,7 +72,7 @@ class Scope:
             scope = scope.parent
         raise ModelImportError(f"it reads {name!r}, which no input, initializer or other node defines")
 
-    def attributes_of(self, proto: Any) -> Iterator[Any]:
+    def attributes_of(self, proto: NodeProto) -> Iterator[Any]:
         """Attributes of a node, with references to attributes of the function around it resolved."""
         for a in proto.attribute:
             if not a.ref_attr_name:
@@ -101,7 +106,7 @@ class Importer:
 
     def __init__(
         self,
-        model: Any,
+        model: ModelProto,
         folder: Path | None = None,
         values: Mapping[str, Any] | None = None,
         shapes: Mapping[str, Sequence[Any]] | None = None,
@@ -156,7 +161,7 @@ class Importer:
 
     # -- inputs and outputs
 
-    def _input(self, info: Any, scope: Scope) -> Any:
+    def _input(self, info: ValueInfoProto, scope: Scope) -> Any:
         """Declare a graph input; returns its place among the inputs of the graph."""
         try:
             scope.values[info.name], place = self._typed_input(
@@ -170,7 +175,7 @@ class Importer:
             scope.values[info.name] = BROKEN
             return None
 
-    def _typed_input(self, name: str, type_: Any, value: Any) -> tuple[Value, Any]:
+    def _typed_input(self, name: str, type_: TypeProto, value: AttrValue) -> tuple[Value, Any]:
         kind = type_.WhichOneof("value")
         if kind == "optional_type":
             if value is None:
@@ -192,7 +197,7 @@ class Importer:
             )
         return self._tensor_input(name, getattr(type_, kind), value)
 
-    def _tensor_input(self, name: str, tensor: Any, value: Any) -> tuple[Value, Any]:
+    def _tensor_input(self, name: str, tensor: TypeProto.Tensor, value: AttrValue) -> tuple[Value, Any]:
         if tensor.elem_type == STRING:
             if value is ...:
                 raise NeedsValue("it holds text, which is read while importing", [name])
@@ -214,7 +219,7 @@ class Importer:
             self.known.given[node] = np.asarray(value)
         return node, name
 
-    def _outputs(self, proto: Any, scope: Scope) -> dict[str, Any]:
+    def _outputs(self, proto: NodeProto, scope: Scope) -> dict[str, Any]:
         """How outputs are spread over graph outputs; under "" the nodes of these."""
         nodes: dict[str, Node] = {}
 
@@ -243,7 +248,7 @@ class Importer:
         out[""] = nodes
         return out
 
-    def _initializers(self, proto: Any, scope: Scope) -> None:
+    def _initializers(self, proto: NodeProto, scope: Scope) -> None:
         for tensor in proto.initializer:
             self._initializer(tensor.name, lambda t=tensor: tensor_array(t, self.folder), scope)
         for sparse in proto.sparse_initializer:
@@ -292,7 +297,7 @@ class Importer:
                 elif name:
                     scope.values[name] = value
 
-    def _node(self, proto: Any, scope: Scope) -> Sequence[Value]:
+    def _node(self, proto: NodeProto, scope: Scope) -> Sequence[Value]:
         broken: Sequence[Value] = [BROKEN] * len(proto.output)
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         version = scope.opsets.get(domain, 1 if domain else scope.opsets.get("", 1))
@@ -321,7 +326,7 @@ class Importer:
                 return broken
         return values
 
-    def _convert(self, proto: Any, scope: Scope, domain: str, version: int) -> Any:
+    def _convert(self, proto: NodeProto, scope: Scope, domain: str, version: int) -> Any:
         key = (proto.domain, proto.op_type, getattr(proto, "overload", ""))
         function = self.functions.get(key)
         entry = None if function is not None else find(domain, proto.op_type, version)
@@ -355,7 +360,9 @@ class Importer:
             )
         return self._call_function(function, proto, call.scope, (proto.domain, proto.op_type, ""))
 
-    def _call_function(self, function: Any, proto: Any, scope: Scope, key: tuple[str, str, str]) -> Any:
+    def _call_function(
+        self, function: FunctionProto, proto: NodeProto, scope: Scope, key: tuple[str, str, str]
+    ) -> Any:
         """Convert the nodes of a function in a scope of their own."""
         if key in self.calling:
             raise ModelImportError(f"function {function.name!r} calls itself")
@@ -381,7 +388,7 @@ class Importer:
         )
 
     def look(
-        self, proto: Any, nodes: Sequence[Any], values: Mapping[str, Value], scope: Scope, name: str
+        self, proto: NodeProto, nodes: Sequence[Any], values: Mapping[str, Value], scope: Scope, name: str
     ) -> Value:
         """One value of a sub-graph, from some of its nodes, to see what is known of it; problems are none."""
         inner = Scope(scope.opsets, scope, dict(values), scope.attributes)
@@ -394,7 +401,7 @@ class Importer:
         del self.problems[kept[0] :], self.needs[kept[1] :], self.host_ops[kept[2] :]
         return inner.lookup(name)
 
-    def run_graph(self, proto: Any, inputs: Sequence[Value], scope: Scope) -> list[Value]:
+    def run_graph(self, proto: NodeProto, inputs: Sequence[Value], scope: Scope) -> list[Value]:
         """Convert a sub-graph into the graph being built; returns its outputs."""
         inner = Scope(scope.opsets, scope, {}, scope.attributes)
         if len(inputs) != len(proto.input):
@@ -413,7 +420,7 @@ class Importer:
         return [inner.lookup(info.name) for info in proto.output]
 
 
-def _dim(proto: Any, name: str) -> Dim:
+def _dim(proto: NodeProto, name: str) -> Dim:
     which = proto.WhichOneof("value")
     if which == "dim_value":
         if proto.dim_value < 0:
@@ -469,7 +476,7 @@ def _drop_params(graph: Graph, unused: set[str]) -> Graph:
 
 
 def import_model(
-    model: Any,
+    model: object,
     values: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[Any]] | None = None,
 ) -> Imported:

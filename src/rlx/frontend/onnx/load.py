@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ModelImportError, UnsupportedError, how_to_install
 from rlx.files import read_plain
 from rlx.frontend.onnx.lazy_weights import IDENTITY, read_light
 from rlx.model_kinds import ONNX_BYTES, START, is_onnx_object, what_else
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
 
 
 def onnx_package() -> Any:
@@ -24,7 +27,7 @@ def onnx_package() -> Any:
     return onnx
 
 
-def load_model(source: Any) -> tuple[Any, Path | None]:
+def load_model(source: object) -> tuple[ModelProto, Path | None]:
     """A ModelProto, and the folder its external data lies in, from a path, bytes, a ModelProto or an
     ONNXProgram; or from what this gave for one of them. Large tensors of a file are external data in that
     file (`light`)."""
@@ -37,7 +40,7 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
     if isinstance(source, ONNX_BYTES):
         return _parsed(bytes(source), "the model"), None
     if is_onnx_object(source):  # an ONNXProgram of torch.onnx
-        return load_model(source.model_proto)
+        return load_model(getattr(source, "model_proto"))  # noqa: B009
     if not isinstance(source, (str, os.PathLike)):
         kinds = "a path, bytes, a ModelProto or an ONNXProgram"
         raise ModelImportError(f"from_onnx takes {kinds}, not {type(source).__name__}")
@@ -49,7 +52,7 @@ def load_model(source: Any) -> tuple[Any, Path | None]:
     return _parsed(data, f"the file {str(path)!r}"), path.parent
 
 
-def _parsed(data: bytes, what: str) -> Any:
+def _parsed(data: bytes, what: str) -> ModelProto:
     onnx = onnx_package()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -66,13 +69,13 @@ def _parsed(data: bytes, what: str) -> Any:
     return _checked(model, what)
 
 
-def _checked(model: Any, what: str) -> Any:
+def _checked(model: ModelProto, what: str) -> ModelProto:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelImportError(f"{what} holds no ONNX graph; it is damaged, or another kind of file")
     return model
 
 
-def opset_versions(model: Any, problems: list[str]) -> dict[str, int]:
+def opset_versions(model: ModelProto, problems: list[str]) -> dict[str, int]:
     """Domain -> version; a version that the onnx package does not know is a problem."""
     onnx = onnx_package()
     out: dict[str, int] = {}
@@ -89,7 +92,7 @@ def opset_versions(model: Any, problems: list[str]) -> dict[str, int]:
     return out
 
 
-def external_files(model: Any, folder: Path) -> list[Path]:
+def external_files(model: ModelProto, folder: Path) -> list[Path]:
     """The other files in `folder` that hold tensors of a model."""
     names = {
         entry.value
@@ -101,7 +104,7 @@ def external_files(model: Any, folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
+def _tensors(graph: GraphProto) -> Iterator[Any]:
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.proto import label_of, names_read, subgraphs
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
+
 
 MOST_NAMED = 8
 """How many nodes of a cycle a message names."""
@@ -58,7 +62,7 @@ def _reads(node: Any) -> set[str]:
     return found
 
 
-def _free_names(graph: Any) -> set[str]:
+def _free_names(graph: GraphProto) -> set[str]:
     """Names that a sub-graph takes from around it."""
     own = {info.name for info in graph.input} | {t.name for t in graph.initializer}
     own |= {t.values.name for t in graph.sparse_initializer}

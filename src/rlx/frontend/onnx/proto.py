@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ModelImportError
 from rlx.files import open_plain
 from rlx.frontend.onnx.lazy_weights import IDENTITY, identity
+from rlx.ir.attr import AttrValue
 from rlx.ir.dtype import DType, dtype, unpack
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
+
 
 # numbers of TensorProto.DataType
 DTYPES: dict[int, DType] = {
@@ -29,7 +34,7 @@ MOST_DENSE = 1 << 28
 """Elements up to which a sparse tensor is made dense."""
 
 
-def label_of(proto: Any, version: int | None = None) -> str:
+def label_of(proto: NodeProto, version: int | None = None) -> str:
     """A node, for messages."""
     name = proto.name or next((o for o in proto.output if o), "")
     return f"node {name!r} ({proto.op_type}{'' if version is None else f', opset {version}'})"
@@ -40,7 +45,7 @@ def subgraphs(node: Any) -> list[Any]:
     return [g for a in node.attribute for g in ((a.g,) if a.type == a.GRAPH else a.graphs)]
 
 
-def names_read(graph: Any) -> set[str]:
+def names_read(graph: GraphProto) -> set[str]:
     """Names that nodes of a graph read, and those of sub-graphs inside it, of which some are results."""
     found: set[str] = set()
     for node in graph.node:
@@ -57,7 +62,7 @@ def element_dtype(number: int, what: str) -> DType:
     return DTYPES[number]
 
 
-def tensor_array(tensor: Any, folder: Path | None = None) -> np.ndarray:
+def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
     """The array of a TensorProto; strings as an object array of str. External data lies in `folder`."""
     name = tensor.name or "a tensor"
     shape = tuple(int(d) for d in tensor.dims)
@@ -96,7 +101,7 @@ def _checked(array: np.ndarray, count: int, shape: tuple[int, ...], name: str) -
     return array.reshape(shape)
 
 
-def _typed_field(tensor: Any, kind: DType, count: int) -> np.ndarray:
+def _typed_field(tensor: TensorProto, kind: DType, count: int) -> np.ndarray:
     """Elements from the field of the tensor's own type."""
     if kind.name in ("f32", "c64"):
         flat = np.array(tensor.float_data, np.float32)
@@ -116,7 +121,7 @@ def _typed_field(tensor: Any, kind: DType, count: int) -> np.ndarray:
     return items.astype(kind.np)
 
 
-def _external(tensor: Any, nbytes: int, folder: Path | None) -> Any:
+def _external(tensor: TensorProto, nbytes: int, folder: Path | None) -> np.ndarray:
     """Bytes of a tensor that lie in a file beside the model. They are read: a mapped file may be cut."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
@@ -154,7 +159,7 @@ def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
         return np.fromfile(file, np.uint8, nbytes)
 
 
-def _whole(tensor: Any, entries: dict[str, str], key: str) -> int:
+def _whole(tensor: TensorProto, entries: dict[str, str], key: str) -> int:
     text = entries.get(key) or "0"
     if not text.isdecimal() or len(text) > 20:
         raise ModelImportError(
@@ -163,7 +168,7 @@ def _whole(tensor: Any, entries: dict[str, str], key: str) -> int:
     return int(text)
 
 
-def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
+def sparse_array(sparse: SparseTensorProto, folder: Path | None) -> np.ndarray:
     """A SparseTensorProto as a dense array."""
     values, indices = tensor_array(sparse.values, folder), tensor_array(sparse.indices, folder)
     shape = tuple(int(d) for d in sparse.dims)
@@ -187,7 +192,7 @@ def sparse_array(sparse: Any, folder: Path | None) -> np.ndarray:
     return out
 
 
-def attribute_value(attribute: Any, folder: Path | None = None) -> Any:
+def attribute_value(attribute: AttributeProto, folder: Path | None = None) -> AttrValue:
     """An AttributeProto as a Python value: numbers, text, arrays, lists of them; graphs stay protos."""
     kind = attribute.type
     if kind == 1:

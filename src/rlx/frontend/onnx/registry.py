@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.frontend.onnx.call import Call
+    from rlx.frontend.onnx.value import Outputs
 
-Convert = Callable[["Call"], Any]
+Convert = Callable[["Call"], "Outputs"]
 
 FAMILIES = (
     *(f"ops.{family}" for family in (

@@ -93,9 +93,13 @@ class Broken:
 BROKEN = Broken()
 
 Value: TypeAlias = "Node | Strings | Labels | Maps | Rows | list[Any] | Broken | None"
+"""What a name of a model stands for; a list is a sequence of values."""
+
+Outputs: TypeAlias = "Value | tuple[Value, ...]"
+"""What a conversion returns: the value of the only output, or one for each output."""
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """What a value is, for messages."""
     if isinstance(value, Node):
         return f"a tensor {value.tensor}"

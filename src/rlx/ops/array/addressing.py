@@ -19,6 +19,7 @@ from rlx.ir.attr import Attr, integer
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.scalar import Scalar, axes, const, convert, load, select, size
 from rlx.ops.rules import is_integer, need_dtype
@@ -206,7 +207,8 @@ def _same_batch(name: str, data: TensorType, indices: TensorType, batch_dims: in
         require_equal(a, b, f"{name}: {data} and {indices} differ within their first {batch_dims} axes")
 
 
-def as_indices(x: Any) -> Any:
+@of_one
+def as_indices(x: Operand) -> Tensor:
     """Indices given as nodes, arrays or plain Python numbers (an empty list has no dtype of its own)."""
     if isinstance(x, Node):
         return x

@@ -16,6 +16,7 @@ from rlx.ir.dtype import F32, F64, I64, DType
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Sizes, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import axes, convert
@@ -70,7 +71,7 @@ class _iota(Op):
         ]
 
 
-def iota(shape: Any, axis: int | None = None, dtype: Any = "i64") -> Any:
+def iota(shape: Sizes, axis: int | None = None, dtype: DTypeLike = "i64") -> Tensor:
     """Positions along an axis, or in row-major order without one; sizes may be symbolic.
 
     Like all functions that make a tensor from nothing it adds to the graph being built (`with g.building():`,
@@ -86,26 +87,27 @@ def iota(shape: Any, axis: int | None = None, dtype: Any = "i64") -> Any:
     )
 
 
-def as_shape(shape: Any) -> tuple[Any, ...]:
+def as_shape(shape: Sizes) -> tuple[Any, ...]:
     """A shape given as one size or as a sequence of them."""
     return tuple(shape) if isinstance(shape, (tuple, list, np.ndarray)) else (shape,)
 
 
-def full(shape: Any, value: Any, dtype: Any = None) -> Any:
+def full(shape: Sizes, value: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """One value everywhere; without a dtype a Python float is f32, an int i64.
 
     >>> full((2, 2), 7, "i32")
     array([[7, 7],
            [7, 7]], dtype=int32)
     """
-    kind = as_dtype(
-        type(value) if dtype is None and isinstance(value, (bool, int, float)) else dtype or value.dtype
-    )
+    if dtype is None:
+        own = value if isinstance(value, Node) else np.asarray(value)
+        dtype = type(value) if isinstance(value, (bool, int, float, complex)) else own.dtype
+    kind = as_dtype(dtype)
     scalar = _cast(value, dtype=kind) if isinstance(value, Node) else np.asarray(value).astype(kind.np)
     return broadcast_to(scalar, as_shape(shape))
 
 
-def zeros(shape: Any, dtype: Any = "f32") -> Any:
+def zeros(shape: Sizes, dtype: DTypeLike = "f32") -> Tensor:
     """Zeros of a shape.
 
     >>> zeros(3)
@@ -114,7 +116,7 @@ def zeros(shape: Any, dtype: Any = "f32") -> Any:
     return full(shape, 0, dtype)
 
 
-def ones(shape: Any, dtype: Any = "f32") -> Any:
+def ones(shape: Sizes, dtype: DTypeLike = "f32") -> Tensor:
     """Ones of a shape.
 
     >>> ones((1, 2), "i8")
@@ -123,7 +125,8 @@ def ones(shape: Any, dtype: Any = "f32") -> Any:
     return full(shape, 1, dtype)
 
 
-def full_like(x: Any, value: Any, dtype: Any = None) -> Any:
+@of_one
+def full_like(x: Operand, value: object, dtype: DTypeLike | None = None) -> Tensor:
     """One value in the shape (and, unless given, the dtype) of x.
 
     >>> full_like(np.array([1, 2]), 9)
@@ -136,7 +139,8 @@ def full_like(x: Any, value: Any, dtype: Any = None) -> Any:
     return broadcast_to(scalar if graph is None else graph.constant(scalar), x.shape)
 
 
-def zeros_like(x: Any, dtype: Any = None) -> Any:
+@of_one
+def zeros_like(x: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """Zeros in the shape and dtype of x.
 
     >>> zeros_like(np.array([1.5, 2.5]))
@@ -145,7 +149,8 @@ def zeros_like(x: Any, dtype: Any = None) -> Any:
     return full_like(x, 0, dtype)
 
 
-def ones_like(x: Any, dtype: Any = None) -> Any:
+@of_one
+def ones_like(x: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """Ones in the shape and dtype of x.
 
     >>> ones_like(np.array([1.5, 2.5]))
@@ -154,7 +159,9 @@ def ones_like(x: Any, dtype: Any = None) -> Any:
     return full_like(x, 1, dtype)
 
 
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
+def arange(
+    start: Dim | float, stop: Dim | float | None = None, step: Dim | float = 1, dtype: DTypeLike | None = None
+) -> Tensor:
     """start, start + step, ... before stop, as numpy.arange; whole numbers are i64, others f32.
 
     start and stop may be symbolic sizes.
@@ -162,21 +169,24 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
     >>> arange(2, 10, 3), arange(0.0, 1.0, 0.25)
     (array([2, 5, 8]), array([0.  , 0.25, 0.5 , 0.75], dtype=float32))
     """
-    start, stop = (0, start) if stop is None else (start, stop)
-    whole = all(isinstance(v, (int, np.integer, Expr)) for v in (start, stop, step))
-    kind = as_dtype(dtype if dtype is not None else I64 if whole else F32)
+    first, end = (0, start) if stop is None else (start, stop)
     if isinstance(step, Expr) or step == 0:
         raise OpAttributeError(f"arange: the step must be a number that is not 0, got {step}")
-    if not whole:
-        count: Dim = max(math.ceil((stop - start) / step), 0)
-        return _cast(_iota(shape=(count,), axis=0, dtype=F64) * step + start, dtype=kind)
-    distance = stop - start if step > 0 else start - stop
+    sizes = [v for v in (first, end, step) if isinstance(v, (int, np.integer, Expr))]
+    if len(sizes) < 3:
+        count = max(math.ceil((float(end) - float(first)) / step), 0)
+        counted = _iota(shape=(count,), axis=0, dtype=F64) * step + first
+        return _cast(counted, dtype=as_dtype(F32 if dtype is None else dtype))
+    low, high = sizes[:2]
+    distance = high - low if step > 0 else low - high
     place = _iota(shape=(dim_max(ceildiv(distance, abs(int(step))), 0),), axis=0)
-    first = op_call("dim_value", dim=start, dtype=I64) if isinstance(start, Expr) else np.int64(start)
-    return _cast(place * np.int64(step) + first, dtype=kind)
+    offset = op_call("dim_value", dim=low, dtype=I64) if isinstance(low, Expr) else np.int64(low)
+    return _cast(place * np.int64(step) + offset, dtype=as_dtype(I64 if dtype is None else dtype))
 
 
-def linspace(start: float, stop: float, num: Any = 50, endpoint: bool = True, dtype: Any = "f32") -> Any:
+def linspace(
+    start: float, stop: float, num: Dim = 50, endpoint: bool = True, dtype: DTypeLike = "f32"
+) -> Tensor:
     """`num` evenly spaced numbers from start to stop, as numpy.linspace; num may be a symbolic size.
 
     >>> linspace(0, 1, 5)
@@ -189,7 +199,7 @@ def linspace(start: float, stop: float, num: Any = 50, endpoint: bool = True, dt
     return _cast(where(equal(place, last), float(stop), spaced) if endpoint else spaced, dtype=dtype)
 
 
-def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = "f32") -> Any:
+def eye(n: Any, m: Any = None, k: int = 0, dtype: DTypeLike = "f32") -> Tensor:
     """Ones on the k-th diagonal, zeros elsewhere, as numpy.eye.
 
     >>> eye(2, 3, 1, "i32")

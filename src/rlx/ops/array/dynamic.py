@@ -18,6 +18,7 @@ from rlx.ir.dim import Constraint, Dim, known_eq, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Map, Scatter
 from rlx.kernel.scalar import Scalar, call, const, load, size
@@ -62,7 +63,7 @@ def _offsets(x: TensorType, moved: Sequence[int], sizes: Shape, first: int) -> d
 
 def _box(
     shape: Sequence[int], moved: Sequence[int], sizes: Sequence[int], starts: Sequence[np.ndarray]
-) -> Any:
+) -> Tensor:
     """The same as NumPy slices."""
     out = [slice(0, n) for n in shape]
     for a, n, s in zip(moved, sizes, starts, strict=True):
@@ -206,7 +207,7 @@ class _dynamic_update_slice(Op):
         ]
 
 
-def _start(value: Any) -> Any:
+def _start(value: object) -> Any:
     """A start as an i64 scalar: a node is cast, a number becomes an array."""
     if isinstance(value, Node):
         return value if value.dtype is I64 else cast(value, dtype=I64)
@@ -214,7 +215,7 @@ def _start(value: Any) -> Any:
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 
 
-def _by_axis(name: str, x: Any, given: Sequence[int] | None, *columns: Any) -> list[tuple[Any, ...]]:
+def _by_axis(name: str, x: Operand, given: Sequence[int] | None, *columns: Any) -> list[tuple[Any, ...]]:
     """Rows (axis, start, ...) in order of axes."""
     rank = len(shape_of(x))
     moved = list(range(rank)) if given is None else [normal_axis(name, a, rank) for a in given]
@@ -225,7 +226,8 @@ def _by_axis(name: str, x: Any, given: Sequence[int] | None, *columns: Any) -> l
     return sorted(zip(moved, *lists, strict=True), key=lambda row: row[0])
 
 
-def dynamic_slice(x: Any, starts: Any, sizes: Any, axes: Sequence[int] | None = None) -> Any:
+@of_one
+def dynamic_slice(x: Operand, starts: Operand, sizes: Any, axes: Sequence[int] | None = None) -> Tensor:
     """A slice of given sizes at computed starts, one per axis of `axes` (all by default).
 
     Starts are integers or scalar nodes; they are clamped so that the slice lies inside x.
@@ -238,7 +240,10 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any, axes: Sequence[int] | None = 
     return _dynamic_slice(x, *(_start(row[1]) for row in rows), axes=moved, sizes=sizes)
 
 
-def dynamic_update_slice(x: Any, update: Any, starts: Any, axes: Sequence[int] | None = None) -> Any:
+@of_one
+def dynamic_update_slice(
+    x: Operand, update: Any, starts: Operand, axes: Sequence[int] | None = None
+) -> Tensor:
     """x with a slice replaced by `update` at computed starts, one per axis of `axes` (all by default).
 
     Starts are clamped as in `dynamic_slice`. On a state this is an append in place.
@@ -253,7 +258,7 @@ def dynamic_update_slice(x: Any, update: Any, starts: Any, axes: Sequence[int] |
     return _dynamic_update_slice(x, update, *(_start(s) for _, s in rows), axes=tuple(a for a, _ in rows))
 
 
-def append(cache: Any, rows: Any, at: Dim, axis: int = 0) -> tuple[Any, Any]:
+def append(cache: Operand, rows: Any, at: Dim, axis: int = 0) -> tuple[Any, Any]:
     """A cache with `rows` written at position `at` of an axis, and the part up to their end, which is filled.
 
     On a state the rows are written in place, and the filled part is a view: both cost no more than the rows.
@@ -269,12 +274,13 @@ def append(cache: Any, rows: Any, at: Dim, axis: int = 0) -> tuple[Any, Any]:
     fits = known_le(end, have[axis])
     if fits is False:
         raise ShapeError(f"append: {new[axis]} rows at {at} do not fit axis {axis} of size {have[axis]}")
-    if fits is None:
-        cache.graph.assume(Constraint("min", have[axis], end, current_where()))
-    if isinstance(at, int):
-        start: Any = at
+    graph = cache.graph if isinstance(cache, Node) else None
+    if fits is None and graph is not None:
+        graph.assume(Constraint("min", have[axis], end, current_where()))
+    if isinstance(at, int) or graph is None:
+        start: Operand = at
     else:
-        with cache.graph.building():
+        with graph.building():
             start = dim_value(at)
     updated = dynamic_update_slice(cache, rows, [start], axes=(axis,))
     return updated, slice_axis(updated, axis, 0, end)

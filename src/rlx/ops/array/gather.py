@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_two
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import load_checked
@@ -19,7 +20,7 @@ from rlx.ops.array.shape import broadcast_to, reshape, transpose
 from rlx.ops.rules import lift_all, normal_axis, op_call, shape_of, widen
 
 
-def add_at(name: str, like: Node, indices: Node, g: Node, **attrs: Any) -> Node:
+def add_at(name: str, like: Node, indices: Node, g: Node, **attrs: object) -> Node:
     """Zeros like `like` with g added at places by the scatter `name`; half precision is summed in f32."""
     wide = widen(g)
     zeros = broadcast_to(g.graph.constant(np.zeros((), wide.dtype.np)), like.shape)
@@ -37,22 +38,22 @@ class Gathering(Op):
     address: ClassVar[Addressing]
     opposite: ClassVar[str]  # the scatter with the same addressing
 
-    def infer(self, data: TensorType, indices: TensorType, **attrs: Any) -> TensorType:
+    def infer(self, data: TensorType, indices: TensorType, **attrs: object) -> TensorType:
         return data.with_shape(self.address.space(self.name, data, indices, **attrs))
 
-    def ref(self, data: np.ndarray, indices: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, data: np.ndarray, indices: np.ndarray, **attrs: object) -> np.ndarray:
         places = self.address.numpy_places(self.name, data.shape, indices, **attrs)
         types = (TensorType(dtype(a.dtype), a.shape) for a in (data, indices))
         return np.broadcast_to(data[places], self.address.space(self.name, *types, **attrs))  # type: ignore[arg-type]
 
-    def vjp(self, g: Node, y: Node, data: Node, indices: Node, **attrs: Any) -> list[Node | None]:
+    def vjp(self, g: Node, y: Node, data: Node, indices: Node, **attrs: object) -> list[Node | None]:
         return [add_at(self.opposite, data, indices, g, **attrs), None]
 
-    def lower(self, data: TensorType, indices: TensorType, **attrs: Any) -> Form:
+    def lower(self, data: TensorType, indices: TensorType, **attrs: object) -> Form:
         out = self.infer(data, indices, **attrs)
         return Map(out.shape, load_checked(0, self.address.places(data, indices, **attrs), data.dtype))
 
-    def cost(self, data: TensorType, indices: TensorType, **attrs: Any) -> Dim:
+    def cost(self, data: TensorType, indices: TensorType, **attrs: object) -> Dim:
         return self.infer(data, indices, **attrs).numel
 
     def samples(self) -> list[Sample]:
@@ -120,7 +121,8 @@ class _gather_elements(Gathering):
         return made
 
 
-def gather(x: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
+@of_two
+def gather(x: Operand, indices: Operand, axis: int = 0, batch_dims: int = 0) -> Tensor:
     """Slices of x at indices along an axis, as numpy.take; indices may have any shape.
 
     Negative indices count from the end; an index out of range is an error. The first `batch_dims` axes of x
@@ -134,7 +136,8 @@ def gather(x: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
     return _gather(x, as_indices(indices), axis=axis, batch_dims=batch_dims)
 
 
-def take(x: Any, indices: Any, axis: int | None = None) -> Any:
+@of_two
+def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     """numpy.take: `gather` under its NumPy name; without an axis, of the flattened x.
 
     >>> take(np.array([[1, 2], [3, 4]]), [3, 0])
@@ -143,7 +146,8 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Any:
     return gather(reshape(x, (-1,)), indices) if axis is None else gather(x, indices, axis)
 
 
-def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Any:
+@of_two
+def gather_nd(x: Operand, indices: Operand, batch_dims: int = 0) -> Tensor:
     """Elements (or slices) of x at the index tuples along the last axis of indices, as ONNX GatherND.
 
     >>> gather_nd(np.array([[1, 2], [3, 4]]), [[0, 1], [1, 0]])
@@ -152,7 +156,8 @@ def gather_nd(x: Any, indices: Any, batch_dims: int = 0) -> Any:
     return _gather_nd(x, as_indices(indices), batch_dims=batch_dims)
 
 
-def gather_elements(x: Any, indices: Any, axis: int = 0) -> Any:
+@of_two
+def gather_elements(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
     """out[i, j] = x[indices[i, j], j] for axis 0, and so on, as ONNX GatherElements.
 
     >>> gather_elements(np.array([[1, 2], [3, 4]]), [[1, 0]], axis=0)
@@ -162,7 +167,8 @@ def gather_elements(x: Any, indices: Any, axis: int = 0) -> Any:
     return _gather_elements(x, as_indices(indices), axis=axis)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
+@of_two
+def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
     """gather_elements with NumPy's broadcasting: axes of size 1 of either stretch, except `axis`.
 
     >>> take_along_axis(np.array([[3, 1], [4, 2]]), [[1]], axis=1)

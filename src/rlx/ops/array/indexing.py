@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def _is_mask(item: Any) -> bool:
     return isinstance(item, (np.ndarray, list)) and np.asarray(item).dtype.kind == "b"
 
 
-def _bound(node: Node, value: Any) -> Dim:
+def _bound(node: Node, value: Expr | SupportsIndex) -> Dim:
     if isinstance(value, Expr):
         return value
     try:

@@ -12,6 +12,7 @@ from rlx.ir.dim import Dim, dim_max, dim_min
 from rlx.ir.dtype import F32, I64, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.addressing import as_indices
 from rlx.ops.array.create import iota, zeros_like
@@ -67,9 +68,15 @@ class _one_hot(Op):
         ]
 
 
+@of_one
 def one_hot(
-    indices: Any, depth: Any, axis: int = -1, on_value: Any = 1, off_value: Any = 0, dtype: Any = "f32"
-) -> Any:
+    indices: Operand,
+    depth: Any,
+    axis: int = -1,
+    on_value: Any = 1,
+    off_value: Any = 0,
+    dtype: DTypeLike = "f32",
+) -> Tensor:
     """A new axis of size `depth`: `on_value` at the index, `off_value` elsewhere, as ONNX OneHot.
 
     Negative indices count from the end; an index out of range gives a row of `off_value`.
@@ -124,7 +131,8 @@ class _trilu(Op):
         ]
 
 
-def triu(x: Any, k: int = 0) -> Any:
+@of_one
+def triu(x: Operand, k: int = 0) -> Tensor:
     """Upper triangle of the last two axes from the k-th diagonal on, zeros below, as numpy.triu.
 
     >>> triu(np.ones((2, 3), np.int32), 1)
@@ -134,7 +142,8 @@ def triu(x: Any, k: int = 0) -> Any:
     return _trilu(x, k=k, upper=True)
 
 
-def tril(x: Any, k: int = 0) -> Any:
+@of_one
+def tril(x: Operand, k: int = 0) -> Tensor:
     """Lower triangle of the last two axes up to the k-th diagonal, zeros above, as numpy.tril.
 
     >>> tril(np.ones((2, 3), np.int32))
@@ -227,7 +236,8 @@ class _diagonal_matrix(Op):
         ]
 
 
-def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+@of_one
+def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The diagonal of two axes, as the last axis of the result, as numpy.diagonal.
 
     >>> diagonal(np.array([[1, 2], [3, 4]]))
@@ -242,7 +252,8 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return _diagonal(x if order == tuple(range(rank)) else transpose(x, order), k=offset)
 
 
-def diag(x: Any, k: int = 0) -> Any:
+@of_one
+def diag(x: Operand, k: int = 0) -> Tensor:
     """The k-th diagonal of a matrix, or the matrix with that diagonal, as numpy.diag.
 
     >>> diag(np.array([1, 2]), 1)

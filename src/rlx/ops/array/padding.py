@@ -13,10 +13,12 @@ from rlx.ir.attr import Attr, dim_pairs, ints, number, one_of
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import Scalar, axes, const, size
 from rlx.ops.array.shape import broadcast_to, concat, flip, slice_axis
+from rlx.ops.array.window import PaddingLike
 from rlx.ops.rules import op_call, shape_of, with_gaps
 
 MOST_ROUNDS = 16
@@ -265,7 +267,8 @@ def _repeated(x: Node, axis: int, n: Dim) -> Node:
     return made
 
 
-def pad(x: Any, padding: Any, mode: str = "constant", value: Any = 0) -> Any:
+@of_one
+def pad(x: Operand, padding: PaddingLike, mode: str = "constant", value: object = 0) -> Tensor:
     """Pad each axis by (low, high) elements, as numpy.pad: constant, reflect, symmetric, edge or wrap.
 
     `padding` is one number for all sides, a pair for all axes, or a pair for each axis; negative ones crop.

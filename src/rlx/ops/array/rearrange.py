@@ -14,13 +14,15 @@ from rlx.ir.attr import Attr, dim, dims, integer, ints, one_of
 from rlx.ir.dim import Dim, Expr, dim_max, floordiv, known_le, mod
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import broadcast_to, concat, reshape, slice_axis, transpose
 from rlx.ops.rules import as_axes, check_axes, ensure, normal_axes, normal_axis, shape_of
 
 
-def expand_dims(x: Any, axis: int | Sequence[int]) -> Any:
+@of_one
+def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
     """New axes of size 1 at places of the result, as numpy.expand_dims.
 
     >>> expand_dims(np.zeros((2, 3)), (0, -1)).shape
@@ -33,7 +35,8 @@ def expand_dims(x: Any, axis: int | Sequence[int]) -> Any:
     return reshape(x, tuple(1 if i in new else next(rest) for i in range(len(shape) + count)))
 
 
-def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Any:
+@of_one
+def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Tensor:
     """Without axes of size 1 (by default all that are known to be), as numpy.squeeze.
 
     >>> squeeze(np.zeros((1, 2, 1))).shape, squeeze(np.zeros((1, 2, 1)), -1).shape
@@ -51,7 +54,8 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Any:
     return reshape(x, tuple(d for i, d in enumerate(shape) if i not in gone))
 
 
-def flatten(x: Any, axis: int | None = None) -> Any:
+@of_one
+def flatten(x: Operand, axis: int | None = None) -> Tensor:
     """All elements on one axis; with an axis, a matrix of the axes before it by the rest, as ONNX Flatten.
 
     >>> flatten(np.zeros((2, 3, 4))).shape, flatten(np.zeros((2, 3, 4)), axis=2).shape
@@ -71,7 +75,8 @@ def _product(sizes: Sequence[Dim]) -> Dim:
     return total
 
 
-def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
+@of_one
+def moveaxis(x: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places, the rest in order, as numpy.moveaxis.
 
     >>> moveaxis(np.zeros((2, 3, 4)), 0, -1).shape
@@ -87,7 +92,8 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return transpose(x, [target[i] if i in target else next(rest) for i in range(rank)])
 
 
-def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
+@of_one
+def swapaxes(x: Operand, axis1: int, axis2: int) -> Tensor:
     """Two axes exchanged, as numpy.swapaxes.
 
     >>> swapaxes(np.zeros((2, 3, 4)), 0, 2).shape
@@ -101,7 +107,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
 
 
 def split(
-    x: Any, indices_or_sections: Any = None, axis: int = 0, *, sizes: Sequence[Any] | None = None
+    x: Operand, indices_or_sections: Any = None, axis: int = 0, *, sizes: Sequence[Any] | None = None
 ) -> tuple[Any, ...]:
     """Parts along an axis, as numpy.split: equal parts, parts cut at indices, or parts of given sizes.
 
@@ -118,7 +124,7 @@ def split(
     return tuple(out)
 
 
-def _split_sizes(x: Any, extent: Dim, axis: int, given: Any, sizes: Sequence[Any] | None) -> list[Dim]:
+def _split_sizes(x: Operand, extent: Dim, axis: int, given: Any, sizes: Sequence[Any] | None) -> list[Dim]:
     if sizes is not None:
         parts: list[Dim] = [dim(n) for n in sizes]
         total: Dim = 0
@@ -217,7 +223,8 @@ class _tile(Op):
         ]
 
 
-def tile(x: Any, reps: Any) -> Any:
+@of_one
+def tile(x: Operand, reps: Any) -> Tensor:
     """The whole of x repeated, as numpy.tile; missing repeats are 1, extra ones make leading axes.
 
     >>> tile(np.array([1, 2]), (2, 2))
@@ -265,7 +272,8 @@ class _repeat(Op):
         ]
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
+@of_one
+def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Tensor:
     """Each element repeated, as numpy.repeat: a number (or symbolic size) for all, or one number for each.
 
     >>> repeat(np.array([1, 2]), 2), repeat(np.array([1, 2]), [0, 3])
@@ -319,7 +327,8 @@ class _roll(Op):
         ]
 
 
-def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Any:
+@of_one
+def roll(x: Operand, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
     """Elements shifted along axes (of the flattened x without one), as numpy.roll.
 
     >>> roll(np.arange(5), 2)
@@ -436,7 +445,8 @@ class _space_to_depth(Op):
         ]
 
 
-def depth_to_space(x: Any, blocksize: int, mode: str = "DCR") -> Any:
+@of_one
+def depth_to_space(x: Operand, blocksize: int, mode: str = "DCR") -> Tensor:
     """[N, C, H, W] with blocks of channels spread over squares of pixels, as ONNX DepthToSpace.
 
     >>> depth_to_space(np.arange(4).reshape(1, 4, 1, 1), 2)
@@ -446,7 +456,8 @@ def depth_to_space(x: Any, blocksize: int, mode: str = "DCR") -> Any:
     return _depth_to_space(x, block=blocksize, mode=mode)
 
 
-def space_to_depth(x: Any, blocksize: int) -> Any:
+@of_one
+def space_to_depth(x: Operand, blocksize: int) -> Tensor:
     """[N, C, H, W] with squares of pixels gathered into channels, as ONNX SpaceToDepth.
 
     >>> space_to_depth(np.arange(4).reshape(1, 1, 2, 2), 2).ravel()

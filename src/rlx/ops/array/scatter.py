@@ -18,6 +18,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I64, DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType, parse_type
 from rlx.kernel.form import Form, Scatter
 from rlx.kernel.scalar import axes, load
@@ -52,7 +53,7 @@ class Scattering(Op):
     opposite: ClassVar[str]  # the gather with the same addressing
 
     def infer(
-        self, data: TensorType, indices: TensorType, updates: TensorType, *, reduction: str, **attrs: Any
+        self, data: TensorType, indices: TensorType, updates: TensorType, *, reduction: str, **attrs: object
     ) -> TensorType:
         same_dtype(self.name, (data, updates))
         if reduction != "none" and (data.dtype.is_bool or data.dtype.storage_only):
@@ -67,7 +68,7 @@ class Scattering(Op):
         return data
 
     def ref(
-        self, data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str, **attrs: Any
+        self, data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str, **attrs: object
     ) -> np.ndarray:
         out = np.array(data)
         index = self.address.numpy_places(self.name, data.shape, indices, **attrs)
@@ -80,7 +81,7 @@ class Scattering(Op):
         return out
 
     def vjp(
-        self, g: Node, y: Node, data: Node, indices: Node, updates: Node, *, reduction: str, **attrs: Any
+        self, g: Node, y: Node, data: Node, indices: Node, updates: Node, *, reduction: str, **attrs: object
     ) -> list[Node | None]:
         def read(x: Node) -> Node:
             made: Node = op_call(self.opposite, x, indices, **attrs)
@@ -120,7 +121,7 @@ class Scattering(Op):
         return [g * write(_full(data, 1.0), updates, "mul"), None, read(g * data) * others]
 
     def lower(
-        self, data: TensorType, indices: TensorType, updates: TensorType, *, reduction: str, **attrs: Any
+        self, data: TensorType, indices: TensorType, updates: TensorType, *, reduction: str, **attrs: object
     ) -> Form:
         places = self.address.places(data, indices, **attrs)
         value = load(2, axes(updates.rank), updates.dtype)
@@ -128,7 +129,7 @@ class Scattering(Op):
         return Scatter(0, data.shape, updates.shape, tuple(places), value, combine)
 
     def cost(
-        self, data: TensorType, indices: TensorType, updates: TensorType, *, reduction: str, **attrs: Any
+        self, data: TensorType, indices: TensorType, updates: TensorType, *, reduction: str, **attrs: object
     ) -> Dim:
         return updates.numel
 
@@ -225,7 +226,7 @@ class _scatter_elements(Scattering):
         return [("f32[2,3]", np.array([[2, 2, 0, -1]]), {"axis": 1, "reduction": r}) for r in REDUCTIONS]
 
 
-def _apply(name: str, x: Any, indices: Any, updates: Any, reduction: str, **attrs: Any) -> Any:
+def _apply(name: str, x: Operand, indices: Operand, updates: Operand, reduction: str, **attrs: object) -> Any:
     """Call a scatter; sums and products of half precision go through f32 and are rounded once."""
     x = x if isinstance(x, Node) else np.asarray(x)
     own = dtype(x.dtype)
@@ -238,9 +239,15 @@ def _apply(name: str, x: Any, indices: Any, updates: Any, reduction: str, **attr
     return cast(out, dtype=own) if half else out
 
 
+@of_one
 def scatter(
-    x: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none", batch_dims: int = 0
-) -> Any:
+    x: Operand,
+    indices: Operand,
+    updates: Operand,
+    axis: int = 0,
+    reduction: str = "none",
+    batch_dims: int = 0,
+) -> Tensor:
     """x with slices along an axis replaced, or combined (reduction add, mul, max, min), by updates.
 
     Updates have the shape that `gather` gives for the same x and indices; they apply in row-major order.
@@ -252,7 +259,10 @@ def scatter(
     return _apply("scatter", x, indices, updates, reduction, axis=axis, batch_dims=batch_dims)
 
 
-def scatter_nd(x: Any, indices: Any, updates: Any, reduction: str = "none", batch_dims: int = 0) -> Any:
+@of_one
+def scatter_nd(
+    x: Operand, indices: Operand, updates: Operand, reduction: str = "none", batch_dims: int = 0
+) -> Tensor:
     """x with elements or slices at index tuples replaced or combined, as ONNX ScatterND.
 
     >>> scatter_nd(np.zeros((2, 2)), [[0, 1], [1, 0]], np.array([1.0, 2.0]))
@@ -262,7 +272,10 @@ def scatter_nd(x: Any, indices: Any, updates: Any, reduction: str = "none", batc
     return _apply("scatter_nd", x, indices, updates, reduction, batch_dims=batch_dims)
 
 
-def scatter_elements(x: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none") -> Any:
+@of_one
+def scatter_elements(
+    x: Operand, indices: Operand, updates: Operand, axis: int = 0, reduction: str = "none"
+) -> Tensor:
     """x with one element per index replaced or combined along an axis, as ONNX ScatterElements.
 
     >>> scatter_elements(np.zeros((1, 3)), [[2, 0]], np.array([[7.0, 8.0]]), axis=1)

@@ -20,7 +20,8 @@ from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.op import Arg, MultiOp, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType, TupleType
 from rlx.kernel.form import Form, Template
 from rlx.ops.array.gather import gather
@@ -84,13 +85,13 @@ class _nonzero(Op):
         ]
 
 
-def _positions(x: Any) -> Any:
+def _positions(x: Operand) -> Tensor:
     x = x if isinstance(x, Node) else np.asarray(x)
     count = fresh_count("nonzero", x.tensor.numel if isinstance(x, Node) else x.size, graph_of((x,)))
     return _nonzero(x, count=count)
 
 
-def nonzero(x: Any) -> tuple[Any, ...]:
+def nonzero(x: Operand) -> tuple[Any, ...]:
     """Positions of the elements that are not 0, one index vector per axis, as numpy.nonzero.
 
     >>> nonzero(np.array([[0, 1], [2, 0]]))
@@ -100,7 +101,8 @@ def nonzero(x: Any) -> tuple[Any, ...]:
     return tuple(reshape(slice_axis(found, 0, i, 1), (found.shape[1],)) for i in range(found.shape[0]))
 
 
-def argwhere(x: Any) -> Any:
+@of_one
+def argwhere(x: Operand) -> Tensor:
     """Positions of the elements that are not 0, one row each, as numpy.argwhere.
 
     >>> argwhere(np.array([[0, 1], [2, 0]]))
@@ -110,7 +112,8 @@ def argwhere(x: Any) -> Any:
     return transpose(_positions(x))
 
 
-def compress(condition: Any, x: Any, axis: int | None = None) -> Any:
+@of_one
+def compress(condition: Operand, x: Operand, axis: int | None = None) -> Tensor:
     """Slices of x along an axis (elements of the flattened x without one) where a 1-D condition holds.
 
     As numpy.compress and ONNX Compress: the condition may be shorter than the axis.
@@ -127,7 +130,7 @@ def compress(condition: Any, x: Any, axis: int | None = None) -> Any:
 
 
 @declare
-class _unique(Op):
+class _unique(MultiOp):
     """Distinct elements (or slices along an axis): first place of each, what every element is, counts."""
 
     name = "unique"
@@ -154,10 +157,10 @@ class _unique(Op):
             first, counts, inverse = first[order], counts[order], np.argsort(order, kind="stable")[inverse]
         return tuple(a.astype(np.int64) for a in (first, inverse, counts))
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         _no_batch(self)
 
-    def cost(self, x: TensorType, **attrs: Any) -> Dim:
+    def cost(self, x: TensorType, **attrs: object) -> Dim:
         return x.numel * 16
 
     def samples(self) -> list[Sample]:
@@ -172,13 +175,13 @@ class _unique(Op):
 
 
 def unique(
-    x: Any,
+    x: Operand,
     axis: int | None = None,
     sorted: bool = True,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
-) -> Any:
+) -> Tensor:
     """Distinct elements of x (slices along an axis), as numpy.unique; `sorted=False` keeps the order of x.
 
     On request also the first position of each, the number of every element among them, and their counts.
@@ -232,7 +235,7 @@ class _data_size(Op):
         return [Sample((Arg("i64[]", 0, 9),), {"count": "k"})]
 
 
-def data_size(x: Any) -> Any:
+def data_size(x: Operand) -> Dim:
     """The number in an integer scalar as a size: a symbol whose value each run finds; of an array, an int.
 
     Shapes of what follows may hold it, as in `broadcast_to(y, (data_size(n), 4))`. A run whose data hold a

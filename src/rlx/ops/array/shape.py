@@ -15,6 +15,7 @@ from rlx.ir.attr import Attr, dims, integer, ints
 from rlx.ir.dim import Dim, divides, known_eq, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import EVERY_OPERAND, Arg, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Layout, Map, Piece, Pieces, dense_strides, is_dense
 from rlx.kernel.scalar import Scalar, axes, const, load, size
@@ -24,7 +25,9 @@ from rlx.ops.rules import (
     normal_axes,
     normal_axis,
     op_call,
+    rank_of,
     same_dtype,
+    shape_of,
     shift,
     unbroadcast,
     with_gaps,
@@ -159,7 +162,8 @@ class _reshape(Op):
         ]
 
 
-def reshape(x: Any, shape: Sequence[Any]) -> Any:
+@of_one
+def reshape(x: Operand, shape: Sequence[Any]) -> Tensor:
     """The same elements under another shape; one dim may be -1.
 
     >>> reshape(np.arange(6), (2, -1)).shape
@@ -169,7 +173,7 @@ def reshape(x: Any, shape: Sequence[Any]) -> Any:
     if unknown > 1:
         raise ShapeError(f"reshape: {_text(tuple(shape))} leaves {unknown} sizes open; only one may be -1")
     if unknown:
-        total = x.tensor.numel if isinstance(x, Node) else int(np.size(x))
+        total = x.tensor.numel if isinstance(x, Node) else np.asarray(x).size
         rest: Dim = 1
         for d in shape:
             rest = rest if isinstance(d, (int, np.integer)) and d == -1 else rest * d
@@ -241,13 +245,14 @@ def inverse_permutation(perm: Sequence[int]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
+@of_one
+def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
     """Permute axes as numpy.transpose does; by default reverse them.
 
     >>> transpose(np.zeros((2, 3, 4)), (1, 0, 2)).shape
     (3, 2, 4)
     """
-    rank = x.rank if isinstance(x, Node) else np.ndim(x)
+    rank = rank_of(x)
     perm = tuple(reversed(range(rank))) if axes is None else [normal_axis("transpose", a, rank) for a in axes]
     return _transpose(x, perm=tuple(perm))
 
@@ -307,7 +312,8 @@ class _broadcast_to(Op):
         ]
 
 
-def broadcast_to(x: Any, shape: Sequence[Any]) -> Any:
+@of_one
+def broadcast_to(x: Operand, shape: Sequence[Any]) -> Tensor:
     """Repeat x to a shape, as numpy.broadcast_to.
 
     >>> broadcast_to(np.array([1, 2]), (3, 2)).shape
@@ -393,13 +399,14 @@ class _slice(Op):
         ]
 
 
-def slice_axis(x: Any, axis: int, start: Dim, size: Dim, step: int = 1) -> Any:
+@of_one
+def slice_axis(x: Operand, axis: int, start: Dim, size: Dim, step: int = 1) -> Tensor:
     """Slice one axis: `size` elements from `start` in steps of `step`.
 
     >>> slice_axis(np.arange(6), 0, 1, 2, 2)
     array([1, 3])
     """
-    shape = x.shape
+    shape = shape_of(x)
     axis = normal_axis("slice", axis, len(shape))
     starts = [start if i == axis else 0 for i in range(len(shape))]
     sizes = [size if i == axis else d for i, d in enumerate(shape)]
@@ -407,13 +414,14 @@ def slice_axis(x: Any, axis: int, start: Dim, size: Dim, step: int = 1) -> Any:
     return _slice(x, starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps))
 
 
-def flip(x: Any, axis: int | Sequence[int] | None = None) -> Any:
+@of_one
+def flip(x: Operand, axis: int | Sequence[int] | None = None) -> Tensor:
     """Reverse the order along axes, as numpy.flip.
 
     >>> flip(np.arange(3))
     array([2, 1, 0])
     """
-    shape = x.shape
+    shape = shape_of(x)
     backward = normal_axes("flip", axis, len(shape))
     starts = tuple(d - 1 if i in backward else 0 for i, d in enumerate(shape))
     steps = tuple(-1 if i in backward else 1 for i in range(len(shape)))

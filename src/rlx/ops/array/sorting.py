@@ -16,7 +16,8 @@ from rlx.ir.attr import Attr, boolean, dim, one_of
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.op import Arg, Level, MultiOp, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one, of_two
 from rlx.ir.types import TensorType, TupleType
 from rlx.kernel.form import Form, Sort
 from rlx.ops.array.gather import add_at
@@ -35,7 +36,7 @@ def stable_order(x: np.ndarray, descending: bool) -> np.ndarray:
     return np.asarray(np.flip(x.shape[-1] - 1 - backward, -1), np.int64)
 
 
-class Sorting(Op):
+class Sorting(MultiOp):
     """Base: the first `keep` of the sorted last axis, and where they were."""
 
     arity = 1
@@ -57,13 +58,13 @@ class Sorting(Op):
         return np.take_along_axis(x, order, -1), order
 
     def vjp(
-        self, g: tuple[Node | None, ...], y: tuple[Node, ...], x: Node, **attrs: Any
+        self, g: tuple[Node | None, ...], y: tuple[Node, ...], x: Node, **attrs: object
     ) -> list[Node | None]:
         if g[0] is None:
             return [None]
         return [add_at("scatter_elements", x, y[1], g[0], axis=x.rank - 1)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Any:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Any:
         return self(x, **attrs)
 
     def lower(self, x: TensorType, *, descending: bool, keep: Dim | None = None) -> Form:
@@ -110,7 +111,7 @@ class _top_k(Sorting):
     attrs = {"keep": Attr(dim), "descending": Attr(boolean, True)}
 
 
-def _along(op_name: str, x: Any, axis: int, **attrs: Any) -> tuple[Any, Any]:
+def _along(op_name: str, x: Operand, axis: int, **attrs: object) -> tuple[Any, Any]:
     """Both results of a sort along any axis."""
     rank = len(shape_of(x))
     axis = normal_axis(op_name, axis, rank)
@@ -123,7 +124,8 @@ def _along(op_name: str, x: Any, axis: int, **attrs: Any) -> tuple[Any, Any]:
     return transpose(values, swap), transpose(order, swap)
 
 
-def sort(x: Any, axis: int | None = -1, descending: bool = False) -> Any:
+@of_one
+def sort(x: Operand, axis: int | None = -1, descending: bool = False) -> Tensor:
     """Values in order along an axis (of the flattened x for None), as numpy.sort; NaN counts as the largest.
 
     >>> sort(np.array([3, 1, 2])), sort(np.array([3, 1, 2]), descending=True)
@@ -134,7 +136,8 @@ def sort(x: Any, axis: int | None = -1, descending: bool = False) -> Any:
     return _along("sort", x, axis, descending=descending)[0]
 
 
-def argsort(x: Any, axis: int | None = -1, descending: bool = False) -> Any:
+@of_one
+def argsort(x: Operand, axis: int | None = -1, descending: bool = False) -> Tensor:
     """Positions that sort x along an axis, as a stable numpy.argsort.
 
     >>> argsort(np.array([3, 1, 2, 1]))
@@ -145,7 +148,7 @@ def argsort(x: Any, axis: int | None = -1, descending: bool = False) -> Any:
     return _along("sort", x, axis, descending=descending)[1]
 
 
-def top_k(x: Any, k: Any, axis: int = -1, largest: bool = True) -> tuple[Any, Any]:
+def top_k(x: Operand, k: Operand, axis: int = -1, largest: bool = True) -> tuple[Any, Any]:
     """The k largest (or smallest) values along an axis in order, and their positions, as ONNX TopK.
 
     Of equal values the one with the lower position comes first.
@@ -199,7 +202,8 @@ class _searchsorted(Op):
         ]
 
 
-def searchsorted(data: Any, values: Any, side: str = "left") -> Any:
+@of_two
+def searchsorted(data: Operand, values: Operand, side: str = "left") -> Tensor:
     """Positions that keep sorted 1-D data sorted, as numpy.searchsorted.
 
     It compares each value with all of data, which vectorises; it does not bisect.

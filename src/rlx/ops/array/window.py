@@ -6,27 +6,42 @@ lies at o * stride + k * dilation - low along its axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_at_least, require_equal
-from rlx.ir.attr import Attr, dim_pairs, dims, ints, number, one_of
+from rlx.ir.attr import Attr, AttrValue, dim_pairs, dims, ints, number, one_of
 from rlx.ir.dim import Dim, ceildiv, dim_max, known_le, parse_dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Map, Reduce
 from rlx.kernel.scalar import TRUE, Scalar, axes, const, in_range, load_or, size
 from rlx.ops.math.elementwise import cast, equal
 from rlx.ops.math.reduce import spread
 from rlx.ops.math.reduce import sum as sum_axes
-from rlx.ops.rules import in_f32, is_computable, is_number, is_real, need_dtype
+from rlx.ops.rules import in_f32, is_computable, is_number, is_real, need_dtype, shape_of
 
-Padding = Sequence[tuple[Dim, Dim]]
+Padding: TypeAlias = Sequence[tuple[Dim, Dim]]
+"""Padding as (low, high) pairs, one for each axis."""
+
+PaddingLike: TypeAlias = str | int | Sequence[int | Sequence[Dim]] | None
+"""What becomes padding: a number, numbers, pairs, or "valid", "same", "same_lower"."""
+
+
+class Geometry(TypedDict):
+    """How windows slide over the last axes."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[Dim, Dim], ...]
+    dilations: tuple[int, ...]
+
+
 GEOMETRY = {"strides": Attr(ints), "padding": Attr(dim_pairs), "dilations": Attr(ints)}
 
 
@@ -101,7 +116,12 @@ def per_axis(
 
 
 def resolve_padding(
-    name: str, padding: Any, shape: Shape, window: Shape, strides: Sequence[int], dilations: Sequence[int]
+    name: str,
+    padding: PaddingLike,
+    shape: Shape,
+    window: Shape,
+    strides: Sequence[int],
+    dilations: Sequence[int],
 ) -> tuple[tuple[Dim, Dim], ...]:
     """Padding as (low, high) pairs. It may be a number, pairs, or "valid", "same", "same_lower".
 
@@ -134,20 +154,21 @@ def window_view(
     x: np.ndarray,
     window: Sequence[int],
     strides: Sequence[int],
-    padding: Any,
+    padding: Padding,
     dilations: Sequence[int],
-    fill: Any,
+    fill: float | np.ndarray,
 ) -> np.ndarray:
     """The windows of an array, as [lead, counts, window]; a read-only view of the padded array."""
     lead = x.ndim - len(window)
     reach = [(k - 1) * d + 1 for k, d in zip(window, dilations, strict=True)]
-    padded = [d + lo + hi for d, (lo, hi) in zip(x.shape[lead:], padding, strict=True)]
+    pads = [(int(lo), int(hi)) for lo, hi in padding]
+    padded = [d + lo + hi for d, (lo, hi) in zip(x.shape[lead:], pads, strict=True)]
     if any(not 0 < r <= d for r, d in zip(reach, padded, strict=True)):  # none fits, or all are empty
         counts = [(d - r) // s + 1 for d, r, s in zip(padded, reach, strides, strict=True)]
         return np.zeros((*x.shape[:lead], *counts, *window), x.dtype)
-    grown = [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in padding]
+    grown = [(0, 0)] * lead + [(max(lo, 0), max(hi, 0)) for lo, hi in pads]
     x = np.pad(x, grown, constant_values=fill)  # first: more may be cut off than x has
-    box = [slice(max(-lo, 0), d - max(-hi, 0)) for d, (lo, hi) in zip(x.shape[lead:], padding, strict=True)]
+    box = [slice(max(-lo, 0), d - max(-hi, 0)) for d, (lo, hi) in zip(x.shape[lead:], pads, strict=True)]
     x = np.asarray(x[tuple([slice(None)] * lead + box)])
     view = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(lead, x.ndim)))
     steps = [slice(None, None, s) for s in (*(1,) * lead, *strides, *dilations)]
@@ -160,12 +181,18 @@ def position(o: Scalar, k: Scalar, stride: int, low: Dim, dilation: int) -> Scal
 
 
 def window_load(
-    x: TensorType, lead: int, at: Sequence[Scalar], taps: Sequence[Scalar], fill: Any, **geometry: Any
+    x: TensorType,
+    lead: int,
+    at: Sequence[Scalar],
+    taps: Sequence[Scalar],
+    fill: float,
+    **geometry: Unpack[Geometry],
 ) -> Scalar:
     """Operand 0 at element `taps` of window `at[lead:]`; `fill` in the padding."""
     index: list[Scalar] = list(at[:lead])
     guard = TRUE
-    rows = zip(at[lead:], taps, *(geometry[k] for k in GEOMETRY), strict=True)
+    strides, padding, dilations = geometry["strides"], geometry["padding"], geometry["dilations"]
+    rows = zip(at[lead:], taps, strides, padding, dilations, strict=True)
     for i, (o, k, stride, (low, high), dilation) in enumerate(rows):
         where = position(o, k, stride, low, dilation)
         if known_le(low, 0) is not True or known_le(high, 0) is not True:
@@ -182,7 +209,7 @@ class _windows(Op):
     arity = 1
     attrs = {"window": Attr(dims), **GEOMETRY, "fill": Attr(number, 0)}
 
-    def infer(self, x: TensorType, *, window: Shape, fill: float, **geometry: Any) -> TensorType:
+    def infer(self, x: TensorType, *, window: Shape, fill: float, **geometry: Unpack[Geometry]) -> TensorType:
         need_dtype(self.name, x, is_computable)
         lead = x.rank - len(window)
         if lead < 0:
@@ -190,29 +217,38 @@ class _windows(Op):
         counts = window_counts(self.name, x.shape[lead:], window, **geometry)
         return x.with_shape((*x.shape[:lead], *counts, *window))
 
-    def ref(self, x: np.ndarray, *, window: Sequence[int], fill: float, **geometry: Any) -> np.ndarray:
+    def ref(
+        self, x: np.ndarray, *, window: Sequence[int], fill: float, **geometry: Unpack[Geometry]
+    ) -> np.ndarray:
         return window_view(x, window, **geometry, fill=np.asarray(fill).astype(x.dtype))
 
-    def vjp(self, g: Node, y: Node, x: Node, *, window: Shape, fill: float, **geometry: Any) -> list[Node]:
+    def vjp(
+        self, g: Node, y: Node, x: Node, *, window: Shape, fill: float, **geometry: Unpack[Geometry]
+    ) -> list[Node]:
         return [_fold_windows(g, size=x.shape[x.rank - len(window) :], **geometry)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         made: Node = _windows(x, **attrs)
         return made
 
-    def lower(self, x: TensorType, *, window: Shape, fill: float, **geometry: Any) -> Form:
+    def lower(self, x: TensorType, *, window: Shape, fill: float, **geometry: Unpack[Geometry]) -> Form:
         out = self.infer(x, window=window, fill=fill, **geometry)
         at = axes(out.rank)
         return Map(
             out.shape, window_load(x, x.rank - len(window), at[: x.rank], at[x.rank :], fill, **geometry)
         )
 
-    def cost(self, x: TensorType, **attrs: Any) -> Dim:
+    def cost(self, x: TensorType, **attrs: object) -> Dim:
         return 0
 
     def samples(self) -> list[Sample]:
         def one(
-            type_: str, window: tuple[int, ...], strides: Any, padding: Any, dilations: Any, **more: Any
+            type_: str,
+            window: tuple[int, ...],
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
+            **more: AttrValue,
         ) -> Sample:
             attrs = {"window": window, "strides": strides, "padding": padding, "dilations": dilations}
             attrs |= {k: more.pop(k) for k in ("fill",) if k in more}
@@ -239,7 +275,7 @@ class _fold_windows(Op):
     arity = 1
     attrs = {"size": Attr(dims), **GEOMETRY}
 
-    def infer(self, x: TensorType, *, size: Shape, **geometry: Any) -> TensorType:
+    def infer(self, x: TensorType, *, size: Shape, **geometry: Unpack[Geometry]) -> TensorType:
         need_dtype(self.name, x, is_number)
         n = len(size)
         lead = x.rank - 2 * n
@@ -252,18 +288,26 @@ class _fold_windows(Op):
             require_equal(have, want, what)
         return x.with_shape((*x.shape[:lead], *size))
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return np.asarray(_fold_ref(x, **attrs))
 
-    def vjp(self, g: Node, y: Node, x: Node, *, size: Shape, **geometry: Any) -> list[Node]:
+    def vjp(self, g: Node, y: Node, x: Node, *, size: Shape, **geometry: Unpack[Geometry]) -> list[Node]:
         made: Node = _windows(g, window=x.shape[x.rank - len(size) :], **geometry)
         return [made]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         made: Node = _fold_windows(x, **attrs)
         return made
 
-    def lower(self, x: TensorType, *, size: Shape, strides: Any, padding: Any, dilations: Any) -> Form:
+    def lower(
+        self,
+        x: TensorType,
+        *,
+        size: Shape,
+        strides: Sequence[int],
+        padding: Padding,
+        dilations: Sequence[int],
+    ) -> Form:
         n = len(size)
         lead = x.rank - 2 * n
         space = (*x.shape[:lead], *size, *x.shape[lead + n :])
@@ -279,12 +323,19 @@ class _fold_windows(Op):
         body = load_or(0, [*index, *at[lead + n :]], guard, const(0, x.dtype))
         return Reduce(space, tuple(range(lead + n, len(space))), "sum", body, x.dtype)
 
-    def cost(self, x: TensorType, *, size: Shape, **geometry: Any) -> Dim:
+    def cost(self, x: TensorType, *, size: Shape, **geometry: Unpack[Geometry]) -> Dim:
         total: Dim = x.numel
         return total
 
     def samples(self) -> list[Sample]:
-        def one(type_: str, size: Any, strides: Any, padding: Any, dilations: Any, **more: Any) -> Sample:
+        def one(
+            type_: str,
+            size: Any,
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
+            **more: AttrValue,
+        ) -> Sample:
             attrs = {"size": size, "strides": strides, "padding": padding, "dilations": dilations}
             return Sample((Arg(type_),), attrs, **more)
 
@@ -306,25 +357,31 @@ def _shifted(i: Scalar, low: Dim) -> Scalar:
 
 @in_f32
 def _fold_ref(
-    x: np.ndarray, *, size: Sequence[int], strides: Any, padding: Any, dilations: Any
+    x: np.ndarray,
+    *,
+    size: Sequence[int],
+    strides: Sequence[int],
+    padding: Padding,
+    dilations: Sequence[int],
 ) -> np.ndarray:
     n = len(size)
+    lows = [int(low) for low, _ in padding]
     lead = x.ndim - 2 * n
     counts, window = x.shape[lead : lead + n], x.shape[lead + n :]
     # accumulate in a frame that is wide enough for every window, then cut out the axis itself
     reach = [
         (c - 1) * s + (k - 1) * d + 1 for c, s, k, d in zip(counts, strides, window, dilations, strict=True)
     ]
-    wide = [max(r, lo + d) + max(-lo, 0) for r, (lo, _), d in zip(reach, padding, size, strict=True)]
+    wide = [max(r, lo + d) + max(-lo, 0) for r, lo, d in zip(reach, lows, size, strict=True)]
     out = np.zeros((*x.shape[:lead], *wide), x.dtype)
-    shift = [max(-lo, 0) for lo, _ in padding]
+    shift = [max(-lo, 0) for lo in lows]
     for tap in np.ndindex(*window):
         box = tuple(
             slice(b + t * d, b + t * d + (c - 1) * s + 1, s) if c > 0 else slice(0, 0)
             for b, t, d, c, s in zip(shift, tap, dilations, counts, strides, strict=True)
         )
         out[(Ellipsis, *box)] += x[(Ellipsis, *tap)]
-    cut = [slice(b + lo, b + lo + d) for b, (lo, _), d in zip(shift, padding, size, strict=True)]
+    cut = [slice(b + lo, b + lo + d) for b, lo, d in zip(shift, lows, size, strict=True)]
     return np.asarray(out[tuple([slice(None)] * lead + cut)])
 
 
@@ -346,17 +403,21 @@ class _window_reduce(Op):
     arity = 1
     attrs = {"combine": Attr(one_of("sum", "max", "min")), "window": Attr(dims), **GEOMETRY}
 
-    def infer(self, x: TensorType, *, combine: str, window: Shape, **geometry: Any) -> TensorType:
+    def infer(
+        self, x: TensorType, *, combine: str, window: Shape, **geometry: Unpack[Geometry]
+    ) -> TensorType:
         need_dtype(self.name, x, is_number if combine == "sum" else is_real)
         lead = x.rank - len(window)
         if lead < 0:
             raise ShapeError(f"window_reduce: {x} has fewer axes than the window {window}")
         return x.with_shape((*x.shape[:lead], *window_counts(self.name, x.shape[lead:], window, **geometry)))
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return np.asarray(_window_reduce_ref(x, **attrs))
 
-    def vjp(self, g: Node, y: Node, x: Node, *, combine: str, window: Shape, **geometry: Any) -> list[Node]:
+    def vjp(
+        self, g: Node, y: Node, x: Node, *, combine: str, window: Shape, **geometry: Unpack[Geometry]
+    ) -> list[Node]:
         n = len(window)
         taps = tuple(range(x.rank, x.rank + n))
         fill = identity_of(combine, x.dtype)
@@ -370,11 +431,11 @@ class _window_reduce(Op):
         made: Node = _fold_windows(each, size=x.shape[x.rank - n :], **geometry)
         return [made]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         made: Node = _window_reduce(x, **attrs)
         return made
 
-    def lower(self, x: TensorType, *, combine: str, window: Shape, **geometry: Any) -> Form:
+    def lower(self, x: TensorType, *, combine: str, window: Shape, **geometry: Unpack[Geometry]) -> Form:
         out = self.infer(x, combine=combine, window=window, **geometry)
         space = (*out.shape, *window)
         at = axes(len(space))
@@ -382,7 +443,7 @@ class _window_reduce(Op):
         body = window_load(x, x.rank - len(window), at[: x.rank], at[x.rank :], fill, **geometry)
         return Reduce(space, tuple(range(x.rank, len(space))), combine, body, x.dtype)
 
-    def cost(self, x: TensorType, *, combine: str, window: Shape, **geometry: Any) -> Dim:
+    def cost(self, x: TensorType, *, combine: str, window: Shape, **geometry: Unpack[Geometry]) -> Dim:
         total = self.infer(x, combine=combine, window=window, **geometry).numel
         for k in window:
             total = total * k
@@ -390,7 +451,13 @@ class _window_reduce(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            arg: Arg, combine: str, window: Any, strides: Any, padding: Any, dilations: Any, **more: Any
+            arg: Arg,
+            combine: str,
+            window: Any,
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
+            **more: AttrValue,
         ) -> Sample:
             attrs = {"combine": combine, "window": window, "strides": strides, "padding": padding}
             attrs["dilations"] = dilations
@@ -422,7 +489,9 @@ def _spread_over(g: Node, shape: Shape) -> Node:
 
 
 @in_f32
-def _window_reduce_ref(x: np.ndarray, *, combine: str, window: Sequence[int], **geometry: Any) -> np.ndarray:
+def _window_reduce_ref(
+    x: np.ndarray, *, combine: str, window: Sequence[int], **geometry: Unpack[Geometry]
+) -> np.ndarray:
     from rlx.ir.dtype import dtype
 
     fill = identity_of(combine, dtype(x.dtype))
@@ -434,21 +503,32 @@ def _window_reduce_ref(x: np.ndarray, *, combine: str, window: Sequence[int], **
 
 
 def _geometry(
-    name: str, x: Any, window: Shape, strides: Any, padding: Any, dilations: Any
-) -> Mapping[str, Any]:
+    name: str,
+    x: Operand,
+    window: Shape,
+    strides: int | Sequence[int],
+    padding: PaddingLike,
+    dilations: int | Sequence[int],
+) -> Geometry:
     """Keyword geometry in canonical form."""
     steps = per_axis(name, "strides", strides, len(window))
     spacing = per_axis(name, "dilations", dilations, len(window))
-    shape = tuple(x.shape)
+    shape = tuple(shape_of(x))
     if len(shape) < len(window):
         raise ShapeError(f"{name}: an operand of rank {len(shape)} has too few axes for the window {window}")
     pads = resolve_padding(name, padding, shape[len(shape) - len(window) :], window, steps, spacing)
     return {"strides": steps, "padding": pads, "dilations": spacing}
 
 
+@of_one
 def windows(
-    x: Any, window: Sequence[Dim], strides: Any = 1, padding: Any = None, dilations: Any = 1, fill: float = 0
-) -> Any:
+    x: Operand,
+    window: Sequence[Dim],
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
+    fill: float = 0,
+) -> Tensor:
     """All windows over the last axes: [lead, axes] -> [lead, counts, window].
 
     >>> windows(np.arange(5), (3,), strides=2)
@@ -459,9 +539,14 @@ def windows(
     return _windows(x, window=shape, fill=fill, **_geometry("windows", x, shape, strides, padding, dilations))
 
 
+@of_one
 def fold_windows(
-    x: Any, size: Sequence[Dim], strides: Any = 1, padding: Any = None, dilations: Any = 1
-) -> Any:
+    x: Operand,
+    size: Sequence[Dim],
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
+) -> Tensor:
     """Add windows [lead, counts, window] back to where `windows` took them from: the adjoint, overlap-add.
 
     >>> fold_windows(np.ones((2, 3)), (5,), strides=2)
@@ -470,14 +555,20 @@ def fold_windows(
     n = len(size)
     steps = per_axis("fold_windows", "strides", strides, n)
     spacing = per_axis("fold_windows", "dilations", dilations, n)
-    window = tuple(x.shape)[len(x.shape) - n :]
+    window = tuple(shape_of(x))[len(shape_of(x)) - n :]
     pads = resolve_padding("fold_windows", padding, tuple(size), window, steps, spacing)
     return _fold_windows(x, size=tuple(size), strides=steps, padding=pads, dilations=spacing)
 
 
+@of_one
 def window_reduce(
-    x: Any, combine: str, window: Sequence[Dim], strides: Any = 1, padding: Any = None, dilations: Any = 1
-) -> Any:
+    x: Operand,
+    combine: str,
+    window: Sequence[Dim],
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
+) -> Tensor:
     """Sum ("sum"), maximum ("max") or minimum ("min") over each window of the last axes.
 
     >>> window_reduce(np.array([1.0, 5.0, 2.0, 3.0]), "max", (2,))

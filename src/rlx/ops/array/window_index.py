@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rlx.kernel.form import Form, Map, Reduce
 from rlx.kernel.scalar import Scalar, axes, call, const, convert, load, select, size
 from rlx.ops.array.window import (
     GEOMETRY,
+    Geometry,
     Padding,
     check_geometry,
     identity_of,
@@ -51,7 +52,7 @@ class window_argmax(Op):
         window: Shape,
         span: int,
         column_major: bool,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> TensorType:
         need_dtype(self.name, x, is_real)
         lead = x.rank - len(window)
@@ -84,7 +85,7 @@ class window_argmax(Op):
         window: Sequence[int],
         span: int,
         column_major: bool,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> np.ndarray:
         n = len(window)
         grid = np.meshgrid(*(np.arange(d) for d in x.shape), indexing="ij")
@@ -96,7 +97,7 @@ class window_argmax(Op):
         hit = (seen == best.reshape((*best.shape, *(1,) * n))) | (seen != seen)
         return np.asarray(np.min(np.where(hit, from_, last), axis=taps, initial=last))
 
-    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: object) -> Node:
         made: Node = window_argmax(*lift_all(flags, operands), **attrs)
         return made
 
@@ -108,7 +109,7 @@ class window_argmax(Op):
         window: Shape,
         span: int,
         column_major: bool,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> Form:
         n = len(window)
         lead = x.rank - n
@@ -117,7 +118,8 @@ class window_argmax(Op):
         last = const(int(I64.max_value), I64)
         seen = window_load(x, lead, at[: x.rank], at[x.rank :], identity_of("max", x.dtype), **geometry)
         index: list[Scalar] = list(at[:lead])
-        rows = zip(at[lead : x.rank], at[x.rank :], *(geometry[k] for k in GEOMETRY), strict=True)
+        strides, padding, dilations = geometry["strides"], geometry["padding"], geometry["dilations"]
+        rows = zip(at[lead : x.rank], at[x.rank :], strides, padding, dilations, strict=True)
         index += [position(o, k, s, low, d) for o, k, s, (low, _), d in rows]
         hit = call("equal", seen, load(1, at[: x.rank], x.dtype))
         if x.dtype.is_float:
@@ -127,7 +129,7 @@ class window_argmax(Op):
         body = select(hit, self._position(x.shape, index, n, span, column_major), last)
         return Reduce(space, tuple(range(x.rank, len(space))), "min", body, I64)
 
-    def cost(self, x: TensorType, best: TensorType, *, window: Shape, **attrs: Any) -> Dim:
+    def cost(self, x: TensorType, best: TensorType, *, window: Shape, **attrs: object) -> Dim:
         total: Dim = 2 * best.numel
         for k in window:
             total = total * k
@@ -173,14 +175,20 @@ class window_count(Op):
     not_differentiable = "it depends on no value"
 
     def infer(
-        self, *, size: Shape, window: Shape, counted: Padding, dtype: DType, **geometry: Any
+        self, *, size: Shape, window: Shape, counted: Padding, dtype: DType, **geometry: Unpack[Geometry]
     ) -> TensorType:
         need_dtype(self.name, TensorType(dtype, ()), is_number)
         check_geometry(self.name, len(window), geometry["strides"], counted, geometry["dilations"])
         return TensorType(dtype, window_counts(self.name, size, window, **geometry))
 
     def ref(
-        self, *, size: Sequence[int], window: Sequence[int], counted: Any, dtype: DType, **geometry: Any
+        self,
+        *,
+        size: Sequence[int],
+        window: Sequence[int],
+        counted: Any,
+        dtype: DType,
+        **geometry: Unpack[Geometry],
     ) -> np.ndarray:
         inside = np.ones(
             [d + max(lo, 0) + max(hi, 0) for d, (lo, hi) in zip(size, counted, strict=True)], np.int64
@@ -192,14 +200,17 @@ class window_count(Op):
         view = window_view(inside, window, geometry["strides"], rest, geometry["dilations"], fill=0)
         return np.asarray(view.sum(axis=tuple(range(len(size), view.ndim)))).astype(dtype.np)
 
-    def batch(self, flags: Sequence[bool], **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], **attrs: object) -> Node:
         made: Node = window_count(**attrs)
         return made
 
-    def lower(self, *, size: Shape, window: Shape, counted: Padding, dtype: DType, **geometry: Any) -> Form:
+    def lower(
+        self, *, size: Shape, window: Shape, counted: Padding, dtype: DType, **geometry: Unpack[Geometry]
+    ) -> Form:
         counts = window_counts(self.name, size, window, **geometry)
         total = const(1)
-        rows = zip(axes(len(counts)), size, window, counted, *(geometry[k] for k in GEOMETRY), strict=True)
+        strides, padding, dilations = geometry["strides"], geometry["padding"], geometry["dilations"]
+        rows = zip(axes(len(counts)), size, window, counted, strides, padding, dilations, strict=True)
         for o, d, k, (low, high), stride, (start, _), dilation in rows:
             first = position(o, const(0), stride, start, dilation)
             total = total * (
@@ -207,14 +218,23 @@ class window_count(Op):
             )
         return Map(counts, convert(total, dtype))
 
-    def cost(self, *, size: Shape, window: Shape, counted: Padding, dtype: DType, **geometry: Any) -> Dim:
+    def cost(
+        self, *, size: Shape, window: Shape, counted: Padding, dtype: DType, **geometry: Unpack[Geometry]
+    ) -> Dim:
         total: Dim = 1
         for d in window_counts(self.name, size, window, **geometry):
             total = total * d
         return total
 
     def samples(self) -> list[Sample]:
-        def one(sizes: Any, window: Any, strides: Any, padding: Any, dilations: Any, counted: Any) -> Sample:
+        def one(
+            sizes: Any,
+            window: Any,
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
+            counted: Any,
+        ) -> Sample:
             attrs = {
                 "size": sizes,
                 "window": window,

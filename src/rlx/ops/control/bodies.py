@@ -14,6 +14,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, constant_array, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, run_rule
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.rewrite import inline
 from rlx.ir.tree import Tree, flatten
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
@@ -210,19 +211,20 @@ def batch_carries(
 # -- tracing Python functions
 
 
-def as_value(x: Any) -> Any:
+@of_one
+def as_value(x: Operand) -> Tensor:
     """A leaf as a node or an array; Python numbers are f32, i64 and bool, as constants of a graph are."""
     if isinstance(x, Node):
         return x
     return constant_array(x)
 
 
-def type_of(x: Any) -> TensorType:
+def type_of(x: Node | np.ndarray | np.generic) -> TensorType:
     """The type of a node or an array."""
     return x.tensor if isinstance(x, Node) else TensorType(dtype(x.dtype), x.shape)
 
 
-def known_type(x: Any) -> TensorType | None:
+def known_type(x: Operand) -> TensorType | None:
     """The type of a result of a traced function; None for a Python number, which takes another's."""
     return type_of(x) if isinstance(x, (Node, np.ndarray, np.generic)) else None
 
@@ -243,7 +245,7 @@ def same_carry(name: str, carry: Any, tree: Tree) -> list[Any]:
     return leaves
 
 
-def pair_of(name: str, value: Any, parts: str, count: int = 2) -> tuple[Any, ...]:
+def pair_of(name: str, value: object, parts: str, count: int = 2) -> tuple[Any, ...]:
     """What a traced function returned, as a tuple of so many parts."""
     if not isinstance(value, tuple) or len(value) != count:
         raise TypeMismatchError(

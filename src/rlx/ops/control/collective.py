@@ -23,11 +23,12 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, integer, one_of, string
+from rlx.ir.attr import Attr, AttrValue, integer, one_of, string
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Collective as CollectiveForm
 from rlx.kernel.form import Form, Map
@@ -43,7 +44,7 @@ KINDS = ("sum", "mean", "max", "min", "prod")
 _STEPS: dict[str, Callable[..., Any]] = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
-def _group_size(value: Any) -> int:
+def _group_size(value: object) -> int:
     count = integer(value)
     if count < 1:
         raise ValueError(f"needs at least 1 rank, got {count}")
@@ -75,10 +76,10 @@ class Collective(Op):
     pairs: Callable[[int], tuple[tuple[int, int], ...]]
     """(axis of the operand, axis of the result) that run along each other and that nothing cuts."""
 
-    def ref(self, x: np.ndarray, *, ranks: int, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, *, ranks: int, **attrs: object) -> np.ndarray:
         return self.everywhere([x] * ranks, ranks=ranks, **attrs)[0]
 
-    def lower(self, x: TensorType, *, axis: str, ranks: int, **attrs: Any) -> Form:
+    def lower(self, x: TensorType, *, axis: str, ranks: int, **attrs: object) -> Form:
         out = self.infer(x, axis=axis, ranks=ranks, **attrs)
         if ranks == 1:  # nobody to meet: the operand, under the shape of the result
             skip = out.rank - x.rank
@@ -89,10 +90,10 @@ class Collective(Op):
             f"{self.name} {what}".strip() + f" over {axis!r} ({ranks} ranks)", self.pairs(x.rank)
         )
 
-    def cost(self, x: TensorType, **attrs: Any) -> Dim:
+    def cost(self, x: TensorType, **attrs: object) -> Dim:
         return x.numel
 
-    def _samples(self, texts: Sequence[str], **attrs: Any) -> list[Sample]:
+    def _samples(self, texts: Sequence[str], **attrs: object) -> list[Sample]:
         return [Sample((Arg(t),), {"axis": "x", "ranks": 1, **attrs}, grad="n" not in t) for t in texts]
 
 
@@ -130,7 +131,7 @@ class all_reduce(Collective):
         whole = stack_ranks(x, axis=axis, ranks=ranks)
         return [reduce_part(_combine_vjp(kind, g, y, whole), axis=axis, ranks=ranks)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         made: Node = all_reduce(x, **attrs)
         return made
 
@@ -168,10 +169,10 @@ class stack_ranks(Collective):
     def pairs(self, rank: int) -> tuple[tuple[int, int], ...]:
         return tuple((i, i + 1) for i in range(rank))
 
-    def vjp(self, g: Node, y: Node, x: Node, **attrs: Any) -> list[Node]:
+    def vjp(self, g: Node, y: Node, x: Node, **attrs: object) -> list[Node]:
         return [reduce_part(g, **attrs)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         return _move_axis(stack_ranks(x, **attrs), 0, 1)
 
     def samples(self) -> list[Sample]:
@@ -203,7 +204,7 @@ class reduce_part(_Parts):
         whole = swap_parts(x, axis=axis, ranks=ranks)
         return [swap_parts(_combine_vjp(kind, g, y, whole), axis=axis, ranks=ranks)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         made: Node = reduce_part(_move_axis(x, 1, 0), **attrs)
         return made
 
@@ -231,10 +232,10 @@ class swap_parts(_Parts):
     def pairs(self, rank: int) -> tuple[tuple[int, int], ...]:
         return tuple((i, i) for i in range(1, rank))
 
-    def vjp(self, g: Node, y: Node, x: Node, **attrs: Any) -> list[Node]:
+    def vjp(self, g: Node, y: Node, x: Node, **attrs: object) -> list[Node]:
         return [swap_parts(g, **attrs)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Node:
         return _move_axis(swap_parts(_move_axis(x, 1, 0), **attrs), 0, 1)
 
     def samples(self) -> list[Sample]:
@@ -260,7 +261,7 @@ class rank_index(Op):
     def ref(self, *, axis: str, ranks: int) -> np.ndarray:
         return np.asarray(0, np.int64)
 
-    def batch(self, flags: Sequence[bool], **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], **attrs: object) -> Node:
         made: Node = rank_index(**attrs)
         return made
 
@@ -368,10 +369,10 @@ class _reduce_scatter(_Composite):
         _check_dim(self.name, x, dim)
         return x.with_shape(_with(x.shape, dim, _cut(self.name, x.shape, dim, ranks)))
 
-    def everywhere(self, arrays: Arrays, *, ranks: int, kind: str, dim: int, **_: Any) -> list[np.ndarray]:
+    def everywhere(self, arrays: Arrays, *, ranks: int, kind: str, dim: int, **_: object) -> list[np.ndarray]:
         return np.split(_combined(arrays, kind), ranks, dim)
 
-    def ref(self, x: np.ndarray, *, ranks: int, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, *, ranks: int, **attrs: AttrValue) -> np.ndarray:
         return self.everywhere([x] * ranks, ranks=ranks, **attrs)[0]
 
     def expand(self, x: Node, *, axis: str, ranks: int, kind: str, dim: int) -> Node:
@@ -400,12 +401,12 @@ class _all_to_all(_Composite):
         return x.with_shape(_with(cut, concat, cut[concat] * ranks))
 
     def everywhere(
-        self, arrays: Arrays, *, ranks: int, split: int, concat: int, **_: Any
+        self, arrays: Arrays, *, ranks: int, split: int, concat: int, **_: object
     ) -> list[np.ndarray]:
         parts = [np.split(a, ranks, split) for a in arrays]
         return [np.concatenate([p[r] for p in parts], concat) for r in range(ranks)]
 
-    def ref(self, x: np.ndarray, *, ranks: int, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, *, ranks: int, **attrs: AttrValue) -> np.ndarray:
         return self.everywhere([x] * ranks, ranks=ranks, **attrs)[0]
 
     def expand(self, x: Node, *, axis: str, ranks: int, split: int, concat: int) -> Node:
@@ -433,10 +434,10 @@ class _broadcast(_Composite):
             raise ShapeError(f"broadcast: there is no rank {root} among the {ranks} of axis {axis!r}")
         return x
 
-    def everywhere(self, arrays: Arrays, *, ranks: int, root: int, **_: Any) -> list[np.ndarray]:
+    def everywhere(self, arrays: Arrays, *, ranks: int, root: int, **_: object) -> list[np.ndarray]:
         return [arrays[root]] * ranks
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return x
 
     def expand(self, x: Node, *, axis: str, ranks: int, root: int) -> Node:
@@ -460,7 +461,8 @@ class _broadcast(_Composite):
 # -- what users call
 
 
-def all_gather(x: Any, axis: str, ranks: int, dim: int = 0) -> Any:
+@of_one
+def all_gather(x: Operand, axis: str, ranks: int, dim: int = 0) -> Tensor:
     """The operands of the `ranks` ranks of mesh axis `axis`, joined along `dim`.
 
     >>> all_gather(np.arange(2), axis="tp", ranks=2)
@@ -469,7 +471,8 @@ def all_gather(x: Any, axis: str, ranks: int, dim: int = 0) -> Any:
     return _all_gather(x, axis=axis, ranks=ranks, dim=_normal("all_gather", x, dim))
 
 
-def reduce_scatter(x: Any, axis: str, ranks: int, kind: str = "sum", dim: int = 0) -> Any:
+@of_one
+def reduce_scatter(x: Operand, axis: str, ranks: int, kind: str = "sum", dim: int = 0) -> Tensor:
     """The operands of all ranks combined; each rank gets its part of `dim`.
 
     >>> reduce_scatter(np.arange(4), axis="tp", ranks=2)
@@ -478,7 +481,8 @@ def reduce_scatter(x: Any, axis: str, ranks: int, kind: str = "sum", dim: int = 
     return _reduce_scatter(x, axis=axis, ranks=ranks, kind=kind, dim=_normal("reduce_scatter", x, dim))
 
 
-def all_to_all(x: Any, axis: str, ranks: int, split: int = 0, concat: int = 0) -> Any:
+@of_one
+def all_to_all(x: Operand, axis: str, ranks: int, split: int = 0, concat: int = 0) -> Tensor:
     """Part r of `split` goes to rank r; what came from the ranks is joined along `concat`.
 
     >>> all_to_all(np.arange(4), axis="tp", ranks=2)
@@ -488,7 +492,8 @@ def all_to_all(x: Any, axis: str, ranks: int, split: int = 0, concat: int = 0) -
     return _all_to_all(x, axis=axis, ranks=ranks, split=split, concat=concat)
 
 
-def broadcast(x: Any, axis: str, ranks: int, root: int = 0) -> Any:
+@of_one
+def broadcast(x: Operand, axis: str, ranks: int, root: int = 0) -> Tensor:
     """The operand of rank `root` of mesh axis `axis`, for all its ranks.
 
     >>> broadcast(np.arange(2), axis="dp", ranks=2)
@@ -497,7 +502,7 @@ def broadcast(x: Any, axis: str, ranks: int, root: int = 0) -> Any:
     return _broadcast(x, axis=axis, ranks=ranks, root=root)
 
 
-def _normal(name: str, x: Any, dim: int) -> int:
+def _normal(name: str, x: Operand, dim: int) -> int:
     return normal_axis(name, dim, len(shape_of(x)))
 
 

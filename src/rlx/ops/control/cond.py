@@ -14,6 +14,7 @@ from rlx.ir.dim import Dim, dim_max
 from rlx.ir.dtype import BOOL
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor
 from rlx.ir.tree import flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.kernel.form import Form, Loop
@@ -114,7 +115,9 @@ class _cond(Op):
         ]
 
 
-def cond(condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+def cond(
+    condition: Operand, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Operand
+) -> Tensor:
     """then(*operands) where the condition (one bool) holds, else otherwise(*operands); only one of them runs.
 
     Both return the same nested tuples, lists and dicts of values of the same types.

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, GradientError, RlxError, TypeMismatchError, UnknownOpError
-from rlx.ir.attr import Attr, string
+from rlx.ir.attr import Attr, AttrValue, string
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Operand
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 from rlx.kernel.form import Call, Form, Map
 from rlx.kernel.scalar import axes, call, const, load
@@ -44,7 +45,7 @@ class CustomFunction:
     cost: Rule | None = None
     version: str = ""
 
-    def __call__(self, *operands: Any, **options: Any) -> Any:
+    def __call__(self, *operands: Operand, **options: object) -> Any:
         return _custom(*operands, function=self.name, version=self.version, options=options)
 
 
@@ -96,7 +97,7 @@ def unregister_op(name: str) -> None:
     del _FUNCTIONS[name]
 
 
-def custom(name: str, *operands: Any, **options: Any) -> Any:
+def custom(name: str, *operands: Operand, **options: object) -> Any:
     """Call a registered op by its name.
 
     >>> _ = register_op("double", ref=lambda x: x * 2)
@@ -120,7 +121,7 @@ def _find(name: str) -> CustomFunction:
 # -- the op
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """An option in a form that text can hold."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -131,7 +132,7 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"needs numbers, texts, dtypes and tuples of them, got {type(value).__name__}")
 
 
-def options(value: Any) -> tuple[tuple[str, Any], ...]:
+def options(value: AttrValue) -> tuple[tuple[str, Any], ...]:
     """Attribute kind: keyword options, as pairs sorted by name."""
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple(sorted((str(key), _plain(item)) for key, item in pairs))
@@ -253,7 +254,7 @@ def _halves_type(x: TensorType, by: TensorType) -> list[TensorType]:
     return [half, half]
 
 
-def _halves_vjp(g: Any, y: Any, x: Node, by: Node) -> list[Node]:
+def _halves_vjp(g: Sequence[Node | None], y: Sequence[Node], x: Node, by: Node) -> list[Node]:
     from rlx.ops.array.create import zeros_like
     from rlx.ops.array.shape import concat
     from rlx.ops.math.reduce import sum

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import GradientError, OpAttributeError, TransformError, TypeMismatchError, current_where
-from rlx.ir.attr import Attr, dim, integer, optional
+from rlx.ir.attr import Attr, AttrValue, dim, integer, optional
 from rlx.ir.body import Body, as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Constraint, Dim, Expr, sym
@@ -127,7 +127,7 @@ class _loop(Op):
         return results_of(state, found, lambda: run.empty(0)[carries + 1 :])
 
     def vjp(
-        self, g: Any, y: Any, *operands: Node, bodies: Sequence[Graph], **attrs: Any
+        self, g: Any, y: Any, *operands: Node, bodies: Sequence[Graph], **attrs: AttrValue
     ) -> list[Node | None]:
         if attrs["max_trips"] is None:
             raise GradientError(
@@ -141,7 +141,7 @@ class _loop(Op):
         grads = splice(whole, [*operands, *(incoming[i] for i in seeded)], operands[0].graph)
         return scatter_grads(len(operands), wanted, grads)
 
-    def saving(self, *operands: Node, bodies: Sequence[Graph], **attrs: Any) -> Node | None:
+    def saving(self, *operands: Node, bodies: Sequence[Graph], **attrs: AttrValue) -> Node | None:
         """A loop with a bound as a scan: its own gradient rule then saves what it needs."""
         if attrs["max_trips"] is None or not any(is_float(x) for x in operands):
             return None
@@ -219,7 +219,7 @@ class _loop(Op):
         out = add_op(self, [most, reduce_any(alive, axes=(0,)), alive, *start, *fixed], attrs, [step])
         return tuple(out[1:]) if carries > 1 else out[1]
 
-    def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: Any) -> Form:
+    def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: AttrValue) -> Form:
         carries = attrs["carries"]
         return Loop("loop", tuple(attrs.items()), 2 + carries, carries + 1, carries)
 

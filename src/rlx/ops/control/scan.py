@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.errors import ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, boolean, dim, integer
+from rlx.ir.attr import Attr, AttrValue, boolean, dim, integer
 from rlx.ir.body import as_nodes, close, need_arguments, trace
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim
@@ -172,7 +172,7 @@ class _scan(Op):
         products = [_sum_over_steps(slopes[i], stack_of) for i in factors]
         return scatter_grads(len(operands), [*direct, *factors], [*made[: len(direct)], *products])
 
-    def saving(self, *operands: Node, carries: int, bodies: Sequence[Graph], **more: Any) -> Node | None:
+    def saving(self, *operands: Node, carries: int, bodies: Sequence[Graph], **more: object) -> Node | None:
         (body,) = bodies
         if not _unsaved(body, carries) or not any(is_float(n) for n in body.inputs):
             return None
@@ -204,11 +204,11 @@ class _scan(Op):
         results = (*final, *map(swap_front, out[carries:]))
         return results if len(results) > 1 else results[0]
 
-    def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: Any) -> Form:
+    def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: AttrValue) -> Form:
         moving = attrs["carries"] + attrs["scanned"]
         return Loop("scan", tuple(attrs.items()), moving, moving, attrs["carries"])
 
-    def cost(self, *types: TensorType, length: Dim, bodies: Sequence[Graph], **attrs: Any) -> Dim:
+    def cost(self, *types: TensorType, length: Dim, bodies: Sequence[Graph], **attrs: object) -> Dim:
         return length * work(bodies[0])
 
     def samples(self) -> list[Sample]:

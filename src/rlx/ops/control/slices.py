@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeMismatchError
-from rlx.ir.attr import Attr, dim, integer, ints, string
+from rlx.ir.attr import Attr, AttrValue, dim, integer, ints, string
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import BodyRunner, Op, Role, Sample, declare
@@ -120,7 +120,7 @@ class _slices(Op):
         made, _ = batched(whole, flags, batch_size(flags, operands))
         return tuple(splice(made, operands, operands[0].graph))
 
-    def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: Any) -> Form:
+    def lower(self, *types: TensorType, bodies: Sequence[Graph], **attrs: AttrValue) -> Form:
         return Loop("slices", tuple(attrs.items()), attrs["sliced"], attrs["sliced"])
 
     def cost(

@@ -19,6 +19,7 @@ from rlx.ir.attr import Attr, one_of, real
 from rlx.ir.dtype import BOOL, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.math.elementwise import (
     CONSTANT_PIECES,
@@ -61,7 +62,7 @@ class Composite(Op):
     accepts: Accepts
     result: DType | None = None
 
-    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+    def infer(self, *types: TensorType, **attrs: object) -> TensorType:
         for t in types:
             need_dtype(self.name, t, type(self).accepts)
         d = same_dtype(self.name, types)
@@ -93,7 +94,7 @@ def composite(
     none; `tried` are attribute values for samples; `one_rounding`: the expansion needs no detour through f32.
     """
 
-    def vjp(self: Op, g: Node, y: Node, *operands: Node, **given: Any) -> list[Node]:
+    def vjp(self: Op, g: Node, y: Node, *operands: Node, **given: object) -> list[Node]:
         assert callable(grad)
         return [unbroadcast(d, x) for d, x in zip(grad(g, y, *operands, **given), operands, strict=True)]
 
@@ -307,7 +308,7 @@ class _clip(Composite):
     accepts = staticmethod(is_real)
     attrs = {"bounds": Attr(one_of("min", "max", "both"))}
 
-    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+    def infer(self, *types: TensorType, **attrs: object) -> TensorType:
         bounds = attrs["bounds"]
         want = 3 if bounds == "both" else 2
         if len(types) != want:
@@ -352,7 +353,8 @@ class _clip(Composite):
         ]
 
 
-def clip(x: Any, min: Any = None, max: Any = None) -> Any:
+@of_one
+def clip(x: Operand, min: Any = None, max: Any = None) -> Tensor:
     """x kept between min and max, as numpy.clip; a bound that is None does not limit.
 
     >>> clip(np.array([-3.0, 0.5, 9.0]), -1.0, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import ALL_DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import Scalar, call, load, primitive
@@ -73,7 +73,8 @@ class _bitcast(Op):
         ]
 
 
-def bitcast(x: Any, dtype: Any) -> Any:
+@of_one
+def bitcast(x: Operand, dtype: DTypeLike) -> Tensor:
     """The bits of x as another dtype of the same width, as ndarray.view.
 
     >>> hex(int(bitcast(np.array(1.0, np.float32), "u32")))

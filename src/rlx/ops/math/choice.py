@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
@@ -13,6 +11,7 @@ from rlx.ir.dim import known_le
 from rlx.ir.dtype import F32, I64, U32
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.gather import take_along_axis
 from rlx.ops.array.shape import reshape
@@ -120,7 +119,7 @@ class _sample_tokens(Op):
     def samples(self) -> list[Sample]:
         key = Arg("u32[2]", 0, 2**32 - 1)
 
-        def one(logits: str, **attrs: Any) -> Sample:
+        def one(logits: str, **attrs: object) -> Sample:
             return Sample((key, Arg(logits, distinct=True)), attrs, grad=False)
 
         return [
@@ -137,9 +136,14 @@ class _sample_tokens(Op):
         ]
 
 
+@of_one
 def sample_tokens(
-    key: Any, logits: Any, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> Any:
+    key: Operand,
+    logits: Operand,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
     """Indices along the last axis of logits, drawn by softmax(logits / temperature).
 
     `top_k` keeps the k most likely, then `top_p` the fewest that together have at least that probability; a

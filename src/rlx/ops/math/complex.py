@@ -6,14 +6,13 @@ that exists; of a real loss it is the conjugate of the direction of steepest asc
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import DTypeError
 from rlx.ir.dtype import C64, C128, F32, F64, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.kernel.scalar import primitive
 from rlx.ops.math.elementwise import Elementwise, neg
 from rlx.ops.rules import is_complex, is_real_float, unbroadcast
@@ -124,32 +123,39 @@ primitive("conj", 1, np.conj, lambda d: d)
 primitive("complex", 2, _joined, complex_of)
 
 
-def _is_complex(x: Any) -> bool:
-    return x.dtype.is_complex if isinstance(x, Node) else bool(np.iscomplexobj(x))
+def _is_complex(x: Operand) -> bool:
+    return x.dtype.is_complex if isinstance(x, Node) else np.asarray(x).dtype.kind == "c"
 
 
-def real(x: Any) -> Any:
+def _plain(x: Operand) -> Tensor:
+    return x if isinstance(x, Node) else np.asarray(x)
+
+
+@of_one
+def real(x: Operand) -> Tensor:
     """The real part, as numpy.real; a real x is its own.
 
     >>> real(np.array([1 + 2j]))
     array([1.])
     """
-    return _real(x) if _is_complex(x) else x
+    return _real(x) if _is_complex(x) else _plain(x)
 
 
-def imag(x: Any) -> Any:
+@of_one
+def imag(x: Operand) -> Tensor:
     """The imaginary part, as numpy.imag; of a real x it is 0.
 
     >>> imag(np.array([1 + 2j]))
     array([2.])
     """
-    return _imag(x) if _is_complex(x) else x * 0
+    return _imag(x) if _is_complex(x) else _plain(x) * 0
 
 
-def conj(x: Any) -> Any:
+@of_one
+def conj(x: Operand) -> Tensor:
     """The complex conjugate, as numpy.conj; a real x is its own.
 
     >>> conj(np.array([1 + 2j]))
     array([1.-2.j])
     """
-    return _conj(x) if _is_complex(x) else x
+    return _conj(x) if _is_complex(x) else _plain(x)

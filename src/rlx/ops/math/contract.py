@@ -11,11 +11,12 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, dtype_kind, ints, optional, string
+from rlx.ir.attr import Attr, AttrValue, dtype_kind, ints, optional, string
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_two
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Contract, Form
 from rlx.ops.array.shape import broadcast_to, inverse_permutation, reshape, transpose
@@ -86,7 +87,9 @@ class _dot_general(Op):
         "out_dtype": Attr(optional(dtype_kind), None),
     }
 
-    def infer(self, a: TensorType, b: TensorType, *, out_dtype: Any, **axes: Any) -> TensorType:
+    def infer(
+        self, a: TensorType, b: TensorType, *, out_dtype: DType | None, **axes: AttrValue
+    ) -> TensorType:
         need_dtype(self.name, a, is_number)
         need_dtype(self.name, b, is_number)
         d = same_dtype(self.name, (a, b)) if out_dtype is None else out_dtype
@@ -103,7 +106,7 @@ class _dot_general(Op):
             require_equal(a.shape[i], b.shape[j], partial(_sizes_differ, a, i, b, j))
         return TensorType(d, at.result(a.shape, b.shape))
 
-    def ref(self, a: np.ndarray, b: np.ndarray, *, out_dtype: Any, **axes: Any) -> np.ndarray:
+    def ref(self, a: np.ndarray, b: np.ndarray, *, out_dtype: DType | None, **axes: AttrValue) -> np.ndarray:
         at, own = Axes(**axes), dtype(a.dtype)
         out = own if out_dtype is None else out_dtype
         wide = accumulate_dtype(out if out.bits > own.bits else own).np
@@ -118,7 +121,9 @@ class _dot_general(Op):
         product: np.ndarray = np.matmul(x, y).reshape(at.result(a.shape, b.shape))
         return product.astype(out.np, copy=False)
 
-    def vjp(self, g: Node, y: Node, a: Node, b: Node, *, out_dtype: Any, **axes: Any) -> list[Node]:
+    def vjp(
+        self, g: Node, y: Node, a: Node, b: Node, *, out_dtype: DType | None, **axes: AttrValue
+    ) -> list[Node]:
         at, kinds = Axes(**axes), (a.dtype, b.dtype)
         if g.dtype is not a.dtype:  # out_dtype: the products below are those of the wider dtype
             a, b = op_call("cast", a, dtype=g.dtype), op_call("cast", b, dtype=g.dtype)
@@ -136,7 +141,9 @@ class _dot_general(Op):
         grads = zip((da, db), kinds, strict=True)
         return [d if d.dtype is kind else op_call("cast", d, dtype=kind) for d, kind in grads]
 
-    def batch(self, flags: Sequence[bool], a: Node, b: Node, *, out_dtype: Any, **axes: Any) -> Node:
+    def batch(
+        self, flags: Sequence[bool], a: Node, b: Node, *, out_dtype: DType | None, **axes: AttrValue
+    ) -> Node:
         at = Axes(**axes)
         lhs, rhs = shift(at.lhs_contract), shift(at.rhs_contract)
         made: Node
@@ -153,19 +160,19 @@ class _dot_general(Op):
         made = dot_general(a, b, (lhs, rhs), batch, out_dtype)
         return made
 
-    def lower(self, a: TensorType, b: TensorType, *, out_dtype: Any, **axes: Any) -> Form:
+    def lower(self, a: TensorType, b: TensorType, *, out_dtype: DType | None, **axes: AttrValue) -> Form:
         at, out = Axes(**axes), a.dtype if out_dtype is None else out_dtype
         wide = accumulate_dtype(out if out.bits > a.dtype.bits else a.dtype)
         return Contract(a.shape, b.shape, at.batch, at.contract, out, wide)
 
-    def cost(self, a: TensorType, b: TensorType, *, out_dtype: Any, **axes: Any) -> Dim:
+    def cost(self, a: TensorType, b: TensorType, *, out_dtype: DType | None, **axes: AttrValue) -> Dim:
         total: Dim = 2 * a.numel
         for j in Axes(**axes).right(b.rank):
             total = total * b.shape[j]
         return total
 
     def samples(self) -> list[Sample]:
-        def one(a: str, b: str, contract: Any, batch: Any = ((), ()), **more: Any) -> Sample:
+        def one(a: str, b: str, contract: Any, batch: Any = ((), ()), **more: AttrValue) -> Sample:
             attrs = {
                 "lhs_contract": contract[0],
                 "rhs_contract": contract[1],
@@ -192,13 +199,14 @@ def free_axes(rank: int, contract: Sequence[int], batch: Sequence[int]) -> tuple
     return tuple(i for i in range(rank) if i not in contract and i not in batch)
 
 
+@of_two
 def dot_general(
-    a: Any,
-    b: Any,
+    a: Operand,
+    b: Operand,
     contract: tuple[Sequence[int], Sequence[int]],
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
-    out_dtype: Any = None,
-) -> Any:
+    out_dtype: DTypeLike | None = None,
+) -> Tensor:
     """Contract axes of a with axes of b, pairing batch axes; result axes are batch, rest of a, rest of b.
 
     >>> dot_general(np.ones((2, 3)), np.ones((4, 3)), ((1,), (1,))).shape
@@ -215,7 +223,7 @@ def dot_general(
     )
 
 
-def matrix_product(a: Node, b: Node, out_dtype: Any = None) -> Node:
+def matrix_product(a: Node, b: Node, out_dtype: DTypeLike | None = None) -> Node:
     """matmul as a contraction; `out_dtype` as for dot_general."""
     made: Node
     if b.rank <= 2:  # leading axes of a are just more rows
@@ -341,7 +349,7 @@ class _einsum(Op):
         ]
 
 
-def einsum(equation: str, *operands: Any) -> Any:
+def einsum(equation: str, *operands: Operand) -> Any:
     """Einstein summation, as numpy.einsum with a text equation.
 
     >>> einsum("ij,ij->i", np.ones((2, 3)), np.ones((2, 3)))

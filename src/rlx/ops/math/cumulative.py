@@ -12,6 +12,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Cumulate, Form
 from rlx.kernel.scalar import axes, load
@@ -186,15 +187,20 @@ class _cummin(_Extreme):
     combine = "min"
 
 
-def _along(name: str, x: Any, axis: int | None, **how: bool) -> Any:
+def _along(name: str, x: Operand, axis: int | None, **how: bool) -> Any:
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     return op_call(name, x, axis=normal_axis(name, axis, len(shape_of(x))), **how)
 
 
+@of_one
 def cumsum(
-    x: Any, axis: int | None = None, exclusive: bool = False, reverse: bool = False, dtype: Any = None
-) -> Any:
+    x: Operand,
+    axis: int | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """Running sum along an axis (of the flattened x by default), as numpy.cumsum.
 
     `exclusive` leaves out the element itself, `reverse` runs from the end. Integers and `dtype` as in `sum`.
@@ -205,9 +211,14 @@ def cumsum(
     return _along("cumsum", summable(x, dtype), axis, exclusive=exclusive, reverse=reverse)
 
 
+@of_one
 def cumprod(
-    x: Any, axis: int | None = None, exclusive: bool = False, reverse: bool = False, dtype: Any = None
-) -> Any:
+    x: Operand,
+    axis: int | None = None,
+    exclusive: bool = False,
+    reverse: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """Running product along an axis (of the flattened x by default), as numpy.cumprod.
 
     Flags, integers and `dtype` as in `cumsum`.
@@ -218,7 +229,8 @@ def cumprod(
     return _along("cumprod", summable(x, dtype), axis, exclusive=exclusive, reverse=reverse)
 
 
-def cummax(x: Any, axis: int | None = None, reverse: bool = False) -> Any:
+@of_one
+def cummax(x: Operand, axis: int | None = None, reverse: bool = False) -> Tensor:
     """Running maximum along an axis (of the flattened x by default), as numpy.maximum.accumulate.
 
     >>> cummax(np.array([1, 3, 2]))
@@ -227,7 +239,8 @@ def cummax(x: Any, axis: int | None = None, reverse: bool = False) -> Any:
     return _along("cummax", x, axis, reverse=reverse)
 
 
-def cummin(x: Any, axis: int | None = None, reverse: bool = False) -> Any:
+@of_one
+def cummin(x: Operand, axis: int | None = None, reverse: bool = False) -> Tensor:
     """Running minimum along an axis (of the flattened x by default), as numpy.minimum.accumulate.
 
     >>> cummin(np.array([3, 1, 2]), reverse=True)

@@ -229,7 +229,7 @@ def _sigmoid(x: np.ndarray) -> Any:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(x.dtype)
 
 
-def _is_tie(x: Any, y: Any) -> Any:
+def _is_tie(x: Node, y: Node) -> Node:
     return cast(equal(x, y), dtype=x.dtype)
 
 

@@ -21,6 +21,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, F64, U32, U64, DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Sizes, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import Scalar, axes, call, const, convert, load, select
@@ -198,7 +199,8 @@ def random_key(seed: Any) -> Any:
     return np.array([number & LOW, number >> 32 & LOW], np.uint32)
 
 
-def random_split(key: Any, count: Any = 2) -> Any:
+@of_one
+def random_split(key: Operand, count: Any = 2) -> Tensor:
     """`count` new keys [count, 2] from one, independent of each other and of what is drawn with it.
 
     >>> random_split(random_key(0), 3).shape
@@ -207,14 +209,17 @@ def random_split(key: Any, count: Any = 2) -> Any:
     return _random_bits(key, shape=(count, 2), stream=SPLIT)
 
 
-def random_fold(key: Any, data: Any) -> Any:
+@of_one
+def random_fold(key: Operand, data: Operand) -> Tensor:
     """A new key from a key and an integer, for example the number of a step or a layer.
 
     >>> bool((random_fold(random_key(0), 1) == random_fold(random_key(0), 2)).any())
     False
     """
     offset = (
-        cast(data, dtype=U64) if isinstance(data, Node) else np.asarray(int(data) & (1 << 64) - 1, np.uint64)
+        cast(data, dtype=U64)
+        if isinstance(data, Node)
+        else np.asarray(int(np.asarray(data)) & (1 << 64) - 1, np.uint64)
     )
     return _random_bits(key, offset, shape=(2,), stream=FOLD)
 
@@ -222,7 +227,10 @@ def random_fold(key: Any, data: Any) -> Any:
 # -- distributions
 
 
-def random_bits(key: Any, shape: Any, dtype: Any = "u32", offset: Any = None, stream: int = DRAW) -> Any:
+@of_one
+def random_bits(
+    key: Operand, shape: Sizes, dtype: DTypeLike = "u32", offset: Operand | None = None, stream: int = DRAW
+) -> Tensor:
     """Random integers over all values of u32 or u64.
 
     >>> random_bits(random_key(0), 4)
@@ -238,7 +246,8 @@ def _need_float(name: str, kind: Any) -> DType:
     return found
 
 
-def unit(key: Any, shape: Any, kind: DType) -> Any:
+@of_one
+def unit(key: Operand, shape: Sizes, kind: DType) -> Tensor:
     """Uniform in [0, 1): as many bits as the dtype has in its mantissa, so that every value is exact."""
     digits = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}[kind.name]
     source = "u64" if kind is F64 else "u32"
@@ -246,7 +255,10 @@ def unit(key: Any, shape: Any, kind: DType) -> Any:
     return mul(cast(bits, dtype=kind), 2.0**-digits)
 
 
-def uniform(key: Any, shape: Any = (), low: float = 0.0, high: float = 1.0, dtype: Any = "f32") -> Any:
+@of_one
+def uniform(
+    key: Operand, shape: Sizes = (), low: float = 0.0, high: float = 1.0, dtype: DTypeLike = "f32"
+) -> Tensor:
     """Uniform floating-point numbers in [low, high).
 
     >>> x = uniform(random_key(1), 1000, -1.0, 1.0)
@@ -263,7 +275,10 @@ def uniform(key: Any, shape: Any = (), low: float = 0.0, high: float = 1.0, dtyp
     return minimum(add(mul(x, high - low), low), last)  # the sum may round up to high
 
 
-def normal(key: Any, shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype: Any = "f32") -> Any:
+@of_one
+def normal(
+    key: Operand, shape: Sizes = (), mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = "f32"
+) -> Tensor:
     """Normal numbers by Box and Muller: sqrt(-2 log u) cos(2 pi v) for uniform u in (0, 1] and v in [0, 1).
 
     u has 24 bits (53 for f64), so that no value lies further than 5.8 (8.6) deviations from the mean.
@@ -288,7 +303,8 @@ def normal(key: Any, shape: Any = (), mean: float = 0.0, std: float = 1.0, dtype
     return x if kind is wide else cast(x, dtype=kind)
 
 
-def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:
+@of_one
+def bernoulli(key: Operand, p: Operand = 0.5, shape: Sizes | None = None) -> Tensor:
     """True with probability p, a number or a floating-point tensor; its shape by default.
 
     >>> bernoulli(random_key(3), 1.0, 4).tolist(), bernoulli(random_key(3), 0.0, 2).tolist()
@@ -301,7 +317,8 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:
     return unit(key, size, _need_float("bernoulli", kind)) < p
 
 
-def dropout_mask(key: Any, shape: Any, rate: float = 0.5) -> Any:
+@of_one
+def dropout_mask(key: Operand, shape: Sizes, rate: float = 0.5) -> Tensor:
     """Which elements dropout keeps: true with probability 1 - rate. Pass it to `dropout` as its mask.
 
     >>> dropout_mask(random_key(0), (2, 3), 0.0).all()
@@ -312,7 +329,8 @@ def dropout_mask(key: Any, shape: Any, rate: float = 0.5) -> Any:
     return bernoulli(key, 1.0 - rate, shape)
 
 
-def randint(key: Any, shape: Any, low: int, high: int, dtype: Any = "i64") -> Any:
+@of_one
+def randint(key: Operand, shape: Sizes, low: int, high: int, dtype: DTypeLike = "i64") -> Tensor:
     """Integers in [low, high), each of them likely to within (high - low) / 2**64.
 
     >>> x = randint(random_key(5), 1000, -3, 4)

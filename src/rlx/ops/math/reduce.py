@@ -14,6 +14,7 @@ from rlx.ir.dtype import BOOL, I64, U64, DType
 from rlx.ir.dtype import dtype as dtype_of
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Reduce
 from rlx.kernel.scalar import axes as space_axes
@@ -31,6 +32,7 @@ from rlx.ops.rules import (
     normal_axes,
     normal_axis,
     op_call,
+    rank_of,
     shift,
 )
 
@@ -116,7 +118,7 @@ class reduce_sum(Reduction):
     combine = "sum"
     accepts = staticmethod(is_number)
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return np.asarray(_sum_ref(x, **attrs))
 
     def vjp(self, g: Node, y: Node, x: Node, *, axes: Sequence[int], keepdims: bool) -> list[Node]:
@@ -131,7 +133,7 @@ class reduce_prod(Reduction):
     combine = "prod"
     accepts = staticmethod(is_number)
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return np.asarray(_prod_ref(x, **attrs))
 
     def vjp(self, g: Node, y: Node, x: Node, *, axes: Sequence[int], keepdims: bool) -> list[Node]:
@@ -281,11 +283,8 @@ class _argmin(_ArgExtremum):
     combine = "argmin"
 
 
-def _rank(x: Any) -> int:
-    return x.rank if isinstance(x, Node) else np.ndim(x)
-
-
-def summable(x: Any, dtype: Any = None) -> Any:
+@of_one
+def summable(x: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """x in the dtype of its sum or product: `dtype`, or 64 bits for truth values and narrow integers.
 
     >>> summable(np.array([200, 100], np.uint8)).dtype, summable(np.array([True])).dtype
@@ -303,14 +302,20 @@ def summable(x: Any, dtype: Any = None) -> Any:
 
 def _reducer(op: Callable[..., Any], name: str, what: str, example: str) -> Callable[..., Any]:
     def f(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
-        return op(x, axes=normal_axes(name, axis, _rank(x)), keepdims=keepdims)
+        return op(x, axes=normal_axes(name, axis, rank_of(x)), keepdims=keepdims)
 
     f.__name__ = f.__qualname__ = name
     f.__doc__ = f"{what} over axes (all by default), as numpy.{name}.\n\n    {example}\n    "
     return f
 
 
-def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None) -> Any:
+@of_one
+def sum(
+    x: Operand,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """Sum over axes (all by default), as numpy.sum: integers and truth values add up in i64 or u64.
 
     `dtype` is what elements are converted to before they are added.
@@ -321,10 +326,16 @@ def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
     >>> int(sum(x)), int(sum(x, dtype="u8"))
     (300, 44)
     """
-    return reduce_sum(summable(x, dtype), axes=normal_axes("sum", axis, _rank(x)), keepdims=keepdims)
+    return reduce_sum(summable(x, dtype), axes=normal_axes("sum", axis, rank_of(x)), keepdims=keepdims)
 
 
-def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None) -> Any:
+@of_one
+def prod(
+    x: Operand,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """Product over axes (all by default), as numpy.prod: integers and truth values multiply in i64 or u64.
 
     `dtype` is what elements are converted to before they are multiplied.
@@ -334,7 +345,7 @@ def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     >>> int(prod(np.array([100, 100], np.int8)))
     10000
     """
-    return reduce_prod(summable(x, dtype), axes=normal_axes("prod", axis, _rank(x)), keepdims=keepdims)
+    return reduce_prod(summable(x, dtype), axes=normal_axes("prod", axis, rank_of(x)), keepdims=keepdims)
 
 
 max = _reducer(
@@ -347,7 +358,8 @@ any = _reducer(reduce_any, "any", "Whether any is true", ">>> bool(any(np.array(
 all = _reducer(reduce_all, "all", "Whether all are true", ">>> bool(all(np.array([False, True])))\n    False")
 
 
-def argmax(x: Any, axis: int | None = None, keepdims: bool = False, last: bool = False) -> Any:
+@of_one
+def argmax(x: Operand, axis: int | None = None, keepdims: bool = False, last: bool = False) -> Tensor:
     """Index of the largest element along an axis (of the flattened x without one), as numpy.argmax.
 
     Of equal elements it is the first, or the `last`; NaN counts as the largest.
@@ -358,7 +370,8 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False, last: bool =
     return _at_extremum(_argmax, x, axis, keepdims, last)
 
 
-def argmin(x: Any, axis: int | None = None, keepdims: bool = False, last: bool = False) -> Any:
+@of_one
+def argmin(x: Operand, axis: int | None = None, keepdims: bool = False, last: bool = False) -> Tensor:
     """Index of the smallest element along an axis (of the flattened x without one), as numpy.argmin.
 
     Of equal elements it is the first, or the `last`; NaN counts as the smallest.
@@ -369,11 +382,11 @@ def argmin(x: Any, axis: int | None = None, keepdims: bool = False, last: bool =
     return _at_extremum(_argmin, x, axis, keepdims, last)
 
 
-def _at_extremum(op: Any, x: Any, axis: int | None, keepdims: bool, last: bool) -> Any:
+def _at_extremum(op: Any, x: Operand, axis: int | None, keepdims: bool, last: bool) -> Any:
     if axis is not None:
-        return op(x, axis=normal_axis(op.name, axis, _rank(x)), keepdims=keepdims, last=last)
+        return op(x, axis=normal_axis(op.name, axis, rank_of(x)), keepdims=keepdims, last=last)
     found = op(reshape(x, (-1,)), axis=0, keepdims=False, last=last)
-    return reshape(found, (1,) * _rank(x)) if keepdims else found
+    return reshape(found, (1,) * rank_of(x)) if keepdims else found
 
 
 __all__ = [

@@ -16,6 +16,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F64, DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import convert, size
@@ -32,6 +33,7 @@ from rlx.ops.rules import (
     need_dtype,
     normal_axes,
     op_call,
+    rank_of,
 )
 
 
@@ -66,7 +68,7 @@ class _dim_value(Op):
         return [Sample((), {"dim": 5, "dtype": d}) for d in ("f32", "i64", "f16")]
 
 
-def dim_value(dim: Any, dtype: Any = "i64") -> Any:
+def dim_value(dim: Any, dtype: DTypeLike = "i64") -> Tensor:
     """A size (an int, a symbol's name or a dim expression) as a scalar of the graph being built.
 
     >>> dim_value(7)
@@ -92,13 +94,13 @@ class Statistic(Op):
     accepts: Accepts = staticmethod(is_real_float)
     low = -2.0  # of the values in samples
 
-    def infer(self, x: TensorType, *, axes: Sequence[int], keepdims: bool, **attrs: Any) -> TensorType:
+    def infer(self, x: TensorType, *, axes: Sequence[int], keepdims: bool, **attrs: object) -> TensorType:
         need_dtype(self.name, x, type(self).accepts)
         check_axes(self.name, axes, x.rank)
         return TensorType(x.dtype, reduced_shape(x.shape, axes, keepdims))
 
     def samples(self) -> list[Sample]:
-        def one(text: str, axes: tuple[int, ...], keepdims: bool = False, **more: Any) -> Sample:
+        def one(text: str, axes: tuple[int, ...], keepdims: bool = False, **more: object) -> Sample:
             low = 0.0 if "special" in more else self.low
             return Sample(
                 (Arg(text, low, 2.0, distinct=True, special="special" in more),),
@@ -267,20 +269,21 @@ class _std(_Spread):
     )
 
 
-def _as_float(x: Any) -> Any:
+def _as_float(x: Operand) -> Tensor:
     """Integers and truth values count as f64, as in NumPy."""
     d = x.dtype if isinstance(x, Node) else dtype(np.asarray(x).dtype)
     return op_call("cast", x, dtype=F64) if d.is_int or d.is_bool else x
 
 
-def _over(op: Any, x: Any, axis: int | Sequence[int] | None, keepdims: bool, **attrs: Any) -> Any:
+def _over(op: Any, x: Operand, axis: int | Sequence[int] | None, keepdims: bool, **attrs: object) -> Any:
     if op.accepts is is_real_float:
         x = _as_float(x)
-    rank = x.rank if isinstance(x, Node) else np.ndim(x)
+    rank = rank_of(x)
     return op(x, axes=normal_axes(op.name, axis, rank), keepdims=keepdims, **attrs)
 
 
-def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+@of_one
+def mean(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Mean over axes (all by default), as numpy.mean.
 
     >>> mean(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
@@ -289,7 +292,10 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     return _over(_mean_op, x, axis, keepdims)
 
 
-def var(x: Any, axis: int | Sequence[int] | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
+@of_one
+def var(
+    x: Operand, axis: int | Sequence[int] | None = None, ddof: float = 0, keepdims: bool = False
+) -> Tensor:
     """Variance over axes (all by default), as numpy.var.
 
     >>> float(var(np.array([1.0, 3.0])))
@@ -298,7 +304,10 @@ def var(x: Any, axis: int | Sequence[int] | None = None, ddof: float = 0, keepdi
     return _over(_var, x, axis, keepdims, ddof=ddof)
 
 
-def std(x: Any, axis: int | Sequence[int] | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
+@of_one
+def std(
+    x: Operand, axis: int | Sequence[int] | None = None, ddof: float = 0, keepdims: bool = False
+) -> Tensor:
     """Standard deviation over axes (all by default), as numpy.std.
 
     >>> float(std(np.array([1.0, 3.0, 1.0, 3.0])))
@@ -307,7 +316,8 @@ def std(x: Any, axis: int | Sequence[int] | None = None, ddof: float = 0, keepdi
     return _over(_std, x, axis, keepdims, ddof=ddof)
 
 
-def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+@of_one
+def logsumexp(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over axes (all by default), without overflow.
 
     >>> logsumexp(np.array([1000.0, 1000.0])).round(3)
@@ -316,9 +326,13 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
     return _over(_logsumexp_op, x, axis, keepdims)
 
 
+@of_one
 def norm_l1(
-    x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None
-) -> Any:
+    x: Operand,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """Sum of absolute values over axes (all by default); integers and `dtype` as in `sum`.
 
     >>> float(norm_l1(np.array([3.0, -4.0])))
@@ -327,7 +341,8 @@ def norm_l1(
     return _over(_norm_l1_op, summable(x, dtype), axis, keepdims)
 
 
-def norm_l2(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+@of_one
+def norm_l2(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Euclidean norm over axes (all by default).
 
     >>> float(norm_l2(np.array([3.0, -4.0])))
@@ -336,7 +351,8 @@ def norm_l2(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
     return _over(_norm_l2_op, x, axis, keepdims)
 
 
-def log_sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+@of_one
+def log_sum(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Logarithm of the sum over axes (all by default).
 
     >>> float(log_sum(np.array([0.5, 0.5])))
@@ -345,9 +361,13 @@ def log_sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
     return _over(_log_sum_op, x, axis, keepdims)
 
 
+@of_one
 def sum_square(
-    x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None
-) -> Any:
+    x: Operand,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """Sum of squares over axes (all by default); integers and `dtype` as in `sum`.
 
     >>> float(sum_square(np.array([3.0, -4.0])))

@@ -19,6 +19,7 @@ from rlx.ir.dtype import F32, F64, I64, convert
 from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.shape import concat, reshape, slice_axis
 from rlx.ops.math.contract import dot_general
@@ -187,7 +188,7 @@ class _attention(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            q: str, kv: str, *mask: Any, grad: bool = True, v: str = "", kind: str = "f32", **attrs: Any
+            q: str, kv: str, *mask: Any, grad: bool = True, v: str = "", kind: str = "f32", **attrs: object
         ) -> Sample:
             made = (Arg(f"{kind}{q}"), Arg(f"{kind}{kv}"), Arg(f"{kind}{v or kv}"))
             return Sample((*made, *(Arg(m) for m in mask)), attrs, grad=grad)
@@ -241,11 +242,12 @@ def _mask_by_group(mask: Node, kv_heads: Dim, group: int) -> Node:
     return made
 
 
+@of_one
 def attention(
-    q: Any, k: Any, v: Any, mask: Any = None, *,
+    q: Operand, k: Operand, v: Operand, mask: Operand | None = None, *,
     causal: bool = False, window: Sequence[int] | None = None, scale: float | None = None,
-    softcap: float = 0.0, offset: Any = 0,
-) -> Any:  # fmt: skip
+    softcap: float = 0.0, offset: Operand = 0,
+) -> Tensor:  # fmt: skip
     """softmax(q k^T * scale + mask) v over [batch, heads, seq, dim]; scale is 1 / sqrt(dim) unless given.
 
     k and v may have fewer heads (grouped queries). A boolean mask says what may be seen, another is added.
@@ -341,7 +343,9 @@ class _rope(Op):
         ]
 
 
-def rope_tables(positions: Any, dim: int, base: float = 10000.0, dtype: Any = "f32") -> tuple[Any, Any]:
+def rope_tables(
+    positions: Operand, dim: int, base: float = 10000.0, dtype: DTypeLike = "f32"
+) -> tuple[Any, Any]:
     """cos and sin [*positions, dim / 2] of positions times base ** (-2i / dim).
 
     >>> c, s = rope_tables(np.array([0, 1]), dim=2)
@@ -357,10 +361,12 @@ def rope_tables(positions: Any, dim: int, base: float = 10000.0, dtype: Any = "f
     return cos(angles), sin(angles)
 
 
+@of_one
 def rope(
-    x: Any, cos: Any = None, sin: Any = None, *,
-    positions: Any = None, base: float = 10000.0, rotary_dim: int | None = None, interleaved: bool = False,
-) -> Any:  # fmt: skip
+    x: Operand, cos: Operand | None = None, sin: Operand | None = None, *,
+    positions: Operand | None = None, base: float = 10000.0, rotary_dim: int | None = None,
+    interleaved: bool = False,
+) -> Tensor:  # fmt: skip
     """Rotary positions on x [..., seq, dim], by given cos and sin [..., seq, pairs] or by positions.
 
     Without either, positions are 0, 1, ... along seq. Positions [batch, seq] serve all axes of x between.
@@ -371,7 +377,7 @@ def rope(
     """
     if (cos is None) != (sin is None) or (cos is not None and positions is not None):
         raise TypeMismatchError("rope: give either both cos and sin, or positions, or neither")
-    if cos is None:
+    if cos is None or sin is None:
         shape = shape_of(x)
         if len(shape) < 2 or not isinstance(shape[-1], int):
             raise ShapeError("rope: x needs the axes seq and dim, and dim must be a number")

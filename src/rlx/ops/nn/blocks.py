@@ -17,6 +17,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one, of_two
 from rlx.ir.types import TensorType
 from rlx.ops.array.addressing import OutOfRangeError, as_indices
 from rlx.ops.array.gather import gather
@@ -38,17 +39,13 @@ from rlx.ops.rules import (
     need_dtype,
     normal_axis,
     op_call,
+    rank_of,
     same_dtype,
     widen,
 )
 
 
-def rank_of(x: Any) -> int:
-    """Number of axes of a node or an array."""
-    return x.rank if isinstance(x, Node) else np.ndim(x)
-
-
-def given(*operands: Any) -> list[Any]:
+def given(*operands: Operand | None) -> list[Operand]:
     """Optional trailing operands: those that are not None."""
     return [x for x in operands if x is not None]
 
@@ -113,7 +110,8 @@ class _linear(Op):
         ]
 
 
-def linear(x: Any, w: Any, bias: Any = None, transposed: bool = False) -> Any:
+@of_two
+def linear(x: Operand, w: Operand, bias: Operand | None = None, transposed: bool = False) -> Tensor:
     """x @ w + bias, with w as [in, out]; `transposed` says that w is [out, in].
 
     >>> linear(np.ones((2, 3)), np.ones((3, 4)), np.ones(4)).tolist()[0]
@@ -130,7 +128,7 @@ class _Softmax(Op):
     arity = 1
     attrs = {"axis": Attr(integer)}
 
-    def infer(self, x: TensorType, *, axis: int, **attrs: Any) -> TensorType:
+    def infer(self, x: TensorType, *, axis: int, **attrs: object) -> TensorType:
         need_dtype(self.name, x, is_real_float)
         check_axes(self.name, (axis,), x.rank)
         return x
@@ -191,7 +189,8 @@ class _softmax(_Softmax):
         ]
 
 
-def softmax(x: Any, axis: int = -1, masked: bool = False) -> Any:
+@of_one
+def softmax(x: Operand, axis: int = -1, masked: bool = False) -> Tensor:
     """exp(x) over its sum along an axis; `masked` makes rows of only -inf zeros.
 
     >>> softmax(np.array([0.0, 0.0]))
@@ -223,7 +222,8 @@ class _log_softmax(_Softmax):
         return [g - exp(y) * reduce_sum(g, axes=(axis,), keepdims=True)]
 
 
-def log_softmax(x: Any, axis: int = -1) -> Any:
+@of_one
+def log_softmax(x: Operand, axis: int = -1) -> Tensor:
     """Logarithm of softmax along an axis.
 
     >>> log_softmax(np.array([1000.0, 0.0])).tolist()
@@ -390,7 +390,8 @@ class _dropout(Op):
         ]
 
 
-def dropout(x: Any, rate: float = 0.5, mask: Any = None) -> Any:
+@of_one
+def dropout(x: Operand, rate: float = 0.5, mask: Operand | None = None) -> Tensor:
     """x in inference (no mask); in training, kept elements (where the mask is true) grow by 1 / (1 - rate).
 
     >>> dropout(np.array([1.0, 2.0]), 0.5, np.array([True, False]))

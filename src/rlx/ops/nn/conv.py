@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from rlx.errors import ShapeError, UnsupportedError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, dtype_kind, integer, optional
+from rlx.ir.attr import Attr, AttrValue, dtype_kind, integer, optional
 from rlx.ir.dim import Dim
 from rlx.ir.dims.choice import need_numbers
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one, of_two
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Conv, Form
 from rlx.ops.array.shape import reshape, transpose
 from rlx.ops.array.window import (
     GEOMETRY,
+    Geometry,
+    Padding,
+    PaddingLike,
     per_axis,
     resolve_padding,
     window_counts,
@@ -29,7 +33,7 @@ from rlx.ops.array.window import (
 from rlx.ops.math.contract import accumulate_dtype, dot_general
 from rlx.ops.math.elementwise import cast
 from rlx.ops.nn.conv_adjoint import transposed
-from rlx.ops.rules import is_number, need_dtype, op_call, same_dtype
+from rlx.ops.rules import is_number, need_dtype, op_call, same_dtype, shape_of
 
 
 def check_channels(name: str, x: TensorType, w: TensorType, groups: int) -> None:
@@ -77,7 +81,7 @@ class _conv(Op):
         groups: int,
         out_dtype: DType | None,
         fill: int = 0,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> TensorType:
         need_dtype(self.name, x, is_number)
         need_dtype(self.name, w, is_number)
@@ -102,7 +106,7 @@ class _conv(Op):
         groups: int,
         out_dtype: DType | None,
         fill: int,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> np.ndarray:
         out = dtype(x.dtype) if out_dtype is None else out_dtype
         wide = _accumulate(dtype(x.dtype), out).np
@@ -124,11 +128,11 @@ class _conv(Op):
         x: Node,
         w: Node,
         *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
+        strides: Sequence[int],
+        padding: Padding,
+        dilations: Sequence[int],
         groups: int,
-        out_dtype: Any,
+        out_dtype: DType | None,
         fill: int,
     ) -> list[Node | None]:
         if fill:
@@ -158,9 +162,9 @@ class _conv(Op):
         w: Node,
         *,
         groups: int,
-        out_dtype: Any,
+        out_dtype: DType | None,
         fill: int,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> Node:
         more = {**geometry, "groups": groups, "out_dtype": out_dtype, "fill": fill}
         out: Node
@@ -193,7 +197,7 @@ class _conv(Op):
         groups: int,
         out_dtype: DType | None,
         fill: int,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> Form:
         out = self.infer(x, w, groups=groups, out_dtype=out_dtype, **geometry)
         return Conv(
@@ -207,7 +211,7 @@ class _conv(Op):
             fill=fill,
         )
 
-    def cost(self, x: TensorType, w: TensorType, **attrs: Any) -> Dim:
+    def cost(self, x: TensorType, w: TensorType, **attrs: AttrValue) -> Dim:
         total: Dim = 2 * self.infer(x, w, **attrs).numel
         for d in w.shape[1:]:
             total = total * d
@@ -215,7 +219,13 @@ class _conv(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            x: str, w: str, strides: Any, padding: Any, dilations: Any, groups: int = 1, **more: Any
+            x: str,
+            w: str,
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
+            groups: int = 1,
+            **more: AttrValue,
         ) -> Sample:
             attrs = {"strides": strides, "padding": padding, "dilations": dilations, "groups": groups}
             attrs |= {k: more.pop(k) for k in ("fill", "out_dtype") if k in more}
@@ -256,7 +266,7 @@ def _swap(x: Node, order: Sequence[int]) -> Node:
     return made
 
 
-def _batch_by_contraction(x: Node, w: Node, groups: int, out_dtype: Any, geometry: Any) -> Node:
+def _batch_by_contraction(x: Node, w: Node, groups: int, out_dtype: DType | None, geometry: Any) -> Node:
     """Both operands batched by a symbolic size, which cannot be a number of groups: windows times kernels."""
     b, n = x.shape[:2]
     axes_ = x.rank - 3
@@ -274,24 +284,26 @@ def _batch_by_contraction(x: Node, w: Node, groups: int, out_dtype: Any, geometr
     return made
 
 
-def add_bias(y: Any, bias: Any) -> Any:
+@of_one
+def add_bias(y: Operand, bias: Operand | None) -> Tensor:
     """y [N, C, axes] plus one number for each channel."""
     if bias is None:
         return y
-    return op_call("add", y, reshape(bias, (bias.shape[0], *(1,) * (len(y.shape) - 2))))
+    return op_call("add", y, reshape(bias, (shape_of(bias)[0], *(1,) * (len(shape_of(y)) - 2))))
 
 
+@of_two
 def conv(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    x: Operand,
+    w: Operand,
+    bias: Operand | None = None,
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     groups: int = 1,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     fill: int = 0,
-) -> Any:
+) -> Tensor:
     """Convolution of x [N, C, axes] with w [O, C/groups, window], over any number of axes.
 
     padding: ((low, high), ...) for each axis, a number, or "valid", "same", "same_lower"; of `fill`.
@@ -299,13 +311,13 @@ def conv(
     >>> conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), padding=((1, 1),))
     array([[[2., 3., 3., 3., 2.]]])
     """
-    n = max(len(w.shape) - 2, 0)
+    n = max(len(shape_of(w)) - 2, 0)
     steps, spacing = per_axis("conv", "strides", strides, n), per_axis("conv", "dilations", dilations, n)
-    if len(x.shape) != len(w.shape):
+    if len(shape_of(x)) != len(shape_of(w)):
         raise ShapeError(
-            f"conv: x has {len(x.shape)} axes, w has {len(w.shape)}; both need channels and {n} axes"
+            f"conv: x has {len(shape_of(x))} axes, w has {len(shape_of(w))}; both need channels and {n} axes"
         )
-    pads = resolve_padding("conv", padding, tuple(x.shape[2:]), tuple(w.shape[2:]), steps, spacing)
+    pads = resolve_padding("conv", padding, tuple(shape_of(x)[2:]), tuple(shape_of(w)[2:]), steps, spacing)
     geometry = {"strides": steps, "padding": pads, "dilations": spacing}
     y = _conv(x, w, groups=groups, out_dtype=out_dtype, fill=fill, **geometry)
     return add_bias(y, bias)

@@ -9,15 +9,17 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, integer, ints
+from rlx.ir.attr import Attr, AttrValue, integer, ints
 from rlx.ir.dim import Dim, dim_max, known_le
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_two
 from rlx.ir.types import TensorType
 from rlx.ops.array.window import (
     GEOMETRY,
     Padding,
+    PaddingLike,
     check_geometry,
     extent,
     need_elements,
@@ -27,7 +29,7 @@ from rlx.ops.array.window import (
 from rlx.ops.math.contract import accumulate_dtype
 from rlx.ops.nn.conv import add_bias, check_channels, divided
 from rlx.ops.nn.conv_adjoint import transposed
-from rlx.ops.rules import is_number, need_dtype, same_dtype
+from rlx.ops.rules import is_number, need_dtype, same_dtype, shape_of
 
 
 def transposed_size(d: Dim, k: Dim, stride: int, pads: tuple[Dim, Dim], dilation: int, extra: int) -> Dim:
@@ -50,9 +52,9 @@ class _conv_transpose(Op):
         x: TensorType,
         w: TensorType,
         *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
+        strides: Sequence[int],
+        padding: Padding,
+        dilations: Sequence[int],
         output_padding: Any,
         groups: int,
     ) -> TensorType:
@@ -87,9 +89,9 @@ class _conv_transpose(Op):
         x: np.ndarray,
         w: np.ndarray,
         *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
+        strides: Sequence[int],
+        padding: Padding,
+        dilations: Sequence[int],
         output_padding: Any,
         groups: int,
     ) -> np.ndarray:
@@ -109,10 +111,11 @@ class _conv_transpose(Op):
                 added = np.moveaxis(np.tensordot(part, kernel, ([1], [0])), -1, 1)
                 out[(slice(None), slice(g * per_out, (g + 1) * per_out), *box)] += added
         # negative padding adds zeros
-        grown = [(0, 0), (0, 0), *((max(-lo, 0), max(-hi, 0)) for lo, hi in padding)]
+        pads = [(int(lo), int(hi)) for lo, hi in padding]
+        grown = [(0, 0), (0, 0), *((max(-lo, 0), max(-hi, 0)) for lo, hi in pads)]
         out = np.pad(out, grown)
         keep = tuple(
-            slice(max(lo, 0), d - max(hi, 0)) for d, (lo, hi) in zip(out.shape[2:], padding, strict=True)
+            slice(max(lo, 0), d - max(hi, 0)) for d, (lo, hi) in zip(out.shape[2:], pads, strict=True)
         )
         return out[(slice(None), slice(None), *keep)].astype(x.dtype)
 
@@ -121,9 +124,9 @@ class _conv_transpose(Op):
         x: Node,
         w: Node,
         *,
-        strides: Any,
-        padding: Any,
-        dilations: Any,
+        strides: Sequence[int],
+        padding: Padding,
+        dilations: Sequence[int],
         output_padding: Any,
         groups: int,
     ) -> Node:
@@ -142,12 +145,12 @@ class _conv_transpose(Op):
         def one(
             x: str,
             w: str,
-            strides: Any,
-            padding: Any,
-            dilations: Any,
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
             extra: Any,
             groups: int = 1,
-            **more: Any,
+            **more: AttrValue,
         ) -> Sample:
             attrs = {"strides": strides, "padding": padding, "dilations": dilations, "output_padding": extra}
             attrs["groups"] = groups
@@ -172,17 +175,18 @@ class _conv_transpose(Op):
         ]
 
 
+@of_two
 def conv_transpose(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    strides: Any = 1,
-    padding: Any = None,
+    x: Operand,
+    w: Operand,
+    bias: Operand | None = None,
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
     output_padding: Any = 0,
-    dilations: Any = 1,
+    dilations: int | Sequence[int] = 1,
     groups: int = 1,
     size: Sequence[Dim] | None = None,
-) -> Any:
+) -> Tensor:
     """Transposed convolution of x [N, C, axes] with w [C, O/groups, window].
 
     The result has (size - 1) * stride + reach - low - high + output_padding elements along an axis; with
@@ -192,23 +196,23 @@ def conv_transpose(
     >>> conv_transpose(np.ones((1, 1, 2)), np.ones((1, 1, 3)), strides=2)
     array([[[1., 1., 2., 1., 1.]]])
     """
-    n = max(len(w.shape) - 2, 0)
+    n = max(len(shape_of(w)) - 2, 0)
     name = "conv_transpose"
     steps, spacing = per_axis(name, "strides", strides, n), per_axis(name, "dilations", dilations, n)
     extra = per_axis(name, "output_padding", output_padding, n, 0)
-    spatial = tuple(x.shape[2:])
+    spatial = tuple(shape_of(x)[2:])
     pads: Padding
     if size is not None or padding in ("same", "same_lower"):
         wanted = [d * s for d, s in zip(spatial, steps, strict=True)] if size is None else size
         free = ((0, 0),) * n
         full = [
             transposed_size(*row)
-            for row in zip(spatial, w.shape[2:], steps, free, spacing, extra, strict=True)
+            for row in zip(spatial, shape_of(w)[2:], steps, free, spacing, extra, strict=True)
         ]
         cut = [f - m if size is not None else dim_max(f - m, 0) for f, m in zip(full, wanted, strict=True)]
         pads = [(c // 2, c - c // 2) if padding == "same" else (c - c // 2, c // 2) for c in cut]
     else:
-        pads = resolve_padding(name, padding, spatial, tuple(w.shape[2:]), steps, spacing)
+        pads = resolve_padding(name, padding, spatial, tuple(shape_of(w)[2:]), steps, spacing)
     y = _conv_transpose(
         x, w, strides=steps, padding=tuple(pads), dilations=spacing, output_padding=extra, groups=groups
     )

@@ -11,17 +11,18 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal, require_shape
-from rlx.ir.attr import Attr, integer
+from rlx.ir.attr import Attr, AttrValue, integer
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.array.shape import reshape, slice_axis, transpose
-from rlx.ops.array.window import GEOMETRY, per_axis, resolve_padding, window_counts
+from rlx.ops.array.window import GEOMETRY, Padding, PaddingLike, per_axis, resolve_padding, window_counts
 from rlx.ops.math.contract import dot_general
 from rlx.ops.nn.conv import add_bias
 from rlx.ops.nn.sampling import extent_of, interpolate, positions, taps_at, zero_outside
-from rlx.ops.rules import expand_in_f32, in_f32, is_real_float, need_dtype, same_dtype
+from rlx.ops.rules import expand_in_f32, in_f32, is_real_float, need_dtype, same_dtype, shape_of
 
 
 def _product(shape: Sequence[Dim]) -> Dim:
@@ -52,7 +53,7 @@ class _deform_conv(Op):
         *mask: TensorType,
         groups: int,
         offset_groups: int,
-        **how: Any,
+        **how: AttrValue,
     ) -> TensorType:
         types = (x, w, offset, *mask)
         for t in types:
@@ -83,15 +84,15 @@ class _deform_conv(Op):
             )
         return x.with_shape((x.shape[0], w.shape[0], *counts))
 
-    def ref(self, *arrays: np.ndarray, **how: Any) -> np.ndarray:
+    def ref(self, *arrays: np.ndarray, **how: object) -> np.ndarray:
         return np.asarray(_deform_ref(*arrays, **how))
 
-    def expand(self, *operands: Node, **how: Any) -> Node:
+    def expand(self, *operands: Node, **how: object) -> Node:
         made: Node = _deform_expand(*operands, **how)
         return made
 
     def samples(self) -> list[Sample]:
-        def one(x: str, w: str, offset: str, *mask: str, grad: bool = True, **more: Any) -> Sample:
+        def one(x: str, w: str, offset: str, *mask: str, grad: bool = True, **more: object) -> Sample:
             n = x.count(",") - 1
             attrs = {"strides": (1,) * n, "padding": ((0, 0),) * n, "dilations": (1,) * n, **more}
             args = [
@@ -120,9 +121,9 @@ def _deform_expand(
     w: Node,
     offset: Node,
     *mask: Node,
-    strides: Any,
-    padding: Any,
-    dilations: Any,
+    strides: Sequence[int],
+    padding: Padding,
+    dilations: Sequence[int],
     groups: int,
     offset_groups: int,
 ) -> Node:
@@ -166,7 +167,7 @@ def _ref_sample(image: np.ndarray, c: Sequence[float]) -> np.ndarray:
 @in_f32
 def _deform_ref(
     x: np.ndarray, w: np.ndarray, offset: np.ndarray, *mask: np.ndarray,
-    strides: Any, padding: Any, dilations: Any, groups: int, offset_groups: int,
+    strides: Sequence[int], padding: Padding, dilations: Sequence[int], groups: int, offset_groups: int,
 ) -> np.ndarray:  # fmt: skip
     n, window, counts = x.ndim - 2, w.shape[2:], offset.shape[2:]
     moved = offset.reshape((x.shape[0], offset_groups, *window, n, *counts))
@@ -194,31 +195,32 @@ def _deform_ref(
     return out.astype(x.dtype)
 
 
+@of_one
 def deform_conv(
-    x: Any,
-    w: Any,
-    offset: Any,
-    mask: Any = None,
-    bias: Any = None,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    x: Operand,
+    w: Operand,
+    offset: Operand,
+    mask: Operand | None = None,
+    bias: Operand | None = None,
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     groups: int = 1,
     offset_groups: int = 1,
-) -> Any:
+) -> Tensor:
     """Convolution whose window elements read at offsets [N, offset_groups * window * n, counts] of their own.
 
     >>> x, w = np.arange(4.0).reshape(1, 1, 4), np.ones((1, 1, 1))
     >>> deform_conv(x, w, np.full((1, 1, 4), 0.5))
     array([[[0.5, 1.5, 2.5, 1.5]]])
     """
-    window: Shape = tuple(w.shape[2:])
+    window: Shape = tuple(shape_of(w)[2:])
     n = len(window)
     steps, spacing = (
         per_axis("deform_conv", "strides", strides, n),
         per_axis("deform_conv", "dilations", dilations, n),
     )
-    pads = resolve_padding("deform_conv", padding, tuple(x.shape[2:]), window, steps, spacing)
+    pads = resolve_padding("deform_conv", padding, tuple(shape_of(x)[2:]), window, steps, spacing)
     operands = (x, w, offset) if mask is None else (x, w, offset, mask)
     how = {
         "strides": steps,

@@ -15,6 +15,7 @@ from rlx.ir.attr import Attr, boolean, dims, one_of
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.array.shape import broadcast_to, concat, reshape, slice_axis, transpose
 from rlx.ops.math.contract import matmul
@@ -39,7 +40,7 @@ class _grid_sample(Op):
         "align_corners": Attr(boolean, False),
     }
 
-    def infer(self, x: TensorType, grid: TensorType, **how: Any) -> TensorType:
+    def infer(self, x: TensorType, grid: TensorType, **how: object) -> TensorType:
         need_dtype(self.name, x, is_real_float)
         same_dtype(self.name, (x, grid))
         n = x.rank - 2
@@ -52,10 +53,10 @@ class _grid_sample(Op):
         )
         return x.with_shape((batch, x.shape[1], *grid.shape[1:-1]))
 
-    def ref(self, x: np.ndarray, grid: np.ndarray, **how: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, grid: np.ndarray, **how: object) -> np.ndarray:
         return np.asarray(_grid_ref(x, grid, **how))
 
-    def expand(self, x: Node, grid: Node, **how: Any) -> Node:
+    def expand(self, x: Node, grid: Node, **how: object) -> Node:
         made: Node = _grid_expand(x, grid, **how)
         return made
 
@@ -187,9 +188,10 @@ def _grid_ref(x: np.ndarray, grid: np.ndarray, *, mode: str, padding: str, align
     return out.astype(x.dtype)
 
 
+@of_one
 def grid_sample(
-    x: Any, grid: Any, mode: str = "linear", padding: str = "zeros", align_corners: bool = False
-) -> Any:
+    x: Operand, grid: Operand, mode: str = "linear", padding: str = "zeros", align_corners: bool = False
+) -> Tensor:
     """Sample x [N, C, axes] at grid [N, out axes, coordinates]: in -1 .. 1, the last axis of x first.
 
     mode: linear, nearest, cubic. padding: zeros, border, reflection.
@@ -219,10 +221,10 @@ class _affine_grid(Op):
             )
         return theta.with_shape((theta.shape[0], *sizes, n))
 
-    def ref(self, theta: np.ndarray, **how: Any) -> np.ndarray:
+    def ref(self, theta: np.ndarray, **how: object) -> np.ndarray:
         return np.asarray(_affine_ref(theta, **how))
 
-    def expand(self, theta: Node, **how: Any) -> Node:
+    def expand(self, theta: Node, **how: object) -> Node:
         made: Node = _affine_expand(theta, **how)
         return made
 
@@ -271,7 +273,8 @@ def _affine_expand(theta: Node, *, sizes: Shape, align_corners: bool) -> Node:
     return made
 
 
-def affine_grid(theta: Any, size: Sequence[Dim], align_corners: bool = False) -> Any:
+@of_one
+def affine_grid(theta: Operand, size: Sequence[Dim], align_corners: bool = False) -> Tensor:
     """The grid for `grid_sample` of affine maps theta [N, n, n + 1], for an output of size (N, C, axes).
 
     >>> affine_grid(np.array([[[1.0, 0, 0], [0, 1, 0]]]), (1, 1, 1, 2))

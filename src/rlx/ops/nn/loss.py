@@ -8,9 +8,10 @@ import numpy as np
 
 from rlx.errors import ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal, require_shape
-from rlx.ir.attr import Attr, integer, one_of, optional
+from rlx.ir.attr import Attr, AttrValue, integer, one_of, optional
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.addressing import OutOfRangeError, as_indices
 from rlx.ops.array.gather import gather, gather_elements
@@ -60,9 +61,10 @@ def _nll_expand(scores: Node, labels: Node, *weights: Node, ignore_index: int | 
     total: Node = sum_all(loss)
     if reduction == "sum":
         return total
-    if ignored is not None:
+    if ignore_index is not None and ignored is not None:
         used = cast(not_equal(labels, ignore_index), dtype=scores.dtype)
         weight = used if weight is None else where(ignored, 0.0, weight)
+    assert weight is not None, "the mean without weights is above"
     return total / sum_all(weight)
 
 
@@ -100,7 +102,7 @@ class _Loss(Op):
         row = np.array([2, 0, 1])
         block = np.array([[0, -1, 2], [1, 1, -1]])
 
-        def one(scores: str, labels: Any, *weights: str, grad: bool = True, **attrs: Any) -> Sample:
+        def one(scores: str, labels: Any, *weights: str, grad: bool = True, **attrs: object) -> Sample:
             return Sample((Arg(scores), labels, *(Arg(w, 0.2, 2.0) for w in weights)), attrs, grad=grad)
 
         return [
@@ -129,7 +131,7 @@ class _nll_loss(_Loss):
     expand = staticmethod(expand_in_f32(_nll_expand))
 
 
-def _cross_entropy_ref(scores: np.ndarray, *rest: np.ndarray, **attrs: Any) -> np.ndarray:
+def _cross_entropy_ref(scores: np.ndarray, *rest: np.ndarray, **attrs: AttrValue) -> np.ndarray:
     wide = scores.astype(np.float64)
     wide = wide - np.max(wide, axis=1, keepdims=True, initial=-np.inf)
     log_p = wide - np.log(np.exp(wide).sum(1, keepdims=True))
@@ -147,9 +149,14 @@ class _cross_entropy(_Loss):
     )
 
 
+@of_one
 def nll_loss(
-    log_p: Any, labels: Any, weights: Any = None, ignore_index: int | None = None, reduction: str = "mean"
-) -> Any:
+    log_p: Operand,
+    labels: Operand,
+    weights: Operand | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """Negative log likelihood of labels [batch, ...] under log_p [batch, classes, ...], as ONNX's.
 
     A label equal to `ignore_index` does not count; any other outside the classes is an error when the program
@@ -163,9 +170,14 @@ def nll_loss(
     )
 
 
+@of_one
 def cross_entropy(
-    scores: Any, labels: Any, weights: Any = None, ignore_index: int | None = None, reduction: str = "mean"
-) -> Any:
+    scores: Operand,
+    labels: Operand,
+    weights: Operand | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """nll_loss of log_softmax(scores): scores [batch, classes, ...] before any softmax, as ONNX's.
 
     >>> float(cross_entropy(np.array([[0.0, 0.0]]), np.array([1])).round(4))

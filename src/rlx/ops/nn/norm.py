@@ -18,6 +18,7 @@ from rlx.ir.attr import Attr, boolean, integer, real
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.array.create import iota
 from rlx.ops.array.shape import reshape, slice_axis
@@ -25,7 +26,7 @@ from rlx.ops.math.contract import einsum
 from rlx.ops.math.elementwise import pow, rsqrt
 from rlx.ops.math.reduce import reduce_sum
 from rlx.ops.math.stats import count, variance
-from rlx.ops.nn.blocks import given, rank_of
+from rlx.ops.nn.blocks import given
 from rlx.ops.rules import (
     broadcast_shapes,
     expand_in_f32,
@@ -34,7 +35,9 @@ from rlx.ops.rules import (
     need_dtype,
     normal_axis,
     op_call,
+    rank_of,
     same_dtype,
+    shape_of,
 )
 
 
@@ -90,7 +93,9 @@ class _TrailingNorm(Op):
         return x
 
     def samples(self) -> list[Sample]:
-        def one(*texts: str, axis: int = 1, grad: bool = True, special: bool = False, **attrs: Any) -> Sample:
+        def one(
+            *texts: str, axis: int = 1, grad: bool = True, special: bool = False, **attrs: object
+        ) -> Sample:
             args = tuple(
                 Arg(t, special=special and i == 0) for i, t in enumerate(texts[: len(self.operands)])
             )
@@ -138,7 +143,10 @@ class _layer_norm(_TrailingNorm):
     expand = staticmethod(expand_in_f32(_layer_norm_expand))
 
 
-def layer_norm(x: Any, scale: Any = None, bias: Any = None, axis: int = -1, eps: float = 1e-5) -> Any:
+@of_one
+def layer_norm(
+    x: Operand, scale: Operand | None = None, bias: Operand | None = None, axis: int = -1, eps: float = 1e-5
+) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * scale + bias over the axes from `axis` on.
 
     >>> layer_norm(np.array([1.0, 3.0]), eps=0.0)
@@ -173,7 +181,8 @@ class _rms_norm(_TrailingNorm):
     expand = staticmethod(expand_in_f32(_rms_norm_expand))
 
 
-def rms_norm(x: Any, scale: Any = None, axis: int = -1, eps: float = 1e-5) -> Any:
+@of_one
+def rms_norm(x: Operand, scale: Operand | None = None, axis: int = -1, eps: float = 1e-5) -> Tensor:
     """x / sqrt(mean(x * x) + eps) * scale over the axes from `axis` on.
 
     >>> rms_norm(np.array([2.0, -2.0]), eps=0.0)
@@ -185,9 +194,9 @@ def rms_norm(x: Any, scale: Any = None, axis: int = -1, eps: float = 1e-5) -> An
 # -- over channels: x is [batch, channels, ...]
 
 
-def _per_channel(v: Any, rank: int) -> Any:
+def _per_channel(v: Operand, rank: int) -> Tensor:
     """A vector of channels as an operand that broadcasts against x."""
-    return reshape(v, (v.shape[0], *(1,) * (rank - 2)))
+    return reshape(v, (shape_of(v)[0], *(1,) * (rank - 2)))
 
 
 class _ChannelNorm(Op):
@@ -257,7 +266,8 @@ class _group_norm(_ChannelNorm):
         ]
 
 
-def group_norm(x: Any, scale: Any, bias: Any, groups: int, eps: float = 1e-5) -> Any:
+@of_one
+def group_norm(x: Operand, scale: Operand, bias: Operand, groups: int, eps: float = 1e-5) -> Tensor:
     """Normalise groups of channels of x [batch, channels, ...]; scale and bias are per channel.
 
     >>> group_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), groups=1, eps=0.0)
@@ -303,7 +313,8 @@ class _instance_norm(_ChannelNorm):
         ]
 
 
-def instance_norm(x: Any, scale: Any, bias: Any, eps: float = 1e-5) -> Any:
+@of_one
+def instance_norm(x: Operand, scale: Operand, bias: Operand, eps: float = 1e-5) -> Tensor:
     """Normalise every channel of every sample of x [batch, channels, ...]; scale and bias are per channel.
 
     >>> instance_norm(np.array([[[1.0, 3.0]]]), np.ones(1), np.zeros(1), eps=0.0)
@@ -368,7 +379,7 @@ class _batch_norm(_ChannelNorm):
         return TupleType((x, types[3], types[4])) if training else x
 
     def samples(self) -> list[Sample]:
-        def one(x: str, c: int, kind: str = "f32", grad: bool = True, **attrs: Any) -> Sample:
+        def one(x: str, c: int, kind: str = "f32", grad: bool = True, **attrs: object) -> Sample:
             v = f"{kind}[{c}]"
             return Sample((Arg(f"{kind}{x}"), Arg(v), Arg(v), Arg(v), Arg(v, 0.3, 2.0)), attrs, grad=grad)
 
@@ -386,15 +397,15 @@ class _batch_norm(_ChannelNorm):
 
 
 def batch_norm(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
+    x: Operand,
+    scale: Operand,
+    bias: Operand,
+    mean: Operand,
+    var: Operand,
     eps: float = 1e-5,
     training: bool = False,
     momentum: float = 0.9,
-) -> Any:
+) -> Tensor:
     """Normalise channels of x [batch, channels, ...] by given mean and variance or, training, the batch's.
 
     Training returns (y, running mean, running variance), the running ones being
@@ -490,7 +501,8 @@ class _lrn(Op):
         ]
 
 
-def lrn(x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Any:
+@of_one
+def lrn(x: Operand, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     """x / (bias + alpha / size * sum of squares over `size` channels around) ** beta, as ONNX LRN.
 
     >>> lrn(np.ones((1, 2)), size=1, alpha=1.0, beta=1.0, bias=1.0)

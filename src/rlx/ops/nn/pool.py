@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, boolean, dims, real
+from rlx.ir.attr import Attr, AttrValue, boolean, dims, real
 from rlx.ir.dim import Dim, ceildiv, dim_min
 from rlx.ir.dtype import I64, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ops.array.scatter import scatter_elements
 from rlx.ops.array.shape import broadcast_to, reshape
 from rlx.ops.array.window import (
     GEOMETRY,
+    Geometry,
     Padding,
+    PaddingLike,
     check_geometry,
     extent,
     identity_of,
@@ -34,7 +37,16 @@ from rlx.ops.math.elementwise import abs, pow, sqrt
 from rlx.ops.math.reduce import max as max_over
 from rlx.ops.math.reduce import sum as sum_over
 from rlx.ops.math.stats import mean
-from rlx.ops.rules import Accepts, expand_in_f32, in_f32, is_number, is_real, is_real_float, need_dtype
+from rlx.ops.rules import (
+    Accepts,
+    expand_in_f32,
+    in_f32,
+    is_number,
+    is_real,
+    is_real_float,
+    need_dtype,
+    shape_of,
+)
 
 
 def rounded_up(
@@ -50,7 +62,7 @@ def rounded_up(
     return tuple(out)
 
 
-def _read_padding(shape: Shape, window: Shape, ceil_mode: bool, **geometry: Any) -> dict[str, Any]:
+def _read_padding(shape: Shape, window: Shape, ceil_mode: bool, **geometry: Unpack[Geometry]) -> Geometry:
     """The geometry that windows are read with: with `ceil_mode`, partial windows at the end have room."""
     if ceil_mode:
         lead = len(shape) - len(window)
@@ -66,7 +78,7 @@ class _Pool(Op):
     attrs = {"window": Attr(dims), **GEOMETRY, "ceil_mode": Attr(boolean, False)}
     accepts: Accepts = staticmethod(is_real_float)
 
-    def infer(self, x: TensorType, *, window: Shape, ceil_mode: bool, **attrs: Any) -> Any:
+    def infer(self, x: TensorType, *, window: Shape, ceil_mode: bool, **attrs: AttrValue) -> Any:
         need_dtype(self.name, x, type(self).accepts)
         if x.rank != len(window) + 2:
             raise ShapeError(f"{self.name}: x {x} is not [batch, channels, axes] for the window {window}")
@@ -79,13 +91,13 @@ class _Pool(Op):
 
         def one(
             shape: str,
-            window: Any,
-            strides: Any,
-            padding: Any,
-            dilations: Any,
+            window: int | Sequence[int],
+            strides: Sequence[int],
+            padding: Padding,
+            dilations: Sequence[int],
             *,
             smooth: bool = True,
-            **more: Any,
+            **more: object,
         ) -> None:
             attrs = {"window": window, "strides": strides, "padding": padding, "dilations": dilations, **more}
             arg = Arg(shape, low, 2.0, distinct=True)
@@ -116,7 +128,9 @@ class _Pool(Op):
         return []
 
 
-def _max_ref(x: np.ndarray, *, window: Sequence[int], ceil_mode: bool, **geometry: Any) -> np.ndarray:
+def _max_ref(
+    x: np.ndarray, *, window: Sequence[int], ceil_mode: bool, **geometry: Unpack[Geometry]
+) -> np.ndarray:
     geometry = _read_padding(x.shape, tuple(window), ceil_mode, **geometry)
     view = window_view(x, window, **geometry, fill=identity_of("max", dtype(x.dtype)))
     return np.asarray(np.max(view, axis=tuple(range(x.ndim, view.ndim))))
@@ -129,10 +143,10 @@ class _max_pool(_Pool):
     name = "max_pool"
     accepts = staticmethod(is_real)
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: AttrValue) -> np.ndarray:
         return _max_ref(x, **attrs)
 
-    def expand(self, x: Node, *, window: Shape, ceil_mode: bool, **geometry: Any) -> Node:
+    def expand(self, x: Node, *, window: Shape, ceil_mode: bool, **geometry: Unpack[Geometry]) -> Node:
         made: Node = window_reduce(x, "max", window, **_read_padding(x.shape, window, ceil_mode, **geometry))
         return made
 
@@ -145,11 +159,11 @@ class _max_pool_indices(_Pool):
     accepts = staticmethod(is_real)
     attrs = {**_Pool.attrs, "column_major": Attr(boolean, False)}
 
-    def infer(self, x: TensorType, **attrs: Any) -> TupleType:
+    def infer(self, x: TensorType, **attrs: AttrValue) -> TupleType:
         values = super().infer(x, **attrs)
         return TupleType((values, values.with_dtype(I64)))
 
-    def ref(self, x: np.ndarray, *, column_major: bool, **attrs: Any) -> tuple[np.ndarray, np.ndarray]:
+    def ref(self, x: np.ndarray, *, column_major: bool, **attrs: AttrValue) -> tuple[np.ndarray, np.ndarray]:
         spatial = x.shape[2:]
         plane: np.ndarray = np.arange(int(np.prod(spatial, dtype=np.int64)))
         plane = plane.reshape(spatial[::-1]).T if column_major else plane.reshape(spatial)
@@ -168,7 +182,7 @@ class _max_pool_indices(_Pool):
         return best, first + offset
 
     def expand(
-        self, x: Node, *, window: Shape, ceil_mode: bool, column_major: bool, **geometry: Any
+        self, x: Node, *, window: Shape, ceil_mode: bool, column_major: bool, **geometry: Unpack[Geometry]
     ) -> tuple[Node, Node]:
         geometry = _read_padding(x.shape, window, ceil_mode, **geometry)
         best = window_reduce(x, "max", window, **geometry)
@@ -186,10 +200,10 @@ class _avg_pool(_Pool):
     name = "avg_pool"
     attrs = {**_Pool.attrs, "count_include_pad": Attr(boolean, False)}
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return np.asarray(_avg_ref(x, **attrs))
 
-    def expand(self, x: Node, **attrs: Any) -> Node:
+    def expand(self, x: Node, **attrs: object) -> Node:
         made: Node = _avg_expand(x, **attrs)
         return made
 
@@ -199,7 +213,12 @@ class _avg_pool(_Pool):
 
 @in_f32
 def _avg_ref(
-    x: np.ndarray, *, window: Sequence[int], ceil_mode: bool, count_include_pad: bool, **geometry: Any
+    x: np.ndarray,
+    *,
+    window: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    **geometry: Unpack[Geometry],
 ) -> np.ndarray:
     n = len(window)
     pads = geometry["padding"]
@@ -217,7 +236,9 @@ def _avg_ref(
 
 
 @expand_in_f32
-def _avg_expand(x: Node, *, window: Shape, ceil_mode: bool, count_include_pad: bool, **geometry: Any) -> Node:
+def _avg_expand(
+    x: Node, *, window: Shape, ceil_mode: bool, count_include_pad: bool, **geometry: Unpack[Geometry]
+) -> Node:
     pads = geometry["padding"]
     geometry = _read_padding(x.shape, window, ceil_mode, **geometry)
     total: Node = window_reduce(x, "sum", window, **geometry)
@@ -239,10 +260,10 @@ class _lp_pool(_Pool):
     name = "lp_pool"
     attrs = {**_Pool.attrs, "p": Attr(real, 2.0)}
 
-    def ref(self, x: np.ndarray, **attrs: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **attrs: object) -> np.ndarray:
         return np.asarray(_lp_ref(x, **attrs))
 
-    def expand(self, x: Node, **attrs: Any) -> Node:
+    def expand(self, x: Node, **attrs: object) -> Node:
         made: Node = _lp_expand(x, **attrs)
         return made
 
@@ -255,7 +276,7 @@ class _lp_pool(_Pool):
 
 @in_f32
 def _lp_ref(
-    x: np.ndarray, *, window: Sequence[int], ceil_mode: bool, p: float, **geometry: Any
+    x: np.ndarray, *, window: Sequence[int], ceil_mode: bool, p: float, **geometry: Unpack[Geometry]
 ) -> np.ndarray:
     geometry = _read_padding(x.shape, tuple(window), ceil_mode, **geometry)
     view = window_view(np.abs(x), window, **geometry, fill=0)
@@ -263,9 +284,8 @@ def _lp_ref(
     return np.asarray(total ** (1 / p), x.dtype)
 
 
-def _power_sum(x: Node, p: float) -> Node:
-    made: Node = x * x if p == 2 else abs(x) if p == 1 else pow(abs(x), p)
-    return made
+def _power_sum(x: Tensor, p: float) -> Tensor:
+    return x * x if p == 2 else abs(x) if p == 1 else pow(abs(x), p)
 
 
 def _root(x: Node, p: float) -> Node:
@@ -274,31 +294,39 @@ def _root(x: Node, p: float) -> Node:
 
 
 @expand_in_f32
-def _lp_expand(x: Node, *, window: Shape, ceil_mode: bool, p: float, **geometry: Any) -> Node:
+def _lp_expand(x: Node, *, window: Shape, ceil_mode: bool, p: float, **geometry: Unpack[Geometry]) -> Node:
     geometry = _read_padding(x.shape, window, ceil_mode, **geometry)
     return _root(window_reduce(_power_sum(x, p), "sum", window, **geometry), p)
 
 
-def _call(op: Any, x: Any, window: Any, strides: Any, padding: Any, dilations: Any, **more: Any) -> Any:
-    n = len(x.shape) - 2
+def _call(
+    op: type[Op],
+    x: Operand,
+    window: int | Sequence[int],
+    strides: int | Sequence[int],
+    padding: PaddingLike,
+    dilations: int | Sequence[int],
+    **more: object,
+) -> Tensor:
+    n = len(shape_of(x)) - 2
     if n < 1:
-        raise ShapeError(f"{op.name}: x of rank {len(x.shape)} is not [batch, channels, axes]")
+        raise ShapeError(f"{op.name}: x of rank {len(shape_of(x))} is not [batch, channels, axes]")
     shape: Shape = per_axis(op.name, "window", window, n)
     steps, spacing = per_axis(op.name, "strides", strides, n), per_axis(op.name, "dilations", dilations, n)
-    pads = resolve_padding(op.name, padding, tuple(x.shape[2:]), shape, steps, spacing)
+    pads = resolve_padding(op.name, padding, tuple(shape_of(x)[2:]), shape, steps, spacing)
     return op(x, window=shape, strides=steps, padding=pads, dilations=spacing, **more)
 
 
 def max_pool(
-    x: Any,
-    window: Any,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    x: Operand,
+    window: int | Sequence[int],
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     ceil_mode: bool = False,
     indices: bool = False,
     column_major: bool = False,
-) -> Any:
+) -> Tensor:
     """Largest element of each window of x [N, C, axes]; with `indices` also their row-major positions in x.
 
     padding: (low, high) pairs, a number, or "valid", "same", "same_lower". `ceil_mode` keeps a partial last
@@ -313,15 +341,16 @@ def max_pool(
     return _call(_max_pool, x, window, strides, padding, dilations, ceil_mode=ceil_mode)
 
 
+@of_one
 def avg_pool(
-    x: Any,
-    window: Any,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    x: Operand,
+    window: int | Sequence[int],
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     ceil_mode: bool = False,
     count_include_pad: bool = False,
-) -> Any:
+) -> Tensor:
     """Mean of each window of x [N, C, axes]; padding counts only with `count_include_pad`.
 
     >>> avg_pool(np.array([[[1.0, 3.0, 2.0, 6.0]]]), 2, strides=2)
@@ -331,15 +360,16 @@ def avg_pool(
     return _call(_avg_pool, x, window, strides, padding, dilations, **more)
 
 
+@of_one
 def lp_pool(
-    x: Any,
-    window: Any,
+    x: Operand,
+    window: int | Sequence[int],
     p: float = 2,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     ceil_mode: bool = False,
-) -> Any:
+) -> Tensor:
     """The p-norm of each window of x [N, C, axes].
 
     >>> lp_pool(np.array([[[3.0, 4.0]]]), 2)
@@ -348,11 +378,12 @@ def lp_pool(
     return _call(_lp_pool, x, window, strides, padding, dilations, ceil_mode=ceil_mode, p=p)
 
 
-def _spatial(x: Any) -> tuple[int, ...]:
-    return tuple(range(2, len(x.shape)))
+def _spatial(x: Operand) -> tuple[int, ...]:
+    return tuple(range(2, len(shape_of(x))))
 
 
-def global_avg_pool(x: Any) -> Any:
+@of_one
+def global_avg_pool(x: Operand) -> Tensor:
     """Mean over all axes after batch and channels, which stay with size 1.
 
     >>> global_avg_pool(np.array([[[1.0, 3.0]]]))
@@ -361,7 +392,8 @@ def global_avg_pool(x: Any) -> Any:
     return mean(x, axis=_spatial(x), keepdims=True)
 
 
-def global_max_pool(x: Any) -> Any:
+@of_one
+def global_max_pool(x: Operand) -> Tensor:
     """Largest element over all axes after batch and channels, which stay with size 1.
 
     >>> global_max_pool(np.array([[[1.0, 3.0]]]))
@@ -370,7 +402,8 @@ def global_max_pool(x: Any) -> Any:
     return max_over(x, axis=_spatial(x), keepdims=True)
 
 
-def global_lp_pool(x: Any, p: float = 2) -> Any:
+@of_one
+def global_lp_pool(x: Operand, p: float = 2) -> Tensor:
     """The p-norm over all axes after batch and channels, which stay with size 1.
 
     >>> global_lp_pool(np.array([[[3.0, 4.0]]]))
@@ -418,7 +451,8 @@ class _max_unpool(Op):
         ]
 
 
-def max_unpool(x: Any, indices: Any, shape: Sequence[Dim]) -> Any:
+@of_one
+def max_unpool(x: Operand, indices: Operand, shape: Sequence[Dim]) -> Tensor:
     """Undo max_pool: zeros of `shape` with each element of x at its row-major position in it.
 
     >>> max_unpool(np.array([[[3.0, 5.0]]]), np.array([[[1, 3]]]), (1, 1, 4))

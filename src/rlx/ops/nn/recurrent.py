@@ -10,6 +10,7 @@ import numpy as np
 from rlx.errors import OpAttributeError
 from rlx.ir.attr import Attr, boolean
 from rlx.ir.op import Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_many
 from rlx.ops.array.shape import concat, slice_axis, transpose
 from rlx.ops.nn.recurrent_base import ACTIVATIONS, DIRECTIONS, EXTRAS, Arithmetic, Recurrent
 
@@ -23,7 +24,7 @@ class _rnn(Recurrent):
     defaults = ("tanh",)
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: Any
+        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
     ) -> list[Any]:
         return [do.gate(0, x + do.product(state[0], r))]
 
@@ -61,7 +62,7 @@ class _gru(Recurrent):
     defaults = ("sigmoid", "tanh")
     attrs = {**Recurrent.attrs, "linear_before_reset": Attr(boolean, False)}
 
-    def split_bias(self, wb: Any, rb: Any, *, on_nodes: bool, **attrs: Any) -> tuple[Any, Any]:
+    def split_bias(self, wb: Any, rb: Any, *, on_nodes: bool, **attrs: object) -> tuple[Any, Any]:
         if not attrs["linear_before_reset"]:
             return wb + rb, None
         hidden = rb.shape[0] // 3
@@ -71,7 +72,7 @@ class _gru(Recurrent):
         return wb + np.concatenate([rb[: 2 * hidden], rb[2 * hidden :] * 0]), rb[2 * hidden :]
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: Any
+        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
     ) -> list[Any]:
         (h,) = state
         hidden = h.shape[-1]
@@ -119,7 +120,7 @@ class _lstm(Recurrent):
     attrs = {**Recurrent.attrs, "input_forget": Attr(boolean, False)}
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: Any
+        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
     ) -> list[Any]:
         h, c = state
         i, o, f, new = do.gates(x + do.product(h, r), 4)
@@ -154,7 +155,9 @@ class _lstm(Recurrent):
 # -- what users call
 
 
-def _layer(op: Any, x: Any, w: Any, r: Any, given: Mapping[str, Any], batch_first: bool, **attrs: Any) -> Any:
+def _layer(
+    op: Any, x: Operand, w: Operand, r: Operand, given: Mapping[str, Any], batch_first: bool, **attrs: object
+) -> Any:
     """Call a layer; `given` are its optional operands by name, None where absent."""
     used = {name: value for name, value in given.items() if value is not None}
     if batch_first:
@@ -172,20 +175,21 @@ def _layer(op: Any, x: Any, w: Any, r: Any, given: Mapping[str, Any], batch_firs
     return (y, *ends)
 
 
+@of_many
 def rnn(
-    x: Any,
-    w: Any,
-    r: Any,
-    bias: Any = None,
-    lens: Any = None,
-    initial_h: Any = None,
+    x: Operand,
+    w: Operand,
+    r: Operand,
+    bias: Operand | None = None,
+    lens: Operand | None = None,
+    initial_h: Operand | None = None,
     direction: str = "forward",
     activations: Sequence[str] | None = None,
     alpha: Sequence[float] = (),
     beta: Sequence[float] = (),
     clip: float | None = None,
     batch_first: bool = False,
-) -> Any:
+) -> Tensor:
     """ONNX's RNN: all h [steps, directions, batch, hidden] and the last ones [directions, batch, hidden].
 
     x [steps, batch, inputs], w [directions, hidden, inputs], r [directions, hidden, hidden], bias
@@ -201,13 +205,14 @@ def rnn(
     return _layer(_rnn, x, w, r, given, batch_first, **more)
 
 
+@of_many
 def gru(
-    x: Any,
-    w: Any,
-    r: Any,
-    bias: Any = None,
-    lens: Any = None,
-    initial_h: Any = None,
+    x: Operand,
+    w: Operand,
+    r: Operand,
+    bias: Operand | None = None,
+    lens: Operand | None = None,
+    initial_h: Operand | None = None,
     direction: str = "forward",
     activations: Sequence[str] | None = None,
     alpha: Sequence[float] = (),
@@ -215,7 +220,7 @@ def gru(
     clip: float | None = None,
     linear_before_reset: bool = False,
     batch_first: bool = False,
-) -> Any:
+) -> Tensor:
     """ONNX's GRU, operands and results as for `rnn`, with three gates (z, r, h) in w, r and bias.
 
     >>> y, last = gru(np.ones((2, 1, 3)), np.zeros((1, 12, 3)), np.zeros((1, 12, 4)))
@@ -227,15 +232,16 @@ def gru(
     return _layer(_gru, x, w, r, given, batch_first, linear_before_reset=linear_before_reset, **more)
 
 
+@of_many
 def lstm(
-    x: Any,
-    w: Any,
-    r: Any,
-    bias: Any = None,
-    lens: Any = None,
-    initial_h: Any = None,
-    initial_c: Any = None,
-    peephole: Any = None,
+    x: Operand,
+    w: Operand,
+    r: Operand,
+    bias: Operand | None = None,
+    lens: Operand | None = None,
+    initial_h: Operand | None = None,
+    initial_c: Operand | None = None,
+    peephole: Operand | None = None,
     direction: str = "forward",
     activations: Sequence[str] | None = None,
     alpha: Sequence[float] = (),
@@ -243,7 +249,7 @@ def lstm(
     clip: float | None = None,
     input_forget: bool = False,
     batch_first: bool = False,
-) -> Any:
+) -> Tensor:
     """ONNX's LSTM, operands as for `rnn`, with four gates (i, o, f, c); returns all h, the last h and c.
 
     >>> y, h, c = lstm(np.ones((2, 1, 3)), np.zeros((1, 16, 3)), np.zeros((1, 16, 4)))

@@ -14,10 +14,10 @@ import numpy as np
 
 from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, one_of, optional, real, reals, strings
+from rlx.ir.attr import Attr, AttrValue, one_of, optional, real, reals, strings
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Level, Op, Sample
+from rlx.ir.op import Arg, Level, MultiOp, Sample
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ops.array.create import iota, zeros
 from rlx.ops.array.shape import concat, reshape, slice_axis
@@ -129,7 +129,7 @@ class Arithmetic:
 # -- what all cells share
 
 
-class Recurrent(Op):
+class Recurrent(MultiOp):
     """Base of the layers: one subclass gives the number of gates and the step of a cell."""
 
     level = Level.HIR
@@ -146,18 +146,18 @@ class Recurrent(Op):
         "clip": Attr(optional(real), None),
     }
 
-    def split_bias(self, wb: Any, rb: Any, *, on_nodes: bool, **attrs: Any) -> tuple[Any, Any]:
+    def split_bias(self, wb: Any, rb: Any, *, on_nodes: bool, **attrs: object) -> tuple[Any, Any]:
         """Bias of the product with x, bias inside the step (None if there is none)."""
         return wb + rb, None
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: Any
+        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
     ) -> list[Any]:
         """New state from x [batch, gates * hidden] (product and bias included) and the old state."""
         raise NotImplementedError
 
     def infer(
-        self, x: TensorType, w: TensorType, r: TensorType, *more: TensorType, extras: Any, **attrs: Any
+        self, x: TensorType, w: TensorType, r: TensorType, *more: TensorType, extras: Any, **attrs: AttrValue
     ) -> TupleType:
         known = [e for e in EXTRAS if e in extras]
         allowed = EXTRAS if self.states == 2 else EXTRAS[:3]
@@ -202,7 +202,7 @@ class Recurrent(Op):
         }
 
     def check_activations(
-        self, sides: int, *, activations: Any, alpha: Any, beta: Any, clip: Any, **rest: Any
+        self, sides: int, *, activations: Any, alpha: Any, beta: Any, clip: Any, **rest: object
     ) -> None:
         per = len(self.defaults)
         unknown = [a for a in activations if a not in ACTIVATIONS]
@@ -217,13 +217,15 @@ class Recurrent(Op):
         if clip is not None and clip <= 0:
             raise OpAttributeError(f"{self.name}: clip is {clip}; it must be above 0")
 
-    def ref(self, *arrays: np.ndarray, **attrs: Any) -> Any:
+    def ref(self, *arrays: np.ndarray, **attrs: object) -> Any:
         return in_f32(self.meaning)(*arrays, **attrs)
 
-    def expand(self, *operands: Node, **attrs: Any) -> Any:
+    def expand(self, *operands: Node, **attrs: object) -> Any:
         return expand_in_f32(self.expansion)(*operands, **attrs)
 
-    def meaning(self, x: np.ndarray, w: np.ndarray, r: np.ndarray, *more: np.ndarray, **attrs: Any) -> Any:
+    def meaning(
+        self, x: np.ndarray, w: np.ndarray, r: np.ndarray, *more: np.ndarray, **attrs: AttrValue
+    ) -> Any:
         given = dict(zip(attrs["extras"], more, strict=True))
         steps, batch, _ = x.shape
         hidden = r.shape[2]
@@ -248,7 +250,7 @@ class Recurrent(Op):
             ends.append(state)
         return (np.stack(outs, 1), *(np.stack([e[i] for e in ends]) for i in range(self.states)))
 
-    def expansion(self, x: Node, w: Node, r: Node, *more: Node, **attrs: Any) -> Any:
+    def expansion(self, x: Node, w: Node, r: Node, *more: Node, **attrs: AttrValue) -> Any:
         steps, batch, inputs = x.shape
         sides, hidden = len(DIRECTIONS[attrs["direction"]]), r.shape[2]
         width = self.gates * hidden
@@ -300,7 +302,7 @@ class Recurrent(Op):
         return (concat(outs, 1), *(concat([e[i] for e in ends], 0) for i in range(self.states)))
 
     def one(
-        self, *types: str, extras: Sequence[str] = (), lens: Any = None, grad: bool = True, **attrs: Any
+        self, *types: str, extras: Sequence[str] = (), lens: Any = None, grad: bool = True, **attrs: AttrValue
     ) -> Sample:
         """A sample: x, w, r and further operands by type; lens by value."""
         sides = len(DIRECTIONS[attrs.get("direction", "forward")])

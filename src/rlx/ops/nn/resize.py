@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.attr import Attr, boolean, dims, ints, one_of, optional, real, tuple_of
+from rlx.ir.attr import Attr, AttrValue, boolean, dims, ints, one_of, optional, real, tuple_of
 from rlx.ir.dim import Dim, ceildiv, dim_max, divides, floordiv, known_eq, known_le, parse_dim
 from rlx.ir.dtype import F32, F64, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import broadcast_to, reshape, slice_axis
 from rlx.ops.math.elementwise import abs, cast, ceil, floor, logical_or, maximum, minimum, round, where
 from rlx.ops.math.reduce import sum as sum_over
 from rlx.ops.nn.sampling import Tap, clamp_index, extent_of, is_inside, positions, taps_at
-from rlx.ops.rules import is_computable, is_half, is_real, is_real_float, need_dtype, normal_axes
+from rlx.ops.rules import is_computable, is_half, is_real, is_real_float, need_dtype, normal_axes, shape_of
 
 TRANSFORMS = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
@@ -54,7 +55,7 @@ class _resize(Op):
     }
 
     def infer(
-        self, x: TensorType, *roi: TensorType, axes: Any, sizes: Shape, scales: Any, **how: Any
+        self, x: TensorType, *roi: TensorType, axes: Any, sizes: Shape, scales: Any, **how: object
     ) -> TensorType:
         need_dtype(self.name, x, is_computable if how["mode"] == "nearest" else is_real)
         if len(roi) > 1:
@@ -79,7 +80,7 @@ class _resize(Op):
         return x.with_shape(tuple(shape))
 
     def ref(
-        self, x: np.ndarray, *roi: np.ndarray, axes: Any, sizes: Any, scales: Any, **how: Any
+        self, x: np.ndarray, *roi: np.ndarray, axes: Any, sizes: Any, scales: Any, **how: AttrValue
     ) -> np.ndarray:
         out = (
             x
@@ -91,7 +92,7 @@ class _resize(Op):
             out = _ref_axis(out, a, n, scale, region, **how)
         return _ref_round(out, x.dtype)
 
-    def expand(self, x: Node, *roi: Node, axes: Any, sizes: Shape, scales: Any, **how: Any) -> Node:
+    def expand(self, x: Node, *roi: Node, axes: Any, sizes: Shape, scales: Any, **how: object) -> Node:
         own = x.dtype
         blends = how["mode"] != "nearest"
         y = cast(x, dtype=F32) if blends and (is_half(own) or not own.is_float) else x
@@ -103,7 +104,7 @@ class _resize(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            type_: str, axes: Any, sizes: Any, scales: Any = None, roi: Any = None, **more: Any
+            type_: str, axes: Any, sizes: Any, scales: Any = None, roi: Any = None, **more: AttrValue
         ) -> Sample:
             grad = more.pop("grad", True)
             attrs = {"axes": axes, "sizes": sizes, "scales": scales or (None,) * len(axes), **more}
@@ -173,7 +174,7 @@ def _is_repeat(d: Dim, n: Dim, scale: float | None, transform: str, nearest: str
     return (pixel and nearest.startswith("round")) or (transform == "asymmetric" and nearest == "floor")
 
 
-def _axis(y: Node, axis: int, n: Dim, scale: float | None, region: Any, **how: Any) -> Node:
+def _axis(y: Node, axis: int, n: Dim, scale: float | None, region: Any, **how: AttrValue) -> Node:
     """Resize one axis."""
     d = y.shape[axis]
     transform, mode = how["transform"], how["mode"]
@@ -195,7 +196,7 @@ def _axis(y: Node, axis: int, n: Dim, scale: float | None, region: Any, **how: A
     if outside is not None:
         fill = y.graph.constant(np.asarray(how["extrapolation"]).astype(y.dtype.np))
         out = where(_along(outside, axis, y.rank), fill, out)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def _along(vector: Node, axis: int, rank: int) -> Node:
@@ -381,7 +382,7 @@ def _ref_axis(
     return np.asarray(out)
 
 
-def _ref_round(y: np.ndarray, to: Any) -> np.ndarray:
+def _ref_round(y: np.ndarray, to: np.dtype) -> np.ndarray:
     if y.dtype == to:
         return y
     if to.kind in "iu":
@@ -414,8 +415,9 @@ def _kept_aspect(
     return [math.floor(scale * int(d) + 0.5) for d in shape], [scale] * len(shape)
 
 
+@of_one
 def resize(
-    x: Any,
+    x: Operand,
     size: Sequence[Dim] | None = None,
     scale: Sequence[float] | None = None,
     axes: Sequence[int] | None = None,
@@ -426,9 +428,9 @@ def resize(
     antialias: bool = False,
     exclude_outside: bool = False,
     extrapolation: float = 0.0,
-    roi: Any = None,
+    roi: Operand | None = None,
     policy: str = "stretch",
-) -> Any:
+) -> Tensor:
     """Resize axes (all by default) to sizes or by scales, as ONNX Resize.
 
     mode: nearest, linear, cubic.
@@ -440,11 +442,11 @@ def resize(
     >>> resize(np.array([1.0, 2.0]), (4,), mode="linear")
     array([1.  , 1.25, 1.75, 2.  ])
     """
-    rank = len(x.shape)
+    rank = len(shape_of(x))
     order = tuple(range(rank)) if axes is None else tuple(int(a) for a in axes)
     normal_axes("resize", order, rank)
     order = tuple(a % rank for a in order)
-    old = [x.shape[a] for a in order]
+    old = [shape_of(x)[a] for a in order]
     if (size is None) == (scale is None):
         raise ShapeError("resize: give either size or scale")
     factors: list[float | None]
@@ -476,7 +478,8 @@ def resize(
     )
 
 
-def upsample(x: Any, scale: Sequence[float], mode: str = "nearest") -> Any:
+@of_one
+def upsample(x: Operand, scale: Sequence[float], mode: str = "nearest") -> Tensor:
     """Enlarge every axis by a factor, as ONNX Upsample: nearest repeats elements, linear blends them.
 
     >>> upsample(np.array([[1, 2]]), (2.0, 2.0))

@@ -10,11 +10,12 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, boolean, integer, ints, one_of, real
+from rlx.ir.attr import Attr, AttrValue, boolean, integer, ints, one_of, real
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.addressing import OutOfRangeError
 from rlx.ops.array.gather import gather
@@ -51,7 +52,7 @@ class _roi_align(Op):
         "mode": Attr(one_of("avg", "max"), "avg"),
     }
 
-    def infer(self, x: TensorType, rois: TensorType, images: TensorType, **how: Any) -> TensorType:
+    def infer(self, x: TensorType, rois: TensorType, images: TensorType, **how: AttrValue) -> TensorType:
         need_dtype(self.name, x, is_real_float)
         same_dtype(self.name, (x, rois))
         if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 4 or images.rank != 1 or not images.dtype.is_int:
@@ -69,10 +70,10 @@ class _roi_align(Op):
             raise ShapeError(f"roi_align: x {x} has no elements to sample; give images of at least 1 x 1")
         return x.with_shape((count, x.shape[1], *how["bins"]))
 
-    def ref(self, x: np.ndarray, rois: np.ndarray, images: np.ndarray, **how: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, rois: np.ndarray, images: np.ndarray, **how: object) -> np.ndarray:
         return np.asarray(_roi_ref(x, rois, images, **how))
 
-    def expand(self, x: Node, rois: Node, images: Node, **how: Any) -> Node:
+    def expand(self, x: Node, rois: Node, images: Node, **how: object) -> Node:
         made: Node = _roi_expand(x, rois, images, **how)
         return made
 
@@ -95,7 +96,9 @@ class _roi_align(Op):
         return out
 
 
-def _line(rois: Node, axis: int, d: Dim, bins: int, **how: Any) -> tuple[list[tuple[Node, Node]], Node, Node]:
+def _line(
+    rois: Node, axis: int, d: Dim, bins: int, **how: AttrValue
+) -> tuple[list[tuple[Node, Node]], Node, Node]:
     """Along one axis: two (index, weight) pairs [R, bins, samples], which samples count, and how many [R]."""
     own = rois.dtype
     ends = [reshape(slice_axis(rois, 1, i, 1), (rois.shape[0],)) for i in (1 - axis, 3 - axis)]
@@ -129,7 +132,7 @@ def _line(rois: Node, axis: int, d: Dim, bins: int, **how: Any) -> tuple[list[tu
 
 
 @expand_in_f32
-def _roi_expand(x: Node, rois: Node, images: Node, *, bins: Sequence[int], mode: str, **how: Any) -> Node:
+def _roi_expand(x: Node, rois: Node, images: Node, *, bins: Sequence[int], mode: str, **how: object) -> Node:
     channels, height, width = x.shape[1:]
     ys, y_counts, y_count = _line(rois, 0, height, bins[0], **how)
     xs, x_counts, x_count = _line(rois, 1, width, bins[1], **how)
@@ -208,16 +211,17 @@ def _roi_ref(
     return out.astype(x.dtype)
 
 
+@of_one
 def roi_align(
-    x: Any,
-    rois: Any,
-    images: Any,
+    x: Operand,
+    rois: Operand,
+    images: Operand,
     size: Sequence[int] = (1, 1),
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
     half_pixel: bool = True,
     mode: str = "avg",
-) -> Any:
+) -> Tensor:
     """Pool regions [R, 4] (x1, y1, x2, y2) of x [N, C, H, W] to [R, C, size]; region r is of image images[r].
 
     mode: avg or max of the samples of a bin. half_pixel: coordinates are shifted by half an element.

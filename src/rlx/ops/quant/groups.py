@@ -7,17 +7,17 @@ and the product reads the codes from memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, boolean, positive, string, whole
+from rlx.ir.attr import Attr, AttrValue, boolean, positive, string, whole
 from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import F32, I8, U8
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map, Template
 from rlx.kernel.scalar import axes, call, convert, load
@@ -43,7 +43,7 @@ def _check(name: str, codes: TensorType, factors: Sequence[TensorType], group: i
 class _Weights(Op):
     not_differentiable = "it is made of weights after gradients are"
 
-    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: Any) -> Node:
+    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: object) -> Node:
         made: Node = self(*lift_all(flags, operands), **attrs)
         return made
 
@@ -85,7 +85,10 @@ class _dequantize_groups(_Weights):
         return [Sample((codes, scale), attrs, grad=False), Sample((codes, scale, zero), attrs, grad=False)]
 
 
-def dequantize_groups(codes: Any, scales: Any, zeros: Any = None, *, bits: int = 4, group: int = 32) -> Any:
+@of_one
+def dequantize_groups(
+    codes: Operand, scales: Operand, zeros: Operand | None = None, *, bits: int = 4, group: int = 32
+) -> Tensor:
     """(codes - zeros) * scales of a matrix [k, n] whose scales and zeros are [ceil(k / group), n].
 
     Codes of `bits` bits come as i8, centred at zero.
@@ -112,10 +115,10 @@ class _Packed(_Weights):
     attrs = _LAYOUT
     storage = True
 
-    def lower(self, *types: TensorType, **layout: Any) -> Form:
+    def lower(self, *types: TensorType, **layout: object) -> Form:
         return Template(self.name, tuple(layout.items()))
 
-    def cost(self, *types: TensorType, **layout: Any) -> Dim:
+    def cost(self, *types: TensorType, **layout: object) -> Dim:
         return 0
 
 
@@ -133,13 +136,13 @@ class pack_groups(_Packed):
 
     name = "pack_groups"
 
-    def infer(self, codes: TensorType, *factors: TensorType, **layout: Any) -> TensorType:
+    def infer(self, codes: TensorType, *factors: TensorType, **layout: AttrValue) -> TensorType:
         at = QuantLayout(**layout)
         if _check(self.name, codes, factors, at.group) != (at.k, at.n) or len(factors) != 1 + at.zeros:
             raise ShapeError(f"{self.name}: {codes} and {len(factors)} factors do not fit the layout {at}")
         return TensorType(U8, (*codes.shape[:-2], at.nbytes))
 
-    def ref(self, codes: np.ndarray, *factors: np.ndarray, **layout: Any) -> np.ndarray:
+    def ref(self, codes: np.ndarray, *factors: np.ndarray, **layout: AttrValue) -> np.ndarray:
         at, lead = QuantLayout(**layout), codes.shape[:-2]
         each = (x.reshape(-1, *x.shape[-2:]) for x in (codes, *factors))
         packed = [pack_quantised(q, scale, at, *zero) for q, scale, *zero in zip(*each, strict=True)]
@@ -156,14 +159,14 @@ class unpack_groups(_Packed):
     name = "unpack_groups"
     reader_side = True
 
-    def infer(self, x: TensorType, **layout: Any) -> TensorType:
+    def infer(self, x: TensorType, **layout: AttrValue) -> TensorType:
         at = QuantLayout(**layout)
         if x.dtype is not U8 or x.rank < 1:
             raise ShapeError(f"{self.name}: {x} does not hold the bytes of a matrix")
         require_equal(x.shape[-1], at.nbytes, f"{self.name}: {x} does not hold {at.nbytes} bytes")
         return TensorType(F32, (*x.shape[:-1], at.k, at.n))
 
-    def ref(self, x: np.ndarray, **layout: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **layout: AttrValue) -> np.ndarray:
         at = QuantLayout(**layout)
         found = [unpack_quantised(one, at) for one in x.reshape(-1, at.nbytes)]
         return np.reshape(found, (*x.shape[:-1], at.k, at.n))

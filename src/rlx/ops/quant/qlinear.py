@@ -17,6 +17,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I8, I32, U8, DType, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, Level, Op, Role, Sample, declare, get_op
+from rlx.ir.operand import Operand, Tensor, of_one, of_two
 from rlx.ir.types import TensorType
 from rlx.ops.array.shape import broadcast_to, reshape, transpose
 from rlx.ops.math.bitcast import bitcast
@@ -26,7 +27,7 @@ from rlx.ops.math.reduce import reduce_sum
 from rlx.ops.math.stats import dim_value
 from rlx.ops.nn.blocks import given
 from rlx.ops.quant.quantize import to
-from rlx.ops.rules import broadcast_shapes, need_dtype
+from rlx.ops.rules import broadcast_shapes, need_dtype, shape_of
 from rlx.records import dataclass
 
 SIDES = ("left", "right")  # operands that have a zero point
@@ -53,9 +54,10 @@ def check_scale(name: str, what: str, scale: TensorType) -> None:
         raise DTypeError(f"{name}: {what} scale {scale} must be f32")
 
 
-def as_rows(p: Any) -> Any:
+@of_one
+def as_rows(p: Operand) -> Tensor:
     """A parameter of the left factor: one number for each row."""
-    return reshape(p, (p.shape[0], 1)) if len(p.shape) == 1 else p
+    return reshape(p, (shape_of(p)[0], 1)) if len(shape_of(p)) == 1 else p
 
 
 # -- the i32 sums, on nodes
@@ -281,7 +283,10 @@ class _matmul_integer(Op):
         ]
 
 
-def matmul_integer(a: Any, b: Any, a_zero_point: Any = None, b_zero_point: Any = None) -> Any:
+@of_two
+def matmul_integer(
+    a: Operand, b: Operand, a_zero_point: Operand | None = None, b_zero_point: Operand | None = None
+) -> Tensor:
     """(a - a_zero_point) @ (b - b_zero_point) of i8 or u8 tensors, in i32 (ONNX MatMulInteger).
 
     >>> matmul_integer(np.array([[130, 129]], np.uint8), np.array([[1], [-1]], np.int8), np.uint8(128))
@@ -345,16 +350,17 @@ class _qlinear_matmul(Op):
         ]
 
 
+@of_one
 def qlinear_matmul(
-    a: Any,
-    a_scale: Any,
-    a_zero_point: Any,
-    b: Any,
-    b_scale: Any,
-    b_zero_point: Any,
-    y_scale: Any,
-    y_zero_point: Any,
-) -> Any:
+    a: Operand,
+    a_scale: Operand,
+    a_zero_point: Operand,
+    b: Operand,
+    b_scale: Operand,
+    b_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+) -> Tensor:
     """a @ b of quantised tensors, quantised (ONNX QLinearMatMul); the result has the dtype of y_zero_point.
 
     >>> one, zero = np.float32(1.0), np.int8(0)

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError, TypeMismatchError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, integer, strings
+from rlx.ir.attr import Attr, AttrValue, integer, strings
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I32
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.operand import Operand, Tensor, of_one, of_two
 from rlx.ir.types import TensorType
 from rlx.ops.array.create import ones
 from rlx.ops.array.shape import broadcast_to, reshape
-from rlx.ops.array.window import GEOMETRY, is_padded, per_axis, resolve_padding, window_view
+from rlx.ops.array.window import (
+    GEOMETRY,
+    Geometry,
+    PaddingLike,
+    is_padded,
+    per_axis,
+    resolve_padding,
+    window_view,
+)
 from rlx.ops.math.reduce import reduce_sum
 from rlx.ops.math.stats import dim_value
 from rlx.ops.nn.blocks import given
@@ -41,9 +50,10 @@ from rlx.ops.rules import need_dtype, shape_of
 from rlx.records import dataclass
 
 
-def per_channel(p: Any, axes: int) -> Any:
+@of_one
+def per_channel(p: Operand, axes: int) -> Tensor:
     """A parameter of a kernel: one number for each output channel."""
-    return reshape(p, (p.shape[0], *(1,) * axes)) if len(p.shape) == 1 else p
+    return reshape(p, (shape_of(p)[0], *(1,) * axes)) if len(shape_of(p)) == 1 else p
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +176,7 @@ class _conv_integer(Op):
         *types: TensorType,
         zeros: Sequence[str],
         groups: int,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> TensorType:
         out = _conv_type(self.name, x, w, groups, geometry)
         check_zeros(self.name, zeros, types, (x, w))
@@ -183,12 +193,12 @@ class _conv_integer(Op):
         *points: np.ndarray,
         zeros: Sequence[str],
         groups: int,
-        **geometry: Any,
+        **geometry: Unpack[Geometry],
     ) -> np.ndarray:
         return convolution_ref(x, w, dict(zip(zeros, points, strict=True)), groups, geometry)
 
     def expand(
-        self, x: Node, w: Node, *points: Node, zeros: Sequence[str], groups: int, **geometry: Any
+        self, x: Node, w: Node, *points: Node, zeros: Sequence[str], groups: int, **geometry: Unpack[Geometry]
     ) -> Node:
         return convolution(x, w, dict(zip(zeros, points, strict=True)), groups, geometry)
 
@@ -221,7 +231,7 @@ class _qlinear_conv(Op):
     sees_constants = True
     attrs = {**GEOMETRY, "groups": Attr(integer, 1)}
 
-    def infer(self, *types: TensorType, groups: int, **geometry: Any) -> TensorType:
+    def infer(self, *types: TensorType, groups: int, **geometry: Unpack[Geometry]) -> TensorType:
         if len(types) not in (8, 9):
             raise TypeMismatchError(
                 f"{self.name}: takes x, w, y with scales and zero points, perhaps a bias; got {len(types)}"
@@ -241,7 +251,7 @@ class _qlinear_conv(Op):
                 raise DTypeError(f"{self.name}: the bias {t} must be i32, one for each output channel")
         return out.with_dtype(zy.dtype)
 
-    def ref(self, *arrays: np.ndarray, groups: int, **geometry: Any) -> np.ndarray:
+    def ref(self, *arrays: np.ndarray, groups: int, **geometry: Unpack[Geometry]) -> np.ndarray:
         x, sx, zx, w, sw, zw, sy, zy, *bias = arrays
         total = convolution_ref(x, w, {"left": zx, "right": zw}, groups, geometry)
         channels = (-1, *(1,) * (w.ndim - 2))
@@ -249,7 +259,7 @@ class _qlinear_conv(Op):
             total = total + b.reshape(channels)
         return requantize_ref(total, sx * (sw.reshape(channels) if sw.ndim else sw) / sy, zy)
 
-    def expand(self, *operands: Node, groups: int, **geometry: Any) -> Node:
+    def expand(self, *operands: Node, groups: int, **geometry: Unpack[Geometry]) -> Node:
         x, sx, zx, w, sw, zw, sy, zy, *bias = operands
         total = convolution(x, w, {"left": zx, "right": zw}, groups, geometry)
         for b in bias:
@@ -279,24 +289,31 @@ class _qlinear_conv(Op):
 
 
 def _conv_attrs(
-    name: str, x: Any, w: Any, strides: Any, padding: Any, dilations: Any, groups: int
-) -> dict[str, Any]:
+    name: str,
+    x: Operand,
+    w: Operand,
+    strides: int | Sequence[int],
+    padding: PaddingLike,
+    dilations: int | Sequence[int],
+    groups: int,
+) -> dict[str, AttrValue]:
     n = max(len(shape_of(w)) - 2, 0)
     steps, spacing = per_axis(name, "strides", strides, n), per_axis(name, "dilations", dilations, n)
     pads = resolve_padding(name, padding, tuple(shape_of(x)[2:]), tuple(shape_of(w)[2:]), steps, spacing)
     return {"strides": steps, "padding": pads, "dilations": spacing, "groups": groups}
 
 
+@of_two
 def conv_integer(
-    x: Any,
-    w: Any,
-    x_zero_point: Any = None,
-    w_zero_point: Any = None,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    x: Operand,
+    w: Operand,
+    x_zero_point: Operand | None = None,
+    w_zero_point: Operand | None = None,
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     groups: int = 1,
-) -> Any:
+) -> Tensor:
     """conv(x - x_zero_point, w - w_zero_point) of i8 or u8 tensors, in i32 (ONNX ConvInteger).
 
     >>> conv_integer(np.array([[[1, 2, 3]]], np.uint8), np.array([[[1, 1]]], np.int8), np.uint8(1))
@@ -308,21 +325,22 @@ def conv_integer(
     return _conv_integer(x, w, *given(*points.values()), zeros=zeros, **attrs)
 
 
+@of_one
 def qlinear_conv(
-    x: Any,
-    x_scale: Any,
-    x_zero_point: Any,
-    w: Any,
-    w_scale: Any,
-    w_zero_point: Any,
-    y_scale: Any,
-    y_zero_point: Any,
-    bias: Any = None,
-    strides: Any = 1,
-    padding: Any = None,
-    dilations: Any = 1,
+    x: Operand,
+    x_scale: Operand,
+    x_zero_point: Operand,
+    w: Operand,
+    w_scale: Operand,
+    w_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    bias: Operand | None = None,
+    strides: int | Sequence[int] = 1,
+    padding: PaddingLike = None,
+    dilations: int | Sequence[int] = 1,
     groups: int = 1,
-) -> Any:
+) -> Tensor:
     """Convolution of quantised tensors, quantised (ONNX QLinearConv); padding as for `conv`.
 
     >>> one, zero = np.float32(1.0), np.uint8(0)

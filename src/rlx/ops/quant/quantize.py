@@ -19,13 +19,14 @@ from rlx.ir.dim import Dim, ceildiv
 from rlx.ir.dtype import F32, F64, I32, U8, DType, dtype
 from rlx.ir.dtype import convert as convert_array
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.op import Arg, Level, MultiOp, Op, Sample, declare, get_op
+from rlx.ir.operand import DTypeLike, Operand, Tensor, of_many, of_one
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.array.shape import broadcast_to, reshape, slice_axis
 from rlx.ops.math.elementwise import cast, equal, logical_and, maximum, minimum, round, where
 from rlx.ops.math.reduce import reduce_max, reduce_min, reduce_sum
-from rlx.ops.nn.blocks import given, rank_of
-from rlx.ops.rules import is_real_float, need_dtype, normal_axis, op_call, unbroadcast
+from rlx.ops.nn.blocks import given
+from rlx.ops.rules import is_real_float, need_dtype, normal_axis, op_call, rank_of, unbroadcast
 
 
 def is_quantized(d: DType) -> bool:
@@ -178,7 +179,9 @@ class _quantize(Op):
         return to(level, dtype)
 
     def samples(self) -> list[Sample]:
-        def one(x: str, scale: str, kind: str, zero: str = "", special: bool = False, **attrs: Any) -> Sample:
+        def one(
+            x: str, scale: str, kind: str, zero: str = "", special: bool = False, **attrs: object
+        ) -> Sample:
             args = [Arg(x, -4, 4, special=special), Arg(scale, 0.02, 0.3)]
             args += [Arg(zero, -3, 3)] if zero else []
             return Sample(tuple(args), {"dtype": kind, **attrs}, grad=False)
@@ -206,22 +209,23 @@ class _quantize(Op):
         ]
 
 
-def _at(name: str, x: Any, scale: Any, axis: int | None, block: int | None) -> int | None:
+def _at(name: str, x: Operand, scale: Operand, axis: int | None, block: int | None) -> int | None:
     """Axis of the parameters; one number for the whole tensor has none."""
     if axis is None or (block is None and rank_of(scale) == 0):
         return None
     return normal_axis(name, axis, rank_of(x))
 
 
+@of_one
 def quantize(
-    x: Any,
-    scale: Any,
-    zero_point: Any = None,
-    dtype: Any = None,
+    x: Operand,
+    scale: Operand,
+    zero_point: Operand | None = None,
+    dtype: DTypeLike | None = None,
     axis: int | None = None,
     block: int | None = None,
     saturate: bool = True,
-) -> Any:
+) -> Tensor:
     """round(x / scale) + zero_point in few bits (ONNX QuantizeLinear); dtype is that of zero_point, else u8.
 
     scale and zero_point are numbers, or vectors along `axis`, or have one entry per `block` indices along it.
@@ -234,7 +238,7 @@ def quantize(
     return _quantize(x, scale, *given(zero_point), dtype=kind, saturate=saturate, **where_)
 
 
-def _dtype_of(x: Any) -> DType:
+def _dtype_of(x: Operand) -> DType:
     return x.dtype if isinstance(x, Node) else dtype(np.asarray(x).dtype)
 
 
@@ -280,7 +284,7 @@ class _dequantize(Op):
         return to(out, scale.dtype if dtype is None else dtype)
 
     def samples(self) -> list[Sample]:
-        def one(x: str, scale: str, zero: str = "", grad: bool = True, **attrs: Any) -> Sample:
+        def one(x: str, scale: str, zero: str = "", grad: bool = True, **attrs: object) -> Sample:
             args = [Arg(x, -7, 7), Arg(scale, 0.02, 0.3)]
             return Sample((*args, Arg(zero, -3, 3)) if zero else tuple(args), attrs, grad=grad)
 
@@ -307,14 +311,15 @@ def dtype_is_float(x: np.ndarray) -> bool:
     return dtype(x.dtype).is_float
 
 
+@of_one
 def dequantize(
-    x: Any,
-    scale: Any,
-    zero_point: Any = None,
+    x: Operand,
+    scale: Operand,
+    zero_point: Operand | None = None,
     axis: int | None = None,
     block: int | None = None,
-    dtype: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+) -> Tensor:
     """(x - zero_point) * scale (ONNX DequantizeLinear), in the dtype of the scale unless `dtype` is given.
 
     >>> dequantize(np.array([0, 128, 255], np.uint8), np.float32(0.5), np.uint8(128))
@@ -325,7 +330,7 @@ def dequantize(
 
 
 @declare
-class _dynamic_quantize(Op):
+class _dynamic_quantize(MultiOp):
     """x in 8 bits with a scale and zero point that just hold its smallest and largest value, and 0."""
 
     name = "dynamic_quantize"
@@ -375,7 +380,8 @@ class _dynamic_quantize(Op):
         ]
 
 
-def dynamic_quantize(x: Any, dtype: Any = "u8") -> Any:
+@of_many
+def dynamic_quantize(x: Operand, dtype: DTypeLike = "u8") -> Tensor:
     """x in 8 bits, the scale and the zero point (ONNX DynamicQuantizeLinear).
 
     >>> dynamic_quantize(np.array([-1.0, 0.0, 1.55], np.float32))
@@ -481,14 +487,15 @@ def gather_sum(g: Node, like: Node, axis: int | None, block: int | None) -> Node
     return summed
 
 
+@of_one
 def fake_quantize(
-    x: Any,
-    scale: Any,
-    zero_point: Any = None,
-    dtype: Any = None,
+    x: Operand,
+    scale: Operand,
+    zero_point: Operand | None = None,
+    dtype: DTypeLike | None = None,
     axis: int | None = None,
     block: int | None = None,
-) -> Any:
+) -> Tensor:
     """dequantize(quantize(x)) with a straight-through gradient, for training with quantisation in mind.
 
     >>> fake_quantize(np.array([0.24, 0.26, 99.0]), np.array(0.1), dtype="i8")

@@ -12,6 +12,7 @@ from rlx.ir.attr import Attr, boolean, dim, integer, one_of, optional
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.shape import broadcast_to, concat, reshape, slice_axis, transpose
 from rlx.ops.math.complex import complex_of, imag, make_complex, real, real_of
@@ -20,12 +21,13 @@ from rlx.ops.rules import normal_axis, op_call, shape_of
 from rlx.ops.signal.fft_split import check_parts, fft_split, half_bins, irfft_split, rfft_split
 
 
-def resized(x: Any, axis: int, n: Dim) -> Any:
+@of_one
+def resized(x: Operand, axis: int, n: Dim) -> Tensor:
     """An axis cut or filled with zeros at its end to n elements."""
-    d = x.shape[axis]
+    d = shape_of(x)[axis]
     if known_eq(d, n) is True:
         return x
-    padding = tuple((0, n - d if i == axis else 0) for i in range(len(x.shape)))
+    padding = tuple((0, n - d if i == axis else 0) for i in range(len(shape_of(x))))
     return op_call("pad", x, padding=padding)
 
 
@@ -188,11 +190,12 @@ class _irfft(_Transform):
         return _from_last(_scaled([out], _factor(norm, count, True, out))[0], axis)
 
 
-def _call(op: Any, x: Any, n: Any, axis: int, norm: str | None) -> Any:
+def _call(op: Any, x: Operand, n: Any, axis: int, norm: str | None) -> Any:
     return op(x, n=n, axis=normal_axis(op.name, axis, len(shape_of(x))), norm=norm or "backward")
 
 
-def fft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
+@of_one
+def fft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along an axis, as numpy.fft.fft (f32 gives c64).
 
     >>> fft(np.array([1.0, 0.0, 0.0, 0.0]))
@@ -201,7 +204,8 @@ def fft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
     return _call(_fft, x, n, axis, norm)
 
 
-def ifft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
+@of_one
+def ifft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of `fft`, as numpy.fft.ifft.
 
     >>> ifft(np.array([4.0, 0.0, 0.0, 0.0]))
@@ -210,7 +214,8 @@ def ifft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
     return _call(_ifft, x, n, axis, norm)
 
 
-def rfft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
+@of_one
+def rfft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Coefficients 0 .. n // 2 of a real x, as numpy.fft.rfft.
 
     >>> rfft(np.array([1.0, 0.0, 0.0, 0.0]))
@@ -219,7 +224,8 @@ def rfft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
     return _call(_rfft, x, n, axis, norm)
 
 
-def irfft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Any:
+@of_one
+def irfft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The real x that `rfft` gave these coefficients of, as numpy.fft.irfft.
 
     >>> irfft(np.array([4.0 + 0j, 0.0, 0.0]))
@@ -291,7 +297,7 @@ class _dft(Op):
         return out
 
     def samples(self) -> list[Sample]:
-        def one(type_: str, grad: bool = True, **attrs: Any) -> Sample:
+        def one(type_: str, grad: bool = True, **attrs: object) -> Sample:
             return Sample((Arg(type_),), attrs, grad=grad)
 
         return [
@@ -311,7 +317,8 @@ def _dft_length(d: Dim, n: Dim | None, inverse: bool, onesided: bool) -> Dim:
     return n if n is not None else 2 * (d - 1) if onesided and inverse else d
 
 
-def dft(x: Any, axis: int = -2, n: Any = None, inverse: bool = False, onesided: bool = False) -> Any:
+@of_one
+def dft(x: Operand, axis: int = -2, n: Any = None, inverse: bool = False, onesided: bool = False) -> Tensor:
     """ONNX DFT of x [.., 1 or 2 parts] along an axis, cut or filled to n elements.
 
     >>> dft(np.array([[1.0], [0.0]]), axis=0)

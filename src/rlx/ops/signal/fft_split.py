@@ -21,7 +21,7 @@ from rlx.ir.assume import require_equal, require_shape
 from rlx.ir.attr import Attr, dim, integer
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.op import Arg, MultiOp, Op, Sample, declare
 from rlx.ir.types import TensorType, TupleType
 from rlx.kernel.form import Form, Template
 from rlx.ops.array.shape import broadcast_to
@@ -67,7 +67,7 @@ def _parts(z: np.ndarray, like: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @declare
-class fft_split(Op):
+class fft_split(MultiOp):
     """All coefficients of a complex sequence given by its parts, along the last axis."""
 
     name = "fft_split"
@@ -133,7 +133,7 @@ def _interior(m: Dim, n: Dim, like: Node, inside: float) -> Node:
 
 
 @declare
-class rfft_split(Op):
+class rfft_split(MultiOp):
     """Coefficients 0 .. n // 2 of a real sequence along the last axis, as real and imaginary parts."""
 
     name = "rfft_split"

@@ -8,10 +8,11 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, boolean, integer, one_of, optional, real, string
+from rlx.ir.attr import Attr, AttrValue, boolean, integer, one_of, optional, real, string
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType, parse_type
 from rlx.ops.array.padding import pad
 from rlx.ops.array.shape import flip, slice_axis, transpose
@@ -51,7 +52,7 @@ def mel_filter_bank(
     fmax: float | None = None,
     scale: str = "slaney",
     norm: str | None = "slaney",
-    dtype: Any = np.float32,
+    dtype: np.dtype | type = np.float32,
 ) -> np.ndarray:
     """Triangular filters [n_mels, n_fft // 2 + 1], evenly spaced on the mel scale ("slaney" or "htk").
 
@@ -78,7 +79,12 @@ def mel_filter_bank(
 
 
 def mel_weight_matrix(
-    n_mels: int, dft_length: int, sample_rate: int, lower: float, upper: float, dtype: Any = np.float32
+    n_mels: int,
+    dft_length: int,
+    sample_rate: int,
+    lower: float,
+    upper: float,
+    dtype: np.dtype | type = np.float32,
 ) -> np.ndarray:
     """ONNX MelWeightMatrix [dft_length // 2 + 1, n_mels]: triangles between whole bins, HTK mel scale.
 
@@ -159,7 +165,7 @@ def _spectra(x: Node, taper: Node, how: Any) -> tuple[Node, Node]:
     return re, im
 
 
-def _swapped(x: Any) -> Any:
+def _swapped(x: Operand) -> Tensor:
     rank = len(shape_of(x))
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
@@ -178,17 +184,17 @@ class _log_mel(Op):
     arity = 1
     attrs = ATTRS
 
-    def infer(self, x: TensorType, **how: Any) -> TensorType:
+    def infer(self, x: TensorType, **how: AttrValue) -> TensorType:
         _check(self.name, x, how)
         frames = _frames(x.shape[-1], how["n_fft"], how["hop"], how["center"])
         return x.with_shape((*x.shape[:-1], how["n_mels"], frames))
 
-    def ref(self, x: np.ndarray, **how: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **how: AttrValue) -> np.ndarray:
         mel, _ = _ref_mel(x, how)
         out = np.log(np.maximum(mel, how["floor"])) / (LN10 if how["base"] == "10" else 1.0)
         return np.asarray(np.moveaxis(out, -1, -2).astype(x.dtype))
 
-    def expand(self, x: Node, **how: Any) -> Node:
+    def expand(self, x: Node, **how: AttrValue) -> Node:
         taper, filters = _constants(x, how)
         re, im = _spectra(_centred(x, how), taper, how)
         energy = re * re + im * im
@@ -197,7 +203,7 @@ class _log_mel(Op):
         made: Node = _swapped(logs * (1.0 / LN10) if how["base"] == "10" else logs)
         return made
 
-    def vjp(self, g: Node, y: Node, x: Node, **how: Any) -> list[Node]:
+    def vjp(self, g: Node, y: Node, x: Node, **how: object) -> list[Node]:
         made: Node = _log_mel_backward(g, x, **how)
         return [made]
 
@@ -238,7 +244,7 @@ class _log_mel_backward(Op):
     arity = 2
     attrs = ATTRS
 
-    def infer(self, g: TensorType, x: TensorType, **how: Any) -> TensorType:
+    def infer(self, g: TensorType, x: TensorType, **how: object) -> TensorType:
         want = get_op("log_mel").infer(x, **how)
         require_shape(
             g.shape, want.shape, f"log_mel_backward: the gradient {g} is not {want}, the log_mel of {x}"
@@ -249,7 +255,7 @@ class _log_mel_backward(Op):
             )
         return x
 
-    def ref(self, g: np.ndarray, x: np.ndarray, **how: Any) -> np.ndarray:
+    def ref(self, g: np.ndarray, x: np.ndarray, **how: AttrValue) -> np.ndarray:
         n_fft, hop = how["n_fft"], how["hop"]
         mel, z = _ref_mel(x, how)
         slope = np.where(mel > how["floor"], 1 / np.maximum(mel, how["floor"]), 0.0)
@@ -268,7 +274,7 @@ class _log_mel_backward(Op):
                 out[..., places[i * hop + j]] += frames[..., i, j]
         return np.asarray(out.astype(x.dtype))
 
-    def expand(self, g: Node, x: Node, **how: Any) -> Node:
+    def expand(self, g: Node, x: Node, **how: object) -> Node:
         return _backward(g, x, how)
 
     def samples(self) -> list[Sample]:
@@ -313,7 +319,7 @@ def _uncentred(gy: Node, x: Node, how: Any) -> Node:
     return made
 
 
-def log_mel_backward(g: Any, x: Any, **options: Any) -> Any:
+def log_mel_backward(g: Any, x: Operand, **options: object) -> Any:
     """The gradient of `log_mel(x, **options)` by x, given that of its result.
 
     >>> log_mel_backward(np.ones((8, 11)), np.sin(np.arange(1600.0)), n_mels=8).shape
@@ -324,8 +330,9 @@ def log_mel_backward(g: Any, x: Any, **options: Any) -> Any:
     return _log_mel_backward(g, x, **options)
 
 
+@of_one
 def log_mel(
-    x: Any,
+    x: Operand,
     sample_rate: float = 16000.0,
     n_fft: int = 400,
     hop: int = 160,
@@ -339,7 +346,7 @@ def log_mel(
     base: str = "e",
     scale: str = "slaney",
     norm: str | None = "slaney",
-) -> Any:
+) -> Tensor:
     """The log-mel spectrogram [.., n_mels, frames] of signals [.., time].
 
     center: mirror the ends so that frame i is centred on element i * hop. base of the logarithm: "e" or "10".

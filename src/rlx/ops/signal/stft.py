@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
-from rlx.ir.attr import Attr, boolean, integer, one_of, real, string
+from rlx.ir.attr import Attr, AttrValue, boolean, integer, one_of, real, string
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.ops.array.padding import pad
 from rlx.ops.array.shape import broadcast_to, reshape, slice_axis, transpose
@@ -182,14 +183,16 @@ def _ref_extended(x: np.ndarray, nperseg: int, noverlap: int, boundary: str, pad
     return np.pad(x, (*lead, (0, int(total) - x.shape[-1])))
 
 
-def amplitude(taper: Any, scaling: str, fs: float) -> Any:
+@of_one
+def amplitude(taper: Operand, scaling: str, fs: float) -> Tensor:
     """What an stft is multiplied by: "spectrum" gives amplitudes, "psd" the root of a power density."""
     if isinstance(taper, Node):
         return 1.0 / (sum_over(taper) if scaling == "spectrum" else sqrt(sum_over(taper * taper) * fs))
-    return 1.0 / (np.sum(taper) if scaling == "spectrum" else np.sqrt(np.sum(taper * taper) * fs))
+    weights = np.asarray(taper)
+    return 1.0 / (np.sum(weights) if scaling == "spectrum" else np.sqrt(np.sum(weights * weights) * fs))
 
 
-def _short_frames(type_: str, *taper: Any, grad: bool = True, **more: Any) -> Sample:
+def _short_frames(type_: str, *taper: Any, grad: bool = True, **more: object) -> Sample:
     attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
     return Sample((Arg(type_), *taper), attrs, grad=grad)
 
@@ -210,7 +213,7 @@ class _stft(Op):
         "fs": Attr(real, 1.0),
     }
 
-    def infer(self, x: TensorType, *taper: TensorType, **how: Any) -> TensorType:
+    def infer(self, x: TensorType, *taper: TensorType, **how: AttrValue) -> TensorType:
         check_segments(self.name, x, taper, how["window"], how["nperseg"], how["noverlap"], how["nfft"])
         if how["onesided"] and x.dtype.is_complex:
             raise DTypeError(f"stft: one side is enough only for a real signal, not {x}; give onesided=False")
@@ -222,7 +225,7 @@ class _stft(Op):
         own = x.dtype if x.dtype.is_complex else complex_of(x.dtype)
         return TensorType(own, (*x.shape[:-1], bins, count))
 
-    def ref(self, x: np.ndarray, *taper: np.ndarray, scaling: str, fs: float, **how: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, *taper: np.ndarray, scaling: str, fs: float, **how: AttrValue) -> np.ndarray:
         boundary, padded, window = how.pop("boundary"), how.pop("padded"), how.pop("window")
         shape = taper[0].astype(np.float64) if taper else window_values(window, how["nperseg"])
         wide = _ref_extended(x, how["nperseg"], how["noverlap"], boundary, padded)
@@ -231,7 +234,7 @@ class _stft(Op):
             out.astype(np.complex64 if x.dtype in (np.float32, np.complex64) else np.complex128)
         )
 
-    def expand(self, x: Node, *taper: Node, scaling: str, fs: float, **how: Any) -> Node:
+    def expand(self, x: Node, *taper: Node, scaling: str, fs: float, **how: AttrValue) -> Node:
         boundary, padded, window = how.pop("boundary"), how.pop("padded"), how.pop("window")
         parts = [real_part(x), imag(x)] if _is_complex(x) else [x]
         shape = taper_of(taper, window, how["nperseg"], parts[0])
@@ -277,13 +280,13 @@ class _istft(Op):
         "fs": Attr(real, 1.0),
     }
 
-    def infer(self, z: TensorType, *taper: TensorType, **how: Any) -> TensorType:
+    def infer(self, z: TensorType, *taper: TensorType, **how: AttrValue) -> TensorType:
         check_segments(self.name, z, taper, how["window"], how["nperseg"], how["noverlap"], how["nfft"])
         if not z.dtype.is_complex or z.rank < 2 or z.shape[-2] != half_bins(how["nfft"]):
             raise ShapeError(f"istft: {z} is not complex [.., {half_bins(how['nfft'])} bins, segments]")
         return TensorType(real_of(z.dtype), (*z.shape[:-2], _joined_length(z.shape[-1], **how)))
 
-    def ref(self, z: np.ndarray, *taper: np.ndarray, window: str, **how: Any) -> np.ndarray:
+    def ref(self, z: np.ndarray, *taper: np.ndarray, window: str, **how: AttrValue) -> np.ndarray:
         nperseg, step = how["nperseg"], how["nperseg"] - how["noverlap"]
         shape = taper[0].astype(np.float64) if taper else window_values(window, nperseg)
         frames = np.fft.irfft(z.astype(np.complex128), how["nfft"], axis=-2)[..., :nperseg, :]
@@ -297,7 +300,7 @@ class _istft(Op):
         narrow = np.float32 if z.dtype == np.complex64 else np.float64
         return np.asarray(out[..., side : out.shape[-1] - side].astype(narrow))
 
-    def expand(self, z: Node, *taper: Node, window: str, **how: Any) -> Node:
+    def expand(self, z: Node, *taper: Node, window: str, **how: AttrValue) -> Node:
         nperseg, nfft = how["nperseg"], how["nfft"]
         step = nperseg - how["noverlap"]
         z = _swapped(z)  # [.., segments, bins]
@@ -328,7 +331,7 @@ class _istft(Op):
         ]
 
 
-def _joined_length(segments: Dim, *, nperseg: int, noverlap: int, boundary: bool, **how: Any) -> Dim:
+def _joined_length(segments: Dim, *, nperseg: int, noverlap: int, boundary: bool, **how: object) -> Dim:
     return nperseg + (segments - 1) * (nperseg - noverlap) - (2 * (nperseg // 2) if boundary else 0)
 
 
@@ -353,14 +356,16 @@ def segment_attrs(
     return attrs, operands
 
 
-def at_last(x: Any, axis: int, name: str) -> Any:
+@of_one
+def at_last(x: Operand, axis: int, name: str) -> Tensor:
     """x with an axis moved to the end."""
     rank = len(shape_of(x))
     axis = normal_axis(name, axis, rank)
     return x if axis == rank - 1 else transpose(x, (*(i for i in range(rank) if i != axis), axis))
 
 
-def back_from(x: Any, source: int, axis: int) -> Any:
+@of_one
+def back_from(x: Operand, source: int, axis: int) -> Tensor:
     """x with axis `source` moved to `axis` (counted from the start)."""
     rank = len(shape_of(x))
     source = source % rank
@@ -369,8 +374,9 @@ def back_from(x: Any, source: int, axis: int) -> Any:
     return x if order == [*range(rank)] else transpose(x, order)
 
 
+@of_one
 def stft(
-    x: Any,
+    x: Operand,
     fs: float = 1.0,
     window: Any = "hann",
     nperseg: int | None = 256,
@@ -382,7 +388,7 @@ def stft(
     padded: bool = True,
     axis: int = -1,
     scaling: str = "spectrum",
-) -> Any:
+) -> Tensor:
     """The short-time Fourier transform: what scipy.signal.stft gives as Zxx.
 
     Bins take the place of the time axis; segments are the last axis.
@@ -404,8 +410,9 @@ def stft(
     return back_from(_stft(x, *taper, **attrs, **how, scaling=scaling, fs=fs), -2, axis)
 
 
+@of_one
 def istft(
-    z: Any,
+    z: Operand,
     fs: float = 1.0,
     window: Any = "hann",
     nperseg: int | None = None,
@@ -413,7 +420,7 @@ def istft(
     nfft: int | None = None,
     boundary: bool = True,
     scaling: str = "spectrum",
-) -> Any:
+) -> Tensor:
     """The signal of a onesided `stft` [.., bins, segments]: what scipy.signal.istft gives as x.
 
     >>> istft(stft(np.arange(16.0), nperseg=8), nperseg=8).round(6)[:4]
@@ -425,9 +432,10 @@ def istft(
     return _istft(z, *taper, **attrs, boundary=boundary, scaling=scaling, fs=fs)
 
 
+@of_one
 def stft_pairs(
-    x: Any, step: int, window: Any = None, length: int | None = None, onesided: bool = True
-) -> Any:
+    x: Operand, step: int, window: Any = None, length: int | None = None, onesided: bool = True
+) -> Tensor:
     """ONNX STFT: x [N, time, 1 or 2 parts] -> [N, segments, bins, 2]; no boundary and no scaling.
 
     >>> stft_pairs(np.ones((1, 8, 1)), 2, length=4).shape

@@ -14,6 +14,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import F64, DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Level, Op, Sample, declare
+from rlx.ir.operand import DTypeLike, Tensor
 from rlx.ir.types import TensorType
 from rlx.ops.math.elementwise import cast, cos, maximum
 from rlx.ops.nn.sampling import extent_of, positions
@@ -118,7 +119,7 @@ def window_values(window: str | tuple[Any, ...], n: int, periodic: bool = True) 
     return np.asarray(np.i0(parameter * np.sqrt(1 - (2 * t / steps - 1) ** 2)) / np.i0(parameter))
 
 
-def get_window(window: Any, n: Any, periodic: bool = True, dtype: Any = "f32") -> Any:
+def get_window(window: Any, n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Any:
     """A window of n elements by name, as scipy.signal.get_window; n may be symbolic for sums of cosines.
 
     boxcar, hann, hamming, blackman, nuttall, blackmanharris, flattop, bartlett, cosine, ("kaiser", beta).
@@ -138,7 +139,7 @@ def _np(d: Any) -> Any:
     return dtype(d).np
 
 
-def hann_window(n: Any, periodic: bool = True, dtype: Any = "f32") -> Any:
+def hann_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
     """The Hann window.
 
     >>> hann_window(4)
@@ -147,7 +148,7 @@ def hann_window(n: Any, periodic: bool = True, dtype: Any = "f32") -> Any:
     return get_window("hann", n, periodic, dtype)
 
 
-def hamming_window(n: Any, periodic: bool = True, dtype: Any = "f32", alpha: float = 0.54) -> Any:
+def hamming_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32", alpha: float = 0.54) -> Tensor:
     """The Hamming window alpha - (1 - alpha) * cos(t); ONNX has alpha = 25 / 46.
 
     >>> hamming_window(2)
@@ -156,7 +157,7 @@ def hamming_window(n: Any, periodic: bool = True, dtype: Any = "f32", alpha: flo
     return _cosine_window(n=n, coefficients=(alpha, 1 - alpha), periodic=periodic, dtype=dtype)
 
 
-def blackman_window(n: Any, periodic: bool = True, dtype: Any = "f32") -> Any:
+def blackman_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
     """The Blackman window.
 
     >>> blackman_window(3, periodic=False).round(2)
@@ -165,7 +166,7 @@ def blackman_window(n: Any, periodic: bool = True, dtype: Any = "f32") -> Any:
     return get_window("blackman", n, periodic, dtype)
 
 
-def kaiser_window(n: int, beta: float = 12.0, periodic: bool = True, dtype: Any = "f32") -> Any:
+def kaiser_window(n: int, beta: float = 12.0, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
     """The Kaiser window with shape beta.
 
     >>> kaiser_window(3, 0.0)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
-from rlx.ir.attr import Attr, integer, one_of, real
+from rlx.ir.attr import Attr, AttrValue, integer, one_of, real
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
-from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
+from rlx.ir.op import Arg, Level, MultiOp, Op, Sample, declare, get_op
+from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType, TupleType
 from rlx.ops.array.create import zeros
 from rlx.ops.array.scatter import scatter_elements
@@ -69,15 +70,19 @@ def bin_weights(nfft: int) -> np.ndarray:
     return weights
 
 
-def power_scale(taper: Any, scaling: str, fs: float) -> Any:
+@of_one
+def power_scale(taper: Operand, scaling: str, fs: float) -> Tensor:
     """What squared magnitudes are multiplied by: a density per hertz, or the power of a sine."""
-    total = sum_over if isinstance(taper, Node) else np.sum
+    taper = taper if isinstance(taper, Node) else np.asarray(taper)
+    total: Callable[[Tensor], Tensor] = sum_over if isinstance(taper, Node) else np.sum
     if scaling == "density":
         return 1.0 / (total(taper * taper) * fs)
     return 1.0 / (total(taper) * total(taper))
 
 
-def segment_powers(x: Node, taper: Node, *, scaling: str, fs: float, nfft: int, **segments: Any) -> Node:
+def segment_powers(
+    x: Node, taper: Node, *, scaling: str, fs: float, nfft: int, **segments: AttrValue
+) -> Node:
     """The power of each bin of each segment, [.., segments, bins]."""
     re, im = segment_spectra([x], taper, nfft=nfft, onesided=True, **segments)
     weights = x.graph.constant(bin_weights(nfft).astype(x.dtype.np))
@@ -86,7 +91,7 @@ def segment_powers(x: Node, taper: Node, *, scaling: str, fs: float, nfft: int, 
 
 
 def _ref_powers(
-    x: np.ndarray, taper: np.ndarray, *, scaling: str, fs: float, nfft: int, **segments: Any
+    x: np.ndarray, taper: np.ndarray, *, scaling: str, fs: float, nfft: int, **segments: AttrValue
 ) -> np.ndarray:
     z = ref_spectra(x, taper, nfft=nfft, onesided=True, **segments)
     return np.asarray(np.abs(z) ** 2 * bin_weights(nfft) * power_scale(taper, scaling, fs))
@@ -124,22 +129,24 @@ class _welch(Op):
     level = Level.HIR
     attrs = {**WELCH, "average": Attr(one_of("mean", "median"), "mean")}
 
-    def infer(self, x: TensorType, *taper: TensorType, **how: Any) -> TensorType:
+    def infer(self, x: TensorType, *taper: TensorType, **how: AttrValue) -> TensorType:
         _check(self.name, x, taper, how)
         return x.with_shape((*x.shape[:-1], half_bins(how["nfft"])))
 
-    def ref(self, x: np.ndarray, *taper: np.ndarray, average: str, window: str, **how: Any) -> np.ndarray:
+    def ref(
+        self, x: np.ndarray, *taper: np.ndarray, average: str, window: str, **how: AttrValue
+    ) -> np.ndarray:
         shape = taper[0].astype(np.float64) if taper else window_values(window, how["nperseg"])
         powers = _ref_powers(x, shape, **how)
         if average == "mean":
             return np.asarray(powers.mean(-2).astype(x.dtype))
         return np.asarray(np.median(powers, -2) / _median_bias(powers.shape[-2])).astype(x.dtype)
 
-    def expand(self, x: Node, *taper: Node, average: str, window: str, **how: Any) -> Node:
+    def expand(self, x: Node, *taper: Node, average: str, window: str, **how: AttrValue) -> Node:
         return _averaged(segment_powers(x, taper_of(taper, window, how["nperseg"], x), **how), average)
 
     def samples(self) -> list[Sample]:
-        def one(type_: str, *taper: Any, grad: bool = True, **more: Any) -> Sample:
+        def one(type_: str, *taper: Any, grad: bool = True, **more: object) -> Sample:
             attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
             return Sample((Arg(type_), *taper), attrs, grad=grad)
 
@@ -164,14 +171,16 @@ def frequencies(nfft: int, fs: float) -> np.ndarray:
     return np.arange(nfft // 2 + 1) * (fs / nfft)
 
 
-def _arranged(x: Any, axis: int, name: str, window: Any, nperseg: Any, noverlap: Any, nfft: Any) -> Any:
+def _arranged(
+    x: Operand, axis: int, name: str, window: Any, nperseg: Any, noverlap: Any, nfft: Any
+) -> Tensor:
     x = at_last(x, axis, name)
     attrs, taper = segment_attrs(name, shape_of(x)[-1], window, nperseg, noverlap, nfft)
     return x, taper, attrs
 
 
 def welch(
-    x: Any,
+    x: Operand,
     fs: float = 1.0,
     window: Any = "hann",
     nperseg: int | None = None,
@@ -200,7 +209,7 @@ def welch(
 
 
 @declare
-class _spectral_peaks(Op):
+class _spectral_peaks(MultiOp):
     """The k highest strict local maxima along the last axis: positions times `spacing`, and values.
 
     Highest first; of equal ones the lower position. Where there are fewer than k, the rest is 0 at 0.
@@ -276,7 +285,7 @@ def ref_peaks(p: np.ndarray, k: int, spacing: float) -> tuple[np.ndarray, np.nda
     return at.reshape(shape), value.reshape(shape)
 
 
-def spectral_peaks(p: Any, k: int, spacing: float = 1.0) -> tuple[Any, Any]:
+def spectral_peaks(p: Operand, k: int, spacing: float = 1.0) -> tuple[Any, Any]:
     """The k highest strict local maxima along the last axis: positions times spacing, values; 0 if missing.
 
     >>> spectral_peaks(np.array([0.0, 2.0, 1.0, 5.0, 0.0]), 2)
@@ -287,7 +296,7 @@ def spectral_peaks(p: Any, k: int, spacing: float = 1.0) -> tuple[Any, Any]:
 
 
 @declare
-class _welch_peaks(Op):
+class _welch_peaks(MultiOp):
     """The k highest peaks of the power spectrum of [.., time]: frequencies and powers, [.., k] each.
 
     The same as `welch` followed by `spectral_peaks`; the gradient goes straight from peaks to segments.
@@ -298,19 +307,19 @@ class _welch_peaks(Op):
     arity = 1
     attrs = {"k": Attr(integer), **WELCH}
 
-    def infer(self, x: TensorType, *, k: int, **how: Any) -> TupleType:
+    def infer(self, x: TensorType, *, k: int, **how: object) -> TupleType:
         _check(self.name, x, (), how)
         if k < 1:
             raise ShapeError(f"welch_peaks: k = {k} is not positive")
         return TupleType((x.with_shape((*x.shape[:-1], k)),) * 2)
 
-    def ref(self, x: np.ndarray, *, k: int, window: str, **how: Any) -> tuple[np.ndarray, np.ndarray]:
+    def ref(self, x: np.ndarray, *, k: int, window: str, **how: AttrValue) -> tuple[np.ndarray, np.ndarray]:
         powers = _ref_powers(x, window_values(window, how["nperseg"]), **how)
         at, value = ref_peaks(powers.mean(-2), k, how["fs"] / how["nfft"])
         return at.astype(x.dtype), value.astype(x.dtype)
 
     def vjp(
-        self, g: Sequence[Node | None], y: Sequence[Node], x: Node, *, k: int, **how: Any
+        self, g: Sequence[Node | None], y: Sequence[Node], x: Node, *, k: int, **how: AttrValue
     ) -> list[Node | None]:
         incoming = g[1]
         if incoming is None:  # frequencies move in jumps
@@ -324,12 +333,12 @@ class _welch_peaks(Op):
         each = broadcast_to(reshape(spectrum, (*x.shape[:-1], 1, bins)), (*x.shape[:-1], segments, bins))
         return [_powers_backward(each / extent_of(segments, x.dtype), x, **how)]
 
-    def expand(self, x: Node, *, k: int, **how: Any) -> tuple[Node, Node]:
+    def expand(self, x: Node, *, k: int, **how: AttrValue) -> tuple[Node, Node]:
         at, value = _spectral_peaks(_welch(x, **how), k=k, spacing=how["fs"] / how["nfft"])
         return at, value
 
     def samples(self) -> list[Sample]:
-        def one(type_: str, grad: bool = True, **more: Any) -> Sample:
+        def one(type_: str, grad: bool = True, **more: object) -> Sample:
             return Sample(
                 (Arg(type_),), {"k": 2, "nperseg": 16, "noverlap": 8, "nfft": 16, **more}, grad=grad
             )
@@ -345,7 +354,7 @@ class _welch_peaks(Op):
 
 
 def _powers_backward(
-    g: Node, x: Node, *, window: str, scaling: str, fs: float, nfft: int, detrend: str, **segments: Any
+    g: Node, x: Node, *, window: str, scaling: str, fs: float, nfft: int, detrend: str, **segments: AttrValue
 ) -> Node:
     """The gradient of `segment_powers` by the signal, of g [.., segments, bins]."""
     nperseg = segments["nperseg"]
@@ -360,7 +369,7 @@ def _powers_backward(
 
 
 def welch_peaks(
-    x: Any,
+    x: Operand,
     k: int,
     fs: float = 1.0,
     window: Any = "hann",

@@ -31,11 +31,11 @@ class Packing(Op):
     arity = 1
     storage = True
 
-    def batch(self, flags: Sequence[bool], x: Node, **layout: Any) -> Node:
+    def batch(self, flags: Sequence[bool], x: Node, **layout: object) -> Node:
         made: Node = self(x, **layout)
         return made
 
-    def cost(self, x: TensorType, **layout: Any) -> Dim:
+    def cost(self, x: TensorType, **layout: object) -> Dim:
         return 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.errors import InputError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, dtype_kind, whole
+from rlx.ir.attr import Attr, AttrValue, dtype_kind, whole
 from rlx.ir.dtype import U8, DType
 from rlx.ir.op import Sample, declare
 from rlx.ir.types import TensorType
@@ -91,7 +91,7 @@ class _Sparse(Packing):
     attrs = {"k": Attr(whole), "n": Attr(whole), "room": Attr(whole), "dtype": Attr(dtype_kind)}
     not_differentiable = "it is made of weights after gradients are"
 
-    def lower(self, x: TensorType, **layout: Any) -> Form:
+    def lower(self, x: TensorType, **layout: object) -> Form:
         return Template(self.name, tuple(layout.items()))
 
 
@@ -118,12 +118,12 @@ class pack_sparse(_Sparse):
         require_equal(x.shape[-1], n, f"pack_sparse: {x} is not [{k},{n}]")
         return TensorType(U8, (*x.shape[:-2], columns_of(k, n, room, dtype).bytes))
 
-    def ref(self, x: np.ndarray, **layout: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **layout: AttrValue) -> np.ndarray:
         columns = columns_of(**layout)
         packed = [columns.pack(one) for one in x.reshape(-1, *x.shape[-2:])]
         return np.reshape(packed, (*x.shape[:-2], columns.bytes))
 
-    def check_stored(self, packed: np.ndarray, **layout: Any) -> str | None:
+    def check_stored(self, packed: np.ndarray, **layout: AttrValue) -> str | None:
         columns = columns_of(**layout)
         found = (columns.fault(one) for one in packed.reshape(-1, columns.bytes))
         return next((fault for fault in found if fault is not None), None)
@@ -147,7 +147,7 @@ class unpack_sparse(_Sparse):
         require_equal(x.shape[-1], size, f"unpack_sparse: {x} does not hold {size} bytes")
         return TensorType(dtype, (*x.shape[:-1], k, n))
 
-    def ref(self, x: np.ndarray, **layout: Any) -> np.ndarray:
+    def ref(self, x: np.ndarray, **layout: AttrValue) -> np.ndarray:
         columns = columns_of(**layout)
         found = [columns.unpack(one) for one in x.reshape(-1, x.shape[-1])]
         return np.reshape(found, (*x.shape[:-1], columns.k, columns.n))

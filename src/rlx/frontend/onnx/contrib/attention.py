@@ -16,6 +16,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.ops.attention import join_heads, split_heads
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dim import Constraint, Dim, dim_max, known_eq
 from rlx.ir.graph import Node
 
@@ -36,7 +37,7 @@ def scale_of(n: Call) -> float | None:
     return float(n.attr("scale", 0.0)) or None
 
 
-def total_of(*parts: Any) -> Any:
+def total_of(*parts: Any) -> Node | None:
     """The sum of additive masks, some of which are not there."""
     found = [p for p in parts if p is not None]
     return sum(found[1:], found[0]) if found else None
@@ -45,7 +46,7 @@ def total_of(*parts: Any) -> Any:
 # -- masks of 1 (seen) and 0
 
 
-def added_mask(n: Call, mask: Node | None, batch: Dim, keys: Dim, like: Node) -> Any:
+def added_mask(n: Call, mask: Node | None, batch: Dim, keys: Dim, like: Node) -> Node | None:
     """A mask in any of ONNX Runtime's layouts, as numbers to add to the scores."""
     hidden = float(n.attr("mask_filter_value", HIDDEN))
     if mask is None:
@@ -61,11 +62,11 @@ def added_mask(n: Call, mask: Node | None, batch: Dim, keys: Dim, like: Node) ->
     return ops.where(seen, n.constant(0, like.dtype), n.constant(hidden, like.dtype))
 
 
-def seen_by_lengths(mask: Node, batch: Dim, keys: Dim) -> Any:
+def seen_by_lengths(mask: Node, batch: Dim, keys: Dim) -> Node:
     """[batch, 1, 1, keys] by the key where each item ends, perhaps with the one where it begins."""
     key = ops.iota((1, 1, 1, keys))
 
-    def column(first: Dim) -> Any:
+    def column(first: Dim) -> Node:
         part = ops.slice_axis(mask, 0, first, batch)
         return ops.cast(ops.reshape(part, (batch, 1, 1, 1)), "i64")
 
@@ -84,7 +85,7 @@ def seen_by_lengths(mask: Node, batch: Dim, keys: Dim) -> Any:
 
 
 @onnx_op("Attention", domain=MS)
-def attention(n: Call) -> Any:
+def attention(n: Call) -> Outputs:
     w, bias = n[1], n.get(2)
     refuse_inputs(n, {6: SHARED})
     sizes = n.attr("qkv_hidden_sizes", None) or [w.shape[1] // 3] * 3
@@ -99,7 +100,7 @@ def attend(
     mask: Node | None = None,
     past: Node | None = None,
     added: Node | None = None,
-) -> Any:
+) -> tuple[Node, Node | None]:
     """Attention of queries, keys and values that lie side by side in the last axis; and what is present."""
     if n.flag("past_present_share_buffer"):
         raise ModelImportError(SHARED)
@@ -122,7 +123,7 @@ def attend(
 
 
 @onnx_op("MultiHeadAttention", domain=MS)
-def multi_head_attention(n: Call) -> Any:
+def multi_head_attention(n: Call) -> Outputs:
     if n.wants(3):
         raise ModelImportError("its output of scores (qk) is not supported")
     refuse_inputs(n, {8: SHARED, 9: "the cache_indirection of beam search is not supported"})
@@ -168,7 +169,7 @@ def heads_of_packed(x: Node, many: int) -> list[Any]:
 
 
 @onnx_op("GroupQueryAttention", domain=MS)
-def group_query_attention(n: Call) -> Any:
+def group_query_attention(n: Call) -> Outputs:
     """Item b of the batch holds seqlens_k[b] + 1 tokens, the new ones last; what lies behind is padding."""
     refuse_unusual(n)
     q, k, v = grouped_heads(n)
@@ -198,7 +199,7 @@ def group_query_attention(n: Call) -> Any:
     return join_heads(y), keys, values
 
 
-def size_value(size: Dim) -> Any:
+def size_value(size: Dim) -> int | Node:
     """A size as a number to compute with."""
     return size if isinstance(size, int) else ops.dim_value(size)
 
@@ -230,7 +231,7 @@ def grouped_heads(n: Call) -> list[Any]:
     return out
 
 
-def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Any:
+def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Node:
     """The cache with the new rows of each item behind the rows it had, and zeros behind them."""
     past = n.get(i)
     batch, _, new, _ = rows.shape
@@ -249,14 +250,14 @@ def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Any:
     moved = ops.transpose(ops.gather(turned, place, axis=1, batch_dims=1), (0, 2, 1, 3))
     old = ops.pad(past, [(0, 0), (0, 0), (0, size - past.shape[2]), (0, 0)])
 
-    def each(x: Any) -> Any:
+    def each(x: Node) -> Node:
         return ops.reshape(x, (batch, 1, size, 1))
 
     fresh = ops.where(each(ops.less(at, end)), moved, n.constant(0, rows.dtype))
     return ops.where(each(ops.less(at, start)), old, fresh)
 
 
-def visible(n: Call, place: Any, length: Any, total: Dim) -> Any:
+def visible(n: Call, place: Any, length: Any, total: Dim) -> Node:
     """[batch, 1, new, total]: which keys each new token sees."""
     batch, new = place.shape
     key = ops.iota((1, 1, 1, total), 3)

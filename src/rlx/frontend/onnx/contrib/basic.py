@@ -9,6 +9,7 @@ from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.attention import join_heads, split_heads
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -16,22 +17,22 @@ MS = "com.microsoft"
 
 
 @onnx_op("Gelu", domain=MS)
-def gelu(n: Call) -> Any:
+def gelu(n: Call) -> Outputs:
     return ops.gelu(n[0])
 
 
 @onnx_op("BiasGelu", domain=MS)
-def bias_gelu(n: Call) -> Any:
+def bias_gelu(n: Call) -> Outputs:
     return ops.gelu(n[0] + n[1])
 
 
 @onnx_op("FastGelu", domain=MS)
-def fast_gelu(n: Call) -> Any:
+def fast_gelu(n: Call) -> Outputs:
     return ops.gelu(n[0] if n.get(1) is None else n[0] + n[1], approximate="tanh")
 
 
 @onnx_op("QuickGelu", domain=MS)
-def quick_gelu(n: Call) -> Any:
+def quick_gelu(n: Call) -> Outputs:
     return ops.swish(n[0], alpha=n.attr("alpha", 1.702))
 
 
@@ -40,7 +41,7 @@ def quick_gelu(n: Call) -> Any:
 
 @onnx_op("SimplifiedLayerNormalization", ignored=("stash_type",))
 @onnx_op("SimplifiedLayerNormalization", domain=MS, ignored=("stash_type",))
-def simplified_layer_norm(n: Call) -> Any:
+def simplified_layer_norm(n: Call) -> Outputs:
     x, scale = n[0], n[1]
     axis, eps = normal_axis(n.proto.op_type, int(n.attr("axis", -1)), x.rank), n.attr("epsilon", 1e-5)
     wide = ops.cast(x, "f32") if scale.dtype is not x.dtype else x
@@ -57,7 +58,7 @@ def moments(x: Node, axis: int, eps: float, centred: bool) -> tuple[Any, Any]:
     return mean, ops.rsqrt(ops.mean(y * y, axes, keepdims=True) + eps)
 
 
-def skip_norm(n: Call, scale: Node, shift: Node | None, bias: Node | None, centred: bool) -> Any:
+def skip_norm(n: Call, scale: Node, shift: Node | None, bias: Node | None, centred: bool) -> Outputs:
     """The norm of input + skip (+ bias), its moments, and that sum."""
     total = n[0] + n[1] if bias is None else n[0] + n[1] + bias
     eps = n.attr("epsilon", 1e-12)
@@ -67,22 +68,22 @@ def skip_norm(n: Call, scale: Node, shift: Node | None, bias: Node | None, centr
 
 
 @onnx_op("LayerNormalization", domain=MS, ignored=("stash_type",))
-def layer_norm(n: Call) -> Any:
+def layer_norm(n: Call) -> Outputs:
     return ops.layer_norm(n[0], n[1], n.get(2), int(n.attr("axis", -1)), n.attr("epsilon", 1e-5))
 
 
 @onnx_op("SkipLayerNormalization", domain=MS)
-def skip_layer_norm(n: Call) -> Any:
+def skip_layer_norm(n: Call) -> Outputs:
     return skip_norm(n, n[2], n.get(3), n.get(4), centred=True)
 
 
 @onnx_op("SkipSimplifiedLayerNormalization", domain=MS)
-def skip_simplified_layer_norm(n: Call) -> Any:
+def skip_simplified_layer_norm(n: Call) -> Outputs:
     return skip_norm(n, n[2], None, n.get(3), centred=False)
 
 
 @onnx_op("EmbedLayerNormalization", domain=MS, ignored=("mask_index_type",))
-def embed_layer_norm(n: Call) -> Any:
+def embed_layer_norm(n: Call) -> Outputs:
     ids, segments = n[0], n.get(1)
     positions = ops.gather(n[3], n[8] if n.get(8) is not None else ops.iota((ids.shape[1],)))
     total = ops.gather(n[2], ids) + positions
@@ -96,7 +97,7 @@ def embed_layer_norm(n: Call) -> Any:
 # -- products
 
 
-def flipped(x: Node, batch: bool, matrix: bool) -> Any:
+def flipped(x: Node, batch: bool, matrix: bool) -> Node:
     """The transposes that FusedMatMul reads its operands through."""
     order = list(range(x.rank))
     if batch:
@@ -107,7 +108,7 @@ def flipped(x: Node, batch: bool, matrix: bool) -> Any:
 
 
 @onnx_op("FusedMatMul", "TransposeMatMul", domain=MS)
-def fused_matmul(n: Call) -> Any:
+def fused_matmul(n: Call) -> Outputs:
     a = flipped(n[0], n.flag("transBatchA"), n.flag("transA"))
     b = flipped(n[1], n.flag("transBatchB"), n.flag("transB"))
     alpha = n.attr("alpha", 1.0)
@@ -116,7 +117,7 @@ def fused_matmul(n: Call) -> Any:
 
 
 @onnx_op("FusedConv", domain=MS)
-def fused_conv(n: Call) -> Any:
+def fused_conv(n: Call) -> Outputs:
     from rlx.frontend.onnx.ops.conv import conv_options
 
     y = ops.conv(n[0], n[1], n.get(2), **conv_options(n, n[1]))
@@ -126,13 +127,13 @@ def fused_conv(n: Call) -> Any:
 
 
 @onnx_op("FusedGemm", domain=MS)
-def fused_gemm(n: Call) -> Any:
+def fused_gemm(n: Call) -> Outputs:
     from rlx.frontend.onnx.ops.matmul import general_product
 
     return activated(n, general_product(n, n[0], n[1], n.get(2)))
 
 
-def activated(n: Call, y: Any) -> Any:
+def activated(n: Call, y: Node) -> Node:
     """The activation that a fused op ends with."""
     numbers = n.attr("activation_params", [])
     name = n.attr("activation", "")
@@ -154,7 +155,7 @@ def activated(n: Call, y: Any) -> Any:
 
 
 @onnx_op("RotaryEmbedding", domain=MS, ignored=("is_packed_batching", "scale"))
-def rotary_embedding(n: Call) -> Any:
+def rotary_embedding(n: Call) -> Outputs:
     x, ids, cos, sin = n[0], n[1], n[2], n[3]
     heads, size = int(n.attr("num_heads", 0)), int(n.attr("rotary_embedding_dim", 0))
     flat = x.rank == 3

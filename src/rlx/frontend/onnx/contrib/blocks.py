@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx import ops
@@ -11,12 +9,13 @@ from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
 
 @onnx_op("MatMulNBits", domain=MS, ignored=("accuracy_level",))
-def matmul_nbits(n: Call) -> Any:
+def matmul_nbits(n: Call) -> Outputs:
     """Weights in 2, 4 or 8 bits, in blocks along k, each block with a scale and perhaps a zero point."""
     x, scales = n[0], n[2]
     k, columns = int(n.attr("K")), int(n.attr("N"))
@@ -39,10 +38,10 @@ def matmul_nbits(n: Call) -> Any:
             zero = points.reshape(columns, blocks)
     middle = 1 << (bits - 1)
     codes = (weight[:, :k].T.astype(np.int16) - middle).astype(np.int8)
-    centred = n.importer.constant(codes, f"{n.label}.codes")
+    centred = n.weight(codes, "codes")
     scale = ops.transpose(ops.reshape(scales, (columns, blocks)))
     shift = None if zero is None else zero.T.astype(np.float32) - middle
-    shifts = None if shift is None else n.importer.constant(shift, f"{n.label}.zeros")
+    shifts = None if shift is None else n.weight(shift, "zeros")
     matrix = ops.dequantize_groups(centred, scale, shifts, bits=bits, group=block)
     y = ops.matmul(x, ops.cast(matrix, x.dtype))
     return y if n.get(5) is None else y + n[5]
@@ -57,7 +56,7 @@ def unpacked(data: np.ndarray, bits: int) -> np.ndarray:
 
 
 @onnx_op("GatherBlockQuantized", domain=MS)
-def gather_block_quantized(n: Call) -> Any:
+def gather_block_quantized(n: Call) -> Outputs:
     """Rows of codes with a scale (and zero point) per block of an axis: only what is picked is decoded."""
     data, indices, scales = n[0], n[1], n[2]
     bits, block = int(n.attr("bits", 4)), int(n.attr("block_size", 128))
@@ -72,7 +71,7 @@ def gather_block_quantized(n: Call) -> Any:
         raise ModelImportError(f"codes of {bits} bits in bytes along axis {split} are not supported")
     per = 8 // bits if bytes_ else 1
 
-    def picked(x: Node, many: int) -> Any:
+    def picked(x: Node, many: int) -> Node:
         rows = ops.gather(x, indices, along)
         return split_bytes(n, rows, bits) if many > 1 else rows
 
@@ -80,7 +79,7 @@ def gather_block_quantized(n: Call) -> Any:
     axis = split if split < along else split + indices.rank - 1
     width, blocks = codes.shape[axis], scales.shape[split]
 
-    def spread(x: Any) -> Any:
+    def spread(x: Node) -> Node:
         return ops.slice_axis(ops.repeat(ops.slice_axis(x, axis, 0, blocks), block, axis), axis, 0, width)
 
     if n.get(3) is not None:
@@ -90,7 +89,7 @@ def gather_block_quantized(n: Call) -> Any:
     return ops.cast(codes * spread(ops.cast(picked(scales, 1), "f32")), scales.dtype)
 
 
-def split_bytes(n: Call, x: Node, bits: int) -> Any:
+def split_bytes(n: Call, x: Node, bits: int) -> Node:
     """The numbers of a few bits in bytes, low bits first, along the last axis."""
     shifts = n.constant(np.arange(0, 8, bits, dtype=np.uint8))
     apart = ops.shift_right(ops.expand_dims(x, x.rank), shifts)

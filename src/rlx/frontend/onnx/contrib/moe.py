@@ -18,6 +18,9 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.basic import MS
 from rlx.frontend.onnx.contrib.blocks import unpacked
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
+from rlx.ir.dim import Dim
+from rlx.ir.graph import Node
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": ops.relu,
@@ -30,7 +33,7 @@ Layer = tuple[Any, Any, int]
 
 
 @onnx_op("MoE", domain=MS)
-def mixture(n: Call) -> Any:
+def mixture(n: Call) -> Outputs:
     def inner(i: int) -> Layer | None:
         w, bias = n.get(i), n.get(i + 1)
         if w is None:
@@ -45,7 +48,7 @@ def mixture(n: Call) -> Any:
 
 
 @onnx_op("QMoE", domain=MS, ignored=("accuracy_level",))
-def quantised_mixture(n: Call) -> Any:
+def quantised_mixture(n: Call) -> Outputs:
     """Each expert's rows of codes have a scale, or one for each block of `block_size`."""
     unusual = "only weights of integer codes with scales are supported"
     if any(n.value(i) is not None for i in range(14, 21)) or str(n.attr("quant_type", "int")) != "int":
@@ -77,7 +80,7 @@ def quantised_mixture(n: Call) -> Any:
             return np.ascontiguousarray(x.transpose(order)).reshape(shape)
 
         levels = (codes.astype(np.int16) - middle).astype(np.int8)
-        centred = n.importer.constant(laid(levels), f"{n.label}.{i}")
+        centred = n.weight(laid(levels), f"{i}")
         scales = ops.reshape(ops.transpose(ops.reshape(n[i + 1], (experts, out, groups)), order), shape)
         zeros = None
         if n.get(points) is not None:
@@ -85,7 +88,7 @@ def quantised_mixture(n: Call) -> Any:
             if found is None:
                 raise ModelImportError("its zero points must be constant")
             level = unpacked(found.reshape(experts, out, -1), bits)[..., :groups].astype(np.float32) - middle
-            zeros = n.importer.constant(laid(level), f"{n.label}.{points}")
+            zeros = n.weight(laid(level), f"{points}")
         return ops.dequantize_groups(centred, scales, zeros, bits=bits, group=group), int(out)
 
     def inner(i: int, points: int) -> Layer | None:
@@ -98,7 +101,7 @@ def quantised_mixture(n: Call) -> Any:
     return mixed(n, inner(2, 11), matrix(5, 12, last=True)[0], n.get(7), inner(8, 13))
 
 
-def mixed(n: Call, first: Layer | None, rows: Any, bias: Any, third: Layer | None) -> Any:
+def mixed(n: Call, first: Layer | None, rows: Node, bias: Node | None, third: Layer | None) -> Node:
     """Two products around an activation; each expert's part of the sum times its factor."""
     if n.flag("use_sparse_mixer"):
         raise ModelImportError("use_sparse_mixer is not supported; export with use_sparse_mixer=0")
@@ -114,7 +117,7 @@ def mixed(n: Call, first: Layer | None, rows: Any, bias: Any, third: Layer | Non
     return ops.reshape(y, x.shape)
 
 
-def side_by_side(flat: Any, layer: Layer | None, experts: int) -> Any:
+def side_by_side(flat: Node, layer: Layer | None, experts: Dim) -> Node | None:
     """[tokens, experts, outputs]: a product with the weights of all experts; None without a layer."""
     if layer is None:
         return None
@@ -123,7 +126,7 @@ def side_by_side(flat: Any, layer: Layer | None, experts: int) -> Any:
     return ops.reshape(h if bias is None else h + bias, (flat.shape[0], experts, out))
 
 
-def chosen(n: Call) -> Any:
+def chosen(n: Call) -> Node:
     """[tokens, experts]: what each expert counts, 0 for all but the k best."""
     router = n[1]
     count = int(n.attr("k", 1))
@@ -134,7 +137,7 @@ def chosen(n: Call) -> Any:
     return chance / ops.sum(chance, 1, True) if n.flag("normalize_routing_weights") else chance
 
 
-def activated(n: Call, h: Any, other: Any) -> Any:
+def activated(n: Call, h: Any, other: Any) -> Node:
     """The activation of what the first layer (and a third beside it) give."""
     kind = n.choice("activation_type", "relu", (*ACTIVATIONS, "swiglu"))
     fusion = int(n.attr("swiglu_fusion", 0))

@@ -12,6 +12,7 @@ from rlx.frontend.onnx.ops.pool import pool_options
 from rlx.frontend.onnx.ops.quant import as_number, dequantize, quantize
 from rlx.frontend.onnx.ops.recurrent import lstm_options
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -19,26 +20,26 @@ onnx_op("QuantizeLinear", domain=MS)(quantize)
 onnx_op("DequantizeLinear", domain=MS)(dequantize)
 
 
-def real(n: Call, i: int) -> Any:
+def real(n: Call, i: int) -> Node:
     """Operands i, i + 1, i + 2 (levels, scale, zero point) as f32."""
     zero = n.get(i + 2)
     return ops.dequantize(n[i], as_number(n[i + 1]), None if zero is None else as_number(zero))
 
 
-def levels(n: Call, y: Any, i: int, kind: Any) -> Any:
+def levels(n: Call, y: Node, i: int, kind: Any) -> Node:
     """y quantised by operands i (scale) and i + 1 (zero point)."""
     zero = n.get(i + 1)
     return ops.quantize(y, as_number(n[i]), None if zero is None else as_number(zero), kind)
 
 
 @onnx_op("QLinearAdd", "QLinearMul", domain=MS)
-def qlinear_binary(n: Call) -> Any:
+def qlinear_binary(n: Call) -> Outputs:
     function = ops.add if n.proto.op_type == "QLinearAdd" else ops.mul
     return levels(n, function(real(n, 0), real(n, 3)), 6, n[0].dtype)
 
 
 @onnx_op("QLinearSigmoid", "QLinearLeakyRelu", domain=MS)
-def qlinear_unary(n: Call) -> Any:
+def qlinear_unary(n: Call) -> Outputs:
     x = real(n, 0)
     y = (
         ops.sigmoid(x)
@@ -49,7 +50,7 @@ def qlinear_unary(n: Call) -> Any:
 
 
 @onnx_op("QLinearSoftmax", domain=MS)
-def qlinear_softmax(n: Call) -> Any:
+def qlinear_softmax(n: Call) -> Outputs:
     opset = int(n.attr("opset", 13))
     x, axis = real(n, 0), int(n.attr("axis", -1))
     if opset < 13:
@@ -61,7 +62,7 @@ def qlinear_softmax(n: Call) -> Any:
 
 
 @onnx_op("QLinearGlobalAveragePool", domain=MS)
-def qlinear_global_average_pool(n: Call) -> Any:
+def qlinear_global_average_pool(n: Call) -> Outputs:
     last = n.flag("channels_last")
     x = real(n, 0)
     axes = tuple(range(1, x.rank - 1)) if last else tuple(range(2, x.rank))
@@ -69,36 +70,36 @@ def qlinear_global_average_pool(n: Call) -> Any:
 
 
 @onnx_op("QLinearAveragePool", domain=MS)
-def qlinear_average_pool(n: Call) -> Any:
+def qlinear_average_pool(n: Call) -> Outputs:
     last = n.flag("channels_last")
     x = channels_second(real(n, 0)) if last else real(n, 0)
     y = ops.avg_pool(x, **pool_options(n), count_include_pad=n.flag("count_include_pad"))
     return levels(n, channels_last(y) if last else y, 3, n[0].dtype)
 
 
-def channels_second(x: Node) -> Any:
+def channels_second(x: Node) -> Node:
     """[batch, ..., channels] as [batch, channels, ...]."""
     return ops.transpose(x, (0, x.rank - 1, *range(1, x.rank - 1)))
 
 
-def channels_last(x: Node) -> Any:
+def channels_last(x: Node) -> Node:
     """[batch, channels, ...] as [batch, ..., channels]."""
     return ops.transpose(x, (0, *range(2, x.rank), 1))
 
 
 @onnx_op("NhwcMaxPool", domain=MS)
-def nhwc_max_pool(n: Call) -> Any:
+def nhwc_max_pool(n: Call) -> Outputs:
     return channels_last(ops.max_pool(channels_second(n[0]), **pool_options(n)))
 
 
 @onnx_op("QLinearConcat", domain=MS)
-def qlinear_concat(n: Call) -> Any:
+def qlinear_concat(n: Call) -> Outputs:
     parts = [real(n, i) for i in range(2, len(n), 3)]
     return levels(n, ops.concat(parts, int(n.attr("axis"))), 0, n[2].dtype)
 
 
 @onnx_op("QGemm", domain=MS)
-def qgemm(n: Call) -> Any:
+def qgemm(n: Call) -> Outputs:
     columns = 0 if n.flag("transB") else 1
     scale, zero = as_number(n[4]), as_number(n[5])
     a, b = real(n, 0), ops.dequantize(n[3], scale, zero, axis=columns if scale.rank else None)
@@ -111,7 +112,7 @@ def qgemm(n: Call) -> Any:
 
 
 @onnx_op("DynamicQuantizeMatMul", domain=MS)
-def dynamic_quantize_matmul(n: Call) -> Any:
+def dynamic_quantize_matmul(n: Call) -> Outputs:
     levels_, scale, zero = ops.dynamic_quantize(n[0])
     weight_zero = n.get(3)
     total = ops.matmul_integer(levels_, n[1], zero, None if weight_zero is None else as_number(weight_zero))
@@ -120,7 +121,7 @@ def dynamic_quantize_matmul(n: Call) -> Any:
 
 
 @onnx_op("MatMulIntegerToFloat", domain=MS)
-def matmul_integer_to_float(n: Call) -> Any:
+def matmul_integer_to_float(n: Call) -> Outputs:
     zeros = [None if z is None else as_number(z) for z in (n.get(4), n.get(5))]
     total = ops.matmul_integer(n[0], n[1], *zeros)
     y = ops.cast(total, "f32") * (as_number(n[2]) * as_number(n[3]))
@@ -128,7 +129,7 @@ def matmul_integer_to_float(n: Call) -> Any:
 
 
 @onnx_op("QAttention", domain=MS)
-def qattention(n: Call) -> Any:
+def qattention(n: Call) -> Outputs:
     zeros = [None if z is None else as_number(z) for z in (n.get(6), n.get(7))]
     total = ops.cast(ops.matmul_integer(n[0], n[1], *zeros), "f32")
     projected = total * (as_number(n[3]) * as_number(n[4])) + n[2]
@@ -136,14 +137,14 @@ def qattention(n: Call) -> Any:
 
 
 @onnx_op("DynamicQuantizeLSTM", domain=MS, ignored=("output_sequence",))
-def dynamic_quantize_lstm(n: Call) -> Any:
+def dynamic_quantize_lstm(n: Call) -> Outputs:
     """Weights are read as the numbers they stand for. ONNX Runtime rounds the input and, at every step, the
     hidden state to bytes too, to be able to multiply bytes; that only adds an error."""
     w, r = (gate_weights(n, weight, scale) for weight, scale in ((1, 8), (2, 10)))
     return tuple(ops.lstm(n[0], w, r, n.get(3), **lstm_options(n)))
 
 
-def gate_weights(n: Call, i: int, scale: int) -> Any:
+def gate_weights(n: Call, i: int, scale: int) -> Node:
     """Operand i, levels [directions, k, gates], as LSTM's [directions, gates, k] in f32."""
     q = n[i]
     by, zero = (ops.reshape(n[scale + j], (q.shape[0], 1, -1)) for j in (0, 1))

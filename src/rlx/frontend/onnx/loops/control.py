@@ -7,7 +7,7 @@ rows is unrolled. The rest becomes `cond` and `scan` of the program.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx import ops
 from rlx.errors import ModelImportError, RlxError
@@ -15,22 +15,26 @@ from rlx.frontend.onnx.call import Call, NeedsValue
 from rlx.frontend.onnx.proto import subgraphs
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.arithmetic import Undecided
-from rlx.frontend.onnx.value import Value
+from rlx.frontend.onnx.value import Outputs, Value
 from rlx.ir.body import trace
 from rlx.ir.dim import Constraint, Dim, dim_max, dim_min, known_eq
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
+if TYPE_CHECKING:
+    from onnx import GraphProto, ValueInfoProto
+
+
 MOST_UNROLLED = 2048
 """Nodes that an unrolled loop may have."""
 
 
-def results(values: Sequence[Value]) -> Any:
+def results(values: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(values)
 
 
 @onnx_op("If")
-def if_(n: Call) -> Any:
+def if_(n: Call) -> Outputs:
     condition = n[0]
     yes, no = n.subgraph("then_branch"), n.subgraph("else_branch")
     known = n.known(0)
@@ -39,7 +43,7 @@ def if_(n: Call) -> Any:
     try:
         declared = [declared_shape(info) for info in yes.output]
 
-        def branch(graph: Any) -> list[Node]:
+        def branch(graph: GraphProto) -> list[Node]:
             values = [as_tensor(v) for v in n.run_subgraph(graph, [])]
             return [one_as(v, shape) for v, shape in zip(values, declared, strict=True)]
 
@@ -102,7 +106,7 @@ def assumed_branch(n: Call, condition: Node) -> bool | None:
     return asked.relation == "eq"
 
 
-def declared_shape(info: Any) -> tuple[int, ...] | None:
+def declared_shape(info: ValueInfoProto) -> tuple[int, ...] | None:
     """The shape that a sub-graph declares for an output; None if it is not all numbers."""
     tensor = info.type.tensor_type
     if not tensor.HasField("shape") or any(not d.HasField("dim_value") for d in tensor.shape.dim):
@@ -126,7 +130,7 @@ def as_tensor(value: Value) -> Node:
     return value
 
 
-def count_nodes(graph: Any) -> int:
+def count_nodes(graph: GraphProto) -> int:
     """Nodes of a sub-graph and of those inside it."""
     total = 0
     for node in graph.node:
@@ -135,7 +139,7 @@ def count_nodes(graph: Any) -> int:
 
 
 @onnx_op("Scan")
-def scan_with_batch(n: Call) -> Any:
+def scan_with_batch(n: Call) -> Outputs:
     """Opset 8: a batch axis in front of everything, lengths as input 0."""
     if n.value(0) is not None:
         raise ModelImportError("sequence_lens is not supported")
@@ -155,7 +159,7 @@ def scan_with_batch(n: Call) -> Any:
 
 
 @onnx_op("Scan", since=9)
-def scan(n: Call) -> Any:
+def scan(n: Call) -> Outputs:
     body = n.subgraph("body")
     count = int(n.attr("num_scan_inputs"))
     states = len(n) - count
@@ -174,14 +178,14 @@ def scan(n: Call) -> Any:
 
 def scanned(
     n: Call,
-    body: Any,
+    body: GraphProto,
     states: Sequence[Any],
     xs: Sequence[Any],
     directions: Sequence[int],
     axes: Sequence[int],
     out_directions: Sequence[int] | None,
     out_axes: Sequence[int] | None,
-) -> Any:
+) -> tuple[Value, ...]:
     """Run a body along axes of tensors: unrolled where that is short, else a scan of the program."""
     moved = []
     for x, backward, axis in zip(xs, directions, axes, strict=True):
@@ -189,7 +193,7 @@ def scanned(
         moved.append(ops.flip(x, 0) if backward else x)
     length = moved[0].shape[0]
 
-    def step(carry: Any, rows: Any) -> tuple[Any, Any]:
+    def step(carry: Sequence[Node], rows: Sequence[Node]) -> tuple[Any, Any]:
         out = [as_tensor(v) for v in n.run_subgraph(body, [*carry, *rows])]
         return out[: len(states)], out[len(states) :]
 

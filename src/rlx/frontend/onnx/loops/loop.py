@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,19 +16,27 @@ from rlx.frontend.onnx.loops.loop_analysis import Foresight, foresee
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.arithmetic import filled
-from rlx.frontend.onnx.value import Value
+from rlx.frontend.onnx.value import Outputs, Value
+from rlx.ir.attr import AttrValue
 from rlx.ir.body import trace
 from rlx.ir.dim import evaluate
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.types import TensorType, type_symbols
 
+if TYPE_CHECKING:
+    from onnx import GraphProto
+
+
+Carry: TypeAlias = "tuple[list[Node], list[Node], Node]"
+"""Carried values, buffers of rows, and the number of steps so far."""
+
 MOST_BUFFER = 4 << 20
 """Bytes of a buffer for the rows that a loop stacks whose end data decide; more are stacked by the host."""
 
 
 @onnx_op("Loop")
-def loop(n: Call) -> Any:
+def loop(n: Call) -> Outputs:
     body = n.subgraph("body")
     carried = list(n.operands[2:]) + [None] * max(0, len(body.input) - 2 - len(n.operands[2:]))
     trips = n.get(0)
@@ -43,8 +51,8 @@ def loop(n: Call) -> Any:
                 return made
     body, carried, appended = without_appending(body, carried)
     try:
-        made = native_loop(n, body, carried, foresee(n, body, carried))
-        return results(with_sequences(made, appended))
+        looped = native_loop(n, body, carried, foresee(n, body, carried))
+        return results(with_sequences(looped, appended))
     except RlxError as e:
         for operand, what in ((trips, "its number of trips"), (start, "its condition")):
             if operand is not None and n.known_value(operand) is None:
@@ -57,7 +65,7 @@ def loop(n: Call) -> Any:
         raise
 
 
-def unrolled(n: Call, body: Any, steps: int, carried: list[Value]) -> Any:
+def unrolled(n: Call, body: GraphProto, steps: int, carried: list[Value]) -> Outputs:
     """The loop written out, as long as each step's condition is known; None if one is not."""
     rows: list[list[Node]] = []
     go = n.constant(True)
@@ -78,14 +86,14 @@ def unrolled(n: Call, body: Any, steps: int, carried: list[Value]) -> Any:
     return results([*carried, *stacked])
 
 
-def empty_scan(n: Call, body: Any, index: int) -> Node:
+def empty_scan(n: Call, body: GraphProto, index: int) -> Node:
     """What a loop of no steps has stacked: nothing, of the declared type."""
     declared = body.output[index].type.tensor_type
     dims = [d.dim_value for d in declared.shape.dim]
     return n.constant(np.zeros((0, *dims), element_dtype(declared.elem_type, "a loop output").np))
 
 
-def native_loop(n: Call, body: Any, carried: Sequence[Value], ahead: Foresight) -> Any:
+def native_loop(n: Call, body: GraphProto, carried: Sequence[Value], ahead: Foresight) -> tuple[Value, ...]:
     """The loop as one of the program. What no step changes is read from around it, and where the number of
     steps is known, it is a scan, and what counts the steps is computed from their number."""
     made = _Loop(n, body, carried, ahead)
@@ -97,7 +105,7 @@ def native_loop(n: Call, body: Any, carried: Sequence[Value], ahead: Foresight) 
 class _Loop:
     """A Loop on its way to become one of the program."""
 
-    def __init__(self, n: Call, body: Any, carried: Sequence[Value], ahead: Foresight) -> None:
+    def __init__(self, n: Call, body: GraphProto, carried: Sequence[Value], ahead: Foresight) -> None:
         self.n, self.body, self.carried, self.ahead = n, body, carried, ahead
         self.counted = ahead.counters if ahead.count is not None else {}
         self.kept = [k for k in range(len(carried)) if k not in ahead.fixed and k not in self.counted]
@@ -137,10 +145,10 @@ class _Loop:
             out[k] = value
         return out
 
-    def scan(self) -> Any:
+    def scan(self) -> tuple[Value, ...]:
         """Steps whose number is known."""
 
-        def step(i: Node, carry: Sequence[Node]) -> Any:
+        def step(i: Node, carry: Sequence[Node]) -> tuple[bool, list[Node], list[Node]]:
             return True, *self.step(i, carry)[1:]
 
         count = self.ahead.count
@@ -148,21 +156,21 @@ class _Loop:
         final, stacked = ops.loop(step, [self.start[k] for k in self.kept], trips=trips)
         return results([*self.ends(dict(zip(self.kept, final, strict=True))), *stacked])
 
-    def loop(self) -> Any:
+    def loop(self) -> tuple[Value, ...]:
         """Steps until data say stop."""
         trips, go, most = self.n.get(0), self.n.get(1), self.ahead.most
-        bounds = {
+        bounds: dict[str, AttrValue] = {
             "trips": None if trips is None else ops.reshape(trips, ()),
             "go": True if go is None else ops.reshape(go, ()),
             "max_trips": most if isinstance(most, int) else None,
         }
         start = [self.start[k] for k in self.kept]
         buffers = self._buffers() if self.rows and isinstance(most, int) else None
-        if buffers is None:
+        if buffers is None or most is None:
             final, stacked = ops.loop(self.step, start, **bounds)
             return results([*self.ends(dict(zip(self.kept, final, strict=True))), *stacked])
 
-        def step(i: Node, carry: Any) -> Any:
+        def step(i: Node, carry: Carry) -> tuple[Node, Carry, None]:
             values, filled_, _ = carry
             on, new, rows = self.step(i, values)
             filled_ = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,10 +19,15 @@ from rlx.frontend.onnx.order import in_order
 from rlx.frontend.onnx.proto import names_read, subgraphs
 from rlx.frontend.onnx.sizes.arithmetic import Undecided, Unknown, filled
 from rlx.frontend.onnx.value import Value
+from rlx.ir.attr import AttrValue
 from rlx.ir.body import Body
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le, substitute, symbols
 from rlx.ir.graph import Node
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
 
 MOST_NODES = 64
 """A number that takes more nodes to compute is no counter."""
@@ -64,7 +69,7 @@ class Foresight:
     """Carries that a step only writes."""
 
 
-def foresee(n: Call, body: Any, carried: Sequence[Value]) -> Foresight:
+def foresee(n: Call, body: GraphProto, carried: Sequence[Value]) -> Foresight:
     """What the body of a Loop tells about its steps."""
     return _Look(n, body, carried).found()
 
@@ -72,7 +77,7 @@ def foresee(n: Call, body: Any, carried: Sequence[Value]) -> Foresight:
 class _Look:
     """A body of a Loop, of which only what counts is converted."""
 
-    def __init__(self, n: Call, body: Any, carried: Sequence[Value]) -> None:
+    def __init__(self, n: Call, body: GraphProto, carried: Sequence[Value]) -> None:
         self.n, self.body, self.carried = n, body, carried
         self.nodes = in_order(body.node, n.scope.has)
         self.makers = {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
@@ -122,7 +127,7 @@ class _Look:
         found = self._number(name, {})
         return found is not None and not isinstance(found, (Unknown, Expr)) and found == 0
 
-    def _axes(self, node: Any) -> tuple[int, ...] | None:
+    def _axes(self, node: NodeProto) -> tuple[int, ...] | None:
         """Axes of a Squeeze or Unsqueeze, which are non-negative numbers."""
         if len(node.input) < 2:
             given = next((a.ints for a in node.attribute if a.name == "axes"), None)
@@ -219,7 +224,7 @@ class _Look:
 
     # -- values
 
-    def _number(self, name: str, given: Mapping[str, Dim]) -> Any:
+    def _number(self, name: str, given: Mapping[str, Dim]) -> AttrValue:
         """The one number that a value of the body is, as far as it is known; None if nothing is."""
         return _one(self._value(name, given))
 
@@ -245,10 +250,10 @@ class _Look:
             except RlxError:
                 return None
 
-    def _maker(self, name: str) -> Any:
+    def _maker(self, name: str) -> NodeProto | None:
         return self.nodes[self.makers[name]] if name in self.makers else None
 
-    def _needed(self, name: str, given: set[str]) -> list[Any] | None:
+    def _needed(self, name: str, given: set[str]) -> list[NodeProto] | None:
         """Nodes that compute a value from what is given, in order; None if it takes more than that."""
         needed: set[int] = set()
         stack = [name]
@@ -271,7 +276,7 @@ class _Look:
         return [self.nodes[i] for i in sorted(needed)]
 
 
-def _one(found: np.ndarray | None) -> Any:
+def _one(found: np.ndarray | None) -> AttrValue:
     """The element of an array of one."""
     if found is None or found.size != 1:
         return None
@@ -279,7 +284,7 @@ def _one(found: np.ndarray | None) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, (int, Expr)) and not isinstance(value, bool)
 
 

@@ -10,7 +10,7 @@ from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Rows
+from rlx.frontend.onnx.value import Outputs, Rows
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -19,12 +19,12 @@ MOST_PARTS = 4096
 
 
 @onnx_op("SequenceEmpty", ignored=("dtype",))
-def sequence_empty(n: Call) -> Any:
+def sequence_empty(n: Call) -> Outputs:
     return []
 
 
 @onnx_op("SequenceConstruct")
-def sequence_construct(n: Call) -> Any:
+def sequence_construct(n: Call) -> Outputs:
     return [n.value(i) for i in range(len(n))]
 
 
@@ -39,7 +39,7 @@ def place_in(n: Call, i: int, length: int, default: int, extra: int = 0) -> int:
 
 
 @onnx_op("SequenceAt")
-def sequence_at(n: Call) -> Any:
+def sequence_at(n: Call) -> Outputs:
     value = n.value(0)
     if isinstance(value, Rows):
         return ops.gather(value.numbers, ops.reshape(n[1], ()), 0)
@@ -48,21 +48,21 @@ def sequence_at(n: Call) -> Any:
 
 
 @onnx_op("SequenceInsert")
-def sequence_insert(n: Call) -> Any:
+def sequence_insert(n: Call) -> Outputs:
     items = n.sequence(0)
     at = place_in(n, 2, len(items), len(items), extra=1)
     return [*items[:at], n.value(1), *items[at:]]
 
 
 @onnx_op("SequenceErase")
-def sequence_erase(n: Call) -> Any:
+def sequence_erase(n: Call) -> Outputs:
     items = n.sequence(0)
     at = place_in(n, 1, len(items), len(items) - 1)
     return [*items[:at], *items[at + 1 :]]
 
 
 @onnx_op("SequenceLength")
-def sequence_length(n: Call) -> Any:
+def sequence_length(n: Call) -> Outputs:
     value = n.value(0)
     if isinstance(value, Rows):
         return ops.dim_value(value.numbers.shape[0], "i64")
@@ -70,7 +70,7 @@ def sequence_length(n: Call) -> Any:
 
 
 @onnx_op("ConcatFromSequence")
-def concat_from_sequence(n: Call) -> Any:
+def concat_from_sequence(n: Call) -> Outputs:
     axis, value = int(n.attr("axis")), n.value(0)
     if isinstance(value, Rows):
         return joined(value.numbers, axis, n.flag("new_axis"))
@@ -78,7 +78,7 @@ def concat_from_sequence(n: Call) -> Any:
     return ops.stack(items, axis) if n.flag("new_axis") else ops.concat(items, axis)
 
 
-def joined(rows: Node, axis: int, new_axis: bool) -> Any:
+def joined(rows: Node, axis: int, new_axis: bool) -> Node:
     """The rows of a tensor side by side along an axis, a new one or one of theirs."""
     axis = normal_axis("ConcatFromSequence", axis, rows.rank if new_axis else rows.rank - 1)
     order = [*range(1, axis + 1), 0, *range(axis + 1, rows.rank)]
@@ -91,7 +91,7 @@ def joined(rows: Node, axis: int, new_axis: bool) -> Any:
 
 
 @onnx_op("SplitToSequence")
-def split_to_sequence(n: Call) -> Any:
+def split_to_sequence(n: Call) -> Outputs:
     x = n[0]
     axis = normal_axis("SplitToSequence", int(n.attr("axis", 0)), x.rank)
     keepdims = n.flag("keepdims", 1)
@@ -116,7 +116,7 @@ def split_to_sequence(n: Call) -> Any:
 
 
 @onnx_op("SequenceMap")
-def sequence_map(n: Call) -> Any:
+def sequence_map(n: Call) -> Outputs:
     body, items = n.subgraph("body"), n.sequence(0)
     others = [n.value(i) for i in range(1, len(n))]
     rows = []
@@ -126,17 +126,17 @@ def sequence_map(n: Call) -> Any:
 
 
 @onnx_op("Optional", ignored=("type",))
-def optional(n: Call) -> Any:
+def optional(n: Call) -> Outputs:
     return n.value(0)
 
 
 @onnx_op("OptionalHasElement")
-def optional_has_element(n: Call) -> Any:
+def optional_has_element(n: Call) -> Outputs:
     return n.constant(np.bool_(n.value(0) is not None))
 
 
 @onnx_op("OptionalGetElement")
-def optional_get_element(n: Call) -> Any:
+def optional_get_element(n: Call) -> Outputs:
     if n.value(0) is None:
         raise ModelImportError("the optional is empty")
     return n.value(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,13 +10,14 @@ from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Labels, Maps, Strings
+from rlx.frontend.onnx.value import Labels, Maps, Outputs, Strings, Value
+from rlx.ir.graph import Node
 
 ML = "ai.onnx.ml"
 
 
 @onnx_op("ArrayFeatureExtractor", domain=ML)
-def array_feature_extractor(n: Call) -> Any:
+def array_feature_extractor(n: Call) -> Outputs:
     if isinstance(n.value(0), Strings):
         return picked_words(n)
     x, at = n[0], ops.reshape(n[1], (-1,))
@@ -24,7 +25,7 @@ def array_feature_extractor(n: Call) -> Any:
     return picked if x.rank > 1 else ops.expand_dims(picked, 0)
 
 
-def picked_words(n: Call) -> Any:
+def picked_words(n: Call) -> Labels:
     """Names of classes by their numbers, as exporters look them up."""
     words = n.strings(0)
     if words.size != words.shape[-1]:
@@ -33,13 +34,13 @@ def picked_words(n: Call) -> Any:
 
 
 @onnx_op("Binarizer", domain=ML)
-def binarizer(n: Call) -> Any:
+def binarizer(n: Call) -> Outputs:
     x = n[0]
     return ops.cast(ops.greater(x, n.constant(n.attr("threshold", 0.0), x.dtype)), x.dtype)
 
 
 @onnx_op("Scaler", domain=ML)
-def scaler(n: Call) -> Any:
+def scaler(n: Call) -> Outputs:
     x = ops.cast(n[0], "f32")
     offset, scale = (
         np.array(n.attr(name, [value]), np.float32) for name, value in (("offset", 0), ("scale", 1))
@@ -48,16 +49,16 @@ def scaler(n: Call) -> Any:
 
 
 @onnx_op("Normalizer", domain=ML)
-def normalizer(n: Call) -> Any:
+def normalizer(n: Call) -> Outputs:
     x = ops.cast(n[0], "f32")
     kind = n.choice("norm", "MAX", ("MAX", "L1", "L2"))
-    measure = {"MAX": ops.max, "L1": ops.norm_l1, "L2": ops.norm_l2}[kind]
-    norm = measure(x, -1, True)
+    measures: dict[str, Callable[..., Node]] = {"MAX": ops.max, "L1": ops.norm_l1, "L2": ops.norm_l2}
+    norm = measures[kind](x, -1, True)
     return x / ops.where(ops.equal(norm, 0.0), n.constant(1.0, "f32"), norm)  # rows of zeros stay
 
 
 @onnx_op("Imputer", domain=ML)
-def imputer(n: Call) -> Any:
+def imputer(n: Call) -> Outputs:
     x = n[0]
     kind, default = ("float", 0.0) if x.dtype.is_float else ("int64", 0)
     missing, made = n.attr(f"replaced_value_{kind}", default), n.attr(f"imputed_value_{kind}s", [])
@@ -72,7 +73,7 @@ def imputer(n: Call) -> Any:
 
 
 @onnx_op("FeatureVectorizer", domain=ML)
-def feature_vectorizer(n: Call) -> Any:
+def feature_vectorizer(n: Call) -> Outputs:
     """Features side by side, each cut or filled up with zeros to its size."""
     parts = []
     for i, wanted in enumerate(n.attr("inputdimensions")):
@@ -87,7 +88,7 @@ def feature_vectorizer(n: Call) -> Any:
 
 
 @onnx_op("OneHotEncoder", domain=ML)
-def one_hot_encoder(n: Call) -> Any:
+def one_hot_encoder(n: Call) -> Outputs:
     """A category that is not listed gives zeros (without `zeros`, ONNX Runtime stops there)."""
     n.attr("zeros", 1)
     words, numbers = n.attr("cats_strings", None), n.attr("cats_int64s", None)
@@ -105,7 +106,7 @@ def one_hot_encoder(n: Call) -> Any:
 
 
 @onnx_op("ZipMap", domain=ML)
-def zip_map(n: Call) -> Any:
+def zip_map(n: Call) -> Outputs:
     words, numbers = n.attr("classlabels_strings", None), n.attr("classlabels_int64s", None)
     x = n[0]
     keys = list(words or numbers or ())
@@ -115,7 +116,7 @@ def zip_map(n: Call) -> Any:
 
 
 @onnx_op("CategoryMapper", domain=ML)
-def category_mapper(n: Call) -> Any:
+def category_mapper(n: Call) -> Outputs:
     words = np.array(n.attr("cats_strings"), dtype=object)
     numbers = np.array(n.attr("cats_int64s"), np.int64)
     number = np.array(n.attr("default_int64", -1), np.int64)
@@ -139,7 +140,7 @@ def table_side(n: Call, side: str) -> np.ndarray | None:
 
 
 @onnx_op("LabelEncoder", domain=ML)
-def label_encoder_of_classes(n: Call) -> Any:
+def label_encoder_of_classes(n: Call) -> Outputs:
     classes = n.attr("classes_strings")
     if isinstance(n.value(0), Strings):
         numbers = np.arange(len(classes), dtype=np.int64)
@@ -151,7 +152,7 @@ def label_encoder_of_classes(n: Call) -> Any:
 
 
 @onnx_op("LabelEncoder", domain=ML, since=2)
-def label_encoder(n: Call) -> Any:
+def label_encoder(n: Call) -> Outputs:
     keys, values = table_side(n, "keys"), table_side(n, "values")
     if keys is None or values is None:
         raise ModelImportError("its keys or values are missing")
@@ -166,7 +167,7 @@ def label_encoder(n: Call) -> Any:
     return encoded(n, keys, values, np.asarray(missing))
 
 
-def encoded(n: Call, keys: np.ndarray, values: np.ndarray, missing: np.ndarray) -> Any:
+def encoded(n: Call, keys: np.ndarray, values: np.ndarray, missing: np.ndarray) -> Value:
     """Each element replaced by what the table says."""
     text = isinstance(n.value(0), Strings)
     if text or (values.dtype == object and n.known(0) is not None):

@@ -12,13 +12,14 @@ from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml.features import ML
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Labels
+from rlx.frontend.onnx.value import Labels, Outputs, Value
+from rlx.ir.graph import Node
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
-def rows_of(n: Call) -> Any:
+def rows_of(n: Call) -> Node:
     """The input as rows of f32; one axis is one row."""
     x = ops.cast(n[0], "f32")
     return x if x.rank > 1 else ops.expand_dims(x, 0)
@@ -27,7 +28,7 @@ def rows_of(n: Call) -> Any:
 # -- what follows the scores
 
 
-def transformed(scores: Any, after: str) -> Any:
+def transformed(scores: Node, after: str) -> Node:
     """Scores of two classes or more, as `post_transform` wants them."""
     if after == "SOFTMAX":
         return ops.softmax(scores, 1)
@@ -42,7 +43,7 @@ def transformed(scores: Any, after: str) -> Any:
     return scores
 
 
-def probit(p: Any) -> Any:
+def probit(p: Any) -> Node:
     """The quantile of a normal distribution, by Winitzki's approximation, which ONNX Runtime uses."""
     x = 2.0 * p - 1.0
     log = ops.log1p(-(x * x)) / 0.147
@@ -50,14 +51,14 @@ def probit(p: Any) -> Any:
     return math.sqrt(2.0) * ops.sign(x) * ops.sqrt(-log / (ops.sqrt(half * half - log) + half))
 
 
-def with_other(score: Any, after: str, mirrored: bool) -> Any:
+def with_other(score: Any, after: str, mirrored: bool) -> Node:
     """Scores of two classes by the score of the second one."""
     if after == "LOGISTIC":
         return ops.concat([ops.sigmoid(-score), ops.sigmoid(score)], 1)
     return ops.concat([-score if mirrored else 1.0 - score, score], 1)
 
 
-def labelled(n: Call, numbers: Any, text: str, ints: str) -> Any:
+def labelled(n: Call, numbers: Any, text: str, ints: str) -> Value:
     """Labels of classes by their numbers: text, or integers that the program looks up."""
     words = n.attr(text, None)
     if words:
@@ -71,10 +72,10 @@ def labelled(n: Call, numbers: Any, text: str, ints: str) -> Any:
 
 
 @onnx_op("LinearRegressor", domain=ML)
-def linear_regressor(n: Call) -> Any:
+def linear_regressor(n: Call) -> Outputs:
     targets = int(n.attr("targets", 1))
     weights = np.array(n.attr("coefficients"), np.float32).reshape(targets, -1)
-    y = ops.matmul(rows_of(n), n.importer.constant(np.ascontiguousarray(weights.T), f"{n.label}.weights"))
+    y = ops.matmul(rows_of(n), n.weight(np.ascontiguousarray(weights.T), "weights"))
     bias = n.attr("intercepts", None)
     y = y if bias is None else y + n.constant(np.array(bias, np.float32))
     after = n.choice("post_transform", "NONE", TRANSFORMS if targets > 1 else ("NONE", "PROBIT"))
@@ -82,11 +83,11 @@ def linear_regressor(n: Call) -> Any:
 
 
 @onnx_op("LinearClassifier", domain=ML, ignored=("multi_class",))
-def linear_classifier(n: Call) -> Any:
+def linear_classifier(n: Call) -> Outputs:
     bias = np.array(n.attr("intercepts"), np.float32)
     weights = np.array(n.attr("coefficients"), np.float32).reshape(len(bias), -1)
     after = n.choice("post_transform", "NONE", TRANSFORMS)
-    product = n.importer.constant(np.ascontiguousarray(weights.T), f"{n.label}.weights")
+    product = n.weight(np.ascontiguousarray(weights.T), "weights")
     scores = ops.matmul(rows_of(n), product) + n.constant(bias)
     if len(bias) > 1:
         label = labelled(n, ops.argmax(scores, axis=1), "classlabels_strings", "classlabels_ints")
@@ -104,15 +105,14 @@ def linear_classifier(n: Call) -> Any:
 # -- support vector machines
 
 
-def kernel_of(n: Call, x: Any, vectors: np.ndarray) -> Any:
+def kernel_of(n: Call, x: Node, vectors: np.ndarray) -> Node:
     """[rows, vectors]: how near each row is to each support vector."""
     kind = n.choice("kernel_type", "LINEAR", KERNELS)
     gamma, shift, degree = (float(p) for p in [*n.attr("kernel_params", []), 0.0, 0.0, 0.0][:3])
-    name = f"{n.label}.vectors"
     if kind == "RBF":
-        apart = ops.expand_dims(x, 1) - n.importer.constant(vectors[None], name)
+        apart = ops.expand_dims(x, 1) - n.weight(vectors[None], "vectors")
         return ops.exp(-gamma * ops.sum(apart * apart, axis=2))
-    product = ops.matmul(x, n.importer.constant(np.ascontiguousarray(vectors.T), name))
+    product = ops.matmul(x, n.weight(np.ascontiguousarray(vectors.T), "vectors"))
     if kind == "LINEAR":
         return product
     inner = product * gamma + shift
@@ -120,7 +120,7 @@ def kernel_of(n: Call, x: Any, vectors: np.ndarray) -> Any:
 
 
 @onnx_op("SVMRegressor", domain=ML)
-def svm_regressor(n: Call) -> Any:
+def svm_regressor(n: Call) -> Outputs:
     x = rows_of(n)
     count = int(n.attr("n_supports", 0))
     weights, rho = (np.array(n.attr(k), np.float32) for k in ("coefficients", "rho"))
@@ -130,7 +130,7 @@ def svm_regressor(n: Call) -> Any:
     else:
         n.attr("support_vectors", None), n.attr("kernel_params", None)
         n.choice("kernel_type", "LINEAR", ("LINEAR",))
-    y = ops.matmul(x, n.importer.constant(weights.reshape(-1, 1), f"{n.label}.weights")) + float(rho[0])
+    y = ops.matmul(x, n.weight(weights.reshape(-1, 1), "weights")) + float(rho[0])
     n.choice("post_transform", "NONE", ("NONE",))
     if n.flag("one_class"):
         return ops.where(ops.greater(y, 0.0), n.constant(1.0, "f32"), n.constant(-1.0, "f32"))
@@ -138,7 +138,7 @@ def svm_regressor(n: Call) -> Any:
 
 
 @onnx_op("SVMClassifier", domain=ML)
-def svm_classifier(n: Call) -> Any:
+def svm_classifier(n: Call) -> Outputs:
     after = n.choice("post_transform", "NONE", TRANSFORMS)
     text, ints = "classlabels_strings", "classlabels_ints"
     many = len(n.attr(text, None) or n.attr(ints, None) or ())
@@ -151,7 +151,7 @@ def svm_classifier(n: Call) -> Any:
     pairs = [(i, j) for i in range(many) for j in range(i + 1, many)]
     duel = pair_weights(weights.reshape(many - 1, -1), sizes, pairs)
     near = kernel_of(n, rows_of(n), vectors)
-    scores = ops.matmul(near, n.importer.constant(duel, f"{n.label}.weights")) + n.constant(rho[: len(pairs)])
+    scores = ops.matmul(near, n.weight(duel, "weights")) + n.constant(rho[: len(pairs)])
     first, second = (np.eye(many, dtype=np.float32)[[p[side] for p in pairs]] for side in (0, 1))
     won = ops.expand_dims(ops.greater(scores, 0.0), 2)
     votes = ops.sum(ops.where(won, n.constant(first), n.constant(second)), axis=1)
@@ -165,10 +165,12 @@ def svm_classifier(n: Call) -> Any:
     return label, with_other(scores, after, mirrored=after == "NONE")
 
 
-def svm_without_vectors(n: Call, weights: np.ndarray, rho: float, many: int, after: str) -> Any:
+def svm_without_vectors(
+    n: Call, weights: np.ndarray, rho: float, many: int, after: str
+) -> tuple[Value, Node]:
     """One linear score for each class; of two classes, the second wins by any score beyond the limit."""
     n.attr("support_vectors", None), n.attr("kernel_params", None), n.attr("kernel_type", None)
-    product = n.importer.constant(weights.reshape(many, -1).T.copy(), f"{n.label}.weights")
+    product = n.weight(weights.reshape(many, -1).T.copy(), "weights")
     scores = ops.matmul(rows_of(n), product) + rho
     numbers = ops.argmax(scores, axis=1)
     if many == 2:
@@ -188,7 +190,7 @@ def pair_weights(weights: np.ndarray, sizes: list[int], pairs: list[tuple[int, i
     return out
 
 
-def coupled(n: Call, wins: Any, pairs: list[tuple[int, int]], many: int) -> Any:
+def coupled(n: Call, wins: Any, pairs: list[tuple[int, int]], many: int) -> Node:
     """Chances of classes from chances of pairs: Wu, Lin and Weng's second method, as LIBSVM iterates it.
 
     Each row goes on until its own error is small; rows that are done keep what they have.
@@ -219,7 +221,7 @@ def coupled(n: Call, wins: Any, pairs: list[tuple[int, int]], many: int) -> Any:
         whole = (whole + step * (step * own + 2.0 * here)) / ((1.0 + step) * (1.0 + step))
         return ((p + step * mine) / (1.0 + step), (qp + step * row) / (1.0 + step), whole), None
 
-    def better(p: Any) -> Any:
+    def better(p: Any) -> Node:
         qp, whole, open_ = measured(p)
         (new, _, _), _ = ops.scan(turn, (p, qp, whole), (rows, unit))
         return ops.where(open_, new, p)

@@ -12,6 +12,8 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ml.features import ML
 from rlx.frontend.onnx.ml.linear import labelled
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
+from rlx.ir.graph import Node
 from rlx.records import dataclass
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
@@ -49,7 +51,7 @@ class Forest:
     roots: np.ndarray
     sets: np.ndarray | None = None
 
-    def leaves_of(self, n: Call, x: Any) -> Any:
+    def leaves_of(self, n: Call, x: Node) -> Node:
         """[rows, trees]: the leaves that rows reach. All rows walk down all trees together: a step gathers
         each one's node and compares its feature."""
         start = ops.broadcast_to(n.constant(self.roots), (x.shape[0], len(self.roots)))
@@ -76,7 +78,7 @@ class Forest:
                 raise ModelImportError("its trees have a cycle")
         return depth
 
-    def decisions(self, n: Call, value: Any, at: Any) -> Any:
+    def decisions(self, n: Call, value: Node, at: Node) -> Node:
         """Whether each row takes the true branch of the node it is at."""
         split = ops.gather(n.constant(self.splits.astype(value.dtype.np)), at)
         mode = ops.gather(n.constant(self.modes), at)
@@ -94,7 +96,7 @@ class Forest:
 
 
 @onnx_op("TreeEnsemble", domain=ML, since=5)
-def tree_ensemble(n: Call) -> Any:
+def tree_ensemble(n: Call) -> Outputs:
     x = n[0]
     features, modes = (np.array(n.attr(k), np.int64) for k in ("nodes_featureids", "nodes_modes"))
     yes, no, yes_leaf, no_leaf = (
@@ -136,7 +138,7 @@ def membership_sets(modes: np.ndarray, values: Any, kind: Any) -> np.ndarray | N
     return out
 
 
-def aggregated(n: Call, leaf: Any, leaves: np.ndarray, targets: np.ndarray) -> Any:
+def aggregated(n: Call, leaf: Node, leaves: np.ndarray, targets: np.ndarray) -> Node:
     """Weights of the leaves reached, per target over all trees."""
     how = int(n.attr("aggregate_function", 1))
     many = int(n.attr("n_targets", 1))
@@ -155,7 +157,7 @@ def aggregated(n: Call, leaf: Any, leaves: np.ndarray, targets: np.ndarray) -> A
 
 
 @onnx_op("TreeEnsembleRegressor", domain=ML)
-def tree_ensemble_regressor(n: Call) -> Any:
+def tree_ensemble_regressor(n: Call) -> Outputs:
     how = n.choice("aggregate_function", "SUM", ("SUM", "AVERAGE"))
     n.choice("post_transform", "NONE", ("NONE",))
     trees = len(set(n.attr("nodes_treeids")))
@@ -165,7 +167,7 @@ def tree_ensemble_regressor(n: Call) -> Any:
 
 
 @onnx_op("TreeEnsembleClassifier", domain=ML)
-def tree_ensemble_classifier(n: Call) -> Any:
+def tree_ensemble_classifier(n: Call) -> Outputs:
     text = n.attr("classlabels_strings", None)
     labels = n.attr("classlabels_int64s", None)
     many = len(text or labels)
@@ -191,7 +193,7 @@ def tree_ensemble_classifier(n: Call) -> Any:
     return label, scores
 
 
-def summed(n: Call, kind: str, many: int) -> Any:
+def summed(n: Call, kind: str, many: int) -> Node:
     """[rows, many]: weights of the leaves that rows reach, summed over trees."""
     trees, own = (n.attr(f"nodes_{k}ids") for k in ("tree", "node"))
     number = {key: i for i, key in enumerate(zip(trees, own, strict=True))}

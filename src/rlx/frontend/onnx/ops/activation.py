@@ -8,6 +8,7 @@ from typing import Any
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -34,12 +35,12 @@ WITH_NUMBERS: dict[str, tuple[Callable[..., Any], tuple[tuple[str, str, float], 
 
 
 @onnx_op(*PLAIN, ignored=("consumed_inputs",))
-def plain(n: Call) -> Any:
+def plain(n: Call) -> Outputs:
     return PLAIN[n.proto.op_type](n[0])
 
 
 @onnx_op(*WITH_NUMBERS, ignored=("consumed_inputs",))
-def with_numbers(n: Call) -> Any:
+def with_numbers(n: Call) -> Outputs:
     function, attributes = WITH_NUMBERS[n.proto.op_type]
     given = {ours: n.attr(name, default) for name, ours, default in attributes}
     x = n[0]
@@ -49,23 +50,23 @@ def with_numbers(n: Call) -> Any:
 
 
 @onnx_op("Selu", ignored=("consumed_inputs",))
-def selu_first(n: Call) -> Any:
+def selu_first(n: Call) -> Outputs:
     return ops.selu(n[0], alpha=n.attr("alpha", 1.6732), gamma=n.attr("gamma", 1.0507))
 
 
 @onnx_op("Selu", since=6)
-def selu(n: Call) -> Any:
+def selu(n: Call) -> Outputs:
     given = {name: n.attr(name) for name in ("alpha", "gamma") if n.has(name)}
     return ops.selu(n[0], **given)
 
 
 @onnx_op("Gelu", since=20)
-def gelu(n: Call) -> Any:
+def gelu(n: Call) -> Outputs:
     return ops.gelu(n[0], approximate=n.choice("approximate", "none", ("none", "tanh")))
 
 
 @onnx_op("PRelu", ignored=("consumed_inputs",))
-def prelu_by_channel(n: Call) -> Any:
+def prelu_by_channel(n: Call) -> Outputs:
     x, slope = n[0], n[1]
     if slope.rank == 1 and x.rank > 1:
         slope = ops.reshape(slope, (slope.shape[0], *(1,) * (x.rank - 2)))
@@ -73,7 +74,7 @@ def prelu_by_channel(n: Call) -> Any:
 
 
 @onnx_op("PRelu", since=7)
-def prelu(n: Call) -> Any:
+def prelu(n: Call) -> Outputs:
     return ops.prelu(n[0], n[1])
 
 
@@ -91,7 +92,7 @@ SOFTMAX: dict[str, Callable[[Any, int], Any]] = {
 
 
 @onnx_op(*SOFTMAX)
-def softmax_of_matrix(n: Call) -> Any:
+def softmax_of_matrix(n: Call) -> Outputs:
     """Before opset 13: over all axes from `axis` on, taken together."""
     x = n[0]
     axis = int(n.attr("axis", 1))
@@ -101,19 +102,19 @@ def softmax_of_matrix(n: Call) -> Any:
 
 
 @onnx_op(*SOFTMAX, since=13)
-def softmax(n: Call) -> Any:
+def softmax(n: Call) -> Outputs:
     axis = normal_axis(n.proto.op_type, int(n.attr("axis", -1)), n[0].rank)
     return SOFTMAX[n.proto.op_type](n[0], axis)
 
 
 @onnx_op("Dropout", ignored=("consumed_inputs", "is_test", "seed", "ratio"))
-def dropout_at_inference(n: Call) -> Any:
+def dropout_at_inference(n: Call) -> Outputs:
     """Inference: nothing is dropped."""
     return with_mask(n, n[0])
 
 
 @onnx_op("Dropout", since=12, ignored=("seed",))
-def dropout(n: Call) -> Any:
+def dropout(n: Call) -> Outputs:
     training = n.get(2)
     if training is not None and bool(n.array(2)):
         ratio = float(n.array(1)) if n.get(1) is not None else 0.5
@@ -126,6 +127,6 @@ def dropout(n: Call) -> Any:
     return with_mask(n, n[0])
 
 
-def with_mask(n: Call, x: Node) -> Any:
+def with_mask(n: Call, x: Node) -> Outputs:
     """x itself and, if asked for, a mask that keeps everything."""
     return (x, ops.full(x.shape, True, "bool")) if n.wants(1) else x

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.errors import ShapeError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 
 
-def split_heads(x: Node, heads: int) -> Any:
+def split_heads(x: Node, heads: int) -> Node:
     """[batch, seq, heads * dim] -> [batch, heads, seq, dim]."""
     batch, seq, width = x.shape
     return ops.transpose(ops.reshape(x, (batch, seq, heads, width // heads)), (0, 2, 1, 3))
 
 
-def join_heads(x: Node) -> Any:
+def join_heads(x: Node) -> Node:
     """[batch, heads, seq, dim] -> [batch, seq, heads * dim]."""
     batch, heads, seq, dim = x.shape
     return ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (batch, seq, heads * dim))
 
 
-def wide_mask(mask: Node | None) -> Any:
+def wide_mask(mask: Node | None) -> Node | None:
     """A mask with the four axes of the scores."""
     return None if mask is None else ops.reshape(mask, (*(1,) * (4 - mask.rank), *mask.shape))
 
 
 @onnx_op("Attention", since=23)
-def attention(n: Call) -> Any:
+def attention(n: Call) -> Outputs:
     """The common case as one op; outputs of scores, ragged caches and the like by ONNX's definition."""
     ordinary = len(n) <= 6 and not n.wants(3) and not n.has("softmax_precision") and n.value(3) is None
     ordinary = ordinary and not n.has("left_window_size") and not n.has("right_window_size")
@@ -61,7 +60,7 @@ def attention(n: Call) -> Any:
 
 
 @onnx_op("RotaryEmbedding", since=23)
-def rotary_embedding(n: Call) -> Any:
+def rotary_embedding(n: Call) -> Outputs:
     x, cos, sin = n[0], n[1], n[2]
     flat = x.rank == 3
     heads, size = int(n.attr("num_heads", 0)), int(n.attr("rotary_embedding_dim", 0))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlx import ops
 from rlx.errors import ShapeError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 
 AUTO = {"NOTSET": None, "VALID": "valid", "SAME_UPPER": "same", "SAME_LOWER": "same_lower"}
 
 
-def padding_of(n: Call, rank: int) -> Any:
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def padding_of(n: Call, rank: int) -> str | Pairs | None:
     """auto_pad and pads as the padding of our ops."""
     auto = n.choice("auto_pad", "NOTSET", tuple(AUTO))
     pads = n.attr("pads", None)
@@ -24,7 +28,7 @@ def padding_of(n: Call, rank: int) -> Any:
     return pairs_of(pads, rank)
 
 
-def pairs_of(pads: Sequence[int] | None, rank: int) -> Any:
+def pairs_of(pads: Sequence[int] | None, rank: int) -> Pairs | None:
     """Low sides of all axes, then high sides, as pairs."""
     if pads is None or not pads:
         return None
@@ -55,12 +59,12 @@ def conv_options(n: Call, w: Node) -> dict[str, Any]:
 
 
 @onnx_op("Conv")
-def conv(n: Call) -> Any:
+def conv(n: Call) -> Outputs:
     return ops.conv(n[0], n[1], n.get(2), **conv_options(n, n[1]))
 
 
 @onnx_op("ConvTranspose")
-def conv_transpose(n: Call) -> Any:
+def conv_transpose(n: Call) -> Outputs:
     x, w = n[0], n[1]
     options = conv_options(n, w)
     rank = w.rank - 2
@@ -80,14 +84,14 @@ def conv_transpose(n: Call) -> Any:
 
 
 @onnx_op("DeformConv")
-def deform_conv(n: Call) -> Any:
+def deform_conv(n: Call) -> Outputs:
     options = conv_options(n, n[1])
     parts = int(n.attr("offset_group", 1))
     return ops.deform_conv(n[0], n[1], n[2], n.get(4), n.get(3), offset_groups=parts, **options)
 
 
 @onnx_op("Col2Im")
-def col2im(n: Call) -> Any:
+def col2im(n: Call) -> Outputs:
     """Columns [N, C * block, positions] added up into an image [N, C, image]."""
     x, image, block = n[0], n.dims(1), n.dims(2)
     rank = len(image)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Strings
+from rlx.frontend.onnx.value import Outputs, Strings
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, known_le
 
 
 @onnx_op("Constant")
-def constant(n: Call) -> Any:
+def constant(n: Call) -> Outputs:
     name = n.outputs[0]
     if n.has("value_string") or n.has("value_strings"):
         text = n.attr("value_strings") if n.has("value_strings") else n.attr("value_string")
@@ -35,7 +33,7 @@ def constant(n: Call) -> Any:
 
 
 @onnx_op("ConstantOfShape")
-def constant_of_shape(n: Call) -> Any:
+def constant_of_shape(n: Call) -> Outputs:
     value = n.attr("value", np.zeros(1, np.float32))
     if value.size != 1:
         raise ModelImportError(f"its value holds {value.size} elements; it must hold one")
@@ -43,7 +41,7 @@ def constant_of_shape(n: Call) -> Any:
 
 
 @onnx_op("Range")
-def range_(n: Call) -> Any:
+def range_(n: Call) -> Outputs:
     dtype = n[0].dtype
     if any(n.is_open(i) for i in range(3)):
         count = _count_by_data(n)
@@ -94,7 +92,7 @@ def _count_by_data(n: Call) -> Dim:
 
 
 @onnx_op("EyeLike")
-def eye_like(n: Call) -> Any:
+def eye_like(n: Call) -> Outputs:
     x = n[0]
     if x.rank != 2:
         raise ModelImportError(f"its input must be a matrix, not {x.tensor}")

@@ -7,6 +7,7 @@ from typing import Any
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
@@ -22,17 +23,17 @@ def optional_axis(n: Call) -> int | None:
 
 
 @onnx_op("NonZero")
-def nonzero(n: Call) -> Any:
+def nonzero(n: Call) -> Outputs:
     return ops.transpose(ops.argwhere(n[0]))
 
 
 @onnx_op("Compress")
-def compress(n: Call) -> Any:
+def compress(n: Call) -> Outputs:
     return ops.compress(n[1], n[0], optional_axis(n))
 
 
 @onnx_op("Unique")
-def unique(n: Call) -> Any:
+def unique(n: Call) -> Outputs:
     return tuple(
         ops.unique(
             n[0],
@@ -46,7 +47,7 @@ def unique(n: Call) -> Any:
 
 
 @onnx_op("NonMaxSuppression")
-def non_max_suppression(n: Call) -> Any:
+def non_max_suppression(n: Call) -> Outputs:
     """[count, 3] of (batch, class, box): boxes by falling score, without those that overlap a better one."""
     boxes, scores = n[0], n[1]
     limit = n.integer(2) if n.value(2) is not None else 0
@@ -71,7 +72,7 @@ def non_max_suppression(n: Call) -> Any:
     return ops.concat([ops.slice_axis(found, 1, 0, 2), ops.reshape(box, (-1, 1))], axis=1)
 
 
-def corners_of(boxes: Node, by_centre: bool) -> Any:
+def corners_of(boxes: Node, by_centre: bool) -> Node:
     """Boxes [batch, count, 4] as (low, low, high, high), whichever corners were given."""
     a, b, c, d = (ops.slice_axis(boxes, 2, i, 1) for i in range(4))
     if by_centre:  # x, y, width, height
@@ -80,12 +81,12 @@ def corners_of(boxes: Node, by_centre: bool) -> Any:
     return ops.concat([ops.minimum(a, c), ops.minimum(b, d), ops.maximum(a, c), ops.maximum(b, d)], axis=2)
 
 
-def overlaps(ranked: Any, threshold: Any) -> Any:
+def overlaps(ranked: Node, threshold: Node) -> Node:
     """[.., i, j]: whether boxes i and j have more in common, relative to their union, than the threshold."""
     y1, x1, y2, x2 = (ops.squeeze(ops.slice_axis(ranked, 2, i, 1), 2) for i in range(4))
     area = (y2 - y1) * (x2 - x1)
 
-    def pair(f: Any, v: Any) -> Any:
+    def pair(f: Any, v: Node) -> Node:
         return f(ops.expand_dims(v, 3), ops.expand_dims(v, 2))
 
     height = ops.maximum(pair(ops.minimum, y2) - pair(ops.maximum, y1), 0.0)
@@ -96,7 +97,7 @@ def overlaps(ranked: Any, threshold: Any) -> Any:
     return ops.greater(ratio, threshold)
 
 
-def greedy(overlap: Any, alive: Any, count: Dim) -> Any:
+def greedy(overlap: Node, alive: Node, count: Dim) -> Node:
     """From the best box on: a box stays if it is alive, and then those behind it that overlap it do not."""
     if isinstance(count, int) and count <= MOST_UNROLLED_BOXES:
         for i in range(count):
@@ -106,7 +107,7 @@ def greedy(overlap: Any, alive: Any, count: Dim) -> Any:
             alive = ops.logical_and(alive, ops.logical_not(hit))
         return alive
 
-    def step(now: Any, row: Any) -> tuple[Any, Any]:
+    def step(now: Node, row: Node) -> tuple[Any, Any]:
         i, over = row
         here = ops.equal(ops.iota((count,)), i)
         stays = ops.any(ops.logical_and(now, here), axis=2, keepdims=True)

@@ -9,12 +9,13 @@ import numpy as np
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Labels, Strings
+from rlx.frontend.onnx.value import Labels, Outputs, Strings
+from rlx.ir.dim import Dim
 from rlx.ops.rules import normal_axis
 
 
 @onnx_op("Gather")
-def gather(n: Call) -> Any:
+def gather(n: Call) -> Outputs:
     axis = int(n.attr("axis", 0))
     if isinstance(n.value(0), Strings):
         if n.strings(0).ndim == 1 and n.known(1) is None:
@@ -25,12 +26,12 @@ def gather(n: Call) -> Any:
 
 
 @onnx_op("GatherElements")
-def gather_elements(n: Call) -> Any:
+def gather_elements(n: Call) -> Outputs:
     return ops.gather_elements(n[0], n[1], int(n.attr("axis", 0)))
 
 
 @onnx_op("GatherND")
-def gather_nd(n: Call) -> Any:
+def gather_nd(n: Call) -> Outputs:
     return ops.gather_nd(n[0], n[1], int(n.attr("batch_dims", 0)))
 
 
@@ -38,18 +39,18 @@ REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
 @onnx_op("Scatter", "ScatterElements")
-def scatter_elements(n: Call) -> Any:
+def scatter_elements(n: Call) -> Outputs:
     how = n.choice("reduction", "none", REDUCTIONS)
     return ops.scatter_elements(n[0], n[1], n[2], int(n.attr("axis", 0)), how)
 
 
 @onnx_op("ScatterND")
-def scatter_nd(n: Call) -> Any:
+def scatter_nd(n: Call) -> Outputs:
     return ops.scatter_nd(n[0], n[1], n[2], n.choice("reduction", "none", REDUCTIONS))
 
 
 @onnx_op("OneHot")
-def one_hot(n: Call) -> Any:
+def one_hot(n: Call) -> Outputs:
     indices, values = n[0], n[2]
     depth = n.sizes(ops.cast(n[1], "i64"), "the value of its input 1")[0]
     axis = normal_axis("OneHot", int(n.attr("axis", -1)), indices.rank + 1)
@@ -61,13 +62,13 @@ def one_hot(n: Call) -> Any:
 
 
 @onnx_op("TopK", ignored=("sorted",))
-def top_k(n: Call) -> Any:
+def top_k(n: Call) -> Outputs:
     k: Any = n.attr("k") if n.version < 10 else n.size(1)
     return tuple(ops.top_k(n[0], k, int(n.attr("axis", -1)), n.flag("largest", 1)))
 
 
 @onnx_op("TensorScatter", since=24)
-def tensor_scatter(n: Call) -> Any:
+def tensor_scatter(n: Call) -> Outputs:
     """Write rows of an update into a cache along one axis, at a place of its own for each batch."""
     cache, update = n[0], n[1]
     axis = normal_axis("TensorScatter", int(n.attr("axis", -2)), cache.rank)
@@ -78,7 +79,7 @@ def tensor_scatter(n: Call) -> Any:
         at = at + ops.reshape(ops.cast(n[2], "i64"), (-1, 1))
     if circular:
         at = ops.mod(at, ops.dim_value(cache.shape[axis]))
-    shape = [1] * cache.rank
+    shape: list[Dim] = [1] * cache.rank
     shape[0], shape[axis] = at.shape[0], at.shape[1]
     at = ops.broadcast_to(ops.reshape(at, shape), update.shape)
     return ops.scatter_elements(cache, at, update, axis)

@@ -9,6 +9,7 @@ from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.shape import normal_ordered
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 
 MODES = ("nearest", "linear", "cubic")
 TRANSFORMS = (
@@ -24,7 +25,7 @@ ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 @onnx_op("Upsample")
-def upsample_by_attribute(n: Call) -> Any:
+def upsample_by_attribute(n: Call) -> Outputs:
     if n.has("scales"):
         scales = n.attr("scales")
     else:
@@ -33,7 +34,7 @@ def upsample_by_attribute(n: Call) -> Any:
 
 
 @onnx_op("Upsample", since=9)
-def upsample(n: Call) -> Any:
+def upsample(n: Call) -> Outputs:
     return ops.upsample(n[0], [float(s) for s in n.array(1)], _upsample_mode(n))
 
 
@@ -43,7 +44,7 @@ def _upsample_mode(n: Call) -> str:
 
 
 @onnx_op("Resize", since=10)
-def resize_by_scales(n: Call) -> Any:
+def resize_by_scales(n: Call) -> Outputs:
     mode = n.choice("mode", "nearest", ("nearest", "linear"))
     return ops.resize(
         n[0], scale=[float(s) for s in n.array(1)], mode=mode, transform="asymmetric", nearest="floor"
@@ -51,7 +52,7 @@ def resize_by_scales(n: Call) -> Any:
 
 
 @onnx_op("Resize", since=11)
-def resize(n: Call) -> Any:
+def resize(n: Call) -> Outputs:
     x = n[0]
     axes = n.attr("axes", None)
     axes = None if axes is None else normal_ordered(axes, x.rank)
@@ -78,19 +79,19 @@ def resize(n: Call) -> Any:
 
 
 @onnx_op("GridSample")
-def grid_sample(n: Call) -> Any:
+def grid_sample(n: Call) -> Outputs:
     mode = n.choice("mode", "linear", ("linear", "nearest", "cubic", "bilinear", "bicubic"))
     padding = n.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))
     return ops.grid_sample(n[0], n[1], mode, padding, n.flag("align_corners"))
 
 
 @onnx_op("AffineGrid")
-def affine_grid(n: Call) -> Any:
+def affine_grid(n: Call) -> Outputs:
     return ops.affine_grid(n[0], n.dims(1), n.flag("align_corners"))
 
 
 @onnx_op("RoiAlign")
-def roi_align(n: Call) -> Any:
+def roi_align(n: Call) -> Outputs:
     default = "half_pixel" if n.version >= 16 else "output_half_pixel"
     transform = n.choice("coordinate_transformation_mode", default, ("half_pixel", "output_half_pixel"))
     return ops.roi_align(

@@ -10,7 +10,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.math import old_broadcast
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.broadcast import aligned
-from rlx.frontend.onnx.value import Strings
+from rlx.frontend.onnx.value import Outputs, Strings
 from rlx.ir.graph import Node
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -26,12 +26,12 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @onnx_op(*COMPARE)
-def compare_with_attributes(n: Call) -> Any:
+def compare_with_attributes(n: Call) -> Outputs:
     return COMPARE[n.proto.op_type](n[0], old_broadcast(n, n[0], n[1]))
 
 
 @onnx_op(*COMPARE, since=7)
-def compare(n: Call) -> Any:
+def compare(n: Call) -> Outputs:
     if n.proto.op_type == "Equal" and isinstance(n.value(0), Strings):
         n.on_host("text exists on the host only")
         return n.constant(n.strings(0) == n.strings(1))
@@ -39,17 +39,17 @@ def compare(n: Call) -> Any:
 
 
 @onnx_op("Not")
-def not_(n: Call) -> Any:
+def not_(n: Call) -> Outputs:
     return ops.logical_not(n[0])
 
 
 @onnx_op("IsNaN")
-def is_nan(n: Call) -> Any:
+def is_nan(n: Call) -> Outputs:
     return ops.is_nan(n[0])
 
 
 @onnx_op("IsInf")
-def is_inf(n: Call) -> Any:
+def is_inf(n: Call) -> Outputs:
     x = n[0]
     up, down = n.flag("detect_positive", 1), n.flag("detect_negative", 1)
     found: Node = ops.is_inf(x)
@@ -62,7 +62,7 @@ def is_inf(n: Call) -> Any:
 
 
 @onnx_op("Where")
-def where(n: Call) -> Any:
+def where(n: Call) -> Outputs:
     if isinstance(n.value(1), Strings):
         import numpy as np
 

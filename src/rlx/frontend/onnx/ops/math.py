@@ -13,6 +13,7 @@ from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.broadcast import aligned
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 
@@ -67,12 +68,12 @@ def old_broadcast(n: Call, a: Node, b: Node) -> Node:
 
 
 @onnx_op(*UNARY, ignored=("consumed_inputs",))
-def unary(n: Call) -> Any:
+def unary(n: Call) -> Outputs:
     return UNARY[n.proto.op_type](n[0])
 
 
 @onnx_op("Add", "Sub", "Mul", "Div", "Pow", ignored=("consumed_inputs",))
-def binary_with_attributes(n: Call) -> Any:
+def binary_with_attributes(n: Call) -> Outputs:
     a, b = n[0], n[1]
     b = old_broadcast(n, a, b)
     by_name = {**BINARY, "Div": divide, "Pow": power}
@@ -81,12 +82,12 @@ def binary_with_attributes(n: Call) -> Any:
 
 @onnx_op("Add", "Sub", "Mul", since=7)
 @onnx_op("BitwiseAnd", "BitwiseOr", "BitwiseXor", since=18)
-def binary(n: Call) -> Any:
+def binary(n: Call) -> Outputs:
     return BINARY[n.proto.op_type](*aligned(n, n[0], n[1]))
 
 
 @onnx_op("Div", since=7)
-def div(n: Call) -> Any:
+def div(n: Call) -> Outputs:
     return divide(*aligned(n, n[0], n[1]))
 
 
@@ -100,18 +101,18 @@ def power(a: Node, b: Node) -> Node:
 
 
 @onnx_op("Pow", since=7)
-def pow_(n: Call) -> Any:
+def pow_(n: Call) -> Outputs:
     return power(*aligned(n, n[0], n[1]))
 
 
 @onnx_op("Mod")
-def mod(n: Call) -> Any:
+def mod(n: Call) -> Outputs:
     a, b = aligned(n, n[0], n[1])
     return ops.fmod(a, b) if n.flag("fmod") else ops.mod(a, b)
 
 
 @onnx_op("BitShift")
-def bit_shift(n: Call) -> Any:
+def bit_shift(n: Call) -> Outputs:
     left = n.choice("direction", "LEFT", ("LEFT", "RIGHT")) == "LEFT"
     return (ops.shift_left if left else ops.shift_right)(n[0], n[1])
 
@@ -125,37 +126,37 @@ VARIADIC: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @onnx_op(*VARIADIC, ignored=("consumed_inputs",))
-def variadic(n: Call) -> Any:
+def variadic(n: Call) -> Outputs:
     total: Node = reduce(VARIADIC[n.proto.op_type], aligned(n, *n.nodes()))
     return total / float(len(n)) if n.proto.op_type == "Mean" and len(n) > 1 else total
 
 
-def limit(value: float, kind: DType) -> Any:
+def limit(value: float, kind: DType) -> float | None:
     """A bound as a number of the dtype; None if every value is within it."""
     return None if not np.isfinite(value) or abs(value) >= kind.max_value else float(value)
 
 
 @onnx_op("Clip", ignored=("consumed_inputs",))
-def clip_by_attributes(n: Call) -> Any:
+def clip_by_attributes(n: Call) -> Outputs:
     x = n[0]
     low, high = n.attr("min", -np.inf), n.attr("max", np.inf)
     return ops.clip(x, limit(low, x.dtype), limit(high, x.dtype))
 
 
 @onnx_op("Clip", since=11)
-def clip(n: Call) -> Any:
+def clip(n: Call) -> Outputs:
     return ops.clip(n[0], n.get(1), n.get(2))
 
 
 @onnx_op("CumSum", "CumProd")
-def cumulate(n: Call) -> Any:
+def cumulate(n: Call) -> Outputs:
     f = ops.cumsum if n.proto.op_type == "CumSum" else ops.cumprod
     how = {"exclusive": n.flag("exclusive"), "reverse": n.flag("reverse")}
     return f(n[0], n.integer(1), dtype=n[0].dtype, **how)
 
 
 @onnx_op("Det")
-def det(n: Call) -> Any:
+def det(n: Call) -> Outputs:
     """By elimination, unrolled over the columns; the pivot of each is its largest element."""
     x = n[0]
     size = x.shape[-1]

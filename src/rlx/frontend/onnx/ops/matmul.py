@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.math import old_broadcast
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 
 
 @onnx_op("MatMul")
-def matmul(n: Call) -> Any:
+def matmul(n: Call) -> Outputs:
     return ops.matmul(n[0], n[1])
 
 
-def scaled(x: Any, factor: float) -> Any:
+def scaled(x: Node, factor: float) -> Node:
     """x times an attribute, which integers take as an integer."""
     if factor == 1.0:
         return x
     return x * (int(factor) if x.dtype.is_int and factor == int(factor) else factor)
 
 
-def general_product(n: Call, a: Node, b: Node, c: Node | None) -> Any:
+def general_product(n: Call, a: Node, b: Node, c: Node | None) -> Node:
     """alpha * A' B' + beta * C."""
     if n.flag("transA"):
         a = ops.transpose(a)
@@ -35,7 +34,7 @@ def general_product(n: Call, a: Node, b: Node, c: Node | None) -> Any:
 
 
 @onnx_op("Gemm")
-def gemm_with_attributes(n: Call) -> Any:
+def gemm_with_attributes(n: Call) -> Outputs:
     c = n[2]
     if c.rank == 1 and n.attr("broadcast", 0):
         c = old_broadcast(n, n[0], c)
@@ -43,10 +42,10 @@ def gemm_with_attributes(n: Call) -> Any:
 
 
 @onnx_op("Gemm", since=7)
-def gemm(n: Call) -> Any:
+def gemm(n: Call) -> Outputs:
     return general_product(n, n[0], n[1], n.get(2))
 
 
 @onnx_op("Einsum")
-def einsum(n: Call) -> Any:
+def einsum(n: Call) -> Outputs:
     return ops.einsum(n.attr("equation"), *n.nodes())

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
 
 @onnx_op("BatchNormalization", ignored=("consumed_inputs", "spatial", "is_test", "momentum"))
-def batch_norm(n: Call) -> Any:
+def batch_norm(n: Call) -> Outputs:
     return ops.batch_norm(n[0], n[1], n[2], n[3], n[4], eps=n.attr("epsilon", 1e-5))
 
 
 @onnx_op("BatchNormalization", since=14)
-def batch_norm_training(n: Call) -> Any:
+def batch_norm_training(n: Call) -> Outputs:
     training, momentum = n.flag("training_mode"), n.attr("momentum", 0.9)
     x, kind = n[0], n[0].dtype
     scale, bias, old_mean, old_var = (ops.cast(n[i], kind) for i in range(1, 5))
@@ -33,25 +33,25 @@ def batch_norm_training(n: Call) -> Any:
 
 
 @onnx_op("InstanceNormalization", ignored=("consumed_inputs",))
-def instance_norm(n: Call) -> Any:
+def instance_norm(n: Call) -> Outputs:
     return ops.instance_norm(n[0], n[1], n[2], eps=n.attr("epsilon", 1e-5))
 
 
 @onnx_op("LRN")
-def lrn(n: Call) -> Any:
+def lrn(n: Call) -> Outputs:
     return ops.lrn(
         n[0], int(n.attr("size")), n.attr("alpha", 1e-4), n.attr("beta", 0.75), n.attr("bias", 1.0)
     )
 
 
-def wide_dtype(n: Call, x: Node) -> Any:
+def wide_dtype(n: Call, x: Node) -> DType:
     """The dtype that statistics are computed in: `stash_type`, f32 by default."""
     wide = n.dtype("stash_type", 1)
     return wide if wide.bits > x.dtype.bits else x.dtype
 
 
 @onnx_op("LayerNormalization", since=17)
-def layer_norm(n: Call) -> Any:
+def layer_norm(n: Call) -> Outputs:
     x = n[0]
     axis = normal_axis("LayerNormalization", int(n.attr("axis", -1)), x.rank)
     eps = n.attr("epsilon", 1e-5)
@@ -68,7 +68,7 @@ def layer_norm(n: Call) -> Any:
 
 
 @onnx_op("RMSNormalization", since=23)
-def rms_norm(n: Call) -> Any:
+def rms_norm(n: Call) -> Outputs:
     x, scale = n[0], n[1]
     axis = normal_axis("RMSNormalization", int(n.attr("axis", -1)), x.rank)
     wide_dtype(n, x)
@@ -81,12 +81,12 @@ def rms_norm(n: Call) -> Any:
 
 
 @onnx_op("GroupNormalization", since=18)
-def group_norm_scaled_by_group(n: Call) -> Any:
+def group_norm_scaled_by_group(n: Call) -> Outputs:
     """Until opset 20 there was one scale for each group; spread it over the group's channels."""
     x, groups = n[0], int(n.attr("num_groups"))
     channels = x.shape[1]
 
-    def spread(v: Node) -> Any:
+    def spread(v: Node) -> Node:
         return ops.reshape(
             ops.broadcast_to(ops.reshape(v, (groups, 1)), (groups, channels // groups)), (channels,)
         )
@@ -95,13 +95,13 @@ def group_norm_scaled_by_group(n: Call) -> Any:
 
 
 @onnx_op("GroupNormalization", since=21)
-def group_norm(n: Call) -> Any:
+def group_norm(n: Call) -> Outputs:
     wide_dtype(n, n[0])
     return ops.group_norm(n[0], n[1], n[2], int(n.attr("num_groups")), n.attr("epsilon", 1e-5))
 
 
 @onnx_op("MeanVarianceNormalization")
-def mean_variance_norm(n: Call) -> Any:
+def mean_variance_norm(n: Call) -> Outputs:
     x, axes = n[0], tuple(n.attr("axes", [0, 2, 3]))
     centred = x - ops.mean(x, axes, keepdims=True)
     deviation = ops.sqrt(ops.mean(centred * centred, axes, keepdims=True))
@@ -109,7 +109,7 @@ def mean_variance_norm(n: Call) -> Any:
 
 
 @onnx_op("LpNormalization")
-def lp_norm(n: Call) -> Any:
+def lp_norm(n: Call) -> Outputs:
     x, axis, p = n[0], int(n.attr("axis", -1)), int(n.attr("p", 2))
     if p not in (1, 2):
         raise ModelImportError(f"p is {p}; RLX knows 1 and 2")

@@ -8,6 +8,7 @@ from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.conv import padding_of
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 
 
 def pool_options(n: Call) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def pool_options(n: Call) -> dict[str, Any]:
 
 
 @onnx_op("MaxPool")
-def max_pool(n: Call) -> Any:
+def max_pool(n: Call) -> Outputs:
     column_major = n.flag("storage_order")
     options = pool_options(n)
     if n.wants(1):
@@ -31,32 +32,32 @@ def max_pool(n: Call) -> Any:
 
 
 @onnx_op("AveragePool")
-def average_pool(n: Call) -> Any:
+def average_pool(n: Call) -> Outputs:
     return ops.avg_pool(n[0], **pool_options(n), count_include_pad=n.flag("count_include_pad"))
 
 
 @onnx_op("LpPool")
-def lp_pool(n: Call) -> Any:
+def lp_pool(n: Call) -> Outputs:
     return ops.lp_pool(n[0], p=float(n.attr("p", 2)), **pool_options(n))
 
 
 @onnx_op("GlobalAveragePool")
-def global_average_pool(n: Call) -> Any:
+def global_average_pool(n: Call) -> Outputs:
     return ops.global_avg_pool(n[0])
 
 
 @onnx_op("GlobalMaxPool")
-def global_max_pool(n: Call) -> Any:
+def global_max_pool(n: Call) -> Outputs:
     return ops.global_max_pool(n[0])
 
 
 @onnx_op("GlobalLpPool")
-def global_lp_pool(n: Call) -> Any:
+def global_lp_pool(n: Call) -> Outputs:
     return ops.global_lp_pool(n[0], float(n.attr("p", 2)))
 
 
 @onnx_op("MaxUnpool")
-def max_unpool(n: Call) -> Any:
+def max_unpool(n: Call) -> Outputs:
     x, indices = n[0], n[1]
     window = n.attr("kernel_shape")
     rank = len(window)

@@ -8,6 +8,7 @@ from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.conv import conv_options
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 
 
@@ -18,13 +19,13 @@ def placement(n: Call, x: Node, scale: Node, default_axis: int = 1) -> dict[str,
     return {} if scale.rank == 0 else {"axis": axis, "block": block or None}
 
 
-def as_number(x: Node, block: int = 0) -> Any:
+def as_number(x: Node, block: int = 0) -> Node:
     """Some exporters write one number as a vector of one."""
     return ops.reshape(x, ()) if x.rank == 1 and x.shape[0] == 1 and not block else x
 
 
 @onnx_op("QuantizeLinear", since=10)
-def quantize(n: Call) -> Any:
+def quantize(n: Call) -> Outputs:
     x, block = n[0], int(n.attr("block_size", 0))
     scale = as_number(n[1], block)
     zero = None if n.get(2) is None else as_number(n[2], block)
@@ -39,7 +40,7 @@ def quantize(n: Call) -> Any:
 
 
 @onnx_op("DequantizeLinear", since=10)
-def dequantize(n: Call) -> Any:
+def dequantize(n: Call) -> Outputs:
     x, block = n[0], int(n.attr("block_size", 0))
     scale = as_number(n[1], block)
     zero = None if n.get(2) is None else as_number(n[2], block)
@@ -49,18 +50,18 @@ def dequantize(n: Call) -> Any:
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)
-def dynamic_quantize(n: Call) -> Any:
+def dynamic_quantize(n: Call) -> Outputs:
     return tuple(ops.dynamic_quantize(n[0]))
 
 
 @onnx_op("MatMulInteger", since=10)
-def matmul_integer(n: Call) -> Any:
+def matmul_integer(n: Call) -> Outputs:
     zeros = [None if z is None else as_number(z) for z in (n.get(2), n.get(3))]
     return ops.matmul_integer(n[0], n[1], *zeros)
 
 
 @onnx_op("QLinearMatMul", since=10)
-def qlinear_matmul(n: Call) -> Any:
+def qlinear_matmul(n: Call) -> Outputs:
     parts = [n[i] if i in (0, 3) else as_number(n[i]) for i in range(8)]
     for i in (1, 4, 6):
         parts[i] = ops.cast(parts[i], "f32")
@@ -68,12 +69,12 @@ def qlinear_matmul(n: Call) -> Any:
 
 
 @onnx_op("ConvInteger", since=10)
-def conv_integer(n: Call) -> Any:
+def conv_integer(n: Call) -> Outputs:
     zx, zw = (None if z is None else as_number(z) for z in (n.get(2), n.get(3)))
     return ops.conv_integer(n[0], n[1], zx, zw, **conv_options(n, n[1]))
 
 
 @onnx_op("QLinearConv", since=10)
-def qlinear_conv(n: Call) -> Any:
+def qlinear_conv(n: Call) -> Outputs:
     x, sx, zx, w, sw, zw, sy, zy = (n[i] if i in (0, 3) else as_number(n[i]) for i in range(8))
     return ops.qlinear_conv(x, sx, zx, w, sw, zw, sy, zy, n.get(8), **conv_options(n, n[3]))

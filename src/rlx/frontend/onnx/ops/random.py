@@ -10,6 +10,7 @@ import numpy as np
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 
 
@@ -22,7 +23,7 @@ def key_of(n: Call) -> Node:
     return n.constant(np.array([bits, 0], np.uint32))
 
 
-def draw(n: Call, shape: Any, kind: Any) -> Any:
+def draw(n: Call, shape: Any, kind: Any) -> Node:
     """Uniform or normal numbers, as the op's name and attributes say."""
     if n.proto.op_type.startswith("RandomUniform"):
         return ops.uniform(key_of(n), shape, n.attr("low", 0.0), n.attr("high", 1.0), kind)
@@ -30,22 +31,22 @@ def draw(n: Call, shape: Any, kind: Any) -> Any:
 
 
 @onnx_op("RandomUniform", "RandomNormal")
-def random(n: Call) -> Any:
+def random(n: Call) -> Outputs:
     return draw(n, tuple(n.attr("shape")), n.dtype("dtype", 1))
 
 
 @onnx_op("RandomUniformLike", "RandomNormalLike")
-def random_like(n: Call) -> Any:
+def random_like(n: Call) -> Outputs:
     return draw(n, n[0].shape, n.dtype("dtype", n[0].dtype))
 
 
 @onnx_op("Bernoulli", since=15)
-def bernoulli(n: Call) -> Any:
+def bernoulli(n: Call) -> Outputs:
     return ops.cast(ops.bernoulli(key_of(n), n[0]), n.dtype("dtype", n[0].dtype))
 
 
 @onnx_op("Multinomial")
-def multinomial(n: Call) -> Any:
+def multinomial(n: Call) -> Outputs:
     """Indices drawn by the largest of log-probabilities with Gumbel noise."""
     x, count, kind = n[0], int(n.attr("sample_size", 1)), n.dtype("dtype", 6)
     noise = ops.uniform(key_of(n), (x.shape[0], count, x.shape[1]), dtype="f32")
@@ -54,6 +55,6 @@ def multinomial(n: Call) -> Any:
     return ops.cast(ops.argmax(scores, axis=2), kind)
 
 
-def dropout_mask(n: Call, x: Node, ratio: float) -> Any:
+def dropout_mask(n: Call, x: Node, ratio: float) -> Node:
     """Which elements a dropout in training keeps."""
     return ops.dropout_mask(key_of(n), x.shape, ratio)

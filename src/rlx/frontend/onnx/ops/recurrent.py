@@ -7,6 +7,7 @@ from typing import Any
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 
 
 def recurrent_options(n: Call) -> dict[str, Any]:
@@ -26,18 +27,18 @@ def recurrent_options(n: Call) -> dict[str, Any]:
 
 
 @onnx_op("RNN", ignored=("output_sequence",))
-def rnn(n: Call) -> Any:
+def rnn(n: Call) -> Outputs:
     return tuple(ops.rnn(n[0], n[1], n[2], n.get(3), **recurrent_options(n)))
 
 
 @onnx_op("GRU", ignored=("output_sequence",))
-def gru(n: Call) -> Any:
+def gru(n: Call) -> Outputs:
     linear = n.flag("linear_before_reset")
     return tuple(ops.gru(n[0], n[1], n[2], n.get(3), linear_before_reset=linear, **recurrent_options(n)))
 
 
 @onnx_op("LSTM", ignored=("output_sequence",))
-def lstm(n: Call) -> Any:
+def lstm(n: Call) -> Outputs:
     return tuple(ops.lstm(n[0], n[1], n[2], n.get(3), **lstm_options(n)))
 
 

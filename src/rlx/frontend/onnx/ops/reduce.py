@@ -8,6 +8,7 @@ from typing import Any
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -43,14 +44,14 @@ def reduced(op: str, x: Node, axes: Any, keepdims: bool) -> Node:
 
 
 @onnx_op(*REDUCE)
-def reduce_by_attribute(n: Call) -> Any:
+def reduce_by_attribute(n: Call) -> Outputs:
     axes = n.attr("axes", None)
     return reduced(n.proto.op_type, n[0], tuple(axes) if axes is not None else None, n.flag("keepdims", 1))
 
 
 @onnx_op("ReduceSum", since=13)
 @onnx_op(*(name for name in REDUCE if name != "ReduceSum"), since=18)
-def reduce_by_input(n: Call) -> Any:
+def reduce_by_input(n: Call) -> Outputs:
     axes: Any = n.ints(1) if n.get(1) is not None else ()
     nothing = n.flag("noop_with_empty_axes")
     keepdims = n.flag("keepdims", 1)
@@ -60,7 +61,7 @@ def reduce_by_input(n: Call) -> Any:
 
 
 @onnx_op("ArgMax", "ArgMin")
-def arg_extreme(n: Call) -> Any:
+def arg_extreme(n: Call) -> Outputs:
     x = n[0]
     function = ops.argmax if n.proto.op_type == "ArgMax" else ops.argmin
     axis = normal_axis(n.proto.op_type, int(n.attr("axis", 0)), x.rank)

@@ -13,14 +13,15 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.broadcast import stretches
-from rlx.frontend.onnx.value import Labels, Strings
+from rlx.frontend.onnx.value import Labels, Outputs, Strings, Value
 from rlx.ir.dim import Constraint, Dim, ceildiv, known_eq, known_le
 from rlx.ir.dtype import F8E8M0, DType
 from rlx.ir.graph import Node
+from rlx.ir.operand import DTypeLike
 from rlx.ops.rules import normal_axes, normal_axis
 
 
-def size_tensor(n: Call, shape: Sequence[Dim], dtype: Any = "i64") -> Any:
+def size_tensor(n: Call, shape: Sequence[Dim], dtype: DTypeLike = "i64") -> Node:
     """Sizes as a 1-D tensor: a constant where they are numbers."""
     if all(isinstance(d, int) for d in shape):
         return n.constant(np.array(shape, np.int64), dtype)
@@ -28,12 +29,12 @@ def size_tensor(n: Call, shape: Sequence[Dim], dtype: Any = "i64") -> Any:
 
 
 @onnx_op("Identity")
-def identity(n: Call) -> Any:
+def identity(n: Call) -> Outputs:
     return n.value(0)
 
 
 @onnx_op("Shape")
-def shape(n: Call) -> Any:
+def shape(n: Call) -> Outputs:
     value = n.value(0)
     whole = value.shape if isinstance(value, Strings) else n[0].shape
     start, end = n.attr("start", 0), n.attr("end", None)
@@ -41,7 +42,7 @@ def shape(n: Call) -> Any:
 
 
 @onnx_op("Size")
-def size(n: Call) -> Any:
+def size(n: Call) -> Outputs:
     value = n.value(0)
     if isinstance(value, Strings):
         return n.constant(np.array(value.array.size, np.int64))
@@ -52,7 +53,7 @@ def size(n: Call) -> Any:
 # -- other shapes for the same elements
 
 
-def reshaped(x: Node, target: Sequence[Dim], allow_zero: bool) -> Any:
+def reshaped(x: Node, target: Sequence[Dim], allow_zero: bool) -> Node:
     """ONNX's rules: 0 keeps the size of an axis, -1 is what is left."""
     out: list[Dim] = []
     for i, d in enumerate(target):
@@ -72,12 +73,12 @@ def reshaped(x: Node, target: Sequence[Dim], allow_zero: bool) -> Any:
 
 
 @onnx_op("Reshape", ignored=("consumed_inputs",))
-def reshape_by_attribute(n: Call) -> Any:
+def reshape_by_attribute(n: Call) -> Outputs:
     return reshaped(n[0], n.attr("shape"), False)
 
 
 @onnx_op("Reshape", since=5)
-def reshape(n: Call) -> Any:
+def reshape(n: Call) -> Outputs:
     allow_zero = n.flag("allowzero")
     if isinstance(n.value(0), Strings):
         n.on_host("text exists on the host only")
@@ -89,7 +90,7 @@ def reshape(n: Call) -> Any:
 
 
 @onnx_op("Flatten")
-def flatten(n: Call) -> Any:
+def flatten(n: Call) -> Outputs:
     x = n[0]
     axis = int(n.attr("axis", 1))
     return ops.flatten(x, axis + x.rank if axis < 0 else axis)
@@ -104,7 +105,7 @@ def axes_of(n: Call, input_since: int) -> tuple[int, ...] | None:
 
 
 @onnx_op("Squeeze")
-def squeeze(n: Call) -> Any:
+def squeeze(n: Call) -> Outputs:
     axes = axes_of(n, 13)
     return ops.squeeze(n[0], unit_axes(n, n[0]) if axes is None else axes)
 
@@ -125,7 +126,7 @@ def unit_axes(n: Call, x: Node) -> tuple[int, ...]:
 
 
 @onnx_op("Unsqueeze")
-def unsqueeze(n: Call) -> Any:
+def unsqueeze(n: Call) -> Outputs:
     axes = axes_of(n, 13)
     if axes is None:
         raise ModelImportError("its axes are missing")
@@ -133,12 +134,12 @@ def unsqueeze(n: Call) -> Any:
 
 
 @onnx_op("Transpose")
-def transpose(n: Call) -> Any:
+def transpose(n: Call) -> Outputs:
     return ops.transpose(n[0], n.attr("perm", None))
 
 
 @onnx_op("Expand")
-def expand(n: Call) -> Any:
+def expand(n: Call) -> Outputs:
     """Both ways, as other ops broadcast."""
     x, target = n[0], list(n.dims(1, fed=True))
     rank = max(x.rank, len(target))
@@ -157,14 +158,14 @@ def expand(n: Call) -> Any:
 
 
 @onnx_op("Tile")
-def tile_axis(n: Call) -> Any:
+def tile_axis(n: Call) -> Outputs:
     reps = [1] * n[0].rank
     reps[n.integer(2)] = n.integer(1)
     return ops.tile(n[0], reps)
 
 
 @onnx_op("Tile", since=6)
-def tile(n: Call) -> Any:
+def tile(n: Call) -> Outputs:
     return ops.tile(n[0], n.dims(1, fed=True))
 
 
@@ -172,7 +173,7 @@ def tile(n: Call) -> Any:
 
 
 @onnx_op("Concat")
-def concat(n: Call) -> Any:
+def concat(n: Call) -> Outputs:
     axis = int(n.attr("axis", 1 if n.version < 4 else 0))
     if isinstance(n.value(0), Strings):
         n.on_host("text exists on the host only")
@@ -181,7 +182,7 @@ def concat(n: Call) -> Any:
 
 
 @onnx_op("Split")
-def split(n: Call) -> Any:
+def split(n: Call) -> Outputs:
     x = n[0]
     axis = normal_axis("Split", int(n.attr("axis", 0)), x.rank)
     count = int(n.attr("num_outputs", len(n.outputs)))
@@ -198,13 +199,13 @@ def split(n: Call) -> Any:
 
 
 @onnx_op("Pad")
-def pad_by_attributes(n: Call) -> Any:
+def pad_by_attributes(n: Call) -> Outputs:
     amounts = n.attr("pads", None) or n.attr("paddings")
     return padded(n, n[0], amounts, tuple(range(n[0].rank)), float(n.attr("value", 0.0)))
 
 
 @onnx_op("Pad", since=11)
-def pad(n: Call) -> Any:
+def pad(n: Call) -> Outputs:
     x = n[0]
     axes = normal_ordered(n.ints(3), x.rank) if n.value(3) is not None else tuple(range(x.rank))
     fill: Any = 0
@@ -220,7 +221,7 @@ def normal_ordered(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return tuple(a % rank for a in axes)
 
 
-def padded(n: Call, x: Node, amounts: Sequence[Dim], axes: Sequence[int], fill: Any) -> Any:
+def padded(n: Call, x: Node, amounts: Sequence[Dim], axes: Sequence[int], fill: Any) -> Node:
     """ONNX Pad; `amounts` are the low sides of all axes, then the high ones."""
     mode = n.choice("mode", "constant", ("constant", "reflect", "edge", "wrap"))
     if len(amounts) != 2 * len(axes):
@@ -237,7 +238,7 @@ def padded(n: Call, x: Node, amounts: Sequence[Dim], axes: Sequence[int], fill: 
 
 
 @onnx_op("CenterCropPad", since=18)
-def center_crop_pad(n: Call) -> Any:
+def center_crop_pad(n: Call) -> Outputs:
     x = n[0]
     axes = normal_ordered(n.attr("axes", range(x.rank)), x.rank)
     for axis, want in zip(axes, n.dims(1), strict=True):
@@ -257,7 +258,7 @@ def center_crop_pad(n: Call) -> Any:
 # -- casts
 
 
-def cast_to(n: Call, value: Any, to: DType) -> Any:
+def cast_to(n: Call, value: object, to: DType) -> Node:
     """Convert a tensor, or text to numbers."""
     saturate = None if not to.name.startswith("f8") else n.flag("saturate", 1)
     if isinstance(value, Strings):
@@ -273,7 +274,7 @@ def cast_to(n: Call, value: Any, to: DType) -> Any:
     return ops.cast(x, to, saturate=saturate)
 
 
-def power_of_two(x: Any, rounding: str, saturate: bool) -> Any:
+def power_of_two(x: Node, rounding: str, saturate: bool) -> Node:
     """f32 to f8e8m0, which is an exponent and nothing else: that of x, one more where x is rounded up."""
     bits = ops.bitcast(x, "u32")
     exponent, mantissa = ops.bitwise_and(ops.shift_right(bits, 23), 255), ops.bitwise_and(bits, 0x7FFFFF)
@@ -289,7 +290,7 @@ def power_of_two(x: Any, rounding: str, saturate: bool) -> Any:
 
 
 @onnx_op("Cast")
-def cast_by_name(n: Call) -> Any:
+def cast_by_name(n: Call) -> Outputs:
     """Before opset 6 the dtype was a word."""
     from rlx.frontend.onnx.load import onnx_package
 
@@ -299,20 +300,20 @@ def cast_by_name(n: Call) -> Any:
 
 
 @onnx_op("Cast", since=6, ignored=("saturate", "round_mode"))
-def cast(n: Call) -> Any:
+def cast(n: Call) -> Outputs:
     if n.attr("to") == 8:
         return as_text(n)
     return cast_to(n, n.value(0), n.dtype("to"))
 
 
 @onnx_op("CastLike", since=15, ignored=("saturate", "round_mode"))
-def cast_like(n: Call) -> Any:
+def cast_like(n: Call) -> Outputs:
     if isinstance(n.value(1), Strings):
         return as_text(n)
     return cast_to(n, n.value(0), n[1].dtype)
 
 
-def as_text(n: Call) -> Any:
+def as_text(n: Call) -> Value:
     """Numbers as text."""
     if isinstance(n.value(0), (Strings, Labels)):
         return n.value(0)
@@ -328,12 +329,12 @@ def as_text(n: Call) -> Any:
 
 
 @onnx_op("DepthToSpace")
-def depth_to_space(n: Call) -> Any:
+def depth_to_space(n: Call) -> Outputs:
     return ops.depth_to_space(n[0], int(n.attr("blocksize")), n.choice("mode", "DCR", ("DCR", "CRD")))
 
 
 @onnx_op("SpaceToDepth")
-def space_to_depth(n: Call) -> Any:
+def space_to_depth(n: Call) -> Outputs:
     x, block = n[0], int(n.attr("blocksize"))
     if n.choice("mode", "DCR", ("DCR", "CRD")) == "DCR":
         return ops.space_to_depth(x, block)
@@ -344,7 +345,7 @@ def space_to_depth(n: Call) -> Any:
 
 
 @onnx_op("Trilu")
-def trilu(n: Call) -> Any:
+def trilu(n: Call) -> Outputs:
     x, upper = n[0], n.flag("upper", 1)
     k = n.known(1) if n.value(1) is not None else np.zeros(1, np.int64)
     if k is not None:
@@ -356,7 +357,7 @@ def trilu(n: Call) -> Any:
 
 
 @onnx_op("ReverseSequence")
-def reverse_sequence(n: Call) -> Any:
+def reverse_sequence(n: Call) -> Outputs:
     """Along the time axis, the first `length` elements of each batch in reverse."""
     x, lengths = n[0], n[1]
     time, batch = int(n.attr("time_axis", 0)), int(n.attr("batch_axis", 1))
@@ -370,5 +371,5 @@ def reverse_sequence(n: Call) -> Any:
 
 
 @onnx_op("BitCast", since=26)
-def bit_cast(n: Call) -> Any:
+def bit_cast(n: Call) -> Outputs:
     return ops.bitcast(n[0], n.dtype("to"))

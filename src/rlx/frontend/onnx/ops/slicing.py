@@ -10,6 +10,7 @@ from rlx.errors import ModelImportError, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dim import Constraint, Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import get_op
@@ -50,14 +51,14 @@ def _bounded(n: Call, at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
 
 
 @onnx_op("Slice")
-def slice_by_attributes(n: Call) -> Any:
+def slice_by_attributes(n: Call) -> Outputs:
     starts, ends = n.attr("starts"), n.attr("ends")
     axes = n.attr("axes", None)
     return sliced(n, starts, ends, range(len(starts)) if axes is None else axes, [1] * len(starts))
 
 
 @onnx_op("Slice", since=10)
-def slice_(n: Call) -> Any:
+def slice_(n: Call) -> Outputs:
     starts, ends = _places(n, 1), _places(n, 2)
     axes = n.ints(3) if n.value(3) is not None else tuple(range(len(starts)))
     steps = n.ints(4) if n.value(4) is not None else (1,) * len(starts)
@@ -78,7 +79,7 @@ def _places(n: Call, i: int) -> list[Any]:
 
 def sliced(
     n: Call, starts: Sequence[Any], ends: Sequence[Any], axes: Sequence[int], steps: Sequence[int]
-) -> Any:
+) -> Node:
     """ONNX Slice of some axes: what is known first, then what moves, then what the data decide."""
     x = n[0]
     first: list[Dim] = [0] * x.rank
@@ -127,7 +128,7 @@ def _element(n: Call, operand: int, i: int) -> Node:
     return made
 
 
-def _cut_by_data(n: Call, x: Node, i: int, axis: int, step: int) -> Any:
+def _cut_by_data(n: Call, x: Node, i: int, axis: int, step: int) -> Node:
     """A slice between places that only the data know: its size is found by the run, at most that of x."""
     d = x.shape[axis]
     size = ops.dim_value(d, "i64")

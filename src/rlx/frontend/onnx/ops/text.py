@@ -12,7 +12,8 @@ from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
-from rlx.frontend.onnx.value import Strings
+from rlx.frontend.onnx.value import Outputs, Strings
+from rlx.ir.graph import Node
 
 WHY = "text exists on the host only"
 
@@ -24,14 +25,14 @@ def texts(values: Any, shape: Any) -> Strings:
 
 
 @onnx_op("StringConcat")
-def string_concat(n: Call) -> Any:
+def string_concat(n: Call) -> Outputs:
     n.on_host(WHY)
     a, b = np.broadcast_arrays(n.strings(0), n.strings(1))
     return texts([x + y for x, y in zip(a.flat, b.flat, strict=True)], a.shape)
 
 
 @onnx_op("StringSplit")
-def string_split(n: Call) -> Any:
+def string_split(n: Call) -> Outputs:
     n.on_host(WHY)
     x = n.strings(0)
     delimiter, most = n.attr("delimiter", None) or None, n.attr("maxsplit", None)
@@ -43,7 +44,7 @@ def string_split(n: Call) -> Any:
 
 
 @onnx_op("StringNormalizer", ignored=("locale",))
-def string_normalizer(n: Call) -> Any:
+def string_normalizer(n: Call) -> Outputs:
     n.on_host(WHY)
     x = n.strings(0)
     action = n.choice("case_change_action", "NONE", ("NONE", "LOWER", "UPPER"))
@@ -64,14 +65,14 @@ def string_normalizer(n: Call) -> Any:
 
 
 @onnx_op("RegexFullMatch")
-def regex_full_match(n: Call) -> Any:
+def regex_full_match(n: Call) -> Outputs:
     n.on_host(WHY)
     x, pattern = n.strings(0), re.compile(n.attr("pattern"))
     return n.constant(np.array([bool(pattern.fullmatch(s)) for s in x.flat], bool).reshape(x.shape))
 
 
 @onnx_op("TfIdfVectorizer")
-def tf_idf(n: Call) -> Any:
+def tf_idf(n: Call) -> Outputs:
     """How often each n-gram of a pool occurs, words up to max_skip_count apart."""
     value = n.value(0)
     pool: Any
@@ -114,7 +115,7 @@ def tf_idf(n: Call) -> Any:
     return out if x.rank == 2 else ops.squeeze(out, 0)
 
 
-def occurrences(n: Call, rows: Any, grams: np.ndarray, skips: Any) -> Any:
+def occurrences(n: Call, rows: Node, grams: np.ndarray, skips: Any) -> Node:
     """[batch, grams]: how often each n-gram occurs in rows of numbers."""
     count, length = grams.shape
     total: Any = ops.zeros((rows.shape[0], count), "f32")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
+from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 
 TRAINING = "ai.onnx.preview.training"
@@ -21,7 +20,7 @@ def groups(n: Call, kinds: int) -> list[list[Node]]:
 
 
 @onnx_op("Adagrad", domain=TRAINING)
-def adagrad(n: Call) -> Any:
+def adagrad(n: Call) -> Outputs:
     rate, step = n[0], ops.cast(n[1], n[0].dtype)
     decay, eps, norm = n.attr("decay_factor", 0.0), n.attr("epsilon", 0.0), n.attr("norm_coefficient", 0.0)
     now = rate / (step * decay + 1.0)
@@ -35,7 +34,7 @@ def adagrad(n: Call) -> Any:
 
 
 @onnx_op("Adam", domain=TRAINING)
-def adam(n: Call) -> Any:
+def adam(n: Call) -> Outputs:
     rate, step = n[0], ops.cast(n[1], n[0].dtype)
     alpha, beta, eps = n.attr("alpha", 0.9), n.attr("beta", 0.999), n.attr("epsilon", 0.0)
     norm, after = n.attr("norm_coefficient", 0.0), n.attr("norm_coefficient_post", 0.0)
@@ -54,7 +53,7 @@ def adam(n: Call) -> Any:
 
 
 @onnx_op("Momentum", domain=TRAINING)
-def momentum(n: Call) -> Any:
+def momentum(n: Call) -> Outputs:
     rate, step = n[0], n[1]
     alpha, beta, norm = n.attr("alpha"), n.attr("beta"), n.attr("norm_coefficient")
     nesterov = n.choice("mode", "standard", ("standard", "nesterov")) == "nesterov"
@@ -70,7 +69,7 @@ def momentum(n: Call) -> Any:
 
 
 @onnx_op("Gradient", domain=TRAINING, ignored=("zs",))
-def gradient(n: Call) -> Any:
+def gradient(n: Call) -> Outputs:
     """dy/dx for values of the graph around, by reverse mode."""
     from rlx.transform.grad import backward, ones_like, zeros_like
 
