@@ -29,7 +29,12 @@ def run(suite: Path, test: str, *options: str, require: str = "") -> tuple[int, 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options, "test_it.py"],
         cwd=suite,
-        env={**environment, "RLX_REQUIRE": require, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={
+            **environment,
+            "RLX_REQUIRE": require,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": str(CONFTEST.parent),  # of what the conftest imports
+        },
         capture_output=True,
         text=True,
         timeout=300,

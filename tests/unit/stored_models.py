@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.kernel.panels import KernelPanels
+from rlx.ops.storage.packing import read_as
+from rlx.target.cpu import resolve
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
 
@@ -30,4 +33,16 @@ def network() -> rlx.Graph:
     y = rlx.ops.gelu(x @ w @ table) @ v
     g.output("y", y + total)
     g.set_state("total", total + rlx.ops.sum(y, axis=0))
+    return g
+
+
+def layout_graph(columns: int) -> rlx.Graph:
+    """A convolution whose packed weights say that a panel has this many columns."""
+    lanes = resolve("host").lanes("f32")
+    layout = KernelPanels((64, 4, 3, 3), 1, columns, lanes, 1).layout
+    g = rlx.Graph("layouts")
+    x = g.input("x", (1, 4, 12, 12), "f32")
+    w = np.random.default_rng(2).standard_normal((64, 4, 3, 3)).astype(np.float32)
+    p = g.param("w", (layout.elements,), "f32", layout.pack(w))
+    g.output("y", rlx.ops.conv(x, read_as(p, layout=layout), padding=1))
     return g

@@ -250,6 +250,12 @@ def stored_blocks(node: Node) -> Layout | None:
     return layout if is_image(layout, node.operands[0].rank) else None
 
 
+def read_blocks(node: Node) -> Layout | None:
+    """The layout of an op that reads an image from blocks of channels, None for any other op."""
+    layout = node.attrs.get("layout") if node.op.reader_side else None
+    return layout if layout is not None and blocks_of(layout) is not None else None
+
+
 def is_image(layout: Layout, rank: int) -> bool:
     """Whether a layout is blocks of channels of an image of this rank.
 

@@ -20,7 +20,7 @@ from rlx.ir.types import TupleType
 from rlx.ir.weights import weight_ids
 from rlx.kernel.form import Map
 from rlx.kernel.lowering import lower_node
-from rlx.kernel.panels import KernelPanels, blocks_of
+from rlx.kernel.panels import KernelPanels, read_blocks
 from rlx.kernel.scalar import LOADS, axes
 from rlx.ops.array.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.array.window import GEOMETRY, is_padded
@@ -357,7 +357,7 @@ class _Writer:
         return self.stored_blocked(made) if node.id in plan.blocked else made
 
     def is_blocked(self, node: Node) -> bool:
-        return node.op is read_as and blocks_of(node.attrs["layout"]) is not None
+        return read_blocks(node) is not None
 
     def stored_blocked(self, node: Node, lanes: int = 0) -> Node:
         return as_image(to_blocks(node, lanes or self.lanes), node)

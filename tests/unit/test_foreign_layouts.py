@@ -1,0 +1,175 @@
+"""Emitters read the layout that a plan states, or refuse it: a graph may state any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stored_models import layout_graph
+
+import rlx
+from rlx.ir.op import get_op
+from rlx.kernel.layout import Layout
+from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
+from rlx.ops.quant.group_layout import pack_quantised
+from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
+from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
+from rlx.target.cpu import resolve
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("columns", [8, 64, 128])
+def test_emitters_refuse_other_panels_of_a_kernel(columns: int) -> None:
+    """The host computes what no kernel of the target reads; the result is right."""
+    graph = layout_graph(columns)
+    program = rlx.compile(graph, cache=False)
+    x = RNG.standard_normal((1, 4, 12, 12)).astype(np.float32)
+    want = rlx.ops.conv(x, graph_value(graph), padding=1)
+    np.testing.assert_allclose(program(x), want, rtol=1e-4, atol=1e-4)
+    told = [thunk["why"] for thunk in program.stats["host_thunks"]]
+    native = columns == 2 * resolve("host").lanes("f32")
+    assert native or any("cannot read the layout" in why for why in told), told
+
+
+def graph_value(graph: rlx.Graph) -> np.ndarray:
+    (unpack,) = (n for n in graph.nodes if n.op is read_as)
+    value: np.ndarray = unpack.op.ref(graph.param_values["w"], **unpack.attrs)
+    return value
+
+
+@pytest.mark.parametrize("change", [{"lanes": 1}, {"columns": 4}, {"columns": 1024}, {"group": 2}])
+def test_emitters_refuse_other_panels_of_a_matrix(change: dict[str, int]) -> None:
+    """Panels with fewer lanes are smaller than the vectors that a kernel reads."""
+    lanes = resolve("host").lanes("f32")
+    layout = Panels(**{"k": 32, "n": 137, "columns": 2 * lanes, "lanes": lanes, "group": 1} | change)
+    w = RNG.standard_normal((32, 137)).astype(np.float32)
+    g = rlx.Graph("panels")
+    x = g.input("x", (8, 32), "f32")
+    p = g.param("w", (layout.elements,), "f32", layout.layout.pack(w))
+    g.output("y", x @ read_as(p, layout=layout.layout))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((8, 32)).astype(np.float32)
+    np.testing.assert_allclose(program(given), given @ w, rtol=1e-4, atol=1e-4)
+    assert "cannot read the layout" in program.stats["host_thunks"][0]["why"]
+
+
+LANES = resolve("host").lanes("f32")
+
+
+def convolved(x: Any, y: Any, w: np.ndarray, kernel: Layout, groups: int) -> list[str]:
+    """Run a convolution whose image is read as `x`, result stored as `y` and weights read as `kernel`; why
+    parts of it run on the host."""
+    g = rlx.Graph("stated")
+    image = RNG.standard_normal((1, 2 * LANES, 6, 6)).astype(np.float32)
+    given = g.input("x", image.shape if x is None else x.pack(image).shape, "f32")
+    p = g.param("w", (kernel.elements,), "f32", kernel.pack(w))
+    read = given if x is None else read_as(given, layout=x)
+    made = rlx.ops.conv(read, read_as(p, layout=kernel), padding=1, groups=groups)
+    g.output("y", made if y is None else store_as(made, layout=y))
+    want = rlx.ops.conv(image, w, padding=1, groups=groups)
+    program = rlx.compile(g, cache=False)
+    got = program(image if x is None else x.pack(image))
+    np.testing.assert_allclose(got if y is None else y.unpack(got), want, rtol=1e-4, atol=1e-4)
+    return [thunk["why"] for thunk in program.stats["host_thunks"]]
+
+
+def own_and_foreign_images() -> dict[str, tuple[Any, Any, Any, int, bool]]:
+    """Layouts of image, result and weights, the number of groups, and whether kernels read and write them."""
+    channels, blocks = 2 * LANES, ChannelBlocks(4, 2 * LANES, LANES).layout
+    half = ChannelBlocks(4, channels, LANES // 2).layout
+    last = Layout.parse(f"?,{channels},?,? -> ?,?,?,{channels}: 0:{channels}={channels}@1")
+    shape, depthwise = (channels, channels, 3, 3), (channels, 1, 3, 3)
+    direct = KernelPanels(shape, 1, 2 * LANES, LANES, LANES).layout
+    planar = KernelPanels(shape, 1, 2 * LANES, LANES, 1).layout
+    by_channel = KernelPanels(depthwise, 1, LANES, LANES, 1).layout
+    turned = KernelPanels(depthwise, 1, 2 * LANES, LANES, 1).layout
+    return {
+        "direct": (blocks, blocks, direct, 1, True),
+        "planar": (None, None, planar, 1, True),
+        "depthwise": (blocks, blocks, by_channel, channels, True),
+        "image, channels last": (last, blocks, direct, 1, False),
+        "result, channels last": (blocks, last, direct, 1, True),  # a kernel of its own moves it
+        "result, half of the lanes": (blocks, half, direct, 1, False),
+        "weights for planes": (blocks, blocks, planar, 1, False),
+        "weights for blocks": (None, None, direct, 1, False),
+        "weights of depthwise": (blocks, blocks, turned, channels, False),
+    }
+
+
+@pytest.mark.parametrize("case", own_and_foreign_images())
+def test_emitters_of_convolutions_refuse_what_they_do_not_read(case: str) -> None:
+    """Every stated layout is compared with the kernel's own; the host computes what none reads."""
+    x, y, kernel, groups, native = own_and_foreign_images()[case]
+    w = RNG.standard_normal(kernel.sizes).astype(np.float32)
+    told = convolved(x, y, w, kernel, groups)
+    assert bool(told) is not native, told
+    assert native or any("cannot read the layout" in why for why in told), told
+
+
+@pytest.mark.parametrize("lanes", [LANES, LANES // 2, 1])
+def test_emitters_of_quantised_weights_refuse_other_lanes(lanes: int) -> None:
+    layout = QuantLayout(32, 24, 4, 16, lanes)
+    codes = RNG.integers(-8, 8, (32, 24))
+    g = rlx.Graph("bits")
+    x = g.input("x", (8, 32), "f32")
+    packed = pack_quantised(codes, np.full((2, 24), 0.5), layout)
+    p = g.param("w", packed.shape, "u8", packed)
+    g.output("y", x @ get_op("unpack_groups")(p, **vars(layout)))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((8, 32)).astype(np.float32)
+    np.testing.assert_allclose(program(given), given @ (codes * np.float32(0.5)), rtol=1e-4, atol=1e-4)
+    told = [thunk["why"] for thunk in program.stats["host_thunks"]]
+    assert bool(told) is (lanes != LANES) and all("cannot read the layout" in why for why in told), told
+
+
+@pytest.mark.parametrize("columns", [2 * LANES, LANES])
+def test_emitters_of_winograd_refuse_other_panels(columns: int) -> None:
+    layout = WinogradLayout(4, LANES, 2 * LANES, columns, LANES)
+    w = RNG.standard_normal((LANES, 2 * LANES, 3, 3)).astype(np.float32)
+    g, unpack = rlx.Graph("winograd"), get_op("unpack_winograd")
+    x = from_blocks(g.input("x", (1, 2, 8, 8, LANES), "f32"), 2 * LANES)
+    kernel = unpack(transform_kernel(g.constant(w), layout), **{k: getattr(layout, k) for k in unpack.attrs})
+    g.output("y", to_blocks(rlx.ops.conv(x, kernel, padding=1), LANES))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((1, 2, 8, 8, LANES)).astype(np.float32)
+    want = to_blocks(rlx.ops.conv(from_blocks(given, 2 * LANES), w, padding=1), LANES)
+    np.testing.assert_allclose(program(given), want, rtol=1e-3, atol=1e-3)
+    told = [thunk["why"] for thunk in program.stats["host_thunks"]]
+    assert bool(told) is (columns != 2 * LANES) and all("cannot read the layout" in why for why in told), told
+
+
+def test_blocks_without_packed_weights_are_refused() -> None:
+    g = rlx.Graph("blocks")
+    x = g.input("x", (1, 2, 6, 6, LANES), "f32")
+    w = RNG.standard_normal((LANES, 2 * LANES, 3, 3)).astype(np.float32)
+    g.output("y", to_blocks(rlx.ops.conv(from_blocks(x, 2 * LANES), g.constant(w), padding=1), LANES))
+    given = RNG.standard_normal((1, 2, 6, 6, LANES)).astype(np.float32)
+    want = to_blocks(rlx.ops.conv(from_blocks(given, 2 * LANES), w, padding=1), LANES)
+    np.testing.assert_allclose(rlx.compile(g, cache=False)(given), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64", "x86-64-v4", "x86-64-v4-bf16-vnni", "aarch64"])
+def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
+    """A refusal here would be a program that is slower and says so nowhere."""
+    from rlx.api.compile import plan
+    from rlx.codegen.cpu.build import build_kernels
+    from rlx.kernel.views import view_layouts
+
+    g = rlx.Graph("all")
+    x = g.input("x", ("n", 16, 20, 20), "f32")
+
+    def weights(*shape: int) -> np.ndarray:
+        return RNG.standard_normal(shape).astype(np.float32)
+
+    y = rlx.ops.conv(x, g.constant(weights(64, 16, 3, 3)), padding=1)
+    y = rlx.ops.conv(rlx.ops.relu(y), g.constant(weights(64, 1, 3, 3)), padding=1, groups=64)
+    y = rlx.ops.conv(y, g.constant(weights(32, 64, 1, 1)))
+    flat = rlx.ops.mean(y, axis=(2, 3)) @ g.constant(weights(32, 100))
+    sparse = weights(100, 64) * (RNG.random((100, 64)) < 0.05)
+    g.output("y", flat @ g.constant(sparse.astype(np.float32)))
+    for precision in ("f32", "bf16"):
+        lir = plan(g, target=target, precision=precision)
+        made = build_kernels(lir, resolve(target), view_layouts(lir.mir))
+        assert not [thunk.why for thunk in made.thunks.values() if "cannot read the layout" in thunk.why]
