@@ -43,7 +43,6 @@ def measure(model: str, longest: int) -> dict[str, float]:
     from rlx.api.session import read_graph
     from rlx.codegen.cpu.build import build_kernels
     from rlx.codegen.native.jit import generate, load_all, parse
-    from rlx.kernel.views import view_layouts
     from rlx.target.cpu import resolve
     from rlx.zoo.minilm import load_graph
 
@@ -56,7 +55,7 @@ def measure(model: str, longest: int) -> dict[str, float]:
     with clock.on("plan"):
         lir = plan(graph)
     with clock.on("write"):
-        kernels = build_kernels(lir, target, view_layouts(lir.mir))
+        kernels = build_kernels(lir, target)
     with clock.on("parse"):
         parsed = [parse(text, target) for text in kernels.texts]
     with clock.on("generate"):

@@ -22,7 +22,6 @@ from rlx.dist.types import ReduceKind
 from rlx.driver.copy import native as copy_worker
 from rlx.ir.dtype import ALL_DTYPES
 from rlx.ir.graph import Graph
-from rlx.kernel.views import view_layouts
 from rlx.plan.lir import LirModule
 from rlx.runtime.native import bus_guard
 from rlx.runtime.native.driver import emit_driver
@@ -44,7 +43,7 @@ class Emission:
 def emit(label: str, graph: Graph, target: Target) -> Emission:
     """Plan a graph and write its kernels; LLVM is not asked."""
     lir = plan(graph, target=target.name)
-    return Emission(label, target, lir, build_kernels(lir, target, view_layouts(lir.mir)))
+    return Emission(label, target, lir, build_kernels(lir, target))
 
 
 def emissions(

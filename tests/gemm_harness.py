@@ -23,7 +23,6 @@ from rlx.codegen.native import jit
 from rlx.codegen.native.irtext import Module
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.graph import Graph
-from rlx.kernel.views import view_layouts
 from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]
@@ -52,7 +51,7 @@ every_f32_target = on_targets(F32_TARGETS)
 def code_of(graph: Graph, target: Target) -> str:
     """LLVM IR of a whole program."""
     lir = plan(graph, target=target.name)
-    return "".join(build_kernels(lir, target, view_layouts(lir.mir)).texts)
+    return "".join(build_kernels(lir, target).texts)
 
 
 def assert_f32_targets_stand_for_all(text_of: Callable[[Target], str]) -> None:

@@ -14,7 +14,6 @@ from emission import first_cases
 from rlx import Graph, ops
 from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
-from rlx.kernel.views import view_layouts
 from rlx.runtime.native_code import native_code
 from rlx.runtime.program import CompiledProgram
 from rlx.target.cpu import Target, resolve
@@ -26,7 +25,7 @@ LARGE = replace(HOST, l1_bytes=256 << 10, l2_bytes=8 << 20, l3_bytes=512 << 20)
 
 def text(graph: Graph, target: Target) -> tuple[str, ...]:
     lir = plan(graph, target=HOST.name)
-    return build_kernels(lir, target, view_layouts(lir.mir)).texts
+    return build_kernels(lir, target).texts
 
 
 def run(graph: Graph, feed: dict[str, np.ndarray], target: Target) -> dict[str, bytes]:

@@ -18,7 +18,6 @@ from rlx.codegen.cpu.units import Units
 from rlx.codegen.native import jit
 from rlx.codegen.native.irtext import Function, Module, Value
 from rlx.ir.graph import Graph
-from rlx.kernel.views import view_layouts
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, resolve
 
@@ -151,7 +150,7 @@ def steps(*lengths: int) -> Graph:
 def test_steps_of_an_unrolled_decoder_have_their_attention_in_common() -> None:
     def blocks(*lengths: int) -> int:
         lir = plan(steps(*lengths))
-        made = build_kernels(lir, HOST, view_layouts(lir.mir))
+        made = build_kernels(lir, HOST)
         assert made.distinct == len(lengths)
         return len(re.findall(r"^define .*\.block\d+\(", made.text, re.MULTILINE))
 

@@ -154,6 +154,24 @@ def test_peers_do_not_import_each_other_in_a_circle() -> None:
         walk(part, ())
 
 
+PROGRAM = {"rlx.plan.lir", "rlx.plan.phase"}
+"""What a program is."""
+KEPT_PLANS = {"rlx.plan.outline", "rlx.plan.text", "rlx.plan.explain", "rlx.plan.memory.placer"}
+"""What programs in files are read with, and what places values for other sizes."""
+
+
+@pytest.mark.parametrize(("part", "allowed"), [("codegen", PROGRAM), ("runtime", PROGRAM | KEPT_PLANS)])
+def test_backends_run_no_planner(part: str, allowed: set[str]) -> None:
+    """A program has all decisions in it: backends read them, and neither plan, fuse nor rewrite."""
+    wrong = [
+        f"{path.relative_to(PACKAGE).as_posix()}:{line} imports {module}"
+        for path in sorted((PACKAGE / part).rglob("*.py"))
+        for module, line, _ in imports_of(path)
+        if part_of(module) in ("plan", "fuse", "rewrite", "transform") and module not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("module", ["rlx", "rlx.zoo", "rlx.config"])
 def test_import_is_light(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"

@@ -155,7 +155,6 @@ def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
     """A refusal here would be a program that is slower and says so nowhere."""
     from rlx.api.compile import plan
     from rlx.codegen.cpu.build import build_kernels
-    from rlx.kernel.views import view_layouts
 
     g = rlx.Graph("all")
     x = g.input("x", ("n", 16, 20, 20), "f32")
@@ -171,5 +170,5 @@ def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
     g.output("y", flat @ g.constant(sparse.astype(np.float32)))
     for precision in ("f32", "bf16"):
         lir = plan(g, target=target, precision=precision)
-        made = build_kernels(lir, resolve(target), view_layouts(lir.mir))
+        made = build_kernels(lir, resolve(target))
         assert not [thunk.why for thunk in made.thunks.values() if "cannot read the layout" in thunk.why]

@@ -13,7 +13,6 @@ from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
 from rlx.errors import ParseError, RlxError
 from rlx.ir.text.read import parse_graph
-from rlx.kernel.views import view_layouts
 from rlx.target.cpu import resolve
 
 FAR = 1 << 16
@@ -40,7 +39,7 @@ def test_code_does_not_grow_with_attributes(name: str, target: str) -> None:
     g.output("y", CALLS[name](x, w))
     lir = plan(g, target=target)
     assert lir.unfused is not None and len(lir.unfused.nodes) < MOST_NODES
-    made = build_kernels(lir, resolve(target), view_layouts(lir.mir))
+    made = build_kernels(lir, resolve(target))
     assert sum(map(len, made.texts)) < MOST_CODE
     weights = sum(n.tensor.numel for n in lir.mir.params.values())
     assert weights < MOST_CODE, "weights are not spread out"
@@ -51,7 +50,7 @@ def test_a_transform_of_very_many_points() -> None:
     g = rlx.Graph("long")
     g.output("y", rlx.ops.fft(g.input("x", (4,), "c64"), n=(1 << 31) - 1))
     lir = plan(g)
-    thunks = build_kernels(lir, resolve("host"), view_layouts(lir.mir)).thunks.values()
+    thunks = build_kernels(lir, resolve("host")).thunks.values()
     assert any("has too many factors" in thunk.why for thunk in thunks), thunks
 
 

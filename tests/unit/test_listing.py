@@ -14,7 +14,6 @@ from rlx.api.compile import plan
 from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.native import jit
 from rlx.errors import ConfigError, InputError
-from rlx.kernel.views import view_layouts
 from rlx.runtime.listing import Listing
 from rlx.target.cpu import resolve
 
@@ -61,7 +60,7 @@ def test_the_assembly_is_that_of_the_code_that_runs() -> None:
     """A kernel alone and the module that is compiled for the program have the same instructions."""
     lir = plan(small(), target="x86-64-v3")
     target, listing = resolve("x86-64-v3"), Listing(plan(small(), target="x86-64-v3"))
-    texts = build_kernels(lir, target, view_layouts(lir.mir)).texts
+    texts = build_kernels(lir, target).texts
     whole = "\n".join(jit.assembly(text, target) for text in texts)
     for name in listing.names:
         symbol = listing.symbol(name)

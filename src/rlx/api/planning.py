@@ -25,7 +25,6 @@ from rlx.plan.states import settle_states
 from rlx.rewrite.basic import materialize_operands, materialize_outputs, split_derived
 from rlx.rewrite.bodies import prepare_bodies
 from rlx.rewrite.conv_axes import drop_unit_axes
-from rlx.rewrite.conv_cost import ConvTarget
 from rlx.rewrite.conv_layout import lay_out_convolutions
 from rlx.rewrite.hoist_products import products_ahead
 from rlx.rewrite.hoist_weights import hoist_weights
@@ -40,6 +39,7 @@ from rlx.rewrite.statistics import use_statistics
 from rlx.rewrite.weight_layout import pack_weights
 from rlx.target.cpu import resolve
 from rlx.target.prices import Prices
+from rlx.target.tiles import ConvTarget
 
 if TYPE_CHECKING:
     from rlx.api.options import Options, Settled

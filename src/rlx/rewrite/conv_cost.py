@@ -16,29 +16,12 @@ from rlx.ir.dtype import F32, I8
 from rlx.ir.graph import Node
 from rlx.ops.storage.winograd import WinogradLayout
 from rlx.records import dataclass
-from rlx.target.prices import DEVICES, Prices
+from rlx.target.tiles import ConvTarget
 
 Image = tuple[int, ...]
 """Sizes [N, C, axes] of an image."""
 T = TypeVar("T", bound=Hashable)
 USUAL_SIZE = 56  # what a symbolic size counts as when costs are compared
-
-
-@dataclass(frozen=True)
-class ConvTarget:
-    """What a target's convolution kernels work in: floats of a vector, output channels of a panel; and what
-    things cost there.
-    """
-
-    lanes: int
-    columns: int
-    winograd: bool = True  # whether transforms may be used at all
-    groups: tuple[tuple[str, int], ...] = ()  # dtype of an image -> channels that one instruction takes
-    prices: Prices = DEVICES["cpu"]
-
-    def group(self, dtype: str) -> int:
-        """Channels that are multiplied and added together."""
-        return dict(self.groups).get(dtype, 1)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from rlx.ops.array.shape import concat, reshape, slice_axis, transpose
 from rlx.ops.array.window import GEOMETRY, is_padded
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
-from rlx.rewrite.conv_cost import ConvTarget, Image, by_image, choose_winograd
+from rlx.rewrite.conv_cost import Image, by_image, choose_winograd
+from rlx.target.tiles import ConvTarget
 
 MOST_EPILOGUE = 24  # elementwise ops after a convolution that may become part of it
 LARGEST_FILLING = 1e6  # in lanes that nobody reads: far from overflow, whatever follows

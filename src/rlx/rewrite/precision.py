@@ -30,8 +30,9 @@ from rlx.ir.weights import weight_ids
 from rlx.ops.math.contract import dot_general
 from rlx.ops.math.elementwise import cast
 from rlx.rewrite.basic import remove_dead
-from rlx.rewrite.conv_cost import ConvTarget, gains_by_halves
+from rlx.rewrite.conv_cost import gains_by_halves
 from rlx.target.prices import DEVICES, Prices
+from rlx.target.tiles import ConvTarget
 
 PRECISIONS: dict[str, DType | None] = {"f32": None, "bf16": BF16, "f16": F16}
 

@@ -13,17 +13,7 @@ from rlx.kernel.panels import Panels
 from rlx.ops.array.shape import transpose
 from rlx.ops.math.contract import dot_general
 from rlx.ops.storage.packing import read_as, store_as
-from rlx.records import dataclass
-
-
-@dataclass(frozen=True)
-class PanelTile:
-    """The panels that a target's contraction kernels want for one dtype."""
-
-    dtype: str
-    columns: int
-    lanes: int
-    group: int
+from rlx.target.tiles import PanelTile
 
 
 def pack_weights(graph: Graph, tiles: tuple[PanelTile, ...]) -> Graph:

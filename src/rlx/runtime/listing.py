@@ -15,7 +15,6 @@ from rlx.codegen.cpu.units import excerpt
 from rlx.codegen.native.jit import assembly
 from rlx.errors import ConfigError, InputError
 from rlx.ir.graph import Graph, Node
-from rlx.kernel.views import view_layouts
 from rlx.plan.explain import kernel_name
 from rlx.plan.lir import LirModule
 from rlx.target.cpu import resolve
@@ -42,7 +41,7 @@ class Listing:
 
     def __init__(self, lir: LirModule) -> None:
         self._target = resolve(lir.target)
-        made = build_kernels(lir, self._target, view_layouts(lir.mir))
+        made = build_kernels(lir, self._target)
         self._texts, self._title = made.texts, f"of {lir.name} for {lir.target}"
         self._thunks = {f"%{id}": thunk.why for id, thunk in made.thunks.items()}
         found = _named("%", lir.mir, BodyKernels(made.kernels, made.inner))

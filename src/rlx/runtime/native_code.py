@@ -42,7 +42,6 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
     """What is cached and saved: the description of the kernels, then object files, each after its length."""
     from rlx.codegen.cpu.build import build_kernels
     from rlx.codegen.native.jit import Compiling
-    from rlx.kernel.views import view_layouts
 
     key = f"{code_version()}-{lir.code_key}"
     known = None if cache is None else cache.get(key, target)
@@ -51,7 +50,7 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
         return known
     compiling = Compiling(target)
     try:
-        made = build_kernels(lir, target, view_layouts(lir.mir), compiling.add)
+        made = build_kernels(lir, target, compiling.add)
     finally:
         objects = compiling.objects()  # no thread is left behind
     blob = _joined(made.describe().encode(), *objects)

@@ -40,10 +40,10 @@ from rlx.kernel.nests import (
     Opaque,
     TransformNest,
 )
-from rlx.plan.build import Planner, View
-from rlx.plan.lir import LirModule, WeightCut
-from rlx.rewrite.weight_layout import PanelTile
+from rlx.kernel.views import View, view_layouts
+from rlx.plan.lir import LirBufferPlan, LirModule, WeightCut
 from rlx.target.cpu import Target, resolve
+from rlx.target.tiles import PanelTile
 
 SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
@@ -109,10 +109,7 @@ def emit_kernel(
 
 
 def build_kernels(
-    module: LirModule,
-    target: Target,
-    views: dict[int, View],
-    each: Callable[[str], None] = lambda text: None,
+    module: LirModule, target: Target, each: Callable[[str], None] = lambda text: None
 ) -> KernelSet:
     """Emit every kernel of a program; equal kernels are written once. `each` gets the text of every module
     as soon as it is complete."""
@@ -120,8 +117,9 @@ def build_kernels(
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
     inner: dict[int, tuple[BodyKernels, ...]] = {}
+    views = view_layouts(module.mir)
     for id in module.plan.schedule:
-        made = writer.node(module.mir.nodes[id], views)
+        made = writer.node(module.mir.nodes[id], views, module.plan)
         if isinstance(made, str):
             thunks[id] = HostThunk(id, made)
         elif isinstance(made, tuple):
@@ -135,7 +133,7 @@ def build_kernels(
 def cuts(module: LirModule) -> dict[int, WeightCut]:
     """How kernels of a program can be run part by part, by node; `KernelSet.cuts` of what is built."""
     found: dict[int, WeightCut] = {}
-    views, target = module.planner.views, resolve(module.target)
+    views, target = view_layouts(module.mir), resolve(module.target)
     for id in module.plan.schedule:
         node = module.mir.nodes[id]
         weights = any(o.op.role in (Role.PARAM, Role.CONSTANT) for o in node.operands)
@@ -180,30 +178,31 @@ class _Writer:
             self.known[key] = made
         return self.known[key]
 
-    def node(self, node: Node, views: dict[int, View]) -> EmittedKernel | tuple[BodyKernels, ...] | str:
+    def node(
+        self, node: Node, views: dict[int, View], plan: LirBufferPlan
+    ) -> EmittedKernel | tuple[BodyKernels, ...] | str:
         """The kernel of a node or the kernels of its bodies, or the reason why it runs on the host."""
         form = loop_form(node)
-        return self.kernel(node, views) if form is None else self.bodies(node, form)
+        return self.kernel(node, views) if form is None else self.bodies(node, form, plan)
 
-    def bodies(self, node: Node, form: Loop) -> tuple[BodyKernels, ...] | str:
+    def bodies(self, node: Node, form: Loop, plan: LirBufferPlan) -> tuple[BodyKernels, ...] | str:
         why = refusal(node, form)
         if why is not None:
             return why
         out = []
-        for body in node.bodies:
-            made = self.body(body)
+        for body, inside in zip(node.bodies, plan.work[node.id].bodies, strict=True):
+            made = self.body(body, inside)
             if isinstance(made, str):
                 return made
             out.append(made)
         return tuple(out)
 
-    def body(self, body: Graph) -> BodyKernels | str:
+    def body(self, body: Graph, plan: LirBufferPlan) -> BodyKernels | str:
         """Kernels of a body by node id, or the reason why it runs on the host."""
-        planner = Planner(body, {})
-        out = BodyKernels({}, {})
-        for id in planner.order:
+        views, out = view_layouts(body), BodyKernels({}, {})
+        for id in plan.schedule:
             inner = body.nodes[id]
-            made = self.node(inner, planner.views)
+            made = self.node(inner, views, plan)
             if isinstance(made, str):
                 return f"{inner.op.name} in its body: {made}"
             if isinstance(made, tuple):

@@ -34,8 +34,8 @@ from rlx.kernel.scalar import (
     size,
 )
 from rlx.ops.storage.winograd import WinogradLayout
-from rlx.rewrite.conv_cost import ConvTarget
 from rlx.target.cpu import Target
+from rlx.target.tiles import ConvTarget
 
 MOST_PHASES, MOST_REACH = 64, 1024
 """Strides and reaches of windows up to which kernels for planar images are written out."""
