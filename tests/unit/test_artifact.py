@@ -24,6 +24,7 @@ from machines import another
 from rlx.codegen.cpu import kernels
 from rlx.codegen.native import jit
 from rlx.errors import ConfigError, FormatError, InputError, RlxError
+from rlx.ir.text.container import PROGRAM, VERSION
 from rlx.runtime import native_code
 from rlx.runtime.store import container, save
 from rlx.runtime.store.artifact import Artifact, ArtifactWarning
@@ -375,12 +376,12 @@ def test_flipped_bytes(saved: Path, tmp_path: Path) -> None:
 def test_garbage(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for size in (8, 64, 1000, 100_000):
-        for start in (b"", container.MAGIC):
+        for start in (b"", PROGRAM.mark):
             path = tmp_path / "garbage.rlx"
             path.write_bytes(start + rng.bytes(size))
             refused(path)
     for header in (b"", b"{}", b"[]", b"nonsense", b"[" * 100_000, b'{"parts": 1' + b"0" * 5000 + b"}"):
-        bare = struct.pack("<8sIIQQ32s", container.MAGIC, 1, 0, len(header), 64 + len(header), b"")
+        bare = struct.pack("<8sIIQQ32s", PROGRAM.mark, VERSION, 0, len(header), 64 + len(header), b"")
         (tmp_path / "garbage.rlx").write_bytes(bare[:32] + hashlib.sha256(bare + header).digest() + header)
         refused(tmp_path / "garbage.rlx")
 
@@ -389,7 +390,7 @@ def test_another_version_is_told(saved: Path, tmp_path: Path) -> None:
     data = bytearray(saved.read_bytes())
     struct.pack_into("<I", data, 8, 7)
     (tmp_path / "new.rlx").write_bytes(data)
-    with pytest.raises(FormatError, match="format version 7, but this RLX reads 1"):
+    with pytest.raises(FormatError, match="format version 7, but this RLX reads version 2"):
         rlx.load(tmp_path / "new.rlx")
 
 

@@ -394,11 +394,11 @@ def test_odd_dtypes_survive_a_file(tmp_path: Path) -> None:
 
 
 DAMAGE: list[tuple[str, Callable[[bytes], bytes], str]] = [
-    ("other file", lambda b: b"PK" + b[2:], "is not a plan file"),
+    ("other file", lambda b: b"PK" + b[2:], "not a plan file; it should begin with the bytes RLXPLAN"),
     ("version", lambda b: b[:8] + b"\x09\0\0\0" + b[12:], "format version 9"),
     ("flipped bit", lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], "checksum"),
-    ("truncated", lambda b: b[:-100], "checksum"),
-    ("empty", lambda b: b"", "is not a plan file"),
+    ("truncated", lambda b: b[:-100], "truncated or damaged"),
+    ("empty", lambda b: b"", "not a plan file; it should begin with the bytes RLXPLAN"),
 ]
 
 

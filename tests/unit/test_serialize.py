@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +12,13 @@ from sample_graphs import GRAPHS, hello, stateful
 from test_text import same
 
 from rlx.errors import FormatError
+from rlx.fuzz.containers import put_together, taken_apart, with_header
 from rlx.ir.dtype import ALL_DTYPES, DType, unpack
 from rlx.ir.graph import Graph
-from rlx.ir.text import files as serialize
+from rlx.ir.text import container
+from rlx.ir.text.container import GRAPH, PLAN, PROGRAM, Kind
 from rlx.ir.text.files import load, save
+from rlx.model_kinds import what_else
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -93,24 +93,37 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serialize, "VERSION", 2)
+    monkeypatch.setattr(container, "VERSION", 1)
     save(hello(), tmp_path / "g")
     monkeypatch.undo()
     with pytest.raises(
-        FormatError, match="format version 2, but this RLX reads version 1; save the graph again"
+        FormatError, match="format version 1, but this RLX reads version 2; save the graph again"
     ):
         load(tmp_path / "g")
+
+
+@pytest.mark.parametrize("kind", [GRAPH, PLAN, PROGRAM], ids=lambda kind: kind.begins)
+def test_a_file_is_known_by_its_first_bytes(kind: Kind, tmp_path: Path) -> None:
+    """Kinds share one layout; a reader takes its own kind only, and no other reader takes it for a model."""
+    container.write(tmp_path / "any", kind, {}, {"text": b"hello"}, [np.arange(3)])
+    found = container.File(tmp_path / "any", kind)
+    found.check_all()
+    assert found.facts == {} and found.part("text") == b"hello" and found.array(0).tolist() == [0, 1, 2]
+    for other in {GRAPH, PLAN, PROGRAM} - {kind}:
+        with pytest.raises(FormatError, match=f"not a {other.what}; it should begin with the bytes"):
+            container.File(tmp_path / "any", other)
+    assert "RLX" in str(what_else(kind.mark)) or "plan" in str(what_else(kind.mark))
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(hello(), tmp_path / "g")
     before = (tmp_path / "g").read_bytes()
 
-    def broken(*args: Any) -> Any:
-        yield b"half"
+    def broken(file: Any, *_: Any) -> Any:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(serialize, "_pieces", broken)
+    monkeypatch.setattr(container, "write_to", broken)
     with pytest.raises(FormatError, match=r"cannot write .*: No space left on device"):
         save(stateful(), tmp_path / "g")
     assert (tmp_path / "g").read_bytes() == before
@@ -127,52 +140,63 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 # -- files with a right checksum and a wrong content
 
 
-def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Rewrite a file's header and sign it properly."""
-    whole = path.read_bytes()
-    prefix = struct.Struct("<8sIIQQ32s")
-    size = prefix.unpack(whole[: prefix.size])[3]
-    header = json.loads(whole[prefix.size : prefix.size + size])
-    body = whole[-(-(prefix.size + size) // 64) * 64 :]
-    changed = change(header)
-    raw = (changed if isinstance(changed, str) else json.dumps(header)).encode()
-    end = prefix.size + len(raw)
-    rest = raw + b"\0" * (-end % 64) + body
-    total = prefix.size + len(rest)
-    digest = hashlib.sha256(prefix.pack(b"RLXGRAPH", 1, 0, len(raw), total, b"") + rest).digest()
-    path.write_bytes(prefix.pack(b"RLXGRAPH", 1, 0, len(raw), total, digest) + rest)
+Change = Callable[[dict[str, Any], dict[str, bytes]], Any]
 
 
-def array_field(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda header: header["arrays"][0].update({key: value})
+def forge(path: Path, change: Change) -> None:
+    """Rewrite a file's header and parts, with right checksums; a change may give another header."""
+    header, parts, arrays = taken_apart(path, GRAPH)
+    changed = change(header, parts)
+    whole = put_together(GRAPH, header, parts, arrays)
+    path.write_bytes(with_header(GRAPH, changed.encode(), b"", b"") if isinstance(changed, str) else whole)
 
 
-FORGED: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
-    ("not JSON", lambda h: "{", "its header is malformed; it is damaged"),
-    ("a list", lambda h: "[]", "its header is malformed"),
-    ("deep", lambda h: "[" * 100_000, "its header is malformed"),
-    ("no text", lambda h: h.pop("text"), "its header is malformed"),
-    ("kind", array_field("kind", "code"), "its header is malformed"),
-    ("name", array_field("name", 3), "its header is malformed"),
-    ("dtype", array_field("dtype", "f33"), "param 'w' has a description that RLX cannot read"),
-    ("shape", array_field("shape", [2, "x"]), "has a description that RLX cannot read"),
-    ("float shape", array_field("shape", [2.5, 4]), "has a description that RLX cannot read"),
-    ("negative", array_field("shape", [-4, -2]), "is not inside the file"),
-    ("huge", array_field("shape", [10**30]), "is not inside the file"),
-    ("huge and empty", array_field("shape", [10**30, 0]), "is not inside the file"),
-    ("offset", array_field("offset", 1 << 60), "is not inside the file"),
-    ("unaligned", array_field("offset", 4), "is not inside the file"),
-    ("other shape", array_field("shape", [2, 4]), "does not hold a valid graph"),
-    ("other name", array_field("name", "v"), "a value for 'v', but no such param or state"),
-    ("text", lambda h: h.update(text="graph"), "does not hold a valid graph: expected a string"),
-    ("op", lambda h: h.update(text=h["text"].replace("gelu", "gulp")), "unknown op 'gulp'"),
+def array_field(index: int, value: Any) -> Change:
+    return lambda header, parts: header["arrays"][0].__setitem__(index, value)
+
+
+def table(value: Any) -> Change:
+    return lambda header, parts: header.update(params=value)
+
+
+def source(old: str, new: str) -> Change:
+    return lambda header, parts: parts.update(source=parts["source"].replace(old.encode(), new.encode()))
+
+
+NOT_READ = "array 0 has a description that RLX cannot read"
+FORGED: list[tuple[str, Change, str]] = [
+    ("not JSON", lambda h, p: "{", "its header is malformed; it is damaged"),
+    ("a list", lambda h, p: "[]", "its header is malformed"),
+    ("deep", lambda h, p: "[" * 100_000, "its header is malformed"),
+    ("no text", lambda h, p: p.pop("source"), "it has no part 'source'"),
+    ("no table", lambda h, p: h.pop("params"), "its header has no sound params"),
+    ("table", table([0]), "its header has no sound params"),
+    ("number", table({"w": "0"}), "it has no array 0"),
+    ("float number", table({"w": 0.0}), "it has no array 0.0"),
+    ("no such array", table({"w": 99}), "it has no array 99"),
+    ("negative number", table({"w": -1}), "it has no array -1"),
+    ("entry", lambda h, p: h["arrays"].__setitem__(0, "f32"), NOT_READ),
+    ("dtype", array_field(0, "f33"), "array 0: "),
+    ("shape", array_field(1, [2, "x"]), NOT_READ),
+    ("float shape", array_field(1, [2.5, 4]), NOT_READ),
+    ("negative", array_field(1, [-4, -2]), NOT_READ),
+    ("huge", array_field(1, [10**30]), "array 0 has an impossible shape"),
+    ("huge and empty", array_field(1, [10**30, 0]), "array 0 has an impossible shape"),
+    ("large", array_field(1, [10**6]), "array 0 is not inside the file"),
+    ("offset", array_field(2, 1 << 60), "array 0 is not inside the file"),
+    ("unaligned", array_field(2, 4), "array 0 is not inside the file"),
+    ("other shape", array_field(1, [2, 4]), "does not hold a valid graph"),
+    ("other name", table({"v": 0}), "a value for 'v', but no such param or state"),
+    ("text", lambda h, p: p.update(source=b"graph"), "does not hold a valid graph: expected a string"),
+    ("not text", lambda h, p: p.update(source=b"\xff"), "part 'source' is not text"),
+    ("op", source("gelu", "gulp"), "unknown op 'gulp'"),
 ]
 
 
 @pytest.mark.parametrize(("change", "says"), [f[1:] for f in FORGED], ids=[f[0] for f in FORGED])
-def test_a_signed_lie_is_refused(change: Callable[[dict[str, Any]], Any], says: str, tmp_path: Path) -> None:
+def test_a_sound_file_with_wrong_content_is_refused(change: Change, says: str, tmp_path: Path) -> None:
     save(hello(), tmp_path / "g")
-    forge(tmp_path / "g", lambda header: None)
+    forge(tmp_path / "g", lambda header, parts: None)
     load(tmp_path / "g")
     forge(tmp_path / "g", change)
     with pytest.raises(FormatError) as caught:

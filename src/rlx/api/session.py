@@ -228,23 +228,25 @@ def read_graph(
 
 def _kind(path: Path) -> str:
     """What a file holds, by its first bytes; ONNX has no mark of its own and is what remains."""
+    from rlx.ir.text.container import GRAPH, PLAN, PROGRAM
+
     try:
         with open_plain(path) as file:
             start = file.read(START)
     except OSError as e:
         raise _unreadable(path, e) from None
-    if start.startswith(b"RLXPROG"):
+    if start.startswith(PROGRAM.mark):
         return "program"
-    if start.startswith(b"RLXGRAPH"):
+    if start.startswith(GRAPH.mark):
         return "graph"
-    if start.startswith((b"RLXPLAN", b"rlx plan ")):
+    if start.startswith((PLAN.mark, b"rlx plan ")):
         raise FormatError(f"{path} is a plan, which has no model to run; compare it with rlx diff")
     is_text = start.lstrip()[:1] in (b"g", b"#") and not re.match(rb"\s*graph\s*\{", start)  # ONNX as text
     if path.suffix != ".onnx" and is_text:
         return "text"
     other = what_else(start, str(path))
     if path.suffix == ".rlx":
-        told = f"it is {other}" if other else "rlx files begin with the bytes RLXPROG"
+        told = f"it is {other}" if other else f"rlx files begin with the bytes {PROGRAM.begins}"
         raise FormatError(f"{path}: not a compiled program; {told}")
     if other is not None:
         raise ModelImportError(f"{path} is {other}")

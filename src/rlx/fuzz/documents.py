@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +15,13 @@ from rlx.api.session import load
 from rlx.errors import RlxError, UnsupportedError
 from rlx.frontend.onnx import from_onnx
 from rlx.fuzz import guarded
+from rlx.fuzz.containers import put_together, taken_apart
 from rlx.fuzz.programs.grammar import draw_program
 from rlx.ir.dtype import convert, dtype
 from rlx.ir.graph import Graph
 from rlx.ir.op import Arg, Op, Role, all_ops
 from rlx.ir.text import files as serialize
+from rlx.ir.text.container import GRAPH
 from rlx.ir.text.read import parse_graph
 from rlx.ir.text.write import graph_text
 from rlx.ir.types import TensorType, parse_type, type_symbols
@@ -97,14 +97,9 @@ def as_op(op: Op, number: int, weights: bool) -> Document:
 def as_graph_file(graph: Graph, folder: Path) -> Document:
     path = folder / "sound.graph"
     serialize.save(graph, path)
-    raw = path.read_bytes()
-    length = struct.unpack_from("<Q", raw, 16)[0]
-    head = serialize._PREFIX.size
-    header = json.loads(raw[head : head + length])
-    text = header.pop("text")
-    return Document(
-        "graph file", {"text": text, "header": json.dumps(header)}, raw[-(-(head + length) // 64) * 64 :]
-    )
+    header, parts, arrays = taken_apart(path, GRAPH)
+    texts = {"text": parts[serialize.SOURCE].decode(), "header": json.dumps(header)}
+    return Document("graph file", texts, arrays)
 
 
 def as_plan_text(graph: Graph, folder: Path) -> Document:
@@ -145,9 +140,7 @@ def as_artefact(graph: Graph, folder: Path) -> Document:
     file = container.Container(path)
     parts = {name: file.part(name) for name in file.part_names}
     texts = {name: part.decode() for name, part in parts.items() if not name.endswith(("code", "runtime"))}
-    own = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
-    header = {k: v for k, v in file.header.items() if k not in own}
-    texts["header"] = json.dumps(header)
+    texts["header"] = json.dumps(file.facts)
     arrays = [np.array(file.array(i)) for i in range(len(file.header["arrays"]))]
     return Document("artefact", texts, (parts, arrays))
 
@@ -180,13 +173,9 @@ def use_graph_text(document: Document, folder: Path) -> None:
 
 
 def use_graph_file(document: Document, folder: Path) -> None:
-    header = json.dumps({**_object(document.texts["header"]), "text": document.texts["text"]}).encode()
-    size = serialize._PREFIX.size
-    body = header + b"\0" * (-(size + len(header)) % 64) + document.kept
-    fields = (serialize.MAGIC, serialize.VERSION, 0, len(header), size + len(body))
-    digest = hashlib.sha256(serialize._PREFIX.pack(*fields, b"") + body).digest()
+    header, parts = _object(document.texts["header"]), {serialize.SOURCE: document.texts["text"].encode()}
     path = folder / "mutant.graph"
-    path.write_bytes(serialize._PREFIX.pack(*fields, digest) + body)
+    path.write_bytes(put_together(GRAPH, header, parts, document.kept))
     use_graph(serialize.load(path))
 
 

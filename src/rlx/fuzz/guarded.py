@@ -17,8 +17,9 @@ import numpy as np
 
 from rlx import config
 from rlx.codegen.native import stack_guard
+from rlx.ir.weights import round_up
 from rlx.runtime import context, execution
-from rlx.runtime.memory import Region, allocate, round_up
+from rlx.runtime.memory import Region, allocate
 from rlx.runtime.weights import Weights
 
 ALIGNMENT = 64

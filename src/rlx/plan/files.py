@@ -1,57 +1,35 @@
-"""Plans in files: magic, format version and checksum, then text, constants and values; or text alone.
+"""Plans in files: the text of a plan with constants and values, or text alone.
 
-Nothing in a file is executed: text is parsed, verified and checked, arrays are plain arrays.
+`rlx.ir.text.container` has the layout: the text is the part "plan", the tables "params", "derived", "states"
+and "blobs" name arrays. Nothing in a file is executed: text is parsed, verified and checked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import struct
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from rlx.errors import FormatError, RlxError
-from rlx.files import file_boundary, read_npy, read_plain, replacing
+from rlx.files import file_boundary, open_plain, read_npy, read_plain
 from rlx.ir.dtype import dtype
+from rlx.ir.text.container import PLAN, File, numbered, write
 from rlx.plan.lir import LirModule
 from rlx.plan.text import module_text, parse_module
 
-MAGIC = b"RLXPLAN\0"
 TEXT_MARK = b"rlx plan "
-VERSION = 1
-_HEAD = struct.Struct("<8sI32s")
+_PLAN = "plan"
 
 
 def save(module: LirModule, path: str | os.PathLike[str]) -> None:
     """Write a program to a file, which is replaced in one step."""
     blobs: dict[str, np.ndarray] = {}
     text = module_text(module, blobs)
-    arrays = {f"blob:{k}": v for k, v in blobs.items()}
-    owners = {"derived": module.derived, "param": module.mir, "state": module.mir}
-    for kind, graph in owners.items():
-        if graph is not None:
-            values = graph.state_values if kind == "state" else graph.param_values
-            arrays |= {f"{kind}:{k}": v for k, v in values.items()}
-    packed: dict[str, np.ndarray] = {"text": np.frombuffer(text.encode(), np.uint8)}
-    kinds = []
-    for number, (name, array) in enumerate(arrays.items()):
-        kinds.append(f"{dtype(array.dtype)} {name}")
-        packed[f"a{number}"] = (
-            np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}") if _odd(array) else array
-        )
-    packed["names"] = np.frombuffer("\n".join(kinds).encode(), np.uint8)
-    payload = io.BytesIO()
-    np.savez(payload, **packed)  # type: ignore[arg-type]
-    data = payload.getvalue()
-    try:
-        with replacing(path) as file:
-            file.write(_HEAD.pack(MAGIC, VERSION, hashlib.sha256(data).digest()) + data)
-    except OSError as e:
-        raise FormatError(f"cannot write {os.fspath(path)}: {e.strerror or e}") from e
+    derived = {} if module.derived is None else module.derived.param_values
+    values = {"params": module.mir.param_values, "states": module.mir.state_values}
+    tables, arrays = numbered({**values, "derived": derived, "blobs": blobs})
+    write(path, PLAN, tables, {_PLAN: text.encode()}, arrays)
 
 
 def _odd(array: np.ndarray) -> bool:
@@ -63,7 +41,7 @@ def _odd(array: np.ndarray) -> bool:
 
 def is_plan(start: bytes) -> bool:
     """Whether the first bytes of a file are those of a plan, as `save` or as `write_text` writes it."""
-    return start.startswith((MAGIC, TEXT_MARK))
+    return start.startswith((PLAN.mark, TEXT_MARK))
 
 
 def write_text(module: LirModule, path: str | os.PathLike[str]) -> None:
@@ -102,51 +80,20 @@ def load(path: str | os.PathLike[str]) -> LirModule:
     """Read a program that `save` or `write_text` wrote; it is verified, and its plan checked."""
     name = os.fspath(path)
     with file_boundary(name, "plan"):
-        raw = read_plain(path)
+        with open_plain(path) as file:
+            is_text = file.read(len(TEXT_MARK)) == TEXT_MARK
         try:
-            return _read_text(raw, name) if raw.startswith(TEXT_MARK) else _read_binary(raw, name)
+            return _read_text(read_plain(path), name) if is_text else _module(File(path, PLAN))
         except FormatError:
             raise
         except RlxError as e:
             raise FormatError(f"{name} does not hold a valid plan: {e}") from e
 
 
-def _read_binary(raw: bytes, name: str) -> LirModule:
-    if len(raw) < _HEAD.size or raw[: len(MAGIC)] != MAGIC:
-        raise FormatError(f"{name} is not a plan file; it should begin with the bytes RLXPLAN")
-    _, version, digest = _HEAD.unpack_from(raw)
-    if version != VERSION:
-        raise FormatError(f"{name} has format version {version}, but this RLX reads {VERSION}; save it again")
-    data = raw[_HEAD.size :]
-    if hashlib.sha256(data).digest() != digest:
-        raise FormatError(f"{name}: its checksum does not match its content; it is damaged or truncated")
-    return _module(data)
-
-
-def _members(data: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an archive. `save` packs nothing: members together are no larger than their file."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        infos = archive.infolist()
-        if any(i.compress_type != zipfile.ZIP_STORED for i in infos) or (
-            sum(i.file_size for i in infos) > len(data)
-        ):
-            raise FormatError("a plan holds its arrays as they are; this one unpacks to more than its size")
-        return {i.filename.removesuffix(".npy"): read_npy(archive.read(i)) for i in infos}
-
-
-def _module(data: bytes) -> LirModule:
-    file = _members(data)
-    text = file["text"].tobytes().decode()
-    tables: dict[str, dict[str, np.ndarray]] = {k: {} for k in ("blob", "derived", "param", "state")}
-    for number, line in enumerate(file["names"].tobytes().decode().splitlines()):
-        of, _, name = line.partition(" ")
-        kind, _, key = name.partition(":")
-        array = file[f"a{number}"]
-        want = dtype(of).np
-        tables[kind][key] = array if array.dtype == want else array.view(want)
-    module = parse_module(text, tables["blob"])
+def _module(file: File) -> LirModule:
+    file.check_all()
+    module = parse_module(file.text(_PLAN), file.table("blobs"))
     if module.derived is not None:
-        module.derived.param_values = tables["derived"]
-    module.mir.param_values = tables["param"]
-    module.mir.state_values = tables["state"]
+        module.derived.param_values = file.table("derived")
+    module.mir.param_values, module.mir.state_values = file.table("params"), file.table("states")
     return module

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ConfigError, OutOfMemoryError, RlxError, UnsupportedError
+from rlx.ir.weights import round_up
 
 PAGE = mmap.PAGESIZE
-ALIASED = 4096  # loads and stores whose addresses agree modulo this wait for each other, on any machine
 HUGE_PAGE = 2 << 20
 POISON = 0xFF  # all ones: NaN in every float dtype, -1 or the maximum in every integer dtype
 _CANARY = 0xA5
@@ -189,24 +189,3 @@ def drop_pages(array: Any) -> None:
     first, end = round_up(start, PAGE), (start + array.nbytes) // PAGE * PAGE
     if end > first:
         base.madvise(mmap.MADV_DONTNEED, first, end - first)
-
-
-def weight_start(end: int, nbytes: int) -> int:
-    """Where a weight of `nbytes` begins behind byte `end`: at a cache line, or at 4 KiB if it fills that.
-
-    Large outputs begin mid-page. A load waits for a recent store with the same last 12 address bits, which
-    can double the time of kernels that read scale and shift beside what they store.
-
-    >>> weight_start(100, 200), weight_start(100, 5000)
-    (128, 4096)
-    """
-    return round_up(end, ALIASED if nbytes >= ALIASED else 64)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `value`.
-
-    >>> round_up(65, 64)
-    128
-    """
-    return -(-value // multiple) * multiple

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.runtime.memory import round_up, table
+from rlx.ir.weights import round_up
+from rlx.runtime.memory import table
 
 FIRST_EVENT = 8  # the number of events has a cache line of its own
 EVENT_FIELDS = 3

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.ir.weights import weight_start
 from rlx.plan.lir import ALIGNMENT, LirModule, Point
 from rlx.runtime.derive import lazy_weights
-from rlx.runtime.memory import Region, allocate, weight_start
+from rlx.runtime.memory import Region, allocate
 
 if TYPE_CHECKING:
     from rlx.runtime.native.reader import Reader

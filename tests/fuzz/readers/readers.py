@@ -21,17 +21,28 @@ from rlx.errors import RlxError
 from rlx.frontend.onnx import from_onnx
 from rlx.ir.dtype import F32
 from rlx.ir.text import files as serialize
+from rlx.ir.text.container import (
+    ALIGNMENT,
+    GRAPH,
+    PLAN,
+    PREFIX_BYTES,
+    PROGRAM,
+    Kind,
+    digests,
+    first_array,
+    prefix,
+)
 from rlx.ir.text.read import parse_foreign
 from rlx.ir.types import parse_type
 from rlx.ir.verify import verify
+from rlx.ir.weights import round_up
 from rlx.ops.storage.sparse import columns_of
 from rlx.plan import files as plans
-from rlx.runtime.store import container
 from rlx.runtime.store.artifact import Artifact
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rlx-readers-")
 END = b"\n--\n"
-"""Between the header and the rest of a container or a graph file; the prefix is made anew."""
+"""Between the header and the rest of a file; the prefix is made anew."""
 
 
 def _file(name: str, data: bytes) -> Path:
@@ -50,17 +61,22 @@ def read_text(data: bytes) -> None:
 
 def read_container(data: bytes) -> None:
     """A `.rlx` file: its header, the source graph, and every array that a table names."""
-    header, _, rest = data.partition(END)
-    header = _with_digests(header, rest)
-    base = -(-(container._PREFIX.size + len(header)) // container.ALIGNMENT) * container.ALIGNMENT
-    prefix = container._prefix(header, base + len(rest))
-    file = Artifact(_file("any.rlx", prefix + header + bytes(base - len(prefix) - len(header)) + rest))
+    file = Artifact(_container(PROGRAM, "any.rlx", data))
     for kind in ("params", "states", "blobs"):
         file._table(kind)
     for number in range(len(file.targets)):
         file.is_trusted(number)
         file.planned_with(number, KEPT)
     file.source()
+
+
+def _container(kind: Kind, name: str, data: bytes) -> Path:
+    """A file of this kind, with the header and the rest that `data` has."""
+    header, _, rest = data.partition(END)
+    header = _with_digests(header, rest)
+    base = round_up(PREFIX_BYTES + len(header), ALIGNMENT)
+    start = prefix(kind, header, base + len(rest)) + header
+    return _file(name, start.ljust(base, b"\0") + rest)
 
 
 def _with_digests(header: bytes, rest: bytes) -> bytes:
@@ -74,10 +90,10 @@ def _with_digests(header: bytes, rest: bytes) -> bytes:
             end = max(end, offset + size)
         told["array_sums"] = told["array_sha256"] = "0" * 64
         length = len(json.dumps(told).encode())
-        base = -(-(container._PREFIX.size + length) // container.ALIGNMENT) * container.ALIGNMENT
-        first = container._first_array(base + end, told["array_bytes"]) - base
+        base = round_up(PREFIX_BYTES + length, ALIGNMENT)
+        first = first_array(base + end, told["array_bytes"]) - base
         arrays = np.frombuffer(rest[first:], np.uint8)
-        told["array_sums"], told["array_sha256"] = container._digests([arrays])
+        told["array_sums"], told["array_sha256"] = digests([arrays])
         return json.dumps(told).encode()
     except Exception:  # then it is the reader's to say what is wrong with it
         return header
@@ -92,14 +108,9 @@ def read_weights(data: bytes) -> None:
     """Arrays: the first byte says in which kind of file."""
     kind, data = data[:1], data[1:]
     if kind == b"g":
-        header, _, rest = data.partition(END)
-        body = header + bytes(-(serialize._PREFIX.size + len(header)) % serialize.ALIGNMENT) + rest
-        fields = (serialize.MAGIC, serialize.VERSION, 0, len(header), serialize._PREFIX.size + len(body))
-        digest = hashlib.sha256(serialize._PREFIX.pack(*fields, b"") + body).digest()
-        serialize.load(_file("any.graph", serialize._PREFIX.pack(*fields, digest) + body))
+        serialize.load(_container(GRAPH, "any.graph", data))
     elif kind == b"p":
-        head = plans._HEAD.pack(plans.MAGIC, plans.VERSION, hashlib.sha256(data).digest())
-        plans.load(_file("any.plan", head + data))
+        plans.load(_container(PLAN, "any.plan", data))
     elif kind == b"s":
         columns = columns_of(7, 5, 6, F32)
         columns.unpack(np.frombuffer(data[: columns.bytes].ljust(columns.bytes, b"\0"), np.uint8))

@@ -21,7 +21,9 @@ from rlx.fuzz.documents import graph_of
 from rlx.fuzz.onnx_models import model_files
 from rlx.ir.graph import Graph
 from rlx.ir.text import files as serialize
+from rlx.ir.text.container import ALIGNMENT, PREFIX_BYTES
 from rlx.ir.text.write import graph_text
+from rlx.ir.weights import round_up
 from rlx.plan import files as plans
 from rlx.plan.text import module_text
 from rlx.runtime.store import container
@@ -49,6 +51,13 @@ def text_seeds() -> Iterator[bytes]:
         yield module_text(plan(graph), {}).encode()
 
 
+def _without_prefix(path: Path) -> bytes:
+    """Header and rest of a file, as `readers` takes them."""
+    raw = path.read_bytes()
+    end = PREFIX_BYTES + struct.unpack_from("<Q", raw, 16)[0]
+    return raw[PREFIX_BYTES:end] + END + raw[round_up(end, ALIGNMENT) :]
+
+
 def container_seeds() -> Iterator[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for graph in list(graphs())[:6]:
@@ -57,12 +66,8 @@ def container_seeds() -> Iterator[bytes]:
             file = container.Container(path)
             parts = {name: b"" if "." in name else file.part(name) for name in file.part_names}
             arrays = [np.array(file.array(i)) for i in range(file.array_count)]
-            own = ("parts", "arrays", "array_bytes", "array_sums", "array_sha256")
-            container.write(path, {k: v for k, v in file.header.items() if k not in own}, parts, arrays)
-            raw = path.read_bytes()
-            size = container._PREFIX.size
-            length = struct.unpack_from("<Q", raw, 16)[0]
-            yield raw[size : size + length] + END + raw[-(-(size + length) // 64) * 64 :]
+            container.write(path, file.facts, parts, arrays)
+            yield _without_prefix(path)
 
 
 def onnx_seeds() -> Iterator[bytes]:
@@ -75,11 +80,9 @@ def weight_seeds() -> Iterator[bytes]:
         for graph in list(graphs())[:4]:
             path = Path(folder, "a")
             serialize.save(graph, path)
-            raw, size = path.read_bytes(), serialize._PREFIX.size
-            length = struct.unpack_from("<Q", raw, 16)[0]
-            yield b"g" + raw[size : size + length] + END + raw[-(-(size + length) // 64) * 64 :]
+            yield b"g" + _without_prefix(path)
             plans.save(plan(graph), path)
-            yield b"p" + path.read_bytes()[plans._HEAD.size :]
+            yield b"p" + _without_prefix(path)
     for array in (np.arange(5, dtype=np.float32), np.zeros((2, 0), np.int8), np.array(True)):
         file = io.BytesIO()
         np.save(file, array)

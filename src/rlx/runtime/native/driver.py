@@ -48,9 +48,10 @@ from rlx.codegen.native.words import (
     zext,
 )
 from rlx.errors import ConfigError, KernelError
+from rlx.ir.weights import round_up
 from rlx.records import dataclass
 from rlx.runtime.barriers import ALL
-from rlx.runtime.memory import round_up, table
+from rlx.runtime.memory import table
 from rlx.runtime.native.code import build
 from rlx.runtime.native.pool import Pool, default_pool
 from rlx.runtime.native.waiting import clock, default_float_mode, wait_while

@@ -224,8 +224,7 @@ class Artifact:
     def _table(self, kind: str) -> dict[str, np.ndarray]:
         """Arrays of a table of the header by name."""
         if kind not in self._tables:
-            numbers = self.container.header[kind]
-            self._tables[kind] = {name: self.container.array(number) for name, number in numbers.items()}
+            self._tables[kind] = self.container.table(kind)
         return self._tables[kind]
 
     # -- programs
