@@ -25,6 +25,7 @@ from rlx.codegen.native.words import (
     udiv,
     zext,
 )
+from rlx.codegen.native.waiting import clock
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
 from rlx.dist.native import copies, sync
 from rlx.dist.transport import DONE
@@ -62,7 +63,6 @@ _DIFFER = sync.TAGS_DIFFER | sync.LENGTHS_DIFFER
 
 _memmove = external("memmove", ptr)
 _process_vm_readv = external("process_vm_readv", i64)
-_clock_gettime = external("clock_gettime", i32)
 
 
 def emit(target: Target) -> str:
@@ -164,14 +164,6 @@ def _loop_for(table: ptr) -> ptr:
     return select(_far(table) != 0, field(table, PAST, ptr), field(table, FILL, ptr))
 
 
-@inline
-def _clock() -> i64:
-    """Nanoseconds of the monotonic clock."""
-    time = alloca(i64, 2)
-    _clock_gettime(i32(1), time)
-    return time[0] * 10**9 + time[1]
-
-
 # ---- the exchange
 
 
@@ -229,9 +221,9 @@ def _offer(table: ptr) -> i64:
 def _first_fill(table: ptr) -> None:
     """Fill the stage, and see how long it takes; not while the ring's memory is new."""
     ring, limit = field(table, RING, ptr), table[TOO_LONG]
-    begin = _clock()
+    begin = clock()
     rlx_fill(table, 0)
-    is_slow = _clock() - begin > limit
+    is_slow = clock() - begin > limit
     is_near = (_far(table) == 0) & (limit != 0)
     if is_near & (ring[ROUNDS] != 0):
         slow = select(is_slow, ring[SLOW] + 1, 0)

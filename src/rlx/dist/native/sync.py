@@ -38,6 +38,7 @@ from rlx.codegen.native.words import (
     trunc,
     zext,
 )
+from rlx.codegen.native.waiting import sched_yield
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, 2**31 - 1
 
 
 _syscall = external("syscall", i64, fixed=1)
-_sched_yield = external("sched_yield", i32)
 
 
 def emit(target: Target) -> str:
@@ -105,7 +105,7 @@ def rlx_wait_word(word: ptr, goal: i32, spins: i64, time_slice: ptr) -> i64:
         if tries < pauses:
             pause()
         else:
-            _sched_yield()
+            sched_yield()
         tries += 1
     if not rlx_reached(word, goal):
         sleepers = byte_at(word, SLEEPERS)

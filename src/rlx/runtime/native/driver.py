@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import Native, emit_all, inline, native
+from rlx.codegen.native.waiting import clock, default_float_mode, wait_while
 from rlx.codegen.native.words import (
     W,
     at,
@@ -54,7 +55,6 @@ from rlx.runtime.barriers import ALL
 from rlx.runtime.memory import table
 from rlx.runtime.native.code import build
 from rlx.runtime.native.pool import Pool, default_pool
-from rlx.runtime.native.waiting import clock, default_float_mode, wait_while
 from rlx.runtime.stamps import EVENT_FIELDS, FIRST_EVENT, Stamps
 from rlx.runtime.store.cache import default_cache
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import emit_all, inline, native
+from rlx.codegen.native.waiting import clock, sleep_while, wait_while, wake
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -41,7 +42,6 @@ from rlx.codegen.native.words import (
 from rlx.errors import ConfigError, RlxError
 from rlx.runtime.memory import table
 from rlx.runtime.native.code import build
-from rlx.runtime.native.waiting import clock, sleep_while, wait_while, wake
 from rlx.runtime.store.cache import default_cache
 
 # Read at import: libraries with OpenMP settings may later pin the main thread, and with it every new thread.

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import emit_all, inline, native
+from rlx.codegen.native.waiting import clock, sched_yield, sleep_while, wake
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -58,7 +59,6 @@ from rlx.records import dataclass
 from rlx.runtime.memory import table
 from rlx.runtime.native.code import build
 from rlx.runtime.native.driver import ERROR_SLOT, OPERANDS
-from rlx.runtime.native.waiting import clock, sched_yield, sleep_while, wake
 from rlx.runtime.store.cache import default_cache
 
 EVERYTHING = np.iinfo(np.int64).max  # a position behind all others

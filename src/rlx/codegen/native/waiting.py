@@ -1,4 +1,4 @@
-"""What pool, driver and reader share: waiting, sleeping and telling the time, expanded where it is called."""
+"""Waiting, sleeping and telling the time: what native functions share, expanded where it is called."""
 
 from __future__ import annotations
 
