@@ -72,7 +72,7 @@ def runtime_modules(target: Target) -> Iterator[tuple[str, str, int]]:
         yield emit_into.__name__.removeprefix("emit_"), module.text(), 0
     for part in (sync, copies, exchange_code):
         yield part.__name__.rpartition(".")[2], part.emit(target), 0
-    yield "copy_worker", copy_worker._module_text(target.x86), 2
+    yield "copy_worker", copy_worker.emit(target), 0
     yield "bus_guard", bus_guard._text(), 0
     computed = [d for d in ALL_DTYPES if not (d.is_complex or d.storage_only)]
     for dtype, kind, stream in itertools.product(computed, ReduceKind, (False, True)):

@@ -316,6 +316,16 @@ def test_a_called_function_is_written_once() -> None:
     assert run(quarter, 44) == 11
 
 
+def test_parameters_may_have_names_that_the_builder_uses() -> None:
+    @native
+    def named_alike(entry: i64, v1: i64, then2: i64) -> i64:
+        if entry > v1:
+            return then2
+        return v1 - entry
+
+    assert run(named_alike, 5, 3, 9) == 9 and run(named_alike, 3, 5, 9) == 2
+
+
 def test_nested_functions_are_expanded() -> None:
     @native
     def squares(x: i64, y: i64) -> i64:

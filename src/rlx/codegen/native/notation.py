@@ -88,7 +88,9 @@ class Native(Generic[P, R]):
 
     def emit(self, module: Module, **known: Any) -> Function:
         """Write the function into `module`. `known` are its keyword-only parameters."""
-        f = module.function(self.name, self.params, self._internal, self._noinline, self.returns)
+        # The builder has a block "entry" and names like "v1" of its own.
+        params = [(t, f"{n}_" if n == "entry" or n[-1].isdigit() else n) for t, n in self.params]
+        f = module.function(self.name, params, self._internal, self._noinline, self.returns)
         before = enter(f)
         try:
             self._written.code(module.source_lines)(*f.args, **known)

@@ -59,11 +59,11 @@ def sleep_while(word: ptr, expected: i64) -> None:
 
 
 @inline
-def wake(word: ptr) -> None:
-    """Wake the thread that sleeps on `word`."""
+def wake(word: ptr, everybody: bool = False) -> None:
+    """Wake a thread that sleeps on `word`, or all of them."""
     number = _futex_number(builder().module.target)
     if number is not None:
-        _syscall(number, word, i32(_FUTEX_WAKE_PRIVATE), i32(1))
+        _syscall(number, word, i32(_FUTEX_WAKE_PRIVATE), i32(2**31 - 1 if everybody else 1))
 
 
 def _futex_number(target: Target) -> int | None:

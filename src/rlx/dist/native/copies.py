@@ -1,4 +1,4 @@
-"""Copies: through the caches by the C library, past them by a loop of our own, eight vectors at a time."""
+"""Copies: through the caches by the C library, past them by a loop of our own."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.codegen.native.irtext import Module
-from rlx.codegen.native.irtypes import vector
-from rlx.codegen.native.notation import native
-from rlx.codegen.native.words import builder, byte_at, fence, i64, load, ptr, store
-from rlx.dist.native.sync import load_cached
+from rlx.driver.copy.past_caches import LEAST_BYTES, LINE, rlx_copy_past_caches
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.target.cpu import Target
 
-UNROLL = 8
-LEAST_BYTES = 4 << 10  # what the loop copies at least
 # From this many bytes on, stores go past the caches: the lines would be evicted before they are read.
 STREAM_BYTES = 4 << 20
 # So do shorter ones of memory that another core has read: to take its lines back mostly costs five times as
 # much (1 MiB in 47 us past the caches, in 300 through them; in some runs it was the slower way).
 HAND_OVER_BYTES = 32 << 10
-LINE = 64
 
 
 def emit(target: Target) -> str:
@@ -34,27 +28,6 @@ def emit(target: Target) -> str:
     module = Module(target)
     rlx_copy_past_caches.emit(module)
     return module.text()
-
-
-@native
-def rlx_copy_past_caches(to: ptr, source: ptr, count: i64, head: i64) -> None:
-    """Copy `count` bytes, LEAST_BYTES or more; `head` of them stand before the first whole line of `to`."""
-    width = builder().module.target.vector_bytes
-    step = UNROLL * width
-
-    def block(start: Any, is_aligned: bool) -> None:
-        places = [start + i * width for i in range(UNROLL)]
-        values = [load(vector("i8", width), byte_at(source, i)) for i in places]
-        for i, value in zip(places, values, strict=True):
-            store(value, byte_at(to, i), nontemporal=is_aligned)
-
-    # The ends are copied by blocks that overlap what the loop does, so it starts and stores at whole lines.
-    last = count - step
-    block(0, is_aligned=False)
-    for i in range(head, last, step):
-        block(i, is_aligned=True)
-    block(last, is_aligned=False)
-    fence()
 
 
 @dataclass(frozen=True)
@@ -77,7 +50,9 @@ def _native() -> _Native:
 
 @functools.cache
 def _compiled() -> _Native:
-    code = load_cached(emit)
+    from rlx.runtime.native.code import load_for_host
+
+    code = load_for_host(emit)
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
     address = code.address(rlx_copy_past_caches.name)
     return _Native(code, address, ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)(address))

@@ -27,8 +27,9 @@ from rlx.codegen.native.words import (
 )
 from rlx.codegen.native.waiting import clock
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
-from rlx.dist.native import copies, sync
+from rlx.dist.native import sync
 from rlx.dist.transport import DONE
+from rlx.driver.copy.past_caches import LEAST_BYTES, LINE, address_of
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -75,18 +76,14 @@ def emit(target: Target) -> str:
 @native(internal=True)
 def rlx_move(to: ptr, source: ptr, size: i64, loop: ptr) -> None:
     """Copy bytes, by the loop that stores past the caches, if one is given."""
-    address = _address(to)
-    is_plain = (size < copies.LEAST_BYTES) | (_address(loop) == 0)
-    if address == _address(source):  # in place already
+    address = address_of(to)
+    is_plain = (size < LEAST_BYTES) | (address_of(loop) == 0)
+    if address == address_of(source):  # in place already
         return
     if is_plain:
         _memmove(to, source, size)
     else:
-        call(loop, to, source, size, -address & (copies.LINE - 1))
-
-
-def _address(pointer: ptr) -> i64:
-    return i64(builder().op("i64", f"ptrtoint {pointer} to i64"))
+        call(loop, to, source, size, -address & (LINE - 1))
 
 
 @native(internal=True)
@@ -400,7 +397,9 @@ def rlx_meet(args: ptr, thread: i64, threads: i64, part: i64) -> None:
 @functools.cache
 def loaded() -> Code:
     """The code, compiled once per user and loaded once per process."""
-    return sync.load_cached(emit)
+    from rlx.runtime.native.code import load_for_host
+
+    return load_for_host(emit)
 
 
 def kernel() -> int:

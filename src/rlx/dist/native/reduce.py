@@ -37,7 +37,6 @@ from rlx.codegen.native.words import (
     udiv,
     urem,
 )
-from rlx.dist.native.sync import load_cached
 from rlx.dist.types import ReduceKind
 from rlx.errors import DTypeError
 from rlx.records import dataclass
@@ -291,7 +290,9 @@ def _native(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
 
 @functools.cache
 def _compiled(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
-    code = load_cached(emit, dtype, kind, stream)
+    from rlx.runtime.native.code import load_for_host
+
+    code = load_for_host(emit, dtype, kind, stream)
     i64 = ctypes.c_int64
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p, i64, i64, i64)
     return _Native(code, prototype(code.address(rlx_reduce.name)))

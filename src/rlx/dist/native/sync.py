@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,6 @@ from rlx.codegen.native.waiting import sched_yield
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.codegen.native.jit import Code
     from rlx.target.cpu import Target
 
 # A line, in bytes: epoch i32, sleepers i32, then a post of three i64 for even and for odd epochs. The 64
@@ -189,21 +187,6 @@ def rlx_claim(word: ptr, value: i32) -> None:
     compare_exchange(word, i32(0), value)
 
 
-def load_cached(emit: Callable[..., str], *options: object) -> Code:
-    """Code of what `emit(target, *options)`, a function of a module, writes for this machine; compiled once
-    per user. The key in the cache stands for the source: a process that finds the code writes none."""
-    from rlx.codegen.native.jit import compile_object, load
-    from rlx.runtime.native.code import runtime_version
-    from rlx.runtime.store.cache import default_cache
-    from rlx.target.cpu import resolve
-
-    host = resolve("host")
-    parts = (emit.__module__, emit.__qualname__, repr(options), runtime_version())
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    made = default_cache().get_or_make(key, host, lambda: compile_object(emit(host, *options), host))
-    return load(made, host)
-
-
 @dataclass(frozen=True)
 class Sync:
     """The native functions; each releases the GIL while it runs. Arguments are addresses and numbers."""
@@ -219,7 +202,9 @@ class Sync:
 @functools.cache
 def sync() -> Sync:
     """Compile and load the functions, once per process."""
-    code = load_cached(emit)
+    from rlx.runtime.native.code import load_for_host
+
+    code = load_for_host(emit)
     pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
     def function(name: str, returns: Any, *arguments: Any) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import threading
@@ -13,13 +12,12 @@ import numpy as np
 
 from rlx.config import THREADS
 from rlx.driver.copy.engine import CopyEngine, accept_host_only
-from rlx.driver.copy.native import RING_ENTRIES, Control, Entry, c_function, c_library, native_copy
+from rlx.driver.copy.native import RING_ENTRIES, Control, Entry, c_function, native_copy
 from rlx.driver.region import FileMemory, HostMemory, Transfer
 from rlx.errors import CopyError
 
 _ENTRY = struct.Struct(f"={len(Entry)}q")
 _SPINS = 2000  # some 30 microseconds; none on a single core, where spinning only keeps the other side out
-_LOCK_BYTES = 128  # more than any POSIX mutex or condition variable takes
 
 
 def default_nontemporal_bytes() -> int:
@@ -32,41 +30,22 @@ def default_nontemporal_bytes() -> int:
 
 
 class _Shared:
-    """Memory that Python and the worker share: control block, ring, mutex and condition variables."""
+    """Memory that Python and the worker share: control block and ring."""
 
     def __init__(self, nontemporal_bytes: int) -> None:
-        library = c_library()
-        self._locks = [ctypes.create_string_buffer(_LOCK_BYTES) for _ in range(3)]
-        mutex, work, done = (ctypes.addressof(lock) for lock in self._locks)
-        library.pthread_mutex_init(ctypes.c_void_p(mutex), None)
-        for condition in (work, done):
-            library.pthread_cond_init(ctypes.c_void_p(condition), None)
         ring = np.zeros(RING_ENTRIES * len(Entry), np.int64)
         self.ring = memoryview(ring).cast("B")  # type: ignore[arg-type]
-        self.control = np.zeros(len(Control), np.int64)
-        for field, value in {
-            Control.MUTEX: mutex,
-            Control.WORK: work,
-            Control.DONE: done,
-            Control.RING: ring.ctypes.data,
-            Control.NT_BYTES: nontemporal_bytes,
-            Control.LOCK: c_function("pthread_mutex_lock"),
-            Control.UNLOCK: c_function("pthread_mutex_unlock"),
-            Control.COND_WAIT: c_function("pthread_cond_wait"),
-            Control.BROADCAST: c_function("pthread_cond_broadcast"),
-            Control.PREAD: c_function("pread64", "pread"),
-            Control.ERRNO: c_function("__errno_location", "__error"),
-            Control.CLOCK: c_function("clock_gettime"),
-            Control.MEMCPY: c_function("memcpy"),
-            Control.SPINS: _SPINS if THREADS.default() > 1 else 0,
-        }.items():
-            self.control[field] = value
+        self.control = np.zeros(Control.FIELDS, np.int64)
+        self.control[Control.RING] = ring.ctypes.data
+        self.control[Control.NT_BYTES] = nontemporal_bytes
+        self.control[Control.PREAD] = c_function("pread64", "pread")
+        self.control[Control.SPINS] = _SPINS if THREADS.default() > 1 else 0
         self.address = self.control.ctypes.data
 
 
 def _stop(shared: _Shared, worker: threading.Thread, process: int) -> None:
     if os.getpid() == process:  # threads do not survive a fork: the child has nobody to stop
-        native_copy().publish(shared.address, 0)
+        native_copy().stop(shared.address)
         worker.join()
 
 
@@ -131,7 +110,7 @@ class ThreadCopy(CopyEngine):
             0,
         )
         self._pending.append(transfer)
-        self._native.publish(self._shared.address, 1)
+        self._native.publish(self._shared.address)
 
     def _finished(self) -> int:
         count = int(self._native.finished(self._shared.address))

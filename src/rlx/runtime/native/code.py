@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from rlx.codegen.cpu.generator import generator_version, source_version
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code, compile_and_load, compile_object, load
-from rlx.runtime.store.cache import ObjectCache
+from rlx.runtime.store.cache import ObjectCache, default_cache
 from rlx.target.cpu import Target, resolve
 
 RUNTIME_FOLDERS = ("driver", "runtime", os.path.join("dist", "native"))
@@ -48,6 +48,15 @@ def cached(emit: Callable[[Module], None], target: Target, cache: ObjectCache) -
     if key not in _known:
         _known[key] = cache.get_or_make(key, target, lambda: compile_object(_text(emit, target), target))
     return key, _known[key]
+
+
+def load_for_host(emit: Callable[..., str], *options: object) -> Code:
+    """Code of the module that `emit(target, *options)` writes, for this machine; compiled once per user."""
+    host = resolve("host")
+    parts = (emit.__module__, emit.__qualname__, repr(options), runtime_version())
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    made = default_cache().get_or_make(key, host, lambda: compile_object(emit(host, *options), host))
+    return load(made, host)
 
 
 @functools.cache

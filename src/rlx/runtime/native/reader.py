@@ -15,10 +15,8 @@ so that nothing has to be cleared between runs.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -37,22 +35,19 @@ from rlx.codegen.native.words import (
     atomic_load,
     atomic_rmw,
     atomic_store,
-    byte_at,
     compare_exchange,
     external,
     field,
-    i32,
     i64,
     load,
     pause,
     ptr,
-    select,
     store,
-    trunc,
     zext,
 )
 from rlx.config import THREADS
 from rlx.driver.copy import CopyStats
+from rlx.driver.copy.native import read_file
 from rlx.driver.region import FileMemory
 from rlx.errors import CopyError
 from rlx.records import dataclass
@@ -64,10 +59,8 @@ from rlx.runtime.store.cache import default_cache
 EVERYTHING = np.iinfo(np.int64).max  # a position behind all others
 _SPINS = 4000  # looks before the reader sleeps or a gate yields: some 60 microseconds
 _RUN_UNIT = 1 << 32  # what a run counts in a ticket
-_ENDED = -1  # status of a fill whose file ended early
 
 _pread = external("pread", i64)
-_errno = external("__error" if sys.platform == "darwin" else "__errno_location", ptr)
 
 
 class Control(IntEnum):
@@ -298,17 +291,7 @@ def _fill_of(ticket: i64) -> i64:
 @native
 def rlx_read_bytes(descriptor: i64, target: ptr, count: i64, offset: i64) -> i64:
     """Read bytes of a file; the status."""
-    file = trunc(descriptor, i32)
-    done, status = i64(0), i64(0)
-    while (done < count) & (status == 0):
-        got = _pread(file, byte_at(target, done), count - done, offset + done)
-        if got < 0:
-            code = zext(load(i32, _errno()), i64)
-            status = select(code == errno.EINTR, 0, code)
-        else:
-            status = select(got == 0, i64(_ENDED), 0)
-        done += max(got, 0)
-    return status
+    return read_file(_pread, descriptor, target, count, offset)
 
 
 @native
