@@ -191,6 +191,18 @@ def test_what_is_not_a_layout_is_refused(text: str) -> None:
         Layout.parse(text)
 
 
+def test_no_text_is_too_long_to_refuse() -> None:
+    digits = ",".join(["2@1"] * 5000)
+    ones = ",".join(["1"] * 5000)
+    for text in (
+        f"2 -> 2: 0:2={digits}",
+        f"{ones} -> 1: " + " ".join(["0:1"] * 5000),
+        "9 -> 9:" + " 0:9;" * 5000,
+    ):
+        with pytest.raises(RlxError, match=r"more than 64|a box has"):
+            Layout.parse(text)
+
+
 def test_random_changes_of_a_text_are_refused_or_stay_inside() -> None:
     """No offset of an accepted layout is outside its storage, and none is used twice."""
     own = [Panels(3, 10, 4, 2, 2).layout, KernelPanels((6, 5, 2), 2, 2, 2, 2).layout]

@@ -48,6 +48,7 @@ from rlx.kernel.boxes import (
 from rlx.kernel.scalar import TRUE, Scalar, const, in_range, select
 from rlx.records import dataclass
 
+MOST = 64  # axes and boxes of a layout, digits of a box
 Factors = tuple[int, ...]
 Index = TypeVar("Index", int, Scalar)
 
@@ -71,7 +72,7 @@ class Layout(Described):
     def __post_init__(self) -> None:
         why = self._why_wrong()
         if why is not None:
-            raise ShapeError(f"layout {self}: {why}")
+            raise ShapeError(f"layout {self.text[:200]}: {why}")
 
     # ---- text
 
@@ -146,7 +147,11 @@ class Layout(Described):
             return "axes of any size must be axes of the storage"
         if min((*self.axes, *self.known), default=0) < 0 or () in self.shape:
             return "sizes are at least 0"
+        if max(len(self.shape), len(self.stored), len(self.axes), len(self.boxes)) > MOST:
+            return f"there are more than {MOST} axes or boxes"
         for box in self.boxes:
+            if sum([len(side.digits) for side in box.sides]) > MOST:
+                return f"a box has more than {MOST} digits"
             if len(box.sides) != len(self.axes):
                 return f"a box has {len(box.sides)} axes, not {len(self.axes)}"
             for side in box.sides:
