@@ -15,6 +15,7 @@ from rlx.codegen.cpu.rows import moments, nest_base, row_nest, row_pipeline
 from rlx.ir.graph import Graph, Node
 from rlx.reference.interpreter import evaluate
 from rlx.runtime.memory import allocate
+from rlx.runtime.program import CompiledProgram
 from rlx.target.cpu import Target
 
 Body = Callable[[Node, Node], Node]
@@ -70,10 +71,20 @@ def feed(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
 
 
 def run(g: Graph, arrays: dict[str, np.ndarray], shape: tuple[int, ...], **options: Any) -> np.ndarray:
+    """The result of a program that is compiled for this run only."""
+    return result(rlx.compile(g, cache=False, **options), arrays, shape)
+
+
+def result(program: CompiledProgram, arrays: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """The result in memory that begins at a cache line, as stores past the caches need."""
     out = allocate(int(np.prod(shape)) * 4).array.view(np.float32).reshape(shape)
-    rlx.compile(g, cache=False, **options).bind(arrays, {"y": out})()
+    program.bind(arrays, {"y": out})()
     return out
+
+
+def on_threads(program: CompiledProgram, threads: int) -> CompiledProgram:
+    """The same code for another number of threads."""
+    return CompiledProgram(program.lir, program.kernels, program._code, threads)
 
 
 @pytest.fixture
@@ -95,8 +106,9 @@ def test_same_bits_as_pass_after_pass(
     g, arrays = graph(BODIES[name], shape), feed(shape)
     plain = run(g, arrays, shape, threads=1)
     past_the_caches()
+    program = rlx.compile(g, cache=False)
     for threads in (1, 3):
-        assert run(g, arrays, shape, threads=threads).tobytes() == plain.tobytes()
+        assert result(on_threads(program, threads), arrays, shape).tobytes() == plain.tobytes()
     np.testing.assert_allclose(plain, evaluate(g, arrays)["y"], rtol=2e-5, atol=2e-6)
 
 
@@ -127,8 +139,9 @@ def test_two_rows_at_a_time(
     monkeypatch.setattr(
         row_nest.RowPipeline, "emit", lambda self: (together.append(self.together), emit(self))
     )
+    program = rlx.compile(g, cache=False)
     for threads in (1, 2, 3):
-        assert run(g, arrays, shape, threads=threads).tobytes() == plain.tobytes()
+        assert result(on_threads(program, threads), arrays, shape).tobytes() == plain.tobytes()
     assert set(together) == {2}
 
 
@@ -137,11 +150,12 @@ def test_scratch_lies_apart_from_any_operand(offset: int, past_the_caches: Calla
     """Where scratch begins depends on where the operand does; the bits do not."""
     shape = (5, 1040)
     g, arrays = graph(BODIES["kept long"], shape), feed(shape)
-    plain = run(g, arrays, shape, threads=1)
+    usual = rlx.compile(g, cache=False)
+    plain = result(on_threads(usual, 1), arrays, shape)
     memory = allocate(arrays["x"].nbytes + 4096).array[offset : offset + arrays["x"].nbytes]
     moved = memory.view(np.float32).reshape(shape)
     moved[...] = arrays["x"]
-    assert run(g, arrays | {"x": moved}, shape, threads=3).tobytes() == plain.tobytes()
+    assert result(on_threads(usual, 3), arrays | {"x": moved}, shape).tobytes() == plain.tobytes()
     past_the_caches()
     assert run(g, arrays | {"x": moved}, shape, threads=3).tobytes() == plain.tobytes()
 
@@ -154,13 +168,12 @@ def test_symbolic_sizes_choose_when_they_are_known(
     """One program on both sides of the size from which stores go past the caches."""
     g = graph(BODIES[name], ("n", columns))
     shapes = [(3, 64), (12, 64), (1, 64), *([(12, 50), (7, 96)] if columns == "m" else [])]
-    plain = [run(g, feed(shape), shape) for shape in shapes]
+    usual = rlx.compile(g, cache=False)
+    plain = [result(usual, feed(shape), shape) for shape in shapes]
     monkeypatch.setattr(nest_base, "stream_bytes", lambda target: 8 * 64 * 4)
     program = rlx.compile(g, cache=False, threads=3)
     for shape, want in zip(shapes, plain, strict=True):
-        out = allocate(int(np.prod(shape)) * 4).array.view(np.float32).reshape(shape)
-        program.bind(feed(shape), {"y": out})()
-        assert out.tobytes() == want.tobytes()
+        assert result(program, feed(shape), shape).tobytes() == want.tobytes()
 
 
 @every_target

@@ -85,9 +85,20 @@ def test_the_largest_sums_are_exact(channels: int, target: Target) -> None:
     check(np.full_like(x, 255), w, target, 255)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
+@given(st.data())
+def test_a_few_sizes(data: st.DataObject) -> None:
+    check_any_size(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=24, deadline=None)
 @given(st.data())
 def test_any_size(data: st.DataObject) -> None:
+    check_any_size(data)
+
+
+def check_any_size(data: st.DataObject) -> None:
     size = st.integers(1, 14)
     shape = (
         data.draw(st.integers(1, 2)),

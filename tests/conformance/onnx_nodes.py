@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper
 
+from conformance.ort_session import open_session
 from rlx import onnx_backend
 
 
@@ -47,7 +47,7 @@ def model_of(
 
 def onnxruntime_results(model: Any, feed: Mapping[str, np.ndarray]) -> list[Any]:
     """What ONNX Runtime computes on the CPU."""
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = open_session(model)
     return list(session.run(None, dict(feed)))
 
 

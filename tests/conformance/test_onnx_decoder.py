@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import rlx  # noqa: E402
+from conformance.ort_session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("each_origin")
 
@@ -109,7 +110,7 @@ def check_decoding(model: Any, batch: int, room: int, prompt: int, steps: int) -
     """Both engines decode the same tokens, each with its own cache, prompt first."""
     program = rlx.compile(rlx.from_onnx(model))
     assert not program.stats["host_thunks"]
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = open_session(model)
     asked = [i for i in session.get_inputs() if i.name.startswith("past")]
     caches = [{i.name: np.zeros((batch, i.shape[1], room, DIM), np.float32) for i in asked} for _ in range(2)]
     ids = np.random.default_rng(batch).integers(0, WORDS, (batch, prompt))
@@ -156,7 +157,7 @@ def test_a_cache_that_a_stream_keeps() -> None:
     shapes |= {f"past.{n}": (1, FEW, 12, DIM) for n in names}
     states = {f"past.{n}": f"present.{n}" for n in names}
     stream = rlx.compile(rlx.from_onnx(model, shapes=shapes, states=states)).stream()
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = open_session(model)
     cache = {name: np.zeros((1, FEW, 12, DIM), np.float32) for name in states}
     ids, done = np.array([[3, 41, 5]]), 0
     for _ in range(4):

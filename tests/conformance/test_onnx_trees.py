@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper  # noqa: E402
 
 import rlx  # noqa: E402
+from conformance.ort_session import open_session  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("each_origin")
 
@@ -38,7 +39,7 @@ def check(op: str, outputs: list[tuple[str, int]], nodes: dict[str, Any] = NODES
     model = helper.make_model(helper.make_graph([node], op, [x], results), opset_imports=opsets, ir_version=8)
     rows = np.random.default_rng(3).standard_normal((40, 3)).astype(np.float32)
     rows[::7, 1] = np.nan
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = open_session(model)
     want = session.run(None, {"x": rows})
     program = rlx.compile(rlx.from_onnx(model))
     assert not program.stats["host_thunks"]

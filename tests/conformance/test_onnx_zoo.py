@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-import rlx  # noqa: E402
-from rlx.zoo.samples import FEEDS, feeds  # noqa: E402
+import rlx
+from conformance.ort_session import open_session
+from rlx.zoo.samples import FEEDS, feeds
 
 ZooPath = Callable[..., Path]
 
@@ -25,7 +26,7 @@ def test_model(id: str, zoo_path: ZooPath, record_property: Callable[[str, Any],
     path = zoo_path(id)
     program = rlx.compile(rlx.from_onnx(path))
     assert not program.stats["host_thunks"]
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = open_session(path)
     inputs = {node.attrs["name"] for node in program.inputs}
     worst = 0.0
     for feed in feeds(id):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.ort_session import open_session
 from rlx import ops
 
 STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6
@@ -59,7 +60,6 @@ def operands(kind: str, extras: tuple[str, ...], sides: int) -> dict[str, np.nda
 
 
 def by_onnxruntime(kind: str, given: dict[str, np.ndarray], attrs: dict[str, Any]) -> list[np.ndarray]:
-    import onnxruntime
     from onnx import TensorProto, helper
 
     order = ["x", "w", "r", "bias", "lens", "initial_h", "initial_c", "peephole"]
@@ -77,7 +77,7 @@ def by_onnxruntime(kind: str, given: dict[str, np.ndarray], attrs: dict[str, Any
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = open_session(model)
     found: list[np.ndarray] = session.run(None, given)
     return found
 
