@@ -65,10 +65,11 @@ def test_every_sample(name: str) -> None:
     check_cases(cases(next(op for op in ALL_OPS if op.name == name)))
 
 
+@pytest.mark.parametrize("all_reductions", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", targets(), ids=lambda t: t.name)
-def test_runtime(target: Target) -> None:
+def test_runtime(target: Target, all_reductions: bool) -> None:
     """Pool, driver, reader, copies, exchanges and reductions over ranks, the guard of mapped files."""
-    for name, text, passes in runtime_modules(target):
+    for name, text, passes in runtime_modules(target, all_reductions):
         code = made(text, target, passes)
         missing = set(undefined_symbols(code)) - C_LIBRARY
         assert not missing, f"{name} calls {sorted(missing)}: write them in IR"

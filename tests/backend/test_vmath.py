@@ -23,6 +23,7 @@ from backend.vmath_measure import (
     samples,
     special_values,
 )
+from machines import on_targets
 from rlx import ops
 from rlx.codegen.native import jit, vmath
 from rlx.codegen.native.irtext import Module, constant, vector
@@ -37,7 +38,7 @@ HOST = resolve("host")
 long_double = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 63, reason="no 80-bit long double as reference"
 )
-each_target = pytest.mark.parametrize("target", MEASURED, ids=lambda target: target.name)
+each_target = on_targets(MEASURED)  # test_page_of_errors looks at all of them
 
 
 @each_target
