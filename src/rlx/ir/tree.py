@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rlx.errors import TypeMismatchError
 from rlx.records import dataclass
+
+Nest: TypeAlias = Any
+"""Arrays, nodes, numbers, and containers of them that nest to any depth."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def normal_axis(name: str, axis_: int, rank: int) -> int:
     return axis_ + rank if axis_ < 0 else axis_
 
 
-def as_axes(given: Any) -> tuple[Any, ...]:
+def as_axes(given: Any) -> tuple[Tensor, ...]:
     """One axis or several as a tuple; what is in it is not checked.
 
     >>> as_axes(1), as_axes([0, -1]), as_axes(np.array(2))

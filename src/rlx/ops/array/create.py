@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import OpAttributeError, ShapeError
-from rlx.ir.attr import Attr, dims, dtype_kind, integer, optional
+from rlx.ir.attr import Attr, AttrValue, dims, dtype_kind, integer, optional
 from rlx.ir.build import graph_of
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max
 from rlx.ir.dtype import F32, F64, I64, DType
@@ -87,7 +86,7 @@ def iota(shape: Sizes, axis: int | None = None, dtype: DTypeLike = "i64") -> Ten
     )
 
 
-def as_shape(shape: Sizes) -> tuple[Any, ...]:
+def as_shape(shape: Sizes) -> tuple[AttrValue, ...]:
     """A shape given as one size or as a sequence of them."""
     return tuple(shape) if isinstance(shape, (tuple, list, np.ndarray)) else (shape,)
 
@@ -199,7 +198,7 @@ def linspace(
     return _cast(where(equal(place, last), float(stop), spaced) if endpoint else spaced, dtype=dtype)
 
 
-def eye(n: Any, m: Any = None, k: int = 0, dtype: DTypeLike = "f32") -> Tensor:
+def eye(n: Dim, m: Dim | None = None, k: int = 0, dtype: DTypeLike = "f32") -> Tensor:
     """Ones on the k-th diagonal, zeros elsewhere, as numpy.eye.
 
     >>> eye(2, 3, 1, "i32")

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.errors import ShapeError, TypeMismatchError, current_where
 from rlx.ir.assume import require_at_least, require_equal
-from rlx.ir.attr import Attr, dims, ints
+from rlx.ir.attr import Attr, AttrValue, dims, ints
 from rlx.ir.dim import Constraint, Dim, known_eq, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
@@ -207,7 +207,7 @@ class _dynamic_update_slice(Op):
         ]
 
 
-def _start(value: object) -> Any:
+def _start(value: Operand) -> Operand:
     """A start as an i64 scalar: a node is cast, a number becomes an array."""
     if isinstance(value, Node):
         return value if value.dtype is I64 else cast(value, dtype=I64)
@@ -215,7 +215,9 @@ def _start(value: object) -> Any:
     return array.astype(np.int64) if array.dtype.kind in "iu" else array
 
 
-def _by_axis(name: str, x: Operand, given: Sequence[int] | None, *columns: Any) -> list[tuple[Any, ...]]:
+def _by_axis(
+    name: str, x: Operand, given: Sequence[int] | None, *columns: Operand | Sequence[Dim]
+) -> list[tuple[AttrValue, ...]]:
     """Rows (axis, start, ...) in order of axes."""
     rank = len(shape_of(x))
     moved = list(range(rank)) if given is None else [normal_axis(name, a, rank) for a in given]
@@ -227,7 +229,9 @@ def _by_axis(name: str, x: Operand, given: Sequence[int] | None, *columns: Any) 
 
 
 @of_one
-def dynamic_slice(x: Operand, starts: Operand, sizes: Any, axes: Sequence[int] | None = None) -> Tensor:
+def dynamic_slice(
+    x: Operand, starts: Operand, sizes: Sequence[Dim], axes: Sequence[int] | None = None
+) -> Tensor:
     """A slice of given sizes at computed starts, one per axis of `axes` (all by default).
 
     Starts are integers or scalar nodes; they are clamped so that the slice lies inside x.
@@ -236,13 +240,13 @@ def dynamic_slice(x: Operand, starts: Operand, sizes: Any, axes: Sequence[int] |
     (array([3, 4]), array([4, 5]))
     """
     rows = _by_axis("dynamic_slice", x, axes, starts, sizes)
-    moved, sizes = tuple(row[0] for row in rows), tuple(row[2] for row in rows)
-    return _dynamic_slice(x, *(_start(row[1]) for row in rows), axes=moved, sizes=sizes)
+    moved, ordered = tuple(row[0] for row in rows), tuple(row[2] for row in rows)
+    return _dynamic_slice(x, *(_start(row[1]) for row in rows), axes=moved, sizes=ordered)
 
 
 @of_one
 def dynamic_update_slice(
-    x: Operand, update: Any, starts: Operand, axes: Sequence[int] | None = None
+    x: Operand, update: Operand, starts: Operand, axes: Sequence[int] | None = None
 ) -> Tensor:
     """x with a slice replaced by `update` at computed starts, one per axis of `axes` (all by default).
 

@@ -12,9 +12,10 @@ from rlx.errors import DTypeError, ShapeError, TypeMismatchError
 from rlx.ir.dim import Dim, Expr, ceildiv, dim_max, dim_min, known_le
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Node
+from rlx.ir.operand import Operand
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import reshape, transpose
-from rlx.ops.rules import ensure, op_call
+from rlx.ops.rules import ensure, op_call, rank_of
 from rlx.records import dataclass
 
 
@@ -26,10 +27,10 @@ class _Part:
     count: Dim
     step: int = 1
     keep: bool = True
-    pick: Any = None  # integer node or array: gathered along the axis
+    pick: Operand | None = None  # integer node or array: gathered along the axis
 
 
-def getitem(node: Node, index: Any) -> Node:
+def getitem(node: Node, index: object) -> Node:
     """node[index] as NumPy means it.
 
     Understood are integers, slices (any step), None, Ellipsis, and integer nodes or arrays (one of rank 1 or
@@ -43,12 +44,13 @@ def getitem(node: Node, index: Any) -> Node:
     items = _spread(node, index if isinstance(index, tuple) else (index,))
     parts = [_part(node, axis, item) for axis, item in enumerate(i for i in items if i is not None)]
     x = _cut(node, parts)
-    for axis in reversed([i for i, p in enumerate(parts) if p.pick is not None]):
-        x = gather(x, parts[axis].pick, axis)  # the last axis first: earlier ones keep their numbers
+    for axis, part in reversed([*enumerate(parts)]):
+        if part.pick is not None:
+            x = gather(x, part.pick, axis)  # the last axis first: earlier ones keep their numbers
     return _arrange(x, items, parts)
 
 
-def _is_array(item: Any) -> bool:
+def _is_array(item: object) -> bool:
     return isinstance(item, (Node, np.ndarray, list)) or (isinstance(item, np.generic) and np.ndim(item) > 0)
 
 
@@ -90,7 +92,7 @@ def _part(node: Node, axis: int, item: Any) -> _Part:
     return _Part(place, 1, keep=False)
 
 
-def _is_mask(item: Any) -> bool:
+def _is_mask(item: object) -> bool:
     if isinstance(item, Node):
         return item.dtype.is_bool
     return isinstance(item, (np.ndarray, list)) and np.asarray(item).dtype.kind == "b"
@@ -148,7 +150,7 @@ def _cut(x: Node, parts: Sequence[_Part]) -> Node:
     return made
 
 
-def _arrange(x: Node, items: Sequence[Any], parts: Sequence[_Part]) -> Node:
+def _arrange(x: Node, items: Sequence[object], parts: Sequence[_Part]) -> Node:
     """Drop axes of integers, insert new ones, and put gathered axes where NumPy puts them."""
     shape: list[Dim] = []
     picked: list[int] = []  # axes of the result that come from an index array
@@ -161,7 +163,7 @@ def _arrange(x: Node, items: Sequence[Any], parts: Sequence[_Part]) -> Node:
             continue
         part = next(rest)
         if part.pick is not None:
-            rank = len(part.pick.shape)
+            rank = rank_of(part.pick)
             if rank and picked:
                 raise ShapeError("indexing: two index arrays; use rlx.ops.gather_nd for several axes at once")
             picked += range(len(shape), len(shape) + rank)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import ShapeError
@@ -71,10 +69,10 @@ class _one_hot(Op):
 @of_one
 def one_hot(
     indices: Operand,
-    depth: Any,
+    depth: Dim,
     axis: int = -1,
-    on_value: Any = 1,
-    off_value: Any = 0,
+    on_value: float = 1,
+    off_value: float = 0,
     dtype: DTypeLike = "f32",
 ) -> Tensor:
     """A new axis of size `depth`: `on_value` at the index, `off_value` elsewhere, as ONNX OneHot.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def swapaxes(x: Operand, axis1: int, axis2: int) -> Tensor:
 
 
 def split(
-    x: Operand, indices_or_sections: Any = None, axis: int = 0, *, sizes: Sequence[Any] | None = None
+    x: Operand, indices_or_sections: Any = None, axis: int = 0, *, sizes: Sequence[object] | None = None
 ) -> tuple[Any, ...]:
     """Parts along an axis, as numpy.split: equal parts, parts cut at indices, or parts of given sizes.
 
@@ -124,7 +124,7 @@ def split(
     return tuple(out)
 
 
-def _split_sizes(x: Operand, extent: Dim, axis: int, given: Any, sizes: Sequence[Any] | None) -> list[Dim]:
+def _split_sizes(x: Operand, extent: Dim, axis: int, given: Any, sizes: Sequence[object] | None) -> list[Dim]:
     if sizes is not None:
         parts: list[Dim] = [dim(n) for n in sizes]
         total: Dim = 0
@@ -148,7 +148,11 @@ def _split_sizes(x: Operand, extent: Dim, axis: int, given: Any, sizes: Sequence
     return [high - low for low, high in pairwise(cuts)]
 
 
-def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
+@overload
+def stack(arrays: Sequence[Node], axis: int = 0) -> Node: ...
+@overload
+def stack(arrays: Sequence[Operand], axis: int = 0) -> Tensor: ...
+def stack(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
     """Join along a new axis, as numpy.stack.
 
     >>> stack([np.array([1, 2]), np.array([3, 4])], axis=1)
@@ -224,7 +228,7 @@ class _tile(Op):
 
 
 @of_one
-def tile(x: Operand, reps: Any) -> Tensor:
+def tile(x: Operand, reps: object) -> Tensor:
     """The whole of x repeated, as numpy.tile; missing repeats are 1, extra ones make leading axes.
 
     >>> tile(np.array([1, 2]), (2, 2))
@@ -273,7 +277,7 @@ class _repeat(Op):
 
 
 @of_one
-def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Tensor:
+def repeat(x: Operand, repeats: Operand, axis: int | None = None) -> Tensor:
     """Each element repeated, as numpy.repeat: a number (or symbolic size) for all, or one number for each.
 
     >>> repeat(np.array([1, 2]), 2), repeat(np.array([1, 2]), [0, 3])

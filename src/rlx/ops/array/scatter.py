@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.errors import DTypeError
 from rlx.ir.assume import require_shape
-from rlx.ir.attr import Attr, one_of
+from rlx.ir.attr import Attr, AttrValue, one_of
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I64, DType, dtype
 from rlx.ir.graph import Node
@@ -29,7 +29,7 @@ from rlx.ops.rules import is_half, lift_all, normal_axis, op_call, same_dtype, s
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 _REDUCTION = Attr(one_of(*REDUCTIONS), "none")
-_UFUNC: dict[str, Callable[..., Any]] = {
+_UFUNC: dict[str, Callable[..., object]] = {
     "add": np.add.at, "mul": np.multiply.at, "max": np.maximum.at, "min": np.minimum.at,
 }  # fmt: skip
 
@@ -141,7 +141,7 @@ class Scattering(Op):
         """A case with equal places, once for each reduction."""
         raise NotImplementedError
 
-    def _sample(self, number: int, data: str, indices: Any, attrs: dict[str, Any]) -> Sample:
+    def _sample(self, number: int, data: str, indices: Any, attrs: dict[str, AttrValue]) -> Sample:
         symbolic = isinstance(indices, str)
         kind = parse_type(data)
         index = parse_type(indices) if symbolic else TensorType(I64, indices.shape)
@@ -226,7 +226,9 @@ class _scatter_elements(Scattering):
         return [("f32[2,3]", np.array([[2, 2, 0, -1]]), {"axis": 1, "reduction": r}) for r in REDUCTIONS]
 
 
-def _apply(name: str, x: Operand, indices: Operand, updates: Operand, reduction: str, **attrs: object) -> Any:
+def _apply(
+    name: str, x: Operand, indices: Operand, updates: Operand, reduction: str, **attrs: object
+) -> Tensor:
     """Call a scatter; sums and products of half precision go through f32 and are rounded once."""
     x = x if isinstance(x, Node) else np.asarray(x)
     own = dtype(x.dtype)

@@ -9,7 +9,7 @@ it is planned once it is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def _positions(x: Operand) -> Tensor:
     return _nonzero(x, count=count)
 
 
-def nonzero(x: Operand) -> tuple[Any, ...]:
+def nonzero(x: Operand) -> tuple[Tensor, ...]:
     """Positions of the elements that are not 0, one index vector per axis, as numpy.nonzero.
 
     >>> nonzero(np.array([[0, 1], [2, 0]]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import overload
 
 import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, dims, integer, ints
+from rlx.ir.attr import Attr, AttrValue, dims, integer, ints
 from rlx.ir.dim import Dim, divides, known_eq, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import EVERY_OPERAND, Arg, Op, Sample, declare
@@ -163,7 +163,7 @@ class _reshape(Op):
 
 
 @of_one
-def reshape(x: Operand, shape: Sequence[Any]) -> Tensor:
+def reshape(x: Operand, shape: Sequence[AttrValue]) -> Tensor:
     """The same elements under another shape; one dim may be -1.
 
     >>> reshape(np.arange(6), (2, -1)).shape
@@ -313,7 +313,7 @@ class _broadcast_to(Op):
 
 
 @of_one
-def broadcast_to(x: Operand, shape: Sequence[Any]) -> Tensor:
+def broadcast_to(x: Operand, shape: Sequence[AttrValue]) -> Tensor:
     """Repeat x to a shape, as numpy.broadcast_to.
 
     >>> broadcast_to(np.array([1, 2]), (3, 2)).shape
@@ -495,7 +495,11 @@ class _concat(Op):
         ]
 
 
-def concat(arrays: Sequence[Any], axis: int = 0) -> Any:
+@overload
+def concat(arrays: Sequence[Node], axis: int = 0) -> Node: ...
+@overload
+def concat(arrays: Sequence[Operand], axis: int = 0) -> Tensor: ...
+def concat(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
     """Join along an existing axis, as numpy.concatenate.
 
     >>> concat([np.array([1, 2]), np.array([3])])
@@ -503,7 +507,8 @@ def concat(arrays: Sequence[Any], axis: int = 0) -> Any:
     """
     if not arrays:
         raise ShapeError("concat: needs at least one operand")
-    return _concat(*arrays, axis=normal_axis("concat", axis, len(arrays[0].shape)))
+    first, *others = arrays
+    return _concat(first, *others, axis=normal_axis("concat", axis, rank_of(first)))
 
 
 @declare

@@ -64,7 +64,7 @@ class Sorting(MultiOp):
             return [None]
         return [add_at("scatter_elements", x, y[1], g[0], axis=x.rank - 1)]
 
-    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> Any:
+    def batch(self, flags: Sequence[bool], x: Node, **attrs: object) -> tuple[Node, ...]:
         return self(x, **attrs)
 
     def lower(self, x: TensorType, *, descending: bool, keep: Dim | None = None) -> Form:
@@ -75,7 +75,9 @@ class Sorting(MultiOp):
 
     def samples(self) -> list[Sample]:
         ties = np.array([[2, 1, 2, 1, 0], [0, 0, 0, 0, 0], [3, -1, 3, 5, 5]], np.int32)
-        keeps: list[dict[str, Any]] = [{}] if "keep" not in self.attrs else [{"keep": k} for k in (2, 0, 1)]
+        keeps: list[dict[str, object]] = (
+            [{}] if "keep" not in self.attrs else [{"keep": k} for k in (2, 0, 1)]
+        )
         out = []
         for down in (False, True):
             for more in keeps:
@@ -111,7 +113,7 @@ class _top_k(Sorting):
     attrs = {"keep": Attr(dim), "descending": Attr(boolean, True)}
 
 
-def _along(op_name: str, x: Operand, axis: int, **attrs: object) -> tuple[Any, Any]:
+def _along(op_name: str, x: Operand, axis: int, **attrs: object) -> tuple[Tensor, Tensor]:
     """Both results of a sort along any axis."""
     rank = len(shape_of(x))
     axis = normal_axis(op_name, axis, rank)
@@ -148,7 +150,7 @@ def argsort(x: Operand, axis: int | None = -1, descending: bool = False) -> Tens
     return _along("sort", x, axis, descending=descending)[1]
 
 
-def top_k(x: Operand, k: Operand, axis: int = -1, largest: bool = True) -> tuple[Any, Any]:
+def top_k(x: Operand, k: Operand, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) values along an axis in order, and their positions, as ONNX TopK.
 
     Of equal values the one with the lower position comes first.

@@ -66,7 +66,7 @@ class window_argmax(Op):
             I64, require_shape(shape, best.shape, f"window_argmax: {best} are not the maxima of {x}")
         )
 
-    def _position(self, x: Shape, index: Sequence[Any], window: int, span: int, column_major: bool) -> Any:
+    def _position(self, x: Shape, index: Sequence[object], window: int, span: int, column_major: bool) -> Any:
         """Linear position of an index over the last `span` axes."""
         lead = len(x) - window
         order = [*range(len(x) - span, lead)]
@@ -186,7 +186,7 @@ class window_count(Op):
         *,
         size: Sequence[int],
         window: Sequence[int],
-        counted: Any,
+        counted: Padding,
         dtype: DType,
         **geometry: Unpack[Geometry],
     ) -> np.ndarray:
@@ -228,7 +228,7 @@ class window_count(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            sizes: Any,
+            sizes: object,
             window: Any,
             strides: Sequence[int],
             padding: Padding,

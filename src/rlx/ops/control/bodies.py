@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from rlx.ir.build import apply
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, constant_array, dtype
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role, run_rule
+from rlx.ir.op import Op, Role, run_rule
 from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.rewrite import inline
-from rlx.ir.tree import Tree, flatten
+from rlx.ir.tree import Nest, Tree, flatten
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
 from rlx.ops.rules import lift, op_call
 
@@ -48,12 +47,15 @@ def one_or_tuple(types: Sequence[TensorType]) -> Type:
     return types[0] if len(types) == 1 else TupleType(tuple(types))
 
 
-def add_op(op: Any, operands: Sequence[Any], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Any:
+def add_op(
+    op: Op | type[Op], operands: Sequence[Operand], attrs: Mapping[str, object], bodies: Sequence[Graph]
+) -> Tensor:
     """Call an op that has bodies."""
+    assert isinstance(op, Op), "declare has made an instance of the class"
     return apply(op, operands, attrs, bodies)
 
 
-def as_tuple(values: Node | tuple[Node, ...]) -> tuple[Node, ...]:
+def as_tuple(values: Node | tuple[Node, ...]) -> tuple[Nest, ...]:
     """Results of an op as a tuple, however many there are."""
     return values if isinstance(values, tuple) else (values,)
 
@@ -162,7 +164,7 @@ def scatter_grads(count: int, places: Sequence[int], grads: Sequence[Node]) -> l
     return out
 
 
-def sample_body(types: Sequence[str], function: Callable[..., Sequence[Any]], name: str = "body") -> Graph:
+def sample_body(types: Sequence[str], function: Callable[..., Sequence[Node]], name: str = "body") -> Graph:
     """A closed body from type texts and a function of its inputs (for samples)."""
     made = new_body(name, [parse_type(t) for t in types])
     with made.building():
@@ -184,7 +186,7 @@ def results_of(
     state: Sequence[np.ndarray],
     rows: Sequence[Sequence[np.ndarray]],
     like: Callable[[], Sequence[np.ndarray]],
-) -> Any:
+) -> Tensor:
     """Final carries and stacked rows, as a reference returns them; `like` tells types if there is no row."""
     if rows:
         stacked = [np.stack(column) for column in zip(*rows, strict=True)]
@@ -229,13 +231,13 @@ def known_type(x: Operand) -> TensorType | None:
     return type_of(x) if isinstance(x, (Node, np.ndarray, np.generic)) else None
 
 
-def values_of(nest: Any) -> tuple[list[Any], Tree]:
+def values_of(nest: Nest) -> tuple[list[Tensor], Tree]:
     """Leaves of a nested container as nodes and arrays, and its shape."""
     leaves, tree = flatten(nest)
     return [as_value(x) for x in leaves], tree
 
 
-def same_carry(name: str, carry: Any, tree: Tree) -> list[Any]:
+def same_carry(name: str, carry: Nest, tree: Tree) -> list[Nest]:
     """Leaves of the carry that a traced function returned; it must be nested as it came in."""
     leaves, found = flatten(carry)
     if found != tree:
@@ -245,7 +247,7 @@ def same_carry(name: str, carry: Any, tree: Tree) -> list[Any]:
     return leaves
 
 
-def pair_of(name: str, value: object, parts: str, count: int = 2) -> tuple[Any, ...]:
+def pair_of(name: str, value: object, parts: str, count: int = 2) -> tuple[Nest, ...]:
     """What a traced function returned, as a tuple of so many parts."""
     if not isinstance(value, tuple) or len(value) != count:
         raise TypeMismatchError(

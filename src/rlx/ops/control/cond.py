@@ -15,7 +15,7 @@ from rlx.ir.dtype import BOOL
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor
-from rlx.ir.tree import flatten, unflatten
+from rlx.ir.tree import Nest, flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.kernel.form import Form, Loop
 from rlx.ops.array.create import full
@@ -68,7 +68,9 @@ class _cond(Op):
         out = run(0 if condition else 1, args)
         return out[0] if len(out) == 1 else tuple(out)
 
-    def vjp(self, g: Any, y: Any, condition: Node, *args: Node, bodies: Sequence[Graph]) -> list[Node | None]:
+    def vjp(
+        self, g: Nest, y: Nest, condition: Node, *args: Node, bodies: Sequence[Graph]
+    ) -> list[Node | None]:
         incoming = as_tuple(g)
         seeded = [i for i, d in enumerate(incoming) if d is not None]
         wanted = [i for i, a in enumerate(args) if is_float(a)]
@@ -116,7 +118,10 @@ class _cond(Op):
 
 
 def cond(
-    condition: Operand, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Operand
+    condition: Operand,
+    then: Callable[..., Any],
+    otherwise: Callable[..., Any],
+    *operands: Operand,
 ) -> Tensor:
     """then(*operands) where the condition (one bool) holds, else otherwise(*operands); only one of them runs.
 

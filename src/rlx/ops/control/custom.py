@@ -17,7 +17,8 @@ from rlx.ir.dim import Dim, Expr
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
-from rlx.ir.operand import Operand
+from rlx.ir.operand import Operand, Tensor
+from rlx.ir.tree import Nest
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 from rlx.kernel.form import Call, Form, Map
 from rlx.kernel.scalar import axes, call, const, load
@@ -97,7 +98,7 @@ def unregister_op(name: str) -> None:
     del _FUNCTIONS[name]
 
 
-def custom(name: str, *operands: Operand, **options: object) -> Any:
+def custom(name: str, *operands: Operand, **options: object) -> Tensor:
     """Call a registered op by its name.
 
     >>> _ = register_op("double", ref=lambda x: x * 2)
@@ -121,7 +122,7 @@ def _find(name: str) -> CustomFunction:
 # -- the op
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> AttrValue:
     """An option in a form that text can hold."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -132,7 +133,7 @@ def _plain(value: object) -> Any:
     raise ValueError(f"needs numbers, texts, dtypes and tuples of them, got {type(value).__name__}")
 
 
-def options(value: AttrValue) -> tuple[tuple[str, Any], ...]:
+def options(value: AttrValue) -> tuple[tuple[str, AttrValue], ...]:
     """Attribute kind: keyword options, as pairs sorted by name."""
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple(sorted((str(key), _plain(item)) for key, item in pairs))
@@ -147,7 +148,9 @@ class _custom(Op):
     user_function = "function"
     attrs = {"function": Attr(string), "version": Attr(string, ""), "options": Attr(options, ())}
 
-    def infer(self, *types: TensorType, function: str, version: str, options: Any) -> Type:
+    def infer(
+        self, *types: TensorType, function: str, version: str, options: Sequence[tuple[str, AttrValue]]
+    ) -> Type:
         found = _find(function)
         if found.version != version:
             raise UnknownOpError(
@@ -177,7 +180,13 @@ class _custom(Op):
         return _find(function).ref(*arrays, **dict(options))
 
     def vjp(
-        self, g: Any, y: Any, *operands: Node, function: str, version: str, options: Any
+        self,
+        g: Nest,
+        y: Nest,
+        *operands: Node,
+        function: str,
+        version: str,
+        options: Sequence[tuple[str, AttrValue]],
     ) -> Sequence[Node | None]:
         found = _find(function)
         if found.vjp is None:
@@ -208,14 +217,18 @@ class _custom(Op):
 
         return scan(one, None, moving)[1]
 
-    def lower(self, *types: TensorType, function: str, version: str, options: Any) -> Form:
+    def lower(
+        self, *types: TensorType, function: str, version: str, options: Sequence[tuple[str, AttrValue]]
+    ) -> Form:
         found = _find(function)
         if found.native is None:
             return Call(f"custom op {function!r} was registered without a native form; the host computes it")
         form: Form = found.native(*types, **dict(options))
         return form
 
-    def cost(self, *types: TensorType, function: str, version: str, options: Any) -> Dim:
+    def cost(
+        self, *types: TensorType, function: str, version: str, options: Sequence[tuple[str, AttrValue]]
+    ) -> Dim:
         found = _find(function)
         if found.cost is not None:
             given: Dim = found.cost(*types, **dict(options))

@@ -15,7 +15,8 @@ from rlx.ir.dim import Constraint, Dim, Expr, sym
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare, get_op
-from rlx.ir.tree import flatten, unflatten
+from rlx.ir.operand import Operand
+from rlx.ir.tree import Nest, flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.kernel.form import Form, Loop
 from rlx.ops.array.create import iota, zeros
@@ -127,7 +128,7 @@ class _loop(Op):
         return results_of(state, found, lambda: run.empty(0)[carries + 1 :])
 
     def vjp(
-        self, g: Any, y: Any, *operands: Node, bodies: Sequence[Graph], **attrs: AttrValue
+        self, g: Nest, y: Nest, *operands: Node, bodies: Sequence[Graph], **attrs: AttrValue
     ) -> list[Node | None]:
         if attrs["max_trips"] is None:
             raise GradientError(
@@ -294,7 +295,7 @@ def _idle(body: Graph, carries: int) -> Graph:
 
 
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_trips: int | None = None
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Nest, max_trips: int | None = None
 ) -> Any:
     """carry = body(carry) as long as cond(carry) holds; returns the last carry, a nested container like init.
 
@@ -318,9 +319,9 @@ def while_loop(
 
 def loop(
     body: Callable[[Any, Any], tuple[Any, Any, Any]],
-    init: Any,
-    trips: Any = None,
-    go: Any = True,
+    init: Nest,
+    trips: Operand | None = None,
+    go: Operand = True,
     max_trips: int | None = None,
     rows: Any = None,
 ) -> tuple[Any, Any]:
@@ -336,7 +337,7 @@ def loop(
     """
     carries, tree = values_of(init)
     types = [type_of(x) for x in carries]
-    graph = graph_of([trips, go, *carries])
+    graph = graph_of([x for x in (trips, go, *carries) if x is not None])
     need_arguments("loop", body, ["step", "carry"])
     traced, out = trace("body", lambda *xs: body(xs[-1], unflatten(tree, xs[:-1])), [*types, STEP], graph)
     on, carry, y = pair_of("loop", out, "go, carry, y", 3)

@@ -16,7 +16,8 @@ from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
 from rlx.ir.node import is_among
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
-from rlx.ir.tree import Tree, flatten, unflatten
+from rlx.ir.operand import Tensor
+from rlx.ir.tree import Nest, Tree, flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.kernel.form import Form, Loop
 from rlx.ops.array.create import zeros_like
@@ -106,8 +107,8 @@ class _scan(Op):
 
     def vjp(
         self,
-        g: Any,
-        y: Any,
+        g: Nest,
+        y: Nest,
         *operands: Node,
         carries: int,
         scanned: int,
@@ -189,7 +190,7 @@ class _scan(Op):
         length: Dim,
         reverse: bool,
         bodies: Sequence[Graph],
-    ) -> Any:
+    ) -> Node | tuple[Node, ...]:
         size = batch_size(flags, operands)
         made, carried = batch_carries(bodies[0], flags, size, carries)
         given = list(operands)
@@ -313,13 +314,13 @@ def _with_carries(body: Graph, carries: int) -> Graph:
 
 
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
-    length: Any = None,
+    f: Callable[[Any, Any], tuple[Nest, Nest]],
+    init: Nest,
+    xs: Nest = None,
+    length: Dim | None = None,
     reverse: bool = False,
     unroll: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Nest, Nest]:
     """carry, y = f(carry, x) for each row x of xs; returns the last carry and all y, stacked along axis 0.
 
     Carries, xs and ys may be nested tuples, lists and dicts; xs may be None if `length` is given. `f` is
@@ -358,8 +359,8 @@ def scan(
 
 
 def _unrolled(
-    f: Any, carry: Any, rows: list[Any], row_tree: Tree, steps: int, reverse: bool
-) -> tuple[Any, Any]:
+    f: Callable[..., Nest], carry: Nest, rows: list[Tensor], row_tree: Tree, steps: int, reverse: bool
+) -> tuple[Nest, Nest]:
     ys = []
     for t in reversed(range(steps)) if reverse else range(steps):
         carry, y = pair_of("scan", f(carry, unflatten(row_tree, [x[t] for x in rows])), "carry, y")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from rlx.ir.dim import Dim, substitute
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import BodyRunner, Op, Role, Sample, declare
 from rlx.ir.rebind import rebind
+from rlx.ir.tree import Nest
 from rlx.ir.types import TensorType, TupleType, Type
 from rlx.kernel.form import Form, Loop
 from rlx.kernel.rowwise import cut_axis
@@ -76,7 +76,7 @@ class _slices(Op):
 
     def ref(
         self, *arrays: np.ndarray, symbol: str, size: int, sliced: int, axes: tuple[int, ...], run: BodyRunner
-    ) -> Any:
+    ) -> tuple[np.ndarray, ...]:
         step = run.planned(0, symbol) or max(size, 1)
         parts = []
         for start in range(0, max(size, 1), step):
@@ -90,8 +90,8 @@ class _slices(Op):
 
     def vjp(
         self,
-        g: Any,
-        y: Any,
+        g: Nest,
+        y: Nest,
         *operands: Node,
         symbol: str,
         size: Dim,
@@ -115,7 +115,7 @@ class _slices(Op):
         sliced: int,
         axes: tuple[int, ...],
         bodies: Sequence[Graph],
-    ) -> Any:
+    ) -> tuple[Node, ...]:
         whole = rebind(bodies[0], {symbol: size})
         made, _ = batched(whole, flags, batch_size(flags, operands))
         return tuple(splice(made, operands, operands[0].graph))
@@ -136,7 +136,7 @@ class _slices(Op):
         return substitute(sum(map(work, inside), work(bodies[0])), {symbol: size})
 
     def samples(self) -> list[Sample]:
-        def attrs(size: Any, *axes: int) -> dict[str, Any]:
+        def attrs(size: Dim, *axes: int) -> dict[str, AttrValue]:
             return {"symbol": "rows", "size": size, "sliced": 1, "axes": axes}
 
         two = sample_body(["f64[rows,3]", "f64[3]"], lambda x, w: [x * w, x + w])

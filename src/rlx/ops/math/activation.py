@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import TypeMismatchError
-from rlx.ir.attr import Attr, one_of, real
+from rlx.ir.attr import Attr, AttrValue, one_of, real
 from rlx.ir.dtype import BOOL, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
@@ -80,7 +80,7 @@ def composite(
     doc: str,
     *,
     attrs: Mapping[str, Attr] | None = None,
-    tried: Sequence[Mapping[str, Any]] = ({},),
+    tried: Sequence[Mapping[str, AttrValue]] = ({},),
     grad: Callable[..., Sequence[Any]] | str | None = None,
     accepts: Accepts = is_real_float,
     result: DType | None = None,

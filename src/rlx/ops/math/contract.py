@@ -318,7 +318,7 @@ class _einsum(Op):
         wide = accumulate_dtype(dtype(arrays[0].dtype)).np
         inputs, output = parse_equation(equation, [a.ndim for a in arrays])
         numbers = {c: i for i, c in enumerate(sorted(set("".join(inputs))))}
-        args: list[Any] = []
+        args: list[AttrValue] = []
         for labels, a in zip(inputs, arrays, strict=True):
             args += [a.astype(wide), [numbers[c] for c in labels]]
         return np.asarray(np.einsum(*args, [numbers[c] for c in output])).astype(arrays[0].dtype)

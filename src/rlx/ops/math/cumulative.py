@@ -75,7 +75,7 @@ class Cumulation(Op):
         ]
 
 
-def _shifted(total: np.ndarray, axis: int, first: Any) -> np.ndarray:
+def _shifted(total: np.ndarray, axis: int, first: object) -> np.ndarray:
     """Exclusive from inclusive: each element takes its predecessor's value, the first one the identity."""
     out = np.full_like(total, first)
     ahead, behind = [slice(None)] * total.ndim, [slice(None)] * total.ndim

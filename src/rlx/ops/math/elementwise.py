@@ -17,6 +17,7 @@ from rlx.ir.dtype import BOOL, DType
 from rlx.ir.dtype import convert as convert_array
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
+from rlx.ir.operand import Tensor
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import call, convert, load, primitive
@@ -122,7 +123,7 @@ def make_samples(
 def table(
     name: str,
     arity: int,
-    ref: Callable[..., Any],
+    ref: Callable[..., object],
     grad: Gradient | str,
     doc: str,
     *,
@@ -139,14 +140,14 @@ def table(
     domain = ranges or [(-2.0, 2.0)] * arity
     differentiable = not isinstance(grad, str)
 
-    def vjp(self: Op, g: Node, y: Node, *operands: Node) -> list[Any]:
+    def vjp(self: Op, g: Node, y: Node, *operands: Node) -> list[Tensor]:
         assert not isinstance(grad, str)
         return [
             None if d is None else unbroadcast(d, x)
             for d, x in zip(grad(g, y, *operands), operands, strict=True)
         ]
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "__doc__": doc,
         "__module__": __name__,
         "name": name,

@@ -200,7 +200,7 @@ def random_key(seed: Any) -> Any:
 
 
 @of_one
-def random_split(key: Operand, count: Any = 2) -> Tensor:
+def random_split(key: Operand, count: Dim = 2) -> Tensor:
     """`count` new keys [count, 2] from one, independent of each other and of what is drawn with it.
 
     >>> random_split(random_key(0), 3).shape
@@ -239,7 +239,7 @@ def random_bits(
     return _random_bits(key, *given(offset), shape=as_shape(shape), dtype=dtype, stream=stream)
 
 
-def _need_float(name: str, kind: Any) -> DType:
+def _need_float(name: str, kind: DTypeLike) -> DType:
     found = dtype(kind)
     if not found.is_float or found.storage_only:
         raise DTypeError(f"{name}: gives floating-point numbers, not {found}; cast the result")
@@ -348,7 +348,7 @@ def randint(key: Operand, shape: Sizes, low: int, high: int, dtype: DTypeLike = 
     return cast(whole, dtype=kind)
 
 
-def _integer(name: str, kind: Any) -> DType:
+def _integer(name: str, kind: DTypeLike) -> DType:
     found = dtype(kind)
     if not found.is_int or found.storage_only:
         raise DTypeError(f"{name}: gives integers, not {found}")

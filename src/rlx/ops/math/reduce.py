@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, overload
+from typing import cast as cast_type
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from rlx.ir.dtype import BOOL, I64, U64, DType
 from rlx.ir.dtype import dtype as dtype_of
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
-from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
+from rlx.ir.operand import ArrayLike, DTypeLike, Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Reduce
 from rlx.kernel.scalar import axes as space_axes
@@ -99,7 +100,7 @@ class Reduction(Op):
         return out
 
 
-def _over(f: Callable[..., Any]) -> Callable[..., Any]:
+def _over(f: Callable[..., Tensor]) -> Callable[..., Any]:
     def ref(x: np.ndarray, *, axes: Sequence[int], keepdims: bool) -> np.ndarray:
         return np.asarray(f(x, axis=tuple(axes), keepdims=keepdims))
 
@@ -300,13 +301,24 @@ def summable(x: Operand, dtype: DTypeLike | None = None) -> Tensor:
     return x if wanted is own else cast(x, dtype=wanted)
 
 
-def _reducer(op: Callable[..., Any], name: str, what: str, example: str) -> Callable[..., Any]:
-    def f(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+class Reducer(Protocol):
+    """A function that reduces axes, for type checkers."""
+
+    @overload
+    def __call__(self, x: Node, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Node: ...
+    @overload
+    def __call__(
+        self, x: ArrayLike, axis: int | Sequence[int] | None = None, keepdims: bool = False
+    ) -> Tensor: ...
+
+
+def _reducer(op: Callable[..., Tensor], name: str, what: str, example: str) -> Reducer:
+    def f(x: Operand, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
         return op(x, axes=normal_axes(name, axis, rank_of(x)), keepdims=keepdims)
 
     f.__name__ = f.__qualname__ = name
     f.__doc__ = f"{what} over axes (all by default), as numpy.{name}.\n\n    {example}\n    "
-    return f
+    return cast_type(Reducer, f)
 
 
 @of_one

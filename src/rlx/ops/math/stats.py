@@ -68,7 +68,7 @@ class _dim_value(Op):
         return [Sample((), {"dim": 5, "dtype": d}) for d in ("f32", "i64", "f16")]
 
 
-def dim_value(dim: Any, dtype: DTypeLike = "i64") -> Tensor:
+def dim_value(dim: Dim, dtype: DTypeLike = "i64") -> Tensor:
     """A size (an int, a symbol's name or a dim expression) as a scalar of the graph being built.
 
     >>> dim_value(7)
@@ -77,7 +77,7 @@ def dim_value(dim: Any, dtype: DTypeLike = "i64") -> Tensor:
     return _dim_value(dim=dim, dtype=dtype)
 
 
-def count(x: Node, axes: Sequence[int]) -> Any:
+def count(x: Node, axes: Sequence[int]) -> Tensor:
     """How many elements of x there are along axes: a number, or a scalar node where a size is symbolic."""
     total: Dim = 1
     for a in axes:
@@ -143,7 +143,7 @@ def statistic(
     def meaning(x: np.ndarray, *, axes: Sequence[int], keepdims: bool) -> np.ndarray:
         return np.asarray(ref(x, axis=tuple(axes), keepdims=keepdims), x.dtype)
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "__doc__": doc,
         "__module__": __name__,
         "name": name,

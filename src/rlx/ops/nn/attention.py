@@ -345,7 +345,7 @@ class _rope(Op):
 
 def rope_tables(
     positions: Operand, dim: int, base: float = 10000.0, dtype: DTypeLike = "f32"
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """cos and sin [*positions, dim / 2] of positions times base ** (-2i / dim).
 
     >>> c, s = rope_tables(np.array([0, 1]), dim=2)

@@ -6,8 +6,6 @@ attention and rotary positions in `attention`, losses in `loss`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import OpAttributeError, ShapeError, TypeMismatchError
@@ -156,7 +154,7 @@ def _softmax_ref(x: np.ndarray, *, axis: int, masked: bool) -> np.ndarray:
     return np.where(np.all(x == -np.inf, axis=axis, keepdims=True), 0, y).astype(x.dtype) if masked else y
 
 
-def _softmax_expand(x: Node, *, axis: int, masked: bool) -> Any:
+def _softmax_expand(x: Node, *, axis: int, masked: bool) -> Node:
     top = reduce_max(x, axes=(axis,), keepdims=True)
     if not masked:
         e = exp(x - top)
@@ -284,7 +282,7 @@ class _embedding(Op):
         ]
 
 
-def embedding(table: Any, ids: Any) -> Any:
+def embedding(table: Operand, ids: Operand) -> Tensor:
     """Rows of a table [rows, features] at integer ids of any shape.
 
     >>> embedding(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1, 0, 1])).tolist()
@@ -345,7 +343,7 @@ class _swiglu(Op):
         ]
 
 
-def swiglu(gate: Any, up: Any = None) -> Any:
+def swiglu(gate: Operand, up: Operand | None = None) -> Tensor:
     """silu(gate) * up; without `up`, gate holds both as the halves of its last axis.
 
     >>> swiglu(np.array([0.0, 3.0]))

@@ -55,7 +55,7 @@ class _conv_transpose(Op):
         strides: Sequence[int],
         padding: Padding,
         dilations: Sequence[int],
-        output_padding: Any,
+        output_padding: Sequence[int],
         groups: int,
     ) -> TensorType:
         need_dtype(self.name, x, is_number)
@@ -92,7 +92,7 @@ class _conv_transpose(Op):
         strides: Sequence[int],
         padding: Padding,
         dilations: Sequence[int],
-        output_padding: Any,
+        output_padding: Sequence[int],
         groups: int,
     ) -> np.ndarray:
         wide = accumulate_dtype(dtype(x.dtype)).np
@@ -127,7 +127,7 @@ class _conv_transpose(Op):
         strides: Sequence[int],
         padding: Padding,
         dilations: Sequence[int],
-        output_padding: Any,
+        output_padding: Sequence[int],
         groups: int,
     ) -> Node:
         size = self.infer(
@@ -182,7 +182,7 @@ def conv_transpose(
     bias: Operand | None = None,
     strides: int | Sequence[int] = 1,
     padding: PaddingLike = None,
-    output_padding: Any = 0,
+    output_padding: int | Sequence[int] = 0,
     dilations: int | Sequence[int] = 1,
     groups: int = 1,
     size: Sequence[Dim] | None = None,

@@ -19,7 +19,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
-from rlx.ir.types import TensorType, TupleType
+from rlx.ir.types import TensorType, TupleType, Type
 from rlx.ops.array.create import iota
 from rlx.ops.array.shape import reshape, slice_axis
 from rlx.ops.math.contract import einsum
@@ -374,7 +374,7 @@ class _batch_norm(_ChannelNorm):
     ref = staticmethod(in_f32(_batch_norm_ref))
     expand = staticmethod(expand_in_f32(_batch_norm_expand))
 
-    def infer(self, *types: TensorType, eps: float, training: bool, momentum: float) -> Any:
+    def infer(self, *types: TensorType, eps: float, training: bool, momentum: float) -> Type:
         x = self.check(*types)
         return TupleType((x, types[3], types[4])) if training else x
 

@@ -24,8 +24,15 @@ class _rnn(Recurrent):
     defaults = ("tanh",)
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
-    ) -> list[Any]:
+        self,
+        do: Arithmetic,
+        x: Tensor,
+        state: Sequence[Tensor],
+        r: Tensor,
+        inner: Tensor,
+        peephole: Tensor,
+        **attrs: object,
+    ) -> list[Tensor]:
         return [do.gate(0, x + do.product(state[0], r))]
 
     def samples(self) -> list[Sample]:
@@ -62,7 +69,7 @@ class _gru(Recurrent):
     defaults = ("sigmoid", "tanh")
     attrs = {**Recurrent.attrs, "linear_before_reset": Attr(boolean, False)}
 
-    def split_bias(self, wb: Any, rb: Any, *, on_nodes: bool, **attrs: object) -> tuple[Any, Any]:
+    def split_bias(self, wb: Tensor, rb: Tensor, *, on_nodes: bool, **attrs: object) -> tuple[Tensor, Tensor]:
         if not attrs["linear_before_reset"]:
             return wb + rb, None
         hidden = rb.shape[0] // 3
@@ -72,8 +79,15 @@ class _gru(Recurrent):
         return wb + np.concatenate([rb[: 2 * hidden], rb[2 * hidden :] * 0]), rb[2 * hidden :]
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
-    ) -> list[Any]:
+        self,
+        do: Arithmetic,
+        x: Tensor,
+        state: Sequence[Tensor],
+        r: Tensor,
+        inner: Tensor,
+        peephole: Tensor,
+        **attrs: object,
+    ) -> list[Tensor]:
         (h,) = state
         hidden = h.shape[-1]
         xz, xr, xn = do.gates(x, 3)
@@ -120,8 +134,15 @@ class _lstm(Recurrent):
     attrs = {**Recurrent.attrs, "input_forget": Attr(boolean, False)}
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
-    ) -> list[Any]:
+        self,
+        do: Arithmetic,
+        x: Tensor,
+        state: Sequence[Tensor],
+        r: Tensor,
+        inner: Tensor,
+        peephole: Tensor,
+        **attrs: object,
+    ) -> list[Tensor]:
         h, c = state
         i, o, f, new = do.gates(x + do.product(h, r), 4)
         pi, po, pf = (None, None, None) if peephole is None else do.gates(peephole, 3)

@@ -18,6 +18,7 @@ from rlx.ir.attr import Attr, AttrValue, one_of, optional, real, reals, strings
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, MultiOp, Sample
+from rlx.ir.operand import Tensor
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.ops.array.create import iota, zeros
 from rlx.ops.array.shape import concat, reshape, slice_axis
@@ -46,8 +47,8 @@ EXTRAS = ("bias", "lens", "initial_h", "initial_c", "peephole")
 class Activation:
     """One of ONNX's activations: its meaning on arrays, on nodes, and defaults of the numbers it takes."""
 
-    ref: Callable[..., Any]
-    node: Callable[..., Any]
+    ref: Callable[..., object]
+    node: Callable[..., object]
     defaults: tuple[float, ...] = ()
 
 
@@ -85,7 +86,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 class Arithmetic:
     """The few functions in which a cell is written, on arrays or on nodes."""
 
-    def __init__(self, attrs: Mapping[str, Any], direction: int, on_nodes: bool) -> None:
+    def __init__(self, attrs: Mapping[str, AttrValue], direction: int, on_nodes: bool) -> None:
         per = len(attrs["activations"]) // len(DIRECTIONS[attrs["direction"]])
         first = direction * per
         self.on_nodes, self.limit = on_nodes, attrs["clip"]
@@ -93,14 +94,14 @@ class Arithmetic:
             (attrs["activations"][i], attrs["alpha"][i], attrs["beta"][i]) for i in range(first, first + per)
         ]
 
-    def activate(self, number: int, x: Any) -> Any:
+    def activate(self, number: int, x: Tensor) -> Tensor:
         """Activation f, g or h (0, 1, 2)."""
         name, *numbers = self.chosen[number]
         found = ACTIVATIONS[name]
         used = numbers[: len(found.defaults)]
         return found.node(x, *used) if self.on_nodes else found.ref(x, *used)
 
-    def gate(self, number: int, x: Any) -> Any:
+    def gate(self, number: int, x: Tensor) -> Tensor:
         """A gate: its clipped sum, activated."""
         if self.limit is None:
             clipped = x
@@ -110,11 +111,11 @@ class Arithmetic:
             clipped = np.clip(x, -self.limit, self.limit)
         return self.activate(number, clipped)
 
-    def product(self, h: Any, r: Any) -> Any:
+    def product(self, h: Tensor, r: Tensor) -> Tensor:
         """h [batch, hidden] with rows of r [gates, hidden]."""
         return dot_general(h, r, ((1,), (1,))) if self.on_nodes else h @ r.T
 
-    def gates(self, x: Any, count: int) -> list[Any]:
+    def gates(self, x: Tensor, count: int) -> list[Tensor]:
         """Equal parts of the last axis."""
         size = x.shape[-1] // count
         return [
@@ -122,7 +123,7 @@ class Arithmetic:
             for i in range(count)
         ]
 
-    def rows(self, r: Any, start: Dim, size: Dim) -> Any:
+    def rows(self, r: Tensor, start: Dim, size: Dim) -> Tensor:
         return slice_axis(r, 0, start, size) if self.on_nodes else r[start : start + size]
 
 
@@ -146,13 +147,20 @@ class Recurrent(MultiOp):
         "clip": Attr(optional(real), None),
     }
 
-    def split_bias(self, wb: Any, rb: Any, *, on_nodes: bool, **attrs: object) -> tuple[Any, Any]:
+    def split_bias(self, wb: Tensor, rb: Tensor, *, on_nodes: bool, **attrs: object) -> tuple[Tensor, Tensor]:
         """Bias of the product with x, bias inside the step (None if there is none)."""
         return wb + rb, None
 
     def cell(
-        self, do: Arithmetic, x: Any, state: Sequence[Any], r: Any, inner: Any, peephole: Any, **attrs: object
-    ) -> list[Any]:
+        self,
+        do: Arithmetic,
+        x: Tensor,
+        state: Sequence[Tensor],
+        r: Tensor,
+        inner: Tensor,
+        peephole: Tensor,
+        **attrs: object,
+    ) -> list[Tensor]:
         """New state from x [batch, gates * hidden] (product and bias included) and the old state."""
         raise NotImplementedError
 
@@ -286,8 +294,8 @@ class Recurrent(MultiOp):
                 row: tuple[Node, Node | None],
                 do: Arithmetic = do,
                 weights: Node = weights,
-                inner: Any = inner,
-                peephole: Any = peephole,
+                inner: Tensor = inner,
+                peephole: Tensor = peephole,
             ) -> tuple[list[Node], Node]:
                 now, active = row
                 new = self.cell(do, now, state, weights, inner, peephole, **attrs)
@@ -307,12 +315,12 @@ class Recurrent(MultiOp):
         """A sample: x, w, r and further operands by type; lens by value."""
         sides = len(DIRECTIONS[attrs.get("direction", "forward")])
         attrs = self.normal(sides, attrs)
-        args: list[Any] = [Arg(t, -1, 1) for t in types]
+        args: list[object] = [Arg(t, -1, 1) for t in types]
         if lens is not None:
             args.insert(3 + extras.index("lens"), np.array(lens, np.int32))
         return Sample(tuple(args), {"extras": tuple(extras), **attrs}, grad=grad)
 
-    def normal(self, sides: int, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    def normal(self, sides: int, attrs: Mapping[str, AttrValue]) -> dict[str, Any]:
         """Attributes in canonical form: one activation with two numbers per place.
 
         As in ONNX, `alpha` and `beta` list numbers only for those activations that take them.

@@ -104,7 +104,7 @@ class _resize(Op):
 
     def samples(self) -> list[Sample]:
         def one(
-            type_: str, axes: Any, sizes: Any, scales: Any = None, roi: Any = None, **more: AttrValue
+            type_: str, axes: Any, sizes: object, scales: Any = None, roi: Any = None, **more: AttrValue
         ) -> Sample:
             grad = more.pop("grad", True)
             attrs = {"axes": axes, "sizes": sizes, "scales": scales or (None,) * len(axes), **more}
@@ -159,7 +159,7 @@ def _element(x: Node, i: int) -> Node:
     return made
 
 
-def _back(y: Node, own: DType) -> Any:
+def _back(y: Node, own: DType) -> Node:
     """To x's dtype: integers are rounded and kept in range."""
     if y.dtype is own:
         return y
@@ -251,7 +251,7 @@ def _rounded(c: Node, nearest: str) -> Node:
 def _blend(y: Node, axis: int, taps: Sequence[Tap], exclude_outside: bool) -> Node:
     """The weighted sum of a few neighbours along an axis."""
     d = y.shape[axis]
-    weights: list[Any] = [t.weight for t in taps]
+    weights: list[AttrValue] = [t.weight for t in taps]
     if exclude_outside:
         weights = [w * cast(is_inside(t.index, d), dtype=F64) for w, t in zip(weights, taps, strict=True)]
         total = weights[0]

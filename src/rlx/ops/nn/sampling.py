@@ -7,11 +7,11 @@ centre of the first one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64, DType
 from rlx.ir.graph import Node
+from rlx.ir.operand import Tensor
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import reshape
 from rlx.ops.math.elementwise import cast, floor, logical_and, maximum, minimum, where
@@ -28,7 +28,7 @@ class Tap:
     weight: Node | None
 
 
-def extent_of(d: Dim, dtype: DType) -> Any:
+def extent_of(d: Dim, dtype: DType) -> Tensor:
     """A size as a number to compute with: a float, or a scalar node where it is symbolic."""
     return float(d) if isinstance(d, int) else dim_value(d, dtype)
 
@@ -42,10 +42,10 @@ def positions(n: Dim, dtype: DType) -> Node:
 def cubic_weights(f: Node, a: float) -> list[Node]:
     """Keys' weights of the elements at -1, 0, 1, 2 around a fraction f."""
 
-    def near(t: Node) -> Any:
+    def near(t: Node) -> Node:
         return ((a + 2) * t - (a + 3)) * t * t + 1.0
 
-    def far(t: Node) -> Any:
+    def far(t: Node) -> Node:
         return ((t - 5.0) * t + 8.0) * t * a - 4 * a
 
     return [far(f + 1.0), near(f), near(1.0 - f), far(2.0 - f)]

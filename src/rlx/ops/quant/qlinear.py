@@ -112,7 +112,7 @@ class Parts(Protocol):
 
     def rows(self) -> Node: ...
 
-    def depth(self) -> Any: ...
+    def depth(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ class Meeting:
         total = reduce_sum(to(self.a, I32), axes=self.at.lhs_contract, keepdims=True)
         return self.beside(total, left=True)
 
-    def depth(self) -> Any:
+    def depth(self) -> Tensor:
         count: Dim = 1
         for i in self.at.lhs_contract:
             count = count * self.a.shape[i]

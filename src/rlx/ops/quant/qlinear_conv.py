@@ -67,7 +67,7 @@ class Windows:
     x: Node
     w: Node
     groups: int
-    geometry: Mapping[str, Any]
+    geometry: Mapping[str, AttrValue]
     fill: int | None
 
     def conv(self, x: Node, w: Node) -> Node:
@@ -110,7 +110,7 @@ class Windows:
 
 
 def convolution(
-    x: Node, w: Node, zeros: Mapping[str, Node | None], groups: int, geometry: Mapping[str, Any]
+    x: Node, w: Node, zeros: Mapping[str, Node | None], groups: int, geometry: Mapping[str, AttrValue]
 ) -> Node:
     """conv(x - zx, w - zw) in i32; padding adds nothing."""
     x, left = unsigned_factor(x, zeros.get("left"))
@@ -125,7 +125,11 @@ def convolution(
 
 
 def convolution_ref(
-    x: np.ndarray, w: np.ndarray, zeros: Mapping[str, np.ndarray], groups: int, geometry: Mapping[str, Any]
+    x: np.ndarray,
+    w: np.ndarray,
+    zeros: Mapping[str, np.ndarray],
+    groups: int,
+    geometry: Mapping[str, AttrValue],
 ) -> np.ndarray:
     zw = zeros.get("right")
     kernel = shifted(w, zw if zw is None or zw.ndim == 0 else zw.reshape(-1, *(1,) * (w.ndim - 1)))
@@ -144,7 +148,7 @@ def convolution_ref(
 
 
 def _conv_type(
-    name: str, x: TensorType, w: TensorType, groups: int, geometry: Mapping[str, Any]
+    name: str, x: TensorType, w: TensorType, groups: int, geometry: Mapping[str, AttrValue]
 ) -> TensorType:
     check_bytes(name, x, w)
     out: TensorType = get_op("conv").infer(x, w, groups=groups, out_dtype=I32, **geometry)

@@ -130,8 +130,8 @@ class _quantize(Op):
         scale: TensorType,
         *zero: TensorType,
         dtype: DType,
-        axis: Any,
-        block: Any,
+        axis: int | None,
+        block: int | None,
         saturate: bool,
     ) -> TensorType:
         if x.dtype is not I32:
@@ -152,8 +152,8 @@ class _quantize(Op):
         scale: np.ndarray,
         *zero: np.ndarray,
         dtype: DType,
-        axis: Any,
-        block: Any,
+        axis: int | None,
+        block: int | None,
         saturate: bool,
     ) -> np.ndarray:
         wide = np.float64 if np.float64 in (x.dtype, scale.dtype) else np.float32
@@ -167,7 +167,14 @@ class _quantize(Op):
         return level.astype(np.int32).astype(dtype.np)
 
     def expand(
-        self, x: Node, scale: Node, *zero: Node, dtype: DType, axis: Any, block: Any, saturate: bool
+        self,
+        x: Node,
+        scale: Node,
+        *zero: Node,
+        dtype: DType,
+        axis: int | None,
+        block: int | None,
+        saturate: bool,
     ) -> Node:
         wide = compute_dtype(x.dtype, scale.dtype)
         ratio = to(x, wide) / spread(to(scale, wide), x, axis, block)
@@ -251,7 +258,13 @@ class _dequantize(Op):
     attrs = {**_PLACE, "dtype": Attr(optional(dtype_kind), None)}
 
     def infer(
-        self, x: TensorType, scale: TensorType, *zero: TensorType, axis: Any, block: Any, dtype: DType | None
+        self,
+        x: TensorType,
+        scale: TensorType,
+        *zero: TensorType,
+        axis: int | None,
+        block: int | None,
+        dtype: DType | None,
     ) -> TensorType:
         if not is_quantized(x.dtype) and x.dtype is not I32:
             raise DTypeError(f"dequantize: {x} is not quantised; it must have an integer, f8 or f4 dtype")
@@ -264,7 +277,13 @@ class _dequantize(Op):
         return out
 
     def ref(
-        self, x: np.ndarray, scale: np.ndarray, *zero: np.ndarray, axis: Any, block: Any, dtype: DType | None
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        *zero: np.ndarray,
+        axis: int | None,
+        block: int | None,
+        dtype: DType | None,
     ) -> np.ndarray:
         wide = np.float64 if scale.dtype == np.float64 else np.float32
         exact = np.float32 if dtype_is_float(x) else np.int64
@@ -274,7 +293,9 @@ class _dequantize(Op):
         out = level.astype(wide) * spread_array(scale, x.shape, axis, block).astype(wide)
         return convert_array(out, scale.dtype if dtype is None else dtype)
 
-    def expand(self, x: Node, scale: Node, *zero: Node, axis: Any, block: Any, dtype: DType | None) -> Node:
+    def expand(
+        self, x: Node, scale: Node, *zero: Node, axis: int | None, block: int | None, dtype: DType | None
+    ) -> Node:
         wide = compute_dtype(scale.dtype)
         exact = F32 if x.dtype.is_float else I32
         level = to(x, exact)
@@ -344,7 +365,7 @@ class _dynamic_quantize(MultiOp):
             raise DTypeError(f"dynamic_quantize: cannot quantise to {dtype}; use u8 or i8")
         return TupleType((x.with_dtype(dtype), TensorType(x.dtype, ()), TensorType(dtype, ())))
 
-    def ref(self, x: np.ndarray, *, dtype: DType) -> Any:
+    def ref(self, x: np.ndarray, *, dtype: DType) -> tuple[np.ndarray, ...]:
         wide = np.float64 if x.dtype == np.float64 else np.float32
         values: Any = x.astype(wide)
         low, high = wide(np.min(values, initial=0)), wide(np.max(values, initial=0))
@@ -403,7 +424,13 @@ class _fake_quantize(Op):
     attrs = {"dtype": Attr(dtype_kind), **_PLACE}
 
     def infer(
-        self, x: TensorType, scale: TensorType, *zero: TensorType, dtype: DType, axis: Any, block: Any
+        self,
+        x: TensorType,
+        scale: TensorType,
+        *zero: TensorType,
+        dtype: DType,
+        axis: int | None,
+        block: int | None,
     ) -> TensorType:
         get_op("quantize").infer(x, scale, *zero, dtype=dtype, axis=axis, block=block, saturate=True)
         need_dtype(self.name, x, is_real_float)
@@ -414,16 +441,24 @@ class _fake_quantize(Op):
         return x
 
     def ref(
-        self, x: np.ndarray, scale: np.ndarray, *zero: np.ndarray, dtype: DType, axis: Any, block: Any
-    ) -> Any:
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        *zero: np.ndarray,
+        dtype: DType,
+        axis: int | None,
+        block: int | None,
+    ) -> np.ndarray:
         wide = np.float64 if x.dtype == np.float64 else np.float32
         steps = spread_array(scale, x.shape, axis, block).astype(wide)
         offset = spread_array(zero[0], x.shape, axis, block).astype(wide) if zero else wide(0)
-        values: Any = x.astype(wide)
+        values: Tensor = x.astype(wide)
         level = np.clip(np.rint(values / steps) + offset, dtype.min_value, dtype.max_value)
         return convert_array((level - offset) * steps, x.dtype)
 
-    def expand(self, x: Node, scale: Node, *zero: Node, dtype: DType, axis: Any, block: Any) -> Any:
+    def expand(
+        self, x: Node, scale: Node, *zero: Node, dtype: DType, axis: int | None, block: int | None
+    ) -> Node:
         wide = compute_dtype(x.dtype)
         steps = spread(to(scale, wide), x, axis, block)
         level = round(to(x, wide) / steps)
@@ -431,7 +466,15 @@ class _fake_quantize(Op):
         return to(minimum(maximum(level, low), high) * steps, x.dtype)
 
     def vjp(
-        self, g: Node, y: Node, x: Node, scale: Node, *zero: Node, dtype: DType, axis: Any, block: Any
+        self,
+        g: Node,
+        y: Node,
+        x: Node,
+        scale: Node,
+        *zero: Node,
+        dtype: DType,
+        axis: int | None,
+        block: int | None,
     ) -> list[Node | None]:
         wide = compute_dtype(x.dtype)
         steps = spread(to(scale, wide), x, axis, block)
@@ -459,10 +502,10 @@ class _fake_quantize(Op):
         ]
 
 
-def _ends(x: Node, *zero: Node, dtype: DType, axis: int | None, block: int | None) -> tuple[Any, Any]:
+def _ends(x: Node, *zero: Node, dtype: DType, axis: int | None, block: int | None) -> tuple[Tensor, Tensor]:
     """Least and greatest number of steps from 0 that a dtype can hold."""
-    low: Any = float(dtype.min_value)
-    high: Any = float(dtype.max_value)
+    low: Tensor = float(dtype.min_value)
+    high: Tensor = float(dtype.max_value)
     for z in zero:
         offset = spread(to(z, compute_dtype(x.dtype)), x, axis, block)
         low, high = low - offset, high - offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class _Transform(Op):
         "axis": Attr(integer, -1),
         "norm": Attr(one_of(*NORMS), "backward"),
     }
-    numpy: Any
+    numpy: Callable[..., np.ndarray]
     complex_in = True  # whether a complex operand is accepted
     real_in = True
     real_out = False
@@ -318,7 +318,9 @@ def _dft_length(d: Dim, n: Dim | None, inverse: bool, onesided: bool) -> Dim:
 
 
 @of_one
-def dft(x: Operand, axis: int = -2, n: Any = None, inverse: bool = False, onesided: bool = False) -> Tensor:
+def dft(
+    x: Operand, axis: int = -2, n: Dim | None = None, inverse: bool = False, onesided: bool = False
+) -> Tensor:
     """ONNX DFT of x [.., 1 or 2 parts] along an axis, cut or filled to n elements.
 
     >>> dft(np.array([[1.0], [0.0]]), axis=0)

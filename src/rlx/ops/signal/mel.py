@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -126,7 +126,7 @@ def _frames(n: Dim, n_fft: int, hop: int, center: bool) -> Dim:
     return (total - n_fft) // hop + 1
 
 
-def _check(name: str, x: TensorType, how: Any) -> None:
+def _check(name: str, x: TensorType, how: Mapping[str, AttrValue]) -> None:
     if x.dtype.name not in ("f32", "f64") or x.rank < 1:
         raise DTypeError(f"{name}: the signal {x} is not f32 or f64 [.., time]")
     if how["n_fft"] < 1 or how["hop"] < 1 or how["power"] not in (1, 2):
@@ -137,7 +137,7 @@ def _check(name: str, x: TensorType, how: Any) -> None:
         raise ShapeError(f"{name}: the signal {x} is shorter than the {least} elements that a frame needs")
 
 
-def _filters(how: Any) -> np.ndarray:
+def _filters(how: Mapping[str, AttrValue]) -> np.ndarray:
     norm = None if how["norm"] == "none" else how["norm"]
     return mel_filter_bank(
         how["n_mels"],
@@ -151,14 +151,14 @@ def _filters(how: Any) -> np.ndarray:
     )
 
 
-def _centred(x: Node, how: Any) -> Node:
+def _centred(x: Node, how: Mapping[str, AttrValue]) -> Node:
     """The signal mirrored at both ends, so that frame i is centred on element i * hop."""
     side = how["n_fft"] // 2 if how["center"] else 0
     made: Node = pad(x, (*((0, 0),) * (x.rank - 1), (side, side)), mode="reflect") if side else x
     return made
 
 
-def _spectra(x: Node, taper: Node, how: Any) -> tuple[Node, Node]:
+def _spectra(x: Node, taper: Node, how: Mapping[str, AttrValue]) -> tuple[Node, Node]:
     n_fft = how["n_fft"]
     frames = windows(x, (n_fft,), strides=how["hop"])
     re, im = rfft_split(frames * taper)
@@ -170,7 +170,7 @@ def _swapped(x: Operand) -> Tensor:
     return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _constants(x: Node, how: Any) -> tuple[Node, Node]:
+def _constants(x: Node, how: Mapping[str, AttrValue]) -> tuple[Node, Node]:
     taper = window_values(how["window"], how["n_fft"]).astype(x.dtype.np)
     return x.graph.constant(taper), x.graph.constant(_filters(how).T.astype(x.dtype.np))
 
@@ -211,7 +211,7 @@ class _log_mel(Op):
         return [Sample((Arg(t),), attrs, grad=grad) for t, attrs, grad in _cases()]
 
 
-def _cases() -> list[tuple[str, dict[str, Any], bool]]:
+def _cases() -> list[tuple[str, dict[str, AttrValue], bool]]:
     small = {"sample_rate": 8000.0, "n_fft": 8, "hop": 3, "n_mels": 3, "fmax": 3500.0}
     return [
         ("f32[12]", small, True),
@@ -223,7 +223,7 @@ def _cases() -> list[tuple[str, dict[str, Any], bool]]:
     ]
 
 
-def _ref_mel(x: np.ndarray, how: Any) -> tuple[np.ndarray, np.ndarray]:
+def _ref_mel(x: np.ndarray, how: Mapping[str, AttrValue]) -> tuple[np.ndarray, np.ndarray]:
     """Mel spectrum [.., frames, n_mels] and complex spectrum [.., frames, bins], in f64."""
     n_fft, hop = how["n_fft"], how["hop"]
     side = n_fft // 2 if how["center"] else 0
@@ -287,7 +287,7 @@ class _log_mel_backward(Op):
         return out
 
 
-def _backward(g: Node, x: Node, how: Any) -> Node:
+def _backward(g: Node, x: Node, how: Mapping[str, AttrValue]) -> Node:
     taper, filters = _constants(x, how)
     wide = _centred(x, how)
     re, im = _spectra(wide, taper, how)
@@ -305,7 +305,7 @@ def _backward(g: Node, x: Node, how: Any) -> Node:
     return _uncentred(fold_windows(frames, (wide.shape[-1],), strides=how["hop"]), x, how)
 
 
-def _uncentred(gy: Node, x: Node, how: Any) -> Node:
+def _uncentred(gy: Node, x: Node, how: Mapping[str, AttrValue]) -> Node:
     """The adjoint of `_centred`: what mirrored elements got belongs to those they mirror."""
     side = how["n_fft"] // 2 if how["center"] else 0
     if not side:
@@ -319,7 +319,7 @@ def _uncentred(gy: Node, x: Node, how: Any) -> Node:
     return made
 
 
-def log_mel_backward(g: Any, x: Operand, **options: object) -> Any:
+def log_mel_backward(g: Node, x: Operand, **options: object) -> Tensor:
     """The gradient of `log_mel(x, **options)` by x, given that of its result.
 
     >>> log_mel_backward(np.ones((8, 11)), np.sin(np.arange(1600.0)), n_mels=8).shape

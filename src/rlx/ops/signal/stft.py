@@ -24,7 +24,7 @@ from rlx.ops.math.reduce import sum as sum_over
 from rlx.ops.rules import normal_axis, shape_of
 from rlx.ops.signal.fft import dft, resized
 from rlx.ops.signal.fft_split import fft_split, half_bins, irfft_split, rfft_split
-from rlx.ops.signal.tapers import parse_window, window_values
+from rlx.ops.signal.tapers import Window, parse_window, window_values
 
 SEGMENTS = {
     "window": Attr(string, "hann"),  # the taper's name; a taper that is an operand goes before it
@@ -192,7 +192,7 @@ def amplitude(taper: Operand, scaling: str, fs: float) -> Tensor:
     return 1.0 / (np.sum(weights) if scaling == "spectrum" else np.sqrt(np.sum(weights * weights) * fs))
 
 
-def _short_frames(type_: str, *taper: Any, grad: bool = True, **more: object) -> Sample:
+def _short_frames(type_: str, *taper: object, grad: bool = True, **more: object) -> Sample:
     attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
     return Sample((Arg(type_), *taper), attrs, grad=grad)
 
@@ -339,7 +339,7 @@ def segment_attrs(
     name: str, n: Dim | None, window: Any, nperseg: Any, noverlap: int | None, nfft: int | None
 ) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """Attributes of segments with SciPy's defaults, and the taper as an operand if it is an array."""
-    operands: tuple[Any, ...] = ()
+    operands: tuple[Tensor, ...] = ()
     if not isinstance(window, (str, tuple)):
         operands, length = (window,), shape_of(window)[0]
         if nperseg is not None and nperseg != length:
@@ -378,7 +378,7 @@ def back_from(x: Operand, source: int, axis: int) -> Tensor:
 def stft(
     x: Operand,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window | Operand = "hann",
     nperseg: int | None = 256,
     noverlap: int | None = None,
     nfft: int | None = None,
@@ -414,7 +414,7 @@ def stft(
 def istft(
     z: Operand,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window | Operand = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
     nfft: int | None = None,

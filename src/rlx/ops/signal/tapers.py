@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from rlx.ops.nn.sampling import extent_of, positions
 from rlx.ops.rules import is_real_float, need_dtype
 
 # windows that are a sum of cosines: coefficients of cos(0), -cos(t), cos(2t), ...
+Window: TypeAlias = str | tuple[str | float, ...]
+"""A window by its name: "hann", ("kaiser", 8.6) or "kaiser:8.6"."""
+
 COSINES = {
     "boxcar": (1.0,),
     "hann": (0.5, 0.5),
@@ -69,7 +72,7 @@ class _cosine_window(Op):
         steps = size if periodic else size - 1.0
         steps = max(steps, 1.0) if isinstance(steps, float) else maximum(steps, 1.0)
         t = (at * (2 * math.pi)) / steps
-        total: Any = at * 0.0 + coefficients[0]
+        total: Tensor = at * 0.0 + coefficients[0]
         for k, c in enumerate(coefficients[1:], 1):
             total = total + cos(t * float(k)) * (c * (-1) ** k)
         only = minimum_one(size)  # a single element is 1
@@ -84,12 +87,12 @@ class _cosine_window(Op):
         return [*out, Sample((), {"n": 0, "coefficients": (0.5, 0.5), "dtype": "f64"})]
 
 
-def minimum_one(size: Any) -> Any:
+def minimum_one(size: Tensor) -> Tensor:
     """1 where a size is 1 (or 0), else 0."""
     return maximum(2.0 - size, 0.0) if isinstance(size, Node) else float(size <= 1)
 
 
-def parse_window(window: str | tuple[Any, ...]) -> tuple[str, float | None]:
+def parse_window(window: Window) -> tuple[str, float | None]:
     """A window's name and parameter: "hann", ("kaiser", 8.6) or "kaiser:8.6"."""
     text = window if isinstance(window, str) else ":".join(map(str, window))
     name, colon, rest = text.partition(":")
@@ -102,7 +105,7 @@ def parse_window(window: str | tuple[Any, ...]) -> tuple[str, float | None]:
         raise OpAttributeError(f"the parameter of the window {window!r} is not a number") from None
 
 
-def window_values(window: str | tuple[Any, ...], n: int, periodic: bool = True) -> np.ndarray:
+def window_values(window: Window, n: int, periodic: bool = True) -> np.ndarray:
     """The n elements of a window in f64; a periodic one is the first n of a symmetric one of n + 1."""
     name, parameter = parse_window(window)
     if n <= 1:
@@ -119,7 +122,7 @@ def window_values(window: str | tuple[Any, ...], n: int, periodic: bool = True) 
     return np.asarray(np.i0(parameter * np.sqrt(1 - (2 * t / steps - 1) ** 2)) / np.i0(parameter))
 
 
-def get_window(window: Any, n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Any:
+def get_window(window: Window, n: Dim, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
     """A window of n elements by name, as scipy.signal.get_window; n may be symbolic for sums of cosines.
 
     boxcar, hann, hamming, blackman, nuttall, blackmanharris, flattop, bartlett, cosine, ("kaiser", beta).
@@ -135,11 +138,11 @@ def get_window(window: Any, n: Any, periodic: bool = True, dtype: DTypeLike = "f
     return _cosine_window(n=n, coefficients=COSINES[name], periodic=periodic, dtype=dtype)
 
 
-def _np(d: Any) -> Any:
+def _np(d: DTypeLike) -> np.dtype:
     return dtype(d).np
 
 
-def hann_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
+def hann_window(n: Dim, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
     """The Hann window.
 
     >>> hann_window(4)
@@ -148,7 +151,7 @@ def hann_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Tens
     return get_window("hann", n, periodic, dtype)
 
 
-def hamming_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32", alpha: float = 0.54) -> Tensor:
+def hamming_window(n: Dim, periodic: bool = True, dtype: DTypeLike = "f32", alpha: float = 0.54) -> Tensor:
     """The Hamming window alpha - (1 - alpha) * cos(t); ONNX has alpha = 25 / 46.
 
     >>> hamming_window(2)
@@ -157,7 +160,7 @@ def hamming_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32", alph
     return _cosine_window(n=n, coefficients=(alpha, 1 - alpha), periodic=periodic, dtype=dtype)
 
 
-def blackman_window(n: Any, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
+def blackman_window(n: Dim, periodic: bool = True, dtype: DTypeLike = "f32") -> Tensor:
     """The Blackman window.
 
     >>> blackman_window(3, periodic=False).round(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from rlx.ops.signal.stft import (
     segment_spectra,
     taper_of,
 )
-from rlx.ops.signal.tapers import window_values
+from rlx.ops.signal.tapers import Window, window_values
 
 WELCH = {
     **SEGMENTS,
@@ -53,7 +53,7 @@ def _segments(x: TensorType, nperseg: int, noverlap: int) -> Dim:
     return (x.shape[-1] - nperseg) // (nperseg - noverlap) + 1
 
 
-def _check(name: str, x: TensorType, taper: Sequence[TensorType], how: Any) -> None:
+def _check(name: str, x: TensorType, taper: Sequence[TensorType], how: Mapping[str, AttrValue]) -> None:
     check_segments(name, x, taper, how["window"], how["nperseg"], how["noverlap"], how["nfft"])
     if x.dtype.is_complex:
         raise DTypeError(f"{name}: the signal {x} is complex; transform its real and imaginary parts")
@@ -182,7 +182,7 @@ def _arranged(
 def welch(
     x: Operand,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window | Operand = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
     nfft: int | None = None,
@@ -285,7 +285,7 @@ def ref_peaks(p: np.ndarray, k: int, spacing: float) -> tuple[np.ndarray, np.nda
     return at.reshape(shape), value.reshape(shape)
 
 
-def spectral_peaks(p: Operand, k: int, spacing: float = 1.0) -> tuple[Any, Any]:
+def spectral_peaks(p: Operand, k: int, spacing: float = 1.0) -> tuple[Tensor, Tensor]:
     """The k highest strict local maxima along the last axis: positions times spacing, values; 0 if missing.
 
     >>> spectral_peaks(np.array([0.0, 2.0, 1.0, 5.0, 0.0]), 2)
@@ -372,14 +372,14 @@ def welch_peaks(
     x: Operand,
     k: int,
     fs: float = 1.0,
-    window: Any = "hann",
+    window: Window | Operand = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
     nfft: int | None = None,
     detrend: str | bool = "constant",
     scaling: str = "density",
     axis: int = -1,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """Frequencies and powers of the k highest peaks of `welch`, highest first; 0 if missing.
 
     >>> f, p = welch_peaks(np.sin(np.arange(64.0)), 1, nperseg=16)

@@ -6,8 +6,6 @@ Stored as bytes: where each column starts (i64, one more than there are columns)
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import InputError, ShapeError
@@ -32,7 +30,7 @@ class SparseColumns:
     k: int
     n: int
     room: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype
 
     @property
     def rows_at(self) -> int:

@@ -155,7 +155,7 @@ def scan_with_batch(n: Call) -> Outputs:
     for b in range(batch):
         one = [ops.squeeze(ops.slice_axis(x, 0, b, 1), 0) for x in operands]
         parts.append(scanned(n, body, one[:states], one[states:], directions, [0] * count, None, None))
-    return tuple(ops.stack([p[i] for p in parts]) for i in range(len(parts[0])))
+    return tuple(ops.stack([as_tensor(p[i]) for p in parts]) for i in range(len(parts[0])))
 
 
 @onnx_op("Scan", since=9)

@@ -152,6 +152,7 @@ class _Loop:
             return True, *self.step(i, carry)[1:]
 
         count = self.ahead.count
+        assert count is not None, "else it is a loop"
         trips = count if isinstance(count, int) else ops.dim_value(count, "i64")
         final, stacked = ops.loop(step, [self.start[k] for k in self.kept], trips=trips)
         return results([*self.ends(dict(zip(self.kept, final, strict=True))), *stacked])
