@@ -1,13 +1,13 @@
 """Collectives against a memcpy that all ranks do at the same time, in the same lap.
 
-    python bench/collectives.py            # where mpi4py is: under mpiexec, MPI's collectives beside ours
+    python bench/collectives.py            # where mpi4py is: under mpiexec, MPI's collectives next to ours
     python bench/collectives.py --no-mpi   # processes with shared memory, started by rlx itself
 
 Every lap runs each candidate once, so a noisy neighbour hits all of them; the ratio of a lap is memcpy time
-per byte over candidate time per byte moved, and the median over laps counts. "heap" means that arrays lie
+per byte over candidate time per byte moved, and the median over laps counts. "heap" means that arrays are
 in the symmetric heap, results too; "private" that they are ordinary arrays. memcpy is a rank's private copy,
 met by a barrier before and after like the collectives' own meetings. FLOORS says what is promised for arrays
-in the heap of two ranks with a core each; the verdict stands beside it.
+in the heap of two ranks with a core each; the verdict is next to it.
 """
 
 from __future__ import annotations

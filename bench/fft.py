@@ -1,4 +1,4 @@
-"""Fourier kernels beside SciPy, and the whisper front end beside ONNX Runtime, interleaved.
+"""Fourier kernels against SciPy, and the whisper front end against ONNX Runtime, interleaved.
 
 python bench/fft.py [--threads 1] [--only whisper] [--seconds 0.5]
 """

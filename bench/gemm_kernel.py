@@ -168,7 +168,7 @@ class Kernel:
         return self.team.run(lambda i: self.call(address, i, threads, times)) / times
 
     def timer(self) -> Timer:
-        """One sample of a few milliseconds, so that threads which start apart do not matter."""
+        """One sample of a few milliseconds, so that threads which start at different times do not matter."""
         times = 1
         while times * min(self.seconds(times) for _ in range(5)) < 3e-3:
             times *= 4
@@ -360,7 +360,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--target", default="host")
     parser.add_argument("--dtype", choices=("f32", "bf16", "i8", "u8"), default="f32")
-    parser.add_argument("--peers", action="store_true", help="time NumPy and ONNX Runtime beside the kernels")
+    parser.add_argument("--peers", action="store_true", help="also time NumPy and ONNX Runtime")
     parser.add_argument("--only", default="", help="shapes whose label holds this text")
     parser.add_argument("--kind", choices=("all", "weights", "strided"), default="all")
     args = parser.parse_args()

@@ -134,7 +134,7 @@ def measure(tile_bytes: int = 8 << 20, tiles: int = 48, repeats: int = 7) -> Ove
             return [work(copy(k)) for k in range(tiles)]
 
         work.tune(b, min(_timed(partial(copy, k)) for k in range(min(tiles, SOURCE_TILES))))
-        for _ in range(TUNINGS):  # a copy takes longer beside compute: they share caches and memory
+        for _ in range(TUNINGS):  # a copy takes longer during compute: they share caches and memory
             trial = pipelined(data[:SOURCE_TILES], work, engine, DoubleBuffer(a, b))
             work.rounds = max(1, round(work.rounds * min(max(trial.copying / trial.computing, 0.5), 2)))
         expected = serially()

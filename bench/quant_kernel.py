@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--target", default="host")
     parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--group", type=int, default=32)
-    parser.add_argument("--peers", action="store_true", help="time ONNX Runtime beside the kernels")
+    parser.add_argument("--peers", action="store_true", help="also time ONNX Runtime")
     args = parser.parse_args()
     target, team = resolve(args.target), Team(args.threads)
     for bits in (4, 8):

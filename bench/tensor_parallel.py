@@ -1,4 +1,4 @@
-"""MiniLM on 2 ranks with 1 thread each, beside one program with 2 threads; and that the results agree.
+"""MiniLM on 2 ranks with 1 thread each, against one program with 2 threads; and that the results agree.
 
     python bench/tensor_parallel.py [--batch 1] [--seq 128]
 

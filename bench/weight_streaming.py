@@ -97,7 +97,7 @@ def _attention(g: Graph, prefix: str, x: Node, model: Model) -> Node:
 
 
 def fill(graph: Graph, folder: Path) -> int:
-    """Give every param a random value that lies in a file; returns the bytes of all of them."""
+    """Give every param a random value in a file; returns the bytes of all of them."""
     rng, total = np.random.default_rng(0), 0
     for number, (name, node) in enumerate(graph.params.items()):
         shape = node.tensor.bind({})

@@ -1,4 +1,4 @@
-"""All trained models of the zoo on real input beside ONNX Runtime: times, ratio, error, host thunks.
+"""All trained models of the zoo on real input, compared with ONNX Runtime: times, ratio, error, host thunks.
 
     python bench/zoo_speed.py [--threads 1 2] [--rounds 7] [model ...]
 

@@ -2,7 +2,7 @@
 
     rlx launch -n 2 examples/tensor_parallel.py
 
-Every rank compiles the same graph. `shardings` says how weights lie on the mesh; the compiler finds out what
+Every rank compiles the same graph. `shardings` places weights on the mesh; the compiler finds out what
 follows for all other values, inserts the collectives, and says so. Rank 0 checks the result against the whole
 program. The weights are random, so that the example runs anywhere; `bench/tensor_parallel.py` uses MiniLM's.
 """

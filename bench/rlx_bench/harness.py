@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def machine(self) -> float:
-        """The rate beside the median time: pair by pair, since both follow the same moments."""
+        """The rate next to the median time: pair by pair, since both follow the same moments."""
         pairs = zip(self.times, self.rates, strict=True)
         return statistics.median(time * rate for time, rate in pairs) / self.median
 
@@ -256,7 +256,7 @@ def measure(
 ) -> Generator[Row, None, None]:
     """Each row as soon as it is measured: all workloads at the first thread count, then at the next.
 
-    By default each workload has the engines that it names as peers, and torch.compile beside torch if asked,
+    By default each workload has the engines that it names as peers, and torch.compile, too, on request,
     which takes seconds to minutes per workload to prepare.
     """
     for spec in specs:

@@ -81,7 +81,7 @@ def taken_cores(rows: Sequence[Row]) -> list[str]:
 
     >>> rows = [Row("a", n, 1e9, 0.0, [], rate=rate) for n, rate in ((1, 1e11), (2, 1.1e11))]
     >>> taken_cores(rows)
-    ['a on 2 threads: the machine gave 1.1 times what one gets, other programs had the rest: measure again']
+    ['a on 2 threads: the machine gave 1.1 times what one gets, other programs used the rest: measure again']
     """
     alone = {r.workload: r.rate for r in rows if r.threads == 1 and r.flops and not r.bytes}
     lines = []
@@ -90,7 +90,7 @@ def taken_cores(rows: Sequence[Row]) -> list[str]:
         if gained < ENOUGH * r.threads:
             lines.append(
                 f"{r.workload} on {r.threads} threads: the machine gave {gained:.1f} times what one gets, "
-                "other programs had the rest: measure again"
+                "other programs used the rest: measure again"
             )
     return lines
 
@@ -152,10 +152,10 @@ def as_markdown(rows: Sequence[Row], command: str, subject: str = "", note: str 
             "",
             *([note, ""] if note else []),
             f"Made by `{command}` on {_processor()}{_commit()}.",
-            "Medians of interleaved rounds, one process per engine, stopped while others are timed; ± is",
-            "half the distance between the quartiles. *rlx vs best* is the best peer's time over RLX's;",
-            "*of machine* is RLX's part of the multiply-adds (or of the plain reads and copies) that the",
-            "same cores did in the same rounds.",
+            "Medians of interleaved rounds. Each engine has its own process, stopped while others are timed.",
+            "± is half the distance between the quartiles. *rlx vs best* is the best peer's time divided by",
+            "RLX's. *of machine* is RLX's share of the multiply-adds (or of the plain reads and copies) that",
+            "the same cores did in the same rounds.",
             "",
             *lines,
             "",

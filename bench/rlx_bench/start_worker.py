@@ -24,7 +24,7 @@ def _rlx(path: str) -> Model:
 
 
 def _rlx_file(path: str) -> Model:
-    """From an artefact beside the model, made by the first start, which is not measured."""
+    """From an artefact next to the model, written by the first start, which is not measured."""
     from rlx.api.session import load
 
     saved = path.removesuffix(".onnx") + ".rlx"

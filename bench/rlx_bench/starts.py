@@ -78,7 +78,7 @@ def _write_model(folder: Path) -> Path:
 def _child(engine: str, model: Path, cache: Path) -> dict[str, float]:
     env = {**os.environ, CACHE.name: str(cache), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    # -P: a file's own folder is no place to import from
+    # -P: do not import from the file's own folder
     command = [sys.executable, "-P", start_worker.__file__, engine, str(model), str(FIRST), str(NEW)]
     ahead = take_precedence if os.name == "posix" else None
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, preexec_fn=ahead)

@@ -36,7 +36,7 @@ def _rate(yardstick: Yardstick) -> float:
 
 
 class _Bench:
-    """An engine on the workload that was asked for last; RLX with a yardstick beside it."""
+    """An engine on the last requested workload; RLX with a yardstick."""
 
     def __init__(self, engine: str, threads: int) -> None:
         self.engine, self.threads = engine, threads
@@ -83,7 +83,7 @@ def main() -> None:
         command = json.loads(line)
         try:
             answer = getattr(bench, command.pop("do"))(**command)
-        except Exception as error:  # told to the harness, which goes on with the other engines
+        except Exception as error:  # reported; the harness continues with the other engines
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -13,10 +13,10 @@ _alive = 0  # objects that were there then
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No looking for garbage inside: a compilation makes many small objects that stay until its end, and
+    """No garbage collection inside: a compilation creates many small objects that stay until its end, and
     going through all of them again and again takes up to a third of its time.
 
-    What was made inside counts as old afterwards. As young objects, all of them would be gone through three
+    Objects created inside count as old afterwards. As young objects, all would be scanned three
     times soon after, once per generation: in the first runs, and at the first new size. Python does not know
     of them and would never look for garbage among them: the next pause does, once they are many.
 

@@ -109,7 +109,7 @@ def _saved(subject: Any) -> tuple[str | None, str]:
         handle, path = tempfile.mkstemp(prefix="rlx-failed-", suffix=".onnx" if is_onnx else ".graph")
         os.close(handle)
         _save_onnx(subject, path) if is_onnx else _save_graph(subject, path)
-    except Exception:  # the first error is the one to tell
+    except Exception:  # the first error is the one to report
         if path is not None:
             os.unlink(path)
         return None, ""

@@ -2,8 +2,8 @@
 
 A file from outside is data. Reading one gives a value or a `FormatError`, whatever is in it; a pipe or a
 device, which may never end, is not read at all. Our own files appear whole or not at all: they are written
-beside their name, flushed to the disk and renamed. What a killed process leaves there has a name by which it
-is found, and a lock that tells whether somebody still writes it.
+next to their name, flushed to the disk and renamed. What a killed process leaves there has a name by which it
+is found, and a lock while somebody still writes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlx.errors import FormatError, RlxError
 
 UNFINISHED = ".rlx-unfinished"
 """How the names of files end that are being written."""
-_STALE_SECONDS = 60.0  # a file is locked right after it is made; nobody takes this long between the two
+_STALE_SECONDS = 60.0  # a file is locked right after it is created; nobody takes this long between the two
 LIKELY_LOCKED = 1.0
 """Seconds between the two that are hardly ever taken: for a user who asks to delete what is abandoned."""
 
@@ -91,7 +91,7 @@ def read_npy(data: bytes) -> Array:
     if kind.hasobject or min(shape, default=0) < 0:
         raise ValueError(f"its elements are {kind}, its shape is {shape}")
     size, there = math.prod(shape) * kind.itemsize, len(data) - file.tell()
-    if size > there:  # before room is made for it
+    if size > there:  # before memory is allocated for it
         sizes = ",".join(map(str, shape))
         raise ValueError(f"it says that it holds {kind}[{sizes}], {size} bytes, but has {there}")
     file.seek(0)
@@ -127,7 +127,7 @@ def file_boundary(path: str | os.PathLike[str], what: str = "file") -> Iterator[
 
 
 def unfinished_name(target: Path) -> Path:
-    """A fresh name beside a file's own, by which it is found if it stays unfinished."""
+    """A fresh name next to a file's own, by which it is found if it stays unfinished."""
     return target.with_name(f"{_start(target)}{os.getpid()}-{os.urandom(4).hex()}{UNFINISHED}")
 
 

@@ -1,4 +1,4 @@
-"""Files that are no ONNX model: what each is, by its first bytes, and what to do with it."""
+"""Files that are not ONNX models: what each is, by its first bytes, and what to do with it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def instead_of(value: object) -> str:
 
 
 def what_else(start: bytes, file: str = "FILE") -> str | None:
-    """What a file is that begins like this and is no ONNX model, and what to do; None if it may be one.
+    """What a file is that begins like this and is not an ONNX model, and what to do; None if it may be one.
 
     >>> what_else(b"GGUF\\x03\\x00")[:14]
     'a GGUF file, w'
@@ -123,7 +123,7 @@ def _text(text: str) -> str:
 
 
 def about_folder(folder: Path) -> str:
-    """What to do about a folder where a model was asked for."""
+    """What to do about a folder where a model was expected."""
     models = sorted(_models_in(folder, _DEPTH), key=lambda path: (len(path.parts), path))
     if models:
         some = ", ".join(str(path) for path in models[:_SHOWN_FILES])

@@ -25,7 +25,7 @@ from rlx.ir.dtype import plain_array
 
 
 class RlxBackendRep(BackendRep):
-    """A model that runs; `stats` tells what the program of the last run is made of."""
+    """A model that runs; `stats` describes the program of the last run."""
 
     def __init__(self, model: AdaptiveModel) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""What RLX is doing, told to the logger "rlx" of Python's `logging`: silent unless a user asks for it.
+"""What RLX is doing, reported to the logger "rlx" of Python's `logging`: silent unless a user turns it on.
 
     import logging
     logging.basicConfig(level="INFO")        # models, programs, caches; "DEBUG": every stage and kernel too

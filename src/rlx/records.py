@@ -1,9 +1,9 @@
-"""`dataclass` as in the standard library, made in a sixth of the time.
+"""`dataclass` as in the standard library, created in a sixth of the time.
 
-A start makes some fifty of these classes and a compilation two hundred. Python 3.11 compiles up to seven
+A start creates some fifty of these classes and a compilation two hundred. Python 3.11 compiles up to seven
 functions from text for each, 0.4 ms a class, which was a sixth of a warm start. Here only `__init__` is
 compiled; the other methods are the same for all classes and read the names of the fields. What `dataclasses`
-needs to know (`fields`, `replace`, `asdict`) it finds out by itself, when first asked.
+needs to know (`fields`, `replace`, `asdict`) it finds out on first use.
 
 Type checkers see the standard decorator. Of its options there are those that RLX uses; there is no `InitVar`,
 and no field is `kw_only` alone.
@@ -80,7 +80,7 @@ def _field_names(cls: Any) -> Iterable[str]:
 
 
 def _set_default(cls: Any, name: str, default: Any) -> None:
-    """Leave on the class what objects without a value of their own show."""
+    """Leave on the class what objects without their own value show."""
     if not isinstance(default, Field):
         if type(default).__hash__ is None:
             raise ValueError(
@@ -155,12 +155,12 @@ def _refuse_to_delete(self: Any, name: str) -> None:
 
 
 def _is_frozen(self: Any, name: str) -> bool:
-    """A class that derives from a frozen one and is no dataclass itself may have attributes of its own."""
+    """A class that derives from a frozen one and is not a dataclass itself may have its own attributes."""
     return name in self.__record_fields__ or "__record_fields__" in type(self).__dict__
 
 
 def _with_slots(cls: Any, own: dict[str, Any], frozen: bool) -> Any:
-    """The class again, as slots must be known when a class is made."""
+    """The class again, as slots must be known when a class is created."""
     left_out = {*own, "__dict__", "__weakref__"}
     body = {name: value for name, value in cls.__dict__.items() if name not in left_out}
     body["__slots__"] = tuple(own)
@@ -181,7 +181,7 @@ def _setstate(self: Any, state: list[Any]) -> None:
 
 
 class _StandardFields:
-    """`__dataclass_fields__` until somebody asks: then the standard library makes them, of a likeness."""
+    """`__dataclass_fields__` until somebody asks: then the standard library creates them, from a copy."""
 
     def __init__(self, cls: Any, own: dict[str, Any]) -> None:
         self._cls, self._own = cls, own

@@ -10,7 +10,7 @@ from rlx.zoo.onnx_writer import OnnxWriter
 from rlx_bench.workloads.base import Workload, rng
 
 QUANTUM = 1 / 255
-"""Results are bytes: a sum that lies at the half between two of them may be rounded either way."""
+"""Results are bytes: a sum at the half between two of them may be rounded either way."""
 SCALE = 0.02
 """Of activations. Their zero point is 0, so that rounding to bytes is a relu too."""
 PEERS = ("onnxruntime", "openvino")

@@ -55,7 +55,7 @@ def minilm(batch: int, seq: int) -> Workload:
 
 
 def minilm_bf16(batch: int, seq: int) -> Workload:
-    """RLX in bf16 beside OpenVINO in bf16."""
+    """RLX in bf16 against OpenVINO in bf16."""
     return minilm_on(
         f"MiniLM bf16 b{batch} s{seq}",
         _minilm_feed(batch, seq),
@@ -86,7 +86,7 @@ def resnet50(batch: int = 1) -> Workload:
 
 
 def resnet50_bf16(batch: int = 1) -> Workload:
-    """The same in bf16, beside OpenVINO in bf16."""
+    """The same in bf16, against OpenVINO in bf16."""
     options = {"precision": "bf16"}
     peers = ("rlx-f32", "openvino-bf16")
     return _resnet50_on(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @reports_crashes
 @collector_paused()
 def plan(graph: Graph, options: Options | None = None, **given: Unpack[CompileOptions]) -> LirModule:
-    """Everything up to LIR: no native code is made. `rlx.api.planning` lists the stages.
+    """Everything up to LIR: no native code is generated. `rlx.api.planning` lists the stages.
 
     >>> import rlx
     >>> g = rlx.Graph("double")

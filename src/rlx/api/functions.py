@@ -36,9 +36,9 @@ def jit(
     The first call compiles for its sizes, which are plain ints while the function is traced. A size that
     later differs becomes a symbol: one program then serves all sizes of that axis, except 0 and 1. What the
     function reads of a symbol, or how it compares it, limits the program to calls where that is the same.
-    `dynamic` asks for symbols at once: True, or names of axes by argument, such as {"x": {0: "batch"}}.
-    `static` arguments are Python values that programs are made for. `stats` tells why each program was made.
-    Numbers among the arguments, Python's and NumPy's, take the dtype of the array beside them, as numbers in
+    `dynamic` makes sizes symbols at once: True, or names of axes by argument, such as {"x": {0: "batch"}}.
+    `static` arguments are Python values that a program is compiled for. `stats` says why each was compiled.
+    Numbers among the arguments, Python's and NumPy's, take the dtype of the array next to them, as numbers in
     the text of the function do: np.float64(2) times an f32 array is f32, unlike in NumPy 2.
     Arguments and results may be nested: tuples, lists, dicts, namedtuples, dataclasses, registered classes.
 
@@ -62,7 +62,7 @@ class _Transformed:
     """A transformed function: part of the graph being built or, called with arrays, compiled."""
 
     def __init__(self, in_graph: Callable[..., Any], function: Callable[..., Any] | None = None) -> None:
-        if function is not None:  # whose arguments are told by their names
+        if function is not None:  # whose arguments are matched by name
             functools.update_wrapper(self, function)
             functools.update_wrapper(in_graph, function)
         self.in_graph, self.compiled = in_graph, Jit(in_graph)

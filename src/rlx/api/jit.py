@@ -1,4 +1,4 @@
-"""Functions that compile themselves: which program serves a call, and when a new one is made.
+"""Functions that compile themselves: which program serves a call, and when a new one is compiled.
 
 Calls with the same dtypes, ranks, static arguments and pytree have one signature. Its first call compiles for
 its sizes. A size that differs from those seen before becomes a symbol of the next program, except 0 and 1.
@@ -35,7 +35,7 @@ from rlx.ir.weak import NUMBERS, check_ranges, default
 from rlx.records import dataclass
 
 MAX_PROGRAMS = 16
-"""Programs that one signature keeps; the least recently used one makes room."""
+"""Programs that one signature keeps; the least recently used one is dropped."""
 
 MAX_ASKED = 256
 """Sizes of which a program remembers whether it serves them."""
@@ -100,13 +100,13 @@ class _Call:
     types: Sequence[TensorType]
     tree: Tree
     shapes: Shapes
-    numbers: Mapping[int, DType]  # arguments that are numbers, with their dtypes where nothing is beside them
+    numbers: Mapping[int, DType]  # arguments that are numbers, with their dtypes where no array decides
 
 
 class Jit:
     """A function that is compiled on first use, and again for what its programs do not serve.
 
-    `stats` has the number of `traces` and `why` each was made, the sizes that were `specialized` (with the
+    `stats` has the number of `traces`, `why` each was compiled, the sizes that were `specialized` (with the
     line that read them), the `answers` to comparisons of sizes, and why symbols were `refused`.
     """
 
@@ -323,7 +323,7 @@ class Jit:
             READER.reset(token)
 
     def _within_budget(self, signature: _Signature, variant: _Variant, shapes: Shapes) -> _Variant:
-        """The variant; where these sizes take more than its budget, one that is made to fit them, which takes
+        """The variant; where these sizes take more than its budget, one compiled to fit them, which takes
         its place, or the refusal that they get."""
         if variant.shapes is not None or self.options.budget is None or self.options.assume is not None:
             return variant
@@ -399,7 +399,7 @@ def _size_text(paths: Sequence[str], place: Place) -> str:
 
 
 def _reason(signature: _Signature, shapes: Shapes, symbols: set[Place]) -> str:
-    """Why a program is made for a call."""
+    """Why a program is compiled for a call."""
     if not signature.seen:
         return "first call of its dtypes, ranks and structure"
     texts = []
@@ -454,7 +454,7 @@ def _hashable(args: dict[int, Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _exact(value: Any) -> Any:
-    """A key that tells 1, 1.0 and True apart, and 0.0 from -0.0: functions may."""
+    """A key that distinguishes 1, 1.0 and True, and 0.0 from -0.0, as functions may."""
     if isinstance(value, tuple):
         return tuple(_exact(v) for v in value)
     return type(value), value.hex() if isinstance(value, float) else value

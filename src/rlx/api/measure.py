@@ -23,7 +23,7 @@ from rlx.records import dataclass
 
 ROUNDS = 15
 LEAST_NS = 1_000_000  # that one round takes, so that the clock does not matter
-CLOSE = 0.02  # sides whose times differ by less cannot be told apart on a machine that does other things too
+CLOSE = 0.02  # sides whose times differ by less cannot be distinguished on a busy machine
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Measured:
 
     @property
     def close(self) -> bool:
-        """Whether the two sides take the same time, as far as can be told: then no sign is right or wrong."""
+        """Whether the two sides take the same time within noise: then no sign is right or wrong."""
         return abs(self.apart_ns - self.joined_ns) < CLOSE * min(self.apart_ns, self.joined_ns)
 
     @property
@@ -69,7 +69,7 @@ def measure_decisions(module: LirModule, count: int = 20, threads: int | None = 
 
 
 class _Measurements:
-    """Measures decisions of one program in the order given, as many as are asked for."""
+    """Measures decisions of one program in the order given, as many as requested."""
 
     def __init__(self, module: LirModule, threads: int | None, decisions: Iterable[Decision]) -> None:
         assert module.unfused is not None
@@ -121,11 +121,11 @@ def report(measured: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-# -- one decision as a program of its own
+# -- one decision as a separate program
 
 
 def _part(facts: Facts, region: Iterable[int], binding: dict[str, int]) -> Graph | None:
-    """The ops of a region as a graph of its own, at fixed sizes; None if it is none that can be fed."""
+    """The ops of a region as a separate graph, at fixed sizes; None if it is none that can be fed."""
     members = set(region)
     graph, made = Graph("part"), dict[int, Node]()
     nodes = facts.graph.nodes

@@ -47,7 +47,7 @@ class Options:
     """How a graph is compiled and run.
 
     `assume` gives sizes to optimise for. `budget` is the most memory for activations, like "64MiB": the
-    program is made to fit it, or refused with what is alive together and the least budget that works; with
+    program is changed to fit it, or refused with the live values and the least budget that works; with
     symbolic sizes, the budget is checked once sizes are known. `debug` is "nan" (name the first kernel that
     gives one) or "poison" (overwrite freed memory and stop kernels that touch it). `gate` decides about
     fusion: a gate, or "calibrated" for constants measured on this machine. `pins` says of pairs of nodes (by
@@ -57,7 +57,7 @@ class Options:
     and `kernel-4.s` for kernel %4 of `explain`); `override` maps a stage to a file whose graph replaces the
     result of the stage.
 
-    With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are read ahead of the
+    With a `weight_budget`, like "200MiB", weights that exceed it stay in a file and are prefetched before the
     kernels that need them: in `weight_file`, which `rlx.load` can open later, or in a file of the cache. With
     a `mesh` the program is one rank's part of the graph: `shardings` says how inputs, params, states and
     outputs are cut over it, `transport` who the other ranks are (by default the job that `rlx launch`
@@ -155,7 +155,7 @@ class Options:
         return resolve(config.TARGET.get() if self.target == "host" else self.target).name
 
     def key(self) -> dict[str, Any]:
-        """What a stored program is known by, beside its model: every option that decides about the plan, and
+        """The key of a stored program, besides its model: every option that decides about the plan, and
         the machine that RLX sees."""
         from rlx.target.cpu import host
 

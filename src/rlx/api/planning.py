@@ -1,4 +1,4 @@
-"""From a graph to a plan: the stages of the compiler, in their order. No native code is made here."""
+"""From a graph to a plan: the stages of the compiler, in their order. No native code is generated here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Machine(Protocol):
-    """What kernels are made for."""
+    """What kernels are compiled for."""
 
     @property
     def name(self) -> str: ...
@@ -204,7 +204,7 @@ def plan_graph(graph: Graph, options: Options) -> LirModule:
 
 
 def machine_of(device: str, target: str) -> tuple[Machine, fusion.Supports]:
-    """What kernels are made for, and which of them that backend has."""
+    """The machine that kernels are compiled for, and which of them its backend has."""
     if device == "cpu":
         return resolve(target), supports
     if device != "opencl":

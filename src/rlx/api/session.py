@@ -58,7 +58,7 @@ def load(
     before, as in {"state": "stateN"}: they become states. The other options are the fields of `rlx.Options`.
     A compiled model is kept in the cache, and loaded from there while the file does not change
     (`cache=False`: neither). What `save` of a sharded program wrote is loaded on as many ranks.
-    `trust_native` runs the code of a `.rlx` file whoever signed it; a file that this user did not sign is
+    `trust_native` runs the code of a `.rlx` file, signed or not; a file that this user did not sign is
     else compiled again from the graph in it. `custom` names the ops of `rlx.register_op` that a file may
     call; without, it calls none. How much of the program is native is logged in one line (logger "rlx"); with
     `strict`, a program of which the host computes a part is refused.
@@ -390,7 +390,7 @@ def _from_artifact(
     if number is not None and (trust_native or file.is_trusted(number)):
         return _open(file, number, options)
     planned = {} if number is None else file.planned_with(number, KEPT)
-    model = str(path), file.container.status  # of the file that was opened, whatever has its name now
+    model = str(path), file.container.status  # of the file that was opened, even if another has its name now
     program = _stored(model, None, None, planned | options, lambda: (file.source(custom), ()), custom)
     _note_that_it_was_compiled(program, file, number)
     return program

@@ -1,1 +1,1 @@
-"""The command line. `main` starts it, `app` lists the commands, each command is a small file of its own."""
+"""The command line. `main` starts it, `app` lists the commands, each command has a small file."""

@@ -1,4 +1,4 @@
-"""rlx trust: accept the native code in a .rlx file that somebody else made."""
+"""rlx trust: accept the native code in a .rlx file from somebody else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measure the gate's constants on this machine, in about a second.
 
-Defaults are used unless a user asks for `gate="calibrated"`: measured constants differ from run to run, so
-plans made with them do too. The constants in force are part of the plan text either way.
+Defaults are used unless a user gives `gate="calibrated"`: measured constants differ from run to run, so
+plans for them do too. The constants in force are part of the plan text either way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def calibrate(device: str = "cpu", run_empty_records: Callable[[int], None] | No
 
 
 def _measured_by_queue(gate: IoFusionGate, name: str) -> IoFusionGate:
-    """A device with a queue of its own, measured by commands that every driver has."""
+    """A device with its own queue, measured by commands that every driver has."""
     from rlx.driver import Tile, open_device, why_unavailable
 
     missing = why_unavailable(name)

@@ -42,7 +42,7 @@ class Decision:
 
     @property
     def rank(self) -> tuple[int, tuple[int, ...], str]:
-        """Sorts candidates best first, in a total order: equal gains are told apart by region and rule."""
+        """Sorts candidates best first, in a total order: equal gains are ordered by region and rule."""
         return (-self.net_ps, self.region, self.rule)
 
     def __str__(self) -> str:

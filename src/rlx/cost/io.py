@@ -1,6 +1,6 @@
 """What a graph moves, predicted: launches, host waits and bytes of one forward pass.
 
-Every live node that is no leaf and no view is one launch; it reads its operands and writes its result. An
+Every live node that is neither leaf nor view is one launch; it reads its operands and writes its result. An
 operand is billed once per element that can be read: at most its own size, at most one element per load and
 point of the iteration space, so a gather pays for the rows it reads. Loop bodies count once per trip.
 Symbolic sizes are taken at an assumed binding.
@@ -212,11 +212,11 @@ class IoModel:
         return known
 
     def is_view(self, node: Node) -> bool:
-        """Whether a value needs no kernel because its reader can take it from where it lies."""
+        """Whether a value needs no kernel because its reader can read it in place."""
         return node.id in self.views or node.op.reader_side
 
     def root(self, node: Node) -> Node:
-        """The value whose storage a view lies in."""
+        """The value whose storage a view uses."""
         while self.is_view(node):
             node = node.operands[0]
         return node

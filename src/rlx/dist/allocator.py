@@ -1,4 +1,4 @@
-"""Where buffers lie in the symmetric heap.
+"""Where buffers are in the symmetric heap.
 
 Every rank runs its own copy of this allocator. It depends on nothing but the sequence of calls, so ranks that
 allocate alike get the same offsets without talking to each other.
@@ -32,7 +32,7 @@ class SymmetricAllocator:
         if nbytes < 0:
             raise TransportError(f"cannot allocate {nbytes} bytes; ask for 0 or more")
         align = PAGE if nbytes >= PAGE else LINE
-        # Empty buffers get a line of their own, so that every buffer has its own offset.
+        # Empty buffers get their own line, so that every buffer has its own offset.
         size = -(-max(nbytes, 1) // LINE) * LINE
         for index, (start, end) in enumerate(self._free):
             offset = -(-start // align) * align

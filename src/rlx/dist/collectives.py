@@ -4,7 +4,7 @@ Each one cuts arrays into regions and lets `transport.exchange` move them; reduc
 applied in the order of the ranks, so results are bitwise equal on all ranks, runs and transports.
 
 `buf` is a region of this rank's heap from `transport.alloc`; pass None for arrays that live elsewhere.
-Arrays that lie in the heap on every rank (`transport.view(transport.this_rank, buf)`) are used where they
+Arrays that are in the heap on every rank (`transport.view(transport.this_rank, buf)`) are used where they
 are, without copies; others go through the transport's staging areas.
 """
 
@@ -286,7 +286,7 @@ def _call(op: str, dtype: np.dtype[Any], kind: str = "", root: int = 0, row_byte
 def _reduce_layout(
     op: str, dtype: np.dtype[Any], kind: ReduceKind, nbytes: int = 0, parts: int = 1
 ) -> tuple[Call, Kernel, int, Regions]:
-    """The call, its kernel, its native code (0 if NumPy does it, or results go past the caches), and where a
+    """The call, its kernel, its native code (0 if NumPy does it, or stores are non-temporal), and where a
     flat array is cut: between cache lines."""
     if not isinstance(kind, ReduceKind):
         raise DTypeError(f"{kind!r} is not a ReduceKind; use ReduceKind.SUM, MEAN, MAX, MIN or PROD")

@@ -35,7 +35,7 @@ def share_here(rank: int, ranks: int) -> list[int]:
 
 
 def _core_of(cpu: int) -> object:
-    """The physical core of a logical CPU, as Linux tells it; without it every CPU counts as a core."""
+    """The physical core of a logical CPU, as Linux reports it; otherwise every CPU counts as a core."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -43,7 +43,7 @@ def _core_of(cpu: int) -> object:
 
 
 def bind(rank: int, ranks: int) -> None:
-    """Let this process run on its share only, if every rank can have a CPU of its own."""
+    """Let this process run on its share only, if every rank can have its own CPU."""
     global _bound
     mine = share_here(rank, ranks)
     if mine and ranks <= len(os.sched_getaffinity(0)):
@@ -52,5 +52,5 @@ def bind(rank: int, ranks: int) -> None:
 
 
 def roomy(ranks: int) -> bool:
-    """Whether every rank can have a CPU of its own, so that who waits need not give it away."""
+    """Whether every rank can have its own CPU, so that a waiting rank need not yield it."""
     return _bound or ranks <= len(os.sched_getaffinity(0))

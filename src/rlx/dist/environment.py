@@ -24,7 +24,7 @@ REPORT_FD = "RLX_REPORT_FD"
 BIND = "RLX_BIND"
 ENDINGS = "RLX_ENDINGS"  # a folder in which ranks under mpiexec say how they ended
 
-# How Open MPI, MPICH and Slurm tell a process that it is one of several, and which.
+# How Open MPI, MPICH and Slurm say that a process is one of several, and which.
 _MPI_RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 # So long may the others raise and speak before a failed rank ends an MPI job.

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class _WithFacts(CollectiveError):
-    """Keeps the arguments that it was made from, so that it survives the way to another process."""
+    """Keeps its arguments, so that it can be sent to another process."""
 
     def __init__(self, message: str, *facts: object) -> None:
         self._facts = facts
@@ -30,7 +30,7 @@ class _WithFacts(CollectiveError):
 
 
 class OutOfBounds(_WithFacts, IndexError):
-    """A region that does not lie inside a rank's heap."""
+    """A region that is not inside a rank's heap."""
 
     def __init__(self, rank: int, offset: int, len: int, heap_size: int) -> None:
         self.rank, self.offset, self.len, self.heap_size = int(rank), offset, len, heap_size

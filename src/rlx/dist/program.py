@@ -1,7 +1,7 @@
 """A compiled program that is one rank's part of a sharded one: its collectives meet the other ranks.
 
 Every rank compiles the same graph to the same code and plan; weights hold the rank's parts. Operands of
-collectives lie in the symmetric heap at the same offsets on all ranks: others read them where they are.
+collectives are in the symmetric heap at the same offsets on all ranks: others read them where they are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlx.runtime.program import CompiledProgram
 Meeting = Callable[[], None]
 
 
-# How data move, by what ops call it. Operand and result are flat; parts of ranks lie one after the other.
+# How data move, by what ops call it. Operand and result are flat; parts of ranks are one after the other.
 
 
 def _reduce(group: SymmetricTransport, x: Array, result: Array, kind: ReduceKind, in_place: bool) -> None:
@@ -68,7 +68,7 @@ def one_rank(
     transport: SymmetricTransport | None,
     assume: Mapping[str, int] | None,
 ) -> tuple[Graph, Callable[..., RankProgram]]:
-    """This rank's part of a MIR graph with its values, and what makes a program of it."""
+    """This rank's part of a MIR graph with its values, and the function that builds its program."""
     transport = transport or init()
     if transport.num_ranks != mesh.size:
         raise TransportError(
@@ -131,7 +131,7 @@ class RankProgram(CompiledProgram):
         return super().explain(*given, **options) + "\n" + report(self.lir, self.sharded) + "\n"
 
     def save(self, path: str | os.PathLike[str], targets: Sequence[str] = ()) -> None:
-        """Write this rank's part to a file of its own: `minilm.rlx` becomes `minilm.0of2.rlx` on rank 0.
+        """Write this rank's part to its own file: `minilm.rlx` becomes `minilm.0of2.rlx` on rank 0.
 
         All ranks save together; `rlx.load` of the same path on as many ranks reads them. When it returns, the
         files of all ranks are written.
@@ -195,7 +195,7 @@ class RankProgram(CompiledProgram):
             return np.zeros(need, np.uint8)
 
     def _native_meeting(self, context: Context, id: int) -> NativeCall | None:
-        """The kernel of a collective between processes whose operand lies in the heap, whole."""
+        """The kernel of a collective between processes whose operand is in the heap, whole."""
         node, plan = self.lir.mir.nodes[id], context.plan
         if node.op.family != "collective" or node.attrs["axis"] not in self._native:
             return None

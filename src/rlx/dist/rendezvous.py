@@ -91,7 +91,7 @@ class Rendezvous(ABC):
 
     @property
     def timeout(self) -> float:
-        """Seconds that a wait takes at most when it is not told."""
+        """Default limit of a wait, in seconds."""
         return self._state.timeout
 
     def put(self, buf: SymmetricBuffer, src: Any) -> None:
@@ -149,7 +149,7 @@ class Rendezvous(ABC):
         self._meet(_BARRIER, self._deadline(timeout))
 
     def abort(self, reason: str) -> None:
-        """End this rank's part: whoever waits for it raises `RankFailed` with the reason."""
+        """End this rank's part: ranks that wait for it raise `RankFailed` with the reason."""
         self._heap.write_entry(self._state.rank, FAILED, reason=reason)
         self._failure = RankFailed(
             [self.this_rank], f"rank {self.this_rank} (this rank) was aborted: {reason}"
@@ -164,7 +164,7 @@ class Rendezvous(ABC):
         self._state.allocator.free(buf.offset)
 
     def split(self, groups: Partition) -> Self:
-        """The group of this rank as a transport of its own; all ranks pass the same partition."""
+        """The group of this rank as a separate transport; all ranks pass the same partition."""
         mine = group_of(self.this_rank, groups, self.num_ranks)
         # Groups that split further may have used up different numbers; the highest is free everywhere.
         self._meet(Call("split").tag, self._deadline(None), length=self._state.next_group)
@@ -189,7 +189,7 @@ class Rendezvous(ABC):
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
 
-    # ---- meetings
+    # ---- rendezvous
 
     def _address(self, buf: SymmetricBuffer) -> int:
         rank = self._members[check_rank(buf.rank, self.num_ranks)]
@@ -211,12 +211,12 @@ class Rendezvous(ABC):
         return self._met(self._native.barrier(self._table_address), deadline)
 
     def _enter(self) -> None:
-        """Before a meeting: this rank is there and can take part."""
+        """Before a rendezvous: this rank has arrived and can take part."""
         if self._failure is not None or self._state.closed:
             self._check_usable()
 
     def _met(self, verdict: int, deadline: float) -> int:
-        """The verdict of a meeting that has begun, when all have come."""
+        """The verdict of a rendezvous that has begun, when all have arrived."""
         while verdict < 0:
             self._look_around(deadline)
             verdict = self._native.wait(self._table_address)
@@ -228,7 +228,7 @@ class Rendezvous(ABC):
             raise TransportError(f"the ranks made different calls: {self._calls()}; all ranks must make the same calls in the same order")
 
     def _received(self, which: int) -> list[int]:
-        """Lengths (0) or places (1) that the members posted at the last meeting."""
+        """Lengths (0) or places (1) that the members posted at the last rendezvous."""
         return self._table[sync.RECEIVED + which :: 2]
 
     def _calls(self) -> str:
@@ -240,7 +240,7 @@ class Rendezvous(ABC):
     def _look_around(self, deadline: float) -> None:
         """Between two slices of waiting: has the group failed, did a missing rank die, is the time over?"""
         # This rank may be stopped between any two of these lines, and others come meanwhile. So the clock and
-        # the dead, for whom there is no way back, are looked at first, and who is missing after that.
+        # dead ranks, which cannot return, are looked at first, and who is missing after that.
         over = time.monotonic() >= deadline
         gone = {rank for rank in self._missing() if self._why_gone(self._members[rank]) is not None}
         missing = self._missing()
@@ -252,7 +252,7 @@ class Rendezvous(ABC):
             self._agree(Timeout(missing, f"ranks did not come to a barrier before the deadline: {late}"))
 
     def _missing(self) -> list[int]:
-        """The members that have not come to the meeting in which this rank is."""
+        """The members that have not arrived at this rank's rendezvous."""
         epoch = self._table[sync.MY_EPOCH]
         epochs = [ctypes.c_int32.from_address(line).value for line in self._lines]
         return [rank for rank, its in enumerate(epochs) if ctypes.c_int32(its - epoch).value < 0]

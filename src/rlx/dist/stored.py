@@ -47,7 +47,7 @@ def own_file(path: Path, transport: SymmetricTransport | None) -> Path:
 
 
 def described(program: RankProgram) -> dict[str, Any]:
-    """What a file must say beside the plan to be that rank's again."""
+    """What a file must hold besides the plan to be that rank's again."""
     sharded = program.sharded
     return {
         "mesh": dict(sharded.mesh.axes),
@@ -82,7 +82,7 @@ class StoredRank:
         return Sharded(graph, self.mesh, self._parts, self._inserted)  # type: ignore[arg-type]
 
     def make(self) -> Callable[..., RankProgram]:
-        """What makes a program of the plan in the file."""
+        """The function that builds the program of the plan in the file."""
 
         def program(lir: Any, *given: Any) -> RankProgram:
             return RankProgram(lir, *given, sharded=self.sharded(lir.mir), transport=self.transport)

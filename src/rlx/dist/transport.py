@@ -25,7 +25,7 @@ _KINDS = ("", *(kind.value for kind in ReduceKind))
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank came to a meeting for. Ranks whose calls differ get an error instead of each other's data.
+    """The purpose of a rank's rendezvous. Ranks whose calls differ get an error instead of each other's data.
 
     >>> call = Call("broadcast", "f32", root=2)
     >>> str(call), Call.from_tag(call.tag) == call
@@ -69,7 +69,7 @@ def _dtype_names() -> tuple[str, ...]:
     return ("", *(dtype.name for dtype in ALL_DTYPES))
 
 
-# What `again` returns when all is moved; verdicts of meetings are smaller.
+# What `again` returns when all is moved; verdicts of a rendezvous are smaller.
 DONE = 1 << 20
 
 
@@ -102,10 +102,10 @@ class Outgoing(NamedTuple):
 
     With a single region every rank receives all of it. `sender` is set when only one rank sends. With
     `share` the receiver's results go back to all ranks, into the same place of their arrays. `overwritten`
-    says that results go into the array at once, so that others must not read it where it lies. `into` says
+    says that results go into the array at once, so that others must not read it in place. `into` says
     where results are wanted: (address, bytes from one sender's part to the next), those of a reduction if
     `reduce` is the address of its native code. `repeat` is what the caller may come
-    again with, `met` the verdict of the first meeting, if it has been.
+    again with, `met` the verdict of the first rendezvous, if it is over.
     """
 
     array: Array
@@ -119,7 +119,7 @@ class Outgoing(NamedTuple):
     met: int | None = None
 
     def overlaps(self, ranks: int, me: int | None = None) -> bool:
-        """Whether results lie where the array is; those of rank `me` may stand in their place already."""
+        """Whether results are stored in the array; those of rank `me` may already be in place."""
         if self.into is None or self.share or self.sender is not None:
             return False
         own, (to, stride) = address_of(self.array), self.into
@@ -133,8 +133,8 @@ class Outgoing(NamedTuple):
 class Costs:
     """What the choice between all-reduce algorithms depends on, in nanoseconds; the same on every rank.
 
-    One-shot: everybody sends everything and reduces everything (one meeting). Two-shot: everybody reduces its
-    slice and sends it back (two meetings, but no byte is reduced twice).
+    One-shot: everybody sends everything and reduces everything (one rendezvous). Two-shot: everybody reduces its
+    slice and sends it back (two rendezvous, but no byte is reduced twice).
     """
 
     meeting: float
@@ -177,7 +177,7 @@ class SymmetricTransport(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds that a wait takes at most when it is not told."""
+        """Default limit of a wait, in seconds."""
         raise NotImplementedError
 
     @property
@@ -205,7 +205,7 @@ class SymmetricTransport(Protocol):
         """Wait for `count` signals and use them up."""
 
     def abort(self, reason: str) -> None:
-        """End this rank's part: whoever waits for it raises `RankFailed` with the reason."""
+        """End this rank's part: ranks that wait for it raise `RankFailed` with the reason."""
 
     def alloc(self, nbytes: int) -> SymmetricBuffer:
         """A new region of the heap. All ranks allocate the same sizes in the same order."""
@@ -215,7 +215,7 @@ class SymmetricTransport(Protocol):
         """Give a region back; all ranks free in the same order too."""
 
     def split(self, groups: Partition) -> SymmetricTransport:
-        """The group of this rank as a transport of its own; all ranks pass the same partition."""
+        """The group of this rank as a separate transport; all ranks pass the same partition."""
         raise NotImplementedError
 
     def again(
@@ -229,7 +229,7 @@ class SymmetricTransport(Protocol):
     ) -> int | None:
         """Repeat a call that moved these very arrays before, if the transport remembers it.
 
-        None: it does not, and nothing was done. Else `DONE`, or what the first meeting found, for
+        None: it does not, and nothing was done. Else `DONE`, or what the first rendezvous found, for
         `Outgoing.met`.
         """
         raise NotImplementedError
@@ -237,7 +237,7 @@ class SymmetricTransport(Protocol):
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece: the engine under the collectives.
 
-        There are no steps if all of it is already where `out.into` says.
+        There are not steps if all of it is already where `out.into` says.
         """
         raise NotImplementedError
 

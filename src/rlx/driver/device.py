@@ -61,7 +61,7 @@ class Device(ABC):
         alignment: int | None = None,
         guard: bool = False,
     ) -> Arena:
-        """An arena for `slots` (node id -> slot); `guard` makes stray accesses show, where the device can."""
+        """An arena for `slots` (node id -> slot); `guard` detects stray accesses, where the device can."""
 
     @abstractmethod
     def stream(self) -> CommandStream:

@@ -41,7 +41,7 @@ class Memory(ABC):
         """(address space, address) of a byte. Two bytes are the same byte exactly when these are equal."""
 
     def check_range(self, offset: int, nbytes: int) -> None:
-        """Refuse a range that does not lie inside this memory."""
+        """Refuse a range that is not inside this memory."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise BufferUseError(
                 f"bytes {offset}..{offset + nbytes} are outside {self.device} memory of {self.nbytes} bytes"
@@ -268,7 +268,7 @@ class Tile:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the data lie in one piece."""
+        """Whether the data are contiguous."""
         return self.rows <= 1 or self.pitch == self.row_bytes
 
 

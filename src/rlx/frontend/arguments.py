@@ -1,4 +1,4 @@
-"""Arguments of a function that is to be traced: told apart, and refused in words of the call."""
+"""Arguments of a function to be traced: classified, and refused in terms of the call."""
 
 from __future__ import annotations
 

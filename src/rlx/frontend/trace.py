@@ -1,6 +1,6 @@
 """From Python functions to graphs.
 
-Sizes are plain ints, except where the caller asks for symbols. Symbols that the trace must take as equal
+Sizes are plain ints, except where the caller wants symbols. Symbols that the trace must take as equal
 become one; a symbol that the function reads as a number is replaced by it; a comparison with a symbol is
 answered for the sizes at hand, and the answer becomes a guard of the graph. The trace says so, with the line.
 """
@@ -79,7 +79,7 @@ def trace_types(
 ) -> Trace:
     """Trace with exactly these (possibly symbolic) types; values of `parent` and around it may be read.
 
-    `numbers` are arguments that take the dtype of what is beside them, or else this one.
+    `numbers` are arguments that take the dtype of the arrays they are combined with, or else this one.
     """
     name = getattr(function, "__name__", "function").strip("<>")
     graph = Graph(name) if parent is None else Body(name, parent)

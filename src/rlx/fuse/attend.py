@@ -49,7 +49,7 @@ def attention_candidates(facts: Facts) -> Iterator[Candidate]:
 
 
 def _same_rows(scores: Node, weights: Node) -> bool:
-    """Scores and weights have the same axes, or a view apart as many elements."""
+    """Scores and weights have the same axes, or as many elements through a view."""
     if same_space(scores.shape, weights.shape):
         return True
     return scores.rank > 2 and weights.rank > 2 and same_space(scores.shape[-2:], weights.shape[-2:])
@@ -88,7 +88,7 @@ def _depending(facts: Facts, ops: list[int], source: int) -> tuple[int, ...]:
 
 
 def _generated(facts: Facts, ops: list[int], path: tuple[int, ...]) -> tuple[int, ...]:
-    """Ops beside the path that read nothing but each other."""
+    """Ops next to the path that read only each other."""
     made: set[int] = set()
     for i in ops:
         if i not in path:

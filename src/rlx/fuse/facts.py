@@ -20,7 +20,7 @@ class Access:
     """One way in which a kernel reads a stored value.
 
     how: "plain" at an index always in range, "guarded" only where a condition holds, "checked" at an index
-    from data, "memory" as a whole (operands of ops that are kernels of their own, weights), "rows" also as a
+    from data, "memory" as a whole (operands of ops that are separate kernels, weights), "rows" also as a
     whole, but by a contraction or convolution, which can compute what it reads.
     `index` is relative to `operand`, which may be a view of the value. `pointwise` is a plain read of the
     value itself at every point of an equal space.
@@ -154,7 +154,7 @@ class Facts:
         return known
 
     def points(self, node: Node) -> int:
-        """Points at which a node evaluates its expression when it is a kernel of its own."""
+        """Points at which a node evaluates its expression when it is a separate kernel."""
         known = self._points.get(node.id)
         if known is None:
             form = self.form(node)

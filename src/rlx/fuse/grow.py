@@ -58,7 +58,7 @@ class FuseOptions:
 
 
 class Fuser:
-    """Groups of one graph, and the decisions that made them."""
+    """Groups of one graph, and the decisions behind them."""
 
     def __init__(self, graph: Graph, options: FuseOptions) -> None:
         self.graph, self.options, self.gate = graph, options, options.gate
@@ -177,7 +177,7 @@ class Fuser:
                 continue
             span = now.span | self.reach.span([node.id])
             if not span.acyclic:
-                continue  # what lies between may join later, and then this too
+                continue  # the ops between may join later, and then this too
             if not self._pinned and self.better_elsewhere(now, node):
                 refused[node.id] = "its reader can compute it from values that are stored anyway"
                 continue
@@ -271,7 +271,7 @@ class Fuser:
         return any(b in members and together for b, together in self._pinned.get(i, ()))
 
     def wishes(self, t: Trial) -> int:
-        """Pinned pairs that lie together in a group."""
+        """Pinned pairs that are together in a group."""
         if not self._pinned:
             return 0
         inside = t.fit.status
@@ -473,7 +473,7 @@ class Fuser:
         return io, work
 
     def group_refused(self, number: int) -> str | None:
-        """Why a group is no kernel of the backend after all."""
+        """Why the backend has no kernel for a group."""
         try:
             region, _ = self.maker.region(self.groups[number], self.outputs_of(number))
         except ComposeError as why:

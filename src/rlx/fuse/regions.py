@@ -63,7 +63,7 @@ class RegionMaker:
         self._known: dict[Any, Region | ComposeError] = {}
 
     def region(self, group: Group, outputs: Sequence[int]) -> tuple[Region, list[Node]]:
-        """The region of a group and the values that it reads; ComposeError says why it is no kernel."""
+        """The region of a group and the values that it reads; ComposeError says why it cannot be a kernel."""
         try:
             return self._region(group, outputs, inline_views=True)
         except ComposeError:
@@ -98,7 +98,7 @@ class RegionMaker:
         return members & found
 
     def _leads_on(self, node: Node) -> bool:
-        """Whether ops of a group may lie behind a node that is none of them: kernels in between would have to
+        """Whether ops of a group may be behind a node that is none of them: kernels in between would have to
         run both before and after the group's own."""
         return node.op.role is not Role.COMPUTE or self.facts.io.is_view(node)
 
@@ -128,7 +128,7 @@ class RegionMaker:
         return list(found.values())
 
     def _on_the_way(self, node: Node, members: set[int]) -> bool:
-        """Views of a group's own values lie inside of it in any case, and packed
+        """Views of a group's own values are inside it in any case, and packed
         weights with their reader.
         """
         root = self.facts.io.root(node)

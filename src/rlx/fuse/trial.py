@@ -23,7 +23,7 @@ class Pricing:
         self._single: dict[int, GraphIoProfile] = {}
 
     def single(self, i: int) -> GraphIoProfile:
-        """IO of an op as a kernel of its own."""
+        """IO of an op as a separate kernel."""
         known = self._single.get(i)
         if known is None:
             known = self._single[i] = self.facts.io.profile(self.facts.graph.nodes[i])
@@ -53,7 +53,7 @@ class Pricing:
 
 @dataclass(frozen=True)
 class Trial:
-    """A group, and how it compares with its ops as kernels of their own."""
+    """A group, and how it compares with its ops as separate kernels."""
 
     pricing: Pricing
     fit: Fit
@@ -80,7 +80,7 @@ class Trial:
         pointwise = fit.kind != "reduce"
         return Trial(pricing, fit, reach.span(own), outputs, before, reads, pointwise, copies)
 
-    # Prices are worked out when they are asked for: most trials are dropped before.
+    # Prices are computed lazily: most trials are dropped before.
 
     @cached_property
     def after(self) -> GraphIoProfile:
@@ -91,7 +91,7 @@ class Trial:
 
     @cached_property
     def work_added(self) -> int:
-        """Operations beyond those of its ops as kernels of their own."""
+        """Operations beyond those of its ops as separate kernels."""
         if self.pointwise or self._single:
             return 0
         facts = self.pricing.facts

@@ -1,4 +1,4 @@
-"""Scalar operations that a kernel makes, compared with those of its ops as kernels of their own.
+"""Scalar operations of a kernel, compared with those of its ops as separate kernels.
 
 A value inside a kernel is evaluated wherever it is read: once per point of a larger space it is broadcast to,
 once per different index, and again in every pass over a row. That is what fusion pays for not storing it.
@@ -21,7 +21,7 @@ from rlx.target.prices import Prices
 
 
 def separate_work(facts: Facts, fit: Fit) -> int:
-    """Operations of a fit's ops as kernels of their own."""
+    """Operations of a fit's ops as separate kernels."""
     inner = (i for i, status in fit.status.items() if status is not Status.INNER)
     return sum(facts.work(n) * facts.points(n) for n in (facts.graph.nodes[i] for i in inner))
 

@@ -1,4 +1,4 @@
-"""How far a native result may lie from the truth: one table of rounding, followed through a graph.
+"""How far a native result may be from the truth: one table of rounding, followed through a graph.
 
 | op | its own rounding |
 |---|---|
@@ -50,7 +50,7 @@ NEAREST = ("add", "mul", "sub")  # rounded once: a result that the dtype has is 
 
 @dataclass
 class Bounded:
-    """A value in f64 or c128 (integers as they are) and how far a computed one may lie from it."""
+    """A value in f64 or c128 (integers as they are) and how far a computed one may be from it."""
 
     value: np.ndarray
     error: np.ndarray | float = 0.0
@@ -156,9 +156,9 @@ class Follower(Interpreter):
             return unsure_place(operands[0], values[number], form)
         if isinstance(form, Sort):
             return unsure_order(operands[0], values, number)
-        if is_wave(form):  # what lies between the ends of an interval counts, too
+        if is_wave(form):  # what is between the ends of an interval counts, too
             return np.minimum(operands[0].error, 2.0)
-        if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may move apart
+        if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may diverge
             sizes = magnitudes(operands)
             grown = self.apply(node, [sizes[0] + operands[0].error, *sizes[1:]])[number]
             return grown - self.apply(node, sizes)[number]
@@ -362,7 +362,7 @@ def wraps(form: object) -> bool:
 
 
 def wrapped(a: Bounded, b: Bounded) -> np.ndarray:
-    """How far a remainder may be off where the operands do not say which multiples lie between."""
+    """How far a remainder may be off where the operands do not say which multiples are between."""
     with np.errstate(all="ignore"):
         error = np.abs(a.error) + np.abs(np.asarray(a.value / b.value)) * b.error
         multiples = [np.floor((a.value + way * error) / b.value) for way in (1, -1)]
@@ -424,7 +424,7 @@ def moves_only(form: Map | Pieces) -> bool:
 def assert_by_table(
     graph: Graph, feed: dict[str, np.ndarray], got: Mapping[str, np.ndarray], plain: Mapping[str, np.ndarray]
 ) -> None:
-    """All results of a graph lie within their bounds; `plain` is what the reference gives."""
+    """All results of a graph are within their bounds; `plain` is what the reference gives."""
     binding: dict[str, int] = {}
     for node in graph.inputs:
         match_shape(node.shape, feed[node.attrs["name"]].shape, binding, "an input")
@@ -434,7 +434,7 @@ def assert_by_table(
 
 
 def assert_within(got: np.ndarray, plain: np.ndarray, truth: Bounded) -> None:
-    """A native result lies within its bound; where the truth is not finite, it is what the reference gives.
+    """A native result is within its bound; where the truth is not finite, it is what the reference gives.
 
     Beyond the largest number of its dtype a result may be that number or infinite: rounding decides. So does
     it whether a reference that overflowed on the way is infinite, or NaN as the difference of two that are.

@@ -25,7 +25,7 @@ from rlx.reference.interpreter import evaluate
 T = TypeVar("T")
 Arrays = list[np.ndarray]
 LEGITIMATE = (GradientError, TransformError, UnsupportedError)
-"""Refusals of transforms that are no findings: mathematics has no gradient there, or RLX says it has none."""
+"""Refusals of transforms that are not findings: there is no gradient, or RLX says it has none."""
 
 
 class Finding(Exception):
@@ -110,10 +110,10 @@ class Case:
         allowed = LEGITIMATE if p.transform else () if plain is not None else (RlxError,)
         graph = attempt("trace", lambda: p.graph(weights=False, sizes=sizes), allowed)
         feed = p.feed(graph, sizes)
-        # Data that were made for other sizes may be indices beyond these: refused, and rightly.
+        # Data for other sizes may be indices beyond these: refused, and rightly.
         want = attempt("reference", lambda: list(evaluate(graph, feed).values()), (OutOfRangeError,))
         truth = Truth(want, attempt("bounds", lambda: bounds(graph, feed)))
-        if plain is not None:  # NumPy sums in an order that depends on where elements lie
+        if plain is not None:  # NumPy sums in an order that depends on where elements are
             self.judged("eager and graph", plain, truth)
         return truth
 
@@ -148,7 +148,7 @@ class Case:
         return attempt(f"{oracle}: run", lambda: list(program.run(feed).values()))
 
     def judged(self, oracle: str, got: Arrays, truth: Truth | None = None) -> Arrays:
-        """Results that lie within the table's bounds."""
+        """Results that are within the table's bounds."""
         truth = truth or self.here
         for i, (value, plain) in enumerate(zip(got, truth.plain, strict=True)):
             if value.dtype != plain.dtype or value.shape != plain.shape:

@@ -33,7 +33,7 @@ from rlx.ir.op import Op
 PER_SOURCE = 20  # mutants of one sound file: making it costs a compilation
 PER_CHILD = 200  # the system has room for so many guard pages
 SECONDS = 30.0  # that one mutant may take, on a busy machine
-MEMORY = 8 << 30  # bytes of address space: who asks for more gets a MemoryError
+MEMORY = 8 << 30  # bytes of address space: larger requests get a MemoryError
 OP = "op"  # graphs of one op, whose attributes are mutated one after the other
 
 
@@ -59,7 +59,7 @@ class Source:
         return self._ops[number], self._first + turn
 
     def label(self, number: int) -> str:
-        """What a mutant is made of, in a word or two."""
+        """What a mutant consists of, in a word or two."""
         block = number // PER_SOURCE
         kind = kinds()[block % len(kinds())]
         return self.op(block)[0].name if kind == OP else kind
@@ -103,7 +103,7 @@ class Source:
 
 
 def check(document: Document, folder: Path) -> str | None:
-    """Read and use a mutant; what it raised, if that is no RlxError."""
+    """Read and use a mutant; what it raised, if that is not an RlxError."""
     try:
         USERS[document.kind](document, folder)
     except RlxError:
@@ -134,7 +134,7 @@ def work(seed: int, start: int, stop: int) -> None:
 
 
 def reproducer(seed: int, number: int, what: str) -> str:
-    """Python text that makes the mutant again and uses it."""
+    """Python text that creates the mutant again and uses it."""
     return f"""# mutated file: {" ".join(what.split())[:300]}
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Everything that kernels touch lies between guard pages: an access outside ends the process, to the byte.
+"""Everything that kernels touch is between guard pages: an access outside ends the process, to the byte.
 
 Weights one by one, arenas, scratch, inputs, outputs, and arrays on the stack of generated functions, which
 become static memory: programs have one thread then. Ends of what is not a multiple of 64 bytes are marked,
@@ -42,7 +42,7 @@ def array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def turn_on() -> None:
-    """From now on in this process; programs that were made before stay as they are.
+    """From now on in this process; earlier programs stay as they are.
 
     Code has addresses of this process then: the cache is one of its own."""
     global _cache

@@ -1,4 +1,4 @@
-"""The machines that a run is made for: RLX is told to see a lesser one."""
+"""The machines of a run: RLX treats this machine as a lesser one."""
 
 from __future__ import annotations
 

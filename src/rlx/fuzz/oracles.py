@@ -142,7 +142,7 @@ def threads(case: Case) -> None:
 
 
 def poison(case: Case) -> None:
-    """Freed memory is spoilt: nobody reads it."""
+    """Freed memory is overwritten: nobody reads it."""
     case.same("poison", case.run("poison", case.graph, debug="poison"))
 
 
@@ -153,7 +153,7 @@ def flipped(case: Case) -> None:
 
 
 def pins_for(graph: Graph, number: int) -> dict[tuple[int, int], bool]:
-    """All pairs of neighbours apart, all together, or each as chance has it."""
+    """All pairs of neighbours separate, all together, or each as chance has it."""
     chance = random.Random(number)
     kind = chance.choice(("apart", "together", "any"))
     return {pair: kind == "together" or (kind == "any" and chance.random() < 0.5) for pair in _pairs(graph)}
@@ -173,7 +173,7 @@ def _pairs(graph: Graph) -> list[tuple[int, int]]:
 
 
 def planned(case: Case) -> None:
-    """The plan, run by the reference on spoilt memory."""
+    """The plan, run by the reference on overwritten memory."""
     lir = attempt("plan", lambda: plan(case.graph, checks=True))
     attempt("plan: check", lir.plan.check)
     feed = case.program.feed(case.graph)

@@ -65,7 +65,7 @@ def reproducer(program: Program, finding: Finding) -> str:
 
 
 def array_text(p: Program, number: int, x: Input, array: np.ndarray) -> str:
-    """An expression for an array: numbers if they are few, else the generator that made them."""
+    """An expression for an array: numbers if they are few, else their generator."""
     kind = f"np.{array.dtype.name}" if array.dtype.kind in "fiubc" else f"rlx.ir.dtype.dtype({x.dtype!r}).np"
     if array.size and (array == array.flat[0]).all():
         return f"np.full({array.shape}, {array.flat[0].item()!r}, {kind})"

@@ -245,7 +245,7 @@ def _body(around: Writer, body: Graph, given: Sequence[str], prefix: str) -> Any
     from onnx import helper
 
     inside = Writer(body)
-    inside._count = 10_000 * (len(around.values) + len(around.nodes) + 1)  # names of their own
+    inside._count = 10_000 * (len(around.values) + len(around.nodes) + 1)  # their own names
     for node, name in zip(body.inputs, given, strict=True):
         inside.names[node.id] = name
     _write(inside, skip={n.id for n in body.inputs})

@@ -107,7 +107,7 @@ def check_one() -> None:
 
 
 def check_apart(program: Program, host: str, seconds: float = SECONDS) -> Finding | None:
-    """`check` in a process of its own."""
+    """`check` in its own process."""
     with tempfile.TemporaryDirectory(prefix="rlx-fuzz-") as folder:
         child = Child(host, ["check-one"], folder)
         assert child.process.stdin is not None
@@ -143,7 +143,7 @@ def run(hunt: Hunt, start: int, stop: int) -> Iterator[dict[str, Any]]:
 
 
 def lost(hunt: Hunt, number: int, why: str) -> dict[str, Any]:
-    """The finding of a program that took its process with it, shrunk in processes of their own."""
+    """The finding of a program that took its process with it, shrunk in separate processes."""
     program = hunt.program(number)
     finding = check_apart(program, hunt.host)
     if finding is None:

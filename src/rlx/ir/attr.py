@@ -142,7 +142,7 @@ def one_of(*choices: str) -> Callable[[object], str]:
 
 
 class Described:
-    """An attribute value of a class of its own: `str` is its text, which its kind reads back."""
+    """An attribute its own value class: `str` is its text, which its kind reads back."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ def blob(value: object) -> Blob:
 
 
 def attr_key(value: object) -> object:
-    """An attribute value as a dictionary key that tells 0.0 from -0.0, 1 from True, and finds NaN again.
+    """An attribute value as a dictionary key: 0.0 differs from -0.0, 1 from True, and NaN equals itself.
 
     >>> attr_key(0.0) == attr_key(-0.0), attr_key(1) == attr_key(True)
     (False, False)

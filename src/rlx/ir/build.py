@@ -42,7 +42,7 @@ def graph_of(operands: Sequence[Operand]) -> Graph | None:
 
 def coerce(op: Op, operands: Sequence[Operand], graph: Graph) -> list[Node]:
     """Operands as nodes of `graph`. Scalars of Python or NumPy, and sizes, take the dtype of the first tensor
-    beside them."""
+    they are combined with."""
     operands = _with_weak(op, operands)
     typed = [o for i, o in enumerate(operands) if i != op.condition]
     beside = _dtype_beside(typed, np.ndarray)
@@ -75,7 +75,7 @@ def coerce(op: Op, operands: Sequence[Operand], graph: Graph) -> list[Node]:
 
 
 def _with_weak(op: Op, operands: Sequence[Operand]) -> Sequence[Operand]:
-    """Numbers that are arguments of the traced function, in the dtype of the tensors beside them."""
+    """Numbers among the arguments of the traced function, in the dtype of the other operands."""
     weak = WEAK.get()
     if weak is None or not any(isinstance(o, Node) and o in weak.nodes for o in operands):
         return operands

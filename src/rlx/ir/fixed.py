@@ -14,7 +14,7 @@ from rlx.ir.rewrite import copy_node, finish_rewrite, substitute_dims
 def with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """The same graph where some symbols are numbers.
 
-    Types are inferred again, so that a size which is 1 now stretches beside others where it had to equal
+    Types are inferred again, so that a size which is 1 now stretches next to others where it had to equal
     them. Assumptions that no type rule makes are kept.
 
     >>> g = Graph()

@@ -1,6 +1,6 @@
 """Graphs: the one data structure of HIR, MIR and LIR.
 
-A graph is append-only: a node is made once, typed by its op's rule, and never changes. Passes build new ones.
+A graph is append-only: a node is typed by its op's rule and never changes. Passes build new ones.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Graph:
         return from_bytes, (to_bytes(self),)
 
     def __copy__(self) -> Graph:
-        """A graph of its own that shares the arrays of this one."""
+        """A separate graph that shares the arrays of this one."""
         from rlx.ir.rewrite import rewrite
 
         return rewrite(self, lambda node, operands, out: None, keep_dead=True)
@@ -211,7 +211,7 @@ class Graph:
     def with_states(self, pairs: Mapping[str, str]) -> Graph:
         """A graph in which inputs that take an output of the run before are states, by input and output name.
 
-        States begin as zeros. Those outputs are no outputs any more.
+        States begin as zeros. Those outputs are removed.
 
         >>> g = Graph("count")
         >>> g.output("next", g.input("n", (), "i64") + g.input("step", (), "i64"))
@@ -244,7 +244,7 @@ class Graph:
             raise VerifyError(f"graph {self.name!r} has no node %{id}; it has {len(self.nodes)} nodes")
         return self.nodes[id]
 
-    # -- making nodes
+    # -- creating nodes
 
     def add(
         self,
@@ -351,7 +351,7 @@ class Graph:
         del self.constraints[constraints:]
 
     def results(self, node: Node) -> list[Node]:
-        """One `result` node per output of a multi-output node (made once)."""
+        """One `result` node per output of a multi-output node (created once)."""
         if not isinstance(node.type, TupleType):
             return [node]
         if node.op.role is Role.TUPLE:

@@ -1,4 +1,4 @@
-"""Meshes of ranks with named axes, how a tensor lies on one (sharded, replicated, partial), and meetings."""
+"""Meshes of ranks with named axes, placements of tensors (sharded, replicated, partial), and collectives."""
 
 from __future__ import annotations
 

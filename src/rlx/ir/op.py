@@ -93,7 +93,7 @@ EVERY_OPERAND = range(1 << 62)
 class Op:
     """Base of all op declarations; subclasses are registered by `declare`."""
 
-    if TYPE_CHECKING:  # after `declare` the name of a class is its instance: calling it makes a node
+    if TYPE_CHECKING:  # after `declare` the name of a class is its instance: calling it creates a node
 
         @overload
         def __new__(cls, x: Node, /, *rest: Operand, **attrs: object) -> Node: ...  # type: ignore[misc]
@@ -125,10 +125,10 @@ class Op:
     heavy: ClassVar[bool] = False  # matmul, conv, attention, recurrent cell: what phases turn on
     finds_size: ClassVar[bool] = False  # a size of its result depends on data
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
-    reader_side: ClassVar[bool] = False  # belongs to whoever reads it (like a view), never computed ahead
+    reader_side: ClassVar[bool] = False  # belongs to its readers (like a view), never computed early
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
     sees_constants: ClassVar[bool] = False  # its expansion depends on the values of constant operands
-    in_place: ClassVar[bool] = False  # may write its result where its only operand lies
+    in_place: ClassVar[bool] = False  # may write its result over its only operand
     storage: ClassVar[bool] = False  # a layout of the compiler's: graphs from outside hold none
     user_function: ClassVar[str | None] = None  # the attribute that names the user's function it calls
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
@@ -143,7 +143,7 @@ class Op:
     lower: Callable[..., Any]
     cost: Callable[..., Any]
     view: Callable[..., Any]
-    check_stored: Callable[..., str | None]  # what is wrong with stored results that addresses are made of
+    check_stored: Callable[..., str | None]  # what is wrong with stored results that hold addresses
     joined: Callable[..., Any]  # one op that does this and what gives its operand; None where there is none
 
     def has(self, rule: str) -> bool:

@@ -32,7 +32,7 @@ def copy_node(node: Node, operands: Sequence[Node], into: Graph) -> Node:
 def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
     """A new graph: `visit(node, new_operands, new_graph)` gives each node's replacement, None copies it.
 
-    Inputs, params and states always survive; other nodes only if they are live. What a visit makes
+    Inputs, params and states always survive; other nodes only if they are live. What a visit creates
     carries the locations of the node it replaces.
     """
     out = Graph(graph.name)

@@ -1,4 +1,4 @@
-"""Explicit state made implicit: inputs that a model wants back from its own outputs become states."""
+"""Explicit state becomes implicit: inputs that take an earlier output become states."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def register_pytree(
     """Make a class a container of arrays for jit, grad and vmap.
 
     `flatten(value)` gives its children and what else there is to it, which must be hashable: programs are
-    made for it. `unflatten(rest, children)` makes the value again. Dataclasses need none of this: their
+    made for it. `unflatten(rest, children)` builds the value again. Dataclasses need none of this: their
     fields are the children, except those with metadata={"static": True}.
 
     >>> class Scaled:

@@ -106,7 +106,7 @@ class Verifier:
             return a == b
         if type(a) is not type(b):
             return False
-        # Texts tell 1 from 1.0, and find NaN equal.
+        # Texts distinguish 1 from 1.0, and find NaN equal.
         return self.printer.value_text(a) == self.printer.value_text(b)
 
     def interface(self, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that are arguments of a traced function: like numbers in its text, they take the dtype beside them.
+"""Numbers among the arguments of a traced function. Like literals, they take the dtype of the other operand.
 
 NumPy 2 treats its own scalars otherwise: np.float64(2) times an f32 array is f64 there, and f32 here.
 """
@@ -27,7 +27,7 @@ def carried(value: Number) -> DType:
 
 
 def default(value: Number) -> DType:
-    """The dtype of a number with nothing beside it."""
+    """The dtype of a number that no tensor decides."""
     return dtype(value.dtype if isinstance(value, np.generic) else type(value))
 
 
@@ -47,7 +47,7 @@ class WeakNumbers:
         self.ranges: dict[int, DType] = {}  # argument -> the narrowest integers that it must fit
 
     def beside(self, weak: Weak, to: DType) -> Node:
-        """The number in the dtype of a tensor beside it."""
+        """The number in the dtype of the tensor it is combined with."""
         own = weak.input.dtype
         fits = (
             to.is_complex
@@ -68,7 +68,7 @@ WEAK: ContextVar[WeakNumbers | None] = ContextVar("rlx_weak_numbers", default=No
 
 
 def check_ranges(ranges: Mapping[int, DType], arrays: Any, names: Sequence[str]) -> None:
-    """Refuse a number that does not fit the integers beside it."""
+    """Refuse a number that does not fit the integers it is combined with."""
     for number, to in ranges.items():
         value = int(arrays[number])
         if not to.min_value <= value <= to.max_value:

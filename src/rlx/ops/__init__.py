@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one
 
-# Ops that passes make, not users: imported so that they are declared.
+# Ops that passes create, not users: imported so that they are declared.
 from rlx.ops import region, structural  # noqa: F401
 from rlx.ops.array.create import (
     arange,

@@ -17,7 +17,7 @@ from rlx.ir.types import TensorType, TupleType, Type
 
 @declare
 class region(Op):
-    """A kernel made of several ops; `kind` names its root (map, reduce, contract, conv, attention, ...)."""
+    """A kernel of several ops; `kind` names its root (map, reduce, contract, conv, attention, ...)."""
 
     name = "region"
     role = Role.REGION

@@ -28,7 +28,7 @@ __all__ = ["Planner", "View", "view_layouts"]
 
 
 class Planner(Placer):
-    """Finds order, lifetimes and shared storage of a graph of kernels; a placer makes plans from them."""
+    """Finds order, lifetimes and shared storage of a graph of kernels; a placer builds plans from them."""
 
     def __init__(self, graph: Graph, assume: Mapping[str, int], order: Sequence[int] | None = None) -> None:
         self.views = view_layouts(graph)
@@ -133,7 +133,7 @@ class Planner(Placer):
         return made
 
     def _is_placed(self, value: int) -> bool:
-        """Whether a value has room of its own among activations."""
+        """Whether a value has its own room among activations."""
         own = value not in self.shared and value not in self.met
         return own and self.graph.nodes[value].op.role not in LEAF_SPACE
 
@@ -187,7 +187,7 @@ class Planner(Placer):
         else:
             order = [i for k in given for i in (k, *dag.defines.get(k, ()))]
         life = lifetimes(dag, order)
-        step, steps = 0, []  # results take no step of their own: theirs is their owner's
+        step, steps = 0, []  # results have the step of their owner
         for i in order:
             steps.append(step - (i in owner))
             step += i in kernel_set

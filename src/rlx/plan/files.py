@@ -47,7 +47,7 @@ def is_plan(start: bytes) -> bool:
 def write_text(module: LirModule, path: str | os.PathLike[str]) -> None:
     """Write a program as text that people and tools for text can compare.
 
-    Constants too large for it lie in the folder `<path>.blobs`; the values of params are not written.
+    Constants too large for it are in the folder `<path>.blobs`; the values of params are not written.
     """
     blobs: dict[str, np.ndarray] = {}
     text = module_text(module, blobs)

@@ -58,7 +58,7 @@ class LirViewAlias:
 
 @dataclass(frozen=True, slots=True)
 class WeightCut:
-    """How a kernel can be run part by part: each computes with the columns that lie in pieces of `nbytes` of
+    """How a kernel can be run part by part: each computes with the columns that are in pieces of `nbytes` of
     the operand with this number, the last of which may be shorter."""
 
     operand: int
@@ -169,14 +169,14 @@ class LirWorkspace:
 
     @property
     def carry_offsets(self) -> list[int]:
-        """Where the second place of each carried value lies in the slot, and where the last one ends."""
+        """Where the second place of each carried value is in the slot, and where the last one ends."""
         carried = self.bodies[0].io.outputs[: self.carries]
         rooms = [_room(self.bodies[0].assignments[node].size) for _, node in carried]
         return [0, *accumulate(rooms)]
 
     @property
     def flag_offset(self) -> int:
-        """Where the word lies whether a loop goes on."""
+        """Where the word is that says whether a loop continues."""
         return self.carry_offsets[-1]
 
     @property
@@ -196,7 +196,7 @@ def _room(size: int) -> int:
 
 @dataclass
 class LirBufferPlan:
-    """Where every value lies, in which order kernels run, for one binding of the symbols."""
+    """Where every value is, in which order kernels run, for one binding of the symbols."""
 
     assignments: dict[int, LirBufferSlot]
     schedule: list[int]
@@ -250,7 +250,7 @@ class LirBufferPlan:
         return self.phases.nodes_in_ordered(phase, self.schedule)
 
     def root(self, node: int) -> int:
-        """The value whose storage a value lies in: itself, unless it is a view."""
+        """The value whose storage a value uses: itself, unless it is a view."""
         alias = self.view_aliases.get(node)
         return node if alias is None else alias.root
 
@@ -302,7 +302,7 @@ class LirBufferPlan:
     def check(self) -> None:
         """Prove the plan, or raise a PlanError that names the nodes: no two live slots overlap, every view
         lies
-        inside its root and its root lives as long, every read is of a written slot, every slot lies inside
+        inside its root and its root lives as long, every read is of a written slot, every slot is inside
         its space and is aligned, no place in the ring is filled again before its last reader.
         """
         from rlx.plan.lir_check import check_plan
@@ -370,7 +370,7 @@ class LirModule:
 
     def segments(self, on_host: Collection[int] = ()) -> list[LirSegment]:
         """What runs in one piece, in order. Nodes that find a size in data, and those that the host computes
-        (by their declaration, or because the backend says so), are segments of their own.
+        (by their declaration, or because the backend says so), are separate segments.
 
         >>> import rlx
         >>> from rlx.api.compile import plan

@@ -1,5 +1,5 @@
 """Proves a buffer plan: nothing alive is overwritten, everything read was written, all
-bytes lie in bounds.
+bytes are in bounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_plan(plan: LirBufferPlan) -> None:
 
 
 def _check_slots(plan: LirBufferPlan) -> None:
-    """Every slot is aligned and lies inside its space; leaves of one space lie apart. What is written over
+    """Every slot is aligned and is inside its space; leaves of one space are disjoint. What is written over
     a state has the state's slot."""
     ends: dict[str, list[tuple[int, int, int]]] = {}
     for node, slot in plan.assignments.items():
@@ -205,7 +205,7 @@ def _name(key: int) -> str:
 
 
 def _check_states(plan: LirBufferPlan, graph: Graph) -> None:
-    """The new value of a state lies where the old one did."""
+    """The new value of a state is where the old one was."""
     for s in graph.states:
         if plan.assignments.get(s.output.id) != plan.assignments.get(s.input.id):
             raise PlanError(f"the new value of state {s.name!r}, %{s.output.id}, is not written to its slot")
@@ -224,7 +224,7 @@ def _check_apart(plan: LirBufferPlan, space: str) -> None:
         if slot is not None and slot.space == space and slot.size:
             begins.setdefault(first, []).append(node)
             ends.setdefault(last, []).append(node)
-    alive: list[tuple[int, int]] = []  # (offset, node), apart from each other
+    alive: list[tuple[int, int]] = []  # (offset, node), disjoint
     for step in sorted({*begins, *(s + 1 for s in ends)}):
         for node in ends.get(step - 1, ()):
             alive.remove((_slot(plan, node).offset, node))
@@ -235,7 +235,7 @@ def _check_apart(plan: LirBufferPlan, space: str) -> None:
 def _enter(plan: LirBufferPlan, alive: list[tuple[int, int]], node: int, step: int) -> None:
     slot = _slot(plan, node)
     end = slot.offset + slot.size
-    # Those alive lie apart (or in one place, handed on), so only a few before and behind can touch.
+    # Live ones are disjoint (or share one place), so only a few before and behind can overlap.
     at = bisect.bisect_left(alive, slot.offset, key=lambda entry: entry[0])
     near = at - 1
     while near >= 0 and (near == at - 1 or alive[near][0] == alive[near + 1][0]):
@@ -291,7 +291,7 @@ def _check_parts(times: Sequence[LirFetch], nbytes: Any) -> None:
 
 
 def _check_ring(plan: LirBufferPlan) -> None:
-    """Fetches are in order and in bounds; none begins before the last reader of what lies in its place."""
+    """Fetches are in order and in bounds; none begins before the last reader of what is in its place."""
     room, begun = plan.space_sizes.get("ring", 0), (0, 0)
     alive: list[LirFetch] = []
     for fetch in plan.fetches:

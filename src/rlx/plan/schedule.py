@@ -1,7 +1,7 @@
 """Order the nodes of a DAG so that fewer bytes are alive at once.
 
 Storage lives from the first to the last step that touches it; outputs live on to the end. The order that
-minimises the peak is NP-hard to find, so a few cheap orders are made and the best is kept; the given order is
+minimises the peak is NP-hard to find, so a few cheap orders are tried, the best is kept; the given order is
 among them and wins ties, so the result is never worse than what came in.
 """
 
@@ -45,7 +45,7 @@ class Dag:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The chosen order, its peak in bytes, the peak of the order that was given, and what made it."""
+    """The chosen order, its peak in bytes, the peak of the given order, and the method that found it."""
 
     order: tuple[int, ...]
     peak: int

@@ -3,7 +3,7 @@
 A state's new value may take the state's own slot if nobody reads the old value afterwards. Either it is the
 end of a chain of kernels that each may overwrite the operand that they replace (an append by
 dynamic_update_slice, an elementwise update), or it is written anew after the last reader. Where neither is
-possible a copy is made: a kernel of its own, which runs after all readers.
+possible there is a copy: a separate kernel, which runs after all readers.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class _Finder:
 def state_lifetimes(
     graph: Graph, over: Mapping[int, int], order: list[int], root: Callable[[int], int]
 ) -> dict[int, tuple[int, int]]:
-    """First and last step of every value that lies in the memory of an updated state."""
+    """First and last step of every value in the memory of an updated state."""
     values = {*over, *over.values()}
     last = len(order) - 1
     spans: dict[int, tuple[int, int]] = {}

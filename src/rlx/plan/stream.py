@@ -5,7 +5,7 @@ that reading has something to do wherever a run is. The others are fetched in th
 them, into a ring of bytes. Kernels that follow each other and whose weights take little are one group: a run
 stops only before the first kernel of a group, to wait for what it reads.
 
-A large weight whose only reader can compute with a part of it (columns of a product) is fetched in parts, and
+A large weight whose only reader can compute with a part of it (columns of a matmul) is fetched in parts, and
 the kernel runs part by part. So the ring is small: what was read is still in the caches when it is used, and
 more weights stay in memory.
 """

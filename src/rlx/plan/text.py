@@ -30,7 +30,7 @@
     firing {...}                      a rewrite, with its rule and place
     earlier {...}                     a decision of a stage before fusion
 
-Without locations, names of graphs and this record it is what the fingerprint is made of.
+Without locations, names of graphs and this record it is the input of the fingerprint.
 """
 
 from __future__ import annotations

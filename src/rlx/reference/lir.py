@@ -3,7 +3,7 @@
 The oracle for native backends.
 
 Kernels compute by the reference of their ops, but read and write only the bytes that the plan gives them.
-With `poison`, memory is spoilt before the run and wherever a value ends, so a plan that frees too early,
+With `poison`, memory is overwritten before the run and wherever a value ends, so a plan that frees too early,
 places two values together or reads what nobody wrote gives NaN (or another absurd value) instead of a lucky
 result.
 """

@@ -20,7 +20,7 @@ def remove_dead(graph: Graph) -> Graph:
 
 
 def materialize_outputs(graph: Graph) -> Graph:
-    """Every output gets storage of its own: a view, an input or a value named twice is copied."""
+    """Every output gets its own storage: a view, an input or a value named twice is copied."""
     seen: set[int] = set()
     copied = set()
     views = view_layouts(graph)
@@ -43,8 +43,8 @@ def materialize_outputs(graph: Graph) -> Graph:
 
 
 def materialize_operands(graph: Graph) -> Graph:
-    """Every operand of a collective gets storage of its own, in one piece: others read it where it lies. One
-    that is reduced in place has no other readers. What a kernel reads in a layout of its own (channels in
+    """Every operand of a collective gets its own contiguous storage: others read it in place. One
+    that is reduced in place has no other readers. What a kernel reads in its own layout (channels in
     blocks) is in one piece, too: a view may repeat or skip pixels.
     """
     views, users, ends = view_layouts(graph), graph.users(), {n.id for n in graph.ends()}
@@ -93,7 +93,7 @@ def _has_symbols(value: object) -> bool:
 
 
 def is_derivable(node: Node) -> bool:
-    """Whether a value made from weights can be made once, at load."""
+    """Whether a value computed from weights can be computed once, at load."""
     plain = node.op.effects == "none" and not node.bodies and not node.op.reader_side
     return plain and not uses_symbols(node) and not isinstance(node.type, TupleType)
 

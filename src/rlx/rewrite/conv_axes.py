@@ -9,7 +9,7 @@ from rlx.ops.array.shape import reshape
 
 
 def drop_unit_axes(graph: Graph) -> Graph:
-    """Leave spatial axes out where nothing moves along them, so that pixels lie side by side again."""
+    """Leave spatial axes out where nothing moves along them, so that pixels are adjacent again."""
     convolution = get_op("conv")
     if all(n.op is not convolution for n in graph.nodes):
         return graph

@@ -66,7 +66,7 @@ def is_narrow(conv: Node) -> bool:
 
 
 def _is_product(node: Node) -> bool:
-    """A window of one element that moves by one: on planar images, a product of matrices."""
+    """A window of one element that moves by one: on planar images, a matmul."""
     single = all(d == 1 for d in (*node.operands[1].shape[2:], *node.attrs["strides"]))
     return single and not is_padded(node.attrs["padding"])
 

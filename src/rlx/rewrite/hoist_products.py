@@ -1,8 +1,8 @@
-"""Products that the steps of a loop need not wait for are made before it.
+"""Matmuls that do not depend on earlier steps of a loop run before it.
 
-A product in a body that reads nothing but values from around the loop is the same in every step: it is made
+A matmul in a body that reads only values from outside the loop is the same in every step: it is computed
 once. One of a row that a scan goes along with a matrix from around it (the inputs of a recurrent layer, as
-exporters write them) is made for all rows at once: then the matrix is read once, not in every step.
+exporters write them) runs for all rows at once: then the matrix is read once, not in every step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIXED, ROW, CARRIED = range(3)
 
 
 def products_ahead(graph: Graph, fired: list[Firing] | None = None) -> Graph:
-    """Make products of bodies before their loops, where they do not depend on what steps hand on."""
+    """Move matmuls out of loop bodies, where they do not depend on earlier steps."""
     if not any(loop_form(n) is not None for n in graph.nodes):
         return graph
 
@@ -86,7 +86,7 @@ class _Body:
         return form if isinstance(form, (Map, Pieces, Reduce, Contract, Conv)) else None
 
     def ahead(self, operands: Sequence[Node], out: Graph) -> Node | None:
-        """The loop with its products made before it; None if there are none, or no way to make them so."""
+        """The loop with its matmuls moved before it; None if there are none, or it is not possible."""
         fixed, rows = self._ends(FIXED), self._ends(ROW)
         try:
             made_rows = self._all_rows(rows, operands, out) if rows else []
@@ -104,7 +104,7 @@ class _Body:
         return out.add(self.node.op, given, attrs, [body], where=self.node.where)
 
     def _ends(self, move: int) -> list[Node]:
-        """Products that move so (a fixed one with what is made of it) and are read by something else. Views
+        """Matmuls that move so (a fixed one with its results) and are read by something else. Views
         of them stay with their readers."""
         inside: set[int] = set()
         for n in self.body.nodes:
@@ -129,7 +129,7 @@ class _Body:
         if not isinstance(form, Contract):
             return False
         kept = [o for o in node.operands[:2] if self.moves[o.id] == FIXED]
-        # all rows of a product that is larger than its matrix would take more memory than they save reads
+        # all rows of a matmul that is larger than its matrix would take more memory than they save reads
         return len(kept) == 1 and kept[0].rank > 1 and _least(node) <= _least(kept[0])
 
     def _part(self, inputs: Sequence[Node], ends: Sequence[Node]) -> Graph:

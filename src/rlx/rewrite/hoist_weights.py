@@ -1,7 +1,7 @@
-"""Weights of bodies: what a body makes of weights alone is made outside, once.
+"""Weights of bodies: what a body computes from weights alone is computed outside, once.
 
 A value of a body that is a weight outside, the same in every step, is a weight of the body too. So the passes
-that lay out weights (panels of products and convolutions) work on bodies as on any graph; what they derive
+that lay out weights (panels of matmuls and convolutions) work on bodies as on any graph; what they derive
 moves out of the body and becomes an operand in place of the weight.
 """
 
@@ -37,7 +37,7 @@ def hoist_weights(graph: Graph, layouts: Pass) -> Graph:
 
 
 def _weights(graph: Graph) -> set[int]:
-    """Params, constants and what can be made of them at load."""
+    """Params, constants and what can be computed from them at load."""
     fixed: set[int] = set()
     for node in graph.nodes:
         leaf = node.op.role in (Role.PARAM, Role.CONSTANT)
@@ -108,7 +108,7 @@ class _Hoist:
         return {n.id: outer[n.attrs["name"]] for n in leaves if n.id in live}
 
     def _made_once(self, node: Node, operands: Sequence[Node]) -> Node:
-        """A node that makes weights, outside; what several bodies want is made once."""
+        """A node that computes weights, outside; weights of several bodies are computed once."""
         attrs = tuple(attr_key(v) for v in node.attrs.values())
         key = (node.op.name, tuple(o.id for o in operands), attrs)
         if key not in self.made:

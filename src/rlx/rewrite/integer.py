@@ -1,14 +1,14 @@
-"""Products of dequantised bytes as products of the bytes themselves.
+"""Matmuls of dequantised bytes as integer matmuls of the bytes themselves.
 
-Exporters write a quantised product as real numbers around it: (q - zero) * scale of both factors, a product
+Exporters write a quantised matmul in real numbers: (q - zero) * scale of both factors, a matmul
 in f32, and a rounding of the result. Scales that do not change along the summed axes move behind the sum:
-what is left inside is a product of 8-bit integers, summed exactly in i32. The rules look at forms, so they
+what is left inside is a matmul of 8-bit integers, summed exactly in i32. The rules look at forms, so they
 hold for MatMul, Gemm, Conv and whatever else lowers to a contraction or a convolution; what follows (bias,
 activation, rounding to bytes) joins as an epilogue like any other.
 
 What changes: the sum is exact, where f32 rounds each step, and three roundings follow it (to f32, the product
 of the scales, the product with it), at most 2**-22 of the value together. A value that is rounded to bytes
-afterwards may therefore differ by one quantum from the real one where it lies that close to a half.
+afterwards may therefore differ by one quantum from the real one where it is that close to a half.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ def _applied(node: Node) -> tuple[str, list[Node]]:
 
 
 def _takes_scale(node: Node, deep: int = 8) -> bool:
-    """Whether a value is a product with a weight, or a sum or bound of such."""
+    """Whether a value is a multiplication by a weight, or a sum or bound of such."""
     prim, args = _applied(node)
     if prim == "mul":
         return any(map(_is_weight, args))
@@ -392,7 +392,7 @@ def no_zero_point(s: Subject) -> Node | None:
 
 
 def no_bound(s: Subject) -> Node | None:
-    """A bound that lies outside the range of the byte that follows is none: relu before codes from 0 on."""
+    """A bound outside the range of the byte that follows has no effect: relu before codes from 0 on."""
     if s.applied is None or s.applied[0] != "cast" or not is_byte(s.node.dtype):
         return None
     level, zero = s.applied[1][0], np.zeros(())
@@ -418,7 +418,7 @@ def no_bound(s: Subject) -> Node | None:
 
 
 def _holds_integer_sum(node: Node) -> bool:
-    """Whether elementwise ops lead from an integer product to this value."""
+    """Whether elementwise ops lead from an integer matmul to this value."""
     todo, seen = [node], {node.id}
     while todo and len(seen) < NEARBY:
         at = todo.pop()

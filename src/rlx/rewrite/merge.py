@@ -1,7 +1,7 @@
-"""Parallel products: contractions of one value with several weights become one with the weights side by side.
+"""Parallel matmuls: contractions of one value with several weights become one with concatenated weights.
 
 The joined weight is derived at load; readers see slices of the one result, which are views. What follows
-every product alike (a bias each) is joined too. Whether it pays is the gate's business: the value is read
+every matmul alike (a bias each) is joined too. Whether it pays is the gate's business: the value is read
 once instead of many times, but an elementwise op that could have been an epilogue becomes a kernel of its
 own.
 """
@@ -28,7 +28,7 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A product and the elementwise ops that follow it, each beside a weight."""
+    """A matmul and the elementwise ops that follow it, each with a weight."""
 
     product: Node
     chain: tuple[Node, ...]
@@ -47,7 +47,7 @@ class Branch:
 def merge_products(
     graph: Graph, gate: IoFusionGate, assume: Mapping[str, int] | None = None
 ) -> tuple[Graph, list[Decision]]:
-    """The graph with parallel products joined where the gate agrees, and what it said about each."""
+    """The graph with parallel matmuls joined where the gate agrees, and its decision about each."""
     fixed = weight_ids(graph)
     groups = _parallel(graph, fixed)
     if not groups:
@@ -120,7 +120,7 @@ def _only_user(node: Node, users: Mapping[int, list[Node]], kept: set[int]) -> N
 
 
 def _alike(branches: Sequence[Branch], steps: Sequence[Node], fixed: set[int]) -> bool:
-    """Whether every branch goes on with the same op, beside a weight per column or the same scalar."""
+    """Whether every branch goes on with the same op, with a weight per column or the same scalar."""
     first = steps[0]
     for branch, step in zip(branches, steps, strict=True):
         if not _is_plain(step) or step.op is not first.op or dict(step.attrs) != dict(first.attrs):
@@ -157,7 +157,7 @@ def _by_column(node: Node, columns: int, fixed: set[int]) -> bool:
 def _price(
     io: IoModel, branches: Sequence[Branch], users: Mapping[int, list[Node]], kept: set[int]
 ) -> tuple[GraphIoProfile, GraphIoProfile]:
-    """IO of the products apart, each with its chain as epilogue, and of the joined one."""
+    """IO of the separate matmuls, each with its chain as epilogue, and of the joined one."""
     x = branches[0].product.operands[0]
     read = io.bytes(io.root(x))
     results = [io.bytes(b.end) for b in branches]
@@ -166,7 +166,7 @@ def _price(
     joined = GraphIoProfile(1, 0, 0, read + weights + sum(results))
     columns = sum(b.columns for b in branches)
     for branch, size in zip(branches, results, strict=True):
-        copied = branch.end.id in kept  # an output has memory of its own
+        copied = branch.end.id in kept  # an output has its own memory
         extra = copied + _would_be_epilogue(branch, users) + _views_lost(branch, columns, users)
         joined += GraphIoProfile(extra, 0, 0, 2 * size * extra)
     return apart, joined
@@ -206,7 +206,7 @@ def _would_be_epilogue(branch: Branch, users: Mapping[int, list[Node]]) -> bool:
 
 
 def _rewrite(graph: Graph, groups: Sequence[Sequence[Branch]], fixed: set[int]) -> Graph:
-    """Weights go first, so that a joined product can stand where the first of its parts stood."""
+    """Weights go first, so that a joined matmul can take the place of its first part."""
     out = Graph(graph.name)
     for c in graph.constraints:
         out.assume(c)
@@ -228,7 +228,7 @@ def _rewrite(graph: Graph, groups: Sequence[Sequence[Branch]], fixed: set[int]) 
 
 
 def _join(branches: Sequence[Branch], mapping: dict[int, Node]) -> None:
-    """One product for all branches; their ends become slices of it."""
+    """One matmul for all branches; their ends become slices of it."""
     product = branches[0].product
     weights = []
     for b in branches:

@@ -41,7 +41,7 @@ class Trace:
     """How stages are watched, and what they report.
 
     `checks` verifies after every stage. `dump` is a folder that gets one file per stage, `override` gives the
-    file whose graph a stage shall return instead of its own.
+    file whose graph replaces the result of a stage.
     """
 
     checks: bool = False
@@ -89,7 +89,7 @@ def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
 
 
 def write_stage(folder: Path, name: str, graph: Graph) -> None:
-    """The text of a graph, with arrays that are too large for it in a folder beside it."""
+    """The text of a graph, with arrays that are too large for it in a folder next to it."""
     blobs: dict[str, Any] = {}
     text = graph_text(graph, blobs=blobs)
     try:

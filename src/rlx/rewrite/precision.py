@@ -1,12 +1,12 @@
-"""Lower precision on request: products take narrow operands and accumulate in f32, and a value that nothing
-but such products read is stored narrow.
+"""Lower precision on request: matmuls take narrow operands and accumulate in f32, and a value that nothing
+but such matmuls read is stored narrow.
 
 Products with weights always do, convolutions with weights where the target multiplies narrow operands faster
-than wide ones and no transform does better. The two products of attention do where it pays: at best queries,
-keys and values are stored narrow by the kernels that make them, at worst each is rounded by a kernel of its
+than wide ones and no transform does better. The two matmuls of attention do where it pays: at best queries,
+keys and values are stored narrow by the kernels that compute them; at worst each is rounded by one of its
 own. What is read in f32 too (a residual stream, keys
-that are a result) stays f32, with a rounded copy beside it for the products. A `Decision` per value and per
-attention tells.
+that are a result) stays f32, with a rounded copy for the matmuls. There is a `Decision` per value and per
+attention.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def lower_precision(
     convolves: ConvTarget | None = None,
     prices: Prices = DEVICES["cpu"],
 ) -> tuple[Graph, list[Decision]]:
-    """The graph with narrow products, and what was decided about the values that they read.
+    """The graph with narrow matmuls, and what was decided about the values that they read.
 
-    `multiplied` names the dtypes whose products the target computes faster than those of f32; `convolves`
+    `multiplied` names the dtypes whose matmuls the target computes faster than those of f32; `convolves`
     says how fast its convolutions are.
     """
     if precision not in PRECISIONS:
@@ -61,7 +61,7 @@ def lower_precision(
 
 
 class _Narrowing:
-    """Which products take narrow operands, and where values are rounded for them."""
+    """Which matmuls take narrow operands, and where values are rounded for them."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Narrowing:
     # -- attention
 
     def attend(self) -> None:
-        """Add the products of attention that gain by it. One that stays wide may keep others from it, whose
+        """Add the matmuls of attention that gain by it. One that stays wide may keep others from it, whose
         operands it reads.
         """
         found = [
@@ -144,7 +144,7 @@ class _Narrowing:
 
     def judge(self, c: Candidate) -> Decision:
         """What attention gains if all its operands are narrow: bytes and time to multiply, against a kernel
-        more for each operand that has to be rounded apart.
+        more for each operand that has to be rounded separately.
         """
         before = after = GraphIoProfile()
         apart: dict[str, Node] = {}
@@ -172,7 +172,7 @@ class _Narrowing:
         return replace(made, verdict=False, reason=why) if why else made
 
     def never(self, apart: Mapping[str, Node], queries: Dim, keys: Dim) -> str:
-        """Why operands are not rounded apart whatever sizes are assumed: they may be many for few queries."""
+        """Why operands are not rounded separately for any assumed sizes: they may be many for few queries."""
         kept = {s.output.id for s in self.graph.states}
         for name, value in apart.items():
             if value.op.role is Role.STATE or value.id in kept:
@@ -181,7 +181,7 @@ class _Narrowing:
         return "" if same else f"rounding {' and '.join(apart)} apart may cost more than few queries gain"
 
     def made_elsewhere(self, value: Node) -> bool:
-        """Whether no kernel of this program makes a value."""
+        """Whether no kernel of this program computes a value."""
         return value.op.role is not Role.COMPUTE or value.id in self.fixed
 
     def narrowed(self, size: int) -> int:
@@ -215,7 +215,7 @@ class _Narrowing:
         return ""
 
     def report(self) -> None:
-        """One decision for every value that narrow products read."""
+        """One decision for every value that narrow matmuls read."""
         seen: set[int] = set()
         for node in self.graph.nodes:
             for operand in node.operands if node.id in self.products else ():
@@ -255,7 +255,7 @@ class _Narrowing:
 
     def round(self, old: Node, new: Node) -> Node:
         """A value narrow. It is rounded before it is moved, where nobody reads the wide one: so the kernel
-        that makes it stores it narrow.
+        that computes it stores it narrow.
         """
         if old.id not in self.rounded:
             if self.is_move(old) and old.id not in self.fixed and not self.wide_reader(old.operands[0]):

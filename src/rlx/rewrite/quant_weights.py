@@ -1,4 +1,4 @@
-"""Layout: constant weights of 4 or 8 bits stay so, packed once, at load, in the order that products read."""
+"""Layout: constant weights of 4 or 8 bits stay so, packed once, at load, in the order that matmuls read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
     packed: dict[int, Node] = {}
 
     def weights_of(node: Node) -> Node | None:
-        """The quantised matrix that is the right operand [k, n] of a plain product of f32."""
+        """The quantised matrix that is the right operand [k, n] of a plain matmul of f32."""
         if node.op is not contraction or node.attrs["lhs_batch"]:
             return None
         a, b = node.operands

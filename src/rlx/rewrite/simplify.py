@@ -1,7 +1,7 @@
 """Simplification: rules over forms, so that they hold for every op that lowers to the form.
 
 Nothing here changes a bit of any result: x + 0.0 stays (it turns -0.0 into 0.0), and a division becomes a
-product only where the reciprocal is exact.
+multiplication only where the reciprocal is exact.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def common_nodes() -> Rule:
 
 
 def _identity(node: Node) -> Any:
-    """What tells values apart. Rules make constants that no rule has looked at yet: their values count."""
+    """What distinguishes values. Rules create constants that no rule has seen yet: their values count."""
     return node.attrs["value"] if node.op.role is Role.CONSTANT else node.id
 
 
@@ -235,7 +235,7 @@ def _is_zero(value: Any, of: DType) -> bool:
     return value == 0 and (not of.is_float or math.copysign(1, value) < 0)
 
 
-# (primitive, constant argument) -> whether the other argument passes unchanged beside this value
+# (primitive, constant argument) -> whether the other argument passes unchanged next to this value
 NEUTRAL: dict[tuple[str, int], Callable[[Any, DType], bool]] = {
     ("mul", 0): lambda v, _: v == 1,
     ("mul", 1): lambda v, _: v == 1,
@@ -294,7 +294,7 @@ def undone(s: Subject) -> Node | None:
 
 @rule("exact reciprocal", ALGEBRA)
 def exact_reciprocal(s: Subject) -> Node | None:
-    """x / 2**k is x * 2**-k: the same bits, and products are cheaper."""
+    """x / 2**k is x * 2**-k: the same bits, and multiplications are cheaper."""
     node, found = s.node, s.applied
     if found is None or found[0] != "div" or not node.dtype.is_float:
         return None

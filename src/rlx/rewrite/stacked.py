@@ -63,7 +63,7 @@ class _Part:
         self.known: dict[int, Node | None] = {}
 
     def of(self, node: Node) -> Node | None:
-        """The part, without the axis; None where a value is not made of stacks."""
+        """The part, without the axis; None where a value is not a stack."""
         if node.id not in self.known:
             self.left -= 1
             self.known[node.id] = self._find(node) if self.left >= 0 else None

@@ -1,7 +1,7 @@
 """Shortcuts that row kernels take, written as ops: bits do not depend on which ops share a kernel.
 
 A statistic is the result of a reduction, or computed from such results alone. Dividing a row by a statistic
-takes one division per row and a product per element. The exponential of a distance from a statistic takes one
+takes one division per row, one multiplication per element. exp of a distance from a statistic takes one
 step less than others, since its argument is already rounded. If emitters chose these on their own, a value
 would have other bits in another kernel than that of its statistic.
 """

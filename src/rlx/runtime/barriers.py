@@ -1,10 +1,10 @@
 """Which threads run a call, and where all of them must meet first.
 
 Calls that touch each other's memory (one of them writing) must not overlap in time. Two calls of one thread
-never do, so only calls of different threads need a meeting between them:
+never do, so only calls of different threads need a barrier between them:
 
 - A call with little work is given to one thread: that of the small calls before it whose results it reads,
-  else the one that has least to do. A chain of small calls runs without any meeting.
+  else the one that has least to do. A chain of small calls runs without any barrier.
 - Calls of all threads meet only where the bytes they touch say so. Kernels that read the same value and write
   different ones follow each other freely.
 - Wherever a jump may lead, all threads meet: what ran before depends on the way there.
@@ -69,7 +69,7 @@ class _Bytes:
     """A set of bytes as ranges, united where they meet: a list of thousands of calls is settled at once."""
 
     def __init__(self) -> None:
-        self.starts: list[int] = []  # of ranges apart from each other, in order
+        self.starts: list[int] = []  # of disjoint ranges, in order
         self.ends: list[int] = []
 
     def add(self, start: int, end: int) -> None:
@@ -84,7 +84,7 @@ class _Bytes:
 
 
 class _Epoch:
-    """What has been touched since the last meeting, and by whom."""
+    """What has been touched since the last barrier, and by whom."""
 
     def __init__(self, threads: int) -> None:
         self.reads: dict[int | None, dict[int, _Bytes]] = {}  # by space and owner
@@ -146,8 +146,8 @@ def settle(turns: Sequence[Turn], threads: int) -> None:
 
 
 def verify(turns: Sequence[Turn]) -> None:
-    """Prove that any two calls of different threads that touch the same bytes are kept apart on every way
-    through the list, or raise a PlanError that names them."""
+    """Prove that a barrier separates any two calls of different threads that touch the same bytes, on every
+    path through the list; or raise a PlanError that names them."""
     open_before: list[set[int]] = [set() for _ in turns]  # calls that may still run when this one begins
     waiting = list(range(len(turns) - 1, -1, -1))
     while waiting:

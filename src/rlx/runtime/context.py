@@ -68,7 +68,7 @@ class Moving:
 
 
 class Context:
-    """What one run needs beside its inputs and outputs."""
+    """What one run needs besides its inputs and outputs."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Context:
             for at in range(f.first, f.last + 1):
                 self._fetches_at.setdefault(at, []).append(f)
         self.memory: dict[int, np.ndarray] = dict(weights)
-        self._addresses: dict[int, int] = {}  # of memory, as far as they were asked for: NumPy takes its time
+        self._addresses: dict[int, int] = {}  # of memory, created on request: NumPy takes its time
         for id, slot in plan.assignments.items():
             if slot.space == "activation":
                 self.memory[id] = self.arena.array[slot.offset : slot.offset + slot.size]
@@ -297,7 +297,7 @@ class Context:
 
     def arrive(self, step: Step, weights: Weights) -> None:
         """Have streamed weights of a thunk in place, or choose the threads of a native step, which has gates:
-        reading gets a core of its own where it is what binds."""
+        reading gets its own core where it is what binds."""
         if step.program is None:
             position = self._position[step.nodes[0]]
             weights.reach(position)
@@ -333,7 +333,7 @@ class Context:
             )
 
     def _bring(self, position: int) -> None:
-        """Streamed weights lie where the step at `position` reads them."""
+        """Streamed weights are where the step at `position` reads them."""
         if self._streamed is None or self._streamed.ring is None:
             return
         for f in self._fetches_at.get(position, ()):
@@ -344,7 +344,7 @@ class Context:
         self, kernel: EmittedKernel, whole: Call, parts: Sequence[LirFetch], layout: Layout
     ) -> None:
         """Put a call per part in place of the call of a kernel, with a gate in front of each: it sees the
-        weight as if it lay in one piece around the part that is there."""
+        weight as if it were contiguous around the part that is there."""
         cut = kernel.cut
         if cut is None or any(f.begin % cut.nbytes for f in parts):
             told = f"kernel %{whole.label} reads %{parts[0].node} in parts that it cannot be run in"
@@ -362,7 +362,7 @@ class Context:
             layout.calls.append(replace(whole, pointers=pointers, part=part, work=work))
 
     def pointer(self, node: int) -> Pointer:
-        """Where a value of the program lies."""
+        """Where a value of the program is."""
         root, offset = self._root(node)
         return Pointer(root, offset) if root in self.outside else Pointer(None, self._address(root) + offset)
 
@@ -396,7 +396,7 @@ class Context:
         return self.memory[root] if found is None else found
 
     def stores(self, node: int) -> bool:
-        """Whether a value has memory of its own that can be seen now."""
+        """Whether a value has its own memory that can be seen now."""
         return node in self.memory or self._over.get(node, node) in self.bound
 
     def array(self, node: Node) -> np.ndarray:
@@ -425,7 +425,7 @@ class Context:
 
 
 def array_over(plan: LirBufferPlan, node: Node, raw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """A value as an array over the bytes that `raw` gives for the value in whose storage it lies."""
+    """A value as an array over the bytes that `raw` gives for the value whose storage it uses."""
     shape, itemsize = node.tensor.bind(plan.binding), node.dtype.itemsize
     alias = plan.view_aliases.get(node.id)
     stored = raw(alias.root if alias else node.id)

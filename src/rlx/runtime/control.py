@@ -124,7 +124,7 @@ class Layout:
             return Span(TOGETHER, *EVERYWHERE)
         return Span(start.root, start.offset, start.offset + nbytes)
 
-    # -- what control flow is made of
+    # -- parts of control flow
 
     def jump(self, unless: Pointer | None, to: Mark) -> None:
         """Go on at a mark where the byte is zero; always, where none is given."""
@@ -244,7 +244,7 @@ class Layout:
 
 @dataclass(eq=False)
 class _Control:
-    """One node with bodies and where everything of it lies; a method per kind of control."""
+    """One node with bodies and where everything of it is; a method per kind of control."""
 
     layout: Layout
     node: Node
@@ -320,7 +320,7 @@ class _Control:
         for start in range(0, total, chunk):
             xs = [p + start * width for p, width in zip(self.operands, widths, strict=False)]
             ys = [p + start * width for p, width in zip(self.results, out_widths, strict=True)]
-            # Values of the last slice may be shorter; they lie where those of the others do.
+            # Values of the last slice may be shorter; they are where those of the others are.
             inside = replace(plan, binding={**plan.binding, symbol: min(chunk, total - start)})
             inputs = [*xs, *self.operands[sliced:]]
             self.layout.body(self.body, self.kernels[0], inside, inputs, ys, arena)

@@ -1,8 +1,8 @@
 """Debug modes of native programs: kernels run one at a time, and each is looked at before the next starts.
 
-`nan` names the first kernel that makes a NaN or an infinity. `poison` keeps track of which value every piece
-of the arena holds: memory is spoilt before a run and wherever a value ends, and a kernel stops that reads
-what is not there (any more), writes outside its results, or leaves elements of them unwritten.
+`nan` names the first kernel that gives a NaN or an infinity. `poison` tracks which value every piece of the
+arena holds. Memory is overwritten before a run and wherever a value ends. A kernel is stopped if it reads a
+value that is not there, writes outside its results, or leaves elements of them unwritten.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class PoisonWatch(Watch):
         for node in context.graph.outputs.values():
             context.raw(node.id).fill(POISON)
         self.ending: dict[int, list[int]] = {}
-        # Values of the arena; those that lie in states are not tracked.
+        # Values of the arena; those that are in states are not tracked.
         self.life = {v: span for v, span in self.plan.lifetimes.items() if v in context.memory}
         for value, (_, last) in self.life.items():
             self.ending.setdefault(last, []).append(value)
 
     def moved(self, later: Context, done: int) -> Watch:
-        """Values that were carried over are written already; all else is spoilt."""
+        """Values that were carried over are written already; all else is overwritten."""
         kept = {v: later.memory[v].copy() for v in self._alive(later, done)}
         outputs = {n.id: later.raw(n.id).copy() for n in later.graph.outputs.values()}
         made = PoisonWatch(later, self.describe)
@@ -93,7 +93,7 @@ class PoisonWatch(Watch):
         return made
 
     def _alive(self, later: Context, done: int) -> list[int]:
-        """Values that steps before `done` made and later ones read."""
+        """Values that steps before `done` wrote and later ones read."""
         plan = later.plan
         alive = [v for v, (first, last) in plan.lifetimes.items() if first < done <= last]
         return [v for v in alive if v in later.memory and plan.assignments[v].space == "activation"]

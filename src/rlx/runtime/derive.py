@@ -1,4 +1,4 @@
-"""Weights that are computed when they are asked for, one at a time: never all of them are in memory."""
+"""Weights that are computed on request, one at a time: never all of them are in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlx.runtime.memory import drop_pages
 
 
 class LazyArray:
-    """Dtype and shape of an array that is made anew whenever NumPy asks for it.
+    """Dtype and shape of an array that is computed whenever NumPy needs it.
 
     >>> from rlx.ir.dtype import dtype
     >>> lazy = LazyArray(dtype("f32"), (2,), lambda: np.ones(2, np.float32))

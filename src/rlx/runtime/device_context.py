@@ -1,4 +1,4 @@
-"""Device memory and launches of one run at a time of a program on a device with memory of its own."""
+"""Device memory and launches of one run at a time of a program on a device with its own memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class DeviceContext:
         return [(id, int(code)) for id, code in zip(self.checked, self._codes, strict=True) if code]
 
     def tile(self, value: int) -> Tile:
-        """The bytes in whose storage a value lies."""
+        """The bytes that a value is stored in."""
         slot = self.plan.slot(value)
         return Tile(self.arenas[slot.space].memory, slot.offset, 1, slot.size, slot.size)
 

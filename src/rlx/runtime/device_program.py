@@ -1,4 +1,4 @@
-"""A compiled program on a device with memory of its own: uploads, launches in a queue, read-backs.
+"""A compiled program on a device with its own memory: uploads, launches in a queue, read-backs.
 
 Every space of the plan is one arena on the device. A node without a kernel is a host thunk: its operands are
 read back, its reference computes, its results are uploaded; the queue is empty at that point, a sync point.

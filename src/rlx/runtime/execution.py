@@ -32,7 +32,7 @@ MESSAGES = {
 
 class Given(NamedTuple):
     """What a run is given: inputs in order, states (which it replaces), sizes (to which it adds those that it
-    finds), phases to skip, and outputs, by number, that have been made before."""
+    finds), phases to skip, and outputs, by number, that have been computed before."""
 
     inputs: Sequence[np.ndarray]
     states: Mapping[str, np.ndarray]

@@ -2,7 +2,7 @@
 
 Kernels never allocate; everything they touch comes from a `Region` or from arrays of the caller. A region is
 freed when the last array over it is dropped. Weights on 4 KiB pages cost a quarter of the memory bandwidth,
-so regions of 2 MiB or more ask for huge pages.
+so regions of 2 MiB or more request huge pages.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def allocate(
     poison: bool = False,
     fence: bool = False,
 ) -> Region:
-    """`nbytes` of zeroed memory at a multiple of `align`; regions of 2 MiB or more lie on huge pages.
+    """`nbytes` of zeroed memory at a multiple of `align`; regions of 2 MiB or more are on huge pages.
 
     With `guard` any access past the end faults at once, to the byte; the start then has only the alignment
     that `nbytes` has. Accesses before the first page fault too, and `Region.check` finds writes in between.
@@ -93,10 +93,10 @@ ALIGN_FROM = 1 << 20  # bytes from which an output is worth aligning to cache li
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A fresh array; large ones begin at a cache line, so that kernels may store past the caches.
+    """A fresh array; large ones begin at a cache line, so that kernels may use non-temporal stores.
 
     They begin in the middle of a page: NumPy's own large arrays begin just behind the start of one, and a
-    load with the last 12 address bits of a recent store waits for it, which made maps thrice as slow.
+    load with the last 12 address bits of a recent store waits for it, which slowed maps by a factor of three.
 
     >>> aligned_empty((512, 1024), np.dtype(np.float32)).ctypes.data % 4096
     2048
@@ -121,7 +121,7 @@ def table(count: int) -> NDArray[np.int64]:
 
 
 def _map(nbytes: int, extra: int) -> mmap.mmap:
-    """Pages for `nbytes` and `extra` bytes that the caller did not ask for."""
+    """Pages for `nbytes` and `extra` bytes that the caller did not request."""
     size = max(PAGE, round_up(nbytes + extra, PAGE))
     try:
         if os.name == "nt":
@@ -177,14 +177,14 @@ def _c_library() -> Any:
 
 
 def drop_pages(array: Any) -> None:
-    """If an array lies in the mapping of a file, give its pages back; they are read again when needed."""
+    """If an array is in the mapping of a file, release its pages; they are read again when needed."""
     base = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not array.flags.c_contiguous:
         return
     if not memoryview(base).readonly:
-        return  # pages of its own, which nothing could read again
+        return  # its own pages, which nothing could read again
     start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
     first, end = round_up(start, PAGE), (start + array.nbytes) // PAGE * PAGE
     if end > first:

@@ -30,7 +30,7 @@ def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet,
 
 
 def prepare_runs() -> None:
-    """Have the code ready that runs programs: where the cache lacks it, LLVM makes it, too."""
+    """Prepare the code that runs programs: LLVM compiles it where the cache lacks it."""
     from rlx.runtime.native.driver import driver_address, rlx_run_program
     from rlx.runtime.native.pool import prepare
 

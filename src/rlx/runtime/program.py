@@ -44,7 +44,7 @@ class CompiledProgram(Execution):
     """What `rlx.compile` returns. Runs are re-entrant: several threads may call it at once."""
 
     moves_sizes = True  # a context can run at other sizes of size inputs
-    has_variants = True  # runs whose sizes broadcast in other ways get programs of their own
+    has_variants = True  # runs whose sizes broadcast in other ways get their own programs
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class CompiledProgram(Execution):
         return {**plan.sizes(), "scratch": self._scratch(plan)}
 
     def _scratch(self, plan: LirBufferPlan) -> int:
-        """Bytes that kernels need beside their operands, for all threads."""
+        """Bytes that kernels need besides their operands, for all threads."""
         values = self._dims([plan.binding[s] for s in self._symbols])
         at, most = 0, 0
         for k in self.kernels.kernels.values():
@@ -233,7 +233,7 @@ class CompiledProgram(Execution):
     def __reduce__(self) -> tuple[Callable[..., CompiledProgram], tuple[bytes, str, int, str | None]]:
         """Pickle, copy and processes that are spawned take a program by the bytes of its file.
 
-        The copy is a program of its own. This user's processes run its code as it is, without a compiler.
+        The copy is a separate program. This user's processes run its code as it is, without a compiler.
 
         >>> import pickle, numpy as np, rlx
         >>> g = rlx.Graph("double")
@@ -308,7 +308,7 @@ class CompiledProgram(Execution):
         """A function that runs the program on fixed buffers, with a few microseconds of overhead.
 
         Arrays must be contiguous; every call reads the inputs' and writes the outputs' present memory. An
-        input may lie over outputs: it is copied before anything is written.
+        input may be over outputs: it is copied before anything is written.
         """
         if self._host_reasons() or self.graph.states or self._found_later:
             raise InputError(
@@ -400,7 +400,7 @@ class CompiledProgram(Execution):
         states: Mapping[str, BufferHandle] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> Stream:
-        """A stream of runs with states of its own, which survive from step to step.
+        """A stream of runs with its own states, which survive from step to step.
 
         `inputs` are those declared `once`; `states` gives memory to some or all states, the others start
         anew; `sizes` says what symbols in the shapes of states are, if the first step is to find them there.

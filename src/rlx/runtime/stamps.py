@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlx.ir.weights import round_up
 from rlx.runtime.memory import table
 
-FIRST_EVENT = 8  # the number of events has a cache line of its own
+FIRST_EVENT = 8  # the number of events has its own cache line
 EVENT_FIELDS = 3
 _ROOM_IN_LOOPS = 1 << 20  # events; an event takes 50 ns or more, a loop pauses after 50 ms
 

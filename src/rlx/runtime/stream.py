@@ -1,4 +1,4 @@
-"""Streams: runs of one program in a row, with states of their own in handles that outlive every run."""
+"""Streams: runs of one program in a row, with their own states in handles that outlive every run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING: frozenset[Phase] = frozenset()
 
 
 class Stream:
-    """What `program.stream()` returns. One thread at a time steps it; other streams run beside it.
+    """What `program.stream()` returns. One thread at a time steps it; other streams run concurrently.
 
     The prologue runs with the first step; its results stay in the stream's memory.
 
@@ -90,7 +90,7 @@ class Stream:
     def step(self, inputs: Mapping[str, Any] | None = None, epilogue: bool = True) -> dict[str, np.ndarray]:
         """Run the steady part and the epilogue on the inputs of a step; returns the outputs by name.
 
-        Without `epilogue`, what follows the last heavy step is not run, and outputs made there are left out.
+        Without `epilogue`, what follows the last heavy step is not run, and its outputs are left out.
         """
         given = {} if inputs is None else inputs
         with self._turn:
@@ -133,7 +133,7 @@ class Stream:
             raise bug from e
         if not self._started:
             self._kept = {number: values[number] for number in self._first}
-            self._started = self.program.debug is None  # debug modes spoil what a run leaves behind
+            self._started = self.program.debug is None  # debug modes overwrite what a run leaves behind
         for number in self._first:
             values[number] = values[number].copy()
         out = dict(zip(self.program.output_names, values, strict=True))
@@ -143,11 +143,11 @@ class Stream:
         return out
 
     def _context_for(self, binding: dict[str, int]) -> Context:
-        """The stream's context, or another if sizes ask for it; results of the prologue move there."""
+        """The stream's context, or another if sizes require it; results of the prologue move there."""
         old = self._context
         found = self.program.acquire(binding, old)
         if old is not None and found is not old:
-            if found.generation != old.generation:  # weights have changed, and what the prologue made of them
+            if found.generation != old.generation:  # weights have changed, and so has the prologue
                 self._started = False
             if self._started and self._prologue:
                 found.take_results(self._prologue, old)

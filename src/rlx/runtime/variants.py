@@ -1,6 +1,6 @@
 """Variants of a program: sizes that it takes to be equal, one of which is 1 in a run, and so broadcasts.
 
-`f32[N,3] + f32[M,3]` is compiled for N = M. A run with N = 1 and M = 3 takes a program of its own in which
+`f32[N,3] + f32[M,3]` is compiled for N = M. A run with N = 1 and M = 3 takes its own program in which
 N is 1. It is compiled when a run first needs it, from the graph that the user gave, and kept.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 MOST_VARIANTS = 16
-"""Of one program; the one that was used least recently makes room."""
+"""Of one program; the least recently used one is dropped."""
 MOST_ROUTES = 256
 """Sizes whose variant is remembered."""
 

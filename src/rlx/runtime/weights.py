@@ -27,10 +27,10 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class Weights:
     """Memory of every weight node of a program, by node id.
 
-    Weights that were laid out before are given with the `values` of params that they were made from.
+    Weights that were laid out before are given with the `values` of params that they were computed from.
     """
 
-    ring: np.ndarray | None = None  # where streamed weights come to lie
+    ring: np.ndarray | None = None  # where streamed weights are placed
     reader: Reader | None = None  # who reads them
     gates: Mapping[Point, Gate] = {}  # where runs wait for them
 
@@ -75,7 +75,7 @@ class Weights:
         self.values[name] = source.param_values[name]
         self.load()
 
-    # -- what a run tells its weights; only streamed ones listen
+    # -- what a run reports to its weights; only streamed ones use it
 
     @property
     def watched(self) -> bool:
@@ -88,7 +88,7 @@ class Weights:
 
     @contextmanager
     def _from_file(self, file: Container) -> Iterator[None]:
-        """A run that reads weights in a mapped file: if that was cut meanwhile, there is no result."""
+        """A run that reads weights in a mapped file: if that was truncated meanwhile, there is no result."""
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class Weights:
         that it reads are in place."""
 
     def share_cores(self) -> bool:
-        """Decide who reads from here on; says whether reading has a core of its own."""
+        """Decide who reads from here on; says whether reading has its own core."""
         return False
 
     def failure(self) -> RlxError | None:

@@ -1,6 +1,6 @@
 """Named CPU targets: everything the code generator may ask about a machine is a field here.
 
-Plans and objects are made for a named target, never for "this machine": the same program for the same
+Plans and objects are for a named target, never for "this machine": the same program for the same
 named target is the same text anywhere. `resolve("host")` only picks a name: the best that this machine runs,
 or the lesser one that `RLX_HOST` names. Code beyond the host is never loaded.
 """
@@ -81,7 +81,7 @@ class Target:
 
     @property
     def multiplied(self) -> tuple[str, ...]:
-        """Floats narrower than f32 whose products it computes faster."""
+        """Floats narrower than f32 whose matmuls it computes faster."""
         return ("bf16",) if self.has_bf16 else ()
 
     @property
@@ -98,7 +98,7 @@ class Target:
 
     @property
     def code(self) -> Target:
-        """The target whose instructions the code is made of: itself, unless it is emulated."""
+        """The target whose instructions the code uses: itself, unless it is emulated."""
         return _BY_NAME[_EMULATOR] if self.emulated else self
 
     def feature_text(self) -> str:

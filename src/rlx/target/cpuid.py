@@ -1,6 +1,6 @@
 """What an x86 processor can do, asked by its own instructions: CPUID, and XGETBV for what the system keeps.
 
-/proc/cpuinfo is no substitute: other systems have none, and under an emulator it tells of the machine
+/proc/cpuinfo cannot replace it: other systems have none, and under an emulator it describes the machine
 outside. LLVM's answer would cost 50 ms and 100 MB at every start.
 """
 

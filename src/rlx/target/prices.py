@@ -50,7 +50,7 @@ class Prices:
 
     # Convolutions, on one core.
     flops: float = 117.0  # per ns
-    weight_bytes: float = 15.0  # per ns, read from memory once a run, beside a busy neighbour
+    weight_bytes: float = 15.0  # per ns, read from memory once a run, next to a busy core
     scratch_bytes: float = 30.0  # per ns, written to and read from L2
     exact_bytes: float = 60.0  # the same in smaller strips
     moved_elements: float = 3.0  # per ns, from planar to blocked and back

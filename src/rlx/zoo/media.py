@@ -51,7 +51,7 @@ def _decode(data: bytes) -> np.ndarray:
         raise ValueError(f"{width} x {height} pixels")
     pixel = _CHANNELS[colour] * bits // 8
     size = height * (1 + width * pixel)
-    if size > _MOST_RATIO * (len(packed) + 1):  # before room is made for it
+    if size > _MOST_RATIO * (len(packed) + 1):  # before memory is allocated for it
         raise ValueError(f"{width} x {height} pixels cannot be in {len(packed)} bytes")
     raw = zlib.decompressobj().decompress(packed, size)
     rows = np.frombuffer(raw, np.uint8).reshape(height, 1 + width * pixel)

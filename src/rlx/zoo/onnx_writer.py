@@ -9,7 +9,7 @@ import numpy as np
 
 
 class OnnxWriter:
-    """Collects nodes and weights, then makes a ModelProto."""
+    """Collects nodes and weights, then builds a ModelProto."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []

@@ -52,7 +52,7 @@ def _chunks() -> Iterator[Feed]:
 def _chunks_at_both_rates() -> Iterator[Feed]:
     for feed in _chunks():
         yield feed
-        half = np.ascontiguousarray(feed["input"][:, ::2])  # a branch of its own, of other sizes
+        half = np.ascontiguousarray(feed["input"][:, ::2])  # its own branch, of other sizes
         yield {**feed, "input": half, "sr": np.array(8000)}
 
 

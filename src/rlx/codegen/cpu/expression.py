@@ -64,8 +64,8 @@ class Ahead:
 
 
 AHEAD = (Ahead(1024),)  # long bodies let few loads be on their way
-# Beside stores past the caches: memory fills the second cache early, that one the first shortly before use.
-# A request that finds all miss buffers taken is dropped, so the early one is made twice.
+# With non-temporal stores: prefetch into L2 early, and from L2 into L1 shortly before use.
+# A prefetch that finds no free miss buffer is dropped, so the early one is issued twice.
 STREAM_AHEAD = (Ahead(8192, 2), Ahead(4096, 2), Ahead(768))
 
 
@@ -86,7 +86,7 @@ class Expression:
     saved: Mapping[Scalar, Callable[[], Value]] = field(default_factory=dict)
     memo: dict[Scalar, Value] = field(default_factory=dict)
     ahead: Sequence[Ahead] = ()
-    """How whole vectors of large operands are asked for before they are read ..."""
+    """How whole vectors of large operands are prefetched ..."""
     cached: Collection[int] = ()
     """... except of these, which an earlier pass has read."""
 
@@ -322,7 +322,7 @@ class Expression:
         return self._read(s, operand, offset, good, constant(like(offset.type, register_type(s.dtype)), 0))
 
     def _checked_row(self, s: Scalar, operand: Operand, index: Sequence[Scalar]) -> Value | None:
-        """Lanes along a row that data chose: the index is checked once and the row is read as it lies."""
+        """Lanes along a row that data chose: the index is checked once and the row is read in place."""
         if self.lane is None:
             return None
         moving = [self._varies(i) for i in index]
@@ -336,7 +336,7 @@ class Expression:
         return self._contiguous(s, operand, place[0], good, constant(register_type(s.dtype), 0))
 
     def _in_range(self, values: Sequence[Value], shape: Sequence[Dim]) -> Value | None:
-        """Whether every index lies inside its axis; a bad one is reported.
+        """Whether every index is inside its axis; a bad one is reported.
 
         None: there is nothing to check.
         """

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 FOLDERS = ("codegen", "cost", "ir", "kernel", "ops", "plan", "rewrite", "target")
-"""What the code generator imports, directly or not; modules beside these folders count, too."""
+"""What the code generator imports, directly or not; modules outside these folders count, too."""
 
 
 @functools.cache

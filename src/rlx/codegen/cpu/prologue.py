@@ -1,4 +1,4 @@
-"""What products and convolutions compute as they read it: expressions over an operand's axes, in lanes."""
+"""What matmuls and convolutions compute as they read it: expressions over an operand's axes, in lanes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flat_source(body: Scalar, space: Shape, inputs: Sequence[Slot]) -> Nest:
 
 
 def runs_along(nest: Nest, axis: int, inputs: Sequence[Slot]) -> bool:
-    """Whether all that an expression loads lies side by side along an axis, or is the same all along it."""
+    """Whether all loads of an expression are contiguous along an axis, or constant along it."""
     for e in nest.stores[0].body.walk():
         if e.prim == "at":
             step = _step(e.args, (1,), axis, len(nest.space))

@@ -1,4 +1,4 @@
-"""Kernels that are no loop nests: scatter, running combines, sorting."""
+"""Kernels that are not loop nests: scatter, running combines, sorting."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def emit_scatter(
 
 
 def _write_box(k: _Kernel, form: Scatter, space: Sequence[Int], dtype: DType) -> None:
-    """A box of the output becomes the update, which is known to lie inside: threads share its rows."""
+    """A box of the output becomes the update, which is known to be inside: threads share its rows."""
     fn, out, width = k.fn, k.frame.output(0), k.frame.module.target.vector_bytes // 4
     low, high = k.frame.share(k.total(space[:-1]))
     dense = dense_strides(form.shape)

@@ -1,8 +1,8 @@
-"""The functions of a program in units: each is a module of LLVM IR of its own, compiled beside the others.
+"""The functions of a program in units: each is a separate module of LLVM IR, compiled in parallel.
 
 A function is in one unit only, and units that need it call it there: what kernels share is compiled once, and
 so are functions that kernels have for themselves and that turn out to be equal. A unit calls functions of its
-own or of units before it, so objects are linked in the order in which units were made.
+own or of units before it, so objects are linked in the order of their units.
 """
 
 from __future__ import annotations

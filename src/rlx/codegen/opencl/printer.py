@@ -1,6 +1,6 @@
-"""Kernels as OpenCL C: a work item per point of a map or tile of a product, a group per row of a reduction.
+"""Kernels as OpenCL C: a work item per point of a map or tile of a matmul, a group per row of a reduction.
 
-Sums are made in a fixed order: each of the LANES items of a row's group takes every LANES-th element, then
+Sums have a fixed order: each of the LANES items of a row's group takes every LANES-th element, then
 the first combines what they have. The number of lanes is the same on every device, and so is the order.
 """
 
@@ -21,7 +21,7 @@ from rlx.kernel.nests import ContractNest, Nest, Stat
 from rlx.records import dataclass
 
 LANES = 32  # work items that share a row
-GROUP = 64  # work items of a group where each has a point of its own
+GROUP = 64  # work items of a group where each has its own point
 
 COMBINE = {
     "sum": "add",
@@ -151,7 +151,7 @@ def _combine(text: KernelText, stat: Stat, found: str, value: str, place: str) -
     if stat.combine not in ARGUMENTS:
         text.line(f"{found} = {text.primitive(COMBINE[stat.combine], dtype, [found, value])};")
         return
-    # NaN beats everything; of equals the first or the last place counts; place -1 is no candidate.
+    # NaN beats everything; of equals the first or the last place counts; place -1 means none.
     better = f"{value} {'>' if stat.combine == 'argmax' else '<'} {found}"
     same = f"{value} == {found}"
     if dtype.is_float:

@@ -2,7 +2,7 @@
 
 Every element is one ascending chain of multiply-adds over the summed axes, whatever the tile. Rows and
 columns of a tile beyond the end read the last one that exists and are not stored, so that loops need no
-second version for edges; only columns that lie side by side in memory have one: they are read as a vector.
+second version for edges; only columns that are adjacent in memory have one: they are read as a vector.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Tiled:
         return text
 
     def _side_by_side(self) -> bool:
-        """Whether the columns of the right operand lie side by side, in the type that is summed."""
+        """Whether the columns of the right operand are adjacent, in the type that is summed."""
         dtype, _, strides = self.inputs[self.nest.rhs.data]
         steps: Dim = 0
         for index, stride in zip(load_index(self.nest.rhs), strides, strict=True):
@@ -151,7 +151,7 @@ class _Tiled:
             return self.text.cast(self.text.value(operand), operand.dtype, self.nest.form.accumulate)
 
     def _store(self) -> None:
-        """Elements one by one: what follows a product may be long."""
+        """Elements one by one: what follows a matmul may be long."""
         text, count = self.text, self.rows * COLUMNS
         text.line(f"{self.type} sums[{count}];")
         for r in range(self.rows):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # From this many bytes on, stores go past the caches: the lines would be evicted before they are read.
 STREAM_BYTES = 4 << 20
 # So do shorter ones of memory that another core has read: to take its lines back mostly costs five times as
-# much (1 MiB in 47 us past the caches, in 300 through them; in some runs it was the slower way).
+# much (1 MiB in 47 us non-temporal, in 300 through the caches; in some runs it was the slower way).
 HAND_OVER_BYTES = 32 << 10
 
 
@@ -59,7 +59,7 @@ def _compiled() -> _Native:
 
 
 def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> None:
-    """Copy memory; past the caches if it is part of a large copy of `total` bytes. Releases the GIL.
+    """Copy memory; non-temporal if it is part of a large copy of `total` bytes. Releases the GIL.
 
     >>> import numpy as np
     >>> a, b = np.arange(3), np.zeros(3, np.int64)
@@ -75,7 +75,7 @@ def copy_bytes(destination: int, source: int, nbytes: int, total: int = 0) -> No
 
 @functools.cache
 def code_for(total: int) -> int:
-    """Where the loop begins, if parts of a result of `total` bytes are to go past the caches, else 0."""
+    """Where the loop begins, if parts of a result of `total` bytes use non-temporal stores, else 0."""
     return _native().address if total >= STREAM_BYTES else 0
 
 

@@ -1,4 +1,4 @@
-"""The native code of an exchange (see `exchange`) as LLVM IR, and the table that tells it what to do."""
+"""The native code of an exchange (see `exchange`) as LLVM IR, and the table of its arguments."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 # slow, and for how many calls the cores of the other ranks still count as far away.
 POSITION, ROUNDS, SLOW, FAR, RING_FIELDS = range(5)
 # Cores that do not share a cache take ten times as long to hand lines over, and a virtual machine may move to
-# such cores at any time. Some fills in a row of so many bytes that are so much slower than a copy tell; then
-# data go past the caches or are read in the other processes' own memory, until it is tried again.
+# such cores at any time. Some fills in a row of so many bytes that are so much slower than a copy show it; then
+# stores are non-temporal, or data are read in the other processes' own memory, until it is tried again.
 MEASURED_BYTES, FAR_FACTOR, SLOW_FILLS, FAR_CALLS = 64 << 10, 6, 3, 64
 
-# What it returns besides DONE and a verdict of the first meeting: the callback ended the wait, the arrays are
+# What it returns besides DONE and a verdict of the first barrier: the callback ended the wait, the arrays are
 # not those that the table was made for, another process's memory could not be read.
 ENDED, CHANGED, UNREADABLE = 2 * DONE, 4 * DONE, 8 * DONE
 # Error codes of the kernel that a compiled program calls.
@@ -231,7 +231,7 @@ def _first_fill(table: ptr) -> None:
 
 @inline
 def _meet_again(ranks: _Ranks) -> None:
-    """A meeting that only says that everybody has come so far."""
+    """A barrier."""
     verdict = rlx_meet_all(ranks.table, 0, 0)
     if verdict & (sync.TAGS_DIFFER | ENDED) != 0:
         leave(verdict)
@@ -255,7 +255,7 @@ def _place(ranks: _Ranks, member: i64) -> i64:
     return ranks.places[member * 2]
 
 
-# ---- arrays that lie in the heap
+# ---- arrays that are in the heap
 
 
 @inline
@@ -307,7 +307,7 @@ def _staged_piece(ranks: _Ranks, done: Any, shift: i64, slot: i64, longest: i64)
     if ranks.shares:
         destinations[0] = own
         destinations[1] = own_stage
-    # The reduction writes them to both places, or the others' copy goes past the caches afterwards.
+    # The reduction writes them to both places, or the others' copy is non-temporal afterwards.
     size, is_far = _piece(table, table[SIZE], done), _far(table) != 0
     _act(ranks, done, size, select(is_far, i64(1), i64(2)))
     past = field(table, PAST, ptr)
@@ -342,7 +342,7 @@ def _collect(ranks: _Ranks, done: Any, position: i64) -> None:
             rlx_move(to, source, size, field(table, COPY, ptr))
 
 
-# ---- what happens between two meetings
+# ---- what happens between two barriers
 
 
 @inline

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rlx.target.cpu import Target
 
 UNROLL = 4
-# From this many bytes of results on, stores go past the caches: the lines would be evicted before they are
+# From this many bytes of results on, stores are non-temporal: the lines would be evicted before they are
 # read.
 STREAM_BYTES = 16 << 20
 VECTOR_ALIGN = 64
@@ -93,7 +93,7 @@ def _plan(dtype: str, kind: ReduceKind) -> _Plan:
 def emit(target: Target, dtype: str, kind: ReduceKind, stream: bool) -> str:
     """LLVM IR of `rlx_reduce` for a dtype and kind.
 
-    With `stream` the stores go past the caches; destinations must then be aligned to whole vectors.
+    With `stream` the stores are non-temporal; destinations must then be aligned to whole vectors.
     """
     module = Module(target)
     rlx_reduce.emit(module, plan=_plan(dtype, kind), nontemporal=stream)
@@ -205,7 +205,7 @@ def _finish(plan: _Plan, ranks: i64, total: list[Word]) -> Word:
 
 @inline
 def _divided(plan: _Plan, ranks: i64, total: Word) -> Word:
-    """The total over the number of ranks; for powers of two a product, as exact and much faster."""
+    """The total over the number of ranks; for powers of two a multiplication, as exact and much faster."""
     f = builder()
     bits = ranks & (ranks - 1)
     count = _count(plan, ranks, total)

@@ -2,7 +2,7 @@
 
 Every rank owns one *line* per group, which it alone writes: its epoch (how many barriers it has entered, 32
 bits that may wrap) and, for each parity of the epoch, a post: a tag that says what it came for, the length
-of its data and, if they lie in its heap, their place. A waiter reads the others' lines, so a missing rank
+of its data and, if they are in its heap, their place. A waiter reads the others' lines, so a missing rank
 is visible without any further bookkeeping. Waiting spins briefly, then sleeps in a futex for one short
 slice; Python looks after deadlines and deaths between slices.
 """
@@ -80,7 +80,7 @@ def _futex(word: ptr, operation: int, value: i64, timeout: ptr) -> None:
 
 @inline
 def _wake(word: ptr) -> None:
-    """After a change of `word`: wake those who sleep on it. The sleepers' count stands beside the word."""
+    """After a change of `word`: wake those who sleep on it. The count of sleepers is next to the word."""
     # Sequentially consistent with the sleeper's "count myself, then look again": one of the two sees the
     # other.
     if atomic_load(i32, byte_at(word, SLEEPERS), "seq_cst") != 0:

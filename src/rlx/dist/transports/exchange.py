@@ -1,7 +1,7 @@
 """A whole exchange between ranks that map each other's heaps, in one native call.
 
 The call meets the others, copies or reduces what is there for this rank, and meets them again. Arrays in the
-heap are read where they lie; large ones elsewhere may be read in the other processes' own memory (`remote`);
+heap are read where they are; large ones elsewhere may be read in the other processes' own memory (`remote`);
 all others go piece by piece through the staging memory.
 
 A call that has copied a megabyte finds Python's own memory gone from the caches, where every line of Python
@@ -9,7 +9,7 @@ costs a microsecond; so a call with the same arrays as one before needs no more 
 
 While it waits, the call looks after deaths and deadlines through a callback. What it cannot do (ranks bring
 different lengths, some have their arrays in the heap and some not) is left to `MappedTransport.exchange`,
-which goes on after the first meeting.
+which continues after the first rendezvous.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlx.dist.heap import RING_BYTES, STAGE_BYTES
 from rlx.dist.transport import Outgoing, address_of
 
 # From this size on arrays are always read in the other processes' own memory, where that is possible: to
-# stage them would write every byte twice past the caches.
+# stage them would write every byte twice to memory.
 REMOTE_BYTES = 16 << 20
 
 
@@ -102,7 +102,7 @@ class Exchanger:
     ) -> np.ndarray[Any, Any]:
         """All that the call needs to know of an exchange whose results go to `out.into`.
 
-        `place` is where the array lies in the heap, or 0; `away` what to post if others shall read it in this
+        `place` is where the array is in the heap, or 0; `away` what to post if others shall read it in this
         process's own memory, or 0 if they cannot.
         """
         assert out.into is not None

@@ -17,7 +17,7 @@ T = TypeVar("T")
 class LocalTransport(MappedTransport):
     """One rank of a job whose ranks are threads.
 
-    `LocalTransport.fan_out(n, heap_size)` makes one transport per thread. A lone `LocalTransport(n, size,
+    `LocalTransport.fan_out(n, heap_size)` creates one transport per thread. A lone `LocalTransport(n, size,
     rank)` has its own heap; give it `heap=` to meet others. A rank counts as dead when the thread that last
     used its transport has ended.
 
@@ -90,7 +90,7 @@ def run_threads(
     heap_size: int = 1 << 20,
     timeout: float | None = None,
 ) -> list[T]:
-    """Run `work(transport)` on every rank in a thread of its own and return the results in rank order.
+    """Run `work(transport)` on every rank in its own thread and return the results in rank order.
 
     The first rank that raises is named to the others, and its error is raised here when all threads are over.
     """

@@ -31,7 +31,7 @@ GONE_SECONDS = 2.0
 class MappedTransport(Rendezvous):
     """One rank of a group whose heaps are all mapped here."""
 
-    # Measured between two processes: a meeting from Python, and copies that stay in the caches.
+    # Measured between two processes: a rendezvous from Python, and copies that stay in the caches.
     costs = Costs(meeting=3000, copy_byte=0.05, reduce_byte=0.2)
 
     def __init__(self, state: RankState, group: int, members: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ class MappedTransport(Rendezvous):
         out: Array,
         timeout: float | None,
     ) -> int | None:
-        """Repeat a call that moved these very arrays before: `DONE`, or the verdict of its first meeting.
+        """Repeat a call that moved these very arrays before: `DONE`, or the verdict of its first rendezvous.
 
         None if there is nothing to repeat, and nothing was done.
         """
@@ -117,10 +117,10 @@ class MappedTransport(Rendezvous):
     def exchange(self, call: Call, out: Outgoing, timeout: float | None) -> Iterable[Step]:
         """Move an array between all ranks, piece by piece.
 
-        Arrays that lie in the heap of every rank are read where they are, between two barriers. Others go
+        Arrays that are in the heap of every rank are read where they are, between two barriers. Others go
         through the staging memory: a rank fills the next part of its own, meets the others, and reads theirs.
-        The meeting of the next piece proves that everybody has read this one, so each piece costs one
-        barrier. A native call does all of it where it can, and there are no steps left.
+        The rendezvous of the next piece proves that everybody has read this one, so each piece costs one
+        barrier. A native call does all of it where it can, and there are not steps left.
         """
         sends = out.sender is None or out.sender == self.this_rank
         place = self._place_of(out) if sends else 0
@@ -154,7 +154,7 @@ class MappedTransport(Rendezvous):
     def _stepwise(
         self, call: Call, out: Outgoing, timeout: float | None, place: int, verdict: int | None
     ) -> Iterable[Step]:
-        """The exchange as steps for the caller; `verdict` is that of the first meeting, if it has been."""
+        """The exchange as steps for the caller; `verdict` is that of the first rendezvous, if it is over."""
         deadline, tag, nbytes = self._deadline(timeout), call.tag, out.array.nbytes
         sends = out.sender is None or out.sender == self.this_rank
         if verdict is None:

@@ -69,12 +69,12 @@ def _job(heap_size: int, timeout: float | None, comm: Any, share: bool) -> MpiJo
 
 
 class MpiTransport:
-    """One rank of a job that talks over MPI; `rlx.dist.init()` makes it under mpiexec on several hosts.
+    """One rank of a job that talks over MPI; `rlx.dist.init()` creates it under mpiexec on several hosts.
 
     Ranks of one host map each other's heaps unless `share` is False.
     """
 
-    # A meeting is a message to and from everybody; bytes cross a network or a pipe between processes.
+    # A rendezvous is a message to and from everybody; bytes cross a network or a pipe between processes.
     costs = Costs(meeting=20_000, copy_byte=0.5, reduce_byte=0.2)
 
     def __init__(
@@ -105,7 +105,7 @@ class MpiTransport:
 
     @property
     def timeout(self) -> float:
-        """Seconds that a wait takes at most when it is not told."""
+        """Default limit of a wait, in seconds."""
         return self._job.timeout
 
     # ---- one-sided access
@@ -192,7 +192,7 @@ class MpiTransport:
         self._meet(Call("barrier"), self._deadline(timeout))
 
     def abort(self, reason: str) -> None:
-        """End this rank's part: whoever waits for it raises `RankFailed` with the reason."""
+        """End this rank's part: ranks that wait for it raise `RankFailed` with the reason."""
         if self._failure is None:
             self._announce(RankFailed([self.this_rank], f"rank {self.this_rank} failed: {reason}"))
         self._job.heap.write_entry(self._job.index, FAILED, reason=reason)
@@ -206,7 +206,7 @@ class MpiTransport:
         self._job.allocator.free(buf.offset)
 
     def split(self, groups: Partition) -> Self:
-        """The group of this rank as a transport of its own; all ranks pass the same partition."""
+        """The group of this rank as a separate transport; all ranks pass the same partition."""
         mine = group_of(self.this_rank, groups, self.num_ranks)
         group = max(self._meet(Call("split"), self._deadline(None), self._job.next_group))
         if group >= GROUPS:
@@ -303,7 +303,7 @@ class MpiTransport:
     # ---- failures
 
     def _look_around(self, awaited: Sequence[int]) -> list[int]:
-        """Raise if others told of a failure; the awaited ranks whose process is gone."""
+        """Raise if others reported a failure; the awaited ranks whose process is gone."""
         told = self._receive(FAILURES)
         if told is not None:
             facts = json.loads(bytes(told[3]))
@@ -349,7 +349,7 @@ class MpiTransport:
         if self.this_rank not in failure.ranks:
             raise failure
 
-    # ---- meetings and moving arrays
+    # ---- rendezvous and moving arrays
 
     def _meet(self, call: Call, deadline: float, length: int = 0) -> list[int]:
         """Exchange posts with everybody, take in their puts, and return the lengths that they posted."""

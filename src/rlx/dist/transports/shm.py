@@ -17,7 +17,7 @@ from rlx.dist.transports.mapped import MappedTransport, RankState
 class SharedMemoryTransport(MappedTransport):
     """One rank of a job whose ranks are processes on this machine.
 
-    `rlx launch` starts the processes and hands them the heap; `rlx.dist.init()` then makes this transport.
+    `rlx launch` starts the processes and hands them the heap; `rlx.dist.init()` then creates this transport.
     Without the launcher: create `SymmetricHeap.shared(n, size)`, pass its descriptor to the children, and
     `attach` there.
 
@@ -43,7 +43,7 @@ class SharedMemoryTransport(MappedTransport):
         self._pid, self._token = os.getpid(), remote.Token()
         heap.write_token(this_rank, self._token.address, self._token.value)
         heap.write_entry(this_rank, JOINED, self._pid, process_started(self._pid))
-        # Who ends without closing has left, not died; a child made by fork is not this rank.
+        # Who ends without closing has left, not died; a forked child is not this rank.
         atexit.register(self.close)
 
     @classmethod
@@ -108,7 +108,7 @@ def process_started(pid: int) -> int:
 def process_is_gone(pid: int, started: int) -> bool:
     """Whether the process that was started then has ended.
 
-    It is not if nobody can tell: where this process may open no more files, all others would look dead.
+    It is not if that is unknown: where this process may open no more files, all others would look dead.
     """
     try:
         return process_started(pid) != started

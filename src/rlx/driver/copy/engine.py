@@ -17,7 +17,7 @@ _MINT = object()  # only engines hold it, so nobody can invent a token
 
 
 class BarrierToken:
-    """Stands for one issued copy. Opaque: made by an engine's `issue`, understood by that engine only."""
+    """One issued copy. Opaque: an engine's `issue` creates it, and only that engine understands it."""
 
     __slots__ = ("_engine", "_ticket")
 
@@ -216,7 +216,7 @@ class CopyEngine(ABC):
 
 
 def accept_host_only(engine: CopyEngine, transfer: Transfer) -> None:
-    """Refuse tiles that do not lie in host memory (files may be read)."""
+    """Refuse tiles that are not in host memory (files may be read)."""
     for tile, kinds in ((transfer.src, (HostMemory, FileMemory)), (transfer.dst, (HostMemory,))):
         if not isinstance(tile.memory, kinds):
             raise CopyError(

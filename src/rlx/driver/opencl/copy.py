@@ -1,4 +1,4 @@
-"""`QueueCopy`: asynchronous copies to, from and inside an OpenCL device, on a queue of their own."""
+"""`QueueCopy`: asynchronous copies to, from and inside an OpenCL device, on a separate queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class QueueCopy(CopyEngine):
-    """The engine of an OpenCL device. Copies run in order in one queue, beside the streams of the device."""
+    """The engine of an OpenCL device. Copies run in order in one queue, concurrently with its streams."""
 
     def __init__(self, device: OpenCLDevice) -> None:
         super().__init__()

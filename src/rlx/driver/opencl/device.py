@@ -16,7 +16,7 @@ from rlx.errors import CompileError, DeviceError, UnsupportedError
 
 
 class OpenCLDevice(Device):
-    """One OpenCL device in a context of its own. Its memory counts as discrete even where it is not."""
+    """One OpenCL device in its own context. Its memory counts as discrete even where it is not."""
 
     name = "opencl"
 
@@ -95,7 +95,7 @@ class OpenCLDevice(Device):
                 self._kernels |= dict.fromkeys(new, program)
 
     def kernel(self, name: str) -> Any:
-        """A kernel that `ensure` compiled, with arguments of its own."""
+        """A kernel that `ensure` compiled, with its own arguments."""
         with translated(self, f"make kernel {name}"):
             return cl().Kernel(self._kernels[name], name)
 

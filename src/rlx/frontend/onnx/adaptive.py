@@ -2,7 +2,7 @@
 
 Shapes in ONNX may depend on the *values* of inputs (the target of a Reshape, the length of a sequence,
 whether an optional is there). Such inputs are found by importing: a refusal names those whose values it
-needs. A program is then made for these values and kept for the next call that has the same.
+needs. A program is then compiled for these values and kept for the next call that has the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AdaptiveModel:
         return [_gather(variant.imported.outputs[name], out) for name in self.outputs]
 
     def variant(self, inputs: Mapping[str, Any]) -> Variant:
-        """The program for these inputs, made if there is none yet."""
+        """The program for these inputs, compiled if there is none yet."""
         for known in self.variants:
             if known.fits(inputs):
                 return known

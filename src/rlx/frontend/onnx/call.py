@@ -144,7 +144,7 @@ class Call:
 
     def dims(self, i: int, fed: bool = False) -> tuple[Dim, ...]:
         """Operand i as sizes: known, symbolic, or found by each run. If `fed`, also where an input of the
-        model holds them; else that is refused, as -1 and 0 may have a meaning of their own."""
+        model holds them; else that is refused, as -1 and 0 may have special meanings."""
         return self.sizes(self[i], f"the sizes in its input {i}", fed)
 
     def sizes(self, node: Node, what: str, fed: bool = False) -> tuple[Dim, ...]:

@@ -92,7 +92,7 @@ class Imported:
     inputs: dict[str, Any]
     """Name -> name of a graph input, a list of them for a sequence, None for what is fixed at import."""
     outputs: dict[str, Any]
-    """Name -> name of a graph output, a list for a sequence, an array of text, what the host makes of
+    """Name -> name of a graph output, a list for a sequence, an array of text, what the host computes from
     a graph output, None for an empty optional."""
     host_ops: list[dict[str, str]]
     """Nodes whose values were computed on the host at import: text, and shapes that depend on data."""
@@ -279,7 +279,7 @@ class Importer:
     # -- nodes
 
     def nodes(self, protos: Sequence[Any], scope: Scope) -> None:
-        """Convert nodes, each after what it reads; a refused one makes its outputs `Broken`."""
+        """Convert nodes, each after what it reads; outputs of a refused one are `Broken`."""
         try:
             protos = in_order(protos, scope.has)
         except ModelImportError as e:
@@ -363,7 +363,7 @@ class Importer:
     def _call_function(
         self, function: FunctionProto, proto: NodeProto, scope: Scope, key: tuple[str, str, str]
     ) -> Any:
-        """Convert the nodes of a function in a scope of their own."""
+        """Convert the nodes of a function in their own scope."""
         if key in self.calling:
             raise ModelImportError(f"function {function.name!r} calls itself")
         attributes = {a.name: a for a in function.attribute_proto}
@@ -426,7 +426,7 @@ def _dim(proto: NodeProto, name: str) -> Dim:
         if proto.dim_value < 0:
             return sym(name)  # some exporters write -1 for a size that is open
         return int(proto.dim_value)
-    named = which == "dim_param" and proto.dim_param not in ("", "?")  # "?" is no name: each is of its own
+    named = which == "dim_param" and proto.dim_param not in ("", "?")  # each "?" is a separate size
     return sym(proto.dim_param if named else name)
 
 

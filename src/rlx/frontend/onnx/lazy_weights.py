@@ -1,7 +1,7 @@
 """ONNX files without the weights in them.
 
-Protobuf copies every byte of a message, and again every time that a tensor's data is asked for. So tensors
-with much data are turned into tensors whose data lies in a file, as ONNX has them anyway: in this very file,
+Protobuf copies every byte of a message, and again every time that a tensor's data is read. So tensors
+with much data are turned into tensors whose data is in a file, as ONNX has them anyway: in this very file,
 from which it is read once, when the tensor is needed. What remains of a model is short.
 """
 
@@ -41,7 +41,7 @@ class _Field(NamedTuple):
 def read_light(path: Path) -> bytes | None:
     """The bytes of a model file with its large tensors left out, or None where that is not for it: a link
     to another folder, a damaged file, another kind of file."""
-    if path.resolve().parent != path.parent.resolve():  # data of tensors lies beside a model
+    if path.resolve().parent != path.parent.resolve():  # data of tensors next to a model
         return None
     with open_plain(path) as file:
         status = os.fstat(file.fileno())

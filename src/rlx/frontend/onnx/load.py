@@ -28,7 +28,7 @@ def onnx_package() -> Any:
 
 
 def load_model(source: object) -> tuple[ModelProto, Path | None]:
-    """A ModelProto, and the folder its external data lies in, from a path, bytes, a ModelProto or an
+    """A ModelProto, and the folder of its external data, from a path, bytes, a ModelProto or an
     ONNXProgram; or from what this gave for one of them. Large tensors of a file are external data in that
     file (`light`)."""
     onnx = onnx_package()

@@ -55,7 +55,7 @@ def in_order(nodes: Sequence[Any], is_known: Callable[[str], bool]) -> list[Any]
 
 
 def _reads(node: Any) -> set[str]:
-    """Names that a node reads, by itself or in its sub-graphs, which have names of their own."""
+    """Names that a node reads, by itself or in its sub-graphs, which have their own names."""
     found = set(node.input)
     for inner in subgraphs(node):
         found |= _free_names(inner)

@@ -31,7 +31,7 @@ NUMBERS = {d: n for n, d in DTYPES.items()}
 STRING = 8
 
 MOST_DENSE = 1 << 28
-"""Elements up to which a sparse tensor is made dense."""
+"""Elements up to which a sparse tensor is stored densely."""
 
 
 def label_of(proto: NodeProto, version: int | None = None) -> str:
@@ -63,7 +63,7 @@ def element_dtype(number: int, what: str) -> DType:
 
 
 def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
-    """The array of a TensorProto; strings as an object array of str. External data lies in `folder`."""
+    """The array of a TensorProto; strings as an object array of str. External data is in `folder`."""
     name = tensor.name or "a tensor"
     shape = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in shape):
@@ -122,7 +122,7 @@ def _typed_field(tensor: TensorProto, kind: DType, count: int) -> np.ndarray:
 
 
 def _external(tensor: TensorProto, nbytes: int, folder: Path | None) -> np.ndarray:
-    """Bytes of a tensor that lie in a file beside the model. They are read: a mapped file may be cut."""
+    """Bytes of a tensor in a file next to the model. They are read: a mapped file may be cut."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
@@ -151,7 +151,7 @@ def _external(tensor: TensorProto, nbytes: int, folder: Path | None) -> np.ndarr
 
 def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
     with open_plain(path) as file:
-        if os.fstat(file.fileno()).st_size < offset + nbytes:  # before room is made for it
+        if os.fstat(file.fileno()).st_size < offset + nbytes:  # before memory is allocated for it
             raise ModelImportError(
                 f"the file {str(path)!r} ends before byte {offset + nbytes}; it was truncated"
             )

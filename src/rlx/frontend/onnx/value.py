@@ -36,10 +36,10 @@ class Strings:
 
 @dataclass(frozen=True)
 class HostOutput:
-    """An output that the host makes of a tensor of the program."""
+    """An output that the host computes from a tensor of the program."""
 
     tensor: str
-    """The graph output that it is made of."""
+    """The graph output that it is computed from."""
     make: Callable[[np.ndarray], Any]
     is_numbers: bool
     """Whether the tensor says as much, for those who take tensors only."""

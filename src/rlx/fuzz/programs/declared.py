@@ -53,7 +53,7 @@ def declared(d: Draw) -> object:
 
 
 def _bound(value: Any) -> Any:
-    """An attribute of a sample with its symbols bound; texts that are no symbol stay."""
+    """An attribute of a sample with its symbols bound; other texts stay."""
     if isinstance(value, (tuple, list)):
         return tuple(_bound(v) for v in value)
     return BINDING.get(value, value) if isinstance(value, str) else value

@@ -25,7 +25,7 @@ def normalised(d: Draw) -> object:
 
 
 def slice_of_view(d: Draw) -> object:
-    """Part of a view, whose elements lie elsewhere or are repeated."""
+    """Part of a view, whose elements are elsewhere or are repeated."""
     x = d.value(rank=1)
     rank = d.rank(x)
     perm = tuple(d.random.sample(range(rank), rank))

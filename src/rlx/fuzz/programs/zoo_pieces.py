@@ -191,7 +191,7 @@ def write() -> None:
     for name, graph in _graphs():
         try:
             graph = with_sizes(graph, assumed_binding(graph))
-        except RlxError:  # silero: each branch is for sizes of its own
+        except RlxError:  # silero: each branch is for its own sizes
             continue
         found = list(pieces_of(graph))
         step = max(1, len(found) // PER_MODEL)

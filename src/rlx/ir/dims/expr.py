@@ -171,7 +171,7 @@ Dim: TypeAlias = int | Expr
 
 
 def sym(name: str, min: int = 0, max: int | None = None) -> Expr:
-    """The symbol `name` as a dim. Bounds are facts about the symbol: give them wherever it is made.
+    """The symbol `name` as a dim. Bounds are facts about the symbol: give them wherever it is created.
 
     >>> sym("seq"), sym("batch size") + 1
     (seq, `batch size`+1)
@@ -216,7 +216,7 @@ def _integer(value: object) -> int | None:
 
 
 def _monomial_order(monomial: Monomial) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """Graded lexicographic order: products keep it, which is what makes division of polynomials end."""
+    """Graded lexicographic order: products keep it, so division of polynomials ends."""
     if len(monomial) == 1:
         atom, power = monomial[0]
         return -power, ((atom.text, -power),)

@@ -138,7 +138,7 @@ class Readable:
 
 
 def equals(size: Expr, other: object, reader: SizeReader) -> bool:
-    """What a traced function is told that asks size == other."""
+    """The answer to size == other in a traced function."""
     if isinstance(other, Readable):
         return reader.answer("eq", size, other)  # type: ignore[arg-type]
     if not isinstance(other, _REAL) or not math.isfinite(other):

@@ -17,7 +17,7 @@ _MOST_EDITS = 400  # above that, finding the best match takes too long
 def structurally_equal(a: Graph, b: Graph) -> bool:
     """Whether two graphs compute the same by the same nodes.
 
-    The order in which independent nodes were made does not count, nor do nodes that nothing reads.
+    The order of independent nodes does not count, nor do nodes that nothing reads.
 
     >>> def build(first, second):
     ...     g = Graph(first)
@@ -59,7 +59,7 @@ def _head(node: Node, names: Mapping[int, str], printer: Printer) -> str:
 
 
 def _canonical_order(graph: Graph) -> list[Node]:
-    """The interface, then operands before their readers, in the order that the outputs ask for them."""
+    """The interface, then operands before their readers, in the order that the outputs need them."""
     interface = [*graph.inputs, *(graph.params[k] for k in sorted(graph.params))]
     interface += [graph.state_inputs[k] for k in sorted(graph.state_inputs)]
     order: list[Node] = []
@@ -191,7 +191,7 @@ def _by_itself(node: Node, printer: Printer) -> str:
 def _common(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
     """The pairs of a longest common subsequence, by the algorithm of Myers.
 
-    Layers of a model look alike, so nothing but the greatest number of pairs tells which belong together.
+    Layers of a model look alike, so only the greatest number of pairs shows which belong together.
     Texts that differ in very many places are left to difflib, which finds long runs faster.
     """
     n, m = len(left), len(right)

@@ -445,7 +445,7 @@ class ForeignReader(GraphReader):
 
 
 class SignedReader(GraphReader):
-    """Reads texts that are sound for certain: types are taken as written, bodies read when asked for."""
+    """Reads texts that are sound for certain: types are taken as written, bodies read lazily."""
 
     def bodies(self) -> Sequence[Graph]:
         end = self.text.index("\n  }\n", self.at)  # lines of a body are indented further

@@ -13,7 +13,7 @@
     }
 
 A symbol is listed if it has bounds, an attribute if it differs from its default. Params and states carry no
-values. Arrays over 256 bytes are written `blob:sha256`, with the array itself beside the text.
+values. Arrays over 256 bytes are written `blob:sha256`, with the array itself next to the text.
 """
 
 from __future__ import annotations

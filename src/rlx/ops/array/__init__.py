@@ -1,1 +1,1 @@
-"""Ops that move, pick, place or make elements."""
+"""Ops that move, select, place or create elements."""

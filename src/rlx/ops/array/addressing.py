@@ -1,7 +1,7 @@
 """Three ways in which an integer tensor picks places of another, shared by the gathers and the scatters.
 
 An addressing says which points there are (`space`, the shape of what is gathered or scattered) and where each
-of them lies in the data: as scalar expressions for kernels (`places`), as arrays for the reference
+of them is in the data: as scalar expressions for kernels (`places`), as arrays for the reference
 (`numpy_places`).
 Negative indices count from the end; an index out of range is an error when the program runs.
 """
@@ -28,7 +28,7 @@ Case: TypeAlias = tuple[str, Any, dict[str, Any]]
 
 
 class OutOfRangeError(KernelError, IndexError):
-    """An index read from data lies outside the axis it indexes."""
+    """An index read from data is outside the axis it indexes."""
 
 
 def from_end(index: Scalar, extent: Dim) -> Scalar:
@@ -209,7 +209,7 @@ def _same_batch(name: str, data: TensorType, indices: TensorType, batch_dims: in
 
 @of_one
 def as_indices(x: Operand) -> Tensor:
-    """Indices given as nodes, arrays or plain Python numbers (an empty list has no dtype of its own)."""
+    """Indices given as nodes, arrays or plain Python numbers (an empty list has no dtype)."""
     if isinstance(x, Node):
         return x
     array = np.asarray(x)

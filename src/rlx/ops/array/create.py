@@ -1,4 +1,4 @@
-"""Tensors made from nothing but their shape: iota and what is built on it."""
+"""Tensors from a shape alone: iota and what is built on it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _iota(Op):
 def iota(shape: Sizes, axis: int | None = None, dtype: DTypeLike = "i64") -> Tensor:
     """Positions along an axis, or in row-major order without one; sizes may be symbolic.
 
-    Like all functions that make a tensor from nothing it adds to the graph being built (`with g.building():`,
+    Like all functions without operands it adds to the graph being built (`with g.building():`,
     or a traced function); outside of one it gives a NumPy array.
 
     >>> iota((2, 3), axis=1)

@@ -1,6 +1,6 @@
 """Slices whose place is computed: dynamic_slice and dynamic_update_slice.
 
-Start indices are scalar operands. As in XLA a start is clamped so that the slice lies inside: nothing is read
+Start indices are scalar operands. As in XLA a start is clamped so that the slice is inside: nothing is read
 or written outside, and no start is an error. Negative starts do not count from the end.
 """
 
@@ -234,7 +234,7 @@ def dynamic_slice(
 ) -> Tensor:
     """A slice of given sizes at computed starts, one per axis of `axes` (all by default).
 
-    Starts are integers or scalar nodes; they are clamped so that the slice lies inside x.
+    Starts are integers or scalar nodes; they are clamped so that the slice is inside x.
 
     >>> dynamic_slice(np.arange(6), [3], [2]), dynamic_slice(np.arange(6), [99], [2])
     (array([3, 4]), array([4, 5]))

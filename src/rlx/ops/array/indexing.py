@@ -34,7 +34,7 @@ def getitem(node: Node, index: object) -> Node:
     """node[index] as NumPy means it.
 
     Understood are integers, slices (any step), None, Ellipsis, and integer nodes or arrays (one of rank 1 or
-    more, any number of rank 0). Boolean masks make shapes that depend on data: use `where` or `compress`.
+    more, any number of rank 0). Boolean masks give shapes that depend on data: use `where` or `compress`.
 
     >>> from rlx import Graph
     >>> x = Graph().input("x", (4, "n", 3), "f32")

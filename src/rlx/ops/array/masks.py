@@ -24,7 +24,7 @@ from rlx.ops.rules import is_computable, is_integer, need_dtype, normal_axis, op
 class _one_hot(Op):
     """A new axis of size `depth` that is 1 at the index and 0 elsewhere; negative indices count from the end.
 
-    As in ONNX an index outside -depth .. depth - 1 is no error: its whole row is 0.
+    As in ONNX an index outside -depth .. depth - 1 is allowed: its whole row is 0.
     """
 
     name = "one_hot"

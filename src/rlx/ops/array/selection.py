@@ -1,7 +1,7 @@
 """Results whose size depends on data: nonzero, argwhere, compress, unique, data_size.
 
-Their size is a symbol of its own, bounded by the number of elements: by itself where that is a number, else
-by an assumption of the graph, which the type rules here make. So everything after them is typed and planned;
+Their size is a new symbol, bounded by the number of elements: by itself where that is a number, else
+by an assumption of the graph, which the type rules here add. So everything after them is typed and planned;
 its value is set when the program runs. A size that is itself a number of the data has no bound: memory behind
 it is planned once it is known.
 """

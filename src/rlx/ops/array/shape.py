@@ -513,7 +513,7 @@ def concat(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @declare
 class copy(Op):
-    """The same values in storage of their own (an output that would otherwise be a view or an input)."""
+    """The same values in their own storage (an output that would otherwise be a view or an input)."""
 
     family = "copy"
     name = "copy"

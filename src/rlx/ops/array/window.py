@@ -1,7 +1,7 @@
 """Windows that slide over the last axes: their geometry, the window view, its adjoint and window reductions.
 
 Convolutions, pools, frames of a signal and overlap-add all read the same positions: element k of window o
-lies at o * stride + k * dilation - low along its axis.
+is at o * stride + k * dilation - low along its axis.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def window_view(
 
 
 def position(o: Scalar, k: Scalar, stride: int, low: Dim, dilation: int) -> Scalar:
-    """Where element k of window o lies along its axis."""
+    """Where element k of window o is along its axis."""
     return o * stride + k * dilation - size(low)
 
 

@@ -1,4 +1,4 @@
-"""Index arithmetic of windows: where the largest element of each window lies, how many elements one holds."""
+"""Index arithmetic of windows: where the largest element of each window is, how many elements one holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlx.ops.rules import is_number, is_real, lift_all, need_dtype
 
 @declare
 class window_argmax(Op):
-    """Where in x the largest element of each window lies, given those elements: the first one of equals.
+    """Where in x the largest element of each window is, given those elements: the first one of equals.
 
     The position is row-major over the last `span` axes of x; with `column_major` the window axes count by
     columns.
@@ -158,9 +158,9 @@ class window_argmax(Op):
 
 @declare
 class window_count(Op):
-    """How many elements of each window lie inside [-low, size + high) along all axes, as a number dtype.
+    """How many elements of each window are inside [-low, size + high) along all axes, as a number dtype.
 
-    `counted` is the padding that counts; the geometry says where windows lie.
+    `counted` is the padding that counts; the geometry says where windows are.
     """
 
     name = "window_count"

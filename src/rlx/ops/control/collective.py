@@ -10,7 +10,7 @@ the same operand. Gradients are those of the sum of all ranks' losses, so the gr
 a sum over ranks.
 
 The four ops that move data (`all_reduce`, `stack_ranks`, `reduce_part`, `swap_parts`) work on whole tensors
-or on parts along axis 0, which lie apart in memory; the others cut and join along any axis with moves.
+or on parts along axis 0, which are separate in memory; the others cut and join along any axis with moves.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class stack_ranks(Collective):
 
 @declare
 class reduce_part(_Parts):
-    """Part r of the operands of all ranks, combined, for rank r; parts lie along the first axis."""
+    """Part r of the operands of all ranks, combined, for rank r; parts are along the first axis."""
 
     name = "reduce_part"
     meeting = "reduce_scatter"

@@ -68,7 +68,7 @@ def register_op(
 
     ref(*arrays, **options)          the meaning, in NumPy: an array, or a tuple for several results
     infer(*types, **options)         type of the result, or several; by default that of the first operand
-    vjp(g, y, *nodes, **options)     gradient for each operand (None where there is none), made of rlx.ops
+    vjp(g, y, *nodes, **options)     gradient for each operand (None where there is none), in terms of rlx.ops
     batch(flags, *nodes, **options)  operands with a flag have a batch axis 0; by default a scan along it
     native(*types, **options)        a form of rlx.kernel.form to compile; by default the host computes
     cost(*types, **options)          scalar operations; by default one for each element of the results

@@ -61,7 +61,7 @@ class _loop(Op):
 
     The body takes carries, the number of the step and the fixed values; it gives carries, whether to go on,
     and values of which `rows` (a size, often one that only the run knows) are stacked along axis 0. Results:
-    final carries, then stacked values. With `max_trips` no more steps than that are made, and the loop has a
+    final carries, then stacked values. With `max_trips` no more steps than that run, and the loop has a
     gradient.
     """
 
@@ -146,7 +146,7 @@ class _loop(Op):
         """A loop with a bound as a scan: its own gradient rule then saves what it needs."""
         if attrs["max_trips"] is None or not any(is_float(x) for x in operands):
             return None
-        if isinstance(attrs["rows"], Expr):  # only the loop itself can tell how many rows there are
+        if isinstance(attrs["rows"], Expr):  # only the loop itself knows how many rows there are
             return None
         wanted = [i for i, x in enumerate(operands) if is_float(x)]
         whole = ready_for_gradient(_as_scan(operands, bodies[0], **attrs), wanted)

@@ -1,4 +1,4 @@
-"""Activations and other elementwise functions made of primitives: one entry of the table is one op.
+"""Activations and other elementwise functions built from primitives: one entry of the table is one op.
 
 All broadcast like NumPy and compute half precision in f32, rounding once. Attributes are keywords:
 

@@ -421,7 +421,7 @@ def _sum_out(x: Node, labels: str, keep: str) -> tuple[Node, str]:
 
 def _pair(a: Node, la: str, b: Node, lb: str, later: str) -> tuple[Node, str]:
     """Contract two operands: shared labels that are needed later are batch, the rest are summed."""
-    for c in (c for c in la if c in lb):  # a size-1 axis beside a larger one broadcasts: drop it
+    for c in (c for c in la if c in lb):  # a size-1 axis next to a larger one broadcasts: drop it
         da, db = a.shape[la.index(c)], b.shape[lb.index(c)]
         if da != db and 1 in (da, db):
             if da == 1:

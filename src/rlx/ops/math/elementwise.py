@@ -96,7 +96,7 @@ def _sample_dtype(accepts: Accepts) -> str:
 def make_samples(
     arity: int, accepts: Accepts, ranges: Sequence[tuple[float, float]], smooth: bool
 ) -> list[Sample]:
-    """Samples of a broadcasting op whose operands lie in `ranges`."""
+    """Samples of a broadcasting op whose operands are in `ranges`."""
     kind = _sample_dtype(accepts)
     shapes: dict[int, list[tuple[str, ...]]] = {
         1: [("[]",), ("[1]",), ("[7]",), ("[2,0]",), ("[3,17]",)],

@@ -3,7 +3,7 @@
 A key is u32[2]. Number i of a tensor is word i % 4 of block i // 4, whose counter is (offset + i // 4,
 stream) as two 64-bit halves: the same key gives the same numbers for any threads, backend and run, and a
 shorter tensor is the beginning of a longer one. There is no hidden state: draw twice with one key and you get
-the same numbers twice, so give each use a key of its own with `random_split` or `random_fold`.
+the same numbers twice, so give each use its own key with `random_split` or `random_fold`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # golden ratio, sqrt(3) - 1
 ROUNDS = 10
 LOW = 0xFFFFFFFF
 
-# Streams keep numbers apart that are drawn from one key for different ends.
+# Streams separate numbers that are drawn from one key for different purposes.
 DRAW, SECOND_DRAW, SPLIT, FOLD = 0, 1, 2, 3
 
 
@@ -281,7 +281,7 @@ def normal(
 ) -> Tensor:
     """Normal numbers by Box and Muller: sqrt(-2 log u) cos(2 pi v) for uniform u in (0, 1] and v in [0, 1).
 
-    u has 24 bits (53 for f64), so that no value lies further than 5.8 (8.6) deviations from the mean.
+    u has 24 bits (53 for f64), so that no value is further than 5.8 (8.6) deviations from the mean.
 
     >>> x = normal(random_key(1), 1000)
     >>> bool(abs(x.mean()) < 0.1), bool(abs(x.std() - 1) < 0.1)

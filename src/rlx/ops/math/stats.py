@@ -1,4 +1,4 @@
-"""Statistics and norms over axes, made of the reductions; sizes of symbolic axes as values.
+"""Statistics and norms over axes, built from reductions; sizes of symbolic axes as values.
 
 Half precision computes in f32 and rounds once.
 """

@@ -233,7 +233,7 @@ def _group(q: TensorType, k: TensorType) -> int:
 
 
 def _mask_by_group(mask: Node, kv_heads: Dim, group: int) -> Node:
-    """A mask that broadcasts to [batch, heads, q, k], made to broadcast to [batch, kv heads, group, q, k]."""
+    """A mask for [batch, heads, q, k], reshaped to broadcast to [batch, kv heads, group, q, k]."""
     if group == 1 or mask.rank < 3:
         return mask
     *lead, heads, queries, keys = mask.shape

@@ -1,4 +1,4 @@
-"""Blocks that networks are made of: linear, softmax, embedding, swiglu, dropout.
+"""Blocks of networks: linear, softmax, embedding, swiglu, dropout.
 
 All are HIR: they expand to primitives, from which gradient and batching follow. Norms are in `norm`,
 attention and rotary positions in `attention`, losses in `loss`.
@@ -189,7 +189,7 @@ class _softmax(_Softmax):
 
 @of_one
 def softmax(x: Operand, axis: int = -1, masked: bool = False) -> Tensor:
-    """exp(x) over its sum along an axis; `masked` makes rows of only -inf zeros.
+    """exp(x) over its sum along an axis; with `masked`, rows of only -inf become zeros.
 
     >>> softmax(np.array([0.0, 0.0]))
     array([0.5, 0.5])

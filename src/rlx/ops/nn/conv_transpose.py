@@ -190,7 +190,7 @@ def conv_transpose(
     """Transposed convolution of x [N, C, axes] with w [C, O/groups, window].
 
     The result has (size - 1) * stride + reach - low - high + output_padding elements along an axis; with
-    padding "same" or "same_lower" it has size * stride. `size` asks for sizes of the result in place of
+    padding "same" or "same_lower" it has size * stride. `size` gives the sizes of the result in place of
     padding; an odd element is cut from the low side (with padding "same": from the high side).
 
     >>> conv_transpose(np.ones((1, 1, 2)), np.ones((1, 1, 3)), strides=2)

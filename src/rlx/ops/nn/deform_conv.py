@@ -1,4 +1,4 @@
-"""Deformable convolution (ONNX DeformConv): every window element reads at an offset of its own."""
+"""Deformable convolution (ONNX DeformConv): every window element reads at its own offset."""
 
 from __future__ import annotations
 

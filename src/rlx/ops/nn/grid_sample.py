@@ -88,7 +88,7 @@ def _place(g: Any, size: Any, align_corners: bool) -> Any:
 
 
 def _reflect(c: Node, size: Any, align_corners: bool) -> Node:
-    """Fold coordinates back at the borders until they lie between them."""
+    """Fold coordinates back at the borders until they are between them."""
     low = 0.0 if align_corners else -0.5
     span = size - 1.0 if align_corners else size
     if isinstance(span, float) and span == 0.0:
@@ -260,7 +260,7 @@ def _affine_expand(theta: Node, *, sizes: Shape, align_corners: bool) -> Node:
             line = (at * 2.0 + 1.0) / size - 1.0
         elif isinstance(size, float):
             line = at * (2.0 / (size - 1.0)) - 1.0 if size > 1.0 else at
-        else:  # a single point lies in the middle
+        else:  # a single point is in the middle
             line = where(size > 1.0, at * 2.0 / maximum(size - 1.0, 1.0) - 1.0, at)
         parts.append(broadcast_to(reshape(line, (d, *(1,) * (n - 1 - i), 1)), (*sizes, 1)))
     parts.append(broadcast_to(theta.graph.constant(np.ones((), theta.dtype.np)), (*sizes, 1)))

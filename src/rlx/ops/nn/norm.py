@@ -449,7 +449,7 @@ def _lrn_expand(x: Node, *, size: int, alpha: float, beta: float, bias: float) -
 
 
 def _band_sum(x: Node, before: int, after: int) -> Node:
-    """Sums over the channels around each: a product with ones near the diagonal."""
+    """Sums over the channels around each: a matmul with ones near the diagonal."""
     channels, most = x.shape[1], (1 << 62) - 1
     square = (channels, channels)
     apart = iota(square, 1) - iota(square, 0)

@@ -1,6 +1,6 @@
 """What recurrent layers share: activations, type rule, meaning, expansion. The cells are in `recurrent`.
 
-x is [steps, batch, inputs]; weights have a leading axis of directions. The products with x are one
+x is [steps, batch, inputs]; weights have a leading axis of directions. The matmuls with x are one
 contraction for all steps and directions; a scan per direction does the rest. A cell is written once, on
 arrays and on nodes.
 """

@@ -208,7 +208,7 @@ def _along(vector: Node, axis: int, rank: int) -> Node:
 def _coordinates(
     d: Dim, n: Dim, scale: float | None, transform: str, region: Any
 ) -> tuple[Node, Node | None]:
-    """Where each new element lies among the old ones, in f64, and which of them are outside a crop."""
+    """Where each new element is among the old ones, in f64, and which of them are outside a crop."""
     x = positions(n, F64)
     old, new = extent_of(d, F64), extent_of(n, F64)
     factor = new / old if scale is None else scale
@@ -224,7 +224,7 @@ def _coordinates(
     if transform == "tf_crop_and_resize":
         start, end = region
         one = maximum(2.0 - new, 0.0) if isinstance(new, Node) else float(new == 1.0)
-        # a single element lies in the middle of the region
+        # a single element is in the middle of the region
         c = (x / steps + 0.5 * one) * (end - start) * (old - 1.0) + start * (old - 1.0)
         return c, logical_or(c < 0.0, c > old - 1.0)
     centred = (x + 0.5) / factor - 0.5

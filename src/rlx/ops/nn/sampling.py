@@ -70,13 +70,13 @@ def clamp_index(index: Node, d: Dim) -> Node:
 
 
 def is_inside(index: Node, d: Dim) -> Node:
-    """Whether an index lies in 0 .. d - 1."""
+    """Whether an index is in 0 .. d - 1."""
     made: Node = logical_and(index >= 0.0, index <= extent_of(d, index.dtype) - 1.0)
     return made
 
 
 def zero_outside(tap: Tap, d: Dim) -> Tap:
-    """The same neighbour with weight 0 where it lies outside, even infinitely far."""
+    """The same neighbour with weight 0 where it is outside, even infinitely far."""
     inside = is_inside(tap.index, d)
     if tap.weight is None:
         return Tap(tap.index, cast(inside, dtype=tap.index.dtype))

@@ -50,7 +50,7 @@ def _single(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def unpack_quantised(packed: NDArray[np.uint8], layout: QuantLayout) -> NDArray[np.float32]:
-    """The matrix (q - zero) * scale that lies in packed weights.
+    """The matrix (q - zero) * scale of packed weights.
 
     >>> layout = QuantLayout(8, 1, bits=4, group=8, lanes=4)
     >>> codes = np.arange(-4, 4).reshape(8, 1)

@@ -1,7 +1,7 @@
 """Weights of 4 or 8 bits in groups along k: each group of a column has a scale and perhaps a zero point.
 
 `dequantize_groups` says what they mean. Where a contraction reads constant ones, a pass stores them packed,
-and the product reads the codes from memory.
+and the matmul reads the codes from memory.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _example() -> tuple[np.ndarray, np.ndarray]:
 
 @declare
 class pack_groups(_Packed):
-    """Codes, scales and zero points as the bytes that products read."""
+    """Codes, scales and zero points as the bytes that matmuls read."""
 
     name = "pack_groups"
 
@@ -154,7 +154,7 @@ class pack_groups(_Packed):
 
 @declare
 class unpack_groups(_Packed):
-    """The matrix that lies in memory as packed codes; a contraction reads those directly."""
+    """The matrix that is stored as packed codes; a contraction reads those directly."""
 
     name = "unpack_groups"
     reader_side = True

@@ -215,7 +215,7 @@ def requantize_ref(total: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np
     return np.asarray(np.clip(level, limits.min_value, limits.max_value), zero.dtype)
 
 
-# -- matrix products
+# -- matrix matmuls
 
 
 def _product_type(name: str, a: TensorType, b: TensorType) -> TensorType:
@@ -236,7 +236,7 @@ def check_zeros(
 
 
 def check_fits(name: str, side: str, t: TensorType, out: TensorType) -> None:
-    """A parameter of a factor broadcasts to the result; a vector lies along rows or along columns."""
+    """A parameter of a factor broadcasts to the result; a vector runs along rows or along columns."""
     shape = (t.shape[0], 1) if side == "left" and t.rank == 1 else t.shape
     if broadcast_shapes(name, [out.shape, shape]) != out.shape:
         raise ShapeError(f"{name}: {t} of the {side} factor does not fit the result {out}")

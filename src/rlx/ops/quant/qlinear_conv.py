@@ -60,7 +60,7 @@ def per_channel(p: Operand, axes: int) -> Tensor:
 class Windows:
     """What the zero points of a convolution multiply, laid out like its result.
 
-    Padding is made of the zero point of x if that is a known number: then all windows are alike, and the sums
+    Padding is the zero point of x if that is a known number: then all windows are alike, and the sums
     of w are one number per channel. Else padding is 0, and each window counts the elements inside x.
     """
 
@@ -76,7 +76,7 @@ class Windows:
 
     @property
     def flat(self) -> Node:
-        """Tells which elements of windows lie inside x."""
+        """Which elements of windows are inside x."""
         made: Node = ones((1, *self.x.shape[1:]), self.x.dtype)
         return made
 

@@ -1,4 +1,4 @@
-"""Short-time Fourier transforms with SciPy's semantics, made of windows, a taper and the split transforms."""
+"""Short-time Fourier transforms with SciPy's semantics: windows, a taper and the split transforms."""
 
 from __future__ import annotations
 

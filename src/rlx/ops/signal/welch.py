@@ -389,7 +389,7 @@ def welch_peaks(
     axis = normal_axis("welch_peaks", axis, len(shape_of(x)))
     x, taper, attrs = _arranged(x, axis, "welch_peaks", window, nperseg, noverlap, nfft)
     how = {**attrs, "detrend": detrend or "none", "scaling": scaling, "fs": fs}
-    if taper:  # a window of its own is an operand, which only the separate steps take
+    if taper:  # a custom window is an operand, which only the separate steps take
         at, value = spectral_peaks(_welch(x, *taper, **how), k, fs / attrs["nfft"])
     else:
         at, value = _welch_peaks(x, k=k, **how)

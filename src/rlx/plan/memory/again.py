@@ -21,7 +21,7 @@ class Run(NamedTuple):
 def with_repeats(graph: Graph, runs: Sequence[Run], roots: Mapping[int, int]) -> tuple[Graph, list[int]]:
     """The graph with one node per run, in the order of the runs, and the ids of these nodes.
 
-    `roots` maps views to the value whose storage they lie in: readers of a version see views of it. The
+    `roots` maps views to the value whose storage they use: readers of a version see views of it. The
     kernels are the same regions, so they share their code and give the same bits.
     """
     out = Graph(graph.name)

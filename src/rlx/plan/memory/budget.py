@@ -1,10 +1,10 @@
 """Memory budgets: the most bytes of activations that a program may take.
 
-A program over its budget is made smaller step by step, cheapest way first: another order of its kernels,
+A program over its budget shrinks step by step, cheapest way first: another order of its kernels,
 chains of kernels in slices of rows, then kernels that run again instead of keeping their results. The steps
 do not depend on the budget, only where they end does. So the smallest plan on the way is what the refusal
 names as the least budget, and it works.
-Programs with symbolic sizes are judged when sizes are known: where a plan is made for a binding.
+With symbolic sizes, the budget is checked once sizes are known: when they are planned.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def fit_budget(
     """A graph of kernels and its planner within a budget, which knows what was changed; or OverBudgetError.
 
     `gate` are the constants by which the time of kernels that run again is predicted, `can_slice` says
-    whether the backend runs slices. A program with symbolic sizes is made smaller for the assumed ones, and
+    whether the backend runs slices. A program with symbolic sizes is shrunk for the assumed ones, and
     refused only where it is planned for sizes that do not fit.
     """
     planner = Planner(graph, assume)

@@ -1,4 +1,4 @@
-"""In-place results: a kernel may write where an operand lies that nobody needs afterwards.
+"""In-place results: a kernel may write over an operand that nobody needs afterwards.
 
 It may if it reads every element of that operand before it writes the same element, and reads it nowhere else.
 A loop nest does so where all its loads of the operand are at the point that it stores; of several results at
@@ -114,7 +114,7 @@ def share_storage(
 
 
 def _candidates(node: Node, views: Mapping[int, View], numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Operands that may be overwritten, and how many operands of the kernel lie in their storage."""
+    """Operands that may be overwritten, and how many operands of the kernel use their storage."""
     roots = [views[o.id].root if o.id in views else o.id for o in node.operands]
     for number in numbers:
         operand = node.operands[number]

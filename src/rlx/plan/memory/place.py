@@ -274,7 +274,7 @@ _RANKINGS: Mapping[str, Callable[[_Traits], tuple[int, ...]]] = {
 
 
 def _attempts(problem: _Problem, search_looks: int) -> Iterator[_Packing]:
-    """Packings, each made when asked for: one per heuristic, then what the search makes of the best."""
+    """Packings, computed lazily: one per heuristic, then the search from the best."""
     traits = [
         _Traits(room, _lifetime(block), block.first, pressure, block.key)
         for block, room, pressure in zip(problem.blocks, problem.rooms, _pressure(problem), strict=True)
@@ -350,7 +350,7 @@ def _skyline(problem: _Problem) -> _Packing:
 
 def _search(problem: _Problem, start: _Packing, looks: int) -> _Packing:
     """Hill climbing: a block that reaches the top, or one it meets, is placed earlier; the new order stays if
-    it is no worse. A seeded `random()` gives the same numbers on every platform and Python version."""
+    it is not worse. A seeded `random()` gives the same numbers on every platform and Python version."""
     chance = random.Random(_SEARCH_SEED)
     rooms = problem.rooms
     current = replace(start, heuristic="search")

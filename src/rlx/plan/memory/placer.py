@@ -39,7 +39,7 @@ GOOD_ENOUGH = 1.03  # a replayed placement this close to its bound is not search
 
 
 class StoredValue(NamedTuple):
-    """A value with storage of its own."""
+    """A value with its own storage."""
 
     node: int
     size: Dim
@@ -62,7 +62,7 @@ class Cut(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """Bodies of a node, each with a placer of its own, and how many values they carry from step to step."""
+    """Bodies of a node, each with its own placer, and how many values they carry from step to step."""
 
     bodies: tuple[Placer, ...]
     carries: int
@@ -166,7 +166,7 @@ class Placer:
         return made
 
     def _sliced(self, binding: Mapping[str, int]) -> LirBufferPlan:
-        """A plan with no more slices than its budget asks for; the smallest there is, if none fits."""
+        """A plan with no more slices than its budget needs; the smallest there is, if none fits."""
         parts = {node: 1 for node, inner in self.inner.items() if inner.cut is not None}
         made = self._placed(binding, parts)
         while self.budget is not None and made.arena_size > self.budget:

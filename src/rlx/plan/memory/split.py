@@ -1,4 +1,4 @@
-"""Chains of kernels that treat rows alike, made nodes that run in slices (`rlx.ops.slices`).
+"""Chains of kernels that treat rows alike become nodes that run in slices (`rlx.ops.slices`).
 
 An axis is a symbol of the program or, in programs of fixed sizes, a number of rows that values begin with.
 The kernels of a chain are copied into a body that says `rows` for it. A copy is kept only if it is the same

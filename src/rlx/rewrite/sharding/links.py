@@ -114,7 +114,7 @@ def _scattered(node: Node, form: Scatter) -> Iterator[Link]:
 
 
 def _is_zero(node: Node) -> bool:
-    """Whether a value is zero everywhere by the way it is made: a constant, repeated or moved."""
+    """Whether a value is zero everywhere by construction: a constant, repeated or moved."""
     if node.op.role is Role.CONSTANT:
         return not node.attrs["value"].array.any()
     form = form_of(node)
@@ -122,7 +122,7 @@ def _is_zero(node: Node) -> bool:
 
 
 class _Reader:
-    """Where each axis of a space indexes each operand; axes that do anything else are spoilt."""
+    """Where each axis of a space indexes each operand; axes that do anything else are overwritten."""
 
     def __init__(self, node: Node, space: Shape) -> None:
         self.node, self.space = node, space

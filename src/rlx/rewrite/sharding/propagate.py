@@ -30,7 +30,7 @@ from rlx.records import dataclass
 from rlx.rewrite.sharding.walk import NAMED, Inserted, Walk
 from rlx.transform.expand import expand_graph
 
-MOST_TRIALS = 16  # values that are made whole early, to see whether that is cheaper
+MOST_TRIALS = 16  # values that are gathered early, to see whether that is cheaper
 
 
 @dataclass
@@ -69,7 +69,7 @@ def shard(
     shardings: Mapping[str, Placements] | None = None,
     assume: Mapping[str, int] | None = None,
 ) -> Sharded:
-    """One rank's part of a MIR graph whose named values lie on a mesh as `shardings` says.
+    """One rank's part of a MIR graph whose named values are placed on a mesh by `shardings`.
 
     Sizes that are symbols and cut by an axis count one rank's part afterwards. The values of params are those
     of the whole; `Sharded.fill` gives each rank its part.

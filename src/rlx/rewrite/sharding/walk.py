@@ -72,7 +72,7 @@ class Way:
 
 
 class Walk:
-    """One walk through a graph for one axis. `gathered` are values to make whole as soon as they exist."""
+    """One walk through a graph for one axis. `gathered` are values to gather as soon as they exist."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Walk:
         self.cost = 0.0
         self.inserted: list[Inserted] = []
         self.rank: Node | None = None
-        self.values: dict[int, dict[Placement, Node]] = {}  # a node in every placement that was made
+        self.values: dict[int, dict[Placement, Node]] = {}  # a node in every placement so far
         self.ways: dict[int, Way] = {}
         for c in graph.constraints:
             self.out.assume(c)
@@ -102,7 +102,7 @@ class Walk:
             self.finish()
 
     def finish(self) -> None:
-        """Outputs and states, placed as they were asked for."""
+        """Outputs and states, placed as the user gave them."""
         graph, out = self.graph, self.out
         out.param_values, out.state_values = dict(graph.param_values), dict(graph.state_values)
         for name, node in graph.outputs.items():
@@ -114,7 +114,7 @@ class Walk:
             out.states.append(State(s.name, out.state_inputs[s.name], value))
 
     def doubtful(self) -> list[int]:
-        """Values that are cut and then reduced: making them whole first may need fewer meetings."""
+        """Values that are sharded and then reduced: gathering them first may need fewer collectives."""
         found: dict[int, None] = {}
         for id, way in self.ways.items():
             node = self.graph.nodes[id]
@@ -191,7 +191,7 @@ class Walk:
                 yield Way(given, Partial(kind))
 
     def follows(self, link: Link, have: Sequence[Mapping[Placement, Node]]) -> bool:
-        """Whether an operand is already cut along the axis: nothing is cut that was not asked for."""
+        """Whether an operand is already cut along the axis: only what the user sharded is sharded."""
         return any(
             d is not None and Shard(d) in placed for d, placed in zip(link.operands, have, strict=True)
         )

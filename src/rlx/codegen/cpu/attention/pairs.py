@@ -1,7 +1,7 @@
-"""A block of queries of flash attention whose operands are bf16: both products by dot products of pairs.
+"""A block of queries of flash attention whose operands are bf16: both matmuls by dot products of pairs.
 
-Pairs lie along what is summed. Rows of queries and keys have theirs side by side already; weights of two
-neighbouring keys are rounded and interleaved as they are made, and so are rows of values, block by block.
+Pairs run along the summed axis. Rows of queries and keys have theirs side by side already; weights of two
+neighbouring keys are rounded and interleaved as they are computed, and so are rows of values, block by block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention of few queries, as when tokens are made one by one: lanes are features.
+"""Attention of few queries, as when tokens are generated one by one: lanes are features.
 
 A vector of keys is a tile: their products with the query are summed by a transpose in registers, so that the
 softmax runs on whole vectors; then each weight is spread over its row of values. Keys and values are read

@@ -1,7 +1,7 @@
-"""Depthwise convolution of blocked images: every lane is a channel with a kernel of its own.
+"""Depthwise convolution of blocked images: every lane is a channel with a separate kernel.
 
 Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The
-pixels around are summed one by one over the part of their window that lies inside. Threads share planes or
+pixels around are summed one by one over the part of their window that is inside. Threads share planes or
 bands of lines.
 """
 
@@ -28,7 +28,7 @@ MOST_UNROLLED = 16  # window elements whose weights stay in registers; lines of 
 def emit_depthwise(
     module: Module, name: str, nest: ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
-    """Write the kernel of a depthwise convolution over one or two axes; weights lie as
+    """Write the kernel of a depthwise convolution over one or two axes; weights are as
     [C/lanes][window][lanes].
     """
     return _Depthwise(module, name, nest, inputs, outputs).emit()
@@ -63,7 +63,7 @@ class _Depthwise:
     # ---- the nest of loops
 
     def inner_range(self, axis: int) -> tuple[Int, Int]:
-        """Outputs along an axis whose windows lie inside."""
+        """Outputs along an axis whose windows are inside."""
         fn, shape = self.fn, self.shape
         out, low, stride = self.size(shape.out[axis]), self.size(shape.low[axis]), shape.strides[axis]
         first = fn.smin(fn.udiv(fn.add(fn.smax(low, 0), stride - 1), stride), out)
@@ -130,7 +130,7 @@ class _Depthwise:
     def strips(self, columns: Int) -> Iterator[tuple[int, Int]]:
         """Widths of the strips that columns are cut in, and how many there are of each.
 
-        Every width is code of its own. A known number is cut in strips of equal width, give or take one; of
+        Every width has its own code. A known number is cut in strips of equal width, give or take one; of
         another, as many as fit of the widest, then of half of that, and so on.
         """
         if isinstance(columns, int):

@@ -38,7 +38,7 @@ def emit_direct(
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
 ) -> EmittedKernel:
-    """Write the kernel of a convolution whose weights lie in panels."""
+    """Write the kernel of a convolution whose weights are in panels."""
     return _Direct(module, name, nest, layout, inputs, outputs).emit()
 
 
@@ -260,7 +260,7 @@ class _Direct:
         fn, shape = self.fn, self.shape
         blocks = fn.mul(band.group, self.blocks if self.x.lanes > 1 else shape.per_in)
         start = fn.add(fn.mul(band.image, self.size(self.x.batch)), fn.mul(blocks, self.size(self.x.block)))
-        # a computed image has no place in memory, but the packer is told which part of it is wanted
+        # a computed image has no place in memory, but the packer gets the part that is needed
         memory = self.table.scratch() if self.source else self.table.operand(fn, self.nest.x).pointer
         x = fn.gep(memory, 0 if self.source else start, self.element)
         if self.packs:

@@ -29,7 +29,7 @@ FINISHER = [
     ("i64", "pixel"),
     ("i64", "pixels"),
 ]
-"""Parameters of the function that ends a tile whose sums lie in a stage, [pixel][vector][lane]."""
+"""Parameters of the function that ends a tile whose sums are in a stage, [pixel][vector][lane]."""
 
 
 @dataclass(frozen=True)

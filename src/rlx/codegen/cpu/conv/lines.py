@@ -25,7 +25,7 @@ class Line:
     end: Int
     positions: Int
     step: Int
-    at: tuple[Int, ...] = ()  # what else the packer was told, block, plane and line of x
+    at: tuple[Int, ...] = ()  # further arguments of the packer, block, plane and line of x
 
 
 class Mover(Protocol):
@@ -105,7 +105,7 @@ def emit_line_packer(
 def _pieces(
     fn: Function, lanes: int, first: Int, last: Int, piece: Callable[[Int, Value | None], None], whole: bool
 ) -> None:
-    """piece(element, mask) in whole vectors, the last one masked; with `whole`, there is no rest."""
+    """piece(element, mask) in whole vectors, the last one masked; with `whole`, nothing remains."""
     if whole:
         fn.loop(first, last, lanes, [], lambda i, _: piece(i, None))
         return
@@ -126,7 +126,7 @@ class PixelMover:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What a packer must be told besides."""
+        """Further arguments of a packer."""
         return ()
 
     @property
@@ -184,7 +184,7 @@ class PixelMover:
 
 @dataclass(frozen=True)
 class PhasedMover:
-    """Planar pixels in `stride` phases: position j lies at [j % stride][j // stride]; `width` counts the
+    """Planar pixels in `stride` phases: position j is at [j % stride][j // stride]; `width` counts the
     pixels of a phase.
     """
 
@@ -204,7 +204,7 @@ class PhasedMover:
             return
 
         def place(i: Int) -> Value:
-            """Where position i of the line lies."""
+            """Where position i of the line is."""
             phase = fn.mul(fn.urem(i, self.stride), width)
             return fn.gep(line.to, fn.add(phase, fn.udiv(i, self.stride)), self.element)
 

@@ -2,8 +2,8 @@
 lanes.
 
 The lines of a band are copied to scratch with zeros around, split by phases of the stride (pixels j, j +
-stride, ...), so that the window element of neighbouring outputs always lies side by side. A register tile is
-some output channels by some vectors of pixels; weights are read one by one where they lie.
+stride, ...), so that the window element of neighbouring outputs is always adjacent. A register tile is
+some output channels by some vectors of pixels; weights are read one by one where they are.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What convolution kernels know of their operands: a geometry over three axes, and how
-images lie in memory.
+images are stored in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tile_pixels(target: Target, kind: Kind) -> int:
 
 
 def reads_depthwise(nest: ConvNest) -> bool:
-    """Whether packed weights are panels across groups of one channel, which a kernel of its own reads."""
+    """Whether packed weights are panels across groups of one channel, which a separate kernel reads."""
     if nest.w_layout is None or nest.w_layout[0] != "read_as":
         return False
     return groups_of(dict(nest.w_layout[1])["layout"]) != nest.form.groups
@@ -109,7 +109,7 @@ class Geometry:
 @dataclass(frozen=True)
 class Image:
     """Strides of an image in elements. Planar: `lanes` is 1 and a block is one channel; blocked: a block is
-    `lanes` channels, which lie side by side in each pixel.
+    `lanes` channels, which are adjacent in each pixel.
     """
 
     batch: Dim

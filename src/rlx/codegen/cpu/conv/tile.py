@@ -51,7 +51,7 @@ class ConvTile:
     name: str
     kind: Kind
     shape: Geometry
-    block: int  # channels in a block of x, which lie side by side
+    block: int  # channels in a block of x, which are adjacent
     pixel_step: int  # elements from the window of one pixel to that of the next
     frame: Frame
 

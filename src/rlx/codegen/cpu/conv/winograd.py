@@ -2,7 +2,7 @@
 
 Tiles of m x m outputs are taken in strips whose transformed inputs and sums fit the caches. A strip is
 transformed into scratch, multiplied with the transformed weights point by point, and transformed back with
-the epilogue: one kernel, no meeting of threads in between. Threads share strips or, where weights outweigh
+the epilogue: one kernel, no barrier in between. Threads share strips or, where weights outweigh
 the image by far, output channels; then each transforms all inputs for itself. Tiles whose window holds an Inf
 or NaN are summed again without transforms. Bytes are transformed to 16 bits, and sums are exact: many input
 channels are summed in parts, each of which is transformed back.
@@ -177,7 +177,7 @@ class _Winograd:
         fn.call(self.finish, [fn.args[0], v, before, sums, *blocks, tiles, *place, tiles_h, tiles_w])
 
     def repair(self, fn: Function, place: Sequence[Int], stage: Value) -> None:
-        """Sum a tile that its transforms have spoilt directly."""
+        """Sum a tile directly whose transforms hold Inf or NaN."""
         image, block, top, left = place
         table, layout, panels = self.table, self.layout, self.layout.panels
         batch, step, line = (table.dim(fn, s) for s in (self.x.batch, self.x.block, self.x.axes[1]))

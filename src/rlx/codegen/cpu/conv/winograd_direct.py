@@ -1,6 +1,6 @@
 """The sums of one Winograd tile without transforms, for tiles whose window holds an Inf or NaN.
 
-Transforms add and subtract neighbours: one Inf would make NaNs of the whole tile. Such tiles are rare, and
+Transforms add and subtract neighbours: one Inf would turn the whole tile into NaNs. Such tiles are rare, and
 known by four sums: the corner points of a transformed tile take in every element of its window between them.
 """
 
@@ -49,7 +49,7 @@ def emit_direct_tile(module: Module, m: int, lanes: int) -> str:
         return fn.loop(0, fn.mul(blocks, lanes), 1, [total], channel)[0]
 
     def tap_inside(row: Int, column: Int, p: int, q: int, total: Value) -> Value:
-        """The same, unless the element lies outside the image."""
+        """The same, unless the element is outside the image."""
 
         def of_line() -> list[Value]:
             there = fn.cmp("ult", column, width)

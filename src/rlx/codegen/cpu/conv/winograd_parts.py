@@ -203,7 +203,7 @@ def emit_output_transform(
 
     Lanes after the last of `channels` are stored as zeros. With `in_parts`, outputs of the input channels
     before are added. repair(fn, place, stage) computes the sums of the tile at `place` (image, block, first
-    line and pixel) without transforms, where those have spoilt it.
+    line and pixel) without transforms, where those hold Inf or NaN.
     """
     name = f"{name}.output"
     words = ("step", "first", "last", "tiles", "image", "row", "column", "tiles_h", "tiles_w")

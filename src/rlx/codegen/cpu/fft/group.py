@@ -1,6 +1,6 @@
 """A group of rows through a Fourier transform, one row per lane.
 
-Rows are read as they lie in memory: along the row, then turned so that lanes are rows, or straight across
+Rows are read as they are stored: along the row, then transposed so that lanes are rows, or straight across
 rows where those are neighbours. Results go back in the same two ways.
 """
 
@@ -183,7 +183,7 @@ class GroupTransform:
         self.fn.loop(0, self.what.written, 1, [], one)
 
     def write_turned(self, parts: Callable[[Int], list[Value]]) -> None:
-        """Vectors turned back to lie along rows. Where a store needs nothing but the result itself, it is
+        """Vectors transposed back along rows. Where a store needs nothing but the result itself, it is
         computed before, so that only what is stored is turned.
         """
         fn, width, kernel, rows = self.fn, self.width, self.kernel, self.rows

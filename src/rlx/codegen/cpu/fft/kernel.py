@@ -76,7 +76,7 @@ class FftKernel:
         return self.frame.finish(self.scratch)
 
     def across_rows(self) -> None:
-        """Groups are neighbours along the last row axis, because memory lies so."""
+        """Groups are neighbours along the last row axis, which are adjacent in memory."""
         fn, width = self.fn, self.width
         *outer, last = self.sizes
         blocks = [*outer, fn.ceildiv(last, width)]

@@ -1,6 +1,6 @@
-"""Fourier transforms of one vector's lanes at a time: every lane is a row of its own.
+"""Fourier transforms of one vector's lanes at a time: every lane is a separate row.
 
-Rows lie in a lane buffer: for each point one vector of real and one of imaginary parts, lane = row. A
+Rows are in a lane buffer: for each point one vector of real and one of imaginary parts, lane = row. A
 transform is a function of the module that takes two such buffers and leaves the result in one of them; it is
 Stockham's (each pass reads one buffer and writes the other, no reordering), its twiddles are scalars
 broadcast to all lanes. Lengths with a large prime go through Bluestein's convolution. The sign is always -1:
@@ -32,7 +32,7 @@ Complex = tuple[Value, Value]
 
 @dataclass(frozen=True)
 class LaneShape:
-    """The element type of a lane buffer and how many rows lie side by side."""
+    """The element type of a lane buffer and how many rows are adjacent."""
 
     element: str
     width: int

@@ -67,7 +67,7 @@ def radices(n: int, registers: int = 32) -> tuple[int, ...] | None:
 
 @lru_cache(maxsize=256)
 def convolution_size(n: int) -> int:
-    """Points of the transforms that Bluestein's method makes of one of n: at least 2 n - 1, only factors 2,
+    """Points of the transforms that Bluestein's method uses for one of n: at least 2 n - 1, only factors 2,
     3, 5.
 
     >>> convolution_size(37)
@@ -104,7 +104,7 @@ class Split:
 
 @lru_cache(maxsize=256)
 def split(n: int, width: int) -> Split | None:
-    """The cheapest way to make one row of n points a matrix, for vectors of `width` lanes; None for a prime.
+    """The cheapest split of a row of n points into a matrix, for vectors of `width` lanes; None for a prime.
 
     >>> split(400, 16).n1, split(7, 16)
     (16, None)

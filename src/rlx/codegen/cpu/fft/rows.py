@@ -2,8 +2,8 @@
 
 n = n1 n2: the row is a matrix [n1, n2]. Its columns are transformed first, a vector of neighbouring columns
 at a time, and multiplied by the roots that join both halves; then its rows, a vector of neighbouring rows at
-a time, whose results come to lie side by side. Both halves are the transforms of `fft_lanes`, short enough
-for the caches however long the row is. Real and imaginary parts lie in two planes.
+a time, whose results are adjacent. Both halves are the transforms of `fft_lanes`, short enough
+for the caches however long the row is. Real and imaginary parts are in two planes.
 """
 
 from __future__ import annotations

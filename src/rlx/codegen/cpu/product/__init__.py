@@ -1,1 +1,1 @@
-"""Matrix products."""
+"""Matmuls."""

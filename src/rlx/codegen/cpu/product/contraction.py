@@ -97,7 +97,7 @@ def emit_contraction(
 
 
 def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
-    """Why a product with quantised weights has no kernel, if so."""
+    """Why a matmul with quantised weights has no kernel, if so."""
     plan = plan_gemm(nest, inputs)
     if plan is None or plan.batch:
         return "a product with quantised weights reads whole rows from memory"
@@ -107,7 +107,7 @@ def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
 
 
 def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
-    """Why this backend does not compute the left operand of a product as it reads it, if so."""
+    """Why this backend does not compute the left operand of a matmul as it reads it, if so."""
     if nest.rhs_layout is not None and nest.rhs_layout[0] != "read_as":
         return "a product with quantised or sparse weights reads its rows from memory"
     plan = plan_gemm(nest, inputs)
@@ -119,7 +119,7 @@ def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
 
 
 def cut_of(nest: ContractNest, inputs: Sequence[Slot], target: Target) -> WeightCut | None:
-    """How the kernel of a contraction can be run part by part: by columns whose weights lie together."""
+    """How the kernel of a contraction can run part by part: by columns whose weights are stored together."""
     if nest.rhs_layout is None or nest.rhs_layout[0] != "read_as":
         return None
     plan = plan_gemm(nest, inputs)
@@ -175,9 +175,9 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
             return None
         a, b, m_axes, n_axes, swapped = b, a, n_axes, m_axes, True
     out = nest.stores[0].strides
-    at_a = [] if nest.has_prologue else [a.axes]  # rows that are computed lie as the kernel wants
+    at_a = [] if nest.has_prologue else [a.axes]  # computed rows are stored as the kernel reads them
     m = _merge(nest.space, m_axes, [*at_a, out])
-    # Vectors run along n, so what the epilogue reads must lie along the merged axes as along one.
+    # Vectors run along n, so what the epilogue reads must be contiguous along the merged axes.
     ends = accesses(_epilogue(nest, inputs))
     n = n_axes[-1:]
     if not packed or len(n_axes) != 1:

@@ -1,4 +1,4 @@
-"""Matrix products: C[..., m, n] = epilogue(A[..., m, k] @ B[..., k, n]) for any sizes, strides and thread
+"""Matmuls: C[..., m, n] = epilogue(A[..., m, k] @ B[..., k, n]) for any sizes, strides and thread
 count.
 
 One kernel serves every value of its run-time sizes. It cuts C into column panels and balanced row tiles, and
@@ -41,7 +41,7 @@ _GROUP_PANELS = 4  # panels of B that are packed together, because short pieces 
 _WIDE_GROUP_PANELS = 8  # the same where rows of A are packed again for every group
 _BLOCK_DEPTH = 1024  # k that packed panels and tiles hold at a time
 _PACK_TILES = 20  # row tiles from which packing panels of B costs less than reading them in place
-_PACK_PANELS = 4  # panels from which packing rows of A that lie apart costs less than reading them in place
+_PACK_PANELS = 4  # panels from which packing separate rows of A costs less than reading them in place
 _TILE_PAD = 16  # elements between packed row tiles, so that they do not share cache sets
 _PANELS_AT_ONCE = {1: 4, 2: 2}  # rows -> panels per call where one panel has too few independent chains
 _STAYS_IN_L3 = 8  # weights of more than one part in so many are gone from L3 when they are needed again
@@ -67,7 +67,7 @@ def emit_gemm(
     it is still in L1; a light one is written into every tile function, where it works on registers. In every
     function that the epilogue writes into, `fn.args[0]` is the kernel's argument table. With a `prologue`, A
     is not in memory: its strides are `(0, ..., row_stride(k), 1)`, those of the rows in scratch. `beside` are
-    argument fields and LLVM types of matrices that lie like C and that the epilogue reads: tiles ask for them
+    argument fields and LLVM types of matrices stored like C that the epilogue reads: tiles prefetch them
     early.
 
     >>> from rlx.target.cpu import resolve
@@ -128,7 +128,7 @@ class _Gemm(ProductDriver):
     @property
     def at_once(self) -> dict[int, int]:
         """Rows -> panels per call. Weights that come from memory are read in one stream: four of them, a
-        panel apart, have four fifths of its speed.
+        panel distant, have four fifths of its speed.
         """
         spec, room = self.spec, self.module.target.l3_bytes // _STAYS_IN_L3
         far = spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) > room
@@ -185,7 +185,7 @@ class _Gemm(ProductDriver):
             self.depth = choose(fn, either(fn, self.pack_a, self.pack_b), balanced, self.k)
 
     def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
-        """A part of one product."""
+        """A part of one matmul."""
         fn, start, end = self.main, part.start, part.end
         count = fn.umax(self.tiles.count, 1)
         first, stop = fn.udiv(start, count), fn.ceildiv(end, count)
@@ -278,7 +278,7 @@ class _Gemm(ProductDriver):
         column = fn.mul(j, self.columns)
         c = fn.gep(c, column, self.c_element)
         heights = tiles.heights(self.rows)
-        if not heights:  # a product of no rows writes nothing
+        if not heights:  # a matmul of no rows writes nothing
             return
         names = [self.writer.function(height, form.vectors, masked=form.masked) for height in heights]
 
@@ -300,9 +300,9 @@ class _Gemm(ProductDriver):
         fn.loop(t0, t1, 1, [], tile)
 
     def later_weights(self, panel: Value, first: Int, tile: Int, stop: Int) -> Value:
-        """What tiles first..stop of a panel ask for while they sum: the last few share the next panel, which
-        is in L2 when its first tile comes. Behind the last panel lie the weights of the next product. A tile
-        that has a panel to itself waits for memory as it is, and asks for nothing.
+        """What tiles first..stop of a panel prefetch while they sum: the last few share the next panel, which
+        is in L2 when its first tile comes. After the last panel come the weights of the next matmul. A tile
+        that has a panel to itself waits for memory anyway, and prefetches nothing.
         """
         fn, steps = self.main, self.padded_k // self.kind.group
         parts = self.writer.step_bytes // self.writer.pace
@@ -313,7 +313,7 @@ class _Gemm(ProductDriver):
         return there
 
     def skinny(self, rows: int, a: Value, b: Value, c: Value, first: Int, stop: Int) -> None:
-        """A product of very few rows: several full panels per call give the chains that one panel lacks."""
+        """A matmul of very few rows: several full panels per call give the chains that one panel lacks."""
         fn, panels = self.main, _PANELS_AT_ONCE[rows]
         callee = Value("ptr", f"@{self.writer.function(rows, self.vectors, panels)}")
         whole = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
@@ -378,7 +378,7 @@ class _Gemm(ProductDriver):
         return place
 
     def place_in_b(self, b: Value, column: Int, k: Int) -> Value:
-        """Where the panel that starts at `column` lies in packed weights or, from k on, in the matrix."""
+        """Where the panel that starts at `column` is in packed weights or, from k on, in the matrix."""
         fn = self.main
         if self.spec.b_packed:
             return fn.gep(b, fn.mul(column, self.padded_k), self.element)

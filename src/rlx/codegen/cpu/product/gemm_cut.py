@@ -1,4 +1,4 @@
-"""How a product is cut: balanced row tiles, column panels, blocks of k, and shares of threads."""
+"""How a matmul is cut: balanced row tiles, column panels, blocks of k, and shares of threads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def part_window(fn: Function, part: Int, panels: Int) -> tuple[Int, Int]:
 
 @dataclass(frozen=True)
 class Units:
-    """The row tiles of all panels of one product, counted down the rows of one panel, then of the next.
+    """The row tiles of all panels of one matmul, counted down the rows of one panel, then of the next.
 
     Panels are as dear as they are wide: the last one may hold a third of the columns of the others.
     """
@@ -95,7 +95,7 @@ class Units:
         return Units(self.tiles, full, self.full_weight, tail)
 
     def share(self, fn: Function, items: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
-        """The contiguous part of the units of `items` products that belongs to one thread."""
+        """The contiguous part of the units of `items` matmuls that belongs to one thread."""
         if isinstance(self.tail_weight, int) and self.tail_weight == 0:
             return share(fn, fn.mul(self.count(fn), items), thread, threads)
         in_full = fn.mul(fn.mul(self.tiles, self.full), self.full_weight)

@@ -20,7 +20,7 @@ _COLUMNS = 8  # most columns of a tile
 
 
 def suits_dot(spec: GemmSpec, target: Target) -> bool:
-    """Whether vectors along k serve this product best."""
+    """Whether vectors along k serve this matmul best."""
     if spec.b_packed or spec.dtype not in ("f32", "f64"):
         return False
     along_k = spec.a_strides[-1] == 1 and spec.b_strides[-2] == 1
@@ -39,7 +39,7 @@ class DotGemm(ProductDriver):
         kind = kind_of(call.spec.dtype, module.target)
         most = min(_COLUMNS, kind.lanes)
         columns = max(1, min(n, most)) if isinstance(n, int) else most
-        sums = module.target.registers - 8  # beside them rows of A and columns of B
+        sums = module.target.registers - 8  # and rows of A and columns of B
         super().__init__(module, name, call, kind, max(1, min(sums // columns, 8)), columns)
         if self.computed is not None:  # all rows, if they are few
             self.computed = replace(self.computed, height=max(self.rows, FEW_ROWS))

@@ -1,4 +1,4 @@
-"""What a product is, and what all its kernels do alike: read sizes, share tiles, walk the batch."""
+"""What a matmul is, and what all its kernels do alike: read sizes, share tiles, walk the batch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DimValue = Callable[[Function, Any], Int]
 
 @dataclass(frozen=True)
 class GemmSpec:
-    """One matrix product. Strides count elements per (batch axes ..., row, column).
+    """One matmul. Strides count elements per (batch axes ..., row, column).
 
-    With `b_packed`, B is what `packing.pack_weights` made from a [k, n] matrix of static size, and
+    With `b_packed`, B is what `packing.pack_weights` packed from a [k, n] matrix of static size, and
     `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C
     may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads it; very
-    deep products are then faster.
+    deep matmuls are then faster.
     """
 
     m: Size
@@ -79,7 +79,7 @@ class KernelInfo:
 
 @dataclass(frozen=True)
 class GemmCall:
-    """A product and how its kernel is to be written; see `gemm.emit_gemm`."""
+    """A matmul and how its kernel is to be written; see `gemm.emit_gemm`."""
 
     spec: GemmSpec
     operands: tuple[int, int, int]
@@ -93,8 +93,8 @@ class GemmCall:
 
 @dataclass(frozen=True)
 class Part:
-    """What a thread has of one product: tiles start..end, counted down the rows of one panel, then of the
-    next, as far as they lie in row tiles low..high."""
+    """What a thread has of one matmul: tiles start..end, counted down the rows of one panel, then of the
+    next, as far as they are stored in row tiles low..high."""
 
     start: Int
     end: Int
@@ -130,7 +130,7 @@ class ProductDriver:
         raise NotImplementedError
 
     def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
-        """A part of one product."""
+        """A part of one matmul."""
         raise NotImplementedError
 
     def size(self, x: Size) -> Int:
@@ -205,7 +205,7 @@ class ProductDriver:
         return spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) <= room
 
     def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
-        """Pointers to A, B and C of one product; its place in the batch goes to the frame."""
+        """Pointers to A, B and C of one matmul; its place in the batch goes to the frame."""
         fn, spec = self.main, self.call.spec
         bases = [fn.field(fn.args[0], operand, "ptr") for operand in self.call.operands]
         offsets: list[Int] = [self.size(self.call.starts[0]), self.size(self.call.starts[1]), 0]

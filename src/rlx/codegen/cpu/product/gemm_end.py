@@ -16,7 +16,7 @@ loaded.
 
 
 class Frame:
-    """Sizes that a kernel shares with its functions: known ints stay ints, others lie on its stack."""
+    """Sizes that a kernel shares with its functions: known ints stay ints, others are on its stack."""
 
     def __init__(self, fn: Function, capacity: int) -> None:
         self._fn, self._capacity = fn, capacity

@@ -1,8 +1,8 @@
-"""Rows of A that a product computes itself: its prologue, evaluated a block of rows at a time into scratch.
+"""Rows of A that a matmul computes itself: its prologue, evaluated a block of rows at a time into scratch.
 
 A block holds as many rows as fit half of L2 and meets all panels of B before the next one is computed, so
-that each element is computed once per thread that needs its row. Rows lie one behind the other with a gap,
-because rows that are a power of two apart would share cache sets.
+that each element is computed once per thread that needs its row. Rows follow each other with a gap,
+because rows at a distance of a power of two would share cache sets.
 """
 
 from __future__ import annotations

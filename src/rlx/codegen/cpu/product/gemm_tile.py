@@ -66,7 +66,7 @@ class TileWriter:
         later: Value | None = None,
     ) -> None:
         """Compute the tile of C whose first element is (row, column); the pointers point to its operands, and
-        to packed weights to ask for meanwhile, `pace` bytes per step; `b` itself where there are none.
+        to packed weights to prefetch meanwhile, `pace` bytes per step; `b` itself where there are none.
         """
         main.call(callee, [main.args[0], self.frame.pointer, a, b, c, row, column, later or b])
 
@@ -77,7 +77,7 @@ class TileWriter:
 
     @property
     def pace(self) -> int:
-        """Bytes of later weights that a step asks for: a cache line, if it reads as much."""
+        """Bytes of later weights that a step prefetches: a cache line, if it reads as much."""
         return min(self.step_bytes, LINE)
 
     def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
@@ -167,7 +167,7 @@ class _Tile:
         return self.fn.gep(self.rows[i], j * self.lanes, self.element)
 
     def ask(self, beside: list[tuple[Value, str]]) -> None:
-        """Have lines of C, and of what the epilogue reads, on their way while the sums are made."""
+        """Prefetch lines of C, and of what the epilogue reads, while the sums are computed."""
         for row, element in (*((row, self.element) for row in self.rows), *beside):
             for byte in range(0, self.width * self.lanes * size_bytes(element), LINE):
                 self.fn.prefetch(self.fn.gep(row, byte, "i8"), locality=2)

@@ -21,7 +21,7 @@ from rlx.target.cpu import Target
 class Kind:
     """How one operand dtype is read, multiplied and summed on one target; this one by fused multiply-add.
 
-    `group` consecutive k are taken by one step: a group of A must lie side by side in memory, and B is packed
+    `group` consecutive k are taken by one step: a group of A must be adjacent in memory, and B is packed
     as [k / group][column][group]. Operands that are narrower than the sums are widened as they are read.
     """
 
@@ -37,7 +37,7 @@ class Kind:
 
     @property
     def adds_at_once(self) -> bool:
-        """Whether products are added as they are made, without a register for them."""
+        """Whether products are added as they are computed, without a register for them."""
         return True
 
     @property
@@ -90,7 +90,7 @@ class Bf16Pairs(Kind):
 class ByteQuads(Kind):
     """Four k at a time by the dot product of unsigned bytes (A) with signed ones (B).
 
-    A signed A is read with 128 added to each byte; what that adds to the sums of a column is summed beside
+    A signed A is read with 128 added to each byte; what that adds to the sums of a column is summed next to
     them and taken off in the end.
     """
 
@@ -192,7 +192,7 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
     """The best way `target` has to contract operands of `dtype`. 16-bit floats are summed in f32.
 
     "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (x86 only) both of 16 bits; all are summed
-    in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k do not lie side by side.
+    in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k are not adjacent.
 
     >>> from rlx.target.cpu import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group

@@ -1,6 +1,6 @@
 """Operands of a contraction in the order in which its kernel reads them.
 
-The right operand lies in `Panels`: made once from weights, or on the fly by native code. A left operand
+The right operand is stored in `Panels`: packed once from weights, or on the fly by native code. A left one
 stored by columns is copied to tiles of rows.
 """
 
@@ -63,7 +63,7 @@ def pack_weights(w: np.ndarray, target: Target, dtype: str = "f32") -> np.ndarra
     return panels_of(k, n, target, dtype).layout.pack(w.astype(stored.np))
 
 
-# ---- panels made at run time
+# ---- panels packed at run time
 
 _ROWS_AT_ONCE = 8  # k that all row tiles take together
 
@@ -143,7 +143,7 @@ class _PanelPacker:
         return self.at(self.at(self.panels, fn.mul(index, size)), fn.mul(column, group))
 
     def store(self, values: Sequence[Value], panel: Value, unit: Int, apart: int) -> None:
-        """Store vectors at a unit of a panel, `apart` elements from one to the next."""
+        """Store vectors at a unit of a panel, `apart` elements from each to the next."""
         row = self.at(panel, self.fn.mul(unit, self.columns * self.kind.group))
         for i, value in enumerate(values):
             self.fn.store(value, self.at(row, i * apart), size_bytes(self.kind.moved))
@@ -197,7 +197,7 @@ class _PanelPacker:
         even, odd = self.interleave(rows[::2]), self.interleave(rows[1::2])
         return self.fn.shuffle(even, odd, [i // 2 + i % 2 * even.width for i in range(2 * even.width)])
 
-    # ---- columns apart
+    # ---- separate columns
 
     def elements(self, places: list[Value], panel: Value) -> None:
         group = self.kind.group

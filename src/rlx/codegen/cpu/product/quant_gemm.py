@@ -1,6 +1,6 @@
 """Products with quantised weights: C[m, n] = epilogue(A[m, k] @ W), W = (q - zero) * scale by groups of k.
 
-Weights stay in 4 or 8 bits in memory, so a product of few rows runs at the speed of reading them. A is f32
+Weights stay in 4 or 8 bits in memory, so a matmul of few rows runs at the speed of reading them. A is f32
 and keeps its precision: 4-bit weights are looked up as bf16 numbers, which are exact, and each element of A
 is the sum of two bf16 numbers, so that the bf16 dot product does the work of f32. Other targets and 8-bit
 weights convert to f32. Each group is summed on its own, then scaled and added: the order depends on nothing
@@ -188,7 +188,7 @@ class _QuantGemm:
         )
         self.shape = shape  # m, row stride of A, row stride of C, start of A
         self.parts = (1 if precision == "bf16" else 2) if layout.bits == 4 and module.target.has_bf16 else 0
-        # Accumulators: per output its total and the sums of a group; beside them codes, a table and A.
+        # Accumulators: per output its total and the sums of a group; and codes, a table and A.
         per_panel = PANEL_VECTORS * (1 + max(self.parts, 1))
         self.rows = (module.target.registers - 6) // per_panel
         self.main = module.function(name, KERNEL_ARGS)

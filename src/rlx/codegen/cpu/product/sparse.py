@@ -84,7 +84,7 @@ class _SparseKernel:
         return fn.load(self.type, place, self.width * size_bytes(self.element))
 
     def read(self, rows: list[list[Int]], tile: Value) -> Value:
-        """The rows, lane = row; tells whether all their elements are finite."""
+        """The rows, lane = row, and whether all their elements are finite."""
         fn, nest = self.fn, self.nest
 
         def one(row: int, t: Int, mask: Value | None) -> Value:

@@ -1,4 +1,4 @@
-"""Simplify a nest before code is made: loads become flat offsets, axes of size 1 vanish, neighbours merge."""
+"""Simplify a nest before emission: loads become flat offsets, axes of size 1 vanish, neighbours merge."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _block_of(nest: Nest, a: int) -> int | None:
 
 
 def _join(indices: Iterable[tuple[Scalar, Dim]]) -> list[tuple[Scalar, Dim]]:
-    """Quotient and remainder of one index, which a reshape leaves, as that index where they lie together."""
+    """Quotient and remainder of one index, which a reshape leaves, as that index where they are together."""
     out: list[tuple[Scalar, Dim]] = []
     for index, stride in indices:
         if out and index.prim == "mod":
@@ -205,7 +205,7 @@ def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
 
 
 def summed_axes(nest: Nest, operands: Sequence[Shape], binding: Mapping[str, int]) -> Shape:
-    """The reduced axes that a kernel loops over, of operands that lie in memory without gaps; at the sizes of
+    """The reduced axes that a kernel loops over, of operands that are stored without gaps; at the sizes of
     `binding`, if it has any."""
     shapes = list(operands)
     if binding:

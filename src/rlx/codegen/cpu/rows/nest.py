@@ -77,7 +77,7 @@ def _with_inner_axis(nest: Nest) -> Nest:
 
 def _prefers_columns(nest: Nest) -> bool:
     """Whether lanes run along the last kept axis: by the order of additions, or if any will do, where
-    neighbours in memory lie along it rather than along the last reduced one."""
+    neighbours in memory are along it rather than along the last reduced one."""
     if nest.outer == 0 or nest.outer == len(nest.space):
         return False
     if nest.columns is not None:

@@ -121,7 +121,7 @@ class NestEmitter:
 
     def _may_stream(self) -> Value | None:
         """Whether outputs are too large for the caches and stores past them possible, as far as only a run
-        can tell; None: they are not."""
+        are known; None: they are not."""
         fn, space = self.fn, self.nest.space
         total: Dim = 0
         tests: list[Value] = []

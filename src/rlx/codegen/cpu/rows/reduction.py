@@ -189,7 +189,7 @@ class ArgReducer(Reducer):
         return equal
 
     def choose(self, a: list[Value], b: list[Value]) -> list[Value]:
-        """The better of two candidates; of equals the first (or last) position; -1 is no candidate."""
+        """The better of two candidates; of equals the first (or last) position; -1 means none."""
         fn = self.fn
         order = "sgt" if self.stat.last else "slt"
         tie = fn.value(fn.and_(self.same(b[0], a[0]), fn.value(fn.cmp(order, b[1], a[1]))))

@@ -164,7 +164,7 @@ class RowNest(NestEmitter):
         """Scratch that begins, within a page, a quarter page behind the operand that rows read first.
 
         A load waits for a recent store if the last 12 bits of addresses agree: scratch just behind an operand
-        costs a softmax past the caches a fifth of its speed.
+        costs a softmax larger than the caches a fifth of its speed.
         """
         fn = self.fn
         read = next((e.data for e in self.bodies[0][0].walk() if is_load(e)), None)
@@ -225,7 +225,7 @@ class RowNest(NestEmitter):
         return [e for e in held if not any(_holds(earlier, e) for earlier in self.bodies[:number])]
 
     def ahead_in(self, number: int) -> AheadAt:
-        """The second pass over a row asks for the next row, which then comes while this one is computed."""
+        """The second pass over a row prefetches the next row, which arrives while this one is computed."""
         if self.last + bool(self.full) == 1:
             return lambda base: AHEAD
         if number != 1 or len(self.inner) != 1:

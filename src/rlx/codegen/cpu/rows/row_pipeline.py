@@ -1,4 +1,4 @@
-"""Rows past the caches: one loop runs every pass at once, each behind the pass before it.
+"""Rows larger than the caches: one loop runs every pass at once, each behind the pass before it.
 
 Pass by pass, a kernel first reads a row from memory and later writes one: memory idles one way while it is
 busy the other way, and both ways during the passes in between. In the pipeline the first pass reads row r + 2
@@ -111,7 +111,7 @@ class RowPipeline:
         fn.loop(low, fn.add(high, self.last * together), together, start, step)
 
     def ahead(self, base: Int) -> Sequence[Ahead]:
-        """What a place in a row asks for. Of two rows at a time, those behind their end are the next two."""
+        """What a place in a row prefetches. With two rows at a time, the next two follow their end."""
         if self.together == 1:
             return STREAM_AHEAD
         fn, extent = self.fn, self.nest.sizes[-1]

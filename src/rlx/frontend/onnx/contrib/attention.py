@@ -81,7 +81,7 @@ def seen_by_lengths(mask: Node, batch: Dim, keys: Dim) -> Node:
     )
 
 
-# -- one product for queries, keys and values
+# -- one matmul for queries, keys and values
 
 
 @onnx_op("Attention", domain=MS)
@@ -101,7 +101,7 @@ def attend(
     past: Node | None = None,
     added: Node | None = None,
 ) -> tuple[Node, Node | None]:
-    """Attention of queries, keys and values that lie side by side in the last axis; and what is present."""
+    """Attention of queries, keys and values that are adjacent in the last axis; and what is present."""
     if n.flag("past_present_share_buffer"):
         raise ModelImportError(SHARED)
     if n.flag("do_rotary"):
@@ -119,7 +119,7 @@ def attend(
     return y, (ops.stack([k, v], axis=0) if n.wants(1) else None)
 
 
-# -- queries, keys and values apart
+# -- separate queries, keys and values
 
 
 @onnx_op("MultiHeadAttention", domain=MS)
@@ -170,7 +170,7 @@ def heads_of_packed(x: Node, many: int) -> list[Any]:
 
 @onnx_op("GroupQueryAttention", domain=MS)
 def group_query_attention(n: Call) -> Outputs:
-    """Item b of the batch holds seqlens_k[b] + 1 tokens, the new ones last; what lies behind is padding."""
+    """Item b of the batch holds seqlens_k[b] + 1 tokens, the new ones last; the rest is padding."""
     refuse_unusual(n)
     q, k, v = grouped_heads(n)
     batch, heads, new, _ = q.shape

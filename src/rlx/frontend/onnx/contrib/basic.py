@@ -94,7 +94,7 @@ def embed_layer_norm(n: Call) -> Outputs:
     return normal, mask, total
 
 
-# -- products
+# -- matmuls
 
 
 def flipped(x: Node, batch: bool, matrix: bool) -> Node:

@@ -1,4 +1,4 @@
-"""Weights of few bits in blocks (com.microsoft): products, rows of embeddings."""
+"""Weights of few bits in blocks (com.microsoft): matmuls, rows of embeddings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Mixtures of experts (com.microsoft): MoE, and QMoE with weights of few bits.
 
-All experts are computed, side by side as the columns of one product and the rows of the next; those that a
+All experts are computed, side by side as the columns of one matmul and the rows of the next; those that a
 token did not choose get a factor of 0. A token costs as much as one in a dense layer of all experts.
 """
 
@@ -60,7 +60,7 @@ def quantised_mixture(n: Call) -> Outputs:
         raise ModelImportError(f"its weights have {bits} bits; RLX knows 4 and 8")
 
     def matrix(i: int, points: int, last: bool) -> tuple[Any, int]:
-        """Weights of all experts as [inputs, outputs]: outputs side by side; in the last product, inputs."""
+        """Weights of all experts as [inputs, outputs]: outputs side by side; in the last matmul, inputs."""
         packed = n.known(i)
         if packed is None:
             raise ModelImportError("its weights must be constant")
@@ -102,7 +102,7 @@ def quantised_mixture(n: Call) -> Outputs:
 
 
 def mixed(n: Call, first: Layer | None, rows: Node, bias: Node | None, third: Layer | None) -> Node:
-    """Two products around an activation; each expert's part of the sum times its factor."""
+    """Two matmuls around an activation; each expert's part of the sum times its factor."""
     if n.flag("use_sparse_mixer"):
         raise ModelImportError("use_sparse_mixer is not supported; export with use_sparse_mixer=0")
     assert first is not None
@@ -118,7 +118,7 @@ def mixed(n: Call, first: Layer | None, rows: Node, bias: Node | None, third: La
 
 
 def side_by_side(flat: Node, layer: Layer | None, experts: Dim) -> Node | None:
-    """[tokens, experts, outputs]: a product with the weights of all experts; None without a layer."""
+    """[tokens, experts, outputs]: a matmul with the weights of all experts; None without a layer."""
     if layer is None:
         return None
     weights, bias, out = layer
@@ -138,7 +138,7 @@ def chosen(n: Call) -> Node:
 
 
 def activated(n: Call, h: Any, other: Any) -> Node:
-    """The activation of what the first layer (and a third beside it) give."""
+    """The activation of what the first layer (and a third next to it) give."""
     kind = n.choice("activation_type", "relu", (*ACTIVATIONS, "swiglu"))
     fusion = int(n.attr("swiglu_fusion", 0))
     alpha, beta = float(n.attr("activation_alpha", 1.0)), float(n.attr("activation_beta", 0.0))

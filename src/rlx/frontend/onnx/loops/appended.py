@@ -34,7 +34,7 @@ def without_appending(body: GraphProto, carried: Sequence[Value]) -> tuple[Any, 
 
 
 def _grows(body: GraphProto, makers: dict[str, Any], k: int) -> bool:
-    """Whether a step makes carry k by appending to it, and does nothing else with it."""
+    """Whether a step computes carry k by appending to it, and does nothing else with it."""
     before, after = body.input[2 + k].name, body.output[1 + k].name
     maker = makers.get(after)
     if maker is None or maker.op_type != "SequenceInsert" or [*maker.input][2:] not in ([], [""]):

@@ -101,7 +101,7 @@ def assumed_branch(n: Call, condition: Node) -> bool | None:
     if not isinstance(asked, Undecided) or asked.relation not in ("eq", "ne"):
         return None
     if n.importer.known.is_step(asked.lhs) or n.importer.known.is_step(asked.rhs):
-        return None  # every step of a loop has an answer of its own
+        return None  # every step of a loop has its own answer
     n.graph.assume(Constraint("eq", asked.lhs, asked.rhs, (n.label,)))
     return asked.relation == "eq"
 

@@ -202,7 +202,7 @@ class _Loop:
                 self.start[k] = ops.zeros(want.shape, want.dtype)
 
     def _rehearsed(self) -> list[TensorType]:
-        """Types of what a step gives, found by converting it once more, beside the program."""
+        """Types of what a step gives, found by converting it once more, outside the program."""
 
         def step(*given: Node) -> list[Node]:
             on, new, rows = self.step(given[-1], given[:-1])

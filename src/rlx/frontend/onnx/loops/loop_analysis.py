@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 MOST_NODES = 64
-"""A number that takes more nodes to compute is no counter."""
+"""A number that takes more nodes to compute is not a counter."""
 ENDLESS = 2**31 - 1
 """Exporters write this number of trips, or more, for «as long as the condition holds»."""
 FAR_BELOW = 1 << 40
 """A carry of which nothing is known yet may be as negative as this."""
 
-# what may lie between a carry and the same carry a step later: moves that undo each other, and + 0
+# what may be between a carry and the same carry a step later: moves that undo each other, and + 0
 PASSES = ("Identity", "Add", "Sub", "Squeeze", "Unsqueeze")
 
 
@@ -64,13 +64,13 @@ class Foresight:
     most: Dim | None = None
     """No more steps than this, if that is known."""
     starts: bool = False
-    """Whether a first step is made for sure."""
+    """Whether a first step is certain."""
     unread: set[int] = field(default_factory=set)
     """Carries that a step only writes."""
 
 
 def foresee(n: Call, body: GraphProto, carried: Sequence[Value]) -> Foresight:
-    """What the body of a Loop tells about its steps."""
+    """What the body of a Loop reveals about its steps."""
     return _Look(n, body, carried).found()
 
 
@@ -99,7 +99,7 @@ class _Look:
     # -- carries
 
     def _hands_on(self, k: int) -> bool:
-        """Whether a carry leaves a step as it came (or, a float, + 0: only the sign of a zero could tell)."""
+        """Whether a step leaves a carry as it is (or, a float, + 0: only the sign of a zero could differ)."""
         name = self.outputs[1 + k]
         axes: list[tuple[int, ...]] = []
         for _ in range(MOST_NODES):

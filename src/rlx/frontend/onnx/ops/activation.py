@@ -128,5 +128,5 @@ def dropout(n: Call) -> Outputs:
 
 
 def with_mask(n: Call, x: Node) -> Outputs:
-    """x itself and, if asked for, a mask that keeps everything."""
+    """x itself and, if requested, a mask that keeps everything."""
     return (x, ops.full(x.shape, True, "bool")) if n.wants(1) else x

@@ -1,4 +1,4 @@
-"""Tensors made from attributes, shapes or ranges."""
+"""Tensors from attributes, shapes or ranges."""
 
 from __future__ import annotations
 

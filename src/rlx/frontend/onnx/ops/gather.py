@@ -69,7 +69,7 @@ def top_k(n: Call) -> Outputs:
 
 @onnx_op("TensorScatter", since=24)
 def tensor_scatter(n: Call) -> Outputs:
-    """Write rows of an update into a cache along one axis, at a place of its own for each batch."""
+    """Write rows of an update into a cache along one axis, at its own place for each batch."""
     cache, update = n[0], n[1]
     axis = normal_axis("TensorScatter", int(n.attr("axis", -2)), cache.rank)
     circular = n.choice("mode", "linear", ("linear", "circular")) == "circular"

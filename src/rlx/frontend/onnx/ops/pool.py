@@ -69,7 +69,7 @@ def max_unpool(n: Call) -> Outputs:
     natural = (*x.shape[:2], *small)
     if n.value(2) is None:
         return ops.max_unpool(x, indices, natural)
-    # positions count in the natural shape, which then lies in the corner of the one asked for
+    # positions count in the natural shape, which is then in the corner of the requested one
     target = n.dims(2)
     return ops.pad(
         ops.max_unpool(x, indices, natural), [(0, t - d) for t, d in zip(target, natural, strict=True)]

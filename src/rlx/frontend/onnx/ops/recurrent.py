@@ -43,6 +43,6 @@ def lstm(n: Call) -> Outputs:
 
 
 def lstm_options(n: Call) -> dict[str, Any]:
-    """What an LSTM has beside its weights."""
+    """What an LSTM has besides its weights."""
     more = {"initial_c": n.get(6), "peephole": n.get(7), "input_forget": n.flag("input_forget")}
     return recurrent_options(n) | more

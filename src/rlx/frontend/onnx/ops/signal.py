@@ -47,7 +47,7 @@ def stft(n: Call) -> Outputs:
 
 
 def check_count(n: D) -> D:
-    """Tables are made while importing, so their sizes must be sensible."""
+    """Tables are computed while importing, so their sizes must be sensible."""
     if isinstance(n, int) and not 0 <= n <= MOST_POINTS:
         raise ModelImportError(f"its size {n} is not between 0 and {MOST_POINTS}")
     return n

@@ -36,7 +36,7 @@ def slice_range(n: Call, start: Dim, end: Dim, step: int, d: Dim) -> tuple[Dim, 
 def _bounded(n: Call, at: Dim, d: Dim, low: Dim, high: Dim) -> Dim:
     """A place counted from the end if negative, kept within bounds. Where sizes decide its sign, it is
     assumed to count from the end if it is a size subtracted (the -n of x[-n:]), else from the start: runs
-    with other sizes are refused. Of the step of a loop nothing is assumed: each has a sign of its own."""
+    with other sizes are refused. Of the step of a loop nothing is assumed: each has its own sign."""
     if n.importer.known.is_step(at) and known_le(0, at) is not True and known_le(at, -1) is not True:
         raise ModelImportError(f"its place {at} counts from the end in some steps of the loop around it")
     if known_le(at, 0) is True and at != 0:

@@ -67,7 +67,7 @@ class Quotient:
 
 @dataclass(frozen=True, repr=False)
 class Scaled(Unknown):
-    """A size times a float that is no simple fraction: only known once it is rounded, down or up."""
+    """A size times a float that is not a simple fraction: only known once it is rounded, down or up."""
 
     down: Dim | Unknown
     up: Dim | Unknown
@@ -220,7 +220,7 @@ def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rul
         for x in (a, b):
             if decisive is not None and not isinstance(x, Unknown) and bool(x) is decisive:
                 return decisive
-        for x, other in ((a, b), (b, a)):  # beside the value that is not decisive, the other one decides
+        for x, other in ((a, b), (b, a)):  # where one value is not decisive, the other one decides
             if decisive is not None and not isinstance(x, Unknown) and isinstance(other, Undecided):
                 return other
         return UNKNOWN if isinstance(a, Unknown) or isinstance(b, Unknown) else f(bool(a), bool(b))

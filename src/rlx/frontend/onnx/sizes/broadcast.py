@@ -10,7 +10,7 @@ from rlx.ir.graph import Node
 
 
 def stretches(n: Call, d: Dim, other: Dim) -> bool:
-    """Whether a size is a 1 beside a different one. That it is not 0 there becomes a guard."""
+    """Whether a size is a 1 next to a different one. That it is not 0 there becomes a guard."""
     if d == 1:
         return other != 1
     if known_le(d, 1) is not True or known_eq(d, other) is True or known_le(other, 1) is True:

@@ -15,7 +15,7 @@ from rlx.ir.op import Role
 
 
 class DataSizes:
-    """A symbol for each number of the data that is asked for as a size: one number, one symbol."""
+    """A symbol for each number of the data that is used as a size: one number, one symbol."""
 
     def __init__(self, graph: Graph, known: PartialEvaluator) -> None:
         self.graph, self.known = graph, known

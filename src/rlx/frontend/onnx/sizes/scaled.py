@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 MOST_DENOMINATOR = 1024
-"""Fractions beyond are not simple: a float beside a size does not stand for them."""
+"""Larger fractions are not simple: a float next to a size does not mean them."""
 LARGEST = 1 << 14
 """Sizes for which the arithmetic is tried out; larger ones are refused by a guard."""
 

@@ -58,7 +58,7 @@ class PartialEvaluator:
         self.given[node] = self._memo[node] = value
 
     def new_step(self, loop: str, count: Dim | None = None) -> Expr:
-        """A symbol for the step of a loop, which makes `count` of them at most."""
+        """A symbol for the step of a loop, which has `count` steps at most."""
         name = f"step {len(self.steps)} of {loop}"
         self.steps.add(name)
         if isinstance(count, int):
@@ -140,7 +140,7 @@ class PartialEvaluator:
 
 
 def _counted(node: Node) -> np.ndarray | None:
-    """How many elements of a mask hold, for a sum over one whose positions are asked for, too: their number,
+    """How many elements of a mask hold, for a sum over one whose positions are used, too: their number,
     a size that the run finds. So exporters write x[mask] = value."""
     names = [n.op.name for n in (node, *node.operands)]
     if names != ["reduce_sum", "cast"]:
