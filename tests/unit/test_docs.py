@@ -77,6 +77,24 @@ def test_files_and_names_on_pages_exist(page: Path) -> None:
     assert not unknown, f"{page.name} names what does not exist: {', '.join(unknown)}"
 
 
+# What pages once said, and the word that people search for.
+PLAIN_WORDS = {
+    "past the caches": "non-temporal",
+    "requests ahead": "prefetch",
+    "beside": "next to",
+    "told": "reported",
+    "lies in": "is stored in",
+    "lie in": "are stored in",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_use_the_usual_words(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    found = [f"{old!r}: {new!r}" for old, new in PLAIN_WORDS.items() if re.search(rf"\b{old}\b", prose)]
+    assert not found, f"{page.name} has other words than usual: {', '.join(found)}"
+
+
 def test_the_page_of_products_has_the_whole_sweep() -> None:
     """As `rlx bench gemm --page docs/gemm.md` writes it: every shape at one and at two threads."""
     page = (ROOT / "docs" / "gemm.md").read_text()
