@@ -99,7 +99,7 @@ def test_every_model(id: str, zoo_path: Callable[..., Path], replay: Check, keep
 def runtime_digests(target: Target, keep: Keep) -> dict[Key, Digests]:
     """The native code that is no kernel of a program, a line for each module; all reductions are one."""
     found: dict[Key, list[str]] = {}
-    for label, text, _ in runtime_modules(target):
+    for label, text, _ in runtime_modules(target, all_reductions=True):
         code = canonical_module(text)
         keep(f"runtime/{label.replace(' ', '-')}/{target.name}.ll", code)
         found.setdefault(Key(label.split()[0], target.name), []).append(digest(code))
@@ -111,7 +111,7 @@ def test_runtime(target: Target, replay: Check, keep_text: Keep) -> None:
     replay("runtime", "tests/replay", runtime_digests(target, keep_text))
 
 
-RUNTIME = {label.split()[0] for label, _, _ in runtime_modules(targets()[0])}
+RUNTIME = {label.split()[0] for label, _, _ in runtime_modules(targets()[0], all_reductions=False)}
 
 
 @pytest.mark.parametrize(
