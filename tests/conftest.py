@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 import rlx
-from machines import name_of
 from rlx import zoo
 from rlx.config import HOST, REQUIRE
 from rlx.errors import RlxError, ZooError
@@ -64,6 +64,22 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"RLX_REQUIRE names unknown parts {sorted(unknown)}; known are {', '.join(sorted(PARTS))}"
         )
+    if not hasattr(config, "workerinput"):  # workers inherit the environment
+        _share_bytecode(config)
+
+
+def _share_bytecode(config: pytest.Config) -> None:
+    """Where Python may not write bytecode, processes that tests start share that of a folder for this run.
+
+    Compiling the source of RLX takes three times as long as all else that a small program does.
+    """
+    if os.environ.get("PYTHONDONTWRITEBYTECODE") and not os.environ.get("PYTHONPYCACHEPREFIX"):
+        folder = tempfile.TemporaryDirectory(prefix="rlx-bytecode-", ignore_cleanup_errors=True)
+        patch = pytest.MonkeyPatch()
+        patch.delenv("PYTHONDONTWRITEBYTECODE")
+        patch.setenv("PYTHONPYCACHEPREFIX", folder.name)
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(patch.undo)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
@@ -73,7 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups: dict[str, list[tuple[int, pytest.Item]]] = {}
     for item in items:
         if item.get_closest_marker("on_targets") is not None:
-            name = name_of(item.callspec.params["target"])  # type: ignore[attr-defined]
+            target = item.callspec.params["target"]  # type: ignore[attr-defined]
+            name = target if isinstance(target, str) else target.name
             best_first = order.get(name.removeprefix("emulate:"), -1)
             groups.setdefault(item.nodeid.replace(name, ""), []).append((best_first, item))
     for case, group in groups.items():
