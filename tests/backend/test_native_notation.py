@@ -491,6 +491,16 @@ def test_syntax_that_is_refused(line: str, why: str, tmp_path: Path) -> None:
     assert why in message and f"{path}:" in message
 
 
+def test_a_file_that_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "written.py"
+    path.write_text("def written(x: i64) -> i64:\n    return x\n")
+    names = {"i64": i64}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    path.write_text("y = 3\nz = 4\n")
+    function: Any = names["written"]
+    assert "has changed since it was imported" in refusal(native(function))
+
+
 def test_parameters_need_types() -> None:
     with pytest.raises(CompileError, match="parameter 'x' needs a type"):
         native(lambda x: x)  # type: ignore[misc]

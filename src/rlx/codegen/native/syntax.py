@@ -74,10 +74,14 @@ def source_tree(function: types.FunctionType) -> ast.FunctionDef:
         raise CompileError(
             f"{function.__qualname__}: the source is not available; put native functions into a file"
         )
-    tree = ast.parse(textwrap.dedent("".join(lines[first - 1 : last])))
-    ast.increment_lineno(tree, first - 1)
-    (node,) = tree.body
-    assert isinstance(node, ast.FunctionDef)
+    above = "\n" * (first - 1)  # keeps the line numbers
+    tree = ast.parse(above + textwrap.dedent("".join(lines[first - 1 : last])))
+    node = tree.body[0] if tree.body else None
+    if not isinstance(node, ast.FunctionDef) or node.name != function.__name__:
+        raise CompileError(
+            f"{code.co_filename}:{first}: there is no function {function.__name__!r} here; "
+            "the file has changed since it was imported"
+        )
     return node
 
 
