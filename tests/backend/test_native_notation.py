@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -499,6 +502,29 @@ def test_a_file_that_has_changed(tmp_path: Path) -> None:
     path.write_text("y = 3\nz = 4\n")
     function: Any = names["written"]
     assert "has changed since it was imported" in refusal(native(function))
+
+
+def test_python_may_run_without_debug_ranges(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "from rlx.codegen.native.irtext import Module\n"
+        "from rlx.codegen.native.notation import native\n"
+        "from rlx.codegen.native.words import i64\n"
+        "from rlx.target.cpu import resolve\n"
+        "@native\n"
+        "def tripled(x: i64) -> i64:\n"
+        "    return (\n"
+        "        3\n"
+        "        * x\n"
+        "    )\n"
+        "module = Module(resolve('x86-64'))\n"
+        "tripled.emit(module)\n"
+        "print('mul i64 3, %x' in module.text())\n"
+    )
+    command = [sys.executable, "-X", "no_debug_ranges", str(path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout == "True\n"
 
 
 def test_parameters_need_types() -> None:

@@ -178,7 +178,8 @@ def _located(error: Exception, name: str) -> Exception:
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
-    here = [frame for frame in frames if frame.line and not _is_machinery(frame.filename)]
+    machinery = (_HERE, traceback.__file__.rpartition("/")[0])  # lines there are not what was written wrong
+    here = [frame for frame in frames if frame.line and not frame.filename.startswith(machinery)]
     if not here:
         return error
     place = here[-1]
@@ -194,11 +195,6 @@ def _located(error: Exception, name: str) -> Exception:
         error.add_note(f"{where}\n    {line}")
     error.__located__ = True  # type: ignore[attr-defined]
     return error
-
-
-def _is_machinery(path: str) -> bool:
-    """Whether a file is part of the builder: its lines say nothing about what was written wrong."""
-    return path.startswith(_HERE)
 
 
 _HERE = __file__.rpartition("/")[0] + "/"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import linecache
 import textwrap
 import types
@@ -86,8 +87,11 @@ def source_tree(function: types.FunctionType) -> ast.FunctionDef:
 
 
 def _last_line(code: types.CodeType) -> int:
-    ends = [end for _, end, _, _ in code.co_positions() if end]
+    ends = [end for _, end, column, _ in code.co_positions() if end and column is not None]
     inner = [_last_line(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    if not ends:  # Python was started with -X no_debug_ranges: slower
+        lines, first = inspect.getsourcelines(code)
+        return first + len(lines) - 1
     return max([code.co_firstlineno, *ends, *inner])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlx.codegen.native.irtext import Module
-from rlx.driver.copy.past_caches import LEAST_BYTES, LINE, rlx_copy_past_caches
+from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, rlx_copy_past_caches
 from rlx.records import dataclass
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from rlx.codegen.native.waiting import clock
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
 from rlx.dist.native import sync
 from rlx.dist.transport import DONE
-from rlx.driver.copy.past_caches import LEAST_BYTES, LINE, address_of
+from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def emit(target: Target) -> str:
 
 @native(internal=True)
 def rlx_move(to: ptr, source: ptr, size: i64, loop: ptr) -> None:
-    """Copy bytes, by the loop that stores past the caches, if one is given."""
+    """Copy bytes: by the loop with non-temporal stores, if one is given."""
     address = address_of(to)
     is_plain = (size < LEAST_BYTES) | (address_of(loop) == 0)
     if address == address_of(source):  # in place already

@@ -41,7 +41,7 @@ from rlx.codegen.native.words import (
     trunc,
     zext,
 )
-from rlx.driver.copy.past_caches import LEAST_BYTES, LINE, address_of, rlx_copy_past_caches
+from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of, rlx_copy_past_caches
 from rlx.errors import UnsupportedError
 
 if TYPE_CHECKING:

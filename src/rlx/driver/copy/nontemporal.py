@@ -1,4 +1,4 @@
-"""A native copy loop whose stores go past the caches, eight vectors at a time."""
+"""A native copy loop with non-temporal stores, eight vectors at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE = 64
 
 @native
 def rlx_copy_past_caches(to: ptr, source: ptr, count: i64, head: i64) -> None:
-    """Copy `count` bytes, LEAST_BYTES or more; `head` of them stand before the first whole line of `to`."""
+    """Copy `count` bytes, LEAST_BYTES or more; `head` of them come before the first whole line of `to`."""
     width = builder().module.target.vector_bytes
     step = UNROLL * width
 
