@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlx.codegen.native.irtext import Function, Value
 from rlx.codegen.native.irtypes import is_float, size_bytes
@@ -18,10 +18,13 @@ from rlx.errors import CompileError
 locals_ = locals  # called by generated code, to read the names that are bound
 
 
-class Returned(NamedTuple):
+class Returned:
     """What a part of a function gives when it has returned; a part that goes on gives None."""
 
-    value: Any
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class _Unset:
