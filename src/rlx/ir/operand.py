@@ -20,7 +20,7 @@ Operand: TypeAlias = Node | ArrayLike
 """What an op takes."""
 
 Tensor: TypeAlias = Any
-"""What an op gives: a node of the graph being built, else an array. Types cannot tell which."""
+"""What an op gives: a node of the graph being built, else an array. Types do not show which."""
 
 DTypeLike: TypeAlias = DType | str | np.dtype | type
 """What names a dtype: "f32", a NumPy dtype or scalar type, bool, int, float, complex."""

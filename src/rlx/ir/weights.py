@@ -24,7 +24,7 @@ def weight_start(end: int, nbytes: int) -> int:
     """Where a weight of `nbytes` begins behind byte `end`: at a cache line, or at 4 KiB if it fills that.
 
     Large outputs begin mid-page. A load waits for a recent store with the same last 12 address bits, which
-    can double the time of kernels that read scale and shift beside what they store.
+    can double the time of kernels that read scale and shift while they store.
 
     >>> weight_start(100, 200), weight_start(100, 5000)
     (128, 4096)

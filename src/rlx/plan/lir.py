@@ -1,7 +1,7 @@
 """LIR: optimised MIR plus a concrete execution plan. A backend sees only this.
 
 The graph's nodes are kernels (regions), views and leaves; the plan says in which order kernels run and where
-every value lies. Offsets are relative to a space; native code gets bases and offsets through a table.
+every value is stored. Offsets are relative to a space; native code gets bases and offsets through a table.
 """
 
 from __future__ import annotations
@@ -300,10 +300,9 @@ class LirBufferPlan:
         return max(self.live_bytes(), default=0)
 
     def check(self) -> None:
-        """Prove the plan, or raise a PlanError that names the nodes: no two live slots overlap, every view
-        lies
-        inside its root and its root lives as long, every read is of a written slot, every slot is inside
-        its space and is aligned, no place in the ring is filled again before its last reader.
+        """Prove the plan, or raise a PlanError that names the nodes. No two live slots overlap. Every view is
+        inside its root, which lives as long. Every read is of a written slot. Every slot is aligned and in
+        its space. No place in the ring is filled again before its last reader.
         """
         from rlx.plan.lir_check import check_plan
 

@@ -82,7 +82,7 @@ class _Writer:
         }
 
     def attrs(self, node: Node, is_body: bool) -> dict[str, Any]:
-        """Attributes by which nodes are found. A constant of a body has its value here: it is no weight."""
+        """Attributes by which nodes are found. A constant of a body has its value here, unlike a weight."""
         if node.op.role is Role.COMPUTE:
             return {}
         kept = {key: node.attrs[key] for key in _KEPT if key in node.attrs}

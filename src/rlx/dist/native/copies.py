@@ -16,7 +16,7 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.target.cpu import Target
 
-# From this many bytes on, stores go past the caches: the lines would be evicted before they are read.
+# From this many bytes on, stores are non-temporal: the lines would be evicted before they are read.
 STREAM_BYTES = 4 << 20
 # So do shorter ones of memory that another core has read: to take its lines back mostly costs five times as
 # much (1 MiB in 47 us non-temporal, in 300 through the caches; in some runs it was the slower way).

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rlx.codegen.native.jit import Code
     from rlx.target.cpu import Target
 
-# The call's table, in 8-byte fields. First whom to call and what to post, then where everybody's memory lies;
+# The call's table, in 8-byte fields. First whom to call and what to post, then where everybody's memory is;
 # what this rank has (its array, `REGIONS` pairs of offset and length at `CUTS`, the longest of them, how much
 # of each is staged at once), what it wants (`SIZE` bytes from `START` on of everybody's array, those of rank
 # r at `TO` + r * `STRIDE`), and how. Last come `FACTS` triples that `again` compares before all else.

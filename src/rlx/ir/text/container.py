@@ -68,7 +68,7 @@ PROGRAM = Kind(b"RLXPROG\0", "compiled program", "compile it again")
 
 @dataclass(frozen=True)
 class Part:
-    """Where a part lies, counted from the end of the header, and its SHA-256."""
+    """Where a part is, counted from the end of the header, and its SHA-256."""
 
     offset: int
     size: int
@@ -424,7 +424,7 @@ class File:
             raise self.fail("its weights do not match their checksum; the file is damaged")
 
     def check_weights(self, mapped: bool = True) -> None:
-        """Compare the arrays with their SHA-256: only this tells weights that somebody changed on purpose."""
+        """Compare the arrays with their SHA-256: only this finds weights that somebody changed on purpose."""
         if self._digest_of_arrays(sha256, mapped) != self.header["array_sha256"]:
             raise self.fail("its weights do not match their checksum; the file is damaged")
 
