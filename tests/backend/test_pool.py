@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from measured import grows
+from rlx.codegen.native import waiting
 from rlx.codegen.native.irtext import Bool, Module, Value, constant
 from rlx.codegen.native.jit import Code, compile_object
 from rlx.errors import ConfigError

@@ -9,6 +9,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -22,11 +23,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from rlx.codegen.native import waiting
+from rlx.codegen.native.jit import compile_and_load
 from rlx.driver import FileMemory, HostMemory, Tile
-from rlx.driver.copy import CopyStats, DoubleBuffer, PipelineRun, RingBuffer, SyncCopy, ThreadCopy, pipelined
+from rlx.driver.copy import (
+    CopyStats,
+    DoubleBuffer,
+    PipelineRun,
+    RingBuffer,
+    SyncCopy,
+    ThreadCopy,
+    native,
+    pipelined,
+)
 from rlx.driver.copy.native import RING_ENTRIES, Control
+from rlx.driver.copy.thread import _Shared
 from rlx.driver.region import plan_transfer
 from rlx.errors import BufferUseError, CopyError
+from rlx.target.cpu import resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -284,6 +298,46 @@ def test_a_disk_error_is_named(tmp_path: Path) -> None:
             engine.wait(token)
         engine._shared.control[Control.PREAD] = original
         engine.wait(engine.issue(FileMemory(path), np.ones(50, np.uint8)))
+
+
+@pytest.mark.parametrize("futexes", [True, False])
+def test_worker_and_waiters_sleep_and_wake(futexes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without spinning, every copy puts the worker and both waiters to sleep; no wake-up may be lost."""
+    if not futexes:  # the path of systems other than Linux
+        monkeypatch.setattr(waiting, "_futex_number", lambda target: None)
+    host = resolve("host")
+    code = compile_and_load(native.emit(host), host)
+    word = ctypes.c_int64
+    worker, publish, stop = (
+        ctypes.CFUNCTYPE(None, word)(code.address(f.name))
+        for f in (native.rlx_copy_worker, native.rlx_publish_copy, native.rlx_stop_copies)
+    )
+    wait_for = ctypes.CFUNCTYPE(None, word, word)(code.address(native.rlx_await_copy.name))
+    shared = _Shared(1 << 30)
+    shared.control[Control.SPINS] = 0
+    source, out = np.arange(8), np.zeros(8, np.int64)
+    entry = struct.pack("10q", source.ctypes.data, out.ctypes.data, 0, 0, 0, 0, 64, -1, 0, 0)
+    shared.ring[: len(entry) * RING_ENTRIES] = entry * RING_ENTRIES
+    threads = [threading.Thread(target=worker, args=(shared.address,))]
+    rounds = 2000 if futexes else 100
+    done = []
+
+    def wait_for_all() -> None:
+        for ticket in range(1, rounds + 1):
+            wait_for(shared.address, ticket)
+        done.append(rounds)
+
+    threads += [threading.Thread(target=wait_for_all) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for ticket in range(1, rounds + 1):
+        publish(shared.address)
+        wait_for(shared.address, ticket)
+    stop(shared.address)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert done == [rounds, rounds] and not threads[0].is_alive()
+    assert out.tolist() == source.tolist()
 
 
 def test_files_that_cannot_be_opened_or_written_say_so(tmp_path: Path) -> None:
