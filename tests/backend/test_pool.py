@@ -22,7 +22,6 @@ from rlx.codegen.native.jit import Code, compile_object
 from rlx.errors import ConfigError
 from rlx.runtime.native import code as native
 from rlx.runtime.native import pool as pool_module
-from rlx.runtime.native import waiting
 from rlx.runtime.native.driver import emit_driver
 from rlx.runtime.native.pool import CPUS, Pool, PoolError, default_pool, emit_pool
 from rlx.target.cpu import resolve

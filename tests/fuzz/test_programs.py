@@ -208,6 +208,20 @@ def test_a_comparison_of_what_may_be_equal_is_not_judged() -> None:
     assert same.value.all() and not np.any(same.error)
 
 
+def test_a_product_may_lose_small_factors_on_its_way() -> None:
+    """The order of factors is free: 0 is right where the small ones come first, and so is the exact value."""
+    graph = Graph()
+    graph.set_outputs([ops.prod(graph.input("x", (4,), "f32"))])
+    for factors, error in (
+        ([1e-30, 1e-30, 1e30, 1e30], 1.0),
+        ([1e30, 1e30, 1e-30, 1e-30], 1.0),
+        ([2, 3, 4, 5], 0),
+    ):
+        feed = {"x": Bounded(np.array(factors, np.float64), 0.0)}
+        (judged,) = Follower(lower(graph), feed, {}).outputs().values()
+        assert judged.error >= error and (error or judged.error < 1e-3)
+
+
 def test_what_raises_is_a_finding() -> None:
     program = Program((PLAIN,), (Step(("v1",), "x0.no_such_thing"),), ("v1",))
     found = check(program)

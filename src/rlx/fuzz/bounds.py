@@ -229,12 +229,26 @@ class Follower(Interpreter):
             eps, grain = float(info.eps), float(info.smallest_subnormal)  # below the normal numbers
             terms, size = self.sum_of(node, form, operands, i)
             if size is not None:
-                out.append(terms * eps * size + ELEMENTWISE_ULPS * eps * np.abs(value) + grain)
+                lost = self.lost_between(node, form, operands, i, info)
+                out.append(terms * eps * size + ELEMENTWISE_ULPS * eps * np.abs(value) + terms * lost + grain)
             elif isinstance(form, (Map, Pieces)) and not moves_only(form):
                 out.append(ELEMENTWISE_ULPS * eps * np.abs(value) + grain)
             else:
                 out.append(0.0)
         return out
+
+    def lost_between(
+        self, node: Node, form: object, operands: Sequence[Bounded], number: int, info: Any
+    ) -> np.ndarray | float:
+        """What a product may lose on its way, whatever the order of its factors: the small ones first are
+        rounded as numbers near 0 are, and the large ones then multiply that; or those first overflow."""
+        if not multiplies(form):
+            return 0.0
+        sizes = magnitudes(operands)
+        largest = self.apply(node, [np.maximum(sizes[0] + operands[0].error, 1.0), *sizes[1:]])[number]
+        smallest = self.apply(node, [np.minimum(sizes[0], 1.0), *sizes[1:]])[number]
+        lost = np.where(smallest < float(info.tiny), float(info.smallest_subnormal) * largest, 0.0)
+        return np.where(largest > float(info.max), np.inf, lost)
 
     def sum_of(
         self, node: Node, form: object, operands: Sequence[Bounded], number: int
