@@ -39,7 +39,7 @@ def reports_crashes(work: Work) -> Work:
     """
 
     @functools.wraps(work)
-    def watched(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(graph: object, *args: object, **kwargs: object) -> object:
         try:
             return work(graph, *args, **kwargs)
         except RlxError:
@@ -55,7 +55,7 @@ def reports_crashes(work: Work) -> Work:
     return watched  # type: ignore[return-value]
 
 
-def found_bug(inside: str, error: Exception, subject: Any) -> InternalError | None:
+def found_bug(inside: str, error: Exception, subject: object) -> InternalError | None:
     """The report of an error that escaped; None if it is not a bug of RLX and passes.
 
     `subject` is what RLX worked on: a graph or a function that gives one, an ONNX model, or a file's path.
@@ -91,7 +91,7 @@ def _frames(error: Exception) -> Iterator[tuple[CodeType, int]]:
         trace = trace.tb_next
 
 
-def _evidence(subject: Any) -> str:
+def _evidence(subject: object) -> str:
     """What a report needs besides the traceback."""
     if isinstance(subject, (str, os.PathLike)):
         return f"the model {os.fspath(subject)} and "
@@ -99,7 +99,7 @@ def _evidence(subject: Any) -> str:
     return f"the file {path}, which holds the {what} without its weights, and " if path else ""
 
 
-def _saved(subject: Any) -> tuple[str | None, str]:
+def _saved(subject: object) -> tuple[str | None, str]:
     """Where the graph was saved; None if that failed too, as the graph may be what is wrong."""
     path = None
     try:

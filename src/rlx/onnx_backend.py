@@ -51,19 +51,21 @@ class RlxBackend(Backend):
     """RLX on the CPU."""
 
     @classmethod
-    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
+    def is_compatible(cls, model: object, device: str = "CPU", **kwargs: object) -> bool:
         """Every model is tried; what RLX lacks is said when it is prepared or run."""
         return cls.supports_device(device)
 
     @classmethod
-    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> RlxBackendRep:
+    def prepare(cls, model: object, device: str = "CPU", **kwargs: object) -> RlxBackendRep:
         """A model ready to run; compilation happens with the first inputs."""
         if not cls.supports_device(device):
             raise DeviceError(f"rlx.onnx_backend runs on CPU, not on {device}")
         return RlxBackendRep(AdaptiveModel(model, compile))
 
     @classmethod
-    def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+    def run_model(
+        cls, model: object, inputs: object, device: str = "CPU", **kwargs: object
+    ) -> tuple[object, ...]:
         """Prepare and run once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from rlx.api.jit import Dynamic, Jit
 from rlx.api.options import CompileOptions, Options, shows_options
@@ -18,19 +18,19 @@ from rlx.frontend.trace import as_array, trace_types
 from rlx.ir.graph import Graph, Node, current_graph
 from rlx.ir.op import get_op
 from rlx.ir.rewrite import inline
-from rlx.ir.tree import flatten, unflatten
+from rlx.ir.tree import Nest, flatten, unflatten
 from rlx.transform.grad import backward, is_differentiable_dtype, jvp_graph, ones_like, zeros_like
 from rlx.transform.vmap import batch_graph
 
 
 @shows_options
 def jit(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Nest] | None = None,
     *,
     static: int | str | Sequence[int | str] = (),
     dynamic: Dynamic = False,
     **options: Unpack[CompileOptions],
-) -> Any:
+) -> Nest:
     """Compile a Python function on arrays; options are those of rlx.compile.
 
     The first call compiles for its sizes, which are plain ints while the function is traced. A size that
@@ -61,7 +61,7 @@ def jit(
 class _Transformed:
     """A transformed function: part of the graph being built or, called with arrays, compiled."""
 
-    def __init__(self, in_graph: Callable[..., Any], function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, in_graph: Callable[..., Nest], function: Callable[..., Nest] | None = None) -> None:
         if function is not None:  # whose arguments are matched by name
             functools.update_wrapper(self, function)
             functools.update_wrapper(in_graph, function)
@@ -70,21 +70,21 @@ class _Transformed:
     def __repr__(self) -> str:
         return f"<transform, {self.compiled!r}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Nest:
         leaves, _ = flatten((args, kwargs))
         inside = any(isinstance(leaf, Node) for leaf in leaves) or current_graph() is not None
         return self.in_graph(*args, **kwargs) if inside else self.compiled(*args, **kwargs)
 
 
-def _in_graph(value: Any, graph: Graph) -> Node:
+def _in_graph(value: Nest, graph: Graph) -> Node:
     node = value if isinstance(value, Node) else graph.constant(as_array(value))
     made: Node = get_op("copy")(node)  # its own node, so that closures over the same value stay constant
     return made
 
 
 def value_and_grad(
-    function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+    function: Callable[..., Nest], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Nest]:
     """A function that returns value and gradient of a scalar-valued function.
 
     Gradients have the pytrees of the arguments.
@@ -102,7 +102,7 @@ def value_and_grad(
                 f"grad: argnums={argnums!r}; give the places of arguments, such as 0 or (0, 2)"
             )
 
-    def in_graph(*args: Any, **kwargs: Any) -> Any:
+    def in_graph(*args: Nest, **kwargs: Nest) -> Nest:
         graph = current_graph()
         assert graph is not None
         for number in numbers:
@@ -139,7 +139,7 @@ def value_and_grad(
     return _Transformed(in_graph, function)
 
 
-def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def grad(function: Callable[..., Nest], argnums: int | Sequence[int] = 0) -> Callable[..., Nest]:
     """The gradient of a scalar-valued function.
 
     >>> import numpy as np, rlx
@@ -149,15 +149,15 @@ def grad(function: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Call
     both = value_and_grad(function, argnums)
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Nest, **kwargs: Nest) -> Nest:
         return both(*args, **kwargs)[1]
 
     return wrapped
 
 
 def vmap(
-    function: Callable[..., Any], in_axes: int | Sequence[int | None] | None = 0, out_axes: int = 0
-) -> Callable[..., Any]:
+    function: Callable[..., Nest], in_axes: int | Sequence[int | None] | None = 0, out_axes: int = 0
+) -> Callable[..., Nest]:
     """Apply a function to every slice of its arguments at once.
 
     >>> import numpy as np, rlx
@@ -167,7 +167,7 @@ def vmap(
 
     need_function(function, "rlx.vmap")
 
-    def in_graph(*args: Any, **kwargs: Any) -> Any:
+    def in_graph(*args: Nest, **kwargs: Nest) -> Nest:
         graph = current_graph()
         assert graph is not None
         if kwargs:
@@ -203,7 +203,9 @@ def vmap(
     return _Transformed(in_graph, function)
 
 
-def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+def jvp(
+    function: Callable[..., Nest], primals: Sequence[Nest], tangents: Sequence[Nest]
+) -> tuple[Nest, Nest]:
     """(value, directional derivative) of a function at `primals` along `tangents`.
 
     >>> import numpy as np, rlx
@@ -218,13 +220,13 @@ def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     check_call(function, primals, {})
     if len(primals) != len(tangents):
         raise TransformError(f"jvp: {len(primals)} primals but {len(tangents)} tangents")
-    made: tuple[Any, Any] = _jvp_of(function)(tuple(primals), tuple(tangents))
+    made: tuple[Nest, Nest] = _jvp_of(function)(tuple(primals), tuple(tangents))
     return made
 
 
 @functools.lru_cache(maxsize=64)  # functions whose derivative stays compiled
-def _jvp_of(function: Callable[..., Any]) -> _Transformed:
-    def in_graph(points: Any, directions: Any) -> Any:
+def _jvp_of(function: Callable[..., Nest]) -> _Transformed:
+    def in_graph(points: Nest, directions: Nest) -> Nest:
         graph = current_graph()
         assert graph is not None
         leaves, tree = flatten((points, {}))

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +29,14 @@ from rlx.ir.dims.read import READER
 from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.mesh import Shard
-from rlx.ir.tree import Tree, flatten, leaf_paths, unflatten
+from rlx.ir.tree import Nest, Tree, flatten, leaf_paths, unflatten
 from rlx.ir.types import TensorType
 from rlx.ir.weak import NUMBERS, check_ranges, default
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
 
 MAX_PROGRAMS = 16
 """Programs that one signature keeps; the least recently used one is dropped."""
@@ -53,7 +57,7 @@ class _Variant:
     """One program of a signature, with what must hold for a call that it serves."""
 
     trace: Trace
-    program: Any
+    program: CompiledProgram
     guards: Sequence[Constraint]
     shapes: Shapes | None  # of a program without symbols
     choices: Sequence[Choice] = ()
@@ -96,7 +100,7 @@ class _Signature:
 class _Call:
     """One call: the types of its arrays, and the function without its static arguments."""
 
-    function: Callable[..., Any]
+    function: Callable[..., Nest]
     types: Sequence[TensorType]
     tree: Tree
     shapes: Shapes
@@ -112,10 +116,10 @@ class Jit:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Nest],
         static: int | str | Sequence[int | str] = (),
         dynamic: Dynamic = False,
-        **options: Any,
+        **options: Nest,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.options = function, Options.of(None, options, "jit")
@@ -136,7 +140,7 @@ class Jit:
         names = ", ".join(p.name for p in parameters_of(self.function))
         return f"<jit of {place_of(self.function)}, arguments ({names}), {kept} program{'s' * (kept != 1)}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Nest, **kwargs: Nest) -> Nest:
         leaves, _ = flatten((args, kwargs))
         if any(isinstance(leaf, Node) for leaf in leaves):
             return self.function(*args, **kwargs)  # inside another trace
@@ -144,7 +148,7 @@ class Jit:
         out = variant.program.run({f"arg{i}": a for i, a in enumerate(arrays)})
         return unflatten(variant.trace.result, list(out.values()))
 
-    def program(self, *args: Any, **kwargs: Any) -> Any:
+    def program(self, *args: Nest, **kwargs: Nest) -> CompiledProgram:
         """The compiled program that a call with these arguments runs; its inputs are arg0, arg1 ...
 
         >>> import numpy as np, rlx
@@ -155,7 +159,7 @@ class Jit:
         return self._variant(args, kwargs)[0].program
 
     def _variant(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Nest, ...], kwargs: dict[str, Nest]
     ) -> tuple[_Variant, Sequence[np.ndarray]]:
         fixed_args = {i: args[i] for i in self._static_places if i < len(args)}
         fixed_kwargs = {k: kwargs[k] for k in self._static_names if k in kwargs}
@@ -176,7 +180,7 @@ class Jit:
             fresh = _Signature(leaf_paths(tree, _argument_names(self.function)))
             signature = self._signatures.setdefault(key, fresh)
 
-        def function(*a: Any, **k: Any) -> Any:
+        def function(*a: Nest, **k: Nest) -> Nest:
             full = [fixed_args.get(i, v) for i, v in enumerate(a)]
             return self.function(*full, **k, **fixed_kwargs)
 
@@ -306,7 +310,7 @@ class Jit:
             f"kind{cause}. The least recently used one is dropped; pad the arguments to fewer sizes"
         )
 
-    def _compile(self, trace: Trace, shapes: Shapes) -> Any:
+    def _compile(self, trace: Trace, shapes: Shapes) -> CompiledProgram:
         from rlx.api.compile import compile
 
         if not trace.graph.outputs:
@@ -345,7 +349,7 @@ class Jit:
 class _Symbols:
     """Sizes that the user wants to be symbols from the first call on."""
 
-    def __init__(self, function: Callable[..., Any], dynamic: Dynamic) -> None:
+    def __init__(self, function: Callable[..., Nest], dynamic: Dynamic) -> None:
         self.all = dynamic is True
         self.wanted: dict[str, Mapping[int, str]] = {}
         if isinstance(dynamic, bool):
@@ -414,7 +418,7 @@ def _reason(signature: _Signature, shapes: Shapes, symbols: set[Place]) -> str:
     return "; ".join(texts) or "no program is kept for these sizes"
 
 
-def _argument_names(function: Callable[..., Any]) -> dict[int, str]:
+def _argument_names(function: Callable[..., Nest]) -> dict[int, str]:
     """Place -> name of the arguments of a function; those of *args have none."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters_of(function) if p.kind in kinds]
@@ -422,7 +426,7 @@ def _argument_names(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def _static_arguments(
-    function: Callable[..., Any], static: int | str | Sequence[int | str]
+    function: Callable[..., Nest], static: int | str | Sequence[int | str]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Places and names of static arguments; each may be given either way in a call."""
     static = (static,) if isinstance(static, (int, str)) else static
@@ -442,7 +446,7 @@ def _static_arguments(
     return tuple(sorted(places)), tuple(sorted(named))
 
 
-def _hashable(args: dict[int, Any], kwargs: dict[str, Any]) -> Any:
+def _hashable(args: dict[int, Nest], kwargs: dict[str, Nest]) -> Nest:
     key = tuple((place, _exact(value)) for place, value in (*args.items(), *sorted(kwargs.items())))
     try:
         hash(key)
@@ -453,7 +457,7 @@ def _hashable(args: dict[int, Any], kwargs: dict[str, Any]) -> Any:
     return key
 
 
-def _exact(value: Any) -> Any:
+def _exact(value: Nest) -> Nest:
     """A key that distinguishes 1, 1.0 and True, and 0.0 from -0.0, as functions may."""
     if isinstance(value, tuple):
         return tuple(_exact(v) for v in value)

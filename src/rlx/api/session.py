@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rlx import config, progress
 from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
@@ -22,7 +22,9 @@ from rlx.files import file_boundary, identity, open_plain, read_plain
 from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
 
 if TYPE_CHECKING:
+    from rlx.ir.attr import AttrValue
     from rlx.ir.graph import Graph
+    from rlx.ir.operand import DimLike
     from rlx.plan.lir import LirModule
     from rlx.runtime.program import CompiledProgram
     from rlx.runtime.store.artifact import Artifact
@@ -41,9 +43,9 @@ ZOO_PREFIX = "zoo:"
 @reports_crashes
 @collector_paused()
 def load(
-    model: Any,
+    model: object,
     *,
-    shapes: Mapping[str, Sequence[Any]] | None = None,
+    shapes: Mapping[str, Sequence[DimLike]] | None = None,
     states: Mapping[str, str] | None = None,
     trust_native: bool = False,
     custom: Collection[str] = (),
@@ -101,11 +103,11 @@ def _judged(program: CompiledProgram, name: str, strict: bool) -> CompiledProgra
 
 def _loaded(
     name: str,
-    shapes: Mapping[str, Sequence[Any]] | None,
+    shapes: Mapping[str, Sequence[DimLike]] | None,
     states: Mapping[str, str] | None,
     trust_native: bool,
     custom: Collection[str],
-    options: dict[str, Any],
+    options: dict[str, AttrValue],
 ) -> CompiledProgram:
     if name.startswith(ZOO_PREFIX):
         return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, states, options)
@@ -148,11 +150,11 @@ class Session:
         shown = {"device": self.options.device, **self.options.changed()}
         return f"<session {', '.join(f'{name}={value!r}' for name, value in shown.items())}>"
 
-    def compile(self, graph: Any, **given: Unpack[CompileOptions]) -> CompiledProgram:
+    def compile(self, graph: Graph, **given: Unpack[CompileOptions]) -> CompiledProgram:
         """`rlx.compile` with the options of the session; those given here win."""
         return _compile(graph, Options.of(self.options, given))
 
-    def load(self, model: Any, **given: Any) -> CompiledProgram:
+    def load(self, model: object, **given: AttrValue) -> CompiledProgram:
         """`rlx.load` with the options of the session; those given here win."""
         return load(model, **{**self.options.changed(), **given})
 
@@ -192,7 +194,7 @@ def restore(data: bytes, target: str, threads: int, debug: str | None) -> Compil
 
 def read_graph(
     model: str | os.PathLike[str],
-    shapes: Mapping[str, Sequence[Any]] | None = None,
+    shapes: Mapping[str, Sequence[DimLike]] | None = None,
     custom: Collection[str] = (),
 ) -> Graph:
     """The graph of a model: `zoo:ID`, or a file of any kind that `load` takes."""
@@ -290,9 +292,9 @@ def _zoo_file(id: str) -> Path:
 
 def _from_zoo(
     id: str,
-    shapes: Mapping[str, Sequence[Any]] | None,
+    shapes: Mapping[str, Sequence[DimLike]] | None,
     states: Mapping[str, str] | None,
-    options: dict[str, Any],
+    options: dict[str, AttrValue],
 ) -> CompiledProgram:
     path = _zoo_file(id)
     if path.suffix != ".safetensors":
@@ -308,9 +310,9 @@ def _from_zoo(
 
 def _from_onnx(
     path: Path,
-    shapes: Mapping[str, Sequence[Any]] | None,
+    shapes: Mapping[str, Sequence[DimLike]] | None,
     states: Mapping[str, str] | None,
-    options: dict[str, Any],
+    options: dict[str, AttrValue],
 ) -> CompiledProgram:
     def import_() -> Imported:
         from rlx.frontend.onnx import from_onnx
@@ -330,9 +332,9 @@ def _known(path: Path) -> Known:
 
 def _stored(
     model: Known,
-    shapes: Mapping[str, Sequence[Any]] | None,
+    shapes: Mapping[str, Sequence[DimLike]] | None,
     states: Mapping[str, str] | None,
-    options: dict[str, Any],
+    options: dict[str, AttrValue],
     import_: Callable[[], Imported],
     custom: Collection[str] = (),
 ) -> CompiledProgram:
@@ -369,7 +371,7 @@ def _imported(import_: Callable[[], Imported], states: Mapping[str, str] | None)
 
 
 def _from_artifact(
-    path: Path, trust_native: bool, custom: Collection[str], options: dict[str, Any]
+    path: Path, trust_native: bool, custom: Collection[str], options: dict[str, AttrValue]
 ) -> CompiledProgram:
     from rlx.runtime.store.artifact import Artifact
     from rlx.target.cpu import resolve
@@ -414,7 +416,7 @@ def _note_that_it_was_compiled(
 
 
 def _of_one_rank(
-    file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, Any]
+    file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, AttrValue]
 ) -> CompiledProgram:
     """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
     from rlx.dist.stored import StoredRank
@@ -436,7 +438,7 @@ def _of_one_rank(
 def _open(
     file: Artifact,
     number: int,
-    options: Mapping[str, Any],
+    options: Mapping[str, AttrValue],
     make: Callable[..., CompiledProgram] | None = None,
 ) -> CompiledProgram:
     from rlx.runtime.store.artifact import Origin
@@ -449,7 +451,7 @@ def _open(
     return program
 
 
-def _plan(graph: Graph, target: str, stored: LirModule) -> Any:
+def _plan(graph: Graph, target: str, stored: LirModule) -> LirModule:
     """The graph of a stored program, planned for another target at the sizes that were assumed then."""
     from rlx.api.compile import plan
 

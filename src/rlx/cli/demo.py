@@ -109,7 +109,7 @@ def onnxruntime_session(folder: Path, threads: int) -> Any:
     )
 
 
-def in_turns(engines: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def in_turns(engines: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Median seconds of each function; they take turns, so that all see the same machine."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(ROUNDS):

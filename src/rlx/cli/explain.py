@@ -70,7 +70,7 @@ def _print_assembly(program: CompiledProgram, kernel: str, as_json: bool) -> Non
         print_line("\n".join(texts.values()))
 
 
-def _kernels(program: CompiledProgram, binding: Mapping[str, int]) -> list[dict[str, Any]]:
+def _kernels(program: CompiledProgram, binding: Mapping[str, int]) -> list[dict[str, object]]:
     """Every step of the program, with what it is predicted to take and to move at these sizes."""
     from rlx.plan.explain import costs_of_steps
 

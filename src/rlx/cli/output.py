@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import click
 from rich.cells import cell_len
@@ -50,7 +49,7 @@ def print_note(text: object) -> None:
     click.echo(printable(text), err=True)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """One JSON document on stdout.
 
     >>> print_json({"id": "minilm"})

@@ -137,11 +137,11 @@ def _write_outputs(outputs: Mapping[str, np.ndarray], folder: Path) -> None:
         raise FormatError(f"cannot write outputs to {folder}: {e.strerror or e}") from e
 
 
-def _described(array: np.ndarray) -> dict[str, Any]:
+def _described(array: np.ndarray) -> dict[str, object]:
     return {"dtype": array.dtype.name, "shape": list(array.shape)}
 
 
-def _summary(array: np.ndarray) -> dict[str, Any]:
+def _summary(array: np.ndarray) -> dict[str, object]:
     """Least, greatest and mean value; None where there is none."""
     if array.size == 0 or array.dtype.kind == "c":
         return {"min": None, "max": None, "mean": None}

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,7 @@ def _measured_by_queue(gate: IoFusionGate, name: str) -> IoFusionGate:
             stream.fill(Tile(here, 0, 1, 4, 4))
         return _elapsed_ns(stream.submit_and_wait)
 
-    def copied(source: Any, target: Any) -> int:
+    def copied(source: object, target: object) -> int:
         stream.copy(source, target)
         return _elapsed_ns(stream.submit_and_wait)
 

@@ -256,7 +256,7 @@ def _slices(nbytes: int, parts: int, unit: int) -> Regions:
     return tuple((low, high - low) for low, high in itertools.pairwise(edges))
 
 
-def _fits(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _fits(out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """`out` if it can take the result, else a new array."""
     if out is not None and out.shape == shape and out.dtype == dtype:
         flags = out.flags
@@ -265,7 +265,7 @@ def _fits(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ar
     return np.empty(shape, dtype)
 
 
-def _result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     result = _fits(out, shape, dtype)
     if out is not None and result is not out:
         raise TransportError(f"`out` must be a contiguous writable array of shape {shape} and dtype {dtype}")
@@ -276,7 +276,7 @@ def _result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 
 @functools.cache
-def _call(op: str, dtype: np.dtype[Any], kind: str = "", root: int = 0, row_bytes: int = 0) -> Call:
+def _call(op: str, dtype: np.dtype, kind: str = "", root: int = 0, row_bytes: int = 0) -> Call:
     from rlx.ir.dtype import dtype as find
 
     return Call(op, find(dtype).name, kind, root, row_bytes)
@@ -284,7 +284,7 @@ def _call(op: str, dtype: np.dtype[Any], kind: str = "", root: int = 0, row_byte
 
 @functools.lru_cache(maxsize=1024)
 def _reduce_layout(
-    op: str, dtype: np.dtype[Any], kind: ReduceKind, nbytes: int = 0, parts: int = 1
+    op: str, dtype: np.dtype, kind: ReduceKind, nbytes: int = 0, parts: int = 1
 ) -> tuple[Call, Kernel, int, Regions]:
     """The call, its kernel, its native code (0 if NumPy does it, or stores are non-temporal), and where a
     flat array is cut: between cache lines."""

@@ -85,7 +85,7 @@ class NativeMeetings:
         reduce = native_address(dtype.name, kind)
         if reduce is None:
             return None
-        options: dict[str, Any] = {"share": share, "reduce": reduce}
+        options: dict[str, object] = {"share": share, "reduce": reduce}
         return self._call(op, x, nbytes, dtype, regions, kind.value, into=(result, 0), **options)
 
     def _call(

@@ -163,7 +163,7 @@ class RankProgram(CompiledProgram):
 
     # -- running
 
-    def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
+    def _run(self, given: Sequence[object], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
         with self._running:
             return super()._run(given, states)
 

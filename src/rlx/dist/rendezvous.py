@@ -94,7 +94,7 @@ class Rendezvous(ABC):
         """Default limit of a wait, in seconds."""
         return self._state.timeout
 
-    def put(self, buf: SymmetricBuffer, src: Any) -> None:
+    def put(self, buf: SymmetricBuffer, src: object) -> None:
         """Copy `src` into the region of `buf.rank`; it is there when this returns."""
         data = as_bytes(src)
         place = self._address(buf)
@@ -113,7 +113,7 @@ class Rendezvous(ABC):
         start = self._address(buf.on(rank)) - self._heap.base
         return self._heap.bytes[start : start + buf.len]
 
-    def put_signal(self, buf: SymmetricBuffer, src: Any, signal: int = 0) -> None:
+    def put_signal(self, buf: SymmetricBuffer, src: object, signal: int = 0) -> None:
         """`put`, then count the receiver's signal up by one: who sees the signal sees the data."""
         word = self._heap.signal(self._members[check_rank(buf.rank, self.num_ranks)], signal)
         self.put(buf, src)

@@ -46,7 +46,7 @@ def own_file(path: Path, transport: SymmetricTransport | None) -> Path:
     return own
 
 
-def described(program: RankProgram) -> dict[str, Any]:
+def described(program: RankProgram) -> dict[str, object]:
     """What a file must hold besides the plan to be that rank's again."""
     sharded = program.sharded
     return {
@@ -78,7 +78,7 @@ class StoredRank:
                 f"{here[1]}; load the path without the rank's number, on {self.mesh.size} ranks"
             )
 
-    def sharded(self, graph: Any) -> Sharded:
+    def sharded(self, graph: object) -> Sharded:
         return Sharded(graph, self.mesh, self._parts, self._inserted)  # type: ignore[arg-type]
 
     def make(self) -> Callable[..., RankProgram]:

@@ -185,7 +185,7 @@ class SymmetricTransport(Protocol):
         """What the choice of algorithms depends on."""
         raise NotImplementedError
 
-    def put(self, buf: SymmetricBuffer, src: Any) -> None:
+    def put(self, buf: SymmetricBuffer, src: object) -> None:
         """Copy `src` into the region of `buf.rank`. Over MPI it is complete after the next barrier."""
 
     def get(self, buf: SymmetricBuffer, dst: Any) -> None:
@@ -198,7 +198,7 @@ class SymmetricTransport(Protocol):
         """The bytes of the region in `rank`'s heap, zero-copy, where memory is shared."""
         raise NotImplementedError
 
-    def put_signal(self, buf: SymmetricBuffer, src: Any, signal: int = 0) -> None:
+    def put_signal(self, buf: SymmetricBuffer, src: object, signal: int = 0) -> None:
         """`put`, then count the receiver's signal up by one: who sees the signal sees the data."""
 
     def wait_signal(self, signal: int = 0, count: int = 1, timeout: float | None = None) -> None:

@@ -65,7 +65,7 @@ class DeviceArena(Protocol):
         """The values of a slot, as a new host array."""
         ...
 
-    def write_input_f32(self, id: int, dtype: object, data: Any) -> None:
+    def write_input_f32(self, id: int, dtype: object, data: object) -> None:
         """Store f32 values in a slot of dtype `dtype`, converting them."""
         ...
 
@@ -143,7 +143,7 @@ class Arena:
         data = self.memory.read(slot.offset, slot.nbytes)
         return unpack(data, slot.dtype, slot.elements).reshape(slot.shape)
 
-    def write_input_f32(self, id: int, dtype: object, data: Any) -> None:
+    def write_input_f32(self, id: int, dtype: object, data: object) -> None:
         slot = self._slot_of_dtype(id, dtype)
         values = as_f32(data)
         self._check_length(id, slot, values.size)

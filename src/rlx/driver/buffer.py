@@ -67,7 +67,7 @@ class Buffer:
         return cls(HostMemory.wrap(array), found, array.shape)
 
     @classmethod
-    def from_dlpack(cls, producer: Any) -> Buffer:
+    def from_dlpack(cls, producer: object) -> Buffer:
         """A host buffer over the memory of a tensor of another library, without a copy."""
         array, found = dlpack.take(producer)
         if not array.flags.c_contiguous:

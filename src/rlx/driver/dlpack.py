@@ -62,7 +62,7 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-_KINDS: dict[bytes, type[Any]] = {b"dltensor_versioned": _Versioned, b"dltensor": _Managed}
+_KINDS: dict[bytes, type[object]] = {b"dltensor_versioned": _Versioned, b"dltensor": _Managed}
 
 _api = ctypes.pythonapi
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -84,7 +84,7 @@ _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ch
 )
 
 # Exports that a consumer still holds: key in the context field -> everything that must stay alive.
-_exports: dict[int, tuple[Any, ...]] = {}
+_exports: dict[int, tuple[object, ...]] = {}
 _keys = itertools.count(1)
 
 

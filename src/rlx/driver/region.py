@@ -299,7 +299,7 @@ class Transfer:
         return found
 
 
-def plan_transfer(src: Any, dst: Any, nbytes: int | None = None) -> Transfer:
+def plan_transfer(src: object, dst: object, nbytes: int | None = None) -> Transfer:
     """Check a copy of the first `nbytes` bytes (default: all of `src`) and cut it into rows.
 
     >>> t = plan_transfer(np.zeros((4, 8), np.uint8)[:, :5], bytearray(20), 12)

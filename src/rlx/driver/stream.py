@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 from rlx.driver.copy.engine import copy_on_host
 from rlx.driver.region import HostMemory, Tile, Transfer, plan_transfer
@@ -34,11 +33,11 @@ class CommandStream(ABC):
     device: str
 
     @abstractmethod
-    def copy(self, src: Any, dst: Any, nbytes: int | None = None) -> None:
+    def copy(self, src: object, dst: object, nbytes: int | None = None) -> None:
         """Record a copy between tiles, buffers or arrays, of the host or this device."""
 
     @abstractmethod
-    def fill(self, dst: Any, byte: int = 0) -> None:
+    def fill(self, dst: object, byte: int = 0) -> None:
         """Record setting every byte of `dst` to `byte`."""
 
     @abstractmethod
@@ -67,7 +66,7 @@ class CommandStream(ABC):
         self.wait()
 
 
-def check_fill(dst: Any, byte: int) -> Tile:
+def check_fill(dst: object, byte: int) -> Tile:
     """The tile of a fill, checked: one piece, writable, a value that is a byte."""
     tile = Tile.of(dst)
     if not 0 <= byte <= 255:
@@ -109,12 +108,12 @@ class SyncStream(CommandStream):
         self._recorded: list[Callable[[], object]] = []
         self._error: BaseException | None = None
 
-    def copy(self, src: Any, dst: Any, nbytes: int | None = None) -> None:
+    def copy(self, src: object, dst: object, nbytes: int | None = None) -> None:
         transfer = plan_transfer(src, dst, nbytes)
         _host_only(transfer)
         self._recorded.append(lambda: copy_on_host(transfer))
 
-    def fill(self, dst: Any, byte: int = 0) -> None:
+    def fill(self, dst: object, byte: int = 0) -> None:
         tile = check_fill(dst, byte)
         memory = tile.memory
         if not isinstance(memory, HostMemory):

@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 F32Array = npt.NDArray[np.float32]
 
 
-def as_f32(data: Any) -> F32Array:
+def as_f32(data: object) -> F32Array:
     """`data` as a flat f32 array; arrays of another dtype are refused, not rounded in silence."""
     if isinstance(data, np.ndarray) and data.dtype != np.float32:
         raise DTypeError(f"expected f32 data, got {data.dtype.name}; convert it, or write it typed")
@@ -38,7 +38,7 @@ def bytes_to_f32(data: Bytes, source: DType, n: int) -> F32Array:
     return convert(values, "f32")
 
 
-def write_typed_from_f32(dst: Any, to: object, src: Any, max_elems: int) -> int:
+def write_typed_from_f32(dst: object, to: object, src: object, max_elems: int) -> int:
     """Convert the f32 values `src` to dtype `to` and store them at the start of `dst`; return how many.
 
     More values than `max_elems`, or than `dst` has room for, is an error and writes nothing. Bytes of `dst`
@@ -68,7 +68,7 @@ def write_typed_from_f32(dst: Any, to: object, src: Any, max_elems: int) -> int:
     return values.size
 
 
-def read_typed_to_f32(src: Any, source: object, n: int) -> F32Array:
+def read_typed_to_f32(src: object, source: object, n: int) -> F32Array:
     """The first `n` elements of dtype `source` in the bytes `src`, as f32.
 
     >>> read_typed_to_f32(bytes.fromhex("803f00c0"), "bf16", 2).tolist()

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.errors import RlxError, TypeMismatchError
 from rlx.frontend.trace import as_array
+from rlx.ir.tree import Nest
 from rlx.ir.weak import NUMBERS, carried
 
 
@@ -40,7 +41,7 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def check_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: str = ""
+    function: Callable[..., Any], args: Sequence[Nest], kwargs: Mapping[str, Nest], caller: str = ""
 ) -> None:
     """Refuse a call with other arguments than the function has, as Python would.
 
@@ -56,7 +57,7 @@ def check_call(
         raise TypeMismatchError(f"{caller}{place_of(function)} takes ({takes}): {e}") from None
 
 
-def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[np.ndarray]:
+def as_arrays(leaves: Sequence[object], paths: Callable[[], Sequence[str]]) -> list[np.ndarray]:
     """The leaves of the arguments as arrays; `paths` says how the user writes each of them."""
     try:
         return [_as_argument(leaf) for leaf in leaves]
@@ -67,12 +68,12 @@ def as_arrays(leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list
         raise
 
 
-def _as_argument(leaf: Any) -> np.ndarray:
+def _as_argument(leaf: object) -> np.ndarray:
     """An argument as an array; numbers keep all their digits until their dtype is known."""
     return np.asarray(leaf, carried(leaf).np) if isinstance(leaf, NUMBERS) else as_array(leaf)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     try:
         _as_argument(leaf)
     except (RlxError, ValueError, OverflowError, TypeError):
@@ -80,7 +81,7 @@ def _is_array(leaf: Any) -> bool:
     return True
 
 
-def _refusal(leaf: Any, path: str, error: Exception) -> str:
+def _refusal(leaf: object, path: str, error: Exception) -> str:
     """Why an argument is none, and what to do."""
     what = f"argument {path.removeprefix('argument ')} is "
     if isinstance(leaf, int):

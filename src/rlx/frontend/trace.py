@@ -61,7 +61,7 @@ class Trace:
     ranges: dict[int, DType] = field(default_factory=dict)
 
 
-def as_array(value: Any) -> np.ndarray:
+def as_array(value: object) -> np.ndarray:
     """A value as an array; Python numbers take RLX's default dtypes."""
     if isinstance(value, (bool, int, float, complex)):
         return np.asarray(value, dtype(type(value)).np)
@@ -113,7 +113,7 @@ def trace_types(
     return Trace(graph, result, captured=captured, ranges=weak.ranges)
 
 
-def _as_node(value: Any, graph: Graph) -> Node:
+def _as_node(value: object, graph: Graph) -> Node:
     if isinstance(value, Expr):
         return graph.add(get_op("dim_value"), (), {"dim": value, "dtype": "i64"})
     if isinstance(value, Node):

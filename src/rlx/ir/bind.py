@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -78,7 +77,7 @@ def _solve(expr: Expr, name: str, value: int, binding: Mapping[str, int], what: 
     return low
 
 
-def _shape(shape: Iterable[Any]) -> str:
+def _shape(shape: Iterable[object]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
@@ -106,7 +105,7 @@ def size_symbol(declared: TensorType) -> Sym | None:
     return atoms[0]
 
 
-def as_given(declared: TensorType, value: Any) -> np.ndarray:
+def as_given(declared: TensorType, value: object) -> np.ndarray:
     """What a caller gives for an input as an array; a number stands for a size."""
     if isinstance(value, (int, np.integer)) and size_symbol(declared) is not None:
         return np.empty((int(value), 0), declared.dtype.np)

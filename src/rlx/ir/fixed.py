@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlx.ir.dim import Constraint, Dim, substitute
 from rlx.ir.graph import Graph, Node
@@ -47,7 +46,7 @@ def _copied(graph: Graph, sizes: dict[str, Dim]) -> Graph:
         if node.op.role is Role.RESULT:
             mapping[node.id] = copy_node(node, operands, out)
             continue
-        attrs: dict[str, Any] = {k: substitute_dims(v, sizes) for k, v in node.attrs.items()}
+        attrs: dict[str, object] = {k: substitute_dims(v, sizes) for k, v in node.attrs.items()}
         bodies = [_rebuilt(body, sizes) for body in node.bodies]
         mapping[node.id] = out.add(node.op, operands, attrs, bodies, where=node.where)
     finish_rewrite(graph, out, mapping)

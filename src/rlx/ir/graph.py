@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
 from rlx.ir.dtype import constant_array, convert, dtype, plain_array
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
+from rlx.ir.operand import DimLike, DTypeLike
 from rlx.ir.types import TensorType, TupleType, Type, check_sizes, tensor_types, type_symbols
 from rlx.records import dataclass
 
@@ -39,7 +39,9 @@ class State:
 _CURRENT: ContextVar[Graph | None] = ContextVar("rlx_current_graph", default=None)
 
 
-def infer_type(op: Op, operands: Sequence[Node], attrs: Mapping[str, Any], bodies: Sequence[Graph]) -> Type:
+def infer_type(
+    op: Op, operands: Sequence[Node], attrs: Mapping[str, object], bodies: Sequence[Graph]
+) -> Type:
     """The type that an op's rule gives to a node; the rule may refuse."""
     if len(bodies) != op.bodies:
         bodies_text = "body" if op.bodies == 1 else "bodies"
@@ -139,7 +141,9 @@ class Graph:
 
     # -- the builder's face
 
-    def input(self, name: str, shape: Sequence[Any], dtype: Any = "f32", once: bool = False) -> Node:
+    def input(
+        self, name: str, shape: Sequence[DimLike], dtype: DTypeLike = "f32", once: bool = False
+    ) -> Node:
         """A named input. Text dims are symbols; `once` inputs are read in the prologue of a stream."""
         return self.add(get_op("input"), (), {"name": name, "type": _type(name, shape, dtype), "once": once})
 
@@ -158,7 +162,7 @@ class Graph:
         return dim
 
     def param(
-        self, name: str, shape: Sequence[Any], dtype: Any = "f32", value: np.ndarray | None = None
+        self, name: str, shape: Sequence[DimLike], dtype: DTypeLike = "f32", value: np.ndarray | None = None
     ) -> Node:
         """A named parameter; its value may be set now or by `set_param` of the compiled program."""
         node = self.add(get_op("param"), (), {"name": name, "type": _type(name, shape, dtype)})
@@ -178,7 +182,7 @@ class Graph:
             raise InputError(f"param {name!r} is {want}, got {got}; give an array of that dtype and shape")
         self.param_values[name] = value
 
-    def constant(self, value: Any, dtype: Any = None) -> Node:
+    def constant(self, value: object, dtype: DTypeLike | None = None) -> Node:
         """A constant; its content is part of the program."""
         from rlx.ir.dtype import dtype as as_dtype
 
@@ -188,7 +192,7 @@ class Graph:
         return self.add(get_op("constant"), (), {"value": Blob(array)})
 
     def state(
-        self, name: str, shape: Sequence[Any], dtype: Any = "f32", init: np.ndarray | None = None
+        self, name: str, shape: Sequence[DimLike], dtype: DTypeLike = "f32", init: np.ndarray | None = None
     ) -> Node:
         """A value that survives runs; `set_state` says what replaces it. Starts as `init` or zeros."""
         node = self.add(get_op("state"), (), {"name": name, "type": _type(name, shape, dtype)})
@@ -250,7 +254,7 @@ class Graph:
         self,
         op: Op,
         operands: Sequence[Node] = (),
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, object] | None = None,
         bodies: Sequence[Graph] = (),
         where: tuple[str, ...] | None = None,
     ) -> Node:
@@ -281,7 +285,7 @@ class Graph:
         self,
         op: Op,
         operands: Sequence[Node],
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, object],
         bodies: Sequence[Graph],
         type: Type,
         where: tuple[str, ...],
@@ -429,7 +433,7 @@ class Graph:
         return found
 
 
-def _type(name: str, shape: Sequence[Any], of: Any) -> TensorType:
+def _type(name: str, shape: Sequence[DimLike], of: DTypeLike) -> TensorType:
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise ShapeError(f"the shape of {name!r} needs a tuple of sizes such as (2, 'n'), got {shape!r}")
     try:

@@ -35,6 +35,7 @@ import numpy as np
 
 from rlx.errors import OpAttributeError, RlxError, TypeMismatchError, UnknownOpError
 from rlx.ir.attr import REQUIRED, Attr, AttrValue
+from rlx.ir.dim import Dim
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Sample:
     """
 
     args: tuple[Any, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, AttrValue] = field(default_factory=dict)
     grad: bool = True
     bodies: tuple[Any, ...] = ()
 
@@ -138,10 +139,10 @@ class Op:
     samples: Callable[[], Sequence[Sample]]
     expand: Callable[..., Any]
     vjp: Callable[..., Any]
-    saving: Callable[..., Any]
+    saving: Callable[..., Node | None]
     batch: Callable[..., Any]
     lower: Callable[..., Any]
-    cost: Callable[..., Any]
+    cost: Callable[..., Dim]
     view: Callable[..., Any]
     check_stored: Callable[..., str | None]  # what is wrong with stored results that hold addresses
     joined: Callable[..., Any]  # one op that does this and what gives its operand; None where there is none

@@ -25,10 +25,13 @@ Tensor: TypeAlias = Any
 DTypeLike: TypeAlias = DType | str | np.dtype | type
 """What names a dtype: "f32", a NumPy dtype or scalar type, bool, int, float, complex."""
 
+DimLike: TypeAlias = int | str | Expr
+"""What becomes a size: a number, the name of a symbol, an expression."""
+
 Axes: TypeAlias = int | tuple[int, ...] | list[int]
 """One axis or several."""
 
-Sizes: TypeAlias = int | str | Expr | tuple[int | str | Expr, ...] | list[int | str | Expr]
+Sizes: TypeAlias = DimLike | tuple[DimLike, ...] | list[DimLike]
 """One size or several: numbers, names of symbols, expressions."""
 
 if TYPE_CHECKING:

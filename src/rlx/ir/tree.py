@@ -53,14 +53,14 @@ class Tree:
 
 LEAF = Tree("leaf")
 _REGISTERED: dict[
-    type, tuple[Callable[[Any], tuple[Sequence[Any], Hashable]], Callable[[Any, Any], Any]]
+    type, tuple[Callable[[Nest], tuple[Sequence[Nest], Hashable]], Callable[[Nest, Nest], Nest]]
 ] = {}
 
 
 def register_pytree(
     cls: type,
-    flatten: Callable[[Any], tuple[Sequence[Any], Hashable]],
-    unflatten: Callable[[Any, Any], Any],
+    flatten: Callable[[Nest], tuple[Sequence[Nest], Hashable]],
+    unflatten: Callable[[Nest, Nest], Nest],
 ) -> None:
     """Make a class a container of arrays for jit, grad and vmap.
 
@@ -82,13 +82,13 @@ def register_pytree(
     _REGISTERED[cls] = (flatten, unflatten)
 
 
-def flatten(value: Any) -> tuple[list[Any], Tree]:
+def flatten(value: Nest) -> tuple[list[Nest], Tree]:
     """Leaves in a fixed order (dicts by key) and the tree that holds them."""
-    leaves: list[Any] = []
+    leaves: list[Nest] = []
     return leaves, _flatten(value, leaves)
 
 
-def _flatten(value: Any, leaves: list[Any]) -> Tree:
+def _flatten(value: Nest, leaves: list[Nest]) -> Tree:
     if isinstance(value, np.ndarray):  # most often, in every call of a compiled function
         leaves.append(value)
         return LEAF
@@ -116,12 +116,12 @@ def _flatten(value: Any, leaves: list[Any]) -> Tree:
     return LEAF
 
 
-def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
+def unflatten(tree: Tree, leaves: Sequence[Nest]) -> Nest:
     """The nest with these leaves."""
     return _unflatten(tree, iter(leaves))
 
 
-def _unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
+def _unflatten(tree: Tree, leaves: Iterator[Nest]) -> Nest:
     if tree.kind == "leaf":
         return next(leaves)
     if tree.kind == "none":
@@ -134,7 +134,7 @@ def _unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     return tuple(children) if tree.kind == "tuple" else children
 
 
-def _made(tree: Tree, cls: Any, children: list[Any]) -> Any:
+def _made(tree: Tree, cls: Nest, children: list[Nest]) -> Nest:
     if tree.kind == "registered":
         return _REGISTERED[cls][1](tree.rest, children)
     if issubclass(cls, tuple):
@@ -164,12 +164,12 @@ def leaf_paths(tree: Tree, names: Mapping[int, str]) -> list[str]:
 def _paths(tree: Tree, path: str, out: list[str]) -> None:
     if tree.kind == "leaf":
         out.append(path)
-    keys: Sequence[Any] = tree.keys or range(len(tree.children))
+    keys: Sequence[Nest] = tree.keys or range(len(tree.children))
     for key, child in zip(keys, tree.children, strict=True):
         _paths(child, f"{path}.{key}" if tree.kind == "fields" else f"{path}[{key!r}]", out)
 
 
-def tree_map(f: Callable[[Any], Any], value: Any) -> Any:
+def tree_map(f: Callable[[Nest], Nest], value: Nest) -> Nest:
     """Apply a function to every leaf.
 
     >>> tree_map(lambda x: -x, {"a": [1, 2]})

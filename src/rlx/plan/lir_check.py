@@ -7,7 +7,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.errors import PlanError
 from rlx.ir.dim import evaluate
@@ -276,7 +276,7 @@ def _check_fetched(plan: LirBufferPlan, graph: Graph) -> None:
                 raise PlanError(f"%{kernel} reads %{root} at step {step}, but no fetch brings it", where)
 
 
-def _check_parts(times: Sequence[LirFetch], nbytes: Any) -> None:
+def _check_parts(times: Sequence[LirFetch], nbytes: object) -> None:
     """The parts of a weight follow each other, are all there, and one step reads them."""
     node, end = times[0].node, 0
     for number, f in enumerate(times):

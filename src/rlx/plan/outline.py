@@ -30,17 +30,17 @@ class NamedOp:
     def __init__(self, name: str, role: Role) -> None:
         self.name, self.role = name, role
 
-    def canonical_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def canonical_attrs(self, attrs: Mapping[str, object]) -> Mapping[str, object]:
         return attrs
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(get_op(self.name), name)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
 
-def outline(graph: Graph, blobs: dict[str, np.ndarray]) -> dict[str, Any]:
+def outline(graph: Graph, blobs: dict[str, np.ndarray]) -> dict[str, object]:
     """What running needs of a graph, as JSON values; constants of bodies are added to `blobs` by digest.
 
     >>> g = Graph("double")

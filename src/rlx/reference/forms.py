@@ -16,7 +16,7 @@ from rlx.kernel.scalar import PRIMITIVES, Scalar
 Arrays = Sequence[np.ndarray]
 
 
-def run_form(form: Form, operands: Arrays, binding: Mapping[str, int], shape: Sequence[int]) -> Any:
+def run_form(form: Form, operands: Arrays, binding: Mapping[str, int], shape: Sequence[int]) -> object:
     """The value of a form; `shape` is the shape of its (first) result."""
     for kind, run in _RUNNERS.items():
         if isinstance(form, kind):
@@ -97,7 +97,7 @@ def _pieces(form: Pieces, operands: Arrays, binding: Mapping[str, int]) -> np.nd
     return out
 
 
-_COMBINE: dict[str, Callable[..., Any]] = {
+_COMBINE: dict[str, Callable[..., object]] = {
     "sum": lambda x, axes: np.sum(x, axis=axes, dtype=x.dtype),
     "prod": lambda x, axes: np.prod(x, axis=axes, dtype=x.dtype),
     "max": lambda x, axes: np.max(x, axis=axes, initial=_end(x.dtype, low=True)),
@@ -218,7 +218,7 @@ def _sort(form: Sort, operands: Arrays, binding: Mapping[str, int]) -> tuple[np.
     return np.take_along_axis(x, order, -1), order.astype(np.int64)
 
 
-_RUNNERS: dict[type, Callable[..., Any]] = {
+_RUNNERS: dict[type, Callable[..., object]] = {
     Map: _map,
     Pieces: _pieces,
     Reduce: _reduce,

@@ -58,7 +58,7 @@ def fold(s: Subject) -> Node | None:
 
 def common_nodes() -> Rule:
     """A rule with memory: a node that computes what an earlier one does is that one."""
-    known: dict[Any, Node] = {}
+    known: dict[object, Node] = {}
 
     def apply(s: Subject) -> Node | None:
         node = s.node
@@ -230,13 +230,13 @@ def uniform(node: Node) -> Any:
     return first.item() if array.size == 1 or bool((array == first).all()) else None
 
 
-def _is_zero(value: Any, of: DType) -> bool:
+def _is_zero(value: object, of: DType) -> bool:
     """A value that changes nothing when added: 0 of an integer, -0.0 of a float."""
     return value == 0 and (not of.is_float or math.copysign(1, value) < 0)
 
 
 # (primitive, constant argument) -> whether the other argument passes unchanged next to this value
-NEUTRAL: dict[tuple[str, int], Callable[[Any, DType], bool]] = {
+NEUTRAL: dict[tuple[str, int], Callable[[object, DType], bool]] = {
     ("mul", 0): lambda v, _: v == 1,
     ("mul", 1): lambda v, _: v == 1,
     ("div", 1): lambda v, _: v == 1,

@@ -6,7 +6,6 @@ Models that hold complex numbers as pairs stack real and imaginary parts only to
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 from rlx.ir.graph import Node
 from rlx.ir.op import Role, get_op
@@ -100,7 +99,7 @@ class _Part:
             return made
         return None
 
-    def _rest(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _rest(self, items: tuple[object, ...]) -> tuple[object, ...]:
         return (*items[: self.along], *items[self.along + 1 :])
 
     def _stacked(self, node: Node, form: Pieces) -> Node | None:

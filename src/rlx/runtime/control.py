@@ -295,7 +295,7 @@ class _Control:
         else:
             self.layout.refuse(CLOSED_BRANCH)
 
-    def scan(self, carries: int, scanned: int, length: Any, reverse: bool) -> None:
+    def scan(self, carries: int, scanned: int, length: object, reverse: bool) -> None:
         steps = self.layout.size(length)
         rows = [self.bytes(n) for n in self.body.inputs]
         out_rows = [self.bytes(n) for n in self.body.outputs.values()]
@@ -310,7 +310,7 @@ class _Control:
             self.run(0, [*now, *xs, *fixed], [*new, *ys])
             now = new
 
-    def slices(self, symbol: str, size: Any, sliced: int, axes: tuple[int, ...]) -> None:
+    def slices(self, symbol: str, size: object, sliced: int, axes: tuple[int, ...]) -> None:
         total, plan = self.layout.size(size), self.work.bodies[0]
         chunk = plan.binding[symbol]
         one = {**plan.binding, symbol: 1}
@@ -325,7 +325,7 @@ class _Control:
             inputs = [*xs, *self.operands[sliced:]]
             self.layout.body(self.body, self.kernels[0], inside, inputs, ys, arena)
 
-    def loop(self, carries: int, rows: Any, max_trips: int | None) -> None:
+    def loop(self, carries: int, rows: object, max_trips: int | None) -> None:
         layout, (first, second) = self.layout, self.carries
         trips, go, *rest = self.operands
         cells, flag = layout.cells(), self.place + self.work.flag_offset

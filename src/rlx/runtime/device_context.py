@@ -29,7 +29,7 @@ PER_RUN = ("activation", "input", "output", "state")
 class Launch:
     """A kernel with its arguments set, and how many work items run it."""
 
-    kernel: Any
+    kernel: object
     items: int
     group: int
 

@@ -32,7 +32,7 @@ class InputEntry:
             check_array(self._node.tensor, array, binding, f"input {self._node.attrs['name']!r}")
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
-    def _array(self, value: Any) -> np.ndarray:
+    def _array(self, value: object) -> np.ndarray:
         refuse_lossy(value, f"input {self._node.attrs['name']!r}")
         try:
             return np.asarray(value)

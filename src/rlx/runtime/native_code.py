@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx import progress
 from rlx.codegen.cpu.kernels import ABI, KernelSet
@@ -22,7 +22,7 @@ def code_version() -> str:
     return f"{FORMAT}.{ABI}"
 
 
-def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, Any]:
+def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, object]:
     """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
     from rlx.runtime.store.cache import default_cache
 
@@ -60,7 +60,7 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
     return blob
 
 
-def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, Any]:
+def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, object]:
     """Kernels and loaded code of a blob that can be trusted."""
     from rlx.codegen.native.jit import load_all
 

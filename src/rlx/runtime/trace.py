@@ -70,7 +70,7 @@ def best_times(runs: Sequence[Run]) -> dict[int, float]:
     return best
 
 
-def chrome_trace(program: CompiledProgram, runs: Sequence[Run]) -> dict[str, Any]:
+def chrome_trace(program: CompiledProgram, runs: Sequence[Run]) -> dict[str, object]:
     """Runs as a document for Perfetto or chrome://tracing; times in microseconds from the first call.
 
     >>> import numpy as np, rlx
@@ -83,7 +83,7 @@ def chrome_trace(program: CompiledProgram, runs: Sequence[Run]) -> dict[str, Any
     """
     origin = min((run.start_ns for run in runs), default=0)
     tracks = {0: "calls"} | {s.thread + 1: f"thread {s.thread}" for run in runs for s in run.spans}
-    events: list[dict[str, Any]] = [
+    events: list[dict[str, object]] = [
         {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": program.graph.name}}
     ]
     for track, name in sorted(tracks.items()):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlx.errors import ModelImportError
 from rlx.files import file_boundary
 from rlx.ir.graph import Graph
+from rlx.ir.operand import DimLike
+from rlx.ir.tree import Nest
 
 
 def from_onnx(
     model: object,
-    values: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, Sequence[Any]] | None = None,
+    values: Mapping[str, Nest] | None = None,
+    shapes: Mapping[str, Sequence[DimLike]] | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Graph:
     """The graph of an ONNX model; dynamic dims become symbols.

@@ -8,7 +8,7 @@ needs. A program is then compiled for these values and kept for the next call th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,19 +18,23 @@ from rlx.frontend.onnx.importer import Imported, Importer
 from rlx.frontend.onnx.load import load_model
 from rlx.frontend.onnx.value import HostOutput
 from rlx.ir.graph import Graph
+from rlx.ir.tree import Nest
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
 
 
 @dataclass
 class Variant:
     """The model for one set of fixed values and shapes."""
 
-    fixed: dict[str, Any]
+    fixed: dict[str, Nest]
     shapes: dict[str, tuple[int, ...]]
     imported: Imported
     program: Any  # None where everything is known while importing, as with text
 
-    def fits(self, inputs: Mapping[str, Any]) -> bool:
+    def fits(self, inputs: Mapping[str, Nest]) -> bool:
         return all(_same(v, inputs[k]) for k, v in self.fixed.items()) and all(
             np.shape(inputs[k]) == v for k, v in self.shapes.items()
         )
@@ -39,7 +43,7 @@ class Variant:
 class AdaptiveModel:
     """An ONNX model ready to run with any inputs it declares."""
 
-    def __init__(self, model: Any, compile: Callable[[Graph], Any]) -> None:
+    def __init__(self, model: object, compile: Callable[[Graph], CompiledProgram]) -> None:
         self.model, self.folder = load_model(model)
         self.compile = compile
         constants = {t.name for t in self.model.graph.initializer}
@@ -48,22 +52,22 @@ class AdaptiveModel:
         self.outputs = [o.name for o in self.model.graph.output]
         self.variants: list[Variant] = []
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Mapping[str, Nest] | Sequence[Nest]) -> list[Nest]:
         """Outputs in order: arrays, lists of arrays for sequences, None for empty optionals."""
         given = self._named(inputs)
         variant = self.variant(given)
-        flat: dict[str, Any] = {}
+        flat: dict[str, Nest] = {}
         for name, place in variant.imported.inputs.items():
             _spread(place, given[name], flat)
         out = {} if variant.program is None else variant.program.run(flat)
         return [_gather(variant.imported.outputs[name], out) for name in self.outputs]
 
-    def variant(self, inputs: Mapping[str, Any]) -> Variant:
+    def variant(self, inputs: Mapping[str, Nest]) -> Variant:
         """The program for these inputs, compiled if there is none yet."""
         for known in self.variants:
             if known.fits(inputs):
                 return known
-        fixed: dict[str, Any] = {}
+        fixed: dict[str, Nest] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         while True:
             try:
@@ -84,7 +88,11 @@ class AdaptiveModel:
         return made
 
     def _fix(
-        self, names: Sequence[str], inputs: Mapping[str, Any], fixed: dict[str, Any], shapes: dict[str, Any]
+        self,
+        names: Sequence[str],
+        inputs: Mapping[str, Nest],
+        fixed: dict[str, Nest],
+        shapes: dict[str, Nest],
     ) -> None:
         for name in names:
             top = name if name in inputs else name.rpartition(".")[0]
@@ -102,7 +110,7 @@ class AdaptiveModel:
             if i.type.HasField("tensor_type") and not i.type.tensor_type.HasField("shape")
         }
 
-    def _named(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    def _named(self, inputs: Mapping[str, Nest] | Sequence[Nest]) -> dict[str, Nest]:
         if isinstance(inputs, Mapping):
             given = dict(inputs)
         else:
@@ -115,7 +123,7 @@ class AdaptiveModel:
         return {name: _as_value(given[name]) for name in self.inputs}
 
 
-def _as_value(value: Any) -> Any:
+def _as_value(value: Nest) -> Nest:
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
@@ -123,7 +131,7 @@ def _as_value(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Nest, b: Nest) -> bool:
     if a is None or b is None:
         return a is b
     if isinstance(a, list):
@@ -135,7 +143,7 @@ def _same(a: Any, b: Any) -> bool:
     )
 
 
-def _spread(place: Any, value: Any, into: dict[str, Any]) -> None:
+def _spread(place: Nest, value: Nest, into: dict[str, Nest]) -> None:
     if isinstance(place, str):
         into[place] = value
     elif isinstance(place, list):
@@ -143,7 +151,7 @@ def _spread(place: Any, value: Any, into: dict[str, Any]) -> None:
             _spread(p, v, into)
 
 
-def _gather(place: Any, values: Mapping[str, np.ndarray]) -> Any:
+def _gather(place: Nest, values: Mapping[str, np.ndarray]) -> Nest:
     if isinstance(place, str):
         return values[place]
     if isinstance(place, HostOutput):

@@ -238,7 +238,7 @@ class Call:
             raise ModelImportError(f"its attribute {name!r} is missing")
         return default
 
-    def choice(self, name: str, default: str, known: Sequence[str]) -> str:
+    def choice(self, name: str, default: object, known: Sequence[str]) -> str:
         """An attribute that is one of some words."""
         value = str(self.attr(name, default))
         if value not in known:

@@ -25,7 +25,9 @@ from rlx.ir.dim import Dim, evaluate, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.operand import DimLike
 from rlx.ir.rewrite import rewrite
+from rlx.ir.tree import Nest
 from rlx.ir.types import type_symbols
 from rlx.records import dataclass
 
@@ -108,8 +110,8 @@ class Importer:
         self,
         model: ModelProto,
         folder: Path | None = None,
-        values: Mapping[str, Any] | None = None,
-        shapes: Mapping[str, Sequence[Any]] | None = None,
+        values: Mapping[str, Nest] | None = None,
+        shapes: Mapping[str, Sequence[DimLike]] | None = None,
     ) -> None:
         self.model, self.folder = model, folder
         self.values, self.shapes = dict(values or {}), dict(shapes or {})
@@ -477,8 +479,8 @@ def _drop_params(graph: Graph, unused: set[str]) -> Graph:
 
 def import_model(
     model: object,
-    values: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, Sequence[Any]] | None = None,
+    values: Mapping[str, Nest] | None = None,
+    shapes: Mapping[str, Sequence[DimLike]] | None = None,
 ) -> Imported:
     """Import a path, bytes or ModelProto, with inputs fixed by value where shapes depend on them."""
     proto, folder = load_model(model)

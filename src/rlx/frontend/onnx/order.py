@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.proto import label_of, names_read, subgraphs
 
 if TYPE_CHECKING:
-    from onnx import GraphProto
+    from onnx import GraphProto, NodeProto
 
 
 MOST_NAMED = 8
 """How many nodes of a cycle a message names."""
 
 
-def in_order(nodes: Sequence[Any], is_known: Callable[[str], bool]) -> list[Any]:
+def in_order(nodes: Sequence[NodeProto], is_known: Callable[[str], bool]) -> list[NodeProto]:
     """Nodes so that each comes after those whose results it reads. Those that can keep their place do.
 
     `is_known` says which names have a value before any of the nodes runs.
@@ -37,7 +37,7 @@ def in_order(nodes: Sequence[Any], is_known: Callable[[str], bool]) -> list[Any]
     missing = {i: len(found) for i, found in enumerate(needs)}
     ready = [i for i, count in missing.items() if not count]
     heapify(ready)
-    out: list[Any] = []
+    out: list[NodeProto] = []
     while ready:
         i = heappop(ready)
         del missing[i]
@@ -54,7 +54,7 @@ def in_order(nodes: Sequence[Any], is_known: Callable[[str], bool]) -> list[Any]
     return out
 
 
-def _reads(node: Any) -> set[str]:
+def _reads(node: NodeProto) -> set[str]:
     """Names that a node reads, by itself or in its sub-graphs, which have their own names."""
     found = set(node.input)
     for inner in subgraphs(node):

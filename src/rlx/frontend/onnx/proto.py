@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def label_of(proto: NodeProto, version: int | None = None) -> str:
     return f"node {name!r} ({proto.op_type}{'' if version is None else f', opset {version}'})"
 
 
-def subgraphs(node: Any) -> list[Any]:
+def subgraphs(node: NodeProto) -> list[GraphProto]:
     """Graphs among the attributes of a node."""
     return [g for a in node.attribute for g in ((a.g,) if a.type == a.GRAPH else a.graphs)]
 
@@ -88,7 +89,7 @@ def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
     return unpack(raw, kind, count).reshape(shape)
 
 
-def _strings(items: Any) -> np.ndarray:
+def _strings(items: Iterable[bytes]) -> np.ndarray:
     return np.array([s.decode("utf-8", "replace") for s in items] or [], dtype=object)
 
 

@@ -1,7 +1,8 @@
 """The table of ONNX ops: which function converts an op, from which version of its domain on.
 
 ONNX versions an op by the opset that changed it last: a model of opset 13 means the newest entry with
-`since` <= 13. An entry is one function from a `Call` to the values of the node's outputs.
+`since` <= 13. An entry is one function: of the inputs and attributes of the op
+(`rlx.frontend.onnx.signature`), or of the node itself, a `Call`. It returns the values of the node's outputs.
 
 >>> find("", "Relu", 13).since, find("", "NoSuchOp", 13)
 (1, None)
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from rlx.frontend.onnx.signature import by_signature, is_plain
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rlx.frontend.onnx.value import Outputs
 
 Convert = Callable[["Call"], "Outputs"]
+F = TypeVar("F", bound=Callable[..., "Outputs"])
 
 FAMILIES = (
     *(f"ops.{family}" for family in (
@@ -50,20 +53,19 @@ _TABLE: dict[tuple[str, str], list[Entry]] = {}
 _loaded = False
 
 
-def onnx_op(
-    *names: str, since: int = 1, domain: str = "", ignored: tuple[str, ...] = ()
-) -> Callable[[Convert], Convert]:
+def onnx_op(*names: str, since: int = 1, domain: str = "", ignored: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Decorator: the function converts these ops from opset `since` of their domain on."""
 
-    def register(convert: Convert) -> Convert:
-        family = convert.__module__.removeprefix(f"{__package__}.")
+    def register(function: F) -> F:
+        family = function.__module__.removeprefix(f"{__package__}.")
+        convert = function if is_plain(function) else by_signature(function)
         for name in names:
             entries = _TABLE.setdefault((domain, name), [])
             if any(e.since == since for e in entries):
                 raise TypeError(f"ONNX op {name} since {since} is declared twice")
             entries.append(Entry(domain, name, since, convert, family, frozenset(ignored)))
             entries.sort(key=lambda e: e.since)
-        return convert
+        return function
 
     return register
 

@@ -92,10 +92,10 @@ class Broken:
 
 BROKEN = Broken()
 
-Value: TypeAlias = "Node | Strings | Labels | Maps | Rows | list[Any] | Broken | None"
+Value: TypeAlias = Node | Strings | Labels | Maps | Rows | list[Any] | Broken | None
 """What a name of a model stands for; a list is a sequence of values."""
 
-Outputs: TypeAlias = "Value | tuple[Value, ...]"
+Outputs: TypeAlias = Value | tuple[Value, ...]
 """What a conversion returns: the value of the only output, or one for each output."""
 
 

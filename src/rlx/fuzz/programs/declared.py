@@ -33,7 +33,7 @@ def eligible() -> tuple[tuple[Op, tuple[Sample, ...]], ...]:
     return tuple(out)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return all(_is_plain(v) for v in value)
     return isinstance(value, PLAIN)
@@ -52,7 +52,7 @@ def declared(d: Draw) -> object:
     return d.emit(f"op({op.name!r})({', '.join(operands)}{attrs})".replace("(, ", "("), 3)
 
 
-def _bound(value: Any) -> Any:
+def _bound(value: object) -> object:
     """An attribute of a sample with its symbols bound; other texts stay."""
     if isinstance(value, (tuple, list)):
         return tuple(_bound(v) for v in value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlx.errors import ShapeError
 
@@ -54,7 +54,7 @@ class Sym(Atom):
         self.name, self.min, self.max = name, min, max
         super().__init__(quote(name), (min, INF if max is None else max))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Sym, (self.name, self.min, self.max)
 
 
@@ -73,7 +73,7 @@ class Call(Atom):
     def _bounds(self, args: list[Interval]) -> Interval:
         raise NotImplementedError
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), self.args
 
 

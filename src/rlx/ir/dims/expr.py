@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Expr(Readable):
         self._text: str | None = None
         self._bounds: Interval | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Expr, (self.terms, self.const)
 
     def __eq__(self, other: object) -> bool:

@@ -99,13 +99,13 @@ class Readable:
         number: Dim = calculate(other, self._read()) if swap else calculate(self._read(), other)
         return number
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: object) -> object:
         return self._real_arithmetic(operator.truediv, other)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: object) -> object:
         return self._real_arithmetic(operator.truediv, other, swap=True)
 
-    def __rpow__(self, other: Any) -> Any:
+    def __rpow__(self, other: object) -> object:
         return self._real_arithmetic(operator.pow, other, swap=True)
 
     def __bool__(self) -> bool:
@@ -148,7 +148,7 @@ def equals(size: Expr, other: object, reader: SizeReader) -> bool:
 
 _REAL = (int, float, np.integer, np.floating)
 COMPARABLE = (*_REAL, Readable)
-_EXACT: dict[str, Callable[..., Any]] = {
+_EXACT: dict[str, Callable[..., object]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,

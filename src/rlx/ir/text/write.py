@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -149,7 +148,7 @@ class Printer:
             self._defaults[op] = texts
         return texts
 
-    def value_text(self, value: Any) -> str:
+    def value_text(self, value: object) -> str:
         """An attribute value; its kind shows, so that it is read back as what it is."""
         if value is None:
             return "none"

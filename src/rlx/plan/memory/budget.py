@@ -104,7 +104,7 @@ def _smaller(
     planner: Planner,
     cuts: Sequence[tuple[Graph, Planner]],
     assume: Mapping[str, int],
-    gate: Mapping[str, Any],
+    gate: Mapping[str, object],
     report: Report,
 ) -> Made:
     """The program that fits and takes least time, or the smallest one.

@@ -50,7 +50,7 @@ class ComputedRows:
     prologue: Prologue
     frame: Frame
     batch_axes: int
-    k: Any
+    k: object
     height: int  # of a tile
 
     @property

@@ -6,7 +6,6 @@ Keys and values of earlier tokens come in as `past` and go out, with the new one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ def scale_of(n: Call) -> float | None:
     return float(n.attr("scale", 0.0)) or None
 
 
-def total_of(*parts: Any) -> Node | None:
+def total_of(*parts: Node | None) -> Node | None:
     """The sum of additive masks, some of which are not there."""
     found = [p for p in parts if p is not None]
     return sum(found[1:], found[0]) if found else None
@@ -138,7 +137,7 @@ def multi_head_attention(n: Call) -> Outputs:
     return join_heads(y), k, v
 
 
-def unpacked_heads(n: Call, heads: int) -> list[Any]:
+def unpacked_heads(n: Call, heads: int) -> list[Node]:
     """Queries, keys and values as [batch, heads, seq, dim], from any layout of MultiHeadAttention."""
     q, k, v, bias = n[0], n.get(1), n.get(2), n.get(3)
     if q.rank == 5:  # [batch, seq, heads, 3, dim]
@@ -160,7 +159,7 @@ def unpacked_heads(n: Call, heads: int) -> list[Any]:
     return parts
 
 
-def heads_of_packed(x: Node, many: int) -> list[Any]:
+def heads_of_packed(x: Node, many: int) -> list[Node]:
     """[batch, seq, heads, many, dim] -> many of [batch, heads, seq, dim]."""
     return [ops.transpose(ops.squeeze(ops.slice_axis(x, 3, i, 1), 3), (0, 2, 1, 3)) for i in range(many)]
 
@@ -216,7 +215,7 @@ def refuse_unusual(n: Call) -> None:
         raise ModelImportError(quantised)
 
 
-def grouped_heads(n: Call) -> list[Any]:
+def grouped_heads(n: Call) -> list[Node]:
     """Queries, keys and values as [batch, heads, seq, dim], from three tensors or one."""
     many, few = int(n.attr("num_heads")), int(n.attr("kv_num_heads"))
     parts = [n[0]] if n.get(1) is None else [n[0], n[1], n[2]]
@@ -231,7 +230,7 @@ def grouped_heads(n: Call) -> list[Any]:
     return out
 
 
-def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Node:
+def present(n: Call, i: int, rows: Node, before: Node, total: Dim) -> Node:
     """The cache with the new rows of each item behind the rows it had, and zeros behind them."""
     past = n.get(i)
     batch, _, new, _ = rows.shape
@@ -257,7 +256,7 @@ def present(n: Call, i: int, rows: Node, before: Any, total: Dim) -> Node:
     return ops.where(each(ops.less(at, start)), old, fresh)
 
 
-def visible(n: Call, place: Any, length: Any, total: Dim) -> Node:
+def visible(n: Call, place: Node, length: Node, total: Dim) -> Node:
     """[batch, 1, new, total]: which keys each new token sees."""
     batch, new = place.shape
     key = ops.iota((1, 1, 1, total), 3)
@@ -268,7 +267,7 @@ def visible(n: Call, place: Any, length: Any, total: Dim) -> Node:
     return seen if window < 0 else ops.logical_and(seen, ops.greater(key, query - window))
 
 
-def with_sink(n: Call, k: Node, v: Node, seen: Any, heads: Dim) -> tuple[Any, Any, Any]:
+def with_sink(n: Call, k: Node, v: Node, seen: Node, heads: Dim) -> tuple[Node, Node, Node]:
     """One more key of zeros, with a value of zeros, whose score is the head's sink (0 if there is none)."""
     if seen.dtype.is_bool:
         seen = ops.where(seen, n.constant(0, k.dtype), n.constant(-np.inf, k.dtype))

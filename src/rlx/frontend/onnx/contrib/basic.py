@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from rlx import ops
 from rlx.errors import ModelImportError
@@ -17,23 +17,23 @@ MS = "com.microsoft"
 
 
 @onnx_op("Gelu", domain=MS)
-def gelu(n: Call) -> Outputs:
-    return ops.gelu(n[0])
+def gelu(x: Node) -> Node:
+    return ops.gelu(x)
 
 
 @onnx_op("BiasGelu", domain=MS)
-def bias_gelu(n: Call) -> Outputs:
-    return ops.gelu(n[0] + n[1])
+def bias_gelu(x: Node, bias: Node) -> Node:
+    return ops.gelu(x + bias)
 
 
 @onnx_op("FastGelu", domain=MS)
-def fast_gelu(n: Call) -> Outputs:
-    return ops.gelu(n[0] if n.get(1) is None else n[0] + n[1], approximate="tanh")
+def fast_gelu(x: Node, bias: Node | None = None) -> Node:
+    return ops.gelu(x if bias is None else x + bias, approximate="tanh")
 
 
 @onnx_op("QuickGelu", domain=MS)
-def quick_gelu(n: Call) -> Outputs:
-    return ops.swish(n[0], alpha=n.attr("alpha", 1.702))
+def quick_gelu(x: Node, *, alpha: float = 1.702) -> Node:
+    return ops.swish(x, alpha=alpha)
 
 
 # -- normalisations
@@ -49,7 +49,7 @@ def simplified_layer_norm(n: Call) -> Outputs:
     return y, (moments(x, axis, eps, centred=False)[1] if n.wants(1) else None)
 
 
-def moments(x: Node, axis: int, eps: float, centred: bool) -> tuple[Any, Any]:
+def moments(x: Node, axis: int, eps: float, centred: bool) -> tuple[Node, Node]:
     """Mean (0 if not centred) and inverse deviation of what a norm sees, in f32 for halves."""
     y = ops.cast(x, "f32") if x.dtype.bits < 32 else x
     axes = tuple(range(axis, x.rank))
@@ -68,8 +68,10 @@ def skip_norm(n: Call, scale: Node, shift: Node | None, bias: Node | None, centr
 
 
 @onnx_op("LayerNormalization", domain=MS, ignored=("stash_type",))
-def layer_norm(n: Call) -> Outputs:
-    return ops.layer_norm(n[0], n[1], n.get(2), int(n.attr("axis", -1)), n.attr("epsilon", 1e-5))
+def layer_norm(
+    x: Node, scale: Node, bias: Node | None = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> Node:
+    return ops.layer_norm(x, scale, bias, axis, epsilon)
 
 
 @onnx_op("SkipLayerNormalization", domain=MS)
@@ -137,7 +139,7 @@ def activated(n: Call, y: Node) -> Node:
     """The activation that a fused op ends with."""
     numbers = n.attr("activation_params", [])
     name = n.attr("activation", "")
-    known: dict[str, Any] = {
+    known: dict[str, Callable[..., Node]] = {
         "": lambda v: v,
         "Relu": ops.relu,
         "Sigmoid": ops.sigmoid,

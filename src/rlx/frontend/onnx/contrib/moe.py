@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -22,13 +21,13 @@ from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
     "relu": ops.relu,
     "gelu": lambda h: ops.gelu(h, approximate="tanh"),
     "silu": ops.silu,
     "identity": lambda h: h,
 }
-Layer = tuple[Any, Any, int]
+Layer = tuple[Node, "Node | None", int]
 """Weights [inputs, outputs] of all experts, their biases in a row or None, and the outputs of one expert."""
 
 
@@ -59,7 +58,7 @@ def quantised_mixture(n: Call) -> Outputs:
     if bits not in (4, 8):
         raise ModelImportError(f"its weights have {bits} bits; RLX knows 4 and 8")
 
-    def matrix(i: int, points: int, last: bool) -> tuple[Any, int]:
+    def matrix(i: int, points: int, last: bool) -> tuple[Node, int]:
         """Weights of all experts as [inputs, outputs]: outputs side by side; in the last matmul, inputs."""
         packed = n.known(i)
         if packed is None:
@@ -109,7 +108,8 @@ def mixed(n: Call, first: Layer | None, rows: Node, bias: Node | None, third: La
     x, factors = n[0], chosen(n)
     experts = factors.shape[1]
     flat = ops.reshape(x, (-1, x.shape[-1]))
-    inner = activated(n, *(side_by_side(flat, layer, experts) for layer in (first, third)))
+    h = side_by_side(flat, first, experts)
+    inner = activated(n, h, None if third is None else side_by_side(flat, third, experts))
     weighed = ops.reshape(inner * ops.expand_dims(factors, 2), (flat.shape[0], -1))
     y = ops.matmul(weighed, ops.cast(rows, x.dtype))
     if bias is not None:
@@ -117,10 +117,8 @@ def mixed(n: Call, first: Layer | None, rows: Node, bias: Node | None, third: La
     return ops.reshape(y, x.shape)
 
 
-def side_by_side(flat: Node, layer: Layer | None, experts: Dim) -> Node | None:
-    """[tokens, experts, outputs]: a matmul with the weights of all experts; None without a layer."""
-    if layer is None:
-        return None
+def side_by_side(flat: Node, layer: Layer, experts: Dim) -> Node:
+    """[tokens, experts, outputs]: a matmul with the weights of all experts."""
     weights, bias, out = layer
     h = ops.matmul(flat, ops.cast(weights, flat.dtype))
     return ops.reshape(h if bias is None else h + bias, (flat.shape[0], experts, out))
@@ -137,7 +135,7 @@ def chosen(n: Call) -> Node:
     return chance / ops.sum(chance, 1, True) if n.flag("normalize_routing_weights") else chance
 
 
-def activated(n: Call, h: Any, other: Any) -> Node:
+def activated(n: Call, h: Node, other: Node | None) -> Node:
     """The activation of what the first layer (and a third next to it) give."""
     kind = n.choice("activation_type", "relu", (*ACTIVATIONS, "swiglu"))
     fusion = int(n.attr("swiglu_fusion", 0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.contrib.attention import attend
@@ -13,6 +11,7 @@ from rlx.frontend.onnx.ops.quant import as_number, dequantize, quantize
 from rlx.frontend.onnx.ops.recurrent import lstm_options
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -26,7 +25,7 @@ def real(n: Call, i: int) -> Node:
     return ops.dequantize(n[i], as_number(n[i + 1]), None if zero is None else as_number(zero))
 
 
-def levels(n: Call, y: Node, i: int, kind: Any) -> Node:
+def levels(n: Call, y: Node, i: int, kind: DType) -> Node:
     """y quantised by operands i (scale) and i + 1 (zero point)."""
     zero = n.get(i + 1)
     return ops.quantize(y, as_number(n[i]), None if zero is None else as_number(zero), kind)

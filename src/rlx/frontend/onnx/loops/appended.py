@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.frontend.onnx.proto import names_read, subgraphs
 from rlx.frontend.onnx.value import Rows, Value
 from rlx.ir.graph import Node
 
 if TYPE_CHECKING:
-    from onnx import GraphProto
+    from onnx import GraphProto, NodeProto
 
 
-def without_appending(body: GraphProto, carried: Sequence[Value]) -> tuple[Any, list[Value], list[int]]:
+def without_appending(
+    body: GraphProto, carried: Sequence[Value]
+) -> tuple[GraphProto, list[Value], list[int]]:
     """The body with sequences that start empty and only grow by one element at their end as rows to stack
     instead of carries; the other carries; places of the sequences among all carries."""
     makers = {name: node for node in body.node for name in node.output}
@@ -33,7 +35,7 @@ def without_appending(body: GraphProto, carried: Sequence[Value]) -> tuple[Any, 
     return changed, [v for k, v in enumerate(carried) if k not in places], places
 
 
-def _grows(body: GraphProto, makers: dict[str, Any], k: int) -> bool:
+def _grows(body: GraphProto, makers: dict[str, NodeProto], k: int) -> bool:
     """Whether a step computes carry k by appending to it, and does nothing else with it."""
     before, after = body.input[2 + k].name, body.output[1 + k].name
     maker = makers.get(after)

@@ -7,7 +7,7 @@ rows is unrolled. The rest becomes `cond` and `scan` of the program.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx import ops
 from rlx.errors import ModelImportError, RlxError
@@ -179,8 +179,8 @@ def scan(n: Call) -> Outputs:
 def scanned(
     n: Call,
     body: GraphProto,
-    states: Sequence[Any],
-    xs: Sequence[Any],
+    states: Sequence[Node],
+    xs: Sequence[Node],
     directions: Sequence[int],
     axes: Sequence[int],
     out_directions: Sequence[int] | None,
@@ -193,14 +193,14 @@ def scanned(
         moved.append(ops.flip(x, 0) if backward else x)
     length = moved[0].shape[0]
 
-    def step(carry: Sequence[Node], rows: Sequence[Node]) -> tuple[Any, Any]:
+    def step(carry: Sequence[Node], rows: Sequence[Node]) -> tuple[list[Node], list[Node]]:
         out = [as_tensor(v) for v in n.run_subgraph(body, [*carry, *rows])]
         return out[: len(states)], out[len(states) :]
 
-    final: Any = list(states)
-    stacked: Any
+    final: Sequence[Node] = list(states)
+    stacked: Sequence[Node]
     if isinstance(length, int) and 0 < length * count_nodes(body) <= MOST_UNROLLED:
-        rows: list[Any] = []
+        rows: list[list[Node]] = []
         for i in range(length):
             final, row = step(final, [ops.squeeze(ops.slice_axis(x, 0, i, 1), 0) for x in moved])
             rows.append(row)

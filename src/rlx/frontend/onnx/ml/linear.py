@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from rlx.frontend.onnx.ml.features import ML
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Labels, Outputs, Value
 from rlx.ir.graph import Node
+from rlx.ir.tree import Nest
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
@@ -43,7 +43,7 @@ def transformed(scores: Node, after: str) -> Node:
     return scores
 
 
-def probit(p: Any) -> Node:
+def probit(p: Node) -> Node:
     """The quantile of a normal distribution, by Winitzki's approximation, which ONNX Runtime uses."""
     x = 2.0 * p - 1.0
     log = ops.log1p(-(x * x)) / 0.147
@@ -51,14 +51,14 @@ def probit(p: Any) -> Node:
     return math.sqrt(2.0) * ops.sign(x) * ops.sqrt(-log / (ops.sqrt(half * half - log) + half))
 
 
-def with_other(score: Any, after: str, mirrored: bool) -> Node:
+def with_other(score: Node, after: str, mirrored: bool) -> Node:
     """Scores of two classes by the score of the second one."""
     if after == "LOGISTIC":
         return ops.concat([ops.sigmoid(-score), ops.sigmoid(score)], 1)
     return ops.concat([-score if mirrored else 1.0 - score, score], 1)
 
 
-def labelled(n: Call, numbers: Any, text: str, ints: str) -> Value:
+def labelled(n: Call, numbers: Node, text: str, ints: str) -> Value:
     """Labels of classes by their numbers: text, or integers that the program looks up."""
     words = n.attr(text, None)
     if words:
@@ -190,7 +190,7 @@ def pair_weights(weights: np.ndarray, sizes: list[int], pairs: list[tuple[int, i
     return out
 
 
-def coupled(n: Call, wins: Any, pairs: list[tuple[int, int]], many: int) -> Node:
+def coupled(n: Call, wins: Node, pairs: list[tuple[int, int]], many: int) -> Node:
     """Chances of classes from chances of pairs: Wu, Lin and Weng's second method, as LIBSVM iterates it.
 
     Each row goes on until its own error is small; rows that are done keep what they have.
@@ -208,12 +208,12 @@ def coupled(n: Call, wins: Any, pairs: list[tuple[int, int]], many: int) -> Node
     count = wins.shape[0]
     limit = 0.005 / many
 
-    def measured(p: Any) -> tuple[Any, Any, Any]:
+    def measured(p: Node) -> tuple[Node, Node, Node]:
         qp = ops.sum(q * ops.expand_dims(p, 1), axis=2)
         whole = ops.sum(p * qp, axis=1, keepdims=True)
         return qp, whole, ops.greater_equal(ops.max(ops.abs(qp - whole), 1, True), limit)
 
-    def turn(carry: Any, item: Any) -> tuple[Any, None]:
+    def turn(carry: Nest, item: Nest) -> tuple[Nest, None]:
         p, qp, whole = carry
         row, mine = item
         own, here = (ops.sum(t * mine, axis=1, keepdims=True) for t in (row, qp))
@@ -221,7 +221,7 @@ def coupled(n: Call, wins: Any, pairs: list[tuple[int, int]], many: int) -> Node
         whole = (whole + step * (step * own + 2.0 * here)) / ((1.0 + step) * (1.0 + step))
         return ((p + step * mine) / (1.0 + step), (qp + step * row) / (1.0 + step), whole), None
 
-    def better(p: Any) -> Node:
+    def better(p: Node) -> Node:
         qp, whole, open_ = measured(p)
         (new, _, _), _ = ops.scan(turn, (p, qp, whole), (rows, unit))
         return ops.where(open_, new, p)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx import ops
@@ -56,7 +54,7 @@ class Forest:
         each one's node and compares its feature."""
         start = ops.broadcast_to(n.constant(self.roots), (x.shape[0], len(self.roots)))
 
-        def step(at: Any, _: Any) -> tuple[Any, None]:
+        def step(at: Node, _: None) -> tuple[Node, None]:
             value = ops.gather_elements(x, ops.gather(n.constant(self.features), at), axis=1)
             go = self.decisions(n, value, at)
             if self.tracks.any():
@@ -82,7 +80,7 @@ class Forest:
         """Whether each row takes the true branch of the node it is at."""
         split = ops.gather(n.constant(self.splits.astype(value.dtype.np)), at)
         mode = ops.gather(n.constant(self.modes), at)
-        go: Any = None
+        go: Node | None = None
         for kind in sorted(set(self.modes.tolist())):
             if kind == MEMBER:
                 members = ops.gather(n.constant(self.sets), at)
@@ -92,6 +90,7 @@ class Forest:
             else:
                 raise ModelImportError(f"a node has mode {kind}, which RLX does not know")
             go = hit if go is None else ops.where(ops.equal(mode, kind), hit, go)
+        assert go is not None, "there are nodes"
         return go
 
 
@@ -125,7 +124,7 @@ def tree_ensemble(n: Call) -> Outputs:
     return aggregated(n, ops.sub(forest.leaves_of(n, x), count), leaves, targets)
 
 
-def membership_sets(modes: np.ndarray, values: Any, kind: Any) -> np.ndarray | None:
+def membership_sets(modes: np.ndarray, values: np.ndarray, kind: np.dtype) -> np.ndarray | None:
     """[nodes, largest set]: the sets of nodes that test membership, filled up with NaN."""
     if values is None or not (modes == MEMBER).any():
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 from rlx import ops
 from rlx.frontend.onnx.call import Call
@@ -12,7 +12,7 @@ from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
-PLAIN: dict[str, Callable[[Any], Any]] = {
+PLAIN: dict[str, Callable[[Node], Node]] = {
     "Relu": ops.relu,
     "Sigmoid": ops.sigmoid,
     "Tanh": ops.tanh,
@@ -22,36 +22,51 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
     "Softsign": ops.softsign,
 }
 
-# op -> function and its attributes: (ONNX's name, ours, default)
-WITH_NUMBERS: dict[str, tuple[Callable[..., Any], tuple[tuple[str, str, float], ...]]] = {
-    "LeakyRelu": (ops.leaky_relu, (("alpha", "alpha", 0.01),)),
-    "Elu": (ops.elu, (("alpha", "alpha", 1.0),)),
-    "Celu": (ops.celu, (("alpha", "alpha", 1.0),)),
-    "HardSigmoid": (ops.hard_sigmoid, (("alpha", "alpha", 0.2), ("beta", "beta", 0.5))),
-    "Swish": (ops.swish, (("alpha", "alpha", 1.0),)),
-    "ThresholdedRelu": (ops.thresholded_relu, (("alpha", "alpha", 1.0),)),
-    "Shrink": (ops.shrink, (("lambd", "lambd", 0.5), ("bias", "bias", 0.0))),
-}
-
 
 @onnx_op(*PLAIN, ignored=("consumed_inputs",))
 def plain(n: Call) -> Outputs:
     return PLAIN[n.proto.op_type](n[0])
 
 
-@onnx_op(*WITH_NUMBERS, ignored=("consumed_inputs",))
-def with_numbers(n: Call) -> Outputs:
-    function, attributes = WITH_NUMBERS[n.proto.op_type]
-    given = {ours: n.attr(name, default) for name, ours, default in attributes}
-    x = n[0]
-    if not x.dtype.is_float:  # Shrink is defined for integers, too
-        return ops.cast(function(ops.cast(x, "f32"), **given), x.dtype)
-    return function(x, **given)
+@onnx_op("LeakyRelu", ignored=("consumed_inputs",))
+def leaky_relu(x: Node, *, alpha: float = 0.01) -> Node:
+    return ops.leaky_relu(x, alpha=alpha)
+
+
+@onnx_op("Elu", ignored=("consumed_inputs",))
+def elu(x: Node, *, alpha: float = 1.0) -> Node:
+    return ops.elu(x, alpha=alpha)
+
+
+@onnx_op("Celu")
+def celu(x: Node, *, alpha: float = 1.0) -> Node:
+    return ops.celu(x, alpha=alpha)
+
+
+@onnx_op("HardSigmoid", ignored=("consumed_inputs",))
+def hard_sigmoid(x: Node, *, alpha: float = 0.2, beta: float = 0.5) -> Node:
+    return ops.hard_sigmoid(x, alpha=alpha, beta=beta)
+
+
+@onnx_op("Swish")
+def swish(x: Node, *, alpha: float = 1.0) -> Node:
+    return ops.swish(x, alpha=alpha)
+
+
+@onnx_op("ThresholdedRelu")
+def thresholded_relu(x: Node, *, alpha: float = 1.0) -> Node:
+    return ops.thresholded_relu(x, alpha=alpha)
+
+
+@onnx_op("Shrink")
+def shrink(x: Node, *, lambd: float = 0.5, bias: float = 0.0) -> Node:
+    wide = x if x.dtype.is_float else ops.cast(x, "f32")  # it is defined for integers, too
+    return ops.cast(ops.shrink(wide, lambd=lambd, bias=bias), x.dtype)
 
 
 @onnx_op("Selu", ignored=("consumed_inputs",))
-def selu_first(n: Call) -> Outputs:
-    return ops.selu(n[0], alpha=n.attr("alpha", 1.6732), gamma=n.attr("gamma", 1.0507))
+def selu_first(x: Node, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Node:
+    return ops.selu(x, alpha=alpha, gamma=gamma)
 
 
 @onnx_op("Selu", since=6)
@@ -61,21 +76,20 @@ def selu(n: Call) -> Outputs:
 
 
 @onnx_op("Gelu", since=20)
-def gelu(n: Call) -> Outputs:
-    return ops.gelu(n[0], approximate=n.choice("approximate", "none", ("none", "tanh")))
+def gelu(x: Node, *, approximate: Literal["none", "tanh"] = "none") -> Node:
+    return ops.gelu(x, approximate=approximate)
 
 
 @onnx_op("PRelu", ignored=("consumed_inputs",))
-def prelu_by_channel(n: Call) -> Outputs:
-    x, slope = n[0], n[1]
+def prelu_by_channel(x: Node, slope: Node) -> Node:
     if slope.rank == 1 and x.rank > 1:
         slope = ops.reshape(slope, (slope.shape[0], *(1,) * (x.rank - 2)))
     return ops.prelu(x, slope)
 
 
 @onnx_op("PRelu", since=7)
-def prelu(n: Call) -> Outputs:
-    return ops.prelu(n[0], n[1])
+def prelu(x: Node, slope: Node) -> Node:
+    return ops.prelu(x, slope)
 
 
 def hardmax(x: Node, axis: int) -> Node:
@@ -84,7 +98,7 @@ def hardmax(x: Node, axis: int) -> Node:
     return ops.one_hot(at, x.shape[axis], axis=axis, dtype=x.dtype)
 
 
-SOFTMAX: dict[str, Callable[[Any, int], Any]] = {
+SOFTMAX: dict[str, Callable[[Node, int], Node]] = {
     "Softmax": ops.softmax,
     "LogSoftmax": ops.log_softmax,
     "Hardmax": hardmax,

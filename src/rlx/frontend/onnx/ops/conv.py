@@ -10,6 +10,7 @@ from rlx.errors import ShapeError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 
@@ -46,7 +47,7 @@ def check_window(n: Call, w: Node) -> None:
         raise ShapeError(f"kernel_shape {given} is not that of the weight {w.tensor}")
 
 
-def conv_options(n: Call, w: Node) -> dict[str, Any]:
+def conv_options(n: Call, w: Node) -> dict[str, AttrValue]:
     """What all convolutions have in common."""
     check_window(n, w)
     rank = w.rank - 2

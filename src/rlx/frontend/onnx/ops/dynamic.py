@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from rlx import ops
 from rlx.frontend.onnx.call import Call
@@ -86,7 +86,7 @@ def overlaps(ranked: Node, threshold: Node) -> Node:
     y1, x1, y2, x2 = (ops.squeeze(ops.slice_axis(ranked, 2, i, 1), 2) for i in range(4))
     area = (y2 - y1) * (x2 - x1)
 
-    def pair(f: Any, v: Node) -> Node:
+    def pair(f: Callable[[Node, Node], Node], v: Node) -> Node:
         return f(ops.expand_dims(v, 3), ops.expand_dims(v, 2))
 
     height = ops.maximum(pair(ops.minimum, y2) - pair(ops.maximum, y1), 0.0)
@@ -107,7 +107,7 @@ def greedy(overlap: Node, alive: Node, count: Dim) -> Node:
             alive = ops.logical_and(alive, ops.logical_not(hit))
         return alive
 
-    def step(now: Node, row: Node) -> tuple[Any, Any]:
+    def step(now: Node, row: tuple[Node, Node]) -> tuple[Node, None]:
         i, over = row
         here = ops.equal(ops.iota((count,)), i)
         stays = ops.any(ops.logical_and(now, here), axis=2, keepdims=True)

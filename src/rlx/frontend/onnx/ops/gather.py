@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Labels, Outputs, Strings
 from rlx.ir.dim import Dim
+from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
 
@@ -26,27 +27,28 @@ def gather(n: Call) -> Outputs:
 
 
 @onnx_op("GatherElements")
-def gather_elements(n: Call) -> Outputs:
-    return ops.gather_elements(n[0], n[1], int(n.attr("axis", 0)))
+def gather_elements(x: Node, indices: Node, *, axis: int = 0) -> Node:
+    return ops.gather_elements(x, indices, axis)
 
 
 @onnx_op("GatherND")
-def gather_nd(n: Call) -> Outputs:
-    return ops.gather_nd(n[0], n[1], int(n.attr("batch_dims", 0)))
+def gather_nd(x: Node, indices: Node, *, batch_dims: int = 0) -> Node:
+    return ops.gather_nd(x, indices, batch_dims)
 
 
-REDUCTIONS = ("none", "add", "mul", "max", "min")
+Reduction = Literal["none", "add", "mul", "max", "min"]
 
 
 @onnx_op("Scatter", "ScatterElements")
-def scatter_elements(n: Call) -> Outputs:
-    how = n.choice("reduction", "none", REDUCTIONS)
-    return ops.scatter_elements(n[0], n[1], n[2], int(n.attr("axis", 0)), how)
+def scatter_elements(
+    x: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: Reduction = "none"
+) -> Node:
+    return ops.scatter_elements(x, indices, updates, axis, reduction)
 
 
 @onnx_op("ScatterND")
-def scatter_nd(n: Call) -> Outputs:
-    return ops.scatter_nd(n[0], n[1], n[2], n.choice("reduction", "none", REDUCTIONS))
+def scatter_nd(x: Node, indices: Node, updates: Node, *, reduction: Reduction = "none") -> Node:
+    return ops.scatter_nd(x, indices, updates, reduction)
 
 
 @onnx_op("OneHot")
@@ -63,7 +65,7 @@ def one_hot(n: Call) -> Outputs:
 
 @onnx_op("TopK", ignored=("sorted",))
 def top_k(n: Call) -> Outputs:
-    k: Any = n.attr("k") if n.version < 10 else n.size(1)
+    k: Dim = n.attr("k") if n.version < 10 else n.size(1)
     return tuple(ops.top_k(n[0], k, int(n.attr("axis", -1)), n.flag("largest", 1)))
 
 

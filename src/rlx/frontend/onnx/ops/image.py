@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 from rlx import ops
 from rlx.errors import ModelImportError
@@ -10,6 +10,9 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.shape import normal_ordered
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.attr import AttrValue
+from rlx.ir.dim import Dim
+from rlx.ir.graph import Node
 
 MODES = ("nearest", "linear", "cubic")
 TRANSFORMS = (
@@ -57,7 +60,7 @@ def resize(n: Call) -> Outputs:
     axes = n.attr("axes", None)
     axes = None if axes is None else normal_ordered(axes, x.rank)
     transform = n.choice("coordinate_transformation_mode", "half_pixel", TRANSFORMS)
-    how: dict[str, Any] = {
+    how: dict[str, AttrValue] = {
         "axes": axes,
         "mode": n.choice("mode", "nearest", MODES),
         "transform": transform,
@@ -79,15 +82,20 @@ def resize(n: Call) -> Outputs:
 
 
 @onnx_op("GridSample")
-def grid_sample(n: Call) -> Outputs:
-    mode = n.choice("mode", "linear", ("linear", "nearest", "cubic", "bilinear", "bicubic"))
-    padding = n.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))
-    return ops.grid_sample(n[0], n[1], mode, padding, n.flag("align_corners"))
+def grid_sample(
+    x: Node,
+    grid: Node,
+    *,
+    mode: Literal["linear", "nearest", "cubic", "bilinear", "bicubic"] = "linear",
+    padding_mode: Literal["zeros", "border", "reflection"] = "zeros",
+    align_corners: bool = False,
+) -> Node:
+    return ops.grid_sample(x, grid, mode, padding_mode, align_corners)
 
 
 @onnx_op("AffineGrid")
-def affine_grid(n: Call) -> Outputs:
-    return ops.affine_grid(n[0], n.dims(1), n.flag("align_corners"))
+def affine_grid(theta: Node, size: tuple[Dim, ...], *, align_corners: bool = False) -> Node:
+    return ops.affine_grid(theta, size, align_corners)
 
 
 @onnx_op("RoiAlign")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rlx import ops
 from rlx.frontend.onnx.call import Call
@@ -13,7 +12,7 @@ from rlx.frontend.onnx.sizes.broadcast import aligned
 from rlx.frontend.onnx.value import Outputs, Strings
 from rlx.ir.graph import Node
 
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+COMPARE: dict[str, Callable[[Node, Node], Node]] = {
     "Equal": ops.equal,
     "Less": ops.less,
     "LessOrEqual": ops.less_equal,
@@ -39,24 +38,22 @@ def compare(n: Call) -> Outputs:
 
 
 @onnx_op("Not")
-def not_(n: Call) -> Outputs:
-    return ops.logical_not(n[0])
+def not_(x: Node) -> Node:
+    return ops.logical_not(x)
 
 
 @onnx_op("IsNaN")
-def is_nan(n: Call) -> Outputs:
-    return ops.is_nan(n[0])
+def is_nan(x: Node) -> Node:
+    return ops.is_nan(x)
 
 
 @onnx_op("IsInf")
-def is_inf(n: Call) -> Outputs:
-    x = n[0]
-    up, down = n.flag("detect_positive", 1), n.flag("detect_negative", 1)
-    found: Node = ops.is_inf(x)
-    if up and down:
+def is_inf(x: Node, *, detect_positive: bool = True, detect_negative: bool = True) -> Node:
+    found = ops.is_inf(x)
+    if detect_positive and detect_negative:
         return found
-    sign = ops.greater(x, 0.0) if up else ops.less(x, 0.0)
-    if not up and not down:
+    sign = ops.greater(x, 0.0) if detect_positive else ops.less(x, 0.0)
+    if not detect_positive and not detect_negative:
         sign = ops.logical_and(sign, ops.logical_not(sign))
     return ops.logical_and(found, sign)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.attr import AttrValue
 
 
-def loss_options(n: Call) -> dict[str, Any]:
+def loss_options(n: Call) -> dict[str, AttrValue]:
     ignored = n.attr("ignore_index", None)
     return {
         "ignore_index": None if ignored is None else int(ignored),

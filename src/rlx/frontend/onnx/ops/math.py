@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rlx.frontend.onnx.value import Outputs
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 
-UNARY: dict[str, Callable[[Any], Any]] = {
+UNARY: dict[str, Callable[[Node], Node]] = {
     "Abs": ops.abs,
     "Acos": ops.acos,
     "Acosh": ops.acosh,
@@ -43,7 +43,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "BitwiseNot": ops.bitwise_not,
 }
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Callable[[Node, Node], Node]] = {
     "Add": ops.add,
     "Sub": ops.sub,
     "Mul": ops.mul,
@@ -112,12 +112,11 @@ def mod(n: Call) -> Outputs:
 
 
 @onnx_op("BitShift")
-def bit_shift(n: Call) -> Outputs:
-    left = n.choice("direction", "LEFT", ("LEFT", "RIGHT")) == "LEFT"
-    return (ops.shift_left if left else ops.shift_right)(n[0], n[1])
+def bit_shift(x: Node, y: Node, *, direction: Literal["LEFT", "RIGHT"]) -> Node:
+    return (ops.shift_left if direction == "LEFT" else ops.shift_right)(x, y)
 
 
-VARIADIC: dict[str, Callable[[Any, Any], Any]] = {
+VARIADIC: dict[str, Callable[[Node, Node], Node]] = {
     "Max": ops.maximum,
     "Min": ops.minimum,
     "Sum": ops.add,
@@ -144,8 +143,8 @@ def clip_by_attributes(n: Call) -> Outputs:
 
 
 @onnx_op("Clip", since=11)
-def clip(n: Call) -> Outputs:
-    return ops.clip(n[0], n.get(1), n.get(2))
+def clip(x: Node, low: Node | None = None, high: Node | None = None) -> Node:
+    return ops.clip(x, low, high)
 
 
 @onnx_op("CumSum", "CumProd")

@@ -11,8 +11,8 @@ from rlx.ir.graph import Node
 
 
 @onnx_op("MatMul")
-def matmul(n: Call) -> Outputs:
-    return ops.matmul(n[0], n[1])
+def matmul(a: Node, b: Node) -> Node:
+    return ops.matmul(a, b)
 
 
 def scaled(x: Node, factor: float) -> Node:
@@ -47,5 +47,5 @@ def gemm(n: Call) -> Outputs:
 
 
 @onnx_op("Einsum")
-def einsum(n: Call) -> Outputs:
-    return ops.einsum(n.attr("equation"), *n.nodes())
+def einsum(*operands: Node, equation: str) -> Node:
+    return ops.einsum(equation, *operands)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.conv import padding_of
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.attr import AttrValue
+from rlx.ir.graph import Node
 
 
-def pool_options(n: Call) -> dict[str, Any]:
+def pool_options(n: Call) -> dict[str, AttrValue]:
     window = n.attr("kernel_shape")
     return {
         "window": window,
@@ -42,18 +42,18 @@ def lp_pool(n: Call) -> Outputs:
 
 
 @onnx_op("GlobalAveragePool")
-def global_average_pool(n: Call) -> Outputs:
-    return ops.global_avg_pool(n[0])
+def global_average_pool(x: Node) -> Node:
+    return ops.global_avg_pool(x)
 
 
 @onnx_op("GlobalMaxPool")
-def global_max_pool(n: Call) -> Outputs:
-    return ops.global_max_pool(n[0])
+def global_max_pool(x: Node) -> Node:
+    return ops.global_max_pool(x)
 
 
 @onnx_op("GlobalLpPool")
-def global_lp_pool(n: Call) -> Outputs:
-    return ops.global_lp_pool(n[0], float(n.attr("p", 2)))
+def global_lp_pool(x: Node, *, p: float = 2) -> Node:
+    return ops.global_lp_pool(x, p)
 
 
 @onnx_op("MaxUnpool")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.conv import conv_options
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.attr import AttrValue
 from rlx.ir.graph import Node
 
 
-def placement(n: Call, x: Node, scale: Node, default_axis: int = 1) -> dict[str, Any]:
+def placement(n: Call, x: Node, scale: Node, default_axis: int = 1) -> dict[str, AttrValue]:
     """axis and block of a scale, as our ops take them."""
     axis = int(n.attr("axis", default_axis))
     block = int(n.attr("block_size", 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,8 @@ from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 
 
@@ -23,7 +24,7 @@ def key_of(n: Call) -> Node:
     return n.constant(np.array([bits, 0], np.uint32))
 
 
-def draw(n: Call, shape: Any, kind: Any) -> Node:
+def draw(n: Call, shape: tuple[Dim, ...], kind: DType) -> Node:
     """Uniform or normal numbers, as the op's name and attributes say."""
     if n.proto.op_type.startswith("RandomUniform"):
         return ops.uniform(key_of(n), shape, n.attr("low", 0.0), n.attr("high", 1.0), kind)

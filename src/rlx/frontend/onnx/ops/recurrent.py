@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx import ops
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
+from rlx.ir.attr import AttrValue
 
 
-def recurrent_options(n: Call) -> dict[str, Any]:
+def recurrent_options(n: Call) -> dict[str, AttrValue]:
     """What RNN, GRU and LSTM have in common."""
     n.attr("hidden_size", None)  # the weights say it
     names = n.attr("activations", None)
@@ -42,7 +41,7 @@ def lstm(n: Call) -> Outputs:
     return tuple(ops.lstm(n[0], n[1], n[2], n.get(3), **lstm_options(n)))
 
 
-def lstm_options(n: Call) -> dict[str, Any]:
+def lstm_options(n: Call) -> dict[str, AttrValue]:
     """What an LSTM has besides its weights."""
     more = {"initial_c": n.get(6), "peephole": n.get(7), "input_forget": n.flag("input_forget")}
     return recurrent_options(n) | more

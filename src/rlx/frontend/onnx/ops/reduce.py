@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rlx import ops
 from rlx.frontend.onnx.call import Call
@@ -12,7 +11,7 @@ from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
-REDUCE: dict[str, Callable[..., Any]] = {
+REDUCE: dict[str, Callable[..., Node]] = {
     "ReduceSum": ops.sum,
     "ReduceMean": ops.mean,
     "ReduceMax": ops.max,
@@ -29,7 +28,7 @@ KEEP = {"ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"}  # integers wr
 OF_FLOATS = {"ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
 
 
-def reduced(op: str, x: Node, axes: Any, keepdims: bool) -> Node:
+def reduced(op: str, x: Node, axes: Sequence[int] | None, keepdims: bool) -> Node:
     """One reduction; integers go through f64 where the result is a float rounded towards zero."""
     made: Node
     if x.dtype.is_bool:
@@ -52,7 +51,7 @@ def reduce_by_attribute(n: Call) -> Outputs:
 @onnx_op("ReduceSum", since=13)
 @onnx_op(*(name for name in REDUCE if name != "ReduceSum"), since=18)
 def reduce_by_input(n: Call) -> Outputs:
-    axes: Any = n.ints(1) if n.get(1) is not None else ()
+    axes: tuple[int, ...] | None = n.ints(1) if n.get(1) is not None else ()
     nothing = n.flag("noop_with_empty_axes")
     keepdims = n.flag("keepdims", 1)
     if not axes:

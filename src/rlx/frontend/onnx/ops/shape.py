@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -188,7 +187,7 @@ def split(n: Call) -> Outputs:
     count = int(n.attr("num_outputs", len(n.outputs)))
     if count != len(n.outputs):
         raise ModelImportError(f"num_outputs is {count}, but it has {len(n.outputs)} outputs")
-    sizes: Any = n.attr("split", None)
+    sizes: Sequence[Dim] | None = n.attr("split", None)
     if n.value(1) is not None:
         sizes = n.dims(1)
     if sizes is None:
@@ -208,7 +207,7 @@ def pad_by_attributes(n: Call) -> Outputs:
 def pad(n: Call) -> Outputs:
     x = n[0]
     axes = normal_ordered(n.ints(3), x.rank) if n.value(3) is not None else tuple(range(x.rank))
-    fill: Any = 0
+    fill: Node | float = 0
     if n.value(2) is not None:
         known = n.known(2)
         fill = n[2] if known is None else known.reshape(-1)[0].item() if known.size else 0
@@ -221,7 +220,7 @@ def normal_ordered(axes: Sequence[int], rank: int) -> tuple[int, ...]:
     return tuple(a % rank for a in axes)
 
 
-def padded(n: Call, x: Node, amounts: Sequence[Dim], axes: Sequence[int], fill: Any) -> Node:
+def padded(n: Call, x: Node, amounts: Sequence[Dim], axes: Sequence[int], fill: Node | float) -> Node:
     """ONNX Pad; `amounts` are the low sides of all axes, then the high ones."""
     mode = n.choice("mode", "constant", ("constant", "reflect", "edge", "wrap"))
     if len(amounts) != 2 * len(axes):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from rlx.ir.graph import Node
 WHY = "text exists on the host only"
 
 
-def texts(values: Any, shape: Any) -> Strings:
-    out = np.empty(len(values), dtype=object)
-    out[:] = values
+def texts(values: Sequence[object], shape: Sequence[int]) -> Strings:
+    out = np.empty(len(values), dtype=np.object_)
+    out[:] = list(values)
     return Strings(out.reshape(shape))
 
 
@@ -80,7 +81,7 @@ def tf_idf(n: Call) -> Outputs:
         n.on_host(WHY)
         words = n.attr("pool_strings")
         number = {w: i for i, w in enumerate(dict.fromkeys(words))}
-        x: Any = n.constant(
+        x: Node = n.constant(
             np.array([number.get(w, -1) for w in value.array.flat], np.int64).reshape(value.shape)
         )
         pool = [number[w] for w in words]
@@ -103,7 +104,7 @@ def tf_idf(n: Call) -> Outputs:
             found.append((at, occurrences(n, rows, grams, range(skips + 1 if length > 1 else 1))))
         at += len(grams)
     width = max(places) + 1
-    out: Any = ops.zeros((rows.shape[0], width), "f32")
+    out: Node = ops.zeros((rows.shape[0], width), "f32")
     for first, counts in found:
         columns = np.array(places[first : first + counts.shape[1]], np.int64)
         if mode != "TF":
@@ -115,19 +116,18 @@ def tf_idf(n: Call) -> Outputs:
     return out if x.rank == 2 else ops.squeeze(out, 0)
 
 
-def occurrences(n: Call, rows: Node, grams: np.ndarray, skips: Any) -> Node:
+def occurrences(n: Call, rows: Node, grams: np.ndarray, skips: Sequence[int]) -> Node:
     """[batch, grams]: how often each n-gram occurs in rows of numbers."""
     count, length = grams.shape
-    total: Any = ops.zeros((rows.shape[0], count), "f32")
+    total: Node = ops.zeros((rows.shape[0], count), "f32")
     for skip in skips:
         reach = (length - 1) * (skip + 1)
         many = rows.shape[1] - reach
         if isinstance(many, int) and many <= 0:
             continue
-        hit: Any = None
+        same = []
         for j in range(length):
             part = ops.expand_dims(ops.slice_axis(rows, 1, j * (skip + 1), many), 2)
-            same = ops.equal(part, n.constant(grams[:, j]))
-            hit = same if hit is None else ops.logical_and(hit, same)
-        total = total + ops.sum(ops.cast(hit, "f32"), axis=1)
+            same.append(ops.equal(part, n.constant(grams[:, j])))
+        total = total + ops.sum(ops.cast(reduce(ops.logical_and, same), "f32"), axis=1)
     return total

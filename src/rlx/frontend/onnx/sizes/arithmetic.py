@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -80,12 +80,16 @@ def filled(shape: Sequence[Dim], size: Dim | Unknown) -> np.ndarray:
     return out
 
 
-def is_number(x: Any) -> bool:
+Element: TypeAlias = Any
+"""What is known of one element: a number, a size, a `Quotient` of sizes, or `UNKNOWN`."""
+
+
+def is_number(x: Element) -> bool:
     """Whether an element is a plain number."""
     return isinstance(x, (bool, int, float, np.generic))
 
 
-def _parts(x: Any) -> tuple[Dim, int] | None:
+def _parts(x: Element) -> tuple[Dim, int] | None:
     """x as an exact quotient (size, by)."""
     if isinstance(x, Quotient):
         return x.size, x.by
@@ -101,7 +105,7 @@ def _parts(x: Any) -> tuple[Dim, int] | None:
     return (exact.numerator, exact.denominator) if exact.denominator <= MOST_DENOMINATOR else None
 
 
-def _quotient(size: Dim, by: int) -> Any:
+def _quotient(size: Dim, by: int) -> Element:
     if by < 0:
         size, by = -size, -by
     if by == 1:
@@ -109,27 +113,27 @@ def _quotient(size: Dim, by: int) -> Any:
     return floordiv(size, by) if divides(by, size) is True else Quotient(size, by)
 
 
-Rule = Callable[..., Any]
+Rule = Callable[..., Element]
 
 
-def _exact(f: Callable[[Dim, int, Dim, int], Any]) -> Rule:
+def _exact(f: Callable[[Dim, int, Dim, int], Element]) -> Rule:
     """A rule of two exact quotients."""
 
-    def rule(a: Any, b: Any) -> Any:
+    def rule(a: Element, b: Element) -> Element:
         left, right = _parts(a), _parts(b)
         return UNKNOWN if left is None or right is None else f(*left, *right)
 
     return rule
 
 
-def _divide(a: Dim, p: int, b: Dim, q: int) -> Any:
+def _divide(a: Dim, p: int, b: Dim, q: int) -> Element:
     """(a / p) / (b / q), for a divisor that is a number or divides exactly."""
     if isinstance(b, int):
         return UNKNOWN if b == 0 else _quotient(a * q, p * b)
     return _quotient(floordiv(a, b) * q, p) if divides(b, a) is True else UNKNOWN
 
 
-def scaled(a: Any, b: Any, dtype: DType) -> Any:
+def scaled(a: Element, b: Element, dtype: DType) -> Element:
     """A product in floating point."""
     found = ELEMENT["mul"](a, b)
     size, factor = (a, b) if isinstance(a, Expr) else (b, a)
@@ -149,12 +153,12 @@ def scaled(a: Any, b: Any, dtype: DType) -> Any:
     return Scaled(floordiv(times, by) if down else UNKNOWN, ceildiv(times, by) if up else UNKNOWN)
 
 
-def _floor_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
+def _floor_divide(a: Dim, p: int, b: Dim, q: int) -> Element:
     """Of whole sizes, by one that is not negative: sizes that make it 0 are refused when the program runs."""
     return floordiv(a, b) if p == q == 1 and known_le(0, b) is True else UNKNOWN
 
 
-def _trunc_divide(a: Dim, p: int, b: Dim, q: int) -> Any:
+def _trunc_divide(a: Dim, p: int, b: Dim, q: int) -> Element:
     return _toward_zero(a, b) if p == q == 1 and known_le(0, b) is True else UNKNOWN
 
 
@@ -173,11 +177,11 @@ def _toward_zero(a: Dim, b: Dim) -> Dim:
     return floordiv(a, b)
 
 
-def _mod(a: Dim, p: int, b: Dim, q: int) -> Any:
+def _mod(a: Dim, p: int, b: Dim, q: int) -> Element:
     return mod(a, b) if p == q == 1 and known_le(0, b) is True else UNKNOWN
 
 
-def _fmod(a: Dim, p: int, b: Dim, q: int) -> Any:
+def _fmod(a: Dim, p: int, b: Dim, q: int) -> Element:
     return _mod(a, p, b, q) if known_le(0, a) is True else UNKNOWN
 
 
@@ -188,7 +192,7 @@ def _extreme(f: Callable[..., Dim]) -> Rule:
 def _compare(relation: str, swapped: bool = False) -> Rule:
     f = known_lt if relation == "lt" else known_le
 
-    def rule(a: Dim, p: int, b: Dim, q: int) -> Any:
+    def rule(a: Dim, p: int, b: Dim, q: int) -> Element:
         lhs, rhs = (b * p, a * q) if swapped else (a * q, b * p)
         found = f(lhs, rhs)
         return Undecided(lhs, rhs, relation) if found is None else found
@@ -204,19 +208,19 @@ def _negated(f: Callable[[Dim, Dim], bool | None]) -> Callable[[Dim, Dim], bool 
     return rule
 
 
-def _equal(a: Any, b: Any) -> Any:
+def _equal(a: Element, b: Element) -> Element:
     if isinstance(a, (bool, np.bool_)) and isinstance(b, (bool, np.bool_)):
         return bool(a) == bool(b)
     return _exact(_same_quotient)(a, b)
 
 
-def _same_quotient(a: Dim, p: int, b: Dim, q: int) -> Any:
+def _same_quotient(a: Dim, p: int, b: Dim, q: int) -> Element:
     found = known_eq(a * q, b * p)
     return Undecided(a * q, b * p) if found is None else found
 
 
 def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rule:
-    def rule(a: Any, b: Any) -> Any:
+    def rule(a: Element, b: Element) -> Element:
         for x in (a, b):
             if decisive is not None and not isinstance(x, Unknown) and bool(x) is decisive:
                 return decisive
@@ -228,20 +232,20 @@ def _logic(f: Callable[[bool, bool], bool], decisive: bool | None = None) -> Rul
     return rule
 
 
-def _not(a: Any) -> Any:
+def _not(a: Element) -> Element:
     if isinstance(a, Undecided):
         return a.negated()
     return UNKNOWN if isinstance(a, Unknown) else not a
 
 
-def _choose(condition: Any, a: Any, b: Any) -> Any:
+def _choose(condition: Element, a: Element, b: Element) -> Element:
     if isinstance(condition, Unknown):
         return a if _equal(a, b) is True else UNKNOWN
     return a if condition else b
 
 
-def _rounded(f: Callable[[Dim, int], Any], number: Callable[[float], float]) -> Rule:
-    def rule(a: Any) -> Any:
+def _rounded(f: Callable[[Dim, int], Element], number: Callable[[float], float]) -> Rule:
+    def rule(a: Element) -> Element:
         if is_number(a):
             return number(float(a))
         if isinstance(a, Scaled):
@@ -252,7 +256,7 @@ def _rounded(f: Callable[[Dim, int], Any], number: Callable[[float], float]) -> 
     return rule
 
 
-def _absolute(a: Any) -> Any:
+def _absolute(a: Element) -> Element:
     parts = _parts(a)
     if parts is None:
         return UNKNOWN
@@ -260,7 +264,7 @@ def _absolute(a: Any) -> Any:
     return a if known_le(0, size) is True else _quotient(-size, by) if known_le(size, 0) is True else UNKNOWN
 
 
-def _sign(a: Any) -> Any:
+def _sign(a: Element) -> Element:
     parts = _parts(a)
     if parts is None:
         return UNKNOWN
@@ -270,12 +274,12 @@ def _sign(a: Any) -> Any:
     return 1 if known_lt(0, size) is True else -1 if known_lt(size, 0) is True else UNKNOWN
 
 
-def _power(a: Any, b: Any) -> Any:
+def _power(a: Element, b: Element) -> Element:
     whole = is_number(b) and float(b) == int(b) and 0 <= int(b) <= 8
     return a ** int(b) if isinstance(a, Expr) and whole else UNKNOWN
 
 
-def cast(a: Any, to: DType) -> Any:
+def cast(a: Element, to: DType) -> Element:
     """An element as another dtype holds it."""
     if isinstance(a, Undecided):
         return a  # as a number it is 0 or 1; arithmetic with it is not known

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import RlxError
-from rlx.frontend.onnx.sizes.arithmetic import ELEMENT, UNKNOWN, Rule, cast, filled, is_number, scaled
+from rlx.frontend.onnx.sizes.arithmetic import (
+    ELEMENT,
+    UNKNOWN,
+    Element,
+    Rule,
+    cast,
+    filled,
+    is_number,
+    scaled,
+)
 from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.body import Body
 from rlx.ir.dim import (
@@ -68,7 +76,7 @@ class PartialEvaluator:
         assert isinstance(within, Expr)
         return within
 
-    def is_step(self, value: Any) -> bool:
+    def is_step(self, value: object) -> bool:
         """Whether a size or number differs from step to step of a loop."""
         return isinstance(value, Expr) and not self.steps.isdisjoint(symbols(value))
 
@@ -176,7 +184,7 @@ def evaluate(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
         return None  # not a fault here: the op says what is wrong when it runs
 
 
-def _symbolic(node: Node, operands: list[np.ndarray]) -> Any:
+def _symbolic(node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
     name, attrs = node.op.name, node.attrs
     if name == "dim_value":
         return _object(attrs["dim"])
@@ -225,7 +233,7 @@ def moved_operands(node: Node) -> list[int]:
 
 def _moved(node: Node, operands: list[np.ndarray], moved: list[int]) -> np.ndarray:
     """A rearrangement: done to the numbers of the elements, which then name the elements."""
-    elements: list[Any] = []
+    elements: list[Element] = []
     numbered = list(operands)
     for i in moved:
         x = operands[i]
@@ -243,7 +251,7 @@ def _each(rule: Rule, *arrays: np.ndarray) -> np.ndarray:
     return out if isinstance(out, np.ndarray) else _object(out)
 
 
-def _object(x: Any) -> np.ndarray:
+def _object(x: object) -> np.ndarray:
     out = np.empty((), object)
     out[()] = x
     return out
@@ -270,7 +278,7 @@ def _is_small(node: Node) -> bool:
     return isinstance(count, int) and count <= MOST_ELEMENTS
 
 
-def _has_symbol(value: Any) -> bool:
+def _has_symbol(value: object) -> bool:
     if isinstance(value, tuple):
         return any(map(_has_symbol, value))
     return isinstance(value, Expr)
