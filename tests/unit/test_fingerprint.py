@@ -26,6 +26,8 @@ from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op
 from rlx.ir.types import TensorType
+from rlx.kernel.layout import Layout
+from rlx.kernel.panels import Panels
 from rlx.plan.build import Planner
 from rlx.plan.lir import LirBufferSlot, LirModule, LirViewAlias
 from rlx.rewrite.basic import materialize_outputs
@@ -68,6 +70,8 @@ def mutations(value: Any) -> list[Any]:
         )
         more = ("hann", "hamming", "mean", "sum", "none", "relu", "tanh", "ij,jk->ki", "f64", "other")
         return [w for w in (*words, *more) if w != value]
+    if isinstance(value, Layout):
+        return [Panels(3, 10, 2, 2).layout, Panels(3, 10, 8, 2).layout]
     if isinstance(value, DType):
         return [dtype(n) for n in ("f64", "f16", "i32", "i64", "bf16", "bool") if n != value.name]
     if isinstance(value, Expr):
