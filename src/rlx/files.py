@@ -17,12 +17,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from rlx.errors import FormatError, RlxError
+
+Json: TypeAlias = dict[str, Any]
+"""An object of JSON, as it is read or written."""
+
 
 UNFINISHED = ".rlx-unfinished"
 """How the names of files end that are being written."""
@@ -30,7 +33,7 @@ _STALE_SECONDS = 60.0  # a file is locked right after it is created; nobody take
 LIKELY_LOCKED = 1.0
 """Seconds between the two that are hardly ever taken: for a user who asks to delete what is abandoned."""
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 Identity = tuple[int, int, int, int, int]
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from rlx.cli.group import Group
 from rlx.cli.output import counted, human_bytes, json_option, print_json, print_line, print_table
+from rlx.files import Json
 
 
-def _stores() -> dict[str, Any]:
+def _stores() -> Json:
     from rlx.runtime.store.cache import default_cache
     from rlx.runtime.store.programs import ProgramStore
 

@@ -23,6 +23,7 @@ from rlx.cli.output import (
     print_table,
     progress,
 )
+from rlx.files import Json
 
 SENTENCES = (
     "A cat is sleeping on the sofa in the sun.",
@@ -123,7 +124,7 @@ def in_turns(engines: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dict[str, Any]:
+def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> Json:
     """Time per sentence in RLX and, if installed, in ONNX Runtime; and how much the vectors differ."""
     say("looking for ONNX Runtime")
     session = onnxruntime_session(encoder.folder, encoder.program.threads)
@@ -133,7 +134,7 @@ def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dic
     say("timing")
     times = in_turns(engines)
     batch = len(feed["input_ids"])
-    facts: dict[str, Any] = {"ms_per_sentence": round(times["rlx"] / batch * 1e3, 3)}
+    facts: Json = {"ms_per_sentence": round(times["rlx"] / batch * 1e3, 3)}
     if session is not None:
         facts["onnxruntime"] = {
             "ms_per_sentence": round(times["onnxruntime"] / batch * 1e3, 3),
@@ -143,7 +144,7 @@ def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> dic
     return facts
 
 
-def summary(encoder: Encoder, sentences: list[str], say: Any) -> dict[str, Any]:
+def summary(encoder: Encoder, sentences: list[str], say: Any) -> Json:
     """What was compiled: ops before and after fusion, memory, times."""
     from rlx.api.lowering import lower, optimize
 
@@ -233,7 +234,7 @@ def demo(query: tuple[str, ...], sentence: tuple[str, ...], ask: bool, as_json: 
             print_line(f"  {score:.3f}  {text}")
 
 
-def compared(peer: dict[str, Any] | None) -> str:
+def compared(peer: Json | None) -> str:
     """The time of ONNX Runtime, in words."""
     if peer is None:
         return "not installed; to compare: pip install onnxruntime onnx"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 
 from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table
+from rlx.files import Json
 
 
 @click.command()
@@ -17,13 +17,13 @@ def devices(as_json: bool) -> None:
     from rlx.driver import known_devices, open_device
     from rlx.target.cpu import host, host_text, missing_here, runs_here, targets
 
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     for entry in known_devices():
         missing = entry.missing()
         facts = asdict(open_device(entry.name).capabilities) if missing is None else None
         found.append({"name": entry.name, "available": missing is None, "missing": missing, "facts": facts})
     seen, every = host(), targets()
-    named: list[dict[str, Any]] = [
+    named: list[Json] = [
         {"name": t.name, "host": t == seen, "runs_here": runs_here(t), "missing": list(missing_here(t))}
         for t in (every if seen in every else (seen, *every))
     ]

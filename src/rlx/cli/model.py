@@ -10,6 +10,7 @@ import click
 from rlx.api.options import FIELDS
 from rlx.cli.inputs import sizes_of
 from rlx.cli.output import progress
+from rlx.files import Json
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -27,7 +28,7 @@ def compile_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flag(name: str, about: Mapping[str, Any]) -> Callable[..., Any]:
     """An option of the command line; where it is not given, it is None."""
-    flag, more = "--" + name.replace("_", "-"), dict[str, Any](help=about["flag"], default=None)
+    flag, more = "--" + name.replace("_", "-"), Json(help=about["flag"], default=None)
     if name == "cache":
         flag = "--cache/--no-cache"
     elif name == "threads":
@@ -47,7 +48,7 @@ def open_model(
     """The program of a model; options that were not given are left to `rlx.load`."""
     from rlx.api.session import load
 
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options: Json = {name: value for name, value in given.items() if value is not None}
     if assume:
         options["assume"] = sizes_of(assume, "--assume")
     with progress(f"loading {model}"):

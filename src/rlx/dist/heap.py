@@ -102,7 +102,7 @@ class SymmetricHeap:
             self._map = mmap.mmap(_fd, self._layout.total)
         if self._stride:
             self._map.madvise(mmap.MADV_HUGEPAGE, self._layout.heaps, self._layout.total - self._layout.heaps)
-        self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map, np.uint8)
+        self.bytes: np.ndarray = np.frombuffer(self._map, np.uint8)
         self.base = int(self.bytes.ctypes.data)
 
     @classmethod
@@ -154,7 +154,7 @@ class SymmetricHeap:
 
     # ---- addresses
 
-    def rank_view(self, rank: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def rank_view(self, rank: int) -> np.ndarray:
         """The heap of one rank, zero-copy."""
         start = self.heap_address(rank) - self.base
         return self.bytes[start : start + self.heap_size]

@@ -6,6 +6,7 @@ is left, and returns a non-zero exit code. If the launcher itself dies, the kern
 """
 
 from __future__ import annotations
+from rlx.files import Json
 
 import json
 import math
@@ -50,7 +51,7 @@ class _RankProcess:
     """What it ended with, like `Popen.returncode`; it is reaped when all are over."""
     ended_by_itself: bool = False
 
-    def last_word(self) -> dict[str, Any] | None:
+    def last_word(self) -> Json | None:
         """What the worker reported about its exception, if it could."""
         try:
             return json.loads(self.words) if self.words else None

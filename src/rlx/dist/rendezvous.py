@@ -101,7 +101,7 @@ class Rendezvous(ABC):
         check_length(buf, data)
         hand_over(place, address_of(data), buf.len)
 
-    def get(self, buf: SymmetricBuffer, dst: Any) -> None:
+    def get(self, buf: SymmetricBuffer, dst: object) -> None:
         """Copy the region of `buf.rank` into `dst`."""
         data = as_bytes(dst, writable=True)
         place = self._address(buf)

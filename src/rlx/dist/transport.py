@@ -13,7 +13,7 @@ import numpy as np
 from rlx.dist.errors import LengthMismatch, TransportError, UnknownRank
 from rlx.dist.types import Rank, ReduceKind, SymmetricBuffer
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Partition = Sequence[Sequence[int]]
 
 DEFAULT_HEAP_BYTES = 256 << 20
@@ -188,7 +188,7 @@ class SymmetricTransport(Protocol):
     def put(self, buf: SymmetricBuffer, src: object) -> None:
         """Copy `src` into the region of `buf.rank`. Over MPI it is complete after the next barrier."""
 
-    def get(self, buf: SymmetricBuffer, dst: Any) -> None:
+    def get(self, buf: SymmetricBuffer, dst: object) -> None:
         """Copy the region of `buf.rank` into `dst`."""
 
     def barrier(self, timeout: float | None = None) -> None:

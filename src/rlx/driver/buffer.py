@@ -6,7 +6,6 @@ import builtins
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rlx.driver import dlpack
 from rlx.driver.device import Device, open_device
@@ -15,7 +14,7 @@ from rlx.driver.typed import elements
 from rlx.errors import BufferUseError, DeviceError, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 
 class Buffer:

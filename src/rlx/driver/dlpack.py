@@ -12,7 +12,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rlx.errors import BufferUseError, DTypeError
 from rlx.ir.dtype import ALL_DTYPES, DType
@@ -106,7 +105,7 @@ def _capsule_died(capsule: int) -> None:
             _drop(_dying_pointer(capsule, name), kind)
 
 
-def export(array: npt.NDArray[Any], kind: DType, max_version: tuple[int, int] | None) -> Any:
+def export(array: np.ndarray, kind: DType, max_version: tuple[int, int] | None) -> Any:
     """A capsule over the memory of `array` (C order); the array lives until the consumer lets go."""
     if kind not in _CODES:
         raise DTypeError(f"DLPack has no packed {kind}; convert to i8 or f32 first")
@@ -147,7 +146,7 @@ class _Owner:
             self._managed.deleter(self._address)
 
 
-def take(producer: Any) -> tuple[npt.NDArray[Any], DType]:
+def take(producer: Any) -> tuple[np.ndarray, DType]:
     """The memory that `producer` exports, as an array without a copy, and its dtype."""
     device_type = producer.__dlpack_device__()[0]
     if device_type != CPU:
@@ -165,7 +164,7 @@ def take(producer: Any) -> tuple[npt.NDArray[Any], DType]:
     raise BufferUseError(f"{type(producer).__name__}.__dlpack__ did not return a DLPack capsule")
 
 
-def _array(address: int, kind: type[Any]) -> tuple[npt.NDArray[Any], DType]:
+def _array(address: int, kind: type[Any]) -> tuple[np.ndarray, DType]:
     managed = kind.from_address(address)
     if kind is _Versioned and managed.major != _VERSION[0]:
         raise BufferUseError(f"DLPack version {managed.major} is not one this RLX understands")

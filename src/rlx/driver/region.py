@@ -58,7 +58,7 @@ class HostMemory(Memory):
 
     device = "cpu"
 
-    def __init__(self, array: npt.NDArray[Any], nbytes: int) -> None:
+    def __init__(self, array: np.ndarray, nbytes: int) -> None:
         self.owner = array
         self.nbytes = nbytes
         self.address: int = array.ctypes.data
@@ -66,7 +66,7 @@ class HostMemory(Memory):
         self._bytes: Bytes | None = None
 
     @classmethod
-    def wrap(cls, array: npt.NDArray[Any]) -> HostMemory:
+    def wrap(cls, array: np.ndarray) -> HostMemory:
         """The bytes from the first to the last element of `array`, holes between its rows included."""
         if array.flags.c_contiguous:
             return cls(array, array.nbytes)
@@ -214,7 +214,7 @@ class Tile:
             ) from None
 
     @classmethod
-    def _of_array(cls, array: npt.NDArray[Any]) -> Tile:
+    def _of_array(cls, array: np.ndarray) -> Tile:
         memory = HostMemory.wrap(array)
         run = array.itemsize  # bytes in one piece
         outer: list[tuple[int, int]] = []  # (extent, stride) of the dims outside that piece

@@ -13,6 +13,7 @@ import numpy as np
 from rlx.api.compile import compile, plan
 from rlx.api.session import load
 from rlx.errors import RlxError, UnsupportedError
+from rlx.files import Json
 from rlx.frontend.onnx import from_onnx
 from rlx.fuzz import guarded
 from rlx.fuzz.containers import put_together, taken_apart
@@ -179,7 +180,7 @@ def use_graph_file(document: Document, folder: Path) -> None:
     use_graph(serialize.load(path))
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str) -> Json:
     try:
         made = json.loads(text)
     except ValueError as e:

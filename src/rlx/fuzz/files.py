@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.files import Json
 from rlx.fuzz import guarded
 from rlx.fuzz.case import raised_in
 from rlx.fuzz.documents import (
@@ -150,7 +150,7 @@ USERS[mutant.kind](mutant, folder)
 """
 
 
-def run(seed: int, start: int, stop: int, host: str) -> Iterator[dict[str, Any]]:
+def run(seed: int, start: int, stop: int, host: str) -> Iterator[Json]:
     """Check mutants start .. stop: `{"done": count}` now and then, `{"found": ..., "text": ...}`."""
     at = start
     while at < stop:

@@ -31,7 +31,7 @@ _checked = 0
 _cache: tempfile.TemporaryDirectory[str] | None = None
 
 
-def array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+def array(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Zeros that end where their page ends, as far as their alignment allows.
 
     >>> array((3,), np.dtype(np.float32)).tolist()

@@ -145,7 +145,7 @@ def value_text(value: Any) -> str:
     return {True: "true", False: "false", None: "none"}.get(value, str(value)) if _plain(value) else "1"
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float))
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlx.fuzz.mutate import LARGE
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, ModelProto
+
 
 MOST_BYTES = 20_000  # of a model: larger ones make runs slow and show nothing else
 
@@ -23,7 +27,7 @@ def model_files() -> tuple[Path, ...]:
     return tuple(sorted(p for p in folder.rglob("model.onnx") if p.stat().st_size <= MOST_BYTES))
 
 
-def mutated_model(chance: random.Random) -> Any:
+def mutated_model(chance: random.Random) -> ModelProto:
     """A model with one to three of its fields changed."""
     import onnx
 
@@ -33,7 +37,7 @@ def mutated_model(chance: random.Random) -> Any:
     return model
 
 
-def _change(model: Any, chance: random.Random) -> None:
+def _change(model: ModelProto, chance: random.Random) -> None:
     graph = model.graph
     attributes = [a for n in graph.node for a in n.attribute]
     arrays = list(graph.initializer)
@@ -79,7 +83,7 @@ def _number(n: int, chance: random.Random) -> int:
     return max(-(2**63), min(drawn, 2**63 - 1))
 
 
-def _change_attribute(attribute: Any, chance: random.Random) -> None:
+def _change_attribute(attribute: AttributeProto, chance: random.Random) -> None:
     if len(attribute.ints):
         at = chance.randrange(len(attribute.ints))
         if chance.random() < 0.2:

@@ -7,7 +7,7 @@ Ops without a counterpart are expanded until they have one. Open sizes are writt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.transform.expand import expand_graph
 from rlx.zoo.onnx_writer import OnnxWriter
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
 
 OPSET = 20
 SAME_NAME = {
@@ -241,7 +245,7 @@ def _cond(w: Writer, n: Node) -> str:
     return w.op("If", w.of(n)[0], outputs=outputs, **branches)
 
 
-def _body(around: Writer, body: Graph, given: Sequence[str], prefix: str) -> Any:
+def _body(around: Writer, body: Graph, given: Sequence[str], prefix: str) -> GraphProto:
     from onnx import helper
 
     inside = Writer(body)
@@ -287,7 +291,7 @@ TABLE: dict[str, Write] = {
 }
 
 
-def to_onnx(graph: Graph) -> Any:
+def to_onnx(graph: Graph) -> ModelProto:
     """The ONNX model of a graph; raises `CannotWrite` where ONNX has no such node.
 
     >>> g = Graph("half")

@@ -13,9 +13,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rlx import config
+from rlx.files import Json
 from rlx.fuzz.case import Finding
 from rlx.fuzz.hosts import environment
 from rlx.fuzz.oracles import check
@@ -51,7 +51,7 @@ class Child:
             self.lines.put(line)
         self.lines.put(None)
 
-    def said(self, seconds: float) -> Iterator[dict[str, Any]]:
+    def said(self, seconds: float) -> Iterator[Json]:
         """What it says until it ends; `{"lost": why}` is last if it crashed or hung."""
         try:
             while (line := self.lines.get(timeout=seconds)) is not None:
@@ -121,7 +121,7 @@ def check_apart(program: Program, host: str, seconds: float = SECONDS) -> Findin
     return None
 
 
-def run(hunt: Hunt, start: int, stop: int) -> Iterator[dict[str, Any]]:
+def run(hunt: Hunt, start: int, stop: int) -> Iterator[Json]:
     """Check programs start .. stop of a seed; says `{"done": count}` and `{"found": ..., "text": ...}`."""
     at = start
     while at < stop:
@@ -142,7 +142,7 @@ def run(hunt: Hunt, start: int, stop: int) -> Iterator[dict[str, Any]]:
             yield {"done": at}
 
 
-def lost(hunt: Hunt, number: int, why: str) -> dict[str, Any]:
+def lost(hunt: Hunt, number: int, why: str) -> Json:
     """The finding of a program that took its process with it, shrunk in separate processes."""
     program = hunt.program(number)
     finding = check_apart(program, hunt.host)

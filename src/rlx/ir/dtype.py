@@ -30,7 +30,7 @@ class DType:
     """
 
     name: str
-    np: np.dtype[Any]
+    np: np.dtype
     """The NumPy dtype of arrays that hold these values (sub-byte elements take one byte each)."""
     bits: int
     """Bits of one element in packed storage."""
@@ -93,7 +93,7 @@ class DType:
 
 
 _BY_NAME: Final[dict[str, DType]] = {}
-_BY_NUMPY: Final[dict[np.dtype[Any], DType]] = {}
+_BY_NUMPY: Final[dict[np.dtype, DType]] = {}
 
 
 def _float_limits(numpy_dtype: Any) -> Any:

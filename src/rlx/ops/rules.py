@@ -258,7 +258,7 @@ def in_f32(ref: Callable[..., Any]) -> Callable[..., Any]:
             return tuple(back(np.asarray(o), narrow) for o in out)
         return back(np.asarray(out), narrow)
 
-    def back(out: np.ndarray, narrow: Any) -> np.ndarray:
+    def back(out: np.ndarray, narrow: np.dtype) -> np.ndarray:
         return out.astype(narrow) if out.dtype == np.float32 else out
 
     return wrapped

@@ -78,7 +78,7 @@ class DeviceProgram(CompiledProgram):
             f"a program for {self.device} cannot be saved; compile for 'cpu' and save that, or save the graph"
         )
 
-    def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> Any:
+    def trace(self, inputs: Mapping[str, object], rounds: int = 1) -> Any:
         """Kernels on a device are not timed by this version."""
         raise UnsupportedError(f"a program for {self.device} has no traces; compile for 'cpu' to trace it")
 

@@ -24,7 +24,7 @@ class InputEntry:
         names = [symbols(d)[0] if isinstance(d, Expr) and str(d) in symbols(d) else None for d in node.shape]
         self._dims = list(zip(node.shape, names, strict=True))
 
-    def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
+    def __call__(self, value: object, binding: dict[str, int]) -> np.ndarray:
         array = value if type(value) is np.ndarray else self._array(value)
         if (array.dtype is not self._dtype and array.dtype != self._dtype) or not self._matches(
             array.shape, binding

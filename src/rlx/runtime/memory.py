@@ -92,7 +92,7 @@ def allocate(
 ALIGN_FROM = 1 << 20  # bytes from which an output is worth aligning to cache lines
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[Any]:
     """A fresh array; large ones begin at a cache line, so that kernels may use non-temporal stores.
 
     They begin in the middle of a page: NumPy's own large arrays begin just behind the start of one, and a

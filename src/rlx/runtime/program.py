@@ -276,7 +276,7 @@ class CompiledProgram(Execution):
 
     # -- running
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Outputs by name for a dict of inputs."""
         try:
             given = [inputs[name] for name in self.input_names]
@@ -294,7 +294,7 @@ class CompiledProgram(Execution):
             raise InputError(f"unknown input {extra!r}; program {self.graph.name!r} has: {known}")
         return dict(zip(self.output_names, self._run(given), strict=True))
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         """Outputs for inputs in order: one array, or a tuple."""
         if len(inputs) != len(self.inputs):
             raise InputError(
@@ -345,7 +345,7 @@ class CompiledProgram(Execution):
         plain = self.debug is None and not self._weights.watched and len(native) == len(context.steps)
         return run if plain else run_steps
 
-    def _run(self, given: Sequence[Any], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
+    def _run(self, given: Sequence[object], states: dict[str, np.ndarray] | None = None) -> list[np.ndarray]:
         try:
             if states is None and self._handles is not None:
                 with self._turn:
@@ -363,7 +363,7 @@ class CompiledProgram(Execution):
         source = self.lir.mir if self.origin is None else self.origin.graph
         return found_bug(f"a run of {self.graph.name!r}", error, source)
 
-    def _run_with(self, given: Sequence[Any], states: Mapping[str, np.ndarray] | None) -> list[np.ndarray]:
+    def _run_with(self, given: Sequence[object], states: Mapping[str, np.ndarray] | None) -> list[np.ndarray]:
         binding: dict[str, int] = {}
         arrays = [entry(value, binding) for entry, value in zip(self.entries, given, strict=True)]
         states = self.initial_states(binding) if states is None else states
@@ -396,7 +396,7 @@ class CompiledProgram(Execution):
 
     def stream(
         self,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, object] | None = None,
         states: Mapping[str, BufferHandle] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> Stream:
@@ -510,7 +510,7 @@ class CompiledProgram(Execution):
         made.move_to(sizes)
         return made
 
-    def trace(self, inputs: Mapping[str, Any], rounds: int = 1) -> list[Run]:
+    def trace(self, inputs: Mapping[str, object], rounds: int = 1) -> list[Run]:
         """Run several times and say when every kernel ran, on which thread."""
         given = [
             np.asarray(as_given(n.tensor, inputs[name]), order="C")
@@ -526,6 +526,6 @@ class CompiledProgram(Execution):
             runs.append(Run(start, time.perf_counter_ns(), spans(context)))
         return runs
 
-    def profile(self, inputs: Mapping[str, Any], rounds: int = 10) -> list[tuple[Node, float]]:
+    def profile(self, inputs: Mapping[str, object], rounds: int = 10) -> list[tuple[Node, float]]:
         """(kernel, microseconds on thread 0) in schedule order: the best of several rounds."""
         return [(self.graph.nodes[id], t) for id, t in best_times(self.trace(inputs, rounds)).items()]

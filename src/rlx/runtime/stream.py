@@ -43,7 +43,7 @@ class Stream:
     def __init__(
         self,
         program: CompiledProgram,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         states: Mapping[str, BufferHandle],
         sizes: Mapping[str, int],
     ) -> None:
@@ -87,7 +87,9 @@ class Stream:
         now = "failed, call reset()" if self._spoilt else "running" if self._started else "not started"
         return f"<stream of {self._name!r}: states {names}; {now}>"
 
-    def step(self, inputs: Mapping[str, Any] | None = None, epilogue: bool = True) -> dict[str, np.ndarray]:
+    def step(
+        self, inputs: Mapping[str, object] | None = None, epilogue: bool = True
+    ) -> dict[str, np.ndarray]:
         """Run the steady part and the epilogue on the inputs of a step; returns the outputs by name.
 
         Without `epilogue`, what follows the last heavy step is not run, and its outputs are left out.
@@ -188,7 +190,7 @@ class Stream:
         self._handles = handles_for(self.program, self._given, self._binding)
         self._memory = {name: self.program.state_memory(h) for name, h in self._handles.items()}
 
-    def _refuse_unknown(self, given: Mapping[str, Any], known: Any, what: str) -> None:
+    def _refuse_unknown(self, given: Mapping[str, object], known: Any, what: str) -> None:
         for name in given:
             if name not in known:
                 names = ", ".join(sorted(known)) or "none"

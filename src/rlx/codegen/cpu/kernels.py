@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import Any
 
 from rlx.errors import FormatError, PlanError
+from rlx.files import Json
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.plan.lir import LirBufferPlan, WeightCut
 from rlx.records import dataclass
@@ -76,12 +77,12 @@ class BodyKernels:
         most = max((evaluate(k.scratch_per_thread, binding) for k in self.kernels.values()), default=0)
         return max(most, _most_scratch(self.inner, plan, binding))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         inner = {str(id): [b.to_json() for b in bodies] for id, bodies in self.inner.items()}
         return {"kernels": _describe(self.kernels), "inner": inner}
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> BodyKernels:
+    def from_json(data: Json) -> BodyKernels:
         inner = {int(id): tuple(map(BodyKernels.from_json, bodies)) for id, bodies in data["inner"].items()}
         return BodyKernels(_recall(data["kernels"]), inner)
 

@@ -331,7 +331,7 @@ def _reduce_stored(
         array_at(destination, element.np, count)[:] = result
 
 
-def array_at(address: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+def array_at(address: int, dtype: np.dtype, count: int) -> np.ndarray:
     """A view of memory that the caller keeps alive."""
     raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
     return np.ctypeslib.as_array(raw).view(dtype)

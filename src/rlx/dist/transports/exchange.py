@@ -99,7 +99,7 @@ class Exchanger:
         look: int,
         away: int = 0,
         facts: Sequence[tuple[int, int, int]] = (),
-    ) -> np.ndarray[Any, Any]:
+    ) -> np.ndarray:
         """All that the call needs to know of an exchange whose results go to `out.into`.
 
         `place` is where the array is in the heap, or 0; `away` what to post if others shall read it in this
@@ -137,7 +137,7 @@ _DATA, _RANK, _SHAPE, _DTYPE, _FLAGS = (object.__basicsize__ + 8 * index for ind
 _WORD, _INT = -1, 2**32 - 1
 
 
-def facts_of(array: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:
+def facts_of(array: np.ndarray) -> list[tuple[int, int, int]]:
     """(address, value, mask) of the words that make an array what it is, to find it unchanged.
 
     >>> a = np.zeros((2, 3))

@@ -110,7 +110,7 @@ class MpiTransport:
 
     # ---- one-sided access
 
-    def put(self, buf: SymmetricBuffer, src: Any) -> None:
+    def put(self, buf: SymmetricBuffer, src: object) -> None:
         """Copy `src` into the region of `buf.rank`: at once on this host, at the next barrier elsewhere."""
         data, memory = self._checked(buf, as_bytes(src))
         if memory is not None:
@@ -120,7 +120,7 @@ class MpiTransport:
             self._send(buf.rank, PUTS, 0, buf.offset + start, data[start : start + MESSAGE_BYTES])
             self._puts[buf.rank] += 1
 
-    def get(self, buf: SymmetricBuffer, dst: Any) -> None:
+    def get(self, buf: SymmetricBuffer, dst: object) -> None:
         """Copy the region of `buf.rank` into `dst`."""
         data, memory = self._checked(buf, as_bytes(dst, writable=True))
         if memory is not None:
@@ -142,7 +142,7 @@ class MpiTransport:
             )
         return memory[buf.offset : buf.offset + buf.len]
 
-    def put_signal(self, buf: SymmetricBuffer, src: Any, signal: int = 0) -> None:
+    def put_signal(self, buf: SymmetricBuffer, src: object, signal: int = 0) -> None:
         """`put`, then count the receiver's signal up by one: who sees the signal sees the data."""
         if signal < 0:
             raise TransportError(f"there is no signal {signal}; use 0 or more")

@@ -66,7 +66,7 @@ class CopyStats:
 class AsyncCopy(Protocol):
     """An engine that copies tiles while its caller works. Its copies finish in the order of issue."""
 
-    def issue(self, src: Any, dst: Any, nbytes: int | None = None) -> BarrierToken:
+    def issue(self, src: object, dst: object, nbytes: int | None = None) -> BarrierToken:
         """Start copying the first `nbytes` bytes (default: all) of `src` to the start of `dst`.
 
         Both are arrays, bytes-like objects, buffers or tiles (1-D, or rows at a pitch). Bounds and aliasing
@@ -140,7 +140,7 @@ class CopyEngine(ABC):
             self._failures[ticket] = failure
             self._unreported.append(ticket)
 
-    def issue(self, src: Any, dst: Any, nbytes: int | None = None) -> BarrierToken:
+    def issue(self, src: object, dst: object, nbytes: int | None = None) -> BarrierToken:
         transfer = plan_transfer(src, dst, nbytes)
         self._accept(transfer)
         with self._lock:
@@ -268,9 +268,7 @@ def copy_on_host(transfer: Transfer) -> None:
             dst[...] = _rows(transfer.src, src_offset, rows, row_bytes, transfer.src_pitch)
 
 
-def _rows(
-    tile: Tile, offset: int, rows: int, row_bytes: int, pitch: int
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _rows(tile: Tile, offset: int, rows: int, row_bytes: int, pitch: int) -> np.ndarray:
     assert isinstance(tile.memory, HostMemory)
     start = tile.memory.bytes[offset:]
     return np.lib.stride_tricks.as_strided(start, (rows, row_bytes), (pitch, 1))

@@ -56,12 +56,12 @@ class OpenCLStream(CommandStream):
         self._error: RlxError | None = None
         self.sync_points = 0
 
-    def copy(self, src: Any, dst: Any, nbytes: int | None = None) -> None:
+    def copy(self, src: object, dst: object, nbytes: int | None = None) -> None:
         transfer = plan_transfer(src, dst, nbytes)
         commands.accept(self._device, transfer)
         self._record(lambda: commands.enqueue(self._queue, transfer), transfer)
 
-    def fill(self, dst: Any, byte: int = 0) -> None:
+    def fill(self, dst: object, byte: int = 0) -> None:
         tile = check_fill(dst, byte)
         memory = tile.memory
         if not isinstance(memory, OpenCLMemory):

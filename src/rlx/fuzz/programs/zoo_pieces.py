@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import RlxError
+from rlx.files import Json
 from rlx.fuzz.programs.draw import FLOATS, MOST_ELEMENTS, Draw, NotHere
 from rlx.fuzz.programs.inputs import Values
 from rlx.fuzz.programs.program import HEADER
@@ -33,7 +34,7 @@ SAME_SHAPE = ("tanh", "sigmoid", "relu", "neg", "exp", "abs", "sin", "softsign",
 
 
 @functools.cache
-def pieces() -> tuple[dict[str, Any], ...]:
+def pieces() -> tuple[Json, ...]:
     """What is in the file: inputs as [dtype, shape], lines that call ops."""
     return tuple(json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines())
 
@@ -81,7 +82,7 @@ def _changed(d: Draw, line: str) -> str:
 # -- making the file
 
 
-def pieces_of(graph: Graph) -> Iterator[dict[str, Any]]:
+def pieces_of(graph: Graph) -> Iterator[Json]:
     """Pieces of a graph without symbols: an op and the nearest ops that it reads."""
     seen: set[str] = set()
     for node in graph.nodes:
@@ -115,7 +116,7 @@ def _nearest(node: Node) -> list[Node]:
     return sorted(found, key=lambda n: n.id)
 
 
-def _piece(inside: Sequence[Node]) -> dict[str, Any] | None:
+def _piece(inside: Sequence[Node]) -> Json | None:
     names: dict[int, str] = {}
     inputs: list[list[Any]] = []
     lines: list[str] = []
@@ -138,7 +139,7 @@ def _piece(inside: Sequence[Node]) -> dict[str, Any] | None:
     return {"inputs": inputs, "lines": lines} if len(inputs) <= 6 else None
 
 
-def _smaller(piece: dict[str, Any] | None) -> dict[str, Any] | None:
+def _smaller(piece: Json | None) -> Json | None:
     """The piece with its large sizes made small, wherever they stand; None if its ops refuse that."""
     while piece is not None:
         large = sorted({n for _, shape in piece["inputs"] for n in shape if n > SMALLER[0]}, reverse=True)
@@ -150,15 +151,15 @@ def _smaller(piece: dict[str, Any] | None) -> dict[str, Any] | None:
     return None
 
 
-def _renumbered(piece: dict[str, Any], old: int, new: int) -> dict[str, Any]:
+def _renumbered(piece: Json, old: int, new: int) -> Json:
     inputs = [[kind, [new if n == old else n for n in shape]] for kind, shape in piece["inputs"]]
     lines = [re.sub(rf"(?<![\w.'-]){old}(?![\w.'])", str(new), line) for line in piece["lines"]]
     return {"inputs": inputs, "lines": lines}
 
 
-def _is_typed(piece: dict[str, Any], most: float = np.inf) -> bool:
+def _is_typed(piece: Json, most: float = np.inf) -> bool:
     """Whether the lines are accepted, and no value has more elements."""
-    space: dict[str, Any] = {}
+    space: Json = {}
     exec(HEADER, space)
     graph = Graph("piece")
     for i, (kind, shape) in enumerate(piece["inputs"]):

@@ -7,7 +7,6 @@ or written outside, and no start is an error. Negative starts do not count from 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -262,7 +261,7 @@ def dynamic_update_slice(
     return _dynamic_update_slice(x, update, *(_start(s) for _, s in rows), axes=tuple(a for a, _ in rows))
 
 
-def append(cache: Operand, rows: Any, at: Dim, axis: int = 0) -> tuple[Any, Any]:
+def append(cache: Operand, rows: Operand, at: Dim, axis: int = 0) -> tuple[Tensor, Tensor]:
     """A cache with `rows` written at position `at` of an axis, and the part up to their end, which is filled.
 
     On a state the rows are written in place, and the filled part is a view: both cost no more than the rows.

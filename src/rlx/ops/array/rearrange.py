@@ -108,7 +108,7 @@ def swapaxes(x: Operand, axis1: int, axis2: int) -> Tensor:
 
 def split(
     x: Operand, indices_or_sections: Any = None, axis: int = 0, *, sizes: Sequence[object] | None = None
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, ...]:
     """Parts along an axis, as numpy.split: equal parts, parts cut at indices, or parts of given sizes.
 
     >>> split(np.arange(6), 3), split(np.arange(6), [1, 4])
@@ -117,7 +117,7 @@ def split(
     shape = shape_of(x)
     axis = normal_axis("split", axis, len(shape))
     parts = _split_sizes(x, shape[axis], axis, indices_or_sections, sizes)
-    out, start = [], 0  # type: list[Any], Dim
+    out, start = [], 0  # type: list[Tensor], Dim
     for n in parts:
         out.append(slice_axis(x, axis, start, n))
         start = start + n
@@ -165,7 +165,7 @@ def stack(arrays: Sequence[Operand], axis: int = 0) -> Tensor:
     return concat([expand_dims(a, axis) for a in arrays], axis)
 
 
-def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Any, ...]:
+def meshgrid(*arrays: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
     """Coordinate grids of 1-D arrays, as numpy.meshgrid; indexing "xy" swaps the first two axes.
 
     >>> [g.tolist() for g in meshgrid(np.array([1, 2]), np.array([3, 4]), indexing="ij")]

@@ -46,7 +46,7 @@ class CustomFunction:
     cost: Rule | None = None
     version: str = ""
 
-    def __call__(self, *operands: Operand, **options: object) -> Any:
+    def __call__(self, *operands: Operand, **options: object) -> Tensor:
         return _custom(*operands, function=self.name, version=self.version, options=options)
 
 

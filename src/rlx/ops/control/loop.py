@@ -15,7 +15,7 @@ from rlx.ir.dim import Constraint, Dim, Expr, sym
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare, get_op
-from rlx.ir.operand import Operand
+from rlx.ir.operand import Operand, Tensor
 from rlx.ir.tree import Nest, flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.kernel.form import Form, Loop
@@ -296,7 +296,7 @@ def _idle(body: Graph, carries: int) -> Graph:
 
 def while_loop(
     cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Nest, max_trips: int | None = None
-) -> Any:
+) -> Nest:
     """carry = body(carry) as long as cond(carry) holds; returns the last carry, a nested container like init.
 
     `max_trips` bounds the number of steps; a loop with such a bound has a reverse-mode gradient.
@@ -309,7 +309,7 @@ def while_loop(
     leaves, tree = values_of(init)
     start = unflatten(tree, leaves)
 
-    def step(i: Any, carry: Any) -> Any:
+    def step(i: Tensor, carry: Nest) -> Nest:
         new = body(carry)
         return cond(new), new, None
 
@@ -318,13 +318,13 @@ def while_loop(
 
 
 def loop(
-    body: Callable[[Any, Any], tuple[Any, Any, Any]],
+    body: Callable[[Any, Any], tuple[Nest, Nest, Nest]],
     init: Nest,
     trips: Operand | None = None,
     go: Operand = True,
     max_trips: int | None = None,
-    rows: Any = None,
-) -> tuple[Any, Any]:
+    rows: Dim | None = None,
+) -> tuple[Nest, Nest]:
     """go, carry, y = body(step, carry) while go holds, at most `trips` times (None: no bound): ONNX's Loop.
 
     Returns the last carry and all y stacked along axis 0. Carry and y may be nested containers; y may be
@@ -360,7 +360,7 @@ def loop(
         rows = _new_symbol(traced, max_trips, _known_trips(trips)) if rows is None else rows
     most = trips if isinstance(trips, Node) else np.asarray(ENDLESS if trips is None else trips, np.int64)
     begin = go if isinstance(go, Node) else np.asarray(go, bool)
-    named: dict[str, Any] = {
+    named: dict[str, AttrValue] = {
         "carries": len(carries),
         "rows": rows if stacked else None,
         "max_trips": max_trips,
@@ -369,7 +369,7 @@ def loop(
     return unflatten(tree, made[: len(carries)]), unflatten(y_tree, made[len(carries) :])
 
 
-def _known_trips(trips: Any) -> Dim | None:
+def _known_trips(trips: Operand | None) -> Dim | None:
     """A number of trips that does not depend on data."""
     if isinstance(trips, (int, np.integer)):
         return int(trips)
@@ -379,7 +379,7 @@ def _known_trips(trips: Any) -> Dim | None:
     return None
 
 
-def _steps(count: Dim, graph: Graph | None) -> Any:
+def _steps(count: Dim, graph: Graph | None) -> Tensor:
     """0, 1, 2, ... as an operand."""
     if graph is None:
         return iota(count)

@@ -135,7 +135,7 @@ def _gelu_ref(x: np.ndarray, *, approximate: str) -> np.ndarray:
     return np.asarray(0.5 * x * _erfc(-x * math.sqrt(0.5)), x.dtype)
 
 
-def _gelu(x: Node, *, approximate: str) -> Any:
+def _gelu(x: Node, *, approximate: str) -> Node:
     if approximate == "tanh":
         inner = (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi)) * x
         return x * 0.5 * (tanh(inner) + 1.0)
@@ -156,7 +156,7 @@ def _elu_ref(x: np.ndarray, high: float, low: float, inner: float) -> np.ndarray
     return np.where(x > 0, high * x, low * np.expm1(np.minimum(x, 0) / inner)).astype(x.dtype)
 
 
-def _elu(x: Node, high: float, low: float, inner: float) -> Any:
+def _elu(x: Node, high: float, low: float, inner: float) -> Node:
     below = minimum(x, 0.0) if inner == 1.0 else minimum(x, 0.0) / inner
     return where(x > 0.0, x if high == 1.0 else x * high, expm1(below) * low)
 
@@ -169,15 +169,15 @@ def _elu_grad(g: Node, y: Node, x: Node, high: float, low: float, inner: float) 
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _softplus(x: Node) -> Any:
+def _softplus(x: Node) -> Node:
     return maximum(x, 0.0) + log1p(exp(-abs(x)))
 
 
-def _hard_sigmoid(x: Node, *, alpha: float, beta: float) -> Any:
+def _hard_sigmoid(x: Node, *, alpha: float, beta: float) -> Node:
     return minimum(maximum(x * alpha + beta, 0.0), 1.0)
 
 
-def _hypot(a: Node, b: Node) -> Any:
+def _hypot(a: Node, b: Node) -> Node:
     a, b = abs(a), abs(b)
     largest = maximum(a, b)
     ordinary = (largest > 0.0) & (largest < math.inf)
@@ -187,12 +187,12 @@ def _hypot(a: Node, b: Node) -> Any:
     return where(equal(a, math.inf) | equal(b, math.inf), math.inf, root)
 
 
-def _logaddexp(a: Node, b: Node) -> Any:
+def _logaddexp(a: Node, b: Node) -> Node:
     apart = where(equal(a, b), 0.0, abs(a - b))  # equal infinities are 0 apart
     return maximum(a, b) + log1p(exp(-apart))
 
 
-def _cbrt(x: Node) -> Any:
+def _cbrt(x: Node) -> Node:
     size = abs(x)
     root = pow(size, 1 / 3)
     better = root - (root - size / (root * root)) * (1 / 3)  # one step of Newton: the exponent is not exact

@@ -349,7 +349,7 @@ class _einsum(Op):
         ]
 
 
-def einsum(equation: str, *operands: Operand) -> Any:
+def einsum(equation: str, *operands: Operand) -> Tensor:
     """Einstein summation, as numpy.einsum with a text equation.
 
     >>> einsum("ij,ij->i", np.ones((2, 3)), np.ones((2, 3)))

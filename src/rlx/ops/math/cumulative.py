@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -187,7 +187,7 @@ class _cummin(_Extreme):
     combine = "min"
 
 
-def _along(name: str, x: Operand, axis: int | None, **how: bool) -> Any:
+def _along(name: str, x: Operand, axis: int | None, **how: bool) -> Tensor:
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     return op_call(name, x, axis=normal_axis(name, axis, len(shape_of(x))), **how)

@@ -42,7 +42,7 @@ from rlx.ops.rules import (
 UNBOUNDED = -1
 
 
-def usual_scale(width: Any) -> float:
+def usual_scale(width: Dim) -> float:
     """What scores are multiplied with; without features they are 0 anyway.
 
     >>> usual_scale(16), usual_scale(0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 
@@ -266,7 +266,9 @@ def _swap(x: Node, order: Sequence[int]) -> Node:
     return made
 
 
-def _batch_by_contraction(x: Node, w: Node, groups: int, out_dtype: DType | None, geometry: Any) -> Node:
+def _batch_by_contraction(
+    x: Node, w: Node, groups: int, out_dtype: DType | None, geometry: Mapping[str, AttrValue]
+) -> Node:
     """Both operands batched by a symbolic size, which cannot be a number of groups: windows times kernels."""
     b, n = x.shape[:2]
     axes_ = x.rank - 3

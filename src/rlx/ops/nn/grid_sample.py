@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -82,12 +81,12 @@ class _grid_sample(Op):
         return out
 
 
-def _place(g: Any, size: Any, align_corners: bool) -> Any:
+def _place(g: Tensor, size: Tensor, align_corners: bool) -> Tensor:
     """From -1 .. 1 to elements: the corners are the first and last centres, or the outer edges."""
     return (g + 1.0) * ((size - 1.0) * 0.5) if align_corners else (g + 1.0) * (size * 0.5) - 0.5
 
 
-def _reflect(c: Node, size: Any, align_corners: bool) -> Node:
+def _reflect(c: Node, size: Tensor, align_corners: bool) -> Node:
     """Fold coordinates back at the borders until they are between them."""
     low = 0.0 if align_corners else -0.5
     span = size - 1.0 if align_corners else size

@@ -42,7 +42,7 @@ def _nll_ref(
     return np.asarray(loss, scores.dtype)
 
 
-def _nll_expand(scores: Node, labels: Node, *weights: Node, ignore_index: int | None, reduction: str) -> Any:
+def _nll_expand(scores: Node, labels: Node, *weights: Node, ignore_index: int | None, reduction: str) -> Node:
     ignored = None if ignore_index is None else equal(labels, ignore_index)
     at = labels if ignored is None else where(ignored, 0, labels)
     at = refuse_negative(at, scores.shape[1])

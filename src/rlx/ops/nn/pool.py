@@ -123,7 +123,7 @@ class _Pool(Op):
         """Least value of a sample, and whether samples are smooth."""
         return -2.0, True
 
-    def variants(self) -> list[dict[str, Any]]:
+    def variants(self) -> list[dict[str, AttrValue]]:
         """Values of further attributes to try."""
         return []
 
@@ -189,7 +189,7 @@ class _max_pool_indices(_Pool):
         where = window_argmax(x, best, window=window, span=x.rank, column_major=column_major, **geometry)
         return best, where
 
-    def variants(self) -> list[dict[str, Any]]:
+    def variants(self) -> list[dict[str, AttrValue]]:
         return [{"column_major": True}]
 
 
@@ -207,7 +207,7 @@ class _avg_pool(_Pool):
         made: Node = _avg_expand(x, **attrs)
         return made
 
-    def variants(self) -> list[dict[str, Any]]:
+    def variants(self) -> list[dict[str, AttrValue]]:
         return [{"count_include_pad": True}]
 
 
@@ -242,7 +242,7 @@ def _avg_expand(
     pads = geometry["padding"]
     geometry = _read_padding(x.shape, window, ceil_mode, **geometry)
     total: Node = window_reduce(x, "sum", window, **geometry)
-    whole: Any = 1
+    whole: Dim = 1
     for k in window:
         whole = whole * k
     counted = pads if count_include_pad else ((0, 0),) * len(window)
@@ -270,7 +270,7 @@ class _lp_pool(_Pool):
     def domain(self) -> tuple[float, bool]:
         return 0.2, True  # the root of 0 has no slope
 
-    def variants(self) -> list[dict[str, Any]]:
+    def variants(self) -> list[dict[str, AttrValue]]:
         return [{"p": 1.0}, {"p": 3.0}]
 
 

@@ -225,10 +225,10 @@ class Recurrent(MultiOp):
         if clip is not None and clip <= 0:
             raise OpAttributeError(f"{self.name}: clip is {clip}; it must be above 0")
 
-    def ref(self, *arrays: np.ndarray, **attrs: object) -> Any:
+    def ref(self, *arrays: np.ndarray, **attrs: object) -> Tensor:
         return in_f32(self.meaning)(*arrays, **attrs)
 
-    def expand(self, *operands: Node, **attrs: object) -> Any:
+    def expand(self, *operands: Node, **attrs: object) -> Tensor:
         return expand_in_f32(self.expansion)(*operands, **attrs)
 
     def meaning(
@@ -258,7 +258,7 @@ class Recurrent(MultiOp):
             ends.append(state)
         return (np.stack(outs, 1), *(np.stack([e[i] for e in ends]) for i in range(self.states)))
 
-    def expansion(self, x: Node, w: Node, r: Node, *more: Node, **attrs: AttrValue) -> Any:
+    def expansion(self, x: Node, w: Node, r: Node, *more: Node, **attrs: AttrValue) -> Tensor:
         steps, batch, inputs = x.shape
         sides, hidden = len(DIRECTIONS[attrs["direction"]]), r.shape[2]
         width = self.gates * hidden
@@ -320,7 +320,7 @@ class Recurrent(MultiOp):
             args.insert(3 + extras.index("lens"), np.array(lens, np.int32))
         return Sample(tuple(args), {"extras": tuple(extras), **attrs}, grad=grad)
 
-    def normal(self, sides: int, attrs: Mapping[str, AttrValue]) -> dict[str, Any]:
+    def normal(self, sides: int, attrs: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
         """Attributes in canonical form: one activation with two numbers per place.
 
         As in ONNX, `alpha` and `beta` list numbers only for those activations that take them.

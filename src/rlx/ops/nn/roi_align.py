@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -114,7 +113,7 @@ def _line(
     else:  # none in a region that ends before it starts, or that is not a number
         count = op_call("where", step > 0.0, minimum(ceil(step), extent_of(samples, own)), 0.0)
 
-    def column(v: Node) -> Any:
+    def column(v: Node) -> Node:
         return reshape(v, (v.shape[0], 1, 1))
 
     at = positions(samples, own)
@@ -143,10 +142,10 @@ def _roi_expand(x: Node, rois: Node, images: Node, *, bins: Sequence[int], mode:
     plane = image + op_call("iota", shape=(channels,), axis=0)
     base = reshape(plane * dim_value(height * width), (*plane.shape, 1, 1, 1, 1))
 
-    def vertical(v: Node) -> Any:
+    def vertical(v: Node) -> Node:
         return reshape(v, (v.shape[0], 1, v.shape[1], v.shape[2], 1, 1))
 
-    def horizontal(v: Node) -> Any:
+    def horizontal(v: Node) -> Node:
         return reshape(v, (v.shape[0], 1, 1, 1, v.shape[1], v.shape[2]))
 
     parts = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ def _from_last(x: Node, axis: int) -> Node:
     return made
 
 
-def _factor(norm: str, n: Dim, inverse: bool, like: Node) -> Any:
+def _factor(norm: str, n: Dim, inverse: bool, like: Node) -> Tensor:
     """What the unscaled transform is multiplied by; None for 1."""
     if norm == ("forward" if inverse else "backward"):
         return None
@@ -52,7 +51,7 @@ def _factor(norm: str, n: Dim, inverse: bool, like: Node) -> Any:
     return op_call("rsqrt", size) if norm == "ortho" else 1.0 / size
 
 
-def _scaled(parts: Sequence[Node], factor: Any) -> list[Node]:
+def _scaled(parts: Sequence[Node], factor: Tensor) -> list[Node]:
     return list(parts) if factor is None else [p * factor for p in parts]
 
 
@@ -190,12 +189,12 @@ class _irfft(_Transform):
         return _from_last(_scaled([out], _factor(norm, count, True, out))[0], axis)
 
 
-def _call(op: Any, x: Operand, n: Any, axis: int, norm: str | None) -> Any:
+def _call(op: type[Op], x: Operand, n: Dim | None, axis: int, norm: str | None) -> Tensor:
     return op(x, n=n, axis=normal_axis(op.name, axis, len(shape_of(x))), norm=norm or "backward")
 
 
 @of_one
-def fft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def fft(x: Operand, n: Dim | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along an axis, as numpy.fft.fft (f32 gives c64).
 
     >>> fft(np.array([1.0, 0.0, 0.0, 0.0]))
@@ -205,7 +204,7 @@ def fft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> T
 
 
 @of_one
-def ifft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ifft(x: Operand, n: Dim | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of `fft`, as numpy.fft.ifft.
 
     >>> ifft(np.array([4.0, 0.0, 0.0, 0.0]))
@@ -215,7 +214,7 @@ def ifft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> 
 
 
 @of_one
-def rfft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def rfft(x: Operand, n: Dim | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Coefficients 0 .. n // 2 of a real x, as numpy.fft.rfft.
 
     >>> rfft(np.array([1.0, 0.0, 0.0, 0.0]))
@@ -225,7 +224,7 @@ def rfft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> 
 
 
 @of_one
-def irfft(x: Operand, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def irfft(x: Operand, n: Dim | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The real x that `rfft` gave these coefficients of, as numpy.fft.irfft.
 
     >>> irfft(np.array([4.0 + 0j, 0.0, 0.0]))

@@ -337,7 +337,7 @@ def _joined_length(segments: Dim, *, nperseg: int, noverlap: int, boundary: bool
 
 def segment_attrs(
     name: str, n: Dim | None, window: Any, nperseg: Any, noverlap: int | None, nfft: int | None
-) -> tuple[dict[str, Any], tuple[Any, ...]]:
+) -> tuple[dict[str, AttrValue], tuple[Tensor, ...]]:
     """Attributes of segments with SciPy's defaults, and the taper as an operand if it is an array."""
     operands: tuple[Tensor, ...] = ()
     if not isinstance(window, (str, tuple)):
@@ -434,7 +434,7 @@ def istft(
 
 @of_one
 def stft_pairs(
-    x: Operand, step: int, window: Any = None, length: int | None = None, onesided: bool = True
+    x: Operand, step: int, window: Operand | None = None, length: int | None = None, onesided: bool = True
 ) -> Tensor:
     """ONNX STFT: x [N, time, 1 or 2 parts] -> [N, segments, bins, 2]; no boundary and no scaling.
 

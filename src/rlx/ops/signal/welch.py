@@ -190,7 +190,7 @@ def welch(
     scaling: str = "density",
     axis: int = -1,
     average: str = "mean",
-) -> tuple[np.ndarray, Any]:
+) -> tuple[np.ndarray, Tensor]:
     """Frequencies and power spectrum by Welch's method, as scipy.signal.welch of a real signal.
 
     The frequencies are a NumPy array; in the spectrum, bins take the place of the time axis.

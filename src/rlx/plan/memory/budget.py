@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, TypeAlias
 
+from rlx.files import Json
 from rlx.ir.graph import Graph
 from rlx.plan.build import Planner
 from rlx.plan.explain import kernel_costs, kernel_name
@@ -57,7 +58,7 @@ class Report:
     def picoseconds_added(self) -> int:
         return sum(r.picoseconds for r in self.repeated)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Plain values, for `stats`."""
         return {
             "bytes": self.budget,

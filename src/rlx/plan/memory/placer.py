@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlx.config import bytes_text
 from rlx.errors import BudgetError, GuardError
+from rlx.files import Json
 from rlx.ir.bind import check_constraints
 from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
 from rlx.ir.graph import Graph
@@ -93,7 +94,7 @@ class Placer:
         self.placed: tuple[int, ...] | None = None  # order of the last placement, replayed for other sizes
         self._plans: dict[tuple[int, ...], LirBufferPlan] = {}
         self.budget: int | None = None  # the most bytes of activations that a plan may take
-        self.fitted: dict[str, Any] | None = None  # what the budget changed (`rlx.plan.memory.budget`)
+        self.fitted: Json | None = None  # what the budget changed (`rlx.plan.memory.budget`)
         offsets = [v.offset for v in self.aliases.values()]
         strides = [s for v in self.aliases.values() for s in v.strides or ()]
         self._evaluate = compile_dims([*(s.size for s in self.stored), *offsets, *strides], self.symbols)
@@ -366,7 +367,7 @@ class Placer:
 
     # -- written down
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """All facts as plain JSON values; `from_json` reads them back for the same graph."""
         return {
             "stored": [[s.node, str(s.size), s.space] for s in self.stored],
@@ -391,7 +392,7 @@ class Placer:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any], graph: Graph) -> Placer:
+    def from_json(data: Json, graph: Graph) -> Placer:
         """The placer that wrote these facts; they are believed, so they must come from one's own hand."""
         known: dict[str, Dim] = {}
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from rlx.codegen.cpu.generator import generator_version
 from rlx.errors import RlxError
+from rlx.files import Json
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Level, Role, get_op
@@ -64,7 +65,7 @@ def generator() -> str:
     return f"{code_version()}-{generator_version()}"
 
 
-def signed_bytes(header: Mapping[str, Any], number: int) -> bytes:
+def signed_bytes(header: Json, number: int) -> bytes:
     """What the signature of a variant covers: what it says of itself, the digests of its parts and of the
     source, where every array lies, and the SHA-256 of all arrays."""
     covered = {key: value for key, value in header["variants"][number].items() if key != "mac"}
@@ -96,7 +97,7 @@ class Artifact:
             raise self.container.fail(f"its header has no sound {wrong[0] if wrong else 'variants'}")
         self._tables: dict[str, dict[str, np.ndarray]] = {}
         self.name: str = header["name"]
-        self.facts: dict[str, Any] = header["facts"]
+        self.facts: Json = header["facts"]
 
     @property
     def targets(self) -> list[str]:
@@ -104,8 +105,8 @@ class Artifact:
         return [v["target"] for v in self._variants]
 
     @property
-    def _variants(self) -> list[dict[str, Any]]:
-        variants: list[dict[str, Any]] = self.container.header["variants"]
+    def _variants(self) -> list[Json]:
+        variants: list[Json] = self.container.header["variants"]
         return variants
 
     def find(self, target: Target) -> int | None:
@@ -170,7 +171,7 @@ class Artifact:
 
         return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), Level.MIR), part)
 
-    def planned_with(self, number: int, kinds: Mapping[str, type]) -> dict[str, Any]:
+    def planned_with(self, number: int, kinds: Mapping[str, type]) -> Json:
         """The options that a variant was planned with; `kinds` are the types of those that exist. They are
         read from a file that nobody vouches for: types are checked here, values by the compiler."""
         about = self._variants[number]
@@ -262,7 +263,7 @@ class Artifact:
             weights = self._weights(lir, about["weights"])
         return (make or CompiledProgram)(lir, kernels, code, threads, debug, weights)
 
-    def _check_addresses(self, about: Mapping[str, Any]) -> None:
+    def _check_addresses(self, about: Json) -> None:
         """Weights that kernels compute addresses from must stay in range, whoever signed the file."""
         numbers = dict(about["weights"])
         for id, name, attrs in about["addresses"]:

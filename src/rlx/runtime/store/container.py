@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rlx import config
-from rlx.files import file_boundary, identity, open_plain
+from rlx.files import Json, file_boundary, identity, open_plain
 from rlx.ir.text import container as layout
 from rlx.ir.text.container import PROGRAM, Bytes, File, Seal, read_blocks, read_into, sha256
 from rlx.runtime.memory import allocate, drop_pages
@@ -22,7 +22,7 @@ MOST_READ = 64 << 20  # bytes of arrays that are read rather than mapped, if the
 
 def write(
     path: str | os.PathLike[str],
-    header: Mapping[str, Any],
+    header: Json,
     parts: Mapping[str, bytes],
     arrays: Sequence[Any],
     seal: Seal = lambda header: None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.errors import FormatError
+from rlx.files import Json
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Role
@@ -49,7 +50,7 @@ def save(
     program: CompiledProgram,
     path: str | os.PathLike[str],
     targets: Sequence[str] = (),
-    facts: Mapping[str, Any] | None = None,
+    facts: Json | None = None,
 ) -> None:
     """Write a program to a file, with code for its own target and for `targets`.
 
@@ -72,7 +73,7 @@ def write(
     weights: Mapping[int, Any],
     values: Mapping[str, np.ndarray],
     targets: Sequence[str] = (),
-    facts: Mapping[str, Any] | None = None,
+    facts: Json | None = None,
     cache: ObjectCache | None = None,
     last: Callable[[], None] = lambda: None,
 ) -> None:
@@ -94,7 +95,7 @@ def write(
     parts["source"] = graph_text(source, blobs=blobs).encode()
     tables = {"params": {**source.param_values, **values}, "states": source.state_values, "blobs": blobs}
 
-    def seal(header: dict[str, Any]) -> None:
+    def seal(header: Json) -> None:
         last()
         for number, variant in enumerate(header["variants"]):
             variant["mac"] = cache.ring().sign(signed_bytes(header, number)).hex()
@@ -148,7 +149,7 @@ class _Variant:
         arrays: _Arrays,
         values: Mapping[str, np.ndarray],
         cache: ObjectCache,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Add parts and arrays; returns the description for the header."""
         lir, target = self.lir, resolve(self.lir.target)
         outlined = {"graph": outline(lir.mir, blobs), "placer": lir.planner.to_json()}

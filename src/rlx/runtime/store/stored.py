@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlx.files import Json
 from rlx.ir.graph import Graph
 from rlx.plan.lir import LirBufferPlan, LirModule
 from rlx.plan.memory.placer import Placer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class StoredLir(LirModule):
     """A signed plan. It is what its writer had: nothing is verified again."""
 
-    def __init__(self, file: Artifact, number: int, about: Mapping[str, Any]) -> None:
+    def __init__(self, file: Artifact, number: int, about: Json) -> None:
         self._file, self._number = file, number
         self.target, self.options, self.gate = about["target"], about["options"], about["gate"]
         data = json.loads(file.container.part(f"{number}.outline"))
