@@ -8,7 +8,7 @@ needs. A program is then compiled for these values and kept for the next call th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,8 +21,14 @@ from rlx.ir.graph import Graph
 from rlx.ir.tree import Nest
 from rlx.records import dataclass
 
-if TYPE_CHECKING:
-    from rlx.runtime.program import CompiledProgram
+
+class Runnable(Protocol):
+    """What a compiler gives: a program that takes arrays by name."""
+
+    def run(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+    @property
+    def stats(self) -> Mapping[str, Any]: ...
 
 
 @dataclass
@@ -32,7 +38,7 @@ class Variant:
     fixed: dict[str, Nest]
     shapes: dict[str, tuple[int, ...]]
     imported: Imported
-    program: Any  # None where everything is known while importing, as with text
+    program: Runnable | None  # None where everything is known while importing, as with text
 
     def fits(self, inputs: Mapping[str, Nest]) -> bool:
         return all(_same(v, inputs[k]) for k, v in self.fixed.items()) and all(
@@ -43,7 +49,7 @@ class Variant:
 class AdaptiveModel:
     """An ONNX model ready to run with any inputs it declares."""
 
-    def __init__(self, model: object, compile: Callable[[Graph], CompiledProgram]) -> None:
+    def __init__(self, model: object, compile: Callable[[Graph], Runnable]) -> None:
         self.model, self.folder = load_model(model)
         self.compile = compile
         constants = {t.name for t in self.model.graph.initializer}
