@@ -17,7 +17,7 @@ import numpy as np
 
 import rlx
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "models"))
 from sample_training import loss_of, training_graph
 
 

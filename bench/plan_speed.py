@@ -28,7 +28,7 @@ from rlx.api.compile import plan
 from rlx.api.lowering import lower
 from rlx.ir.graph import Graph, Node
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "unit"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "models"))
 from random_programs import random_program
 
 ops = rlx.ops

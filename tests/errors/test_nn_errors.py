@@ -10,6 +10,7 @@ import pytest
 
 from rlx import ops
 from rlx.errors import DTypeError, OpAttributeError, RlxError, ShapeError, TypeMismatchError
+from rlx.ir.op import get_op
 from rlx.ops.array.addressing import OutOfRangeError
 
 
@@ -154,6 +155,11 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         lambda: ops.sample_tokens(ops.random_key(1), f(2, 0)),
         ShapeError,
         "sample_tokens: logits f32[2,0] have nothing to choose from",
+    ),
+    (
+        lambda: get_op("dft")(f(1, 0, 2), axis=1),
+        ShapeError,
+        "dft: axis 1 of f32[1,0,2] has no elements to transform",
     ),
 ]
 

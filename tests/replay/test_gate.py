@@ -141,7 +141,7 @@ def test_code_is_the_same_in_another_process(tmp_path: Path) -> None:
         [sys.executable, "-c", ELSEWHERE, *names],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "unit"), str(tests.parent / "src")]),
+            "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "models"), str(tests.parent / "src")]),
             "PYTHONHASHSEED": "17",
             "RLX_CACHE": str(tmp_path),
             "RLX_THREADS": "1",

@@ -4,7 +4,7 @@
 Vectors of 512 bits need none: LLVM does them in halves.
 
 A NaN that an instruction makes may have another sign or payload here; everything else is exact, which
-`tests/backend/test_emulation.py` shows on machines that have both.
+`tests/backend/native/test_emulation.py` shows on machines that have both.
 """
 
 from __future__ import annotations

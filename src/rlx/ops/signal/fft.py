@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, boolean, dim, integer, one_of, optional
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.graph import Node
@@ -258,6 +259,7 @@ class _dft(Op):
         d = x.shape[axis]
         shape = [*x.shape[:-1], 1 if onesided and inverse else 2]
         count = _dft_length(d, n, inverse, onesided)
+        require_at_least(count, 1, f"dft: axis {axis} of {x} has no elements to transform")
         shape[axis] = half_bins(count) if onesided and not inverse else count
         return x.with_shape(tuple(shape))
 

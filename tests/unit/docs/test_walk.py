@@ -16,7 +16,7 @@ import numpy as np
 import rlx
 from rlx.ir.graph import Graph
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "rlx"
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 USER = "your code"

@@ -72,7 +72,7 @@ def test_reading_gets_a_core_where_it_binds() -> None:
 
 
 def _bench() -> Any:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
     try:
         import weight_streaming
     finally:

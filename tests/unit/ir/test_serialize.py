@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sample_graphs import GRAPHS, hello, stateful
-from test_text import same
+from sample_graphs import GRAPHS, assert_same, hello, stateful
 
 from rlx.errors import FormatError
 from rlx.fuzz.containers import put_together, taken_apart, with_header
@@ -26,7 +25,7 @@ def test_graphs_come_back(name: str, tmp_path: Path) -> None:
     g = GRAPHS[name]()
     save(g, tmp_path / "g")
     again = load(tmp_path / "g")
-    same(g, again)
+    assert_same(g, again)
     for before, after in ((g.param_values, again.param_values), (g.state_values, again.state_values)):
         assert before.keys() == after.keys()
         for key, value in before.items():

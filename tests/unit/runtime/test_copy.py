@@ -42,7 +42,7 @@ from rlx.driver.region import plan_transfer
 from rlx.errors import BufferUseError, CopyError
 from rlx.target.cpu import resolve
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def random_bytes(n: int) -> np.ndarray[Any, Any]:

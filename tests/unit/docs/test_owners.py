@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "rlx"
+SOURCE = Path(__file__).resolve().parents[3] / "src" / "rlx"
 
 OWNERS = {
     "legality": (

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MEANING = "test_type_rule_and_expansion_or_lowering_are_the_reference"
-GENERATED = ("test_ops_generated.py", "test_text.py", "test_verify.py")
+GENERATED = ("ops/test_ops_generated.py", "ir/test_text.py", "ir/test_verify.py")
 
 CUBE = '''
 from rlx.kernel.form import Map

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench" / "plan_speed.py"
+BENCH = Path(__file__).parents[3] / "bench" / "plan_speed.py"
 MOST_MILLISECONDS = 300  # of CPU time, on an idle machine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 from pathlib import Path
 
-TOUR = Path(__file__).parents[2] / "docs" / "tour.md"
+TOUR = Path(__file__).parents[3] / "docs" / "tour.md"
 
 
 def test_the_tour_runs() -> None:

@@ -9,6 +9,7 @@ from rlx.errors import provenance
 from rlx.ir.dim import Constraint, sym
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
+from rlx.ir.text.write import Printer
 
 
 def hello() -> Graph:
@@ -72,3 +73,27 @@ def large() -> Graph:
 
 
 GRAPHS = {f.__name__: f for f in (hello, assumed, stateful, nested, large)}
+
+
+def assert_same(a: Graph, b: Graph) -> None:
+    """Everything but values of params and states, which text does not carry."""
+    assert a.name == b.name and len(a) == len(b)
+    value = Printer().value_text
+    for x, y in zip(a.nodes, b.nodes, strict=True):
+        assert (x.id, x.op, x.type, x.where) == (y.id, y.op, y.type, y.where)
+        assert [o.id for o in x.operands] == [o.id for o in y.operands]
+        assert x.attrs.keys() == y.attrs.keys()
+        for key in x.attrs:
+            assert type(x.attrs[key]) is type(y.attrs[key])
+            assert value(x.attrs[key]) == value(y.attrs[key])
+        assert len(x.bodies) == len(y.bodies)
+        for p, q in zip(x.bodies, y.bodies, strict=True):
+            assert_same(p, q)
+    for table in ("outputs", "params", "state_inputs"):
+        left, right = getattr(a, table), getattr(b, table)
+        assert [(k, n.id) for k, n in left.items()] == [(k, n.id) for k, n in right.items()]
+    assert [n.id for n in a.inputs] == [n.id for n in b.inputs]
+    assert [(s.name, s.input.id, s.output.id) for s in a.states] == [
+        (s.name, s.input.id, s.output.id) for s in b.states
+    ]
+    assert a.constraints == b.constraints

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rlx
-from backend.vmath_measure import (
+from backend.native.vmath_measure import (
     COLUMNS,
     DTYPES,
     MEASURED,
@@ -32,7 +32,7 @@ from rlx.ir.graph import Graph
 from rlx.target.cpu import Target, resolve, runs_here, targets
 
 LIMIT = 4.0  # ulp
-PAGE = Path(__file__).parents[2] / "docs" / "vmath.md"
+PAGE = Path(__file__).parents[3] / "docs" / "vmath.md"
 HOST = resolve("host")
 
 long_double = pytest.mark.skipif(

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-RUNNER = Path(__file__).parents[2] / "bench" / "onnx_suite.py"
+RUNNER = Path(__file__).parents[3] / "bench" / "onnx_suite.py"
 
 
 @pytest.fixture(scope="module")

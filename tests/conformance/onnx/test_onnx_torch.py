@@ -15,7 +15,7 @@ pytest.importorskip("onnx")
 
 import rlx
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "torch_exports.py"
+SCRIPT = Path(__file__).parents[3] / "bench" / "torch_exports.py"
 
 
 @pytest.mark.slow

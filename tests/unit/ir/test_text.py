@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from op_cases import ALL_CASES, Case, by_op
-from sample_graphs import GRAPHS, assumed, hello, large, nested, stateful
+from sample_graphs import GRAPHS, assert_same, assumed, hello, large, nested, stateful
 
 import rlx
 from rlx.errors import ParseError, TypeMismatchError
@@ -21,41 +21,17 @@ from rlx.ir.graph import Graph
 from rlx.ir.op import Op, Role, Sample, declare, withdraw
 from rlx.ir.text.arrays import array_text, read_elements
 from rlx.ir.text.read import parse_graph
-from rlx.ir.text.write import Printer, graph_text
+from rlx.ir.text.write import graph_text
 from rlx.ir.types import TensorType, parse_type
 from rlx.ir.verify import verify
 from rlx.transform.expand import expand_graph
-
-
-def same(a: Graph, b: Graph) -> None:
-    """Everything but values of params and states, which text does not carry."""
-    assert a.name == b.name and len(a) == len(b)
-    value = Printer().value_text
-    for x, y in zip(a.nodes, b.nodes, strict=True):
-        assert (x.id, x.op, x.type, x.where) == (y.id, y.op, y.type, y.where)
-        assert [o.id for o in x.operands] == [o.id for o in y.operands]
-        assert x.attrs.keys() == y.attrs.keys()
-        for key in x.attrs:
-            assert type(x.attrs[key]) is type(y.attrs[key])
-            assert value(x.attrs[key]) == value(y.attrs[key])
-        assert len(x.bodies) == len(y.bodies)
-        for p, q in zip(x.bodies, y.bodies, strict=True):
-            same(p, q)
-    for table in ("outputs", "params", "state_inputs"):
-        left, right = getattr(a, table), getattr(b, table)
-        assert [(k, n.id) for k, n in left.items()] == [(k, n.id) for k, n in right.items()]
-    assert [n.id for n in a.inputs] == [n.id for n in b.inputs]
-    assert [(s.name, s.input.id, s.output.id) for s in a.states] == [
-        (s.name, s.input.id, s.output.id) for s in b.states
-    ]
-    assert a.constraints == b.constraints
 
 
 def round_trip(graph: Graph) -> Graph:
     blobs: dict[str, np.ndarray] = {}
     text = graph_text(graph, blobs=blobs)
     again = parse_graph(text, blobs)
-    same(graph, again)
+    assert_same(graph, again)
     assert graph_text(again) == text
     verify(again)
     return again

@@ -112,7 +112,7 @@ def test_append_says_what_does_not_fit() -> None:
 @pytest.mark.slow
 def test_a_step_grows_by_attention_only() -> None:
     """CPU time of one thread at 64 and 1,023 cached tokens, less what attention's kernels take themselves."""
-    path = Path(__file__).parents[2] / "bench" / "decode.py"
+    path = Path(__file__).parents[3] / "bench" / "decode.py"
     bench = SimpleNamespace(**runpy.run_path(str(path)))
     config = Config(layers=4, width=512, heads=8, vocabulary=4000, positions=1024)
     program = rlx.compile(build(config, random_weights(config)), threads=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 def blocks() -> list[str]:

@@ -209,8 +209,8 @@ PAGE = """# Vectorised math: measured errors
 Largest error of `rlx.codegen.native.vmath` in units of the last place, over every exponent, the usual ranges
 densely and all special values (about 280,000 operands per function). f32 is compared with f64, f64 with
 80-bit long double. NaN, infinities, denormals and signed zeros agree with NumPy everywhere. 0.5 is correct
-rounding. The page is written by `pytest tests/backend/test_vmath.py --update-golden`; the test holds it to
-what it measures.
+rounding. The page is written by `pytest tests/backend/native/test_vmath.py --update-golden`; the test
+holds it to what it measures.
 
 """
 

@@ -511,7 +511,7 @@ sys.exit(main({command!r}))"""
 
 
 def test_the_page_about_ranks_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "ranks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "ranks.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(block, names)
@@ -522,7 +522,7 @@ def test_the_page_about_ranks_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_examples_run() -> None:
-    folder = Path(__file__).parents[2] / "examples"
+    folder = Path(__file__).parents[3] / "examples"
     assert "weights of a rank: 50% of the whole" in launched(folder / "tensor_parallel.py")
     assert "sums inserted by the compiler: after 5 steps" in launched(folder / "data_parallel.py")
 

@@ -14,7 +14,7 @@ import pytest
 
 from rlx_bench.workloads.products import SWEEP
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in ("api.md", "ops.md")]
 FOLDERS = ("", "src/rlx/", "docs/")  # that paths on pages start from; a plain name may be anywhere

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import sample_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import ALL_CASES, Case
@@ -282,7 +283,7 @@ def test_the_same_text_in_every_process() -> None:
     """With other hash seeds, and with modules imported in other orders."""
     running = []
     for seed, count in (("0", 0), ("1", 1000), ("77", 20)):
-        command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), seed, str(count)]
+        command = [sys.executable, "-c", SCRIPT, str(Path(sample_models.__file__).parent), seed, str(count)]
         env = {**os.environ, "PYTHONHASHSEED": seed}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         running.append(subprocess.Popen(command, text=True, env=env, **pipes))  # type: ignore[call-overload]
