@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx import progress
+from rlx.api.compile import compile
 from rlx.api.options import Options
 from rlx.errors import BudgetError, ConfigError, InputError, RlxError, TransformError
 from rlx.frontend.arguments import as_arrays, check_call, parameters_of, place_of
@@ -311,8 +312,6 @@ class Jit:
         )
 
     def _compile(self, trace: Trace, shapes: Shapes) -> CompiledProgram:
-        from rlx.api.compile import compile
-
         if not trace.graph.outputs:
             raise TransformError(f"{place_of(self.function)} returns no array; return at least one")
         options, known = self.options, trace.graph.symbols()

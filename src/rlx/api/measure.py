@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from rlx import config
 from rlx.cost.decision import Decision, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel, is_scalar_constant
@@ -194,7 +195,6 @@ def _program(
     graph: Graph, gate: IoFusionGate, pins: dict[tuple[int, int], bool], target: str, threads: int | None
 ) -> tuple[Callable[[], None], int] | None:
     """A bound program and its number of kernels; None if the host would have to compute a part of it."""
-    from rlx import config
     from rlx.codegen.cpu.build import supports
     from rlx.plan.build import Planner
     from rlx.rewrite.basic import materialize_outputs

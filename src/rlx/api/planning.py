@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.api.lowering import lower, optimize
-from rlx.codegen.cpu.build import panel_tiles, supports
+from rlx.codegen.cpu.build import cuts, panel_tiles, supports
 from rlx.codegen.cpu.conv.conv import conv_target
 from rlx.codegen.cpu.rows.collapse import summed_axes
 from rlx.collector import graphs_hold
@@ -100,8 +100,6 @@ class Planning:
             trace=self.trace,
         )
         if options.weight_budget is not None:
-            from rlx.codegen.cpu.build import cuts  # streaming is rare
-
             made.set_weight_budget(options.weight_budget, cuts(made) if options.device == "cpu" else {})
         return made
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from rlx import config, progress
+from rlx.api.compile import compile, plan
 from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
@@ -278,8 +279,6 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _compile(graph: Graph, options: Options) -> CompiledProgram:
-    from rlx.api.compile import compile
-
     program: CompiledProgram = compile(graph, options)
     return program
 
@@ -453,7 +452,5 @@ def _open(
 
 def _plan(graph: Graph, target: str, stored: LirModule) -> LirModule:
     """The graph of a stored program, planned for another target at the sizes that were assumed then."""
-    from rlx.api.compile import plan
-
     with_sizes = {"target": target, "assume": stored.planner.binding}
     return plan(graph, Options.of(None, {**stored.options, **with_sizes}))

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from rlx.api.compile import compile
 from rlx.cli.output import (
     human_bytes,
     json_option,
@@ -47,7 +48,6 @@ class Encoder:
 
     def __init__(self, say: Any) -> None:
         from rlx import zoo
-        from rlx.api.compile import compile
         from rlx.zoo.minilm import load_graph
 
         say("fetching the model (once)")

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlx.api.session import load, read_graph
 from rlx.cli.model import MODEL_HELP
 from rlx.cli.output import json_option, print_json, print_line, progress
+from rlx.files import open_plain
 
 if TYPE_CHECKING:
     from rlx.plan.lir import LirModule
@@ -43,7 +45,6 @@ def diff(ctx: click.Context, a: str, b: str, where: bool, plans: bool, as_json: 
 
 
 def _is_plan(path: str) -> bool:
-    from rlx.files import open_plain
     from rlx.plan.files import is_plan
 
     try:
@@ -54,7 +55,6 @@ def _is_plan(path: str) -> bool:
 
 
 def _graph_diff(a: str, b: str, where: bool) -> str:
-    from rlx.api.session import read_graph
     from rlx.ir.text.diff import graph_diff
 
     return graph_diff(read_graph(a), read_graph(b), locations=where)
@@ -68,7 +68,6 @@ def _plan_diff(a: str, b: str) -> str:
 
 def _plan(path: str) -> LirModule:
     """The plan in a file; a model is compiled for it."""
-    from rlx.api.session import load
     from rlx.plan.lir import LirModule
 
     return LirModule.load(path) if _is_plan(path) else load(path).lir

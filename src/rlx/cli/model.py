@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.api.options import FIELDS
+from rlx.api.session import load
 from rlx.cli.inputs import sizes_of
 from rlx.cli.output import progress
 from rlx.files import Json
@@ -46,8 +47,6 @@ def open_model(
     model: str, assume: tuple[str, ...], trust_native: bool = False, **given: Any
 ) -> CompiledProgram:
     """The program of a model; options that were not given are left to `rlx.load`."""
-    from rlx.api.session import load
-
     options: Json = {name: value for name, value in given.items() if value is not None}
     if assume:
         options["assume"] = sizes_of(assume, "--assume")

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.dist.native.copies import copy_bytes
 from rlx.dist.errors import LengthMismatch, OutOfBounds, TransportError
+from rlx.dist.native.copies import copy_bytes
 from rlx.dist.native.reduce import STREAM_BYTES, Kernel, kernel, native_address
 from rlx.dist.transport import DONE, Array, Call, Outgoing, Repeat, SymmetricTransport, address_of, check_rank
 from rlx.dist.types import ReduceKind, SymmetricBuffer
 from rlx.errors import DTypeError
+from rlx.ir.dtype import dtype as find
 from rlx.ir.dtype import refuse_lossy
 
 
@@ -277,8 +278,6 @@ def _result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array
 
 @functools.cache
 def _call(op: str, dtype: np.dtype, kind: str = "", root: int = 0, row_bytes: int = 0) -> Call:
-    from rlx.ir.dtype import dtype as find
-
     return Call(op, find(dtype).name, kind, root, row_bytes)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from rlx.records import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from rlx.dist.errors import LengthMismatch, TransportError, UnknownRank
 from rlx.dist.types import Rank, ReduceKind, SymmetricBuffer
+from rlx.ir.dtype import ALL_DTYPES
+from rlx.records import dataclass
 
 Array = np.ndarray
 Partition = Sequence[Sequence[int]]
@@ -64,8 +65,6 @@ class Call:
 
 @functools.cache
 def _dtype_names() -> tuple[str, ...]:
-    from rlx.ir.dtype import ALL_DTYPES
-
     return ("", *(dtype.name for dtype in ALL_DTYPES))
 
 

@@ -16,6 +16,7 @@ from rlx.ir.assume import ConstraintLog, inferring
 from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
 from rlx.ir.dtype import constant_array, convert, dtype, plain_array
+from rlx.ir.dtype import dtype as as_dtype
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.operand import DimLike, DTypeLike
@@ -184,8 +185,6 @@ class Graph:
 
     def constant(self, value: object, dtype: DTypeLike | None = None) -> Node:
         """A constant; its content is part of the program."""
-        from rlx.ir.dtype import dtype as as_dtype
-
         array = constant_array(value)
         if dtype is not None:
             array = convert(plain_array(value, "a constant"), as_dtype(dtype))

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
-from rlx.ir.types import Shape, TensorType
+from rlx.ir.types import Shape, TensorType, tensor_types
 from rlx.kernel import legality
 from rlx.kernel.affine import affine
 from rlx.kernel.form import Contract, Conv, Form, Map, Pieces, Reduce, Template, dense_strides
@@ -430,6 +430,4 @@ def body_of(node: Node) -> Graph:
 
 def result_types(node: Node) -> tuple[TensorType, ...]:
     """Types of the values that a kernel writes."""
-    from rlx.ir.types import tensor_types
-
     return tensor_types(node.type)

@@ -22,7 +22,7 @@ from rlx.ir.dim import evaluate as size_of
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.symbols import sizes_at_bounds
-from rlx.ir.types import tensor_types
+from rlx.ir.types import tensor_types, type_symbols
 from rlx.plan.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.plan.lir_check import written_by
 from rlx.reference.interpreter import Interpreter, evaluate
@@ -287,8 +287,6 @@ class LirInterpreter(PlannedRun):
 
 
 def _mentions(type_: Any, names: Mapping[str, int]) -> bool:
-    from rlx.ir.types import type_symbols
-
     return any(s in names for s in type_symbols(type_))
 
 

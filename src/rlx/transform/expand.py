@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.errors import VerifyError, provenance
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Level, Op, Role, run_rule
+from rlx.ir.op import Level, Op, Role, get_op, run_rule
 from rlx.ir.rewrite import inline, rewrite
 from rlx.ir.types import TupleType
 
@@ -50,7 +50,5 @@ def expand_node(node: Node, operands: Sequence[Node], out: Graph, keep: Callable
 
 def tie(values: Sequence[Node], node: Node, out: Graph) -> Node:
     """Stand-in for a multi-output node whose results are separate nodes: `result` nodes resolve to them."""
-    from rlx.ir.op import get_op
-
     made = out.add(get_op("tuple"), tuple(values), where=node.where)
     return made

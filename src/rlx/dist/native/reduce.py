@@ -39,6 +39,8 @@ from rlx.codegen.native.words import (
 )
 from rlx.dist.types import ReduceKind
 from rlx.errors import DTypeError
+from rlx.ir.dtype import convert
+from rlx.ir.dtype import dtype as find
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -242,8 +244,6 @@ def kernel(dtype: str, kind: ReduceKind) -> Kernel:
     >>> kernel("i32", ReduceKind.SUM)([a.ctypes.data, b.ctypes.data], [a.ctypes.data], 3); a.tolist()
     [11, 22, 33]
     """
-    from rlx.ir.dtype import dtype as find
-
     element = find(dtype)
     if element.is_complex:
         if kind not in (ReduceKind.SUM, ReduceKind.MEAN):
@@ -262,8 +262,6 @@ def kernel(dtype: str, kind: ReduceKind) -> Kernel:
 def native_address(dtype: str, kind: ReduceKind) -> int | None:
     """Where the native code of a reduction begins: `void (ptr table, i64 n, i64 m, i64 count)`; None if
     NumPy does it, or parts of elements are reduced."""
-    from rlx.ir.dtype import dtype as find
-
     element = find(dtype)
     if element.is_complex or element.storage_only or (element.is_bool and kind is ReduceKind.MEAN):
         return None
@@ -314,9 +312,6 @@ def _reduce_stored(
     dtype: str, kind: ReduceKind, sources: Sequence[int], destinations: Sequence[int], count: int
 ) -> None:
     """Dtypes that hold values but are not computed in: reduced by NumPy in f32 (integers in i32)."""
-    from rlx.ir.dtype import convert
-    from rlx.ir.dtype import dtype as find
-
     element = find(dtype)
     wide = np.dtype(np.float32 if element.is_float else np.int32)
     values = [convert(array_at(source, element.np, count), wide) for source in sources]

@@ -26,7 +26,7 @@ from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.operand import DimLike
-from rlx.ir.rewrite import rewrite
+from rlx.ir.rewrite import copy_node, finish_rewrite, rewrite
 from rlx.ir.tree import Nest
 from rlx.ir.types import type_symbols
 from rlx.records import dataclass
@@ -462,8 +462,6 @@ def _without_dead(graph: Graph) -> Graph:
 
 
 def _drop_params(graph: Graph, unused: set[str]) -> Graph:
-    from rlx.ir.rewrite import copy_node, finish_rewrite
-
     out = Graph(graph.name)
     for c in graph.constraints:
         out.assume(c)

@@ -16,7 +16,7 @@ from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
 from rlx.kernel.form import Form, Map
-from rlx.kernel.scalar import Scalar, axes, const, size
+from rlx.kernel.scalar import TRUE, Scalar, axes, const, in_range, load_or, size
 from rlx.ops.array.shape import broadcast_to, concat, flip, slice_axis
 from rlx.ops.array.window import PaddingLike
 from rlx.ops.rules import op_call, shape_of, with_gaps
@@ -108,8 +108,6 @@ class _pad(Op):
     def lower(
         self, x: TensorType, *, padding: Sequence[tuple[Dim, Dim]], interior: Sequence[int], value: float
     ) -> Form:
-        from rlx.kernel.scalar import TRUE, in_range, load_or
-
         out = self.infer(x, padding=padding, interior=interior, value=value)
         index: list[Scalar] = []
         guard = TRUE

@@ -15,13 +15,14 @@ from rlx.errors import ShapeError
 from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, AttrValue, dim_pairs, dims, ints, number, one_of
 from rlx.ir.dim import Dim, ceildiv, dim_max, known_le, parse_dim
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, dtype
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Form, Map, Reduce
 from rlx.kernel.scalar import TRUE, Scalar, axes, const, in_range, load_or, size
+from rlx.ops.array.shape import broadcast_to, reshape
 from rlx.ops.math.elementwise import cast, equal
 from rlx.ops.math.reduce import spread
 from rlx.ops.math.reduce import sum as sum_axes
@@ -482,8 +483,6 @@ class _window_reduce(Op):
 
 def _spread_over(g: Node, shape: Shape) -> Node:
     """g repeated along new trailing axes."""
-    from rlx.ops.array.shape import broadcast_to, reshape
-
     made: Node = broadcast_to(reshape(g, (*g.shape, *(1,) * (len(shape) - g.rank))), shape)
     return made
 
@@ -492,8 +491,6 @@ def _spread_over(g: Node, shape: Shape) -> Node:
 def _window_reduce_ref(
     x: np.ndarray, *, combine: str, window: Sequence[int], **geometry: Unpack[Geometry]
 ) -> np.ndarray:
-    from rlx.ir.dtype import dtype
-
     fill = identity_of(combine, dtype(x.dtype))
     view = window_view(x, window, **geometry, fill=fill)
     taps = tuple(range(x.ndim, view.ndim))

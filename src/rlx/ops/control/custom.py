@@ -22,8 +22,11 @@ from rlx.ir.tree import Nest
 from rlx.ir.types import TensorType, TupleType, Type, tensor_types
 from rlx.kernel.form import Call, Form, Map
 from rlx.kernel.scalar import axes, call, const, load
+from rlx.ops.array.create import zeros_like
+from rlx.ops.array.shape import concat
 from rlx.ops.control.scan import scan
 from rlx.ops.math.elementwise import cos, sin
+from rlx.ops.math.reduce import sum
 from rlx.records import dataclass
 
 Rule = Callable[..., Any]
@@ -268,10 +271,6 @@ def _halves_type(x: TensorType, by: TensorType) -> list[TensorType]:
 
 
 def _halves_vjp(g: Sequence[Node | None], y: Sequence[Node], x: Node, by: Node) -> list[Node]:
-    from rlx.ops.array.create import zeros_like
-    from rlx.ops.array.shape import concat
-    from rlx.ops.math.reduce import sum
-
     parts = [zeros_like(part) if d is None else d for d, part in zip(g, y, strict=True)]
     whole = concat(parts, -1)
     return [whole * by, sum(whole * x)]

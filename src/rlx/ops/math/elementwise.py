@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.ir.attr import Attr, boolean, dtype_kind, optional
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import BOOL, DType
+from rlx.ir.dtype import BOOL, DType, dtype
 from rlx.ir.dtype import convert as convert_array
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
@@ -80,8 +80,6 @@ def _result_bool(*dtypes: DType) -> DType:
 
 
 def _result_real(*dtypes: DType) -> DType:
-    from rlx.ir.dtype import dtype
-
     return dtype({"c64": "f32", "c128": "f64"}.get(dtypes[0].name, dtypes[0]))
 
 

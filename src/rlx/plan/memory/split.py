@@ -17,7 +17,8 @@ from rlx.ir.dims.expr import of_atom
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op, run_rule
 from rlx.ir.rebind import rebind
-from rlx.ir.rewrite import copy_node, finish_rewrite
+from rlx.ir.rewrite import copy_node, finish_rewrite, substitute_dims
+from rlx.ir.symbols import graph_symbols
 from rlx.ir.types import TensorType, Type, tensor_types
 from rlx.kernel.compose import compose
 from rlx.kernel.form import dense
@@ -258,8 +259,6 @@ class Splitter:
 
 
 def _substituted(attrs: Mapping[str, Any], sizes: Mapping[str, Dim]) -> dict[str, Any]:
-    from rlx.ir.rewrite import substitute_dims
-
     return {key: substitute_dims(value, sizes) for key, value in attrs.items()}
 
 
@@ -308,8 +307,6 @@ def _symbol(d: Expr) -> Dim:
 
 
 def _fresh(graph: Graph) -> str:
-    from rlx.ir.symbols import graph_symbols
-
     taken, name = graph_symbols(graph), "rows"
     while name in taken:
         name += "_"

@@ -22,6 +22,7 @@ import numpy as np
 
 from rlx.driver.copy.native import c_function, c_library
 from rlx.runtime.memory import PAGE, table
+from rlx.target.cpu import resolve
 
 MOST_RANGES = 4096
 _FIELDS = 3  # of a range: first address, address behind the last one, whether a page was missing
@@ -140,7 +141,6 @@ class _Guard:
         from rlx.codegen.native.jit import compile_object, load
         from rlx.runtime.native.code import baseline
         from rlx.runtime.store.cache import default_cache
-        from rlx.target.cpu import resolve
 
         target = baseline(resolve("host").x86)
         text = _text()

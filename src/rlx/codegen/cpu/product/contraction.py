@@ -23,7 +23,7 @@ from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import ContractNest, Nest, Stat, Store
-from rlx.kernel.scalar import Scalar, body_cost, call, convert
+from rlx.kernel.scalar import Scalar, body_cost, call, convert, rebuild
 from rlx.ops.quant.group_layout import QuantLayout
 from rlx.plan.lir import WeightCut
 from rlx.records import dataclass
@@ -74,8 +74,6 @@ def as_reduction(nest: ContractNest) -> Nest:
     result = convert(Scalar("acc", (), wide, 0), nest.form.dtype)
 
     def finish(store: Store) -> Store:
-        from rlx.kernel.scalar import rebuild
-
         body = rebuild(store.body, lambda e, _: result if e.prim == "acc" else None)
         return Store(body, False, store.strides)
 
