@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rlx.errors import RlxError
 from rlx.ir.dim import evaluate, symbols
-from rlx.ir.fixed import with_sizes
 from rlx.ir.graph import Graph
+from rlx.ir.resize import with_sizes
 from rlx.kernel.control import broken_guard
 from rlx.target.cpu import resolve
 

@@ -12,7 +12,7 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.errors import GuardError
-from rlx.ir.fixed import with_sizes
+from rlx.ir.resize import with_sizes
 from rlx.runtime import variants
 
 

@@ -186,7 +186,7 @@ def _text(value: Any) -> str | None:
 def write() -> None:
     """Write the file from the models that are fetched."""
     from rlx.cost.io import assumed_binding
-    from rlx.ir.fixed import with_sizes
+    from rlx.ir.resize import with_sizes
 
     lines = []
     for name, graph in _graphs():

@@ -11,7 +11,7 @@ from rlx.ir.attr import Attr, AttrValue, dim, integer, ints, string
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import BodyRunner, Op, Role, Sample, declare
-from rlx.ir.rebind import rebind
+from rlx.ir.resize import rebind
 from rlx.ir.tree import Nest
 from rlx.ir.types import TensorType, TupleType, Type
 from rlx.kernel.form import Form, Loop

@@ -16,7 +16,7 @@ from rlx.ir.dim import Dim, Expr, Sym, evaluate, sym, symbols
 from rlx.ir.dims.expr import of_atom
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, get_op, run_rule
-from rlx.ir.rebind import rebind
+from rlx.ir.resize import rebind
 from rlx.ir.rewrite import copy_node, finish_rewrite, substitute_dims
 from rlx.ir.symbols import graph_symbols
 from rlx.ir.types import TensorType, Type, tensor_types
