@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table
+from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_sentence, print_table
 from rlx.files import Json
 
 
@@ -50,4 +50,4 @@ def devices(as_json: bool) -> None:
         for target in named
     ]
     print_table(("target", "runs here", "about"), rows)
-    print_line(f"host: {host_text()}")
+    print_sentence(f"host: {host_text()}")

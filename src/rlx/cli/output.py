@@ -44,6 +44,22 @@ def print_line(text: object = "", bold: bool = False) -> None:
     click.echo(click.style(printable(text), bold=True) if bold else printable(text))
 
 
+def print_sentence(text: object) -> None:
+    """Text on stdout, whose words wrap on a terminal; a pipe gets one line.
+
+    >>> print_sentence("host: x86-64-v3")
+    host: x86-64-v3
+    """
+    _stdout().print(Text(printable(text)))
+
+
+def _stdout() -> Console:
+    out = Console(highlight=False, markup=False, emoji=False)
+    if not out.is_terminal:
+        out.width = _UNLIMITED
+    return out
+
+
 def print_note(text: object) -> None:
     """What is not a result, on stderr: notes, warnings and prompts."""
     click.echo(printable(text), err=True)
@@ -71,9 +87,7 @@ def print_table(
     On a terminal the last column wraps. If the table is still too wide, it loses its `optional` columns, the
     first named first; then texts are folded, but nothing is cut off.
     """
-    out = Console(highlight=False, markup=False, emoji=False)
-    if not out.is_terminal:
-        out.width = _UNLIMITED
+    out = _stdout()
     cells = {c: [printable(row[i]) for row in rows] for i, c in enumerate(columns)}
     widths = {c: max(cell_len(text) for text in (c, *texts)) for c, texts in cells.items()}
     if columns[-1] not in right:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rlx.ir.dim import Dim, evaluate, sym, symbols
 from rlx.ir.dims.choice import CHOICES, SizeChoices, choose, need_numbers
@@ -18,6 +19,7 @@ from rlx.kernel.compose import compose
 from rlx.kernel.form import Contract, Form, Reduce, Template
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import Nest
+from rlx.kernel.order import adds_by_columns
 
 FEW_ROWS = 3
 """Rows of a product up to which transposing B costs more than summing across vectors."""
@@ -74,10 +76,35 @@ def check_sums(graph: Graph, summed_axes: SummedAxes) -> Graph:
             for body in node.bodies:
                 check_sums(body, summed_axes)
             continue
+        _check_directions(choices, node.bodies[0])
         kernel = compose(node.bodies[0])
         if isinstance(kernel, Nest) and kernel.columns is not None and len(kernel.space) - kernel.outer > 1:
             _check_axes(choices, kernel, node, summed_axes)
     return graph
+
+
+def _check_directions(choices: SizeChoices, body: Graph) -> None:
+    """Lanes of sums run along rows or columns; an axis that is 1 at the sizes of a call is neither."""
+    for node in body.nodes:
+        form = lower_node(node) if node.op.role is Role.COMPUTE and not node.bodies else None
+        if not isinstance(form, Reduce) or not form.rounds:
+            continue
+        shapes = [o.shape for o in node.operands]
+        dims = (*form.space, *(d for shape in shapes for d in shape))
+        names = sorted({name for d in dims for name in symbols(d)})
+        if not names or not choices.knows(dims):
+            continue
+
+        def direction(
+            *sizes: int, form: Reduce = form, shapes: list[Shape] = shapes, names: list[str] = names
+        ) -> bool:
+            binding = dict(zip(names, sizes, strict=True))
+            at = [tuple(evaluate(d, binding) for d in shape) for shape in (form.space, *shapes)]
+            return adds_by_columns(replace(form, space=at[0]), at[1:])
+
+        open_sizes = tuple(sym(name) for name in names)
+        if choose(direction, open_sizes, [1 for _ in names]) != adds_by_columns(form, shapes):
+            need_numbers(open_sizes, "decides in which direction a sum runs", node.where)
 
 
 def _check_axes(choices: SizeChoices, kernel: Nest, node: Node, summed_axes: SummedAxes) -> None:
@@ -123,7 +150,7 @@ def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None
         sizes = [form.space[i] for i in form.axes]
         if choose(lambda *at: is_long_row(math.prod(at)), sizes, [1 for _ in sizes]):
             need_numbers(sizes, "decides how the variance of a row is added", node.where)
-    elif isinstance(form, Contract) and node.operands[1].id not in weights and _may_lie_along_k(node, form):
+    elif isinstance(form, Contract) and _may_lie_along_k(node, form, weights):
         product, width = _product_sizes(form), lanes(form.accumulate.name)
 
         def rule(m: Dim, n: Dim, k: Dim) -> bool:
@@ -143,10 +170,23 @@ def _adds_squares(node: Node) -> bool:
     return square.op.family == "elementwise" and len({o.id for o in square.operands}) == 1
 
 
-def _may_lie_along_k(node: Node, form: Contract) -> bool:
-    """Whether neighbours along the contracted axis of the right operand may be neighbours in memory."""
-    b = node.operands[1]
-    return b.op.role is Role.COMPUTE or not b.rank or any(j == b.rank - 1 for _, j in form.contract)
+def _may_lie_along_k(node: Node, form: Contract, weights: set[int]) -> bool:
+    """Whether neighbours along the contracted axis of the right operand may be neighbours in memory.
+
+    A single column is a row of the transpose: there the left operand is the right one. Weights are packed.
+    """
+    place = 0 if is_one_column(form) else 1
+    b = node.operands[place]
+    if place == 1 and b.id in weights:
+        return False
+    ends = [j for j in range(b.rank) if all(d == 1 for d in b.shape[j + 1 :])]
+    return b.op.role is Role.COMPUTE or not b.rank or any(pair[place] in ends for pair in form.contract)
+
+
+def is_one_column(form: Contract) -> bool:
+    """Whether the right operand of a product has one column."""
+    taken = {j for _, j in (*form.batch, *form.contract)}
+    return all(d == 1 for j, d in enumerate(form.rhs) if j not in taken)
 
 
 def _product_sizes(form: Contract) -> tuple[Dim, Dim, Dim]:
@@ -156,4 +196,4 @@ def _product_sizes(form: Contract) -> tuple[Dim, Dim, Dim]:
     m = math.prod(form.lhs[i] for i in sorted(left))
     n = math.prod(form.rhs[j] for j in sorted(right))
     k = math.prod(form.lhs[i] for i, _ in form.contract)
-    return (n, m, k) if isinstance(n, int) and n == 1 else (m, n, k)
+    return (n, m, k) if is_one_column(form) else (m, n, k)

@@ -248,7 +248,8 @@ def test_the_code_of_the_runtime_is_for_the_host() -> None:
 
 def test_ranks_inherit_the_host(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
-    script.write_text("from rlx.target.cpu import host\nprint(host().name, flush=True)\n")
+    line = "os.write(1, (host().name + '\\n').encode())"  # at once: lines of two ranks do not mix
+    script.write_text(f"import os\nfrom rlx.target.cpu import host\n{line}\n")
     least = RUNNABLE[-1].name
     text = f"from rlx.dist.launch import launch; raise SystemExit(launch(2, {str(script)!r}))"
     assert python(text, RLX_HOST=least) == f"{least}\n" * 2

@@ -256,3 +256,28 @@ def test_a_program_serves_sizes_of_the_same_choices() -> None:
     for size in (28, 29, 32, 4, 28, 56):
         f(made(1, 64, size, size))
     assert f.stats["traces"] == 2  # transforms of two sizes
+
+
+def test_a_column_along_k() -> None:
+    """A right operand of one column is stored along k, though k is its first axis."""
+    rng = np.random.default_rng(1)
+
+    def arguments(size: int) -> list[np.ndarray]:
+        return [rng.standard_normal(s).astype(np.float32) for s in ((size, 1, size), (size, 1))]
+
+    small, other = arguments(3), arguments(4)
+    f = rlx.jit(lambda x, w: x @ w)
+    first = f(*small).copy()
+    f(*other)
+    np.testing.assert_array_equal(f(*small), first)
+
+
+def test_windows_that_fill_their_axis() -> None:
+    """A pool whose result has one element along an axis adds as one that knows it."""
+    rng = np.random.default_rng(1)
+    f = rlx.jit(lambda x: rlx.ops.avg_pool(x, (3,), strides=1))
+    f(rng.standard_normal((3, 3, 5)).astype(np.float32))
+    f(rng.standard_normal((3, 3, 6)).astype(np.float32))
+    x = (2 * rng.standard_normal((3, 3, 3))).astype(np.float32)
+    alone = rlx.jit(lambda x: rlx.ops.avg_pool(x, (3,), strides=1))(x)
+    np.testing.assert_array_equal(f(x), alone)

@@ -19,7 +19,7 @@ from rlx.runtime.store.programs import ProgramStore, wait_until_stored
 # Another value than the default of every option that decides about the plan.
 OTHER: dict[str, Any] = {
     "device": "opencl",
-    "target": "x86-64",
+    "target": "aarch64",  # that no machine of x86-64 defaults to
     "precision": "bf16",
     "budget": "64MiB",
     "assume": {"n": 7},
