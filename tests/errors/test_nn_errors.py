@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlx
 from rlx import ops
 from rlx.errors import DTypeError, OpAttributeError, RlxError, ShapeError, TypeMismatchError
 from rlx.ir.op import get_op
@@ -160,6 +161,11 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         lambda: get_op("dft")(f(1, 0, 2), axis=1),
         ShapeError,
         "dft: axis 1 of f32[1,0,2] has no elements to transform",
+    ),
+    (
+        lambda: ops.welch(rlx.Graph().input("x", ("n",), "f32"), nperseg=4, average="median"),
+        ShapeError,
+        "welch: the median of segments of f32[n] needs a known length; use average='mean'",
     ),
 ]
 
