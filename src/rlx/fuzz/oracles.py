@@ -57,7 +57,7 @@ def symbolic(case: Case) -> None:
         if there is None:
             there = case.truth(sizes)
         feed = p.feed(graph, sizes)
-        if p.transform and breaks_guard(graph, feed):
+        if p.keeps_sizes and breaks_guard(graph, feed):
             continue
         got = attempt("symbolic: run", lambda feed=feed: list(program.run(feed).values()))  # type: ignore[misc]
         case.judged("symbolic", got, there)
@@ -73,8 +73,8 @@ def opened(case: Case, oracle: str) -> Graph:
 
 
 def breaks_guard(graph: Graph, feed: Mapping[str, np.ndarray]) -> bool:
-    """Whether sizes break what the graph assumed. Of a plain program a run takes a variant then; gradients
-    were made for sizes that are equal, so a size of 1 is refused there."""
+    """Whether sizes break what the graph assumed. Of a plain program a run takes a variant then; gradients,
+    and shapes that were read, belong to sizes that are equal, so a size of 1 is refused there."""
     return bool(broken_kinds(graph, feed))
 
 
@@ -119,7 +119,7 @@ def as_onnx(case: Case) -> None:
     if p.others:
         there = case.truth(p.others)
         feed = p.feed(read, p.others)
-        if (p.transform and breaks_guard(read, feed)) or broken_kinds(graph, p.feed(graph, p.others)) - {
+        if (p.keeps_sizes and breaks_guard(read, feed)) or broken_kinds(graph, p.feed(graph, p.others)) - {
             "eq"
         }:
             return

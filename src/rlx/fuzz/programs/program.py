@@ -139,6 +139,11 @@ class Program:
         """Whether a line compares a size with a number."""
         return any(ASKS.search(s.text) for s in self.steps)
 
+    @property
+    def keeps_sizes(self) -> bool:
+        """Whether it holds on to sizes that it found equal: derivatives do, and lines that read a shape."""
+        return bool(self.transform) or any(".shape" in s.text for s in self.steps)
+
     def open_sizes(self) -> tuple[str, ...]:
         """Names of sizes that a second call changes."""
         return tuple(self.others)
