@@ -127,6 +127,8 @@ def _cast(w: Writer, n: Node) -> str:
 
     if n.attrs["saturate"] is not None:
         raise CannotWrite("a cast that saturates")
+    if n.operands[0].dtype.is_float and not n.dtype.is_float and n.dtype.bits < 8:
+        raise CannotWrite("a cast to few bits, which saturates here and wraps in a model")
     return w.op("Cast", *w.of(n), to=helper.np_dtype_to_tensor_dtype(n.dtype.np))
 
 

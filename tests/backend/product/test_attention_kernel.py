@@ -385,3 +385,16 @@ def test_compiled_attention_is_the_reference(options: dict[str, Any], mask: str 
             random = rng.standard_normal((2, 1, s, t))
             feed["mask"] = random > -1 if mask == "bool" else random.astype(np.float32)
         np.testing.assert_allclose(program.run(feed)["o"], reference(g, feed)["o"], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+@pytest.mark.parametrize("keys", [2, 19])
+def test_an_infinite_value_of_the_last_key(keys: int, queries: int) -> None:
+    """The last key stands in for keys that are not there: it must not count, whatever its value is."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((2, 1, n, 16)).astype(np.float32) for n in (queries, keys, keys))
+    v[1, 0, -1, 15] = np.inf
+    got = rlx.jit(rlx.ops.attention)(q, k, v)
+    want = rlx.ops.attention(q, k, v)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert np.isposinf(got[1, 0, :, 15]).all()

@@ -114,7 +114,10 @@ class _Row:
             weight = fn.broadcast(fn.gep(self.weights, i, "float"), "float", self.lanes)
             start, at = row(self.v, k0, i, step), (i % CHAINS) * self.value_parts
             for j in range(self.value_parts):
-                sums[at + j] = fn.fma(weight, self.vector(start, j), sums[at + j])
+                added = fn.fma(weight, self.vector(start, j), sums[at + j])
+                if there is not None:  # 0 times what stands in may be NaN
+                    added = fn.select(fn.cmp("slt", fn.add(k0, i), self.high), added, sums[at + j])
+                sums[at + j] = added
         return [new_top, fn.fma(total, alpha, p), *sums]
 
     def scores(self, k0: Int, row: Callable[[Value, Int, int, Int], Value]) -> Value:
