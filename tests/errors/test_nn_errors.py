@@ -163,6 +163,11 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         "dft: axis 1 of f32[1,0,2] has no elements to transform",
     ),
     (
+        lambda: get_op("stft")(f(0), nperseg=4, noverlap=2, nfft=4, boundary="odd"),
+        ShapeError,
+        "stft: f32[0] has no elements to continue at its ends",
+    ),
+    (
         lambda: ops.welch(rlx.Graph().input("x", ("n",), "f32"), nperseg=4, average="median"),
         ShapeError,
         "welch: the median of segments of f32[n] needs a known length; use average='mean'",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
+from rlx.ir.assume import require_at_least
 from rlx.ir.attr import Attr, AttrValue, boolean, integer, one_of, real, string
 from rlx.ir.dim import Dim, known_le
 from rlx.ir.graph import Node
@@ -217,6 +218,8 @@ class _stft(Op):
         check_segments(self.name, x, taper, how["window"], how["nperseg"], how["noverlap"], how["nfft"])
         if how["onesided"] and x.dtype.is_complex:
             raise DTypeError(f"stft: one side is enough only for a real signal, not {x}; give onesided=False")
+        if how["boundary"] not in ("none", "zeros"):
+            require_at_least(x.shape[-1], 1, f"stft: {x} has no elements to continue at its ends")
         total = _padded_length(x.shape[-1], how["nperseg"], how["noverlap"], how["boundary"], how["padded"])
         if known_le(total, how["nperseg"] - 1) is True:
             raise ShapeError(f"stft: {x} has fewer elements than one segment of {how['nperseg']}")
