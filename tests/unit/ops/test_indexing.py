@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx.errors import DTypeError, GuardError, RlxError, ShapeError
+from rlx.ir.text.read import parse_graph
 from rlx.ops.array.addressing import OutOfRangeError
 from rlx.reference.interpreter import evaluate
 
@@ -90,3 +91,27 @@ def test_an_integer_beyond_a_symbolic_size_is_a_guard() -> None:
 def test_an_index_out_of_range_is_reported() -> None:
     with pytest.raises(OutOfRangeError, match="gather: index 7 is out of range for an axis of size 4"):
         rlx.ops.gather(X, [0, 7])
+
+
+BEYOND = {
+    "steps": "starts=(0,), sizes=({n},), steps=(1000,)",
+    "starts": "starts=({n},), sizes=({n},), steps=(1,)",
+    "sizes": "starts=(0,), sizes=({2*n},), steps=(1,)",
+    "backwards": "starts=(0,), sizes=({n},), steps=(-1,)",
+}
+
+
+@pytest.mark.parametrize("attrs", BEYOND.values(), ids=BEYOND)
+def test_a_slice_that_may_leave_its_axis_is_guarded(attrs: str) -> None:
+    """Of a text graph, say: what cannot be proved for all sizes is checked at those of a run."""
+    size = "2*n" if "2*n" in attrs else "n"
+    text = f"""graph "beyond" {{
+  %0 = input() {{name="x", type=f32[n]}} : f32[n]
+  %1 = slice(%0) {{{attrs}}} : f32[{size}]
+  %2 = exp(%1) : f32[{size}]
+  output "y" = %2
+}}"""
+    program = rlx.compile(parse_graph(text))
+    with pytest.raises(GuardError):
+        program.run({"x": np.ones(9, np.float32)})
+    assert program.run({"x": np.ones(0, np.float32)})["y"].shape == (0,)  # which reads nothing

@@ -10,9 +10,9 @@ from typing import overload
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.assume import require_equal
+from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, AttrValue, dims, integer, ints
-from rlx.ir.dim import Dim, divides, known_eq, known_le
+from rlx.ir.dim import Dim, dim_min, divides, known_eq, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import EVERY_OPERAND, Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
@@ -338,13 +338,18 @@ class _slice(Op):
         for d, start, n, step in zip(x.shape, starts, sizes, steps, strict=True):
             if step == 0:
                 raise ShapeError(f"slice: a step of {x} is 0")
+            if known_le(n, 0) is True:
+                continue
             last = start + (n - 1) * step
             low, high = (start, last) if step > 0 else (last, start)
-            outside = known_le(d, high) is True or known_le(low, -1) is True or known_le(n, -1) is True
-            if outside and known_le(n, 0) is not True:
-                raise ShapeError(
-                    f"slice: start {start}, size {n}, step {step} leaves an axis of size {d} of {x}"
-                )
+            if known_le(high + 1, d) is True and known_le(0, low) is True:
+                continue
+            what = f"slice: start {start}, size {n}, step {step} leaves an axis of size {d} of {x}"
+            if known_le(d, high) is True or known_le(low, -1) is True:
+                raise ShapeError(what)
+            some = 1 if known_le(1, n) is True else dim_min(n, 1)  # nothing is read of an empty slice
+            require_at_least(d, (high + 1) * some, what)
+            require_at_least(low * some, 0, what)
         return x.with_shape(sizes)
 
     def ref(

@@ -329,18 +329,19 @@ def _batch_norm_ref(
 ) -> Any:  # fmt: skip
     shape = (-1, *(1,) * (x.ndim - 2))
     wide = x.astype(np.float64)
-    new_mean, new_var = mean, var
-    if training:
-        axes = (0, *range(2, x.ndim))
-        number = np.float64(math.prod(x.shape[a] for a in axes))
-        old_mean, old_var = mean, var
-        mean = wide.sum(axes) / number
-        var = ((wide - mean.reshape(shape)) ** 2).sum(axes) / number
-        new_mean = np.asarray(momentum * old_mean + (1 - momentum) * mean, x.dtype)
-        new_var = np.asarray(momentum * old_var + (1 - momentum) * var, x.dtype)
-    y = (wide - mean.reshape(shape)) / np.sqrt(var.reshape(shape).astype(np.float64) + eps)
+    if not training:
+        factor = scale / np.sqrt(var.astype(np.float64) + eps)
+        shift = bias - mean * factor
+        return np.asarray(wide * factor.reshape(shape) + shift.reshape(shape), x.dtype)
+    axes = (0, *range(2, x.ndim))
+    number = np.float64(math.prod(x.shape[a] for a in axes))
+    own_mean = wide.sum(axes) / number
+    own_var = ((wide - own_mean.reshape(shape)) ** 2).sum(axes) / number
+    y = (wide - own_mean.reshape(shape)) / np.sqrt(own_var.reshape(shape) + eps)
     y = np.asarray(y * scale.reshape(shape) + bias.reshape(shape), x.dtype)
-    return (y, new_mean, new_var) if training else y
+    new_mean = np.asarray(momentum * mean + (1 - momentum) * own_mean, x.dtype)
+    new_var = np.asarray(momentum * var + (1 - momentum) * own_var, x.dtype)
+    return y, new_mean, new_var
 
 
 def _batch_norm_expand(
@@ -364,8 +365,10 @@ def _batch_norm_expand(
 class _batch_norm(_ChannelNorm):
     """(x - mean) / sqrt(var + eps) * scale + bias, per channel.
 
-    When training, mean and variance are those of the batch, and the results are y and the running mean and
-    variance: old * momentum + batch * (1 - momentum). The variance divides by the number of elements.
+    Without training it is x times a factor plus a shift, both of parameters only; infinite parameters mean
+    what these two make of them. When training, mean and variance are those of the batch, and the results are
+    y and the running mean and variance: old * momentum + batch * (1 - momentum). The variance divides by the
+    number of elements.
     """
 
     name = "batch_norm"

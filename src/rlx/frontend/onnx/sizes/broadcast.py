@@ -31,5 +31,12 @@ def aligned(n: Call, *operands: Node) -> list[Node]:
         others = [d for d in sizes if known_le(d, 1) is not True]
         for i, x in enumerate(operands):
             if x.rank >= -axis and x.shape[axis] != 1 and any(stretches(n, x.shape[axis], d) for d in others):
-                out[i] = ops.slice_axis(out[i], axis, 0, 1)
+                out[i] = _as_one(out[i], x.rank + axis)
     return out
+
+
+def _as_one(x: Node, axis: int) -> Node:
+    """The same with a size of 1 on an axis of at most 1: one that is 0 is padded, and then read by nobody."""
+    missing: Dim = 1 - x.shape[axis]
+    padding = [(0, missing if i == axis else 0) for i in range(x.rank)]
+    return ops.reshape(ops.pad(x, padding), [1 if i == axis else d for i, d in enumerate(x.shape)])
