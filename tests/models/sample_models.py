@@ -22,8 +22,10 @@ class RandomWeights(dict[str, np.ndarray]):
     def __missing__(self, name: str) -> np.ndarray:
         h = self.hidden
         inner = "intermediate" in name
-        if "_embeddings" in name:
-            shape: tuple[int, ...] = (100, h)
+        if "position_embeddings" in name:
+            shape: tuple[int, ...] = (128, h)
+        elif "_embeddings" in name:
+            shape = (100, h)
         elif name.endswith("bias") or "LayerNorm" in name:
             shape = (4 * h,) if inner else (h,)
         elif inner:

@@ -347,7 +347,10 @@ class _slice(Op):
             what = f"slice: start {start}, size {n}, step {step} leaves an axis of size {d} of {x}"
             if known_le(d, high) is True or known_le(low, -1) is True:
                 raise ShapeError(what)
-            some = 1 if known_le(1, n) is True else dim_min(n, 1)  # nothing is read of an empty slice
+            # Nothing is read of an empty slice, so it may begin anywhere. Where its start is known to be
+            # inside, the plain guard `d >= start + n` says the same.
+            always = known_le(1, n) is True or (step == 1 and known_le(start, d) is True)
+            some = 1 if always else dim_min(n, 1)
             require_at_least(d, (high + 1) * some, what)
             require_at_least(low * some, 0, what)
         return x.with_shape(sizes)

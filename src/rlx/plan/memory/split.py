@@ -89,6 +89,7 @@ class Splitter:
     def __init__(self, graph: Graph, axis: Axis, phases: PhaseSchedule) -> None:
         self.graph, self.axis, self.phases = graph, axis, phases
         self.views = view_layouts(graph)
+        self.assumed = {(c.kind, c.lhs, c.rhs) for c in graph.constraints}
         self._bodies: dict[Any, Graph | None] = {}
         self._kept: list[Graph] = []  # keeps the identities in `_bodies` alive
 
@@ -199,9 +200,13 @@ class Splitter:
                 made = trial.add(node.op, inputs, attrs, node.bodies)
             except RlxError:
                 continue
-            if not trial.constraints and self.axis.fasten(made.type) == tensor_types(node.type):
+            if self.holds(trial) and self.axis.fasten(made.type) == tensor_types(node.type):
                 return attrs
         raise NotAlike
+
+    def holds(self, part: Graph) -> bool:
+        """Whether what a part assumes is what the whole program assumes, so nothing of the number of rows."""
+        return all((c.kind, c.lhs, c.rhs) in self.assumed for c in part.constraints)
 
     def loosened_body(self, body: Graph, operands: Sequence[TensorType]) -> Graph:
         """A region's body over operands of these types; NotAlike if it does not treat rows alike."""
@@ -218,15 +223,13 @@ class Splitter:
         return found
 
     def _loosened_body(self, body: Graph, operands: Sequence[TensorType]) -> Graph:
-        if body.constraints:
-            raise NotAlike
         if self.axis.symbol is not None:
             out = rebind(body, {self.axis.symbol: sym(self.axis.rows)})
         else:
             out = self._copied(body, operands)
         results = [n.tensor for n in out.outputs.values()]
         taken = [n.tensor for n in out.inputs]
-        if out.constraints or taken != list(operands):
+        if not self.holds(out) or taken != list(operands):
             raise NotAlike
         try:
             kernel = compose(out)
