@@ -1,8 +1,10 @@
-"""Sum and sum of squared distances from the mean in one pass over a row (Welford's method in every lane).
+"""Mean and squared distances from it, exact for long rows far from 0.
 
-The usual way needs the mean before it can take distances: a second pass over every row. Here every lane keeps
-the mean of its elements and their squared distances from it; at the end lanes are put together as samples of
-known sizes.
+The usual way needs the mean before it can take distances: a second pass over every row. Where the length of
+rows is known, one pass does both (Welford's method in every lane): every lane keeps the mean of its elements
+and their squared distances from it; at the end lanes are put together as samples of known sizes. Where only
+a run tells the length, there are two passes, and the second also adds the distances: their mean is what the
+mean was rounded by.
 """
 
 from __future__ import annotations
@@ -10,15 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.codegen.cpu.primitives import register_type
-from rlx.codegen.cpu.rows.reduction import Reducer, Round
+from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, Round
 from rlx.codegen.native.irtext import Function, Int
 from rlx.codegen.native.irtypes import Value, constant, lanes_of
 from rlx.ir.dim import Dim
 from rlx.kernel.nests import Stat, Store
 from rlx.kernel.rounding import is_long_row
-from rlx.kernel.scalar import Scalar, call, rebuild
+from rlx.kernel.scalar import Scalar, call, convert, rebuild, size
 
 LONG = 4096  # elements of a row: in longer ones, sums and means lose more than one rounding
+
+
+def in_one_pass(stats: Sequence[Stat], stores: Sequence[Store], number: int, extent: Dim) -> bool:
+    """Whether one pass takes statistic `number` and the next one."""
+    return is_long_row(extent) and are_moments(stats, stores, number, extent)
 
 
 def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, extent: Dim) -> bool:
@@ -26,7 +33,7 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
 
     What is stored must need both: infinite elements turn both into NaN, but a sum alone would be infinite.
     """
-    if number + 1 >= len(stats) or not isinstance(extent, int) or not is_long_row(extent):
+    if number + 1 >= len(stats):
         return False
     total, squares = stats[number : number + 2]
     floats = total.body.dtype.name in ("f32", "f64") and total.dtype is total.body.dtype is squares.dtype
@@ -42,9 +49,14 @@ def are_moments(stats: Sequence[Stat], stores: Sequence[Store], number: int, ext
     return all(_uses(body, number + 1) or not _uses(body, number) for body in later)
 
 
+def distance_of(stats: Sequence[Stat], number: int) -> Scalar:
+    """What is squared in `are_moments`."""
+    return stats[number + 1].body.args[0]
+
+
 def mean_of(stats: Sequence[Stat], number: int) -> Scalar:
     """What the distances of `are_moments` are taken from."""
-    return stats[number + 1].body.args[0].args[1]
+    return distance_of(stats, number).args[1]
 
 
 def with_rest(body: Scalar, mean: Scalar, rest: int) -> Scalar:
@@ -58,9 +70,13 @@ def with_rest(body: Scalar, mean: Scalar, rest: int) -> Scalar:
     return rebuild(body, change)
 
 
-def _is_mean(s: Scalar, number: int, extent: int) -> bool:
+def _is_mean(s: Scalar, number: int, extent: Dim) -> bool:
     """Whether an expression is statistic `number` over the elements of a row (or times the exact inverse)."""
-    if s.prim not in ("mul", "div") or not _is_acc(s.args[0], number) or s.args[1].prim != "const":
+    if s.prim not in ("mul", "div") or not _is_acc(s.args[0], number):
+        return False
+    if not isinstance(extent, int):
+        return s.prim == "div" and s.args[1] == convert(size(extent), s.dtype)
+    if s.args[1].prim != "const":
         return False
     factor = s.args[1].data
     return bool(factor == extent if s.prim == "div" else factor * extent == 1)
@@ -72,6 +88,44 @@ def _is_acc(s: Scalar, number: int) -> bool:
 
 def _uses(body: Scalar, number: int) -> bool:
     return any(_is_acc(e, number) for e in body.walk())
+
+
+class SquaresReducer(BlockedSum):
+    """Squared distances from a mean, and what the mean is off by: the mean of the distances.
+
+    In rows of at most LONG elements it counts as nothing: there both ways to take a mean round alike.
+    """
+
+    def __init__(self, fn: Function, stat: Stat, lanes: int, extent: Int) -> None:
+        super().__init__(fn, stat, lanes)
+        self.extent = extent
+
+    @property
+    def result_types(self) -> list[str]:
+        return [register_type(self.dtype)] * 2
+
+    def start(self) -> list[Value]:
+        return [constant(self.type, 0.0)] * 2
+
+    def leave(self, held: list[Value], found: list[Value]) -> list[Value]:
+        each = (super(SquaresReducer, self).leave(held[i::2], found[i : i + 1]) for i in range(2))
+        return [v for pair in zip(*each, strict=True) for v in pair]
+
+    def add(
+        self, carried: list[Value], x: Value, position: Int, mask: Value | None, now: Round
+    ) -> list[Value]:
+        fn, (squares, away) = self.fn, carried
+        new = [fn.fadd(squares, fn.fmul(x, x)), fn.fadd(away, x)]
+        return new if mask is None else [fn.select(mask, n, c) for n, c in zip(new, carried, strict=True)]
+
+    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
+        fn = self.fn
+        squares, away = (self.finish([held[i::2] for held in groups]) for i in range(2))
+        rest = fn.fdiv(away, fn.sitofp(fn.value(self.extent), away.type))
+        better = fn.fsub(squares, fn.fmul(away, rest))
+        better = fn.select(fn.fcmp("olt", better, 0.0), 0.0, better)
+        counts = fn.value(fn.cmp("sgt", self.extent, LONG))
+        return [fn.select(counts, better, squares), fn.select(counts, rest, 0.0)]
 
 
 class MomentsReducer(Reducer):

@@ -12,7 +12,16 @@ from functools import partial
 from rlx.codegen.cpu.expression import AHEAD, LINE_BYTES, Ahead, Expression, Lane, is_load
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame
 from rlx.codegen.cpu.primitives import register_type
-from rlx.codegen.cpu.rows.moments import LONG, MomentsReducer, are_moments, mean_of, with_rest
+from rlx.codegen.cpu.rows.moments import (
+    LONG,
+    MomentsReducer,
+    SquaresReducer,
+    are_moments,
+    distance_of,
+    in_one_pass,
+    mean_of,
+    with_rest,
+)
 from rlx.codegen.cpu.rows.nest_base import NestEmitter
 from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, Round, is_float_sum, reducer_for
 from rlx.codegen.cpu.rows.row_pipeline import RowPipeline
@@ -75,15 +84,17 @@ class RowNest(NestEmitter):
         self.keep_means_exact()
         nest = self.nest
         self.last = len(self.reductions)  # number of the pass that stores
-        first_bodies = [[nest.stats[numbers[0]].body] for numbers in self.reductions]
-        self.bodies = [*first_bodies, [s.body for _, s in self.full]]
+        self.bodies = [
+            *([self.reduced(numbers)] for numbers in self.reductions),
+            [s.body for _, s in self.full],
+        ]
         self.saved = self.choose_saved() if len(self.inner) == 1 else {}
 
     def choose_reductions(self) -> list[tuple[int, ...]]:
         """The statistics that each pass computes."""
         nest, out, number = self.nest, list[tuple[int, ...]](), 0
         while number < len(nest.stats):
-            two = len(self.inner) == 1 and are_moments(nest.stats, nest.stores, number, nest.space[-1])
+            two = len(self.inner) == 1 and in_one_pass(nest.stats, nest.stores, number, nest.space[-1])
             out.append((number, number + 1) if two else (number,))
             number += len(out[-1])
         return out
@@ -99,10 +110,13 @@ class RowNest(NestEmitter):
 
         The rest of a mean is one more statistic, which takes the number behind all others.
         """
-        numbers, nest = self.reductions[-1], self.nest
-        if not self.long or len(numbers) != 2:
+        nest, numbers, extent = self.nest, self.reductions[-1], self.nest.space[-1]
+        first = numbers[0] if isinstance(extent, int) else numbers[0] - 1  # of the two that may be moments
+        if not self.long or len(self.inner) > 1 or first < 0:
             return
-        mean, rest = mean_of(nest.stats, numbers[0]), len(nest.stats)
+        if not are_moments(nest.stats, nest.stores, first, extent):
+            return
+        mean, rest = mean_of(nest.stats, first), len(nest.stats)
         full = {n for n, _ in self.full}
         stores = tuple(
             replace(s, body=with_rest(s.body, mean, rest)) if n in full else s
@@ -112,6 +126,13 @@ class RowNest(NestEmitter):
         self.full = [(n, stores[n]) for n, _ in self.full]
         self.reductions[-1] = (*numbers, rest)
 
+    def reduced(self, numbers: tuple[int, ...]) -> Scalar:
+        """What the pass that computes these statistics adds up."""
+        stats = self.nest.stats
+        if len(numbers) > 1 and not isinstance(self.nest.space[-1], int):
+            return distance_of(stats, numbers[0] - 1)
+        return stats[numbers[0]].body
+
     def reducer(self, number: int, width: int = 0) -> Reducer:
         """The reducer of a pass for vectors of `width` lanes (0: the usual ones)."""
         numbers, width = self.reductions[number], width or self.lanes
@@ -120,6 +141,8 @@ class RowNest(NestEmitter):
         if len(numbers) > 1 and isinstance(extent, int):
             mean = mean_of(self.nest.stats, numbers[0])
             return MomentsReducer(self.fn, stat, width, extent, self.groups, mean, len(numbers))
+        if len(numbers) > 1:
+            return SquaresReducer(self.fn, stat, width, self.sizes[-1])
         if self.long and is_float_sum(stat):
             return BlockedSum(self.fn, stat, width)
         return reducer_for(self.fn, stat, width)
@@ -213,7 +236,8 @@ class RowNest(NestEmitter):
         self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), self.known_before(number))
         ready = {e for n in range(number) for e in self.fresh(n)}
         pivot = None
-        if number < self.last and self.long and len(self.reductions[number]) > 1:
+        known = isinstance(self.nest.space[-1], int)
+        if number < self.last and self.long and known and len(self.reductions[number]) > 1:
             first = self.outside(row)
             first.accs = outside.accs
             pivot = first(self.bodies[number][0])
