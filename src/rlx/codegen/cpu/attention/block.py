@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Access, Attention, AttentionSpec
 
 KEYS = 128  # keys of one block: its scores stay in L1
-KEY_ROWS = {1: 16, 2: 12, 3: 8}  # query vectors -> key rows of a tile of S^T
-VALUE_ROWS = {1: 16, 2: 12, 3: 8}  # query vectors -> value columns of a tile of O^T
+TILE_ROWS = {32: {1: 16, 2: 12, 3: 8}, 16: {1: 12, 2: 6}}
+"""Registers -> query vectors -> key rows of a tile of S^T, value columns of one of O^T. The sums, the query
+vectors and one vector of the other operand fit the registers."""
 LOG2E = math.log2(math.e)
 SHORT = 32  # keys up to which code for their number gains less than it costs to compile
 
@@ -191,7 +192,7 @@ class Block:
         overlaps the one before it.
         """
         fn = self.fn
-        rows = KEY_ROWS[self.vectors]
+        rows = self.kernel.tile_rows[self.vectors]
         base, step, column, element = self.key_rows(k0, n)
 
         def tile(row: Int, height: int) -> None:
@@ -326,7 +327,7 @@ class Block:
                 for j in range(self.vectors):
                     fn.store(acc[i * self.vectors + j], self.at(self.ot, fn.add(first, i), j))
 
-        rows = VALUE_ROWS[self.vectors]
+        rows = self.kernel.tile_rows[self.vectors]
         whole = spec.value_depth - spec.value_depth % rows
         fn.loop(0, whole, rows, [], lambda first, _: tile(first, rows))
         if spec.value_depth % rows:

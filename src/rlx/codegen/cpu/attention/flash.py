@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.codegen.cpu.attention.block import Block, narrowed
+from rlx.codegen.cpu.attention.block import TILE_ROWS, Block, narrowed
 from rlx.codegen.cpu.attention.pairs import PairBlock
 from rlx.codegen.cpu.attention.row import FEW, row_function
 from rlx.codegen.cpu.attention.wide import WideBlock
@@ -26,8 +26,6 @@ from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value, constant, size_bytes, vector
 from rlx.ir.dim import Dim
 from rlx.records import dataclass
-
-QUERY_VECTORS = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class Attention:
         self.table = ArgumentTable(inputs, outputs)
         self.lanes = module.target.lanes("f32")
         self.type = vector("float", self.lanes)
-        self.most = QUERY_VECTORS if module.target.registers >= 32 else 1
+        self.tile_rows = TILE_ROWS[module.target.registers]
+        self.most = max(self.tile_rows)  # vectors of queries of one block
         self.width = self.lanes * self.most  # queries that scratch has room for
         dtype = inputs[spec.q.operand].dtype.name
         self.element, self.o_element = MEMORY[dtype], MEMORY[outputs[0].dtype.name]
