@@ -26,10 +26,11 @@ from rlx.fuzz.programs.inputs import Values
 from rlx.fuzz.programs.layers import attention
 from rlx.fuzz.programs.program import TRANSFORMS, Input, Program, Step
 from rlx.fuzz.programs.zoo_pieces import from_the_zoo, pieces
-from rlx.fuzz.report import reproducer
+from rlx.fuzz.report import array_text, reproducer
 from rlx.fuzz.shrink import candidates, shrink
 from rlx.fuzz.to_onnx import CannotWrite, to_onnx
 from rlx.ir.graph import Graph
+from rlx.ir.op import get_op
 from rlx.reference.interpreter import evaluate
 
 DRAWN = [draw_program(5, number) for number in range(500)]
@@ -164,6 +165,14 @@ def test_every_shrunk_program_can_be_printed() -> None:
     assert printed > 500
 
 
+def test_many_numbers_are_printed_as_their_generator() -> None:
+    values = Values(low=-1.0, high=1.0)
+    program = draw_program(1, 0)
+    x = Input("x0", "f32", (40,), values)
+    array = values.array("f32", (40,), (program.number, 0))
+    np.testing.assert_array_equal(eval(array_text(program, 0, x, array)), array)
+
+
 def test_no_infinite_keys_are_hidden() -> None:
     """What they do to a result is not specified; inputs without hidden keys may have them."""
     hidden, special = 0, 0
@@ -220,6 +229,15 @@ def test_a_product_may_lose_small_factors_on_its_way() -> None:
         feed = {"x": Bounded(np.array(factors, np.float64), 0.0)}
         (judged,) = Follower(lower(graph), feed, {}).outputs().values()
         assert judged.error >= error and (error or judged.error < 1e-3)
+
+
+def test_errors_under_a_transform_may_have_any_signs() -> None:
+    """Moved all one way, they would meet in coefficient 0 and leave the others as they are."""
+    graph = Graph("fourier")
+    graph.output("re", get_op("rfft_split")(graph.input("x", (16,), "f32"))[0])
+    feed = {"x": Bounded(np.linspace(-1.0, 1.0, 16), np.full(16, 0.01))}
+    (judged,) = Follower(lower(graph), feed, {}).outputs().values()
+    assert (np.broadcast_to(judged.error, (9,)) >= 0.16).all()
 
 
 def test_what_raises_is_a_finding() -> None:

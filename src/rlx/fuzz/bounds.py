@@ -158,6 +158,8 @@ class Follower(Interpreter):
             return unsure_order(operands[0], values, number)
         if is_wave(form):  # what is between the ends of an interval counts, too
             return np.minimum(operands[0].error, 2.0)
+        if node.op.family == "fourier":
+            return sum_of_errors(operands)
         if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may diverge
             sizes = magnitudes(operands)
             grown = self.apply(node, [sizes[0] + operands[0].error, *sizes[1:]])[number]
@@ -323,6 +325,13 @@ def paired(b: Bounded) -> np.ndarray:
 
 def unpaired(x: np.ndarray) -> Bounded:
     return Bounded(x.real.copy(), x.imag.copy()) if x.dtype.kind == "c" else Bounded(np.asarray(x))
+
+
+def sum_of_errors(operands: Sequence[Bounded]) -> np.ndarray | float:
+    """What a Fourier transform makes of errors along the last axis, which may have any signs. Factors are at
+    most 1; coefficients of a real sequence may stand for two."""
+    errors = (np.broadcast_to(o.error, o.value.shape) for o in operands)
+    return functools.reduce(np.add, (2.0 * e.sum(-1, keepdims=True) for e in errors))
 
 
 def is_wave(form: object) -> bool:

@@ -72,7 +72,7 @@ def array_text(p: Program, number: int, x: Input, array: np.ndarray) -> str:
     if array.size <= SHOWN and np.isfinite(array.astype(np.complex128)).all():
         return f"np.array({array.tolist()}, {kind}).reshape({array.shape})"
     return (
-        f"__import__('rlx.fuzz.programs.inputs').fuzz.inputs.{x.values!r}"
+        f"__import__('rlx.fuzz.programs.inputs', fromlist=['Values']).{x.values!r}"
         f".array({x.dtype!r}, {array.shape}, {(p.number, number)})"
     )
 
