@@ -18,7 +18,7 @@ from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, Span, settle
 from rlx.runtime.control import Call, Layout, Pointer
 from rlx.runtime.derive import params_without_value
-from rlx.runtime.memory import allocate
+from rlx.runtime.memory import address_of, allocate
 from rlx.runtime.native.driver import NativeProgram, Record
 from rlx.runtime.sizes import Evaluate, Sizes
 from rlx.runtime.weights import Weights
@@ -381,7 +381,7 @@ class Context:
 
     def connect(self, node: int, array: np.ndarray) -> None:
         """Use an array's memory for an input, state or output of this run."""
-        address = array.__array_interface__["data"][0]
+        address = address_of(array)
         for table, index, offset in self.places[node]:
             table[index] = address + offset
         if self.keeps_edges:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 import os
 from typing import Any
@@ -101,12 +102,31 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[Any]:
     >>> aligned_empty((512, 1024), np.dtype(np.float32)).ctypes.data % 4096
     2048
     """
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if size < ALIGN_FROM:
         return np.empty(shape, dtype)
     raw = np.empty(size + PAGE, np.uint8)
     start = (PAGE // 2 - raw.ctypes.data) % PAGE
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where an array begins in memory.
+
+    NumPy builds a dict with the shape and more for that answer. A view by ctypes is four times as quick,
+    where there can be one: of memory that may be written, in dtypes that Python's buffers know.
+
+    >>> a = np.zeros(3)
+    >>> address_of(a) == a.ctypes.data
+    True
+    """
+    if array.flags.writeable and array.size:
+        try:
+            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+        except (TypeError, ValueError):  # not contiguous, a dtype of ml_dtypes
+            pass
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def table(count: int) -> NDArray[np.int64]:
