@@ -372,9 +372,9 @@ class Fuser:
         return tuple(v for v in values if self.is_needed(v))
 
     def reader_groups(self, i: int, number: int) -> list[int]:
-        """Groups that read a value from memory."""
+        """Groups that read a value from memory, and store anything themselves: others are about to go."""
         homes = (home for r in self.facts.readers.get(i, ()) for home in sorted(self.homes[r]))
-        return [h for h in dict.fromkeys(homes) if h not in self.homes[i]]
+        return [h for h in dict.fromkeys(homes) if h not in self.homes[i] and self.outputs_of(h)]
 
     def spread(self, i: int, needed: Sequence[Node], number: int, readers: Sequence[int]) -> None:
         """Copy what a value needs into the groups that read it, if they can take it and the gate agrees."""
