@@ -174,6 +174,17 @@ def test_squeeze_drops_the_axes_that_eager_drops(dynamic: bool) -> None:
         assert f(ones(*shape)).shape == ops.squeeze(ones(*shape)).shape == np.squeeze(ones(*shape)).shape
 
 
+def test_squeeze_asks_about_sizes_that_ops_have_made() -> None:
+    """A size of 1 that a window leaves of a symbol is dropped, and only for calls where it is 1."""
+
+    def f(x: Any) -> Any:
+        return ops.squeeze(ops.avg_pool(x, window=(3, 2), strides=(3, 2)))
+
+    jitted = rlx.jit(f, dynamic=True)
+    for shape in ((1, 1, 3, 1), (1, 1, 4, 3), (1, 1, 6, 5), (2, 1, 3, 4), (1, 1, 3, 1)):
+        assert jitted(ones(*shape)).shape == f(ones(*shape)).shape
+
+
 def test_a_comparison_is_a_guard_with_its_line() -> None:
     f = rlx.jit(lambda x: x if x.shape[0] > 4 else -x)
     for n in (2, 3, 4, 8, 9, 10):

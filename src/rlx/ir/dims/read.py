@@ -146,6 +146,19 @@ def equals(size: Expr, other: object, reader: SizeReader) -> bool:
     return bool(int(other) == other) and reader.answer("eq", size, int(other))
 
 
+def is_size(d: Dim, number: int) -> bool:
+    """Whether a size is a number, asked by an op whose meaning depends on it, such as `squeeze`: of the sizes
+    of the call while a function is traced and they decide it, else as far as it is known.
+
+    >>> is_size(1, 1), is_size(2, 1)
+    (True, False)
+    """
+    reader = READER.get()
+    if reader is None or not isinstance(d, Readable) or not reader.knows(d):
+        return d == number
+    return reader.answer("eq", d, number)
+
+
 _REAL = (int, float, np.integer, np.floating)
 COMPARABLE = (*_REAL, Readable)
 _EXACT: dict[str, Callable[..., object]] = {

@@ -12,6 +12,7 @@ from rlx.errors import ShapeError
 from rlx.ir.assume import require_equal
 from rlx.ir.attr import Attr, dim, dims, integer, ints, one_of
 from rlx.ir.dim import Dim, Expr, dim_max, floordiv, known_le, mod
+from rlx.ir.dims.read import is_size
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
@@ -44,7 +45,7 @@ def squeeze(x: Operand, axis: int | Sequence[int] | None = None) -> Tensor:
     """
     shape = shape_of(x)
     if axis is None:
-        gone: tuple[int, ...] = tuple(i for i, d in enumerate(shape) if d == 1)
+        gone: tuple[int, ...] = tuple(i for i, d in enumerate(shape) if is_size(d, 1))
     else:
         gone = normal_axes("squeeze", axis, len(shape))
     for i in gone:
