@@ -240,6 +240,15 @@ def test_errors_under_a_transform_may_have_any_signs() -> None:
     assert (np.broadcast_to(judged.error, (9,)) >= 0.16).all()
 
 
+def test_bounds_where_a_size_of_one_stretches() -> None:
+    """The graph takes both sizes for equal; a run with 1 and 15 takes a variant, and so do the bounds."""
+    graph = Graph("inner product")
+    graph.set_outputs([ops.einsum("i,i->", graph.input("a", ("n",), "f32"), graph.input("b", ("m",), "f32"))])
+    feed = {"a": np.ones(1, np.float32), "b": np.ones(15, np.float32)}
+    (judged,) = case.bounds(graph, feed) or ()
+    assert judged.value == 15
+
+
 def test_what_raises_is_a_finding() -> None:
     program = Program((PLAIN,), (Step(("v1",), "x0.no_such_thing"),), ("v1",))
     found = check(program)

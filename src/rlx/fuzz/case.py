@@ -17,8 +17,9 @@ from rlx.errors import GradientError, InternalError, RlxError, TransformError, U
 from rlx.fuzz.bounds import Bounded, Follower, NotFollowed, assert_within
 from rlx.fuzz.programs.program import Program
 from rlx.fuzz.twins import eager, is_numpys
-from rlx.ir.bind import match_shape
+from rlx.ir.bind import holds, match_shape
 from rlx.ir.graph import Graph
+from rlx.ir.resize import with_sizes
 from rlx.ops.array.addressing import OutOfRangeError
 from rlx.reference.interpreter import evaluate
 
@@ -166,10 +167,13 @@ class Case:
 
 
 def bounds(graph: Graph, feed: Mapping[str, np.ndarray]) -> list[Bounded] | None:
-    """The table, followed through the graph."""
+    """The table, followed through the graph; with these sizes as numbers where they break its guards: a run
+    takes a variant then, in which a size of 1 broadcasts."""
     binding: dict[str, int] = {}
     for node in graph.inputs:
         match_shape(node.shape, feed[node.attrs["name"]].shape, binding, "an input")
+    if not all(holds(c, binding) for c in graph.constraints):
+        graph = with_sizes(graph, binding)
     try:
         with np.errstate(all="ignore"):
             return list(Follower(lower(graph), dict(feed), binding).outputs().values())
