@@ -188,7 +188,7 @@ Form: TypeAlias = Map | Pieces | Reduce | Contract | Conv | Cumulate | Scatter |
 
 
 @dataclass(frozen=True)
-class Layout:
+class Strides:
     """Where a tensor's elements lie in its storage: offset and strides, in elements."""
 
     offset: Dim
@@ -209,12 +209,12 @@ def dense_strides(shape: Space) -> tuple[Dim, ...]:
     return tuple(reversed(out))
 
 
-def dense(shape: Space) -> Layout:
+def dense(shape: Space) -> Strides:
     """The layout of a freshly written tensor."""
-    return Layout(0, dense_strides(shape))
+    return Strides(0, dense_strides(shape))
 
 
-def is_dense(layout: Layout, shape: Space) -> bool:
+def is_dense(layout: Strides, shape: Space) -> bool:
     """Whether a layout is row-major without gaps (strides of size-1 axes do not matter)."""
     want = dense_strides(shape)
     return all(a == b or d == 1 for a, b, d in zip(layout.strides, want, shape, strict=True))

@@ -10,7 +10,7 @@ from rlx.ir.graph import Node
 from rlx.ir.op import Role, get_op
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.form import Layout, Map, Reduce, dense, dense_strides
+from rlx.kernel.form import Map, Reduce, Strides, dense, dense_strides
 from rlx.kernel.legality import same_space
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import LOADS, load_index
@@ -68,12 +68,12 @@ def stored_through(node: Node, source: Node) -> Shape | None:
             return None
         before = node.operands[0]
         if keeps_order(node):
-            seen: Layout | None = get_op("reshape").view(layout, node.tensor, shape=before.shape)
+            seen: Strides | None = get_op("reshape").view(layout, node.tensor, shape=before.shape)
         else:
             place = [i.data for i in form.body.args if i.prim == "axis"]
             whole = sorted(place) == list(range(node.rank)) and len(place) == before.rank
             whole = whole and same_space([node.shape[i] for i in place], before.shape)  # a slice has fewer
-            seen = Layout(0, tuple(layout.strides[i] for i in place)) if whole else None
+            seen = Strides(0, tuple(layout.strides[i] for i in place)) if whole else None
         if seen is None:
             return None
         layout, node = seen, before

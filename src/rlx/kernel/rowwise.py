@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from rlx.ir.dim import Dim, substitute, sym, symbols
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.form import Layout, dense_strides
+from rlx.kernel.form import Strides, dense_strides
 from rlx.kernel.nests import AttentionNest, ContractNest, ConvNest, Kernel, Nest, Store, TransformNest
 from rlx.kernel.scalar import LOADS, Scalar, load_index
 
@@ -61,7 +61,7 @@ def _mentions(dims: Sequence[Dim], rows: str) -> bool:
     return any(rows in symbols(d) for d in dims)
 
 
-def view_keeps_rows(layout: Layout, t: TensorType, root: TensorType, rows: str) -> bool:
+def view_keeps_rows(layout: Strides, t: TensorType, root: TensorType, rows: str) -> bool:
     """Whether a view has its rows in the rows of its root, or is whole like its root."""
     if _mentions((layout.offset, *layout.strides), rows):
         return False

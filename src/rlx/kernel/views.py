@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role, run_rule
 from rlx.ir.types import TupleType
-from rlx.kernel.form import Layout, dense, dense_strides
+from rlx.kernel.form import Strides, dense, dense_strides
 from rlx.records import dataclass
 
 
@@ -14,7 +14,7 @@ class View:
     """Whose storage a value lies in, and how."""
 
     root: int
-    layout: Layout
+    layout: Strides
 
 
 def view_layouts(graph: Graph) -> dict[int, View]:

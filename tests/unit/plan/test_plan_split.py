@@ -17,7 +17,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.op import Level, get_op
 from rlx.ir.types import parse_type
 from rlx.ir.verify import verify
-from rlx.kernel.form import Layout
+from rlx.kernel.form import Strides
 from rlx.kernel.rowwise import view_keeps_rows
 from rlx.plan.lir import LirModule
 from rlx.plan.memory.certificate import OverBudgetError
@@ -230,12 +230,12 @@ def test_what_mixes_rows_is_not_cut() -> None:
 def test_views_keep_rows_or_do_not() -> None:
     root = parse_type("f32[rows,4,6]")
     half, turned = parse_type("f32[rows,4,3]"), parse_type("f32[rows,6,4]")
-    assert view_keeps_rows(Layout(3, (24, 6, 1)), half, root, "rows")
-    assert view_keeps_rows(Layout(0, (24, 1, 6)), turned, root, "rows")
-    assert view_keeps_rows(Layout(0, (6, 1)), parse_type("f32[4*rows,6]"), root, "rows")
-    assert not view_keeps_rows(Layout(24 * sym("rows"), (-24, 6, 1)), root, root, "rows")  # backwards
-    assert not view_keeps_rows(Layout(0, (6, 24, 1)), root, root, "rows")
-    assert view_keeps_rows(Layout(0, (0, 1)), parse_type("f32[rows,6]"), parse_type("f32[6]"), "rows")
+    assert view_keeps_rows(Strides(3, (24, 6, 1)), half, root, "rows")
+    assert view_keeps_rows(Strides(0, (24, 1, 6)), turned, root, "rows")
+    assert view_keeps_rows(Strides(0, (6, 1)), parse_type("f32[4*rows,6]"), root, "rows")
+    assert not view_keeps_rows(Strides(24 * sym("rows"), (-24, 6, 1)), root, root, "rows")  # backwards
+    assert not view_keeps_rows(Strides(0, (6, 24, 1)), root, root, "rows")
+    assert view_keeps_rows(Strides(0, (0, 1)), parse_type("f32[rows,6]"), parse_type("f32[6]"), "rows")
 
 
 def test_a_body_that_has_rows_elsewhere_is_refused() -> None:

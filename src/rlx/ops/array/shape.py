@@ -17,7 +17,7 @@ from rlx.ir.graph import Node
 from rlx.ir.op import EVERY_OPERAND, Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
-from rlx.kernel.form import Form, Layout, Map, Piece, Pieces, dense_strides, is_dense
+from rlx.kernel.form import Form, Map, Piece, Pieces, Strides, dense_strides, is_dense
 from rlx.kernel.scalar import Scalar, axes, const, load, size
 from rlx.ops.rules import (
     broadcast_index,
@@ -131,9 +131,9 @@ class _reshape(Op):
     def cost(self, x: TensorType, *, shape: Shape) -> Dim:
         return 0
 
-    def view(self, layout: Layout, x: TensorType, *, shape: Shape) -> Layout | None:
+    def view(self, layout: Strides, x: TensorType, *, shape: Shape) -> Strides | None:
         if is_dense(layout, x.shape):
-            return Layout(layout.offset, dense_strides(shape))
+            return Strides(layout.offset, dense_strides(shape))
         groups = matching_groups(x.shape, shape)
         if groups is None:
             return None
@@ -149,7 +149,7 @@ class _reshape(Op):
                 part.append(step)
                 step = step * shape[j]
             strides += reversed(part)
-        return Layout(layout.offset, tuple(strides))
+        return Strides(layout.offset, tuple(strides))
 
     def samples(self) -> list[Sample]:
         return [
@@ -220,8 +220,8 @@ class _transpose(Op):
     def cost(self, x: TensorType, *, perm: Sequence[int]) -> Dim:
         return 0
 
-    def view(self, layout: Layout, x: TensorType, *, perm: Sequence[int]) -> Layout:
-        return Layout(layout.offset, tuple(layout.strides[p] for p in perm))
+    def view(self, layout: Strides, x: TensorType, *, perm: Sequence[int]) -> Strides:
+        return Strides(layout.offset, tuple(layout.strides[p] for p in perm))
 
     def samples(self) -> list[Sample]:
         return [
@@ -294,13 +294,13 @@ class _broadcast_to(Op):
     def cost(self, x: TensorType, *, shape: Shape) -> Dim:
         return 0
 
-    def view(self, layout: Layout, x: TensorType, *, shape: Shape) -> Layout:
+    def view(self, layout: Strides, x: TensorType, *, shape: Shape) -> Strides:
         skip = len(shape) - x.rank
         kept = [
             0 if d == 1 and shape[skip + i] != 1 else s
             for i, (d, s) in enumerate(zip(x.shape, layout.strides, strict=True))
         ]
-        return Layout(layout.offset, (*(0,) * skip, *kept))
+        return Strides(layout.offset, (*(0,) * skip, *kept))
 
     def samples(self) -> list[Sample]:
         return [
@@ -390,12 +390,12 @@ class _slice(Op):
         return 0
 
     def view(
-        self, layout: Layout, x: TensorType, *, starts: Shape, sizes: Shape, steps: Sequence[int]
-    ) -> Layout:
+        self, layout: Strides, x: TensorType, *, starts: Shape, sizes: Shape, steps: Sequence[int]
+    ) -> Strides:
         offset = layout.offset
         for start, stride in zip(starts, layout.strides, strict=True):
             offset = offset + start * stride
-        return Layout(offset, tuple(s * t for s, t in zip(layout.strides, steps, strict=True)))
+        return Strides(offset, tuple(s * t for s, t in zip(layout.strides, steps, strict=True)))
 
     def samples(self) -> list[Sample]:
         return [
