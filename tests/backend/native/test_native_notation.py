@@ -443,6 +443,15 @@ def test_a_number_is_not_a_condition() -> None:
     assert "compare it with 0" in refusal(truthy)
 
 
+def test_an_operand_is_a_number() -> None:
+    @native
+    def below(x: i64, *, limit: Any) -> i64:
+        return select(x < limit, i64(1), i64(0))
+
+    assert text(below, limit=np.int32(5)) == text(below, limit=5)
+    assert "takes values and numbers, not [5]" in refusal(below, limit=[5])
+
+
 def test_a_missing_return() -> None:
     @native
     def silent(x: i64) -> i64:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Protocol, SupportsFloat, SupportsIndex, TypeGuard, TypeVar
 
+from rlx.codegen.native.irops import Int, Number
 from rlx.codegen.native.irtext import Function, Value
 from rlx.codegen.native.irtypes import is_float, size_bytes
 from rlx.errors import CompileError
@@ -23,7 +24,7 @@ class Returned:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -32,10 +33,12 @@ class _Unset:
 
 
 UNSET = _Unset()
+T = TypeVar("T")
 Part = Callable[[], Returned | None]
+Operator = Callable[[Function, object, object], object]
 Names = tuple[str, ...]
-Get = Callable[[], dict[str, Any]]
-Put = Callable[[Sequence[Any]], None]
+Get = Callable[[], dict[str, object]]
+Put = Callable[[Sequence[object]], None]
 
 
 # ---- the function under construction
@@ -70,7 +73,7 @@ class Instruction:
     def __init__(self, method: str) -> None:
         self.method = method
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: object, **options: object) -> object:
         return getattr(current(), self.method)(*args, **options)
 
     def __repr__(self) -> str:
@@ -86,10 +89,19 @@ def mark(f: Function, file: str, line: int) -> None:
 # ---- operators
 
 
-def _arithmetic(name: str, on_ints: str, on_floats: str) -> Callable[[Function, Any, Any], Any]:
+def _number(x: object) -> Number:
+    """`x`, which an instruction takes: a value, or a number of Python."""
+    if isinstance(x, (Value, int, float)):
+        return x
+    if isinstance(x, SupportsFloat):  # a number of NumPy
+        return operator.index(x) if isinstance(x, SupportsIndex) else float(x)
+    raise CompileError(f"an instruction takes values and numbers, not {x!r}")
+
+
+def _arithmetic(name: str, on_ints: str, on_floats: str) -> Operator:
     known = getattr(operator, name)
 
-    def apply(f: Function, a: Any, b: Any) -> Any:
+    def apply(f: Function, a: object, b: object) -> object:
         if a.__class__ is Value:
             type_ = a.type
         elif b.__class__ is Value:
@@ -117,10 +129,10 @@ shift_left = _arithmetic("lshift", "shl", "")
 shift_right = _arithmetic("rshift", "ashr", "")
 
 
-def _comparison(name: str, on_ints: str, on_floats: str, on_pointers: str) -> Callable[..., Any]:
+def _comparison(name: str, on_ints: str, on_floats: str, on_pointers: str) -> Operator:
     known = getattr(operator, name)
 
-    def apply(f: Function, a: Any, b: Any) -> Any:
+    def apply(f: Function, a: object, b: object) -> object:
         if a.__class__ is Value:
             type_ = a.type
         elif b.__class__ is Value:
@@ -128,8 +140,8 @@ def _comparison(name: str, on_ints: str, on_floats: str, on_pointers: str) -> Ca
         else:
             return known(a, b)
         if is_float(type_):
-            return f.fcmp(on_floats, a, b)
-        return f.cmp(on_pointers if type_ == "ptr" else on_ints, a, b)
+            return f.fcmp(on_floats, _number(a), _number(b))
+        return f.cmp(on_pointers if type_ == "ptr" else on_ints, _number(a), _number(b))
 
     return apply
 
@@ -142,8 +154,8 @@ gt = _comparison("gt", "sgt", "ogt", "ugt")
 ge = _comparison("ge", "sge", "oge", "uge")
 
 
-def _extreme(known: Callable[..., Any], on_ints: str, on_floats: str) -> Callable[..., Any]:
-    def apply(f: Function, *args: Any) -> Any:
+def _extreme(known: Callable[..., object], on_ints: str, on_floats: str) -> Callable[..., object]:
+    def apply(f: Function, *args: object) -> object:
         if not any(a.__class__ is Value for a in args):
             return known(*args)
         result = args[0]
@@ -160,46 +172,51 @@ minimum = _extreme(min, "smin", "fmin")
 maximum = _extreme(max, "smax", "fmax")
 
 
-def neg(f: Function, a: Any) -> Any:
-    if a.__class__ is not Value:
+def neg(f: Function, a: Number) -> Number:
+    if not isinstance(a, Value):
         return -a
     return f.fneg(a) if is_float(a.type) else f.sub(0, a)
 
 
-def invert(f: Function, a: Any) -> Any:
-    return f.not_(a) if a.__class__ is Value else ~a
+def invert(f: Function, a: Int) -> Int:
+    return f.not_(a) if isinstance(a, Value) else ~a
 
 
-def not_(f: Function, a: Any) -> Any:
+def not_(f: Function, a: object) -> object:
     return f.not_(_truth(a)) if a.__class__ is Value else not a
 
 
-def _truth(x: Any) -> Any:
-    """A condition, checked: a truth value, or something known now."""
-    if x.__class__ is Value and x.type != "i1":
+def _truth(x: Value) -> Value:
+    """A condition at run time, checked."""
+    if x.type != "i1":
         raise CompileError(f"a condition is a truth value, not {x.type}; compare it with 0")
     return x
 
 
-def both(f: Function, first: Any, second: Callable[[], Any]) -> Any:
+def _condition(f: Function, x: object) -> Value:
+    """A condition as a truth value, also where it is known now."""
+    return _truth(x) if x.__class__ is Value else f.value(x if isinstance(x, float) else bool(x), "i1")
+
+
+def both(f: Function, first: object, second: Callable[[], object]) -> object:
     """`first and second`: the second is computed only where the first holds."""
-    if _truth(first).__class__ is not Value:
+    if first.__class__ is not Value:
         return first and second()
-    return f.if_value(first, lambda: [f.value(_truth(second()), "i1")], lambda: [f.value(False, "i1")])[0]
+    return f.if_value(_truth(first), lambda: [_condition(f, second())], lambda: [f.value(False, "i1")])[0]
 
 
-def either(f: Function, first: Any, second: Callable[[], Any]) -> Any:
+def either(f: Function, first: object, second: Callable[[], object]) -> object:
     """`first or second`: the second is computed only where the first does not hold."""
-    if _truth(first).__class__ is not Value:
+    if first.__class__ is not Value:
         return first or second()
-    return f.if_value(first, lambda: [f.value(True, "i1")], lambda: [f.value(_truth(second()), "i1")])[0]
+    return f.if_value(_truth(first), lambda: [f.value(True, "i1")], lambda: [_condition(f, second())])[0]
 
 
-def choose(f: Function, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+def choose(f: Function, test: object, then: Callable[[], object], otherwise: Callable[[], object]) -> object:
     """`then if test else otherwise`: one of the two is computed."""
-    if _truth(test).__class__ is not Value:
+    if test.__class__ is not Value:
         return then() if test else otherwise()
-    fork = f.fork(test)
+    fork = f.fork(_truth(test))
     f.regions += 1
     first = then()
     fork.otherwise()
@@ -209,7 +226,7 @@ def choose(f: Function, test: Any, then: Callable[[], Any], otherwise: Callable[
     return _merge(fork.phi, f, "the value of this expression", first, second)
 
 
-def known(f: Function, x: Any) -> Any:
+def known(f: Function, x: T) -> T:
     """`x`, which Python must know while it writes the code."""
     if x.__class__ is Value:
         raise CompileError(f"this is decided while the code is written, but {x} is known at run time only")
@@ -222,17 +239,24 @@ iterable = known
 # ---- items
 
 
-def item(f: Function, held: Any, index: Any) -> Any:
+class Items(Protocol):
+    """A list or another object of Python with items."""
+
+    def __getitem__(self, index: Int, /) -> object: ...
+    def __setitem__(self, index: Int, x: object, /) -> None: ...
+
+
+def item(f: Function, held: Value | Items, index: Int) -> object:
     """`held[index]`: of a pointer, the 8-byte word at that index."""
-    if held.__class__ is not Value:
-        return held[known(f, index)]
-    return f.field(_pointer(held), index)
+    if isinstance(held, Value):
+        return f.field(_pointer(held), index)
+    return held[known(f, index)]
 
 
-def set_item(f: Function, held: Any, index: Any, x: Any) -> None:
+def set_item(f: Function, held: Value | Items, index: Int, x: object) -> None:
     """`held[index] = x`: of a pointer, stores an 8-byte word."""
-    if held.__class__ is Value:
-        value = f.value(x)
+    if isinstance(held, Value):
+        value = f.value(_number(x))
         if size_bytes(value.type) * value.width != 8:
             raise CompileError(f"p[i] = x stores a word of 8 bytes, not {value.type}; use store(x, p)")
         f.store(value, f.gep(_pointer(held), index, "i64"), 8)
@@ -244,7 +268,7 @@ def set_item(f: Function, held: Any, index: Any, x: Any) -> None:
         held[known(f, index)] = x
 
 
-def update_item(f: Function, apply: Callable[..., Any], held: Any, index: Any, x: Any) -> None:
+def update_item(f: Function, apply: Operator, held: Value | Items, index: Int, x: object) -> None:
     """`held[index] += x`, and the like."""
     set_item(f, held, index, apply(f, item(f, held, index), x))
 
@@ -258,11 +282,11 @@ def _pointer(x: Value) -> Value:
 # ---- branches and loops
 
 
-def return_(f: Function, x: Any) -> Returned:
+def return_(f: Function, x: object) -> Returned:
     """Return from a native function."""
     if (x is None) != (f.returns == "void"):
         raise CompileError(f"{f.name} returns {f.returns}, but this returns {'nothing' if x is None else x}")
-    value = None if x is None else f.value(x, f.returns)
+    value = None if x is None else f.value(_number(x), f.returns)
     if value is not None and value.type != f.returns:
         raise CompileError(f"{f.name} returns {f.returns}, but this is {value.type}")
     f.return_(value)
@@ -271,7 +295,7 @@ def return_(f: Function, x: Any) -> Returned:
 
 def if_(
     f: Function,
-    test: Any,
+    test: object,
     then: Part,
     otherwise: Part | None,
     names: Names = (),
@@ -315,7 +339,7 @@ def if_(
     return Returned(_merge(fork.phi, f, "the returned value", first.value, second.value))
 
 
-def _merge(phi: Callable[[Value, Value], Value], f: Function, what: str, a: Any, b: Any) -> Any:
+def _merge(phi: Callable[[Value, Value], Value], f: Function, what: str, a: object, b: object) -> object:
     """One value for what two sides have assigned. UNSET if Python cannot tell which object it is."""
     if _equal(a, b):
         return a
@@ -330,38 +354,38 @@ def _merge(phi: Callable[[Value, Value], Value], f: Function, what: str, a: Any,
     return phi(first, second)
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: object) -> bool:
     """Whether two values are surely the same, so that no phi is needed."""
     if a is b:
         return True
     if a.__class__ is not b.__class__:
         return False
-    if isinstance(a, list | tuple):
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, float):
         return repr(a) == repr(b)  # 0.0 and -0.0 differ
     return isinstance(a, Value | int | str) and bool(a == b)
 
 
-def _is_leaf(x: Any) -> bool:
+def _is_leaf(x: object) -> TypeGuard[Number]:
     return x.__class__ is Value or isinstance(x, int | float)
 
 
-def _type_of(what: str, x: Any) -> str:
+def _type_of(what: str, x: object) -> str:
     """The type of a Python number that becomes known at run time only."""
     if isinstance(x, float):
         raise CompileError(f"{what} needs a type: write float32({x!r}) or float64({x!r})")
     return "i1" if isinstance(x, bool) else "i64"
 
 
-def _leaves(x: Any) -> list[Any]:
+def _leaves(x: object) -> list[Number]:
     """The numbers and Values of nested lists; nothing else is carried through a loop."""
     if isinstance(x, list | tuple):
         return [leaf for inner in x for leaf in _leaves(inner)]
     return [x] if _is_leaf(x) else []
 
 
-def _rebuilt(x: Any, leaves: Iterator[Any]) -> Any:
+def _rebuilt(x: object, leaves: Iterator[Value]) -> object:
     if isinstance(x, list | tuple):
         return x.__class__([_rebuilt(inner, leaves) for inner in x])
     return next(leaves) if _is_leaf(x) else x
@@ -399,7 +423,7 @@ class _Carried:
             out += self._checked(name, held, after.get(name, UNSET))
         return out
 
-    def _checked(self, name: str, before: Any, after: Any) -> list[Value]:
+    def _checked(self, name: str, before: object, after: object) -> list[Value]:
         """The leaves of `after`, which must be built like `before`."""
         if isinstance(before, list | tuple):
             if before.__class__ is not after.__class__ or len(before) != len(after):
@@ -421,7 +445,7 @@ class _Carried:
 
 def while_(
     f: Function,
-    test: Callable[[], Any],
+    test: Callable[[], object],
     body: Part,
     names: Names = (),
     get: Get = dict,
@@ -430,9 +454,9 @@ def while_(
     """Write a loop that tests first. It runs at run time, whatever is known about its test now."""
     carried = _Carried(f, names, get, put)
 
-    def holds(values: list[Value]) -> Any:
+    def holds(values: list[Value]) -> Value:
         carried.unpack(values)
-        return _truth(test())
+        return _condition(f, test())
 
     carried.unpack(f.while_loop(carried.start, holds, lambda _: carried.round(body)))
 
@@ -440,8 +464,8 @@ def while_(
 def for_(
     f: Function,
     unrolls: bool,
-    bounds: tuple[Any, ...],
-    body: Callable[[Any], Returned | None],
+    bounds: tuple[Int, ...],
+    body: Callable[[Int], Returned | None],
     names: Names = (),
     get: Get = dict,
     put: Put = lambda _: None,
@@ -450,18 +474,19 @@ def for_(
 
     `for i in loop(...)` is a loop at run time always (`unrolls` is off).
     """
-    lo, hi, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    if unrolls and not any(bound.__class__ is Value for bound in bounds):
-        for i in range(lo, hi, step):
+    numbers = [bound for bound in bounds if not isinstance(bound, Value)]
+    if unrolls and len(numbers) == len(bounds):
+        for i in range(*numbers):
             result = body(i)
             if result is not None:
                 return result
         return None
-    if step.__class__ is not Value and step <= 0:
+    lo, hi, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if not isinstance(step, Value) and step <= 0:
         raise CompileError(f"the step of a loop at run time must be positive, not {step}")
     carried = _Carried(f, names, get, put)
 
-    def once(i: Any, values: list[Value]) -> list[Value]:
+    def once(i: Int, values: list[Value]) -> list[Value]:
         carried.unpack(values)
         return carried.round(lambda: body(i))
 
@@ -469,6 +494,6 @@ def for_(
     return None
 
 
-def loop(*bounds: Any) -> Iterator[Any]:
+def loop(*bounds: Int) -> Iterator[Int]:
     """Like `range`, but never repeated by Python: `for i in loop(0, 64, 16)` is always a loop at run time."""
     raise CompileError("loop(...) is only for the head of a `for` in a native function")

@@ -249,7 +249,7 @@ class Arithmetic:
     def ashr(self, a: Int, b: Int) -> Int:
         return a if b == 0 else self._logic("ashr", lambda x, y: x >> y, a, b)
 
-    def cmp(self, predicate: str, a: Int, b: Int) -> Bool:
+    def cmp(self, predicate: str, a: Number, b: Number) -> Bool:
         """Integer comparison: eq ne slt sle sgt sge ult ule ugt uge. Two ints give a Python bool."""
         if isinstance(a, int) and isinstance(b, int):
             return _COMPARE[predicate](a, b)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rlx import config
 from rlx.codegen.native import stack_guard
@@ -31,6 +31,9 @@ from rlx.codegen.native.elf import (
 from rlx.cores import usable_cores
 from rlx.errors import CompileError
 from rlx.target.cpu import Target, host, missing_here, runs_here
+
+if TYPE_CHECKING:
+    from llvmlite.binding import ModuleRef, TargetMachine
 
 llvm_compiles = 0
 _counting = threading.Lock()
@@ -60,7 +63,7 @@ def llvm_version() -> str:
     return ".".join(str(part) for part in _llvm().llvm_version_info)
 
 
-def _machine(target: Target, level: int) -> Any:
+def _machine(target: Target, level: int) -> TargetMachine:
     llvm = _llvm()
     try:
         description = llvm.Target.from_triple(target.triple)
@@ -72,7 +75,7 @@ def _machine(target: Target, level: int) -> Any:
     )
 
 
-def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[Any, Any]:
+def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[ModuleRef, TargetMachine]:
     """The module of `text`, checked, and the machine that makes its code (options as in `compile_object`)."""
     llvm = _llvm()
     try:
@@ -108,7 +111,7 @@ def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -
     return generate(*parse(text, target, level, passes))
 
 
-def generate(module: Any, machine: Any) -> bytes:
+def generate(module: ModuleRef, machine: TargetMachine) -> bytes:
     """Object file of a parsed module: what counts as one run of LLVM."""
     _count()
     ffi = _llvm().ffi

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import cast
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -44,10 +43,16 @@ class Facts:
 
 def facts(node: ast.stmt, refused: tuple[type[ast.AST], ...] = ()) -> Facts:
     """What a statement does; `refused` are the kinds of syntax to look for."""
-    found = cast(Facts | None, getattr(node, "facts", None))
+    kept = vars(node)
+    found: Facts | None = kept.get("facts")
     if found is None:
-        found = node.facts = _gather(node, refused)  # type: ignore[attr-defined]
+        found = kept["facts"] = _gather(node, refused)
     return found
+
+
+def forget(node: ast.stmt) -> None:
+    """Gather the facts again when they are asked for: the statement has changed."""
+    del vars(node)["facts"]
 
 
 def combined(body: Sequence[ast.stmt]) -> Facts:

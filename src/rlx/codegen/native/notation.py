@@ -41,25 +41,26 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Generic, ParamSpec, TypeVar, cast, overload
 
 from rlx.codegen.native.control import current, enter
+from rlx.codegen.native.irops import Number
 from rlx.codegen.native.irtext import Function, Module
 from rlx.errors import CompileError
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 
 
 class _Written:
     """A function in the notation, compiled when it is first needed: with notes of its lines, or without."""
 
-    def __init__(self, function: Callable[..., Any], is_native: bool) -> None:
+    def __init__(self, function: Callable[..., object], is_native: bool) -> None:
         assert isinstance(function, types.FunctionType)
         self._function, self._is_native = function, is_native
-        self._compiled: dict[bool, Callable[..., Any]] = {}
+        self._compiled: dict[bool, Callable[..., object]] = {}
 
-    def code(self, marks: bool) -> Callable[..., Any]:
+    def code(self, marks: bool) -> Callable[..., object]:
         """The function that writes this one."""
         found = self._compiled.get(marks)
         if found is None:
@@ -86,7 +87,7 @@ class Native(Generic[P, R]):
             if not type_:
                 raise CompileError(f"{self.name}: parameter {name!r} needs a type, such as i64 or ptr")
 
-    def emit(self, module: Module, **known: Any) -> Function:
+    def emit(self, module: Module, **known: object) -> Function:
         """Write the function into `module`. `known` are its keyword-only parameters."""
         # The builder has a block "entry" and names like "v1" of its own.
         params = [(t, f"{n}_" if n == "entry" or n[-1].isdigit() else n) for t, n in self.params]
@@ -105,7 +106,7 @@ class Native(Generic[P, R]):
             enter(before)
         return f
 
-    def __call__(self, *args: Any) -> R:
+    def __call__(self, *args: Number) -> R:
         """Write a call. The module gets the function first, if it does not have it yet."""
         f = current()
         if len(args) != len(self.params):
@@ -119,7 +120,7 @@ class Native(Generic[P, R]):
         return cast(R, f.call(self.name, values, self.returns))
 
 
-def emit_all(module: Module, *functions: Native[..., Any]) -> None:
+def emit_all(module: Module, *functions: Native[..., object]) -> None:
     """Write functions into a module, but not again those that calls have brought along."""
     for function in functions:
         if not module.defines(function.name):
@@ -144,7 +145,9 @@ def _annotations(function: types.FunctionType) -> dict[str, str]:
 def native(function: Callable[P, R]) -> Native[P, R]: ...
 @overload
 def native(*, internal: bool = ..., noinline: bool = ...) -> Callable[[Callable[P, R]], Native[P, R]]: ...
-def native(function: Any = None, *, internal: bool = False, noinline: bool = False) -> Any:
+def native(
+    function: Callable[P, R] | None = None, *, internal: bool = False, noinline: bool = False
+) -> Native[P, R] | Callable[[Callable[P, R]], Native[P, R]]:
     """Make a Python function a native one; see the module for what it may contain.
 
     An `internal` function is not visible outside its module; `noinline` keeps LLVM from expanding it.
@@ -164,8 +167,7 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
 
     def expand(*args: P.args, **options: P.kwargs) -> R:
         f = cast(Function, args[0]) if takes_builder else current()
-        result: R = written.code(f.module.source_lines)(*args, **options)
-        return result
+        return cast(R, written.code(f.module.source_lines)(*args, **options))
 
     return update_wrapper(expand, function)
 

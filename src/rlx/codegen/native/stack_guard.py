@@ -7,7 +7,10 @@ objects have no undefined symbol; it executes an instruction that does not exist
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llvmlite.binding import ModuleRef
 
 _HANDLER = "__stack_chk_fail"
 _TEXT = f"""
@@ -35,7 +38,7 @@ def is_needed(text: str, triple: str) -> bool:
     return " = alloca " in text and triple.startswith("x86_64-") and "-linux" in triple
 
 
-def protect(module: Any) -> None:
+def protect(module: ModuleRef) -> None:
     """Ask for the protector in every function of a parsed module that has the handler."""
     functions = [f for f in module.functions if not f.is_declaration]
     if any(f.name == _HANDLER for f in functions):

@@ -16,10 +16,9 @@ import linecache
 import textwrap
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rlx.codegen.native import control
-from rlx.codegen.native.liveness import Liveness, combined, facts
+from rlx.codegen.native.liveness import Liveness, combined, facts, forget
 from rlx.errors import CompileError
 
 BUILDER = ".f"  # the local that holds the function under construction; no name in a source can clash with it
@@ -95,7 +94,7 @@ def _last_line(code: types.CodeType) -> int:
     return max([code.co_firstlineno, *ends, *inner])
 
 
-def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Callable[..., Any]:
+def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Callable[..., object]:
     """The function that writes what `function` says.
 
     A native function returns by an instruction. One that is expanded where it is called (not `is_native`)
@@ -135,7 +134,7 @@ class _Rewriter(ast.NodeTransformer):
     ) -> None:
         self.function, self.node, self.outer = function, node, outer
         self.is_native, self.marks = is_native, marks
-        self.used: dict[str, Any] = outer.used if outer else {}  # helpers, by the names that code uses
+        self.used: dict[str, object] = outer.used if outer else {}  # helpers, by the names that code uses
         params = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         params += [a for a in (node.args.vararg, node.args.kwarg) if a is not None]
         self.params = [param.arg for param in params]
@@ -445,7 +444,7 @@ class _Rewriter(ast.NodeTransformer):
                 continue  # right if the test is known; `if_` refuses it at run time
             statement.body = self._with_tail_returns(statement.body)
             statement.orelse = self._with_tail_returns(statement.orelse)
-            del statement.facts  # type: ignore[attr-defined]
+            forget(statement)
             return [*body[:place], statement]
         return body
 

@@ -8,7 +8,6 @@ and signed zeros come out as in NumPy. Errors are measured by the tests and list
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rlx.codegen.native import vmath_exp, vmath_trig
 from rlx.codegen.native.irtext import Function
@@ -29,7 +28,7 @@ class MathFunction:
     inline: bool
 
 
-def _made(*rows: tuple[str, int, Any, bool]) -> dict[str, MathFunction]:
+def _made(*rows: tuple[str, int, Emit, bool]) -> dict[str, MathFunction]:
     return {row[0]: MathFunction(*row) for row in rows}
 
 

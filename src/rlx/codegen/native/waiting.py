@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from rlx.codegen.native.notation import inline
-from rlx.codegen.native.words import alloca, builder, external, gep, i32, i64, pause, ptr, store, trunc
+from rlx.codegen.native.words import Int, alloca, builder, external, gep, i32, i64, pause, ptr, store, trunc
 from rlx.target.cpu import Target
 
 _CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
@@ -33,7 +32,7 @@ def clock() -> i64:
 
 
 @inline
-def wait_while(condition: Callable[[], bool], spins: Any) -> None:
+def wait_while(condition: Callable[[], bool], spins: Int) -> None:
     """Wait for another thread that works: pause `spins` times, then yield, as it may need this very core."""
     tries = 0
     while condition():

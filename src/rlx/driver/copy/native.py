@@ -108,7 +108,7 @@ def read_file(pread: Callable[..., i64], descriptor: i64, target: ptr, count: i6
             status = select(code == errno.EINTR, 0, code)
         else:
             status = select(got == 0, i64(ENDED), 0)
-        done += max(got, 0)
+        done += max(got, i64(0))
     return status
 
 
