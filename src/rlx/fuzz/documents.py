@@ -83,9 +83,11 @@ def as_op(op: Op, number: int, weights: bool) -> Document:
     graph, rng = Graph(op.name), np.random.default_rng(number)
     operands = []
     for i, arg in enumerate(sample.args):
-        given = arg if isinstance(arg, np.ndarray) else None
-        of = arg.type if isinstance(arg, Arg) else arg
-        t = TensorType(dtype(given.dtype), given.shape) if given is not None else parse_type(of)
+        given = None
+        if isinstance(arg, np.ndarray):
+            given, t = arg, TensorType(dtype(arg.dtype), arg.shape)
+        else:
+            t = parse_type(arg.type if isinstance(arg, Arg) else arg)
         if weights and i and t.is_static:
             value = given if given is not None else convert(rng.integers(0, 3, t.bind({})), t.dtype)
             operands.append(graph.param(f"w{i}", t.shape, t.dtype, value))

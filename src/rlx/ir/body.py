@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, place_of
 from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import copy_node, inline
+from rlx.ir.tree import Nest
 from rlx.ir.types import TensorType
 
 
@@ -39,7 +39,7 @@ class Body(Graph):
         self,
         op: Op,
         operands: Sequence[Node] = (),
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, object] | None = None,
         bodies: Sequence[Graph] = (),
         where: tuple[str, ...] | None = None,
     ) -> Node:
@@ -65,8 +65,8 @@ class Body(Graph):
 
 
 def trace(
-    name: str, function: Callable[..., Any], types: Sequence[TensorType], parent: Graph | None
-) -> tuple[Body, Any]:
+    name: str, function: Callable[..., Nest], types: Sequence[TensorType], parent: Graph | None
+) -> tuple[Body, Nest]:
     """Call a function on fresh inputs of a body; returns the body, still without outputs, and its result."""
     body = Body(name, parent)
     inputs = [body.input(f"in{i}", t.shape, t.dtype) for i, t in enumerate(types)]
@@ -74,7 +74,7 @@ def trace(
         return body, function(*inputs)
 
 
-def need_arguments(what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
+def need_arguments(what: str, function: Callable[..., Nest], names: Sequence[str]) -> None:
     """Refuse a function that cannot be called with these arguments.
 
     >>> need_arguments("scan", lambda carry: carry, ["carry", "x"])
@@ -93,7 +93,9 @@ def need_arguments(what: str, function: Callable[..., Any], names: Sequence[str]
         pass  # a function of Python's own that does not say what it takes
 
 
-def as_nodes(body: Body, values: Sequence[Any], like: Sequence[TensorType | None], what: str) -> list[Node]:
+def as_nodes(
+    body: Body, values: Sequence[object], like: Sequence[TensorType | None], what: str
+) -> list[Node]:
     """Results of a traced function as nodes of its body; a Python number takes the dtype it stands for."""
     out = []
     for value, want in zip(values, like, strict=True):

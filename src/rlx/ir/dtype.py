@@ -7,7 +7,7 @@ In NumPy arrays every element takes at least one byte; `pack` gives the dense by
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -16,9 +16,9 @@ from rlx.errors import DTypeError, FormatError, InputError
 from rlx.records import dataclass
 
 if TYPE_CHECKING:  # numpy.typing is slow to import
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-Array: TypeAlias = "NDArray[Any]"
+Array: TypeAlias = np.ndarray
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -88,7 +88,7 @@ class DType:
     def __repr__(self) -> str:
         return f"dtype({self.name!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return dtype, (self.name,)
 
 
@@ -96,11 +96,11 @@ _BY_NAME: Final[dict[str, DType]] = {}
 _BY_NUMPY: Final[dict[np.dtype, DType]] = {}
 
 
-def _float_limits(numpy_dtype: Any) -> Any:
+def _float_limits(numpy_dtype: np.dtype) -> np.finfo:
     return ml_dtypes.finfo(numpy_dtype)  # type: ignore[no-untyped-call]
 
 
-def _declare(name: str, numpy_type: Any, bits: int, kind: str, storage_only: bool = False) -> DType:
+def _declare(name: str, numpy_type: DTypeLike, bits: int, kind: str, storage_only: bool = False) -> DType:
     numpy_dtype = np.dtype(numpy_type)
     low: float = 0
     high: float = 1
@@ -180,7 +180,7 @@ def dtype(x: object) -> DType:
     return found
 
 
-def plain_array(value: Any, what: str = "a value") -> np.ndarray:
+def plain_array(value: object, what: str = "a value") -> np.ndarray:
     """`value` as a plain array. What would silently lose its meaning as one is refused.
 
     >>> plain_array([1.0, 2.0])
@@ -192,7 +192,7 @@ def plain_array(value: Any, what: str = "a value") -> np.ndarray:
     return np.asarray(value)
 
 
-def constant_array(value: Any) -> np.ndarray:
+def constant_array(value: object) -> np.ndarray:
     """A constant as an array: Python's floats are f32; NumPy's scalars, np.float64 too, are what they are.
 
     >>> constant_array(0.5).dtype.name, constant_array(np.float64(0.5)).dtype.name
@@ -203,7 +203,7 @@ def constant_array(value: Any) -> np.ndarray:
     return array.astype(np.float32) if is_pythons else array
 
 
-def refuse_lossy(value: Any, what: str) -> None:
+def refuse_lossy(value: object, what: str) -> None:
     """Masked arrays lose their mask, matrices their products; also as elements of a list."""
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(
@@ -255,7 +255,7 @@ def weak_scalar(value: object, other: DType) -> DType:
     )
 
 
-def convert(array: Any, to: object, saturate: bool | None = None, rounding: str = "nearest") -> Array:
+def convert(array: ArrayLike, to: object, saturate: bool | None = None, rounding: str = "nearest") -> Array:
     """`array` with its values converted to dtype `to`; the array itself if it has that dtype already.
 
     - float or int -> float: the nearest value, ties to even, in one rounding from any source width. Out of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rlx.ir.attr import AttrValue
     from rlx.ir.graph import Graph
-    from rlx.ir.operand import DTypeLike, Operand
+    from rlx.ir.operand import DimLike, DTypeLike, Operand
 
 
 class Node:
@@ -221,11 +221,10 @@ class Node:
         """The transpose (all axes reversed)."""
         return self._call("transpose", self, perm=tuple(reversed(range(self.rank))))
 
-    def reshape(self, *shape: Any) -> Node:
+    def reshape(self, *shape: DimLike | Sequence[DimLike]) -> Node:
         from rlx.ops.array.shape import reshape
 
-        whole = len(shape) == 1 and isinstance(shape[0], (tuple, list))
-        return reshape(self, shape[0] if whole else shape)
+        return reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
 
     def astype(self, to: DTypeLike) -> Node:
         return self._call("cast", self, dtype=to)

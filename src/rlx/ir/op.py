@@ -40,7 +40,8 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph, Node
-    from rlx.ir.operand import ArrayLike, Operand, Tensor
+    from rlx.ir.operand import ArrayLike, Arrays, Nodes, Operand, Tensor
+    from rlx.ir.types import Type
 
 
 class Level(StrEnum):
@@ -71,10 +72,10 @@ class Sample:
     the point is not smooth (a kink, a tie, NaN) so finite differences mean nothing there.
     """
 
-    args: tuple[Any, ...]
+    args: tuple[str | np.ndarray | Arg, ...]
     attrs: Mapping[str, AttrValue] = field(default_factory=dict)
     grad: bool = True
-    bodies: tuple[Any, ...] = ()
+    bodies: tuple[Graph, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,18 +135,20 @@ class Op:
     user_function: ClassVar[str | None] = None  # the attribute that names the user's function it calls
     host_only: ClassVar[str | None] = None  # why no backend form exists: runs as a host thunk
 
-    infer: Callable[..., Any]
-    ref: Callable[..., Any]
+    infer: Callable[..., Type]
+    ref: Callable[..., Arrays]
     samples: Callable[[], Sequence[Sample]]
-    expand: Callable[..., Any]
-    vjp: Callable[..., Any]
+    expand: Callable[..., Nodes]
+    vjp: Callable[..., Sequence[Node | None]]
     saving: Callable[..., Node | None]
-    batch: Callable[..., Any]
+    batch: Callable[..., Nodes]
     lower: Callable[..., Any]
     cost: Callable[..., Dim]
     view: Callable[..., Any]
     check_stored: Callable[..., str | None]  # what is wrong with stored results that hold addresses
-    joined: Callable[..., Any]  # one op that does this and what gives its operand; None where there is none
+    joined: Callable[
+        ..., Node | None
+    ]  # one op that does this and what gives its operand; None where there is none
 
     def has(self, rule: str) -> bool:
         """Whether this declaration gives the rule."""

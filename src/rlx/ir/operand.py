@@ -22,6 +22,12 @@ Operand: TypeAlias = Node | ArrayLike
 Tensor: TypeAlias = Any
 """What an op gives: a node of the graph being built, else an array. Types do not show which."""
 
+Nodes: TypeAlias = Node | tuple[Node, ...]
+"""What rules of an op give: a node, or one for each result."""
+
+Arrays: TypeAlias = np.ndarray | tuple[np.ndarray, ...]
+"""What the reference of an op gives: an array, or one for each result."""
+
 DTypeLike: TypeAlias = DType | str | np.dtype | type
 """What names a dtype: "f32", a NumPy dtype or scalar type, bool, int, float, complex."""
 

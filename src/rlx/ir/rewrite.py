@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rlx.errors import RlxError, provenance
 from rlx.ir.dim import Dim, Expr, substitute
@@ -72,7 +71,7 @@ def inline(body: Graph, arguments: Sequence[Node], into: Graph) -> list[Node]:
     return [mapping[n.id] for n in body.outputs.values()]
 
 
-def substitute_dims(value: Any, mapping: Mapping[str, Dim]) -> Any:
+def substitute_dims(value: object, mapping: Mapping[str, Dim]) -> object:
     """Replace symbols in an attribute value (dims, types, tuples of them)."""
     if isinstance(value, Expr):
         return substitute(value, dict(mapping))

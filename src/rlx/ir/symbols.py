@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rlx.ir.dim import Call, Dim, Expr, Sym, dim_min, evaluate, never_falls, substitute, symbols
 from rlx.ir.dims.atom import quote
@@ -128,7 +127,7 @@ def node_symbols(node: Node) -> dict[str, list[Bounds]]:
     return found
 
 
-def _values(graph: Graph) -> Iterator[Any]:
+def _values(graph: Graph) -> Iterator[object]:
     for c in graph.constraints:
         yield c.lhs
         yield c.rhs
@@ -136,14 +135,14 @@ def _values(graph: Graph) -> Iterator[Any]:
         yield from _values_of(node)
 
 
-def _values_of(node: Node) -> Iterator[Any]:
+def _values_of(node: Node) -> Iterator[object]:
     yield node.type
     yield from node.attrs.values()
     for body in node.bodies:
         yield from _values(body)
 
 
-def _collect(value: Any, found: dict[str, list[Bounds]], seen: set[int]) -> None:
+def _collect(value: object, found: dict[str, list[Bounds]], seen: set[int]) -> None:
     if isinstance(value, TensorType):
         for d in value.shape:
             if isinstance(d, Expr):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,7 @@ class WeakNumbers:
 WEAK: ContextVar[WeakNumbers | None] = ContextVar("rlx_weak_numbers", default=None)
 
 
-def check_ranges(ranges: Mapping[int, DType], arrays: Any, names: Sequence[str]) -> None:
+def check_ranges(ranges: Mapping[int, DType], arrays: Sequence[np.ndarray], names: Sequence[str]) -> None:
     """Refuse a number that does not fit the integers it is combined with."""
     for number, to in ranges.items():
         value = int(arrays[number])

@@ -47,7 +47,12 @@ def evaluate_scalar(
 
 
 def _value(
-    e: Scalar, args: list[np.ndarray], grid: Any, operands: Arrays, binding: Mapping[str, int], acc: Any
+    e: Scalar,
+    args: list[np.ndarray],
+    grid: Sequence[np.ndarray],
+    operands: Arrays,
+    binding: Mapping[str, int],
+    acc: np.ndarray | None,
 ) -> np.ndarray:
     if e.prim == "const":
         return np.asarray(e.data).astype(e.dtype.np)

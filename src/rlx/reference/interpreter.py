@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,8 @@ from rlx.errors import InputError, RlxError
 from rlx.ir.bind import as_given, check_array, check_constraints, match_shape
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role
+from rlx.ir.op import BodyRunner, Role
+from rlx.ir.operand import Arrays
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.types import TensorType, tensor_types
 
@@ -22,13 +22,13 @@ class Interpreter:
     def __init__(self, graph: Graph, binding: Mapping[str, int] | None = None) -> None:
         self.graph = graph
         self.binding: dict[str, int] = dict(binding or {})
-        self.values: dict[int, Any] = {}
+        self.values: dict[int, Arrays] = {}
 
     def run(
         self,
-        inputs: Mapping[str, Any],
-        params: Mapping[str, Any] | None = None,
-        states: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, object],
+        params: Mapping[str, object] | None = None,
+        states: Mapping[str, object] | None = None,
     ) -> dict[str, np.ndarray]:
         """Outputs by name."""
         graph = self.graph
@@ -44,32 +44,40 @@ class Interpreter:
         for node in graph.nodes:
             if node.id in live and node.id not in self.values:
                 self.values[node.id] = self.compute(node)
-        return {name: self.values[n.id] for name, n in graph.outputs.items()}
+        return {name: self.array(n) for name, n in graph.outputs.items()}
 
     def new_states(self) -> dict[str, np.ndarray]:
         """Values of the states after the run."""
-        return {s.name: self.values[s.output.id] for s in self.graph.states}
+        return {s.name: self.array(s.output) for s in self.graph.states}
 
-    def compute(self, node: Node) -> Any:
+    def array(self, node: Node) -> np.ndarray:
+        """The value of a node with one result, which was computed."""
+        value = self.values[node.id]
+        assert not isinstance(value, tuple), "only results of a node with several are read"
+        return value
+
+    def compute(self, node: Node) -> Arrays:
         """The value of one node from its operands' values."""
         op = node.op
         if op.role is Role.CONSTANT:
-            return node.attrs["value"].array
+            value: np.ndarray = node.attrs["value"].array
+            return value
         args = [self.values[o.id] for o in node.operands]
         if op.role is Role.RESULT:
-            return args[0][node.attrs["index"]]
+            chosen: np.ndarray = args[0][node.attrs["index"]]
+            return chosen
         attrs = {k: substitute_dims(v, self.binding) for k, v in node.attrs.items()}
         if node.bodies:
             attrs["run"] = self.bodies(node)
         with np.errstate(all="ignore"):
             out = op.ref(*args, **attrs)
         many = isinstance(out, tuple)
-        arrays = tuple(np.asarray(a) for a in out) if many else (np.asarray(out),)
+        arrays = tuple(np.asarray(a) for a in (out if isinstance(out, tuple) else (out,)))
         for want, got in zip(tensor_types(node.type), arrays, strict=True):
             self._check_result(node, want, got)
         return arrays if many else arrays[0]
 
-    def bodies(self, node: Node) -> Any:
+    def bodies(self, node: Node) -> BodyRunner:
         """What runs the bodies of a node for its reference."""
         return _Bodies(node, self.binding)
 
@@ -85,7 +93,7 @@ class Interpreter:
                 f"reference of {node.op.name} disagrees with its type rule: {e.message}", node.where
             ) from e
 
-    def _feed(self, nodes: Sequence[Node], given: Mapping[str, Any], kind: str) -> None:
+    def _feed(self, nodes: Sequence[Node], given: Mapping[str, object], kind: str) -> None:
         names = [n.attrs["name"] for n in nodes]
         extra = [k for k in given if k not in names]
         if extra and kind == "input":
@@ -121,9 +129,9 @@ class _Bodies:
 
 def evaluate(
     graph: Graph,
-    inputs: Mapping[str, Any],
-    params: Mapping[str, Any] | None = None,
-    states: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, object],
+    params: Mapping[str, object] | None = None,
+    states: Mapping[str, object] | None = None,
     binding: Mapping[str, int] | None = None,
 ) -> dict[str, np.ndarray]:
     """Outputs of a graph by name, computed by the NumPy reference.

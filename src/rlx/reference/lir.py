@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +19,9 @@ from rlx.errors import InputError, PlanError
 from rlx.ir.bind import as_given, check_array, match_shape
 from rlx.ir.dim import evaluate as size_of
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Role
+from rlx.ir.op import BodyRunner, Role
 from rlx.ir.symbols import sizes_at_bounds
-from rlx.ir.types import tensor_types, type_symbols
+from rlx.ir.types import Type, tensor_types, type_symbols
 from rlx.plan.lir import LirBufferPlan, LirBufferSlot, LirModule, LirWorkspace
 from rlx.plan.lir_check import written_by
 from rlx.reference.interpreter import Interpreter, evaluate
@@ -106,7 +105,7 @@ class _OneKernel(Interpreter):
         super().__init__(graph, binding)
         self.owner = owner
 
-    def bodies(self, node: Node) -> Any:
+    def bodies(self, node: Node) -> BodyRunner:
         work = self.owner.plan.work.get(node.id)
         if work is None:
             return super().bodies(node)
@@ -181,9 +180,9 @@ class LirInterpreter(PlannedRun):
 
     def run(
         self,
-        inputs: Mapping[str, Any],
-        params: Mapping[str, Any] | None = None,
-        states: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, object],
+        params: Mapping[str, object] | None = None,
+        states: Mapping[str, object] | None = None,
     ) -> dict[str, np.ndarray]:
         """Outputs by name; `states` after the run are in `self.states`."""
         given = self._given(inputs, params, states or {})
@@ -200,7 +199,7 @@ class LirInterpreter(PlannedRun):
     # -- what goes in
 
     def _given(
-        self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None, states: Mapping[str, Any]
+        self, inputs: Mapping[str, object], params: Mapping[str, object] | None, states: Mapping[str, object]
     ) -> dict[int, np.ndarray]:
         self.binding = {}
         values: dict[int, np.ndarray] = {}
@@ -223,7 +222,7 @@ class LirInterpreter(PlannedRun):
                 values[node.id] = node.attrs["value"].array
         return values
 
-    def _weights(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _weights(self, params: Mapping[str, object]) -> dict[str, object]:
         """Values of the program's params; derived ones are computed from the user's."""
         derived = self.module.derived
         if derived is None:
@@ -286,14 +285,14 @@ class LirInterpreter(PlannedRun):
                 self._bytes(value)[:] = old_memory[slot.space][slot.offset : slot.offset + slot.size]
 
 
-def _mentions(type_: Any, names: Mapping[str, int]) -> bool:
+def _mentions(type_: Type, names: Mapping[str, int]) -> bool:
     return any(s in names for s in type_symbols(type_))
 
 
 def run_lir(
     module: LirModule,
-    inputs: Mapping[str, Any],
-    params: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, object],
+    params: Mapping[str, object] | None = None,
     poison: bool = False,
 ) -> dict[str, np.ndarray]:
     """Outputs by name of a program, executed as planned.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import InputError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.mesh import Mesh, ShardingError
+from rlx.ir.operand import Arrays
 from rlx.ir.rewrite import substitute_dims
 from rlx.reference.interpreter import Interpreter
 
@@ -19,7 +19,7 @@ class _Rank(Interpreter):
 
     met: dict[int, np.ndarray]
 
-    def compute(self, node: Node) -> Any:
+    def compute(self, node: Node) -> Arrays:
         if node.id in self.met:
             value = self.met.pop(node.id)
             self._check_result(node, node.tensor, value)
@@ -30,8 +30,8 @@ class _Rank(Interpreter):
 def evaluate_ranks(
     graph: Graph,
     mesh: Mesh,
-    inputs: Sequence[Mapping[str, Any]],
-    params: Sequence[Mapping[str, Any]] | None = None,
+    inputs: Sequence[Mapping[str, object]],
+    params: Sequence[Mapping[str, object]] | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Outputs of every rank for the inputs (and params) of every rank.
 
@@ -59,7 +59,7 @@ def evaluate_ranks(
         for rank in ranks:
             if node.id not in rank.values:
                 rank.values[node.id] = rank.compute(node)
-    return [{name: rank.values[n.id] for name, n in graph.outputs.items()} for rank in ranks]
+    return [{name: rank.array(n) for name, n in graph.outputs.items()} for rank in ranks]
 
 
 def _meet(node: Node, mesh: Mesh, ranks: Sequence[_Rank]) -> None:

@@ -310,7 +310,7 @@ class _Plan:
                 return None
             values.append(np.asarray(found, o.dtype.np))
         with np.errstate(all="ignore"):
-            made = float(node.op.ref(*values, **node.attrs))
+            made = float(np.asarray(node.op.ref(*values, **node.attrs)))
         return made if abs(made) < LARGEST_FILLING else None
 
     def is_channel_concat(self, node: Node) -> bool:

@@ -14,7 +14,7 @@ import operator
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,9 @@ def asked_by_user() -> SizeReader | None:
         return None
     module = sys._getframe(2).f_globals.get("__name__", "")
     return None if module == _PACKAGE or module.startswith(_PACKAGE + ".") else reader
+
+
+Real: TypeAlias = float | np.floating | np.integer
 
 
 class Readable:
@@ -111,22 +114,22 @@ class Readable:
     def __bool__(self) -> bool:
         return not self._answer("eq", 0)
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: object) -> bool:
         return self._at_most(other, math.ceil, -1)
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: object) -> bool:
         return self._at_most(other, math.floor, 0)
 
-    def __gt__(self, other: Any) -> bool:
+    def __gt__(self, other: object) -> bool:
         return not self._at_most(other, math.floor, 0)
 
-    def __ge__(self, other: Any) -> bool:
+    def __ge__(self, other: object) -> bool:
         return not self._at_most(other, math.ceil, -1)
 
     def _answer(self, relation: str, other: Dim) -> bool:
         return self._reader().answer(relation, self, other)  # type: ignore[arg-type]
 
-    def _at_most(self, other: Any, whole: Callable[[Any], int], shift: int) -> bool:
+    def _at_most(self, other: object, whole: Callable[[Real], int], shift: int) -> bool:
         """Whether this size is at most whole(other) + shift: every order among sizes and numbers is one."""
         if isinstance(other, Readable):
             return self._answer("le", other + shift)  # type: ignore[operator]

@@ -20,14 +20,14 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import FormatError, RlxError
 from rlx.files import file_boundary, open_plain, replacing
-from rlx.ir.dtype import dtype, pack, unpack
+from rlx.ir.dtype import DType, dtype, pack, unpack
 from rlx.ir.weights import round_up, weight_start
 from rlx.records import dataclass
 
@@ -78,18 +78,30 @@ class Part:
 # -- writing
 
 
-Seal = Callable[[dict[str, Any]], None]
+class Stored(Protocol):
+    """An array, or what becomes one when it is written."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __array__(self, /) -> np.ndarray: ...
+
+
+Seal = Callable[[dict[str, object]], None]
 """Puts signatures into a complete header, in place of stand-ins that are as long."""
 
 
 def write(
     path: str | os.PathLike[str],
     kind: Kind,
-    header: Mapping[str, Any],
+    header: Mapping[str, object],
     parts: Mapping[str, bytes],
-    arrays: Sequence[Any],
+    arrays: Sequence[Stored],
     seal: Seal = lambda header: None,
-    written: Callable[[Any], None] = lambda array: None,
+    written: Callable[[np.ndarray], None] = lambda array: None,
 ) -> None:
     """Write a file, which is replaced in one step. `header` must be JSON; names of it stay the caller's.
     `written` is called with every array that is in the file.
@@ -111,11 +123,11 @@ def write(
 def write_to(
     file: BinaryIO,
     kind: Kind,
-    header: Mapping[str, Any],
+    header: Mapping[str, object],
     parts: Mapping[str, bytes],
-    arrays: Sequence[Any],
+    arrays: Sequence[Stored],
     seal: Seal = lambda header: None,
-    written: Callable[[Any], None] = lambda array: None,
+    written: Callable[[np.ndarray], None] = lambda array: None,
 ) -> None:
     """Write to a file that is open for reading, too."""
     table: list[tuple[str, int, int, str]] = []
@@ -164,7 +176,7 @@ def write_to(
     file.write(encoded)
 
 
-def numbered(tables: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, int]], list[Any]]:
+def numbered(tables: Mapping[str, Mapping[str, Stored]]) -> tuple[dict[str, dict[str, int]], list[Stored]]:
     """Tables of arrays by name as a header has them, and all arrays in order."""
     arrays = [array for table in tables.values() for array in table.values()]
     numbers = iter(range(len(arrays)))
@@ -176,7 +188,7 @@ def first_array(end_of_parts: int, array_bytes: int) -> int:
     return round_up(end_of_parts, HUGE_PAGE if array_bytes >= HUGE_PAGE else _PAGE)
 
 
-def _encoded(header: Mapping[str, Any]) -> bytes:
+def _encoded(header: Mapping[str, object]) -> bytes:
     return json.dumps(header).encode()
 
 
@@ -356,19 +368,19 @@ class File:
         """How many arrays there are."""
         return len(self.header["arrays"])
 
-    def table(self, name: str) -> dict[str, NDArray[Any]]:
+    def table(self, name: str) -> dict[str, np.ndarray]:
         """Arrays of a table of the header, by name."""
         numbers = self.header.get(name)
         if not isinstance(numbers, dict):
             raise self.fail(f"its header has no sound {name}")
         return {key: self.array(number) for key, number in numbers.items()}
 
-    def array(self, number: int) -> NDArray[Any]:
+    def array(self, number: int) -> np.ndarray:
         """An array, over the memory of the file; elements of less than a byte may be packed there."""
         of, shape, raw = self._array(number)
         if self._is_packed and of.bits < 8:
             return unpack(raw, of, math.prod(shape)).reshape(shape)
-        found: NDArray[Any] = raw.view(of.np).reshape(shape)
+        found: np.ndarray = raw.view(of.np).reshape(shape)
         return found
 
     def raw(self, number: int) -> Bytes:
@@ -384,7 +396,7 @@ class File:
     def _is_packed(self) -> bool:
         return self.header.get("packed") is True
 
-    def _array(self, number: int) -> tuple[Any, tuple[int, ...], Bytes]:
+    def _array(self, number: int) -> tuple[DType, tuple[int, ...], Bytes]:
         entries = self.header["arrays"]
         if type(number) is not int or not 0 <= number < len(entries):
             raise self.fail(f"it has no array {str(number)[:20]}")

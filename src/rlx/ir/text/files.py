@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from rlx.errors import FormatError, RlxError
 from rlx.files import file_boundary
 from rlx.ir.dtype import Array
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
-from rlx.ir.text.container import GRAPH, File, numbered, write, write_to
+from rlx.ir.text.container import GRAPH, File, Stored, numbered, write, write_to
 from rlx.ir.text.read import parse_foreign, parse_graph
 from rlx.ir.text.write import graph_text
 from rlx.ir.verify import verify
@@ -67,7 +66,7 @@ def from_bytes(data: bytes) -> Graph:
     return _graph(File.of_bytes(data, GRAPH, "a pickled graph"), parse_graph)
 
 
-def _described(graph: Graph, values: bool) -> tuple[dict[str, Any], dict[str, bytes], list[Array]]:
+def _described(graph: Graph, values: bool) -> tuple[dict[str, object], dict[str, bytes], list[Stored]]:
     """Header, parts and arrays of a file."""
     blobs: dict[str, Array] = {}
     text = graph_text(graph, blobs=blobs)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar, overload
+from typing import NamedTuple, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from rlx.errors import ParseError, RlxError
 from rlx.ir.attr import Blob
-from rlx.ir.dim import Constraint, Dim, Expr, parse_dim, sym
+from rlx.ir.dim import Constraint, Dim, Expr, Sym, parse_dim, sym
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op, get_op
@@ -155,7 +155,7 @@ class _Parts(NamedTuple):
 
     op: Op
     operands: Sequence[Node]
-    attrs: Mapping[str, Any]
+    attrs: Mapping[str, object]
     bodies: Sequence[Graph]
     where: tuple[str, ...]
     type: Type | None
@@ -171,7 +171,7 @@ class GraphReader(Reader):
         self.nesting = 0
         self._types: dict[str, TensorType] = {}
 
-    def guarded(self, start: int, make: Callable[[], Any]) -> Any:
+    def guarded(self, start: int, make: Callable[[], T]) -> T:
         """What `make` gives; its refusal becomes a ParseError at `start`."""
         try:
             return make()
@@ -180,7 +180,7 @@ class GraphReader(Reader):
         except Exception as e:  # an attribute that passes its kind but that a rule of its op did not think of
             self.fail(f"not accepted ({type(e).__name__}: {e})", start)
 
-    def deeper(self, read: Callable[[], Any]) -> Any:
+    def deeper(self, read: Callable[[], T]) -> T:
         """Run a reader one level down; hostile texts nest without end."""
         self.nesting += 1
         if self.nesting > _MAX_NESTING:
@@ -233,7 +233,9 @@ class GraphReader(Reader):
     def symbol(self) -> None:
         start = self.at
         text = self.take(_SYMBOL, "the name of a symbol")
-        name = str(self.guarded(start, lambda: parse_dim(text)).atom.name)
+        made = self.guarded(start, lambda: parse_dim(text))
+        assert isinstance(made, Expr) and isinstance(made.atom, Sym), "the pattern admits nothing else"
+        name = made.atom.name
         self.expect("in")
         low = int(self.take(_INTEGER, "the least value of the symbol"))
         self.expect("..")
@@ -284,7 +286,7 @@ class GraphReader(Reader):
             self.fail(f"{name} ({op.name}) is written as {written}, but its type is {made.type}", at_type)
         values[name] = made
 
-    def admit(self, op: Op, attrs: Mapping[str, Any], at: int) -> None:
+    def admit(self, op: Op, attrs: Mapping[str, object], at: int) -> None:
         """Refuse an op that such a text must not have; the compiler's own texts have them all."""
 
     def bodies(self) -> Sequence[Graph]:
@@ -304,8 +306,8 @@ class GraphReader(Reader):
             found.append(self.operand(values))
         return found
 
-    def attributes(self, op: Op) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def attributes(self, op: Op) -> dict[str, object]:
+        found: dict[str, object] = {}
         while True:
             start = self.at
             key = self.take(_WORD, f"an attribute of {op.name}")
@@ -361,7 +363,7 @@ class GraphReader(Reader):
             self.fail("a number has more than 1000 digits", start)
         return int(text)
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """An attribute value: its spelling says what kind it is."""
         first = self.text[self.at : self.at + 1]
         if first == '"':
@@ -384,8 +386,8 @@ class GraphReader(Reader):
         word = self.take(_WORD, "a value")
         return _WORD_VALUES[word] if word in _WORD_VALUES else self.guarded(start, lambda: dtype(word))
 
-    def items(self) -> tuple[Any, ...]:
-        found: list[Any] = []
+    def items(self) -> tuple[object, ...]:
+        found: list[object] = []
         while not self.accept(")"):
             found.append(self.value())
             if not self.accept(","):
@@ -427,7 +429,7 @@ class ForeignReader(GraphReader):
         super().__init__(text, blobs)
         self.custom = custom
 
-    def admit(self, op: Op, attrs: Mapping[str, Any], at: int) -> None:
+    def admit(self, op: Op, attrs: Mapping[str, object], at: int) -> None:
         if op.storage:
             self.fail(
                 f"{op.name} is a storage layout, which only the compiler may choose; "

@@ -29,7 +29,7 @@ from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.operand import Operand, Tensor, of_one
-from rlx.ir.types import Shape, TensorType
+from rlx.ir.types import Shape, TensorType, tensor_types
 from rlx.kernel.form import Collective as CollectiveForm
 from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import axes as space_axes
@@ -80,7 +80,7 @@ class Collective(Op):
         return self.everywhere([x] * ranks, ranks=ranks, **attrs)[0]
 
     def lower(self, x: TensorType, *, axis: str, ranks: int, **attrs: object) -> Form:
-        out = self.infer(x, axis=axis, ranks=ranks, **attrs)
+        (out,) = tensor_types(self.infer(x, axis=axis, ranks=ranks, **attrs))
         if ranks == 1:  # nobody to meet: the operand, under the shape of the result
             skip = out.rank - x.rank
             at = space_axes(out.rank)
@@ -148,8 +148,8 @@ class all_reduce(Collective):
 def _combine_vjp(kind: str, g: Node, y: Node, whole: Node) -> Node:
     """The gradient of combining a stack of all ranks' values along axis 0: that of the reduction op."""
     (d,) = get_op(f"reduce_{kind}").vjp(g, y, whole, axes=(0,), keepdims=False)
-    made: Node = d
-    return made
+    assert d is not None, "a reduction has the gradient of its operand"
+    return d
 
 
 @declare

@@ -87,7 +87,7 @@ class _sample_tokens(Op):
             p = np.exp(x - x[..., :1])
             before = np.cumsum(p, -1) - p
             x = np.where(before < np.float32(top_p) * p.sum(-1, keepdims=True), x, -np.inf)
-        bits = get_op("random_bits").ref(key, shape=x.shape, dtype=U32, stream=0)
+        bits = np.asarray(get_op("random_bits").ref(key, shape=x.shape, dtype=U32, stream=0))
         u = ((bits >> np.uint32(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)
         best = np.argmax(x - np.log(-np.log(u)), -1)
         return np.asarray(np.take_along_axis(order, best[..., None], -1)[..., 0])

@@ -315,7 +315,7 @@ class Recurrent(MultiOp):
         """A sample: x, w, r and further operands by type; lens by value."""
         sides = len(DIRECTIONS[attrs.get("direction", "forward")])
         attrs = self.normal(sides, attrs)
-        args: list[object] = [Arg(t, -1, 1) for t in types]
+        args: list[Arg | np.ndarray] = [Arg(t, -1, 1) for t in types]
         if lens is not None:
             args.insert(3 + extras.index("lens"), np.array(lens, np.int32))
         return Sample(tuple(args), {"extras": tuple(extras), **attrs}, grad=grad)

@@ -18,7 +18,7 @@ from rlx.ir.dtype import F32, I8, I32, U8, DType, dtype
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, Level, Op, Role, Sample, declare, get_op
 from rlx.ir.operand import Operand, Tensor, of_one, of_two
-from rlx.ir.types import TensorType
+from rlx.ir.types import TensorType, tensor_types
 from rlx.ops.array.shape import broadcast_to, reshape, transpose
 from rlx.ops.math.bitcast import bitcast
 from rlx.ops.math.contract import Axes, dot_general
@@ -222,7 +222,7 @@ def _product_type(name: str, a: TensorType, b: TensorType) -> TensorType:
     check_bytes(name, a, b)
     if a.rank < 2 or b.rank < 2:
         raise ShapeError(f"{name}: {a} @ {b}: both need two axes or more; reshape a vector to a matrix")
-    out: TensorType = get_op("matmul").infer(a.with_dtype(I32), b.with_dtype(I32))
+    (out,) = tensor_types(get_op("matmul").infer(a.with_dtype(I32), b.with_dtype(I32)))
     return out
 
 

@@ -15,7 +15,7 @@ from rlx.ir.dtype import I32
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.operand import Operand, Tensor, of_one, of_two
-from rlx.ir.types import TensorType
+from rlx.ir.types import TensorType, tensor_types
 from rlx.ops.array.create import ones
 from rlx.ops.array.shape import broadcast_to, reshape
 from rlx.ops.array.window import (
@@ -151,7 +151,7 @@ def _conv_type(
     name: str, x: TensorType, w: TensorType, groups: int, geometry: Mapping[str, AttrValue]
 ) -> TensorType:
     check_bytes(name, x, w)
-    out: TensorType = get_op("conv").infer(x, w, groups=groups, out_dtype=I32, **geometry)
+    (out,) = tensor_types(get_op("conv").infer(x, w, groups=groups, out_dtype=I32, **geometry))
     return out
 
 

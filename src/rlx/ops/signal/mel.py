@@ -13,7 +13,7 @@ from rlx.ir.dim import Dim, known_le
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, Op, Sample, declare, get_op
 from rlx.ir.operand import Operand, Tensor, of_one
-from rlx.ir.types import TensorType, parse_type
+from rlx.ir.types import TensorType, parse_type, tensor_types
 from rlx.ops.array.padding import pad
 from rlx.ops.array.shape import flip, slice_axis, transpose
 from rlx.ops.array.window import fold_windows, windows
@@ -245,7 +245,7 @@ class _log_mel_backward(Op):
     attrs = ATTRS
 
     def infer(self, g: TensorType, x: TensorType, **how: object) -> TensorType:
-        want = get_op("log_mel").infer(x, **how)
+        (want,) = tensor_types(get_op("log_mel").infer(x, **how))
         require_shape(
             g.shape, want.shape, f"log_mel_backward: the gradient {g} is not {want}, the log_mel of {x}"
         )

@@ -193,7 +193,7 @@ def amplitude(taper: Operand, scaling: str, fs: float) -> Tensor:
     return 1.0 / (np.sum(weights) if scaling == "spectrum" else np.sqrt(np.sum(weights * weights) * fs))
 
 
-def _short_frames(type_: str, *taper: object, grad: bool = True, **more: object) -> Sample:
+def _short_frames(type_: str, *taper: str | Arg, grad: bool = True, **more: object) -> Sample:
     attrs = {"nperseg": 4, "noverlap": 2, "nfft": 4, **more}
     return Sample((Arg(type_), *taper), attrs, grad=grad)
 
