@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from rlx.ir.operand import Arrays
 from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
@@ -244,7 +245,7 @@ class RankProgram(CompiledProgram):
 
         return meet
 
-    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
+    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Arrays | None]:
         meeting = context.meetings.get(step.nodes[0]) if step.thunk is not None else None
         if meeting is None:
             return super()._run_unwatched(context, step)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy.typing as npt
+import numpy as np
 
 from rlx.driver.region import Memory, Tile
 from rlx.driver.typed import F32Array, as_f32, bytes_to_f32, elements, f32_to_bytes
@@ -13,7 +13,7 @@ from rlx.errors import BufferUseError, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
 from rlx.records import dataclass
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from rlx.driver.region import HostMemory, Memory, Tile
 from rlx.driver.typed import elements
 from rlx.errors import BufferUseError, DeviceError, DTypeError
 from rlx.ir.dtype import DType, dtype, pack, plain_array, unpack
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from numpy.typing import DTypeLike
 
 Array = np.ndarray
 
@@ -41,7 +45,7 @@ class Buffer:
         return cls(open_device(on).allocate(dtype(kind).nbytes(elements(tuple(shape)))), kind, shape)
 
     @classmethod
-    def of(cls, array: Any, kind: object = None) -> Buffer:
+    def of(cls, array: np.ndarray | ReadableBuffer, kind: object = None) -> Buffer:
         """A host buffer over the memory of a C-contiguous array or bytes-like object, not a copy.
 
         `kind` names the dtype of plain bits, for example bf16 values held in uint16:
@@ -66,7 +70,7 @@ class Buffer:
         return cls(HostMemory.wrap(array), found, array.shape)
 
     @classmethod
-    def from_dlpack(cls, producer: object) -> Buffer:
+    def from_dlpack(cls, producer: dlpack.Producer) -> Buffer:
         """A host buffer over the memory of a tensor of another library, without a copy."""
         array, found = dlpack.take(producer)
         if not array.flags.c_contiguous:
@@ -144,7 +148,7 @@ class Buffer:
         raw = memory.bytes[self.offset : self.offset + self.nbytes]
         return raw.view(self.dtype.np).reshape(self.shape)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
@@ -173,11 +177,11 @@ class Buffer:
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
+        stream: object = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
+    ) -> object:
         self._host("exported by DLPack")
         if stream is not None:
             raise BufferUseError("host memory has no streams; export with stream=None")

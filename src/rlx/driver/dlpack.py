@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -61,7 +61,11 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-_KINDS: dict[bytes, type[object]] = {b"dltensor_versioned": _Versioned, b"dltensor": _Managed}
+_Kind = type[_Managed] | type[_Versioned]
+_KINDS: dict[bytes, _Kind] = {
+    b"dltensor_versioned": _Versioned,
+    b"dltensor": _Managed,
+}
 
 _api = ctypes.pythonapi
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -87,7 +91,7 @@ _exports: dict[int, tuple[object, ...]] = {}
 _keys = itertools.count(1)
 
 
-def _drop(address: int, kind: type[Any]) -> None:
+def _drop(address: int, kind: _Kind) -> None:
     _exports.pop(kind.from_address(address).context, None)
 
 
@@ -105,7 +109,7 @@ def _capsule_died(capsule: int) -> None:
             _drop(_dying_pointer(capsule, name), kind)
 
 
-def export(array: np.ndarray, kind: DType, max_version: tuple[int, int] | None) -> Any:
+def export(array: np.ndarray, kind: DType, max_version: tuple[int, int] | None) -> object:
     """A capsule over the memory of `array` (C order); the array lives until the consumer lets go."""
     if kind not in _CODES:
         raise DTypeError(f"DLPack has no packed {kind}; convert to i8 or f32 first")
@@ -137,7 +141,7 @@ def export(array: np.ndarray, kind: DType, max_version: tuple[int, int] | None) 
 class _Owner:
     """Calls the producer's deleter when the last array over its memory is gone."""
 
-    def __init__(self, address: int, kind: type[Any]) -> None:
+    def __init__(self, address: int, kind: _Kind) -> None:
         self._managed = kind.from_address(address)
         self._address = address
 
@@ -146,7 +150,14 @@ class _Owner:
             self._managed.deleter(self._address)
 
 
-def take(producer: Any) -> tuple[np.ndarray, DType]:
+class Producer(Protocol):
+    """What exports its memory by DLPack; before DLPack 1, without a version."""
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(self, *, max_version: tuple[int, int] = ...) -> object: ...
+
+
+def take(producer: Producer) -> tuple[np.ndarray, DType]:
     """The memory that `producer` exports, as an array without a copy, and its dtype."""
     device_type = producer.__dlpack_device__()[0]
     if device_type != CPU:
@@ -164,7 +175,7 @@ def take(producer: Any) -> tuple[np.ndarray, DType]:
     raise BufferUseError(f"{type(producer).__name__}.__dlpack__ did not return a DLPack capsule")
 
 
-def _array(address: int, kind: type[Any]) -> tuple[np.ndarray, DType]:
+def _array(address: int, kind: _Kind) -> tuple[np.ndarray, DType]:
     managed = kind.from_address(address)
     if kind is _Versioned and managed.major != _VERSION[0]:
         raise BufferUseError(f"DLPack version {managed.major} is not one this RLX understands")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
-import numpy.typing as npt
+import numpy as np
 
 from rlx.config import THREADS
 from rlx.driver.arena import Arena, ArenaSlot, arena_size
@@ -18,7 +18,15 @@ from rlx.driver.stream import SyncStream
 from rlx.errors import DTypeError
 
 
-def _region(nbytes: int, alignment: int = 64, guard: bool = False) -> Any:
+class _Pages(Protocol):
+    """Memory as the runtime gives it."""
+
+    @property
+    def array(self) -> np.ndarray: ...
+    def check(self) -> None: ...
+
+
+def _region(nbytes: int, alignment: int = 64, guard: bool = False) -> _Pages:
     """Zeroed pages of the process, huge ones where they pay."""
     from rlx.runtime.memory import allocate
 
@@ -56,7 +64,7 @@ class HostArena(Arena):
         """Address of byte 0, for the tables of native code."""
         return self.memory.address
 
-    def view(self, id: int) -> npt.NDArray[Any]:
+    def view(self, id: int) -> np.ndarray:
         """The slot itself as a writable array, no copy. Elements below one byte have no view; use `read`."""
         slot = self.slot(id)
         if slot.dtype.bits < 8:

@@ -10,13 +10,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import BufferUseError, CopyError
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -194,7 +197,7 @@ class Tile:
             )
 
     @classmethod
-    def of(cls, thing: Any) -> Tile:
+    def of(cls, thing: object) -> Tile:
         """The tile of an array, a buffer-protocol object, a `Buffer`, a `Memory` or a tile itself."""
         if isinstance(thing, Tile):
             return thing
@@ -207,7 +210,7 @@ class Tile:
         if isinstance(thing, np.ndarray):
             return cls._of_array(thing)
         try:
-            return cls._of_array(np.asarray(memoryview(thing)))
+            return cls._of_array(np.asarray(memoryview(cast("ReadableBuffer", thing))))
         except TypeError:
             raise CopyError(
                 f"{type(thing).__name__} is not memory; give an array, a buffer, a tile or bytes"

@@ -6,13 +6,16 @@ Rounding, NaN, infinity and saturation are those of `rlx.ir.dtype.convert`; thes
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import BufferUseError, DTypeError
 from rlx.ir.dtype import DType, convert, dtype, pack, unpack
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 Bytes = npt.NDArray[np.uint8]
 F32Array = npt.NDArray[np.float32]
@@ -38,7 +41,7 @@ def bytes_to_f32(data: Bytes, source: DType, n: int) -> F32Array:
     return convert(values, "f32")
 
 
-def write_typed_from_f32(dst: object, to: object, src: object, max_elems: int) -> int:
+def write_typed_from_f32(dst: np.ndarray | ReadableBuffer, to: object, src: object, max_elems: int) -> int:
     """Convert the f32 values `src` to dtype `to` and store them at the start of `dst`; return how many.
 
     More values than `max_elems`, or than `dst` has room for, is an error and writes nothing. Bytes of `dst`
@@ -68,7 +71,7 @@ def write_typed_from_f32(dst: object, to: object, src: object, max_elems: int) -
     return values.size
 
 
-def read_typed_to_f32(src: object, source: object, n: int) -> F32Array:
+def read_typed_to_f32(src: np.ndarray | ReadableBuffer, source: object, n: int) -> F32Array:
     """The first `n` elements of dtype `source` in the bytes `src`, as f32.
 
     >>> read_typed_to_f32(bytes.fromhex("803f00c0"), "bf16", 2).tolist()
@@ -88,7 +91,7 @@ def elements(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-def _flat_bytes(thing: Any) -> Bytes:
+def _flat_bytes(thing: np.ndarray | ReadableBuffer) -> Bytes:
     if isinstance(thing, np.ndarray):
         if not thing.flags.c_contiguous:
             raise BufferUseError("typed bytes must be contiguous; give a contiguous array")

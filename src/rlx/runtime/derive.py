@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.plan.lir import LirModule
 from rlx.runtime.memory import drop_pages
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 
 class LazyArray:
@@ -28,7 +31,7 @@ class LazyArray:
         self.dtype, self.shape, self._make = of.np, shape, make
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * of.np.itemsize
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._make(), dtype)
 
 
@@ -99,6 +102,7 @@ def _run(derived: Graph, wanted: list[Node], values: Mapping[str, np.ndarray]) -
         interpreter.values[n.id] = np.asarray(values[n.attrs["name"]]) if is_param else interpreter.compute(n)
         for o in n.operands:
             if last_reader[o.id] == n.id:
-                drop_pages(interpreter.values.pop(o.id, None))
-    result: np.ndarray = interpreter.values[wanted[-1].id]
-    return result
+                dropped = interpreter.values.pop(o.id, None)
+                if isinstance(dropped, np.ndarray):
+                    drop_pages(dropped)
+    return interpreter.array(wanted[-1])

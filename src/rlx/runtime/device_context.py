@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.codegen.cpu.kernels import KernelSet
 from rlx.codegen.opencl.printer import PrintedKernel
 from rlx.driver.arena import ArenaSlot
+from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.stream import set_arguments
 from rlx.driver.region import Tile
 from rlx.ir.graph import Graph, Node
@@ -18,6 +19,8 @@ from rlx.records import dataclass
 from rlx.runtime.context import array_over
 
 if TYPE_CHECKING:
+    from pyopencl import Kernel
+
     from rlx.driver.arena import Arena
     from rlx.driver.buffer import Buffer
     from rlx.driver.opencl.device import OpenCLDevice
@@ -29,7 +32,7 @@ PER_RUN = ("activation", "input", "output", "state")
 class Launch:
     """A kernel with its arguments set, and how many work items run it."""
 
-    kernel: object
+    kernel: Kernel
     items: int
     group: int
 
@@ -70,10 +73,11 @@ class DeviceContext:
         if dims[0] == 0:
             return None
         node = self.graph.nodes[id]
-        arguments: list[Any] = []
+        arguments: list[OpenCLMemory | np.generic] = []
         for value in (*node.operands, *self.graph.results(node)):
             alias = self.plan.view_aliases.get(value.id)
             tile = self.tile(value.id)
+            assert isinstance(tile.memory, OpenCLMemory), "its device gave it"
             arguments += [tile.memory, np.int64(tile.offset + (alias.byte_offset if alias else 0))]
         if kernel.checks:
             arguments += [self.errors, np.int64(self.checked.index(id))]

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rlx.driver.buffer import Buffer, BufferHandle
 from rlx.driver.device import open_device
 from rlx.errors import KernelError, UnsupportedError
 from rlx.ir.graph import Graph, Node
+from rlx.ir.operand import Arrays
 from rlx.plan.lir import LirModule
 from rlx.plan.phase import Phase
 from rlx.runtime.bound import check_bound
@@ -78,7 +79,7 @@ class DeviceProgram(CompiledProgram):
             f"a program for {self.device} cannot be saved; compile for 'cpu' and save that, or save the graph"
         )
 
-    def trace(self, inputs: Mapping[str, object], rounds: int = 1) -> Any:
+    def trace(self, inputs: Mapping[str, object], rounds: int = 1) -> NoReturn:
         """Kernels on a device are not timed by this version."""
         raise UnsupportedError(f"a program for {self.device} has no traces; compile for 'cpu' to trace it")
 
@@ -174,24 +175,28 @@ class DeviceProgram(CompiledProgram):
         first.failed = False
         return outputs
 
-    def _replace(self, context: DeviceContext, states: Mapping[str, Any]) -> None:
+    def _replace(self, context: DeviceContext, states: Mapping[str, np.ndarray | Buffer]) -> None:
         """Give states their new values, after a run that has done well."""
-        kept = [s for s in self.graph.states if isinstance(states[s.name], Buffer)]
-        for s in kept:
-            context.keep(s.output, states[s.name])
-        if kept:
+        on_device, new = False, []
+        for s in self.graph.states:
+            state = states[s.name]
+            if isinstance(state, Buffer):
+                context.keep(s.output, state)
+                on_device = True
+            else:
+                new.append((s.output, state))
+        if on_device:
             context.stream.submit_and_wait()
-        others = [s for s in self.graph.states if not isinstance(states[s.name], Buffer)]
-        new = {s.name: np.array(context.array(s.output)) for s in others}  # one may be another's
-        for name, value in new.items():
-            states[name][...] = value
+        values = [np.array(context.array(output)) for output, _ in new]  # one may be another's
+        for (_, state), value in zip(new, values, strict=True):
+            state[...] = value
 
     def _feed(self, context: DeviceContext, given: Given) -> None:
         context.begin()
         for node, array in zip(self.inputs, given.inputs, strict=True):
             context.upload(node.id, array)
         for name, node in self.graph.state_inputs.items():
-            state: Any = given.states[name]
+            state = given.states[name]
             if isinstance(state, Buffer):
                 context.stream.copy(state, context.tile(node.id))
             else:
@@ -208,10 +213,10 @@ class DeviceProgram(CompiledProgram):
         """Compute a node on the host; its operands are on the device, the queue is empty."""
         self._store(context, node, self._computed(context, node)[1])
 
-    def _computed(self, context: DeviceContext, node: Node) -> tuple[dict[str, int], Any]:
+    def _computed(self, context: DeviceContext, node: Node) -> tuple[dict[str, int], Arrays]:
         return self._on_host(self.lir.mir.nodes[node.id], context.plan, context.array)
 
-    def _store(self, context: DeviceContext, node: Node, out: Any) -> None:
+    def _store(self, context: DeviceContext, node: Node, out: Arrays) -> None:
         values = out if isinstance(out, tuple) else (out,)
         for target, value in zip(self.graph.results(node), values, strict=True):
             if target.id in context.plan.assignments:

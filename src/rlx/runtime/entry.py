@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import GuardError, InputError
@@ -64,13 +62,14 @@ class SizeEntry:
         self._empty = np.empty((0, 0), node.dtype.np)
         self._name = node.attrs["name"]
 
-    def __call__(self, value: Any, binding: dict[str, int]) -> np.ndarray:
-        if not isinstance(value, (int, np.integer)):
+    def __call__(self, value: object, binding: dict[str, int]) -> np.ndarray:
+        if isinstance(value, (int, np.integer)):
+            n = int(value)
+        else:
             shape = plain_array(value, f"size {self._name!r}").shape
             if len(shape) != 2 or shape[1] != 0:
                 raise GuardError(f"size {self._name!r} is a number, got an array of shape {shape}")
-            value = shape[0]
-        n = int(value)
+            n = shape[0]
         if n < self._low or (self._high is not None and n > self._high):
             limit = "" if self._high is None else f" to {self._high}"
             raise GuardError(f"size {self._name!r} is {n}; it must be {self._low}{limit}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from rlx.codegen.cpu.kernels import KernelSet
 from rlx.errors import KernelError, RlxError
 from rlx.ir.bind import match_shape
 from rlx.ir.graph import Graph, Node
+from rlx.ir.operand import Arrays
 from rlx.ir.symbols import NOT_FOUND
 from rlx.ir.types import type_symbols
 from rlx.kernel.control import broken_guard
@@ -95,6 +96,7 @@ class Execution:
                     for old, (shape, kind) in zip(outputs, shapes, strict=True)
                 ]
                 self._connect(context, given, outputs)
+                assert value is not None, "what reveals a size has a value"
                 self._store_thunk(context, step, value)
                 watch = watch and watch.moved(context, number)
         return outputs
@@ -136,7 +138,7 @@ class Execution:
 
     def _run_step(
         self, context: Context, step: Step, number: int = 0, watch: Watch | None = None
-    ) -> tuple[dict[str, int], Any]:
+    ) -> tuple[dict[str, int], Arrays | None]:
         """Run one step; returns the sizes that it revealed and, with them, the value that did, which is not
         stored yet: it may need another place."""
         if self._weights.ring is not None:
@@ -149,7 +151,7 @@ class Execution:
             watch.after(number)
         return found, value
 
-    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Any]:
+    def _run_unwatched(self, context: Context, step: Step) -> tuple[dict[str, int], Arrays | None]:
         if step.program is not None:
             try:
                 step.program.run()
@@ -166,7 +168,7 @@ class Execution:
 
     def _on_host(
         self, node: Node, plan: LirBufferPlan, array: Callable[[Node], np.ndarray]
-    ) -> tuple[dict[str, int], Any]:
+    ) -> tuple[dict[str, int], Arrays]:
         """A node computed by its reference: the sizes that it revealed, and its value."""
         from rlx.reference.interpreter import Interpreter
 
@@ -202,7 +204,7 @@ class Execution:
         known = {s for o in node.operands for s in type_symbols(o.type)}
         return {s for s in type_symbols(node.type) if s in self._found_later and s not in known}
 
-    def _store_thunk(self, context: Context, step: Step, out: Any) -> None:
+    def _store_thunk(self, context: Context, step: Step, out: Arrays) -> None:
         node = self.graph.nodes[step.nodes[0]]
         for target, value in zip(
             self.graph.results(node), out if isinstance(out, tuple) else (out,), strict=True

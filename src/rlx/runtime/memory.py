@@ -12,7 +12,6 @@ import functools
 import math
 import mmap
 import os
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +92,7 @@ def allocate(
 ALIGN_FROM = 1 << 20  # bytes from which an output is worth aligning to cache lines
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[Any]:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A fresh array; large ones begin at a cache line, so that kernels may use non-temporal stores.
 
     They begin in the middle of a page: NumPy's own large arrays begin just behind the start of one, and a
@@ -192,13 +191,13 @@ def _forbid(address: int, nbytes: int) -> None:
 
 
 @functools.cache
-def _c_library() -> Any:
+def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def drop_pages(array: Any) -> None:
+def drop_pages(array: np.ndarray) -> None:
     """If an array is in the mapping of a file, release its pages; they are read again when needed."""
-    base = array
+    base: object = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not array.flags.c_contiguous:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from rlx.driver.device import Device
 from rlx.driver.region import HostMemory, Tile
 from rlx.errors import CopyError
 
+B = TypeVar("B")
 
-class _Slot:
+
+class _Slot(Generic[B]):
     """One buffer and the copy that last filled it."""
 
-    def __init__(self, buffer: Any, name: str) -> None:
+    def __init__(self, buffer: B, name: str) -> None:
         self.buffer = buffer
         self.name = name
         self.tile = Tile.of(buffer)
@@ -30,12 +32,12 @@ class _Slot:
             raise CopyError(f"{name} is not in one piece; give dense buffers")
         self._engine: AsyncCopy | None = None
         self._token: BarrierToken | None = None
-        self._source: Any = None
+        self._source: object = None
 
     def unfinished(self) -> bool:
         return self._engine is not None and self._token is not None and not self._engine.done(self._token)
 
-    def fill(self, engine: AsyncCopy, src: Any) -> BarrierToken:
+    def fill(self, engine: AsyncCopy, src: object) -> BarrierToken:
         if self.unfinished():
             raise CopyError(
                 f"{self.name} is still being filled; wait for it with ready() before filling it again"
@@ -55,7 +57,7 @@ class _Slot:
             pass  # whoever abandons a fill has no use for its data
         self._engine = self._token = self._source = None
 
-    def filled(self) -> Any:
+    def filled(self) -> B | np.ndarray | Buffer:
         """What the last fill put here, shaped like its source: an array (host) or a Buffer (device).
 
         A slot that was never filled is the buffer as given.
@@ -71,10 +73,10 @@ class _Slot:
         return view.numpy() if isinstance(self.tile.memory, HostMemory) and view.dtype.bits >= 8 else view
 
 
-class FillAhead(ABC):
+class FillAhead(ABC, Generic[B]):
     """Buffers in a circle, one of them current. What `pipelined` needs of a DoubleBuffer or RingBuffer."""
 
-    def __init__(self, slots: Sequence[_Slot]) -> None:
+    def __init__(self, slots: Sequence[_Slot[B]]) -> None:
         self._slots = slots
         self._at = 0
         places = [slot.tile.memory.place(slot.tile.offset) for slot in slots]
@@ -85,7 +87,7 @@ class FillAhead(ABC):
         return len(self._slots)
 
     @property
-    def current(self) -> Any:
+    def current(self) -> B:
         """The buffer to work on. An error while its fill is unfinished: call `ready` first."""
         slot = self._slots[self._at]
         if slot.unfinished():
@@ -94,14 +96,14 @@ class FillAhead(ABC):
             )
         return slot.buffer
 
-    def ready(self) -> Any:
+    def ready(self) -> B | np.ndarray | Buffer:
         """Wait until the current buffer is filled and return what was filled in, shaped like its source."""
         slot = self._slots[self._at]
         slot.wait()
         return slot.filled()
 
     @abstractmethod
-    def fill(self, engine: AsyncCopy, src: Any) -> BarrierToken:
+    def fill(self, engine: AsyncCopy, src: object) -> BarrierToken:
         """Start copying all of `src` into the next buffer, from its first byte on, and remember the copy."""
 
     @abstractmethod
@@ -114,7 +116,7 @@ class FillAhead(ABC):
             slot.forget()
 
 
-class DoubleBuffer(FillAhead):
+class DoubleBuffer(FillAhead[B]):
     """Two buffers that take turns: one is worked on while the other is filled.
 
     >>> from rlx.driver.copy import SyncCopy
@@ -124,15 +126,15 @@ class DoubleBuffer(FillAhead):
     ([5, 6], [0, 0])
     """
 
-    def __init__(self, a: Any, b: Any) -> None:
+    def __init__(self, a: B, b: B) -> None:
         super().__init__([_Slot(a, "buffer a"), _Slot(b, "buffer b")])
 
     @property
-    def next(self) -> Any:
+    def next(self) -> B:
         """The other buffer, the one that `fill` writes to."""
         return self._slots[1 - self._at].buffer
 
-    def pair(self) -> tuple[Any, Any]:
+    def pair(self) -> tuple[B, B]:
         """(current, next)."""
         return self.current, self.next
 
@@ -140,14 +142,14 @@ class DoubleBuffer(FillAhead):
         """Exchange the two. Always legal; the new current one may need `ready`."""
         self._at = 1 - self._at
 
-    def fill(self, engine: AsyncCopy, src: Any) -> BarrierToken:
+    def fill(self, engine: AsyncCopy, src: object) -> BarrierToken:
         return self._slots[1 - self._at].fill(engine, src)
 
     def advance(self) -> None:
         self.swap()
 
 
-class RingBuffer(FillAhead):
+class RingBuffer(FillAhead[B | Buffer]):
     """`n` buffers in a circle: one is worked on while up to n - 1 are filled ahead.
 
     Give the number of buffers and the bytes of each, or the buffers themselves.
@@ -163,15 +165,17 @@ class RingBuffer(FillAhead):
     """
 
     def __init__(
-        self, buffers: int | Sequence[Any], nbytes: int | None = None, on: str | Device = "cpu"
+        self, buffers: int | Sequence[B], nbytes: int | None = None, on: str | Device = "cpu"
     ) -> None:
         if isinstance(buffers, int):
             if nbytes is None:
                 raise CopyError("a RingBuffer with a number of buffers needs nbytes, the size of each")
-            buffers = [Buffer.empty((nbytes,), "u8", on) for _ in range(buffers)]
-        if len(buffers) < 2:
-            raise CopyError(f"a RingBuffer needs at least 2 buffers, not {len(buffers)}")
-        super().__init__([_Slot(buffer, f"ring buffer {k}") for k, buffer in enumerate(buffers)])
+            held: list[B | Buffer] = [Buffer.empty((nbytes,), "u8", on) for _ in range(buffers)]
+        else:
+            held = list(buffers)
+        if len(held) < 2:
+            raise CopyError(f"a RingBuffer needs at least 2 buffers, not {len(held)}")
+        super().__init__([_Slot(buffer, f"ring buffer {k}") for k, buffer in enumerate(held)])
         self._ahead = 0
 
     @property
@@ -179,7 +183,7 @@ class RingBuffer(FillAhead):
         """Number of tiles filled, or being filled, beyond the current one."""
         return self._ahead
 
-    def fill(self, engine: AsyncCopy, src: Any) -> BarrierToken:
+    def fill(self, engine: AsyncCopy, src: object) -> BarrierToken:
         if self._ahead == len(self._slots) - 1:
             raise CopyError(f"all {self._ahead} buffers ahead are filled; advance() before filling another")
         token = self._slots[(self._at + self._ahead + 1) % len(self._slots)].fill(engine, src)

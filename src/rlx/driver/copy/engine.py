@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -193,7 +193,7 @@ class CopyEngine(ABC):
         finally:
             self._release()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

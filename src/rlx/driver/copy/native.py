@@ -17,10 +17,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.codegen.native.irtext import Module
-from rlx.codegen.native.notation import emit_all, inline, native
+from rlx.codegen.native.notation import Native, emit_all, inline, native
 from rlx.codegen.native.waiting import clock, sleep_while, wake
 from rlx.codegen.native.words import (
     at,
@@ -230,15 +230,19 @@ def rlx_await_copy(control: ptr, ticket: i64) -> None:
         tries += 1
 
 
+CWord = type[ctypes.c_int64]
+CFunction = Callable[..., int]  # what a function without a result gives is not read
+
+
 class NativeCopy(NamedTuple):
     """The loaded functions. Calling them releases Python's lock."""
 
-    worker: Any
-    publish: Any
-    stop: Any
-    finished: Any
-    wait_for: Any
-    code: Any  # keeps the machine code mapped
+    worker: CFunction
+    publish: CFunction
+    stop: CFunction
+    finished: CFunction
+    wait_for: CFunction
+    code: object  # keeps the machine code mapped
 
 
 @functools.cache
@@ -249,7 +253,7 @@ def native_copy() -> NativeCopy:
     code = load_for_host(emit)
     word, nothing = ctypes.c_int64, None
 
-    def function(native: Any, result: Any, arguments: Sequence[Any]) -> Any:
+    def function(native: Native[..., object], result: CWord | None, arguments: Sequence[CWord]) -> CFunction:
         return ctypes.CFUNCTYPE(result, *arguments)(code.address(native.name))
 
     return NativeCopy(
@@ -263,7 +267,7 @@ def native_copy() -> NativeCopy:
 
 
 @functools.cache
-def c_library() -> Any:
+def c_library() -> ctypes.CDLL:
     """The C library of this process, which holds the POSIX functions that the worker calls."""
     if os.name != "posix":
         raise UnsupportedError("ThreadCopy needs a POSIX system; use SyncCopy here")

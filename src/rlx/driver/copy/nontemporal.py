@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlx.codegen.native.irtypes import vector
 from rlx.codegen.native.notation import native
 from rlx.codegen.native.words import builder, byte_at, fence, i64, load, ptr, store
@@ -19,7 +17,7 @@ def rlx_copy_past_caches(to: ptr, source: ptr, count: i64, head: i64) -> None:
     width = builder().module.target.vector_bytes
     step = UNROLL * width
 
-    def block(start: Any, is_aligned: bool) -> None:
+    def block(start: i64 | int, is_aligned: bool) -> None:
         places = [start + i * width for i in range(UNROLL)]
         values = [load(vector("i8", width), byte_at(source, i)) for i in places]
         for i, value in zip(places, values, strict=True):

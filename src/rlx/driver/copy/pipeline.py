@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from rlx.driver.copy.buffers import FillAhead
 from rlx.driver.copy.engine import AsyncCopy
 from rlx.records import dataclass
 
+B = TypeVar("B")
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
-class PipelineRun:
+class PipelineRun(Generic[R]):
     """What `pipelined` did. Times are seconds.
 
     `copying` is what the engine spent on copies and `computing` what was spent in `compute`; one after the
     other they would take `serial`. `waiting` is how long compute stood still for a copy.
     """
 
-    results: list[Any]
+    results: list[R]
     tiles: int
     bytes: int
     seconds: float
@@ -51,8 +54,8 @@ class PipelineRun:
 
 
 def pipelined(
-    tiles: Iterable[Any], compute: Callable[[Any], Any], engine: AsyncCopy, buffers: FillAhead
-) -> PipelineRun:
+    tiles: Iterable[object], compute: Callable[[Any], R], engine: AsyncCopy, buffers: FillAhead[B]
+) -> PipelineRun[R]:
     """Copy each of `tiles` into `buffers` by `engine`, ahead of `compute(tile in the buffer)`, in order.
 
     `compute` gets an array (on the host) or a Buffer (on a device) of the dtype and shape of the tile, its
@@ -69,7 +72,7 @@ def pipelined(
     """
     source = iter(tiles)
     before = engine.stats
-    results: list[Any] = []
+    results: list[R] = []
     computing = 0.0
     began = time.perf_counter()
     try:
@@ -91,7 +94,7 @@ def pipelined(
     return PipelineRun(results, len(results), done.bytes, seconds, done.busy, computing, done.waited)
 
 
-def _fill_next(source: Any, engine: AsyncCopy, buffers: FillAhead) -> bool:
+def _fill_next(source: Iterator[object], engine: AsyncCopy, buffers: FillAhead[B]) -> bool:
     """Start copying the next tile, if there is one."""
     for tile in source:
         buffers.fill(engine, tile)

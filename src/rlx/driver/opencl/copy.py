@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.driver.copy.engine import CopyEngine
 from rlx.driver.opencl import transfer as commands
@@ -13,6 +13,8 @@ from rlx.driver.region import Transfer
 from rlx.errors import CopyError, DeviceError
 
 if TYPE_CHECKING:
+    from pyopencl import Event
+
     from rlx.driver.opencl.device import OpenCLDevice
 
 
@@ -27,7 +29,7 @@ class QueueCopy(CopyEngine):
                 device.context, properties=cl().command_queue_properties.PROFILING_ENABLE
             )
         # Transfers under way with their events; dropping an event of a host copy would wait for it.
-        self._pending: deque[tuple[Transfer, list[Any]]] = deque()
+        self._pending: deque[tuple[Transfer, list[Event]]] = deque()
 
     def _accept(self, transfer: Transfer) -> None:
         commands.accept(self._device, transfer)
@@ -48,7 +50,7 @@ class QueueCopy(CopyEngine):
             self._book(self._copies + 1, transfer.nbytes, *self._outcome(transfer, events))
         return self._copies
 
-    def _outcome(self, transfer: Transfer, events: list[Any]) -> tuple[float, CopyError | None]:
+    def _outcome(self, transfer: Transfer, events: list[Event]) -> tuple[float, CopyError | None]:
         """Seconds taken and the error, if it failed."""
         try:
             with translated(self._device, f"copy {transfer.nbytes} bytes"):

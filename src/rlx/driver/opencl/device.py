@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlx.driver.arena import Arena, ArenaSlot, arena_size
 from rlx.driver.device import Capabilities, Device
@@ -13,6 +13,9 @@ from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.platform import cl, find, translated
 from rlx.driver.opencl.stream import OpenCLStream
 from rlx.errors import CompileError, DeviceError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pyopencl import Kernel, Program
 
 
 class OpenCLDevice(Device):
@@ -36,8 +39,8 @@ class OpenCLDevice(Device):
             float16="cl_khr_fp16" in self.handle.extensions,
             float64="cl_khr_fp64" in self.handle.extensions,
         )
-        self._programs: dict[str, Any] = {}
-        self._kernels: dict[str, Any] = {}  # kernel -> program that defines it
+        self._programs: dict[str, Program] = {}
+        self._kernels: dict[str, Program] = {}  # kernel -> program that defines it
         self._building = threading.Lock()
 
     @property
@@ -77,7 +80,7 @@ class OpenCLDevice(Device):
     def copy_engine(self) -> QueueCopy:
         return QueueCopy(self)
 
-    def build(self, source: str, name: str) -> Any:
+    def build(self, source: str, name: str) -> Kernel:
         """The kernel `name` of OpenCL C text, compiled once per text."""
         if source not in self._programs:
             self._programs[source] = self._compile(source, f"kernel {name}")
@@ -94,12 +97,12 @@ class OpenCLDevice(Device):
                 program = self._compile(write(new), f"{len(new)} kernels")
                 self._kernels |= dict.fromkeys(new, program)
 
-    def kernel(self, name: str) -> Any:
+    def kernel(self, name: str) -> Kernel:
         """A kernel that `ensure` compiled, with its own arguments."""
         with translated(self, f"make kernel {name}"):
             return cl().Kernel(self._kernels[name], name)
 
-    def _compile(self, source: str, what: str) -> Any:
+    def _compile(self, source: str, what: str) -> Program:
         exact = self.handle.single_fp_config & cl().device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
         options = ["-w", *["-cl-fp32-correctly-rounded-divide-sqrt"] * bool(exact)]
         try:

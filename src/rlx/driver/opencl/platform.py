@@ -6,12 +6,14 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.driver.device import DeviceLost
 from rlx.errors import DeviceError, how_to_install
 
 if TYPE_CHECKING:
+    from pyopencl import Device
+
     from rlx.driver.opencl.device import OpenCLDevice
 
 
@@ -36,7 +38,7 @@ def missing() -> str | None:
     return None
 
 
-def find() -> Any:
+def find() -> Device:
     """The OpenCL device to use: the first GPU if there is one, else the first of any kind."""
     try:
         devices = [device for platform in cl().get_platforms() for device in platform.get_devices()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +15,16 @@ from rlx.driver.stream import CommandStream, Event, as_device_error, check_fill
 from rlx.errors import DeviceError, RlxError
 
 if TYPE_CHECKING:
+    from pyopencl import Event as ClEvent
+    from pyopencl import Kernel
+
     from rlx.driver.opencl.device import OpenCLDevice
 
 
 class OpenCLEvent(Event):
     """The end of a batch: a marker behind its commands, or the error that kept it from being enqueued."""
 
-    def __init__(self, device: OpenCLDevice, marker: Any, error: RlxError | None) -> None:
+    def __init__(self, device: OpenCLDevice, marker: ClEvent | None, error: RlxError | None) -> None:
         self._device = device
         self.marker = marker
         self.error = error
@@ -51,8 +54,8 @@ class OpenCLStream(CommandStream):
         self._device = device
         with translated(device, "make a command queue"):
             self._queue = cl().CommandQueue(device.context)
-        self._recorded: list[Callable[[], list[Any]]] = []
-        self._running: list[tuple[list[Any], Any]] = []  # events with what their commands use
+        self._recorded: list[Callable[[], list[ClEvent]]] = []
+        self._running: list[tuple[list[ClEvent], object]] = []  # events with what their commands use
         self._error: RlxError | None = None
         self.sync_points = 0
 
@@ -79,7 +82,7 @@ class OpenCLStream(CommandStream):
 
     def launch(
         self,
-        kernel: Any,
+        kernel: Kernel,
         arguments: Sequence[OpenCLMemory | np.generic] | None,
         global_size: Sequence[int],
         local_size: Sequence[int] | None = None,
@@ -89,7 +92,7 @@ class OpenCLStream(CommandStream):
         """
         given = () if arguments is None else tuple(arguments)
 
-        def enqueue() -> list[Any]:
+        def enqueue() -> list[ClEvent]:
             if arguments is not None:
                 set_arguments(kernel, given)
             size = tuple(local_size) if local_size else None
@@ -98,7 +101,7 @@ class OpenCLStream(CommandStream):
         self._record(enqueue, (kernel, given))
 
     def call(self, function: Callable[[], object]) -> None:
-        def run() -> list[Any]:
+        def run() -> list[ClEvent]:
             self._queue.finish()
             self.sync_points += 1
             function()
@@ -107,7 +110,7 @@ class OpenCLStream(CommandStream):
         self._record(run, function)
 
     def wait_for(self, event: Event) -> None:
-        def order() -> list[Any]:
+        def order() -> list[ClEvent]:
             if isinstance(event, OpenCLEvent) and event.marker is not None and event.error is None:
                 return [cl().enqueue_barrier(self._queue, wait_for=[event.marker])]
             event.wait()
@@ -118,7 +121,7 @@ class OpenCLStream(CommandStream):
     def submit(self) -> Event:
         recorded, self._recorded = self._recorded, []
         self._forget_finished()
-        marker: Any = None
+        marker: ClEvent | None = None
         error: RlxError | None = None
         try:
             with translated(self._device, "submit commands"):
@@ -142,8 +145,8 @@ class OpenCLStream(CommandStream):
         if error is not None:
             raise error
 
-    def _record(self, command: Callable[[], list[Any]], uses: Any) -> None:
-        def run() -> list[Any]:
+    def _record(self, command: Callable[[], list[ClEvent]], uses: object) -> None:
+        def run() -> list[ClEvent]:
             events = command()
             self._running.append((events, uses))
             return events
@@ -159,6 +162,6 @@ class OpenCLStream(CommandStream):
         ]
 
 
-def set_arguments(kernel: Any, arguments: Sequence[OpenCLMemory | np.generic]) -> None:
+def set_arguments(kernel: Kernel, arguments: Sequence[OpenCLMemory | np.generic]) -> None:
     """Give a kernel its arguments. It does not keep memories alive: the caller does."""
     kernel.set_args(*[a.handle if isinstance(a, OpenCLMemory) else a for a in arguments])

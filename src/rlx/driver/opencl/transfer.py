@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.platform import cl
-from rlx.driver.region import HostMemory, Transfer
+from rlx.driver.region import HostMemory, Memory, Transfer
 from rlx.errors import CopyError
 
 if TYPE_CHECKING:
+    from pyopencl import CommandQueue, Event
+
     from rlx.driver.opencl.device import OpenCLDevice
 
 
@@ -26,7 +28,7 @@ def accept(device: OpenCLDevice, transfer: Transfer) -> None:
         raise CopyError("both sides of this copy are host memory; use ThreadCopy or SyncCopy")
 
 
-def enqueue(queue: Any, transfer: Transfer) -> list[Any]:
+def enqueue(queue: CommandQueue, transfer: Transfer) -> list[Event]:
     """Put the transfer into the queue, not blocking; returns the events. Keep them and the transfer alive."""
     events = []
     for src_offset, dst_offset, rows, row_bytes in transfer.pieces():
@@ -37,10 +39,10 @@ def enqueue(queue: Any, transfer: Transfer) -> list[Any]:
     return events
 
 
-def _run(queue: Any, transfer: Transfer, src_offset: int, dst_offset: int, nbytes: int) -> Any:
+def _run(queue: CommandQueue, transfer: Transfer, src_offset: int, dst_offset: int, nbytes: int) -> Event:
     src, src_part = _side(transfer.src.memory, src_offset, nbytes)
     dst, dst_part = _side(transfer.dst.memory, dst_offset, nbytes)
-    options: dict[str, Any] = {"is_blocking": False}
+    options: dict[str, object] = {"is_blocking": False}
     if src_part and dst_part:
         options = {"byte_count": nbytes}  # between device buffers OpenCL never blocks
     if src_part:
@@ -51,15 +53,15 @@ def _run(queue: Any, transfer: Transfer, src_offset: int, dst_offset: int, nbyte
 
 
 def _rectangle(
-    queue: Any, transfer: Transfer, src_offset: int, dst_offset: int, rows: int, row_bytes: int
-) -> Any:
+    queue: CommandQueue, transfer: Transfer, src_offset: int, dst_offset: int, rows: int, row_bytes: int
+) -> Event:
     src, src_part = _side(transfer.src.memory, src_offset)
     dst, dst_part = _side(transfer.dst.memory, dst_offset)
     src_at = _origin(src_offset, transfer.src_pitch) if src_part else (0, 0, 0)
     dst_at = _origin(dst_offset, transfer.dst_pitch) if dst_part else (0, 0, 0)
     src_pitches, dst_pitches = (transfer.src_pitch,), (transfer.dst_pitch,)
     if src_part and dst_part:
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "src_origin": src_at,
             "dst_origin": dst_at,
             "src_pitches": src_pitches,
@@ -76,10 +78,11 @@ def _rectangle(
     return cl().enqueue_copy(queue, dst, src, region=(row_bytes, rows, 1), **options)
 
 
-def _side(memory: Any, offset: int, nbytes: int | None = None) -> tuple[Any, bool]:
+def _side(memory: Memory, offset: int, nbytes: int | None = None) -> tuple[object, bool]:
     """What pyopencl wants for one side, and whether it is a device buffer, whose offset goes extra."""
     if isinstance(memory, OpenCLMemory):
         return memory.handle, True
+    assert isinstance(memory, HostMemory), "`accept` refuses any other"
     return memory.bytes[offset : None if nbytes is None else offset + nbytes], False
 
 
