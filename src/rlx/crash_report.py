@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rlx.errors import InternalError, OutOfMemoryError, RlxError, is_users
 
-Work = TypeVar("Work", bound=Callable[..., Any])
+Work = TypeVar("Work", bound=Callable[..., object])
 
 _OWN = __name__.partition(".")[0]
 # Packages that RLX calls; what fails in them, fails in RLX.

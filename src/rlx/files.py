@@ -185,7 +185,7 @@ def remove_abandoned(folder: Path, least_age: float = _STALE_SECONDS, start: str
     return len(gone)
 
 
-def _lock(file: Any, wait: bool = True) -> bool:
+def _lock(file: BinaryIO, wait: bool = True) -> bool:
     """Lock a file for as long as it is open; False if somebody else has. A dead process holds no lock."""
     try:
         import fcntl

@@ -13,6 +13,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,8 @@ class _Signature:
     variants: tuple[_Variant, ...] = ()  # newest first
     seen: dict[Place, set[int]] = field(default_factory=dict)
     refused: dict[frozenset[Place], str] = field(default_factory=dict)
-    lock: Any = field(default_factory=threading.RLock)  # a function may call itself on arrays while traced
+    # a function may call itself on arrays while traced
+    lock: AbstractContextManager[bool, None] = field(default_factory=threading.RLock)
     warned: bool = False
 
     def find(self, shapes: Shapes) -> _Variant | None:
@@ -126,7 +128,7 @@ class Jit:
         self.function, self.options = function, Options.of(None, options, "jit")
         self._static_places, self._static_names = _static_arguments(function, static)
         self._dynamic = _Symbols(function, dynamic)
-        self._signatures: dict[Any, _Signature] = {}
+        self._signatures: dict[object, _Signature] = {}
         self._clock = itertools.count(1)
         self.stats: dict[str, Any] = {
             "traces": 0,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlx.ir.mesh import Mesh, Placements
 
 PathLike = str | os.PathLike[str]
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class Role(enum.Enum):
@@ -125,7 +125,7 @@ class Options:
                 raise ConfigError(f"{caller}: unknown option {name!r}; {hint}")
         return replace(options or DEFAULTS, **given) if given else options or DEFAULTS
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> dict[str, object]:
         """The options that are not at their defaults."""
         return {name: value for name in FIELDS if (value := getattr(self, name)) is not FIELDS[name].default}
 
@@ -135,7 +135,7 @@ class Options:
         >>> Options(budget="1KiB", threads=1).settled().budget
         1024
         """
-        decided: dict[str, Any] = {
+        decided: dict[str, object] = {
             "target": self._target_name(),
             "threads": config.thread_count(self.threads),
             "debug": self.debug or config.DEBUG.get(),
@@ -154,7 +154,7 @@ class Options:
 
         return resolve(config.TARGET.get() if self.target == "host" else self.target).name
 
-    def key(self) -> dict[str, Any]:
+    def key(self) -> dict[str, object]:
         """The key of a stored program, besides its model: every option that decides about the plan, and
         the machine that RLX sees."""
         from rlx.target.cpu import host

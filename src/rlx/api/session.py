@@ -346,7 +346,7 @@ def _stored(
     from rlx.target.cpu import resolve
 
     key = {**chosen.key(), "shapes": None if shapes is None else repr(sorted(shapes.items()))}
-    target = resolve(key["target"])
+    target = resolve(chosen.settled().target)
     if states:
         key["states"] = dict(states)
     if custom:

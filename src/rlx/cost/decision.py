@@ -52,7 +52,7 @@ class Decision:
         at = f" (at {', '.join(self.where)})" if self.where else ""
         return f"{mark} {self.rule} [{nodes}]: {price}: {self.reason}{at}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A dict of plain JSON values; `from_json` reads it back.
 
         >>> d = Decision((1, 2), GraphIoProfile(2), GraphIoProfile(1), 200_000, 0, True, "saves 1 launch")
@@ -187,7 +187,7 @@ class DecisionLog(Sequence[Decision]):
         """The decisions with most time at stake either way, largest first."""
         return tuple(sorted(self._decisions, key=lambda d: (-abs(d.net_ps), d.region, d.rule))[:count])
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, object]]:
         """All records in order, as plain JSON values."""
         return [decision.to_json() for decision in self._decisions]
 

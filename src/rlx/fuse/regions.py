@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rlx.cost.io import is_scalar_constant
 from rlx.errors import PlanError
@@ -60,7 +59,7 @@ class RegionMaker:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._known: dict[Any, Region | ComposeError] = {}
+        self._known: dict[object, Region | ComposeError] = {}
 
     def region(self, group: Group, outputs: Sequence[int]) -> tuple[Region, list[Node]]:
         """The region of a group and the values that it reads; ComposeError says why it cannot be a kernel."""
@@ -135,9 +134,9 @@ class RegionMaker:
         owner = root.operands[0] if root.op.role is Role.RESULT else root
         return owner.id in members or node.op.reader_side
 
-    def _key(self, inside: Sequence[tuple[Node, bool]], outputs: Sequence[int]) -> Any:
+    def _key(self, inside: Sequence[tuple[Node, bool]], outputs: Sequence[int]) -> object:
         number = {n.id: i for i, (n, _) in enumerate(inside)}
-        parts: list[Any] = []
+        parts: list[object] = []
         for node, is_operand in inside:
             if is_operand:
                 parts.append(node.type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from rlx.ir.attr import attr_key
 from rlx.ir.graph import Node
@@ -10,7 +10,7 @@ from rlx.ir.op import run_rule
 from rlx.kernel.form import Form, Pieces
 from rlx.kernel.scalar import Scalar, axes, const, in_range, rebuild, replace_axes, select, size
 
-_FORMS: dict[Any, Form] = {}
+_FORMS: dict[object, Form] = {}
 _MOST_FORMS = 10_000
 
 

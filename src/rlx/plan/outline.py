@@ -60,7 +60,7 @@ class _Writer:
     def __init__(self, blobs: dict[str, np.ndarray]) -> None:
         self.blobs = blobs
 
-    def graph(self, graph: Graph, is_body: bool) -> dict[str, Any]:
+    def graph(self, graph: Graph, is_body: bool) -> dict[str, object]:
         return {
             "name": graph.name,
             "constraints": [[c.kind, str(c.lhs), str(c.rhs), list(c.where)] for c in graph.constraints],
@@ -81,7 +81,7 @@ class _Writer:
             "states": [[s.name, s.output.id] for s in graph.states],
         }
 
-    def attrs(self, node: Node, is_body: bool) -> dict[str, Any]:
+    def attrs(self, node: Node, is_body: bool) -> dict[str, object]:
         """Attributes by which nodes are found. A constant of a body has its value here, unlike a weight."""
         if node.op.role is Role.COMPUTE:
             return {}
@@ -92,7 +92,7 @@ class _Writer:
             kept["value"] = value.digest
         return kept
 
-    def control(self, node: Node) -> list[Any]:
+    def control(self, node: Node) -> list[object]:
         """Form and bodies of control flow; nothing for other nodes."""
         form = loop_form(node)
         if form is None:
@@ -143,7 +143,7 @@ class _Reader:
             self.types[text] = parse_type(text, self.symbols)
         return self.types[text]
 
-    def config(self, value: Any) -> Any:
+    def config(self, value: object) -> object:
         match value:
             case {"dim": str(text)}:
                 return parse_dim(text, self.symbols)
@@ -152,7 +152,7 @@ class _Reader:
         return value
 
 
-def _config_json(value: Any) -> Any:
+def _config_json(value: object) -> object:
     """A fact of a form; a size that is not a number is marked, as names of symbols are strings, too."""
     return {"dim": str(value)} if isinstance(value, Expr) else value
 

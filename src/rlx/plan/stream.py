@@ -37,7 +37,7 @@ class Streaming:
     fetches: tuple[LirFetch, ...] = ()
     unread: tuple[int, ...] = ()
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> list[object]:
         """Plain JSON values, which `from_json` reads back."""
         return [self.budget, self.ring, [list(astuple(f)) for f in self.fetches], list(self.unread)]
 

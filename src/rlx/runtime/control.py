@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
 
 import numpy as np
 
 from rlx.codegen.cpu.kernels import BodyKernels, EmittedKernel
-from rlx.ir.dim import evaluate
+from rlx.ir.dim import Dim, evaluate
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.kernel.control import is_open, loop_form
@@ -184,7 +183,7 @@ class Layout:
         self._keep.append(made)
         return made
 
-    def size(self, dim: Any) -> int:
+    def size(self, dim: Dim) -> int:
         return dim if isinstance(dim, int) else evaluate(dim, self._binding)
 
     def body(
@@ -295,7 +294,7 @@ class _Control:
         else:
             self.layout.refuse(CLOSED_BRANCH)
 
-    def scan(self, carries: int, scanned: int, length: object, reverse: bool) -> None:
+    def scan(self, carries: int, scanned: int, length: Dim, reverse: bool) -> None:
         steps = self.layout.size(length)
         rows = [self.bytes(n) for n in self.body.inputs]
         out_rows = [self.bytes(n) for n in self.body.outputs.values()]
@@ -310,7 +309,7 @@ class _Control:
             self.run(0, [*now, *xs, *fixed], [*new, *ys])
             now = new
 
-    def slices(self, symbol: str, size: object, sliced: int, axes: tuple[int, ...]) -> None:
+    def slices(self, symbol: str, size: Dim, sliced: int, axes: tuple[int, ...]) -> None:
         total, plan = self.layout.size(size), self.work.bodies[0]
         chunk = plan.binding[symbol]
         one = {**plan.binding, symbol: 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from rlx.runtime.native.driver import CLOSED_BRANCH, RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.weights import Weights
 
+if TYPE_CHECKING:
+    from rlx.driver.buffer import Buffer
+
 MESSAGES = {
     1: "an index from data is out of range",
     CLOSED_BRANCH: "data chose a branch that assumes other sizes than those of this run",
@@ -36,7 +39,7 @@ class Given(NamedTuple):
     finds), phases to skip, and outputs, by number, that have been computed before."""
 
     inputs: Sequence[np.ndarray]
-    states: Mapping[str, np.ndarray]
+    states: Mapping[str, np.ndarray | Buffer]
     binding: dict[str, int]
     skip: Collection[Phase] = ()
     kept: Mapping[int, np.ndarray] = {}
@@ -130,7 +133,9 @@ class Execution:
         if context.connected is not given.states:
             context.connected = given.states
             for name, node in self.graph.state_inputs.items():
-                context.connect(node.id, given.states[name])
+                state = given.states[name]
+                assert isinstance(state, np.ndarray), "states of a program on the host are arrays"
+                context.connect(node.id, state)
 
     def _watch(self, context: Context) -> Watch | None:
         """Who looks at the steps of a run in debug mode."""

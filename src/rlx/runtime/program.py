@@ -32,7 +32,7 @@ from rlx.runtime.weights import Weights
 from rlx.target.cpu import host_text
 
 if TYPE_CHECKING:
-    from rlx.driver.buffer import BufferHandle
+    from rlx.driver.buffer import Buffer, BufferHandle
     from rlx.runtime.store.artifact import Origin
     from rlx.runtime.stream import Stream
     from rlx.runtime.variants import Variants
@@ -363,7 +363,9 @@ class CompiledProgram(Execution):
         source = self.lir.mir if self.origin is None else self.origin.graph
         return found_bug(f"a run of {self.graph.name!r}", error, source)
 
-    def _run_with(self, given: Sequence[object], states: Mapping[str, np.ndarray] | None) -> list[np.ndarray]:
+    def _run_with(
+        self, given: Sequence[object], states: Mapping[str, np.ndarray | Buffer] | None
+    ) -> list[np.ndarray]:
         binding: dict[str, int] = {}
         arrays = [entry(value, binding) for entry, value in zip(self.entries, given, strict=True)]
         states = self.initial_states(binding) if states is None else states
@@ -435,7 +437,7 @@ class CompiledProgram(Execution):
 
     state_device = "cpu"  # where handles of states have their memory
 
-    def state_memory(self, handle: BufferHandle) -> Any:
+    def state_memory(self, handle: BufferHandle) -> np.ndarray | Buffer:
         """The memory of a state as `execute` takes it."""
         return handle.buffer.numpy()
 

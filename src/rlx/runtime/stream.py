@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.driver.buffer import BufferHandle
+from rlx.driver.buffer import Buffer, BufferHandle
 from rlx.errors import InputError, UnsupportedError
 from rlx.ir.dtype import plain_array
 from rlx.ir.graph import Node
@@ -73,7 +73,7 @@ class Stream:
         self._prologue = [k for k in plan.order if plan.phases.get(k) is Phase.PROLOGUE]
         self._given = dict(states)
         self._handles: dict[str, BufferHandle] | None = None
-        self._memory: dict[str, Any] = {}  # of the states, as the program takes it
+        self._memory: dict[str, np.ndarray | Buffer] = {}  # of the states, as the program takes it
         if all(s in self._binding for n in graph.state_inputs.values() for s in type_symbols(n.type)):
             self._bind_states()
         self._context: Context | None = None
@@ -190,7 +190,7 @@ class Stream:
         self._handles = handles_for(self.program, self._given, self._binding)
         self._memory = {name: self.program.state_memory(h) for name, h in self._handles.items()}
 
-    def _refuse_unknown(self, given: Mapping[str, object], known: Any, what: str) -> None:
+    def _refuse_unknown(self, given: Mapping[str, object], known: Collection[str], what: str) -> None:
         for name in given:
             if name not in known:
                 names = ", ".join(sorted(known)) or "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlx.ir.graph import Node
 from rlx.records import dataclass
@@ -89,7 +89,7 @@ def chrome_trace(program: CompiledProgram, runs: Sequence[Run]) -> dict[str, obj
     for track, name in sorted(tracks.items()):
         events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": track, "args": {"name": name}})
 
-    def add(name: str, category: str, track: int, start: int, end: int, **args: Any) -> None:
+    def add(name: str, category: str, track: int, start: int, end: int, **args: object) -> None:
         times = {"ts": (start - origin) / 1e3, "dur": (end - start) / 1e3}
         place = {"name": name, "cat": category, "ph": "X", "pid": 1, "tid": track}
         events.append({**place, **times, "args": args})

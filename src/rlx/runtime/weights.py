@@ -64,7 +64,7 @@ class Weights:
         self._mapped_from = None
 
     @property
-    def everything(self) -> Mapping[int, Any]:
+    def everything(self) -> Mapping[int, np.ndarray]:
         """Bytes of every weight, in memory or not: what is written to files."""
         return self.memory
 

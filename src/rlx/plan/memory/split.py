@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
-from typing import Any
 
 from rlx.errors import RlxError
 from rlx.ir.dim import Dim, Expr, Sym, evaluate, sym, symbols
@@ -54,7 +53,7 @@ class Axis:
         axis = front(t.shape)
         return self.symbol is not None or t.shape[axis : axis + 1] == (self.size,)
 
-    def loosen_dims(self, dims: tuple[Any, ...]) -> tuple[Any, ...]:
+    def loosen_dims(self, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
         """Dims that begin, after ones, with a multiple of the number of rows."""
         axis, size = front(dims), self.size
         first = dims[axis] if axis < len(dims) else 0
@@ -90,7 +89,7 @@ class Splitter:
         self.graph, self.axis, self.phases = graph, axis, phases
         self.views = view_layouts(graph)
         self.assumed = {(c.kind, c.lhs, c.rhs) for c in graph.constraints}
-        self._bodies: dict[Any, Graph | None] = {}
+        self._bodies: dict[object, Graph | None] = {}
         self._kept: list[Graph] = []  # keeps the identities in `_bodies` alive
 
     def chains(self, order: Sequence[int]) -> list[Chain]:
@@ -182,7 +181,7 @@ class Splitter:
         chain.made[node.id] = made
         return made
 
-    def loosened_attrs(self, node: Node, operands: Sequence[TensorType]) -> dict[str, Any]:
+    def loosened_attrs(self, node: Node, operands: Sequence[TensorType]) -> dict[str, object]:
         """Attributes with which an op gives for these operands what it gives now, for any number of rows."""
         if self.axis.symbol is not None:
             changed = {self.axis.symbol: sym(self.axis.rows)}
@@ -261,7 +260,7 @@ class Splitter:
         return out
 
 
-def _substituted(attrs: Mapping[str, Any], sizes: Mapping[str, Dim]) -> dict[str, Any]:
+def _substituted(attrs: Mapping[str, object], sizes: Mapping[str, Dim]) -> dict[str, object]:
     return {key: substitute_dims(value, sizes) for key, value in attrs.items()}
 
 

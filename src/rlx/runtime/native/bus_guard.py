@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 
@@ -153,7 +152,7 @@ class _Guard:
         word = ctypes.c_uint64
         set_up = ctypes.CFUNCTYPE(None, word, word, word, word)(self._code.address("set"))
         places = (self.ranges.ctypes.data, c_function("mmap"), c_function("sigaction"))
-        library: Any = c_library()
+        library = c_library()
         library.sigaction(int(signal.SIGBUS), None, ctypes.byref(self._before))
         set_up(*places, ctypes.addressof(self._before))
         ours = _SigAction(handler=self._code.address("handle"), flags=_SA_SIGINFO | _SA_ONSTACK)

@@ -21,7 +21,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +46,7 @@ from rlx.codegen.native.words import (
 )
 from rlx.config import THREADS
 from rlx.driver.copy import CopyStats
-from rlx.driver.copy.native import read_file
+from rlx.driver.copy.native import CFunction, CWord, read_file
 from rlx.driver.region import FileMemory
 from rlx.errors import CopyError
 from rlx.records import dataclass
@@ -151,7 +150,7 @@ class Reader:
         self._control[Control.DESCRIPTOR] = source.descriptor
         self._control[Control.SPINS] = _SPINS if THREADS.default() > 1 else 0
         self._process = 0  # that has the thread
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._finalizer: weakref.finalize[..., Reader] | None = None
 
     def begin(self) -> None:
         """A run begins; nothing is read before its first gate."""
@@ -241,7 +240,7 @@ class _Functions:
         self.arrive_address = code.address(rlx_arrive.name)
         word = ctypes.c_int64
 
-        def function(name: str, *more: Any, returns: Any = None) -> Any:
+        def function(name: str, *more: CWord, returns: CWord | None = None) -> CFunction:
             return ctypes.CFUNCTYPE(returns, ctypes.c_void_p, *more)(code.address(name))
 
         self.begin = function("rlx_begin_fills")
@@ -272,12 +271,12 @@ def _seen(control: ptr, number: int, order: str = "acquire") -> i64:
 
 
 @inline
-def _entry(control: ptr, number: Any) -> ptr:
+def _entry(control: ptr, number: i64 | int) -> ptr:
     return at(field(control, Control.FILLS, ptr), number * Entry.FIELDS)
 
 
 @inline
-def _ticket(run: i64, number: Any) -> i64:
+def _ticket(run: i64, number: i64 | int) -> i64:
     """The run and the fill that is next, as one number. A thread that is stopped between its look and its
     claim, and goes on when another run has come as far, must not claim what was free in the run before."""
     return run * _RUN_UNIT + number
@@ -360,7 +359,7 @@ def _signal(control: ptr) -> None:
 
 
 @inline
-def _wait_done(control: ptr, number: Any, claiming: bool) -> i64:
+def _wait_done(control: ptr, number: i64 | int, claiming: bool) -> i64:
     """Return when a fill is done, with its status."""
     entry = _entry(control, number)
     run = control[Control.RUN]

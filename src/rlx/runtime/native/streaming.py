@@ -123,7 +123,7 @@ class StreamedWeights(Weights):
                 self.memory[node] = place
 
     @property
-    def everything(self) -> Mapping[int, Any]:
+    def everything(self) -> Mapping[int, np.ndarray]:
         stored = {node: self._file.raw(number) for node, number in self._numbers.items()}
         return stored if self._fetches else {**stored, **self.memory}
 

@@ -21,7 +21,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from rlx.runtime.weights import Weights
 from rlx.target.cpu import Target, resolve
 
 if TYPE_CHECKING:
+    from rlx.codegen.cpu.kernels import KernelSet
     from rlx.runtime.program import CompiledProgram
 
 SIGNED_PARTS = ("plan", "outline", "code", "runtime", "unfused")
@@ -273,7 +274,7 @@ class Artifact:
                 if fault is not None:
                     raise self.container.fail(f"its weights hold {fault}")
 
-    def _code(self, number: int, target: Target) -> tuple[Any, Any]:
+    def _code(self, number: int, target: Target) -> tuple[KernelSet, object]:
         blob, runtime = (self.container.part(f"{number}.{name}") for name in ("code", "runtime"))
         with self._damage("code"):
             open_runtime(runtime)
@@ -289,7 +290,7 @@ class Artifact:
         except Exception as e:
             raise self.container.fail(f"its {what} is damaged ({type(e).__name__})") from e
 
-    def _weights(self, lir: LirModule, entries: Iterable[Any]) -> Weights:
+    def _weights(self, lir: LirModule, entries: Iterable[tuple[int, int]]) -> Weights:
         """Weights where they lie in the file; every one must have the size of its node."""
         memory: dict[int, np.ndarray] = {}
         for id, number in entries:
@@ -302,12 +303,12 @@ class Artifact:
         return Weights(lir, dict(self.params), memory, self.container)
 
 
-def _static_bytes(node: Any) -> int:
+def _static_bytes(node: Node) -> int:
     size = node.tensor.nbytes
     return size if isinstance(size, int) else -1
 
 
-def _is_variant(about: Any) -> bool:
+def _is_variant(about: object) -> bool:
     kinds = {
         "target": str,
         "generator": str,

@@ -6,14 +6,14 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from rlx import config
 from rlx.files import Json, file_boundary, identity, open_plain
 from rlx.ir.text import container as layout
-from rlx.ir.text.container import PROGRAM, Bytes, File, Seal, read_blocks, read_into, sha256
+from rlx.ir.text.container import PROGRAM, Bytes, File, Seal, Stored, read_blocks, read_into, sha256
 from rlx.runtime.memory import allocate, drop_pages
 from rlx.runtime.native.bus_guard import Guarded, is_available
 
@@ -24,7 +24,7 @@ def write(
     path: str | os.PathLike[str],
     header: Json,
     parts: Mapping[str, bytes],
-    arrays: Sequence[Any],
+    arrays: Sequence[Stored],
     seal: Seal = lambda header: None,
 ) -> None:
     """Write the file of a program; pages of arrays that are mapped are given back one by one.
@@ -57,7 +57,7 @@ def _held(file: BinaryIO, start: int, size: int) -> Bytes:
     return region.array
 
 
-def file_identity(descriptor: int, own: bool) -> tuple[Any, ...]:
+def file_identity(descriptor: int, own: bool) -> tuple[object, ...]:
     """What differs between files: device, inode, size, the prefix with its digest of all the rest; and, if
     the file is not in RLX's own cache, where files are touched and unlinked but never changed, its times."""
     status = os.fstat(descriptor)

@@ -46,7 +46,7 @@ class ProgramStore:
         self.directory = (directory or config.CACHE.get()) / "programs"
         self.limit = limit
 
-    def find(self, model: Known, options: Mapping[str, Any]) -> Artifact | None:
+    def find(self, model: Known, options: Mapping[str, object]) -> Artifact | None:
         """The stored program of a model file, or None."""
         path = self._path(model, options)
         wait_until_stored(path)
@@ -65,7 +65,11 @@ class ProgramStore:
         return found
 
     def put(
-        self, program: CompiledProgram, model: Known, options: Mapping[str, Any], others: Iterable[Known] = ()
+        self,
+        program: CompiledProgram,
+        model: Known,
+        options: Mapping[str, object],
+        others: Iterable[Known] = (),
     ) -> None:
         """Store a program as it is now, in a thread of its own: its caller need not wait for the disk. What
         cannot be written costs a warning, never an error. A program whose model has changed since it was
@@ -125,7 +129,7 @@ class ProgramStore:
         """Where files with weights are written: programs, and weights that are streamed."""
         return [self.directory, self.directory.parent / STREAMED]
 
-    def _path(self, model: Known, options: Mapping[str, Any]) -> Path:
+    def _path(self, model: Known, options: Mapping[str, object]) -> Path:
         key = json.dumps([model[1], options, compiler_version()], sort_keys=True)
         return self.directory / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from rlx.files import Json
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Role
+from rlx.ir.text.container import Stored
 from rlx.ir.text.write import graph_text
 from rlx.plan.lir import LirModule
 from rlx.plan.outline import outline
 from rlx.records import dataclass
-from rlx.runtime.derive import LazyArray, lazy_weights
+from rlx.runtime.derive import lazy_weights
 from rlx.runtime.native_code import code_blob, runtime_blob
 from rlx.runtime.store import container
 from rlx.runtime.store.artifact import Origin, generator, signed_bytes
@@ -36,10 +37,10 @@ class _Arrays:
     """Arrays of a file; each is stored once, whoever refers to it."""
 
     def __init__(self) -> None:
-        self.arrays: list[Any] = []
+        self.arrays: list[Stored] = []
         self._number: dict[object, int] = {}
 
-    def add(self, key: object, array: Any) -> int:
+    def add(self, key: object, array: Stored) -> int:
         if key not in self._number:
             self._number[key] = len(self.arrays)
             self.arrays.append(array)
@@ -70,7 +71,7 @@ def write(
     path: str | os.PathLike[str],
     lir: LirModule,
     origin: Origin,
-    weights: Mapping[int, Any],
+    weights: Mapping[int, Stored],
     values: Mapping[str, np.ndarray],
     targets: Sequence[str] = (),
     facts: Json | None = None,
@@ -109,7 +110,7 @@ def write(
     container.write(path, header, parts, arrays.arrays, seal)
 
 
-def _address_weights(lir: LirModule) -> list[list[Any]]:
+def _address_weights(lir: LirModule) -> list[list[object]]:
     """Weights that kernels compute addresses from: node, and the op with its attributes that made them."""
     made = {} if lir.derived is None else lir.derived.outputs
     found = []
@@ -139,7 +140,7 @@ class _Variant:
     """A program for one target, on its way into a file."""
 
     lir: LirModule
-    weights: Mapping[int, Any]  # arrays, their bytes, or lazy arrays, by node id
+    weights: Mapping[int, Stored]  # arrays, their bytes, or lazy arrays, by node id
 
     def write(
         self,
@@ -165,7 +166,7 @@ class _Variant:
             node = lir.mir.nodes[id]
             direct = node.op.role is Role.PARAM and node.attrs["name"] in values
             key = ("params", node.attrs["name"]) if direct else (prefix, id)
-            if not isinstance(weight, LazyArray):
+            if isinstance(weight, np.ndarray):
                 weight = weight.view(node.dtype.np).reshape(node.shape)
             weights.append([id, arrays.add(key, weight)])
         return {
