@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ def need_function(function: object, caller: str) -> None:
         raise TypeMismatchError(f"{caller} takes a function, got a value of type {type(function).__name__}")
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters of a function; some of Python's own say nothing about them and take any arguments.
 
     >>> [p.name for p in parameters_of(lambda x, scale: x)], [str(p) for p in parameters_of(max)]
@@ -32,7 +31,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
 
 
-def place_of(function: Callable[..., Any]) -> str:
+def place_of(function: Callable[..., object]) -> str:
     """Name and line of a function, that of the user where it is wrapped."""
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
@@ -41,7 +40,7 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def check_call(
-    function: Callable[..., Any], args: Sequence[Nest], kwargs: Mapping[str, Nest], caller: str = ""
+    function: Callable[..., object], args: Sequence[Nest], kwargs: Mapping[str, Nest], caller: str = ""
 ) -> None:
     """Refuse a call with other arguments than the function has, as Python would.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from rlx.ir.dims.read import READER
 from rlx.ir.dtype import DType, dtype, plain_array
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
-from rlx.ir.tree import Tree, flatten, unflatten
+from rlx.ir.tree import Nest, Tree, flatten, unflatten
 from rlx.ir.types import TensorType
 from rlx.ir.weak import WEAK, Weak, WeakNumbers
 from rlx.records import dataclass
@@ -71,7 +70,7 @@ def as_array(value: object) -> np.ndarray:
 
 
 def trace_types(
-    function: Callable[..., Any],
+    function: Callable[..., Nest],
     types: Sequence[TensorType],
     tree: Tree,
     parent: Graph | None = None,
@@ -172,7 +171,7 @@ class _Reader:
 
 
 def trace_sizes(
-    function: Callable[..., Any],
+    function: Callable[..., Nest],
     types: Sequence[TensorType],
     tree: Tree,
     names: Mapping[Place, str],

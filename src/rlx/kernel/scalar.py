@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
 
+from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim, substitute
 from rlx.ir.dtype import BOOL, I64, DType
 from rlx.records import dataclass
@@ -34,7 +34,7 @@ class Primitive:
 
     name: str
     arity: int
-    ref: Callable[..., Any]
+    ref: Callable[..., object]
     result: Callable[..., DType]
     cost: int = 1  # scalar operations, for the cost model
 
@@ -43,7 +43,7 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def primitive(
-    name: str, arity: int, ref: Callable[..., Any], result: Callable[..., DType], cost: int = 1
+    name: str, arity: int, ref: Callable[..., object], result: Callable[..., DType], cost: int = 1
 ) -> Primitive:
     """Register a primitive; the elementwise op of the same name declares it."""
     PRIMITIVES[name] = made = Primitive(name, arity, ref, result, cost)
@@ -55,7 +55,7 @@ class Scalar:
 
     __slots__ = ("_below", "_hash", "args", "data", "dtype", "prim")
 
-    def __init__(self, prim: str, args: tuple[Scalar, ...], dtype: DType, data: Any = None) -> None:
+    def __init__(self, prim: str, args: tuple[Scalar, ...], dtype: DType, data: AttrValue = None) -> None:
         self.prim, self.args, self.dtype, self.data = prim, args, dtype, data
         self._hash = hash((prim, args, dtype.name, repr(data)))
         self._below: tuple[Scalar, ...] | None = None  # what `walk` gives, without the expression itself

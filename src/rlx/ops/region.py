@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr, string
 from rlx.ir.graph import Graph
 from rlx.ir.op import BodyRunner, Op, Role, Sample, declare
+from rlx.ir.operand import Arrays
 from rlx.ir.types import TensorType, TupleType, Type
 
 
@@ -39,7 +39,7 @@ class region(Op):
         items = tuple(n.tensor for n in body.outputs.values())
         return items[0] if len(items) == 1 else TupleType(items)
 
-    def ref(self, *arrays: np.ndarray, kind: str, run: BodyRunner) -> Any:
+    def ref(self, *arrays: np.ndarray, kind: str, run: BodyRunner) -> Arrays:
         out = run(0, arrays)
         return out[0] if len(out) == 1 else tuple(out)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import TypeVar, cast, overload
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from rlx.ir.dim import Constraint, Dim, dim_max
 from rlx.ir.dtype import F32, DType
 from rlx.ir.graph import Node
 from rlx.ir.op import get_op
-from rlx.ir.operand import Operand, Tensor
+from rlx.ir.operand import Arrays, Nodes, Operand, Tensor
 from rlx.ir.types import Shape, TensorType, TupleType
 from rlx.kernel.scalar import Scalar, axis, const
 
@@ -144,7 +144,7 @@ def normal_axis(name: str, axis_: int, rank: int) -> int:
     return axis_ + rank if axis_ < 0 else axis_
 
 
-def as_axes(given: Any) -> tuple[Tensor, ...]:
+def as_axes(given: object) -> tuple[Tensor, ...]:
     """One axis or several as a tuple; what is in it is not checked.
 
     >>> as_axes(1), as_axes([0, -1]), as_axes(np.array(2))
@@ -245,20 +245,23 @@ def shift(axes_: Sequence[int], by: int = 1) -> tuple[int, ...]:
     return tuple(a + by for a in axes_)
 
 
-def in_f32(ref: Callable[..., Any]) -> Callable[..., Any]:
+A = TypeVar("A", bound=Arrays)
+N = TypeVar("N", bound=Nodes)
+
+
+def in_f32(ref: Callable[..., A]) -> Callable[..., A]:
     """Half-precision operands are computed in f32 and rounded once, as native code does."""
 
-    def wrapped(*arrays: np.ndarray, **attrs: object) -> Any:
+    def wrapped(*arrays: np.ndarray, **attrs: object) -> A:
         narrow = next((a.dtype for a in arrays if a.dtype.itemsize == 2 and a.dtype.kind not in "iub"), None)
         if narrow is None:
             return ref(*arrays, **attrs)
         wide = [a.astype(np.float32) if a.dtype == narrow else a for a in arrays]
         out = ref(*wide, **attrs)
-        if isinstance(out, tuple):
-            return tuple(back(np.asarray(o), narrow) for o in out)
-        return back(np.asarray(out), narrow)
+        return cast(A, tuple(back(o, narrow) for o in out) if isinstance(out, tuple) else back(out, narrow))
 
-    def back(out: np.ndarray, narrow: np.dtype) -> np.ndarray:
+    def back(given: object, narrow: np.dtype) -> np.ndarray:
+        out = np.asarray(given)
         return out.astype(narrow) if out.dtype == np.float32 else out
 
     return wrapped
@@ -273,15 +276,15 @@ def widen(x: Node) -> Node:
     return op_call("cast", x, dtype=F32) if is_half(x.dtype) else x
 
 
-def expand_in_f32(expand: Callable[..., Any]) -> Callable[..., Any]:
+def expand_in_f32(expand: Callable[..., N]) -> Callable[..., N]:
     """The expansion that `in_f32` is the meaning of: half precision goes through f32 and is rounded once."""
 
-    def wrapped(*operands: Node, **attrs: object) -> Any:
+    def wrapped(*operands: Node, **attrs: object) -> N:
         narrow = next((x.dtype for x in operands if is_half(x.dtype)), None)
         if narrow is None:
             return expand(*operands, **attrs)
         out = expand(*(widen(x) for x in operands), **attrs)
-        return tuple(back(o, narrow) for o in out) if isinstance(out, tuple) else back(out, narrow)
+        return cast(N, tuple(back(o, narrow) for o in out) if isinstance(out, tuple) else back(out, narrow))
 
     def back(out: Node, narrow: DType) -> Node:
         return op_call("cast", out, dtype=narrow) if out.dtype is F32 else out

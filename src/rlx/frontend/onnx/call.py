@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -75,12 +75,23 @@ class Call:
         """All operands from `start` on, as tensors."""
         return [self[i] for i in range(start, len(self.operands))]
 
-    def sequence(self, i: int) -> list[Any]:
+    def sequence(self, i: int) -> list[Value]:
         """Operand i, which must be a sequence."""
         value = self.value(i)
         if not isinstance(value, list):
             raise ModelImportError(f"its input {i} must be a sequence, but is {kind_of(value)}")
         return value
+
+    def tensors(self, i: int) -> list[Node]:
+        """Operand i, which must be a sequence of tensors."""
+        found: list[Node] = []
+        for value in self.sequence(i):
+            if not isinstance(value, Node):
+                raise ModelImportError(
+                    f"its input {i} must be a sequence of tensors, but has {kind_of(value)}"
+                )
+            found.append(value)
+        return found
 
     def strings(self, i: int) -> np.ndarray:
         """Operand i, which must be a tensor of text."""

@@ -10,12 +10,12 @@ from rlx.frontend.onnx.value import Strings, Value
 from rlx.ir.graph import Node
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import FunctionProto, NodeProto, TypeProto
 
     from rlx.frontend.onnx.importer import Scope
 
 
-def schema_function(proto: NodeProto, scope: Scope, domain: str, version: int) -> Any:
+def schema_function(proto: NodeProto, scope: Scope, domain: str, version: int) -> FunctionProto | None:
     """The FunctionProto that ONNX gives as the meaning of a node, or None."""
     onnx = onnx_package()
     try:
@@ -49,7 +49,7 @@ def _best_version(schema: Any, version: int) -> int:
     return max(fitting, default=schema.since_version)
 
 
-def _type_proto(value: Value) -> Any:
+def _type_proto(value: Value) -> TypeProto:
     """The type of a value, for functions that look at it."""
     onnx = onnx_package()
     if isinstance(value, Node):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,8 +33,9 @@ from rlx.ir.types import type_symbols
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
+    from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
+    from rlx.frontend.onnx.value import InputPlace, OutputPlace, Outputs
 
 PARAM_BYTES = 1024
 """Constants of this size or more are params with values: weights, not part of the program text."""
@@ -59,7 +61,7 @@ class Scope:
     opsets: Mapping[str, int]
     parent: Scope | None = None
     values: dict[str, Value] = field(default_factory=dict)
-    attributes: Mapping[str, Any] | None = None
+    attributes: Mapping[str, AttributeProto] | None = None
     """Inside a function: the attributes it was called with."""
 
     def has(self, name: str) -> bool:
@@ -74,7 +76,7 @@ class Scope:
             scope = scope.parent
         raise ModelImportError(f"it reads {name!r}, which no input, initializer or other node defines")
 
-    def attributes_of(self, proto: NodeProto) -> Iterator[Any]:
+    def attributes_of(self, proto: NodeProto) -> Iterator[AttributeProto]:
         """Attributes of a node, with references to attributes of the function around it resolved."""
         for a in proto.attribute:
             if not a.ref_attr_name:
@@ -91,11 +93,8 @@ class Imported:
     """A model as a graph, and how its inputs and outputs are spread over those of the graph."""
 
     graph: Graph
-    inputs: dict[str, Any]
-    """Name -> name of a graph input, a list of them for a sequence, None for what is fixed at import."""
-    outputs: dict[str, Any]
-    """Name -> name of a graph output, a list for a sequence, an array of text, what the host computes from
-    a graph output, None for an empty optional."""
+    inputs: dict[str, InputPlace]
+    outputs: dict[str, OutputPlace]
     host_ops: list[dict[str, str]]
     """Nodes whose values were computed on the host at import: text, and shapes that depend on data."""
 
@@ -132,7 +131,7 @@ class Importer:
         """Convert; refuse with every problem found."""
         top = Scope(opset_versions(self.model, self.problems))
         proto = self.model.graph
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, InputPlace] = {}
         with self.graph.building():
             self._initializers(proto, top)
             for info in proto.input:
@@ -141,10 +140,10 @@ class Importer:
                 elif info.name not in top.values:  # initializers may be listed as inputs, too
                     inputs[info.name] = self._input(info, top)
             self.nodes(proto.node, top)
-            outputs = self._outputs(proto, top)
+            outputs, results = self._outputs(proto, top)
         if self.problems:
             self._refuse()
-        for name, node in outputs.pop("").items():
+        for name, node in results.items():
             self.graph.output(name, node)
         return Imported(_without_dead(self.graph), inputs, outputs, self.host_ops)
 
@@ -163,7 +162,7 @@ class Importer:
 
     # -- inputs and outputs
 
-    def _input(self, info: ValueInfoProto, scope: Scope) -> Any:
+    def _input(self, info: ValueInfoProto, scope: Scope) -> InputPlace:
         """Declare a graph input; returns its place among the inputs of the graph."""
         try:
             scope.values[info.name], place = self._typed_input(
@@ -177,7 +176,7 @@ class Importer:
             scope.values[info.name] = BROKEN
             return None
 
-    def _typed_input(self, name: str, type_: TypeProto, value: AttrValue) -> tuple[Value, Any]:
+    def _typed_input(self, name: str, type_: TypeProto, value: AttrValue) -> tuple[Value, InputPlace]:
         kind = type_.WhichOneof("value")
         if kind == "optional_type":
             if value is None:
@@ -199,7 +198,9 @@ class Importer:
             )
         return self._tensor_input(name, getattr(type_, kind), value)
 
-    def _tensor_input(self, name: str, tensor: TypeProto.Tensor, value: AttrValue) -> tuple[Value, Any]:
+    def _tensor_input(
+        self, name: str, tensor: TypeProto.Tensor, value: AttrValue
+    ) -> tuple[Value, InputPlace]:
         if tensor.elem_type == STRING:
             if value is ...:
                 raise NeedsValue("it holds text, which is read while importing", [name])
@@ -221,11 +222,11 @@ class Importer:
             self.known.given[node] = np.asarray(value)
         return node, name
 
-    def _outputs(self, proto: NodeProto, scope: Scope) -> dict[str, Any]:
-        """How outputs are spread over graph outputs; under "" the nodes of these."""
+    def _outputs(self, proto: NodeProto, scope: Scope) -> tuple[dict[str, OutputPlace], dict[str, Node]]:
+        """How outputs are spread over graph outputs, and the nodes of these."""
         nodes: dict[str, Node] = {}
 
-        def place(name: str, value: Value) -> Any:
+        def place(name: str, value: Value) -> OutputPlace:
             if isinstance(value, Node):
                 nodes[name] = value
                 return name
@@ -238,7 +239,7 @@ class Importer:
                 return [place(f"{name}.{i}", v) for i, v in enumerate(value)]
             return None
 
-        out: dict[str, Any] = {}
+        out: dict[str, OutputPlace] = {}
         for info in proto.output:
             try:
                 value = scope.lookup(info.name)
@@ -247,16 +248,15 @@ class Importer:
                 continue
             if not isinstance(value, Broken):
                 out[info.name] = place(info.name, value)
-        out[""] = nodes
-        return out
+        return out, nodes
 
     def _initializers(self, proto: NodeProto, scope: Scope) -> None:
         for tensor in proto.initializer:
-            self._initializer(tensor.name, lambda t=tensor: tensor_array(t, self.folder), scope)
+            self._initializer(tensor.name, partial(tensor_array, tensor, self.folder), scope)
         for sparse in proto.sparse_initializer:
-            self._initializer(sparse.values.name, lambda s=sparse: sparse_array(s, self.folder), scope)
+            self._initializer(sparse.values.name, partial(sparse_array, sparse, self.folder), scope)
 
-    def _initializer(self, name: str, read: Any, scope: Scope) -> None:
+    def _initializer(self, name: str, read: Callable[[], np.ndarray], scope: Scope) -> None:
         try:
             scope.values[name] = self.constant(read(), name)
         except (RlxError, *_STUMBLES) as e:
@@ -280,7 +280,7 @@ class Importer:
 
     # -- nodes
 
-    def nodes(self, protos: Sequence[Any], scope: Scope) -> None:
+    def nodes(self, protos: Sequence[NodeProto], scope: Scope) -> None:
         """Convert nodes, each after what it reads; outputs of a refused one are `Broken`."""
         try:
             protos = in_order(protos, scope.has)
@@ -328,7 +328,7 @@ class Importer:
                 return broken
         return values
 
-    def _convert(self, proto: NodeProto, scope: Scope, domain: str, version: int) -> Any:
+    def _convert(self, proto: NodeProto, scope: Scope, domain: str, version: int) -> Outputs:
         key = (proto.domain, proto.op_type, getattr(proto, "overload", ""))
         function = self.functions.get(key)
         entry = None if function is not None else find(domain, proto.op_type, version)
@@ -352,7 +352,7 @@ class Importer:
             )
         return out
 
-    def expand(self, call: Call) -> Any:
+    def expand(self, call: Call) -> Outputs:
         """Convert a node by ONNX's own definition of its op, for cases that an entry leaves to it."""
         proto = call.proto
         function = schema_function(proto, call.scope, proto.domain, call.version)
@@ -364,7 +364,7 @@ class Importer:
 
     def _call_function(
         self, function: FunctionProto, proto: NodeProto, scope: Scope, key: tuple[str, str, str]
-    ) -> Any:
+    ) -> Outputs:
         """Convert the nodes of a function in their own scope."""
         if key in self.calling:
             raise ModelImportError(f"function {function.name!r} calls itself")
@@ -390,7 +390,12 @@ class Importer:
         )
 
     def look(
-        self, proto: NodeProto, nodes: Sequence[Any], values: Mapping[str, Value], scope: Scope, name: str
+        self,
+        proto: NodeProto,
+        nodes: Sequence[NodeProto],
+        values: Mapping[str, Value],
+        scope: Scope,
+        name: str,
     ) -> Value:
         """One value of a sub-graph, from some of its nodes, to see what is known of it; problems are none."""
         inner = Scope(scope.opsets, scope, dict(values), scope.attributes)
@@ -398,7 +403,7 @@ class Importer:
         kept = len(self.problems), len(self.needs), len(self.host_ops)
         for tensor in proto.initializer:
             if tensor.name in read:
-                self._initializer(tensor.name, lambda t=tensor: tensor_array(t, self.folder), inner)
+                self._initializer(tensor.name, partial(tensor_array, tensor, self.folder), inner)
         self.nodes(nodes, inner)
         del self.problems[kept[0] :], self.needs[kept[1] :], self.host_ops[kept[2] :]
         return inner.lookup(name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rlx.errors import ModelImportError, UnsupportedError, how_to_install
 from rlx.files import read_plain
@@ -13,10 +14,10 @@ from rlx.frontend.onnx.lazy_weights import IDENTITY, read_light
 from rlx.model_kinds import ONNX_BYTES, START, is_onnx_object, what_else
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto, ModelProto, TensorProto
 
 
-def onnx_package() -> Any:
+def onnx_package() -> ModuleType:
     """The onnx package, which is an optional extra."""
     try:
         import onnx
@@ -104,7 +105,7 @@ def external_files(model: ModelProto, folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def _tensors(graph: GraphProto) -> Iterator[Any]:
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def tensor_array(tensor: TensorProto, folder: Path | None = None) -> np.ndarray:
         return _checked(_strings(tensor.string_data), count, shape, name)
     kind = element_dtype(tensor.data_type, f"tensor {name!r}")
     if tensor.data_location == 1:
-        raw: Any = _external(tensor, kind.nbytes(count), folder)
+        raw: bytes | np.ndarray = _external(tensor, kind.nbytes(count), folder)
     elif tensor.HasField("raw_data"):
         raw = tensor.raw_data
     else:

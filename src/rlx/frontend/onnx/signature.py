@@ -19,17 +19,15 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import REQUIRED, Call
+from rlx.frontend.onnx.value import Outputs, Value
 from rlx.ir.attr import AttrValue
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
-
-if TYPE_CHECKING:
-    from rlx.frontend.onnx.value import Outputs
 
 Read: TypeAlias = Callable[[Call], AttrValue]
 
@@ -56,7 +54,7 @@ def by_signature(function: Callable[..., Outputs]) -> Callable[[Call], Outputs]:
     >>> by_signature(LeakyRelu).__name__
     'LeakyRelu'
     """
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, localns={"Value": Value})  # which names itself
     inputs: list[Read] = []
     attributes: dict[str, Read] = {}
     rest: int | None = None

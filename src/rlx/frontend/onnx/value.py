@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class HostOutput:
 
     tensor: str
     """The graph output that it is computed from."""
-    make: Callable[[np.ndarray], Any]
+    make: Callable[[np.ndarray], object]
     is_numbers: bool
     """Whether the tensor says as much, for those who take tensors only."""
 
@@ -69,7 +69,7 @@ class Maps:
     """A sequence of maps with the same keys: one for each row of a tensor, whose columns are their values."""
 
     numbers: Node
-    keys: list[Any]
+    keys: Sequence[int | str]
 
     def output(self, name: str) -> HostOutput:
         keys = self.keys
@@ -92,11 +92,18 @@ class Broken:
 
 BROKEN = Broken()
 
-Value: TypeAlias = Node | Strings | Labels | Maps | Rows | list[Any] | Broken | None
+Value: TypeAlias = Node | Strings | Labels | Maps | Rows | list["Value"] | Broken | None
 """What a name of a model stands for; a list is a sequence of values."""
 
 Outputs: TypeAlias = Value | tuple[Value, ...]
 """What a conversion returns: the value of the only output, or one for each output."""
+
+InputPlace: TypeAlias = str | list["InputPlace"] | None
+"""Name of a graph input, a list of them for a sequence, None for what is fixed at import."""
+
+OutputPlace: TypeAlias = str | np.ndarray | HostOutput | list["OutputPlace"] | None
+"""Name of a graph output, a list for a sequence, an array of text, what the host computes from a graph
+output, None for an empty optional."""
 
 
 def kind_of(value: object) -> str:

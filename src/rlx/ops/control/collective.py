@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from rlx.ops.rules import is_computable, need_dtype, normal_axis, shape_of
 Arrays = Sequence[np.ndarray]
 
 KINDS = ("sum", "mean", "max", "min", "prod")
-_STEPS: dict[str, Callable[..., Any]] = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}
+_STEPS: dict[str, Callable[..., np.ndarray]] = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 def _group_size(value: object) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from rlx.ir.dim import Dim, dim_max
 from rlx.ir.dtype import BOOL
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Arg, BodyRunner, Op, Sample, declare
-from rlx.ir.operand import Operand, Tensor
+from rlx.ir.operand import Arrays, Nodes, Operand, Tensor
 from rlx.ir.tree import Nest, flatten, unflatten
 from rlx.ir.types import TensorType, Type
 from rlx.kernel.form import Form, Loop
@@ -43,6 +42,9 @@ from rlx.ops.control.bodies import (
 from rlx.ops.math.elementwise import where
 from rlx.ops.rules import batch_size
 
+Traced = Callable[..., Nest]
+"""A function of the user that is called on nodes."""
+
 
 @declare
 class _cond(Op):
@@ -64,7 +66,7 @@ class _cond(Op):
             check_equal(a, b, f"cond: result {i} is {a} in one body and {b} in the other; make them the same")
         return one_or_tuple(yes)
 
-    def ref(self, condition: np.ndarray, *args: np.ndarray, run: BodyRunner) -> Any:
+    def ref(self, condition: np.ndarray, *args: np.ndarray, run: BodyRunner) -> Arrays:
         out = run(0 if condition else 1, args)
         return out[0] if len(out) == 1 else tuple(out)
 
@@ -80,11 +82,12 @@ class _cond(Op):
         made = add_op(self, operands, {}, [pullback(b, wanted, seeded) for b in bodies])
         return [None, *scatter_grads(len(args), wanted, as_tuple(made))]
 
-    def batch(self, flags: Sequence[bool], condition: Node, *args: Node, bodies: Sequence[Graph]) -> Any:
+    def batch(self, flags: Sequence[bool], condition: Node, *args: Node, bodies: Sequence[Graph]) -> Nodes:
         size = batch_size(flags, (condition, *args))
         made = [batched(b, flags[1:], size)[0] for b in bodies]
         if not flags[0]:
-            return add_op(self, [condition, *args], {}, made)
+            whole: Nodes = add_op(self, [condition, *args], {}, made)
+            return whole
         yes, no = (splice(b, args, condition.graph) for b in made)  # some want one and some the other
         at = [reshape(condition, (size, *(1,) * (x.rank - 1))) for x in yes]
         chosen = tuple(where(c, a, b) for c, a, b in zip(at, yes, no, strict=True))
@@ -97,7 +100,7 @@ class _cond(Op):
         return dim_max(*map(work, bodies))
 
     def samples(self) -> list[Sample]:
-        def two(types: Sequence[str], yes: Callable[..., Any], no: Callable[..., Any]) -> tuple[Graph, Graph]:
+        def two(types: Sequence[str], yes: Traced, no: Traced) -> tuple[Graph, Graph]:
             return sample_body(types, yes, "then"), sample_body(types, no, "else")
 
         vectors = ["f64[3]", "f64[3]"]
@@ -119,8 +122,8 @@ class _cond(Op):
 
 def cond(
     condition: Operand,
-    then: Callable[..., Any],
-    otherwise: Callable[..., Any],
+    then: Traced,
+    otherwise: Traced,
     *operands: Operand,
 ) -> Tensor:
     """then(*operands) where the condition (one bool) holds, else otherwise(*operands); only one of them runs.

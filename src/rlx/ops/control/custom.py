@@ -29,7 +29,7 @@ from rlx.ops.math.elementwise import cos, sin
 from rlx.ops.math.reduce import sum
 from rlx.records import dataclass
 
-Rule = Callable[..., Any]
+Rule = Callable[..., Nest]
 
 
 @dataclass(frozen=True)

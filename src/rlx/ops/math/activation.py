@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -75,13 +74,13 @@ OFF_CENTRE = (-1.93, 2.11)  # distinct values in it miss the kinks at 0 and othe
 def composite(
     name: str,
     arity: int,
-    ref: Callable[..., Any],
-    expand: Callable[..., Any],
+    ref: Callable[..., np.ndarray],
+    expand: Callable[..., Tensor],
     doc: str,
     *,
     attrs: Mapping[str, Attr] | None = None,
     tried: Sequence[Mapping[str, AttrValue]] = ({},),
-    grad: Callable[..., Sequence[Any]] | str | None = None,
+    grad: Callable[..., Sequence[Tensor]] | str | None = None,
     accepts: Accepts = is_real_float,
     result: DType | None = None,
     ranges: Sequence[tuple[float, float]] | None = None,
@@ -106,7 +105,7 @@ def composite(
             base.append(Sample((Arg("f16[9]", 0.5, 2.0),) * arity, grad=False))
         return [Sample(s.args, more, s.grad) for more in tried for s in base]
 
-    members: dict[str, Any] = {
+    members: dict[str, object] = {
         "__doc__": doc,
         "__module__": __name__,
         "name": name,
@@ -354,16 +353,14 @@ class _clip(Composite):
 
 
 @of_one
-def clip(x: Operand, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x kept between min and max, as numpy.clip; a bound that is None does not limit.
 
     >>> clip(np.array([-3.0, 0.5, 9.0]), -1.0, 1.0)
     array([-1. ,  0.5,  1. ])
     """
-    if min is None and max is None:
-        return x
     if max is None:
-        return _clip(x, min, bounds="min")
+        return x if min is None else _clip(x, min, bounds="min")
     return _clip(x, max, bounds="max") if min is None else _clip(x, min, max, bounds="both")
 
 

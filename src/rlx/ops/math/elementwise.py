@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from rlx.ops.rules import (
     unbroadcast,
 )
 
-Gradient = Callable[..., Sequence[Any]]
+Gradient = Callable[..., Sequence[Tensor | None]]
 CONSTANT_PIECES = "its value is constant between jumps; the gradient is zero or does not exist"
 
 
@@ -121,7 +120,7 @@ def make_samples(
 def table(
     name: str,
     arity: int,
-    ref: Callable[..., object],
+    ref: Callable[..., np.ndarray],
     grad: Gradient | str,
     doc: str,
     *,
@@ -175,10 +174,10 @@ def _nonzero(y: np.ndarray) -> np.ndarray:
     return np.where(y == 0, np.ones_like(y), y)
 
 
-def _int_div(quotient: Callable[..., Any]) -> Callable[..., Any]:
+def _int_div(quotient: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Integer division: by zero gives 0, never a trap; the one overflow (min / -1) wraps."""
 
-    def ref(x: np.ndarray, y: np.ndarray) -> Any:
+    def ref(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.dtype.kind not in "iu":
             return quotient(x, y)
         return np.where(y == 0, np.zeros((), x.dtype), quotient(x, _nonzero(y)))
@@ -186,27 +185,29 @@ def _int_div(quotient: Callable[..., Any]) -> Callable[..., Any]:
     return ref
 
 
-def _trunc_div(x: np.ndarray, y: np.ndarray) -> Any:
+def _trunc_div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "iu":
-        return np.trunc(x / y)
+        return np.asarray(np.trunc(x / y))
     quotient = np.floor_divide(x, y)
     inexact = quotient * y != x
-    return (quotient + (inexact & ((x < 0) != (y < 0)))).astype(x.dtype)
+    return np.asarray(quotient + (inexact & ((x < 0) != (y < 0)))).astype(x.dtype)
 
 
-def _pow(x: np.ndarray, y: np.ndarray) -> Any:
+def _pow(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "iu":
         # An exponent for every element: of a single 1/2 NumPy makes a root, which differs at -0 and -inf.
         base, exponent = np.broadcast_arrays(x, y)
         out = np.power(base, np.array(exponent, ndmin=1)).reshape(base.shape)
-        return np.where(exponent == 2, base * base, out)
+        return np.asarray(np.where(exponent == 2, base * base, out))
     whole = np.power(x, np.maximum(y, 0))
     inverse = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2 == 0, 1, -1), 0))
     return np.where(y < 0, inverse, whole).astype(x.dtype)
 
 
-def _shift(direction: Callable[..., Any], overflow: Callable[[np.ndarray], Any]) -> Callable[..., Any]:
-    def ref(x: np.ndarray, y: np.ndarray) -> Any:
+def _shift(
+    direction: Callable[..., np.ndarray], overflow: Callable[[np.ndarray], np.ndarray]
+) -> Callable[..., np.ndarray]:
+    def ref(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         bits = x.dtype.itemsize * 8
         inside = (y >= 0) & (y < bits)
         shifted = direction(x, np.where(inside, y, 0).astype(x.dtype))
@@ -215,17 +216,17 @@ def _shift(direction: Callable[..., Any], overflow: Callable[[np.ndarray], Any])
     return ref
 
 
-def _sign(x: np.ndarray) -> Any:
-    return np.sign(x)
+def _sign(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sign(x))
 
 
-def _rsqrt(x: np.ndarray) -> Any:
-    return (1 / np.sqrt(x)).astype(x.dtype)
+def _rsqrt(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / np.sqrt(x)).astype(x.dtype)
 
 
-def _sigmoid(x: np.ndarray) -> Any:
+def _sigmoid(x: np.ndarray) -> np.ndarray:
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(x.dtype)
+    return np.asarray(np.where(x >= 0, 1 / (1 + small), small / (1 + small))).astype(x.dtype)
 
 
 def _is_tie(x: Node, y: Node) -> Node:

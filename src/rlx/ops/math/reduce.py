@@ -100,7 +100,7 @@ class Reduction(Op):
         return out
 
 
-def _over(f: Callable[..., Tensor]) -> Callable[..., Any]:
+def _over(f: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
     def ref(x: np.ndarray, *, axes: Sequence[int], keepdims: bool) -> np.ndarray:
         return np.asarray(f(x, axis=tuple(axes), keepdims=keepdims))
 

@@ -52,8 +52,9 @@ class Activation:
     defaults: tuple[float, ...] = ()
 
 
-def _sigmoid(x: np.ndarray) -> Any:
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1 / (1 + small), small / (1 + small)))
 
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -165,7 +166,13 @@ class Recurrent(MultiOp):
         raise NotImplementedError
 
     def infer(
-        self, x: TensorType, w: TensorType, r: TensorType, *more: TensorType, extras: Any, **attrs: AttrValue
+        self,
+        x: TensorType,
+        w: TensorType,
+        r: TensorType,
+        *more: TensorType,
+        extras: Sequence[str],
+        **attrs: AttrValue,
     ) -> TupleType:
         known = [e for e in EXTRAS if e in extras]
         allowed = EXTRAS if self.states == 2 else EXTRAS[:3]
@@ -310,7 +317,12 @@ class Recurrent(MultiOp):
         return (concat(outs, 1), *(concat([e[i] for e in ends], 0) for i in range(self.states)))
 
     def one(
-        self, *types: str, extras: Sequence[str] = (), lens: Any = None, grad: bool = True, **attrs: AttrValue
+        self,
+        *types: str,
+        extras: Sequence[str] = (),
+        lens: Sequence[int] | None = None,
+        grad: bool = True,
+        **attrs: AttrValue,
     ) -> Sample:
         """A sample: x, w, r and further operands by type; lens by value."""
         sides = len(DIRECTIONS[attrs.get("direction", "forward")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -288,7 +288,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, (int, Expr)) and not isinstance(value, bool)
 
 
-def _below_zero(asked: Any) -> Dim | None:
+def _below_zero(asked: object) -> Dim | None:
     """A comparison of sizes as «this size is below zero»."""
     if not isinstance(asked, Undecided) or asked.relation not in ("lt", "le"):
         return None

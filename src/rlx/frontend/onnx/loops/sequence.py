@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs, Rows
+from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
 from rlx.ops.rules import normal_axis
 
@@ -74,7 +75,7 @@ def concat_from_sequence(n: Call) -> Outputs:
     axis, value = int(n.attr("axis")), n.value(0)
     if isinstance(value, Rows):
         return joined(value.numbers, axis, n.flag("new_axis"))
-    items = n.sequence(0)
+    items = n.tensors(0)
     return ops.stack(items, axis) if n.flag("new_axis") else ops.concat(items, axis)
 
 
@@ -97,7 +98,7 @@ def split_to_sequence(n: Call) -> Outputs:
     keepdims = n.flag("keepdims", 1)
     size = x.shape[axis]
     if n.value(1) is not None:
-        chunks: Any = n.dims(1)
+        chunks: Sequence[Dim] = n.dims(1)
         if n[1].rank == 0:  # equal parts, the last one smaller
             each = chunks[0]
             sensible = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rlx import ops
 from rlx.errors import ShapeError
@@ -70,7 +70,7 @@ def conv_transpose(n: Call) -> Outputs:
     options = conv_options(n, w)
     rank = w.rank - 2
     extra = n.attr("output_padding", None) or [0] * rank
-    target: Any = n.attr("output_shape", None)
+    target: Sequence[int] | None = n.attr("output_shape", None)
     if target is not None:
         auto = n.attr("auto_pad", "NOTSET")
         strides, dilations = options["strides"] or [1] * rank, options["dilations"] or [1] * rank

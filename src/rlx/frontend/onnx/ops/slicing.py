@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 from rlx import ops
 from rlx.errors import ModelImportError, ShapeError, current_where
@@ -65,7 +65,11 @@ def slice_(n: Call) -> Outputs:
     return sliced(n, starts, ends, axes, steps)
 
 
-def _places(n: Call, i: int) -> list[Any]:
+Place: TypeAlias = Dim | Unknown | Quotient
+"""Where a slice begins or ends: a number, a size, or what only the data say."""
+
+
+def _places(n: Call, i: int) -> list[Place]:
     """Places of a slice, as far as they are known."""
     found = n.partial(n[i])
     if found is None:
@@ -78,7 +82,7 @@ def _places(n: Call, i: int) -> list[Any]:
 
 
 def sliced(
-    n: Call, starts: Sequence[Any], ends: Sequence[Any], axes: Sequence[int], steps: Sequence[int]
+    n: Call, starts: Sequence[Place], ends: Sequence[Place], axes: Sequence[int], steps: Sequence[int]
 ) -> Node:
     """ONNX Slice of some axes: what is known first, then what moves, then what the data decide."""
     x = n[0]

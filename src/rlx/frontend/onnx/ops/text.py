@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
 
@@ -76,7 +75,7 @@ def regex_full_match(n: Call) -> Outputs:
 def tf_idf(n: Call) -> Outputs:
     """How often each n-gram of a pool occurs, words up to max_skip_count apart."""
     value = n.value(0)
-    pool: Any
+    pool: Sequence[int]
     if isinstance(value, Strings):
         n.on_host(WHY)
         words = n.attr("pool_strings")
