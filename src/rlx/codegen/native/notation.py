@@ -195,7 +195,7 @@ def _located(error: Exception, name: str) -> Exception:
         error = CompileError(f"{where}: {error}\n    {line}").with_traceback(error.__traceback__)
     else:
         error.add_note(f"{where}\n    {line}")
-    error.__located__ = True  # type: ignore[attr-defined]
+    vars(error)["__located__"] = True
     return error
 
 
