@@ -12,8 +12,7 @@ array([2., 4.], dtype=float32)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
@@ -30,16 +29,16 @@ class RlxBackendRep(BackendRep):
     def __init__(self, model: AdaptiveModel) -> None:
         self.model = model
 
-    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def run(self, inputs: object, **kwargs: object) -> tuple[object, ...]:
         """Outputs as a named tuple."""
         given = inputs if isinstance(inputs, (list, tuple, dict)) else [inputs]
         out = self.model.run(given)
         return namedtupledict("Outputs", self.model.outputs)(*out)
 
     @property
-    def host_thunks(self) -> list[dict[str, Any]]:
+    def host_thunks(self) -> list[Mapping[str, object]]:
         """What did not run natively, in any variant of the model that has run so far."""
-        found: list[dict[str, Any]] = []
+        found: list[Mapping[str, object]] = []
         for variant in self.model.variants:
             found += variant.imported.host_ops
             if variant.program is not None:
@@ -72,12 +71,12 @@ class RlxBackend(Backend):
     @classmethod
     def run_node(
         cls,
-        node: Any,
-        inputs: Any,
+        node: onnx.NodeProto,
+        inputs: Iterable[object],
         device: str = "CPU",
-        outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
+        outputs_info: Sequence[tuple[object, tuple[int, ...]]] | None = None,
+        **kwargs: object,
+    ) -> tuple[object, ...]:
         """Run one node on arrays."""
         arrays = [plain_array(x, "an input") for x in inputs]
         names = [name for name in node.input if name]
@@ -88,6 +87,7 @@ class RlxBackend(Backend):
         outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
         graph = onnx.helper.make_graph([node], "node", infos, outputs)
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        assert isinstance(version, int), "versions of opsets are numbers"
         opsets = [onnx.helper.make_opsetid(node.domain, version)]
         return cls.run_model(onnx.helper.make_model(graph, opset_imports=opsets), arrays, device)
 

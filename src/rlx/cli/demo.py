@@ -46,7 +46,7 @@ QUERIES = ("a pet taking a nap", "machine learning", "what will the weather be l
 class Encoder:
     """Tokenizer and compiled program: sentences in, unit vectors out."""
 
-    def __init__(self, say: Any) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         from rlx import zoo
         from rlx.zoo.minilm import load_graph
 
@@ -110,7 +110,7 @@ def onnxruntime_session(folder: Path, threads: int) -> Any:
     )
 
 
-def in_turns(engines: dict[str, Callable[[], object]]) -> dict[str, float]:
+def in_turns(engines: dict[str, Callable[[], np.ndarray]]) -> dict[str, float]:
     """Median seconds of each function; they take turns, so that all see the same machine."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(ROUNDS):
@@ -124,11 +124,13 @@ def in_turns(engines: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> Json:
+def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Callable[[str], None]) -> Json:
     """Time per sentence in RLX and, if installed, in ONNX Runtime; and how much the vectors differ."""
     say("looking for ONNX Runtime")
     session = onnxruntime_session(encoder.folder, encoder.program.threads)
-    engines: dict[str, Callable[[], Any]] = {"rlx": lambda: encoder.program.run(feed)["sentence_embedding"]}
+    engines: dict[str, Callable[[], np.ndarray]] = {
+        "rlx": lambda: encoder.program.run(feed)["sentence_embedding"]
+    }
     if session is not None:
         engines["onnxruntime"] = lambda: session.run(["sentence_embedding"], feed)[0]
     say("timing")
@@ -144,7 +146,7 @@ def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Any) -> Jso
     return facts
 
 
-def summary(encoder: Encoder, sentences: list[str], say: Any) -> Json:
+def summary(encoder: Encoder, sentences: list[str], say: Callable[[str], None]) -> Json:
     """What was compiled: ops before and after fusion, memory, times."""
     from rlx.api.lowering import lower, optimize
 

@@ -27,7 +27,9 @@ def taken_apart(path: str | os.PathLike[str], kind: Kind) -> tuple[dict[str, Any
     return header, parts, data[len(data) - file.header["array_bytes"] :]
 
 
-def put_together(kind: Kind, header: Mapping[str, Any], parts: Mapping[str, bytes], arrays: bytes) -> bytes:
+def put_together(
+    kind: Kind, header: Mapping[str, object], parts: Mapping[str, bytes], arrays: bytes
+) -> bytes:
     """The bytes of a file with these pieces: its checksums are right, whatever else it says."""
     table, joined = [], b""
     for name, content in parts.items():

@@ -11,7 +11,6 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def turn_on() -> None:
     stack_guard.with_handler = lambda text, triple: ALLOCA.sub(_stack, text)
 
 
-def _between(nbytes: int, **_: Any) -> Region:
+def _between(nbytes: int, **_: object) -> Region:
     return allocate(round_up(nbytes, ALIGNMENT), guard=True)
 
 

@@ -7,12 +7,12 @@ Ops without a counterpart are expanded until they have one. Open sizes are writt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.ir.dim import Dim
-from rlx.ir.dims.atom import FloorDiv, Sym
+from rlx.ir.dims.atom import Atom, FloorDiv, Sym
 from rlx.ir.dims.expr import Expr
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
@@ -92,7 +92,7 @@ class Writer(OnnxWriter):
             total = self.op("Add", total, part)
         return total
 
-    def _atom(self, atom: Any) -> str:
+    def _atom(self, atom: Atom) -> str:
         if isinstance(atom, FloorDiv):
             return self.op("Div", *(self.size(a) for a in atom.args))
         if not isinstance(atom, Sym):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ def run_stages(graph: Graph, stages: Sequence[Stage], trace: Trace) -> Graph:
 
 def write_stage(folder: Path, name: str, graph: Graph) -> None:
     """The text of a graph, with arrays that are too large for it in a folder next to it."""
-    blobs: dict[str, Any] = {}
+    blobs: dict[str, np.ndarray] = {}
     text = graph_text(graph, blobs=blobs)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.zoo.onnx_writer import OnnxWriter
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 
 class _Encoder(OnnxWriter):
@@ -30,7 +33,7 @@ class _Encoder(OnnxWriter):
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=eps)
 
 
-def build_onnx(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:
+def build_onnx(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> ModelProto:
     """A ModelProto with the inputs, outputs and dynamic dims of `rlx.zoo.minilm.build`."""
     from onnx import TensorProto
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+    from onnx import ModelProto, NodeProto, ValueInfoProto
+
+    Info = Mapping[str, tuple[DTypeLike, Sequence[int | str] | None]]
 
 
 class OnnxWriter:
     """Collects nodes and weights, then builds a ModelProto."""
 
     def __init__(self) -> None:
-        self.nodes: list[Any] = []
+        self.nodes: list[NodeProto] = []
         self.values: dict[str, np.ndarray] = {}
         self._count = 0
 
@@ -30,12 +36,12 @@ class OnnxWriter:
         self.values.setdefault(name, np.asarray(value, order="C"))  # ascontiguousarray has no rank 0
         return name
 
-    def constant(self, value: Any, dtype: Any = np.int64) -> str:
+    def constant(self, value: ArrayLike, dtype: DTypeLike = np.int64) -> str:
         """An unnamed initialiser; a number becomes a vector of one."""
         self._count += 1
         return self.weight(f"const_{self._count}", np.asarray(value, dtype))
 
-    def scalar(self, name: str, value: float, dtype: Any = np.float32) -> str:
+    def scalar(self, name: str, value: float, dtype: DTypeLike = np.float32) -> str:
         """A named initialiser of rank 0."""
         self.values[name] = np.asarray(value, dtype)
         return name
@@ -43,15 +49,15 @@ class OnnxWriter:
     def model(
         self,
         name: str,
-        inputs: Mapping[str, tuple[Any, Sequence[int | str]]],
-        outputs: Mapping[str, tuple[Any, Sequence[int | str] | None]],
+        inputs: Info,
+        outputs: Info,
         opset: int = 17,
         contrib: bool = False,
-    ) -> Any:
+    ) -> ModelProto:
         """The model; inputs and outputs are name -> (NumPy dtype, shape), sizes given as text are dynamic."""
         from onnx import helper, numpy_helper
 
-        def info(values: Mapping[str, tuple[Any, Any]]) -> list[Any]:
+        def info(values: Info) -> list[ValueInfoProto]:
             kind = helper.np_dtype_to_tensor_dtype
             return [
                 helper.make_tensor_value_info(n, kind(np.dtype(d)), s if s is None else list(s))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rlx import progress
 from rlx.codegen.cpu.attention.nest import attention_spec, emit_attention_nest
@@ -45,7 +44,7 @@ from rlx.plan.lir import LirBufferPlan, LirModule, WeightCut
 from rlx.target.cpu import Target, resolve
 from rlx.target.tiles import PanelTile
 
-SPECIAL: dict[type[Any], Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
+SPECIAL: dict[type, Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_template}
 
 
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:

@@ -8,7 +8,6 @@ bit pattern.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,7 @@ def to_memory(dtype: DType, value: str) -> str:
     return f"(uchar)({value})" if dtype.is_bool else value
 
 
-def literal(value: Any, dtype: DType) -> str:
+def literal(value: float, dtype: DType) -> str:
     """A constant, exact to the bit."""
     variable_type(dtype)
     if dtype.is_bool:

@@ -119,7 +119,7 @@ def rlx_meet_all(table: ptr, length: i64, place: i64) -> i64:
 
 
 @inline
-def _piece(table: ptr, total: i64, done: Any) -> i64:
+def _piece(table: ptr, total: i64, done: i64 | int) -> i64:
     """Bytes of the piece that begins `done` bytes into `total`."""
     return max(min(total - done, table[SLOT]), i64(0))
 
@@ -291,7 +291,7 @@ def _staged(ranks: _Ranks) -> None:
 
 
 @inline
-def _staged_piece(ranks: _Ranks, done: Any, shift: i64, slot: i64, longest: i64) -> None:
+def _staged_piece(ranks: _Ranks, done: i64 | int, shift: i64, slot: i64, longest: i64) -> None:
     table, sources, destinations = ranks.table, ranks.sources, ranks.destinations
     position, ring = _position(table), field(table, RING, ptr)
     here = position + shift
@@ -328,7 +328,7 @@ def _staged_piece(ranks: _Ranks, done: Any, shift: i64, slot: i64, longest: i64)
 
 
 @inline
-def _collect(ranks: _Ranks, done: Any, position: i64) -> None:
+def _collect(ranks: _Ranks, done: i64 | int, position: i64) -> None:
     """Copy the results of one piece from the stages of the ranks that have reduced them."""
     table = ranks.table
     cuts, array = field(table, CUTS, ptr), field(table, ARRAY, ptr)
@@ -346,7 +346,7 @@ def _collect(ranks: _Ranks, done: Any, position: i64) -> None:
 
 
 @inline
-def _act(ranks: _Ranks, done: i64, size: i64, places: i64) -> None:
+def _act(ranks: _Ranks, done: i64 | int, size: i64, places: i64) -> None:
     """Reduce or copy `size` bytes from everybody, which belong `done` bytes into the results."""
     table = ranks.table
     to = byte_at(field(table, TO, ptr), done)

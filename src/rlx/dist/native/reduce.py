@@ -44,6 +44,7 @@ from rlx.ir.dtype import dtype as find
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
+    from rlx.codegen.native.jit import Code
     from rlx.target.cpu import Target
 
 UNROLL = 4
@@ -108,12 +109,12 @@ def rlx_reduce(sources: ptr, ranks: i64, places: i64, count: i64, *, plan: _Plan
     destinations = at(sources, ranks)
     lanes = builder().module.target.vector_bytes // plan.lanes_bytes
 
-    def block(start: Any, vectors: int, width: int, is_streamed: bool) -> None:
+    def block(start: i64 | int, vectors: int, width: int, is_streamed: bool) -> None:
         """Reduce `vectors` x `width` elements from `start` on, all in registers."""
         stored = vector(plan.stored, width)
         indices = [start + v * width for v in range(vectors)]
 
-        def values(rank: Any) -> list[Word]:
+        def values(rank: i64 | int) -> list[Word]:
             source = field(sources, rank, ptr)
             return [_widen(plan, load(stored, gep(source, i, plan.stored))) for i in indices]
 
@@ -126,7 +127,7 @@ def rlx_reduce(sources: ptr, ranks: i64, places: i64, count: i64, *, plan: _Plan
             for i, result in zip(indices, results, strict=True):
                 store(result, gep(destination, i, plan.stored), nontemporal=is_streamed)
 
-    done: Any = 0
+    done: i64 | int = 0
     for vectors, width in ((UNROLL, lanes), (1, lanes), (1, 1)):
         if (vectors, width) == (1, 1) and lanes == 1:
             continue
@@ -273,7 +274,7 @@ def native_address(dtype: str, kind: ReduceKind) -> int | None:
 class _Native:
     """One compiled kernel; the code lives as long as what calls it."""
 
-    code: Any
+    code: Code
     call: Callable[[bytes, int, int, int], None]
 
 

@@ -282,7 +282,7 @@ class _Before(NamedTuple):
     how: object
     buf: SymmetricBuffer | None
     table: Array
-    dtypes: tuple[Any, ...]
+    dtypes: tuple[object, ...]
 
 
 def _callback(transport: MappedTransport) -> Any:

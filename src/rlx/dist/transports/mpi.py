@@ -15,7 +15,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
@@ -48,11 +48,18 @@ MESSAGE_BYTES = 1 << 30
 RING_BYTES = 64 << 10
 BUSY_POLLS, NAP_SECONDS, LOOK_SECONDS = 200, 50e-6, 0.02
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+D = TypeVar("D", np.ndarray, None)
 _POST = struct.Struct("<qqqq")
 
 
 def connect(
-    heap_size: int = DEFAULT_HEAP_BYTES, timeout: float | None = None, comm: Any = None, share: bool = True
+    heap_size: int = DEFAULT_HEAP_BYTES,
+    timeout: float | None = None,
+    comm: Comm | None = None,
+    share: bool = True,
 ) -> SymmetricTransport:
     """The best transport between the ranks of an MPI communicator: shared memory if they are on one host.
 
@@ -64,7 +71,7 @@ def connect(
     return MpiTransport._of(job)
 
 
-def _job(heap_size: int, timeout: float | None, comm: Any, share: bool) -> MpiJob:
+def _job(heap_size: int, timeout: float | None, comm: Comm | None, share: bool) -> MpiJob:
     return MpiJob(comm, heap_size, DIST_TIMEOUT.get() if timeout is None else timeout, share)
 
 
@@ -81,7 +88,7 @@ class MpiTransport:
         self,
         heap_size: int = DEFAULT_HEAP_BYTES,
         timeout: float | None = None,
-        comm: Any = None,
+        comm: Comm | None = None,
         share: bool = True,
     ) -> None:
         self._set_up(_job(heap_size, timeout, comm, share), 0, None)
@@ -176,7 +183,7 @@ class MpiTransport:
         own[offset : offset + data.nbytes] = data
         self._job.signals[signal] = self._job.signals.get(signal, 0) + 1
 
-    def _checked(self, buf: SymmetricBuffer, data: Any) -> tuple[Any, Array | None]:
+    def _checked(self, buf: SymmetricBuffer, data: D) -> tuple[D, Array | None]:
         """`data`, and the heap of the rank if it is mapped here; the region and its length are fine."""
         rank = self._members[check_rank(buf.rank, self.num_ranks)]
         if buf.offset < 0 or buf.len < 0 or buf.offset + buf.len > self.heap_size:

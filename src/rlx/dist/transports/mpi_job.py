@@ -5,11 +5,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from rlx.records import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from rlx.errors import how_to_install
 from rlx.dist.heap import SymmetricHeap
 from rlx.dist.transport import Array
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm, Request
+
 # Channels: a message tag is group * CHANNELS + channel.
 POSTS, DATA, PUTS, SIGNALS, FAILURES, GETS, REPLIES, CHANNELS = 0, 1, 2, 3, 4, 5, 6, 8
 KEPT_MESSAGES = 64
@@ -26,7 +30,7 @@ KEPT_MESSAGES = 64
 _HEADER = struct.Struct("<qqq")
 
 
-def _start_mpi() -> Any:
+def _start_mpi() -> ModuleType:
     """mpi4py; its import starts MPI, which waits for all ranks."""
     try:
         from mpi4py import MPI
@@ -52,20 +56,26 @@ def _end_process_after(seconds: float) -> Iterator[None]:
 class Pending:
     """Requests under way, the rank that each one waits for, and buffers that must outlive them."""
 
-    requests: list[Any] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     peers: list[int] = field(default_factory=list)
-    buffers: list[Any] = field(default_factory=list)
+    buffers: list[Array] = field(default_factory=list)
 
-    def add(self, request: Any, peer: int, buffer: Any) -> None:
+    def add(self, request: Request, peer: int, buffer: Array) -> None:
         self.requests.append(request)
         self.peers.append(peer)
         self.buffers.append(buffer)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all but these."""
+        self.requests[:] = [self.requests[i] for i in places]
+        self.peers[:] = [self.peers[i] for i in places]
+        self.buffers[:] = [self.buffers[i] for i in places]
 
 
 class MpiJob:
     """What all groups of one rank have in common: the communicator, and the heaps of its host."""
 
-    def __init__(self, comm: Any, heap_size: int, timeout: float, share: bool) -> None:
+    def __init__(self, comm: Comm | None, heap_size: int, timeout: float, share: bool) -> None:
         self.timeout = timeout
         self.allocator = SymmetricAllocator(heap_size)
         self.heap_size = heap_size
@@ -101,7 +111,7 @@ class MpiJob:
         self.heap, self.index = heap, self.host.index(self.rank)
         host.Free()
 
-    def send(self, rank: int, tag: int, number: int, offset: int, data: Array) -> Any:
+    def send(self, rank: int, tag: int, number: int, offset: int, data: Array) -> None:
         """Send without waiting: the message is copied, so the caller may go on and change `data`."""
         message = np.concatenate([np.frombuffer(_HEADER.pack(number, offset, data.nbytes), np.uint8), data])
         request = self.comm.Isend([message, self.MPI.BYTE], rank, tag)
@@ -130,8 +140,7 @@ class MpiJob:
         pending = self.outgoing
         if len(pending.requests) > KEPT_MESSAGES:
             kept = [i for i, request in enumerate(pending.requests) if not request.Test()]
-            for items in (pending.requests, pending.peers, pending.buffers):
-                items[:] = [items[i] for i in kept]
+            pending.keep(kept)
 
     def memory(self, rank: int) -> Array | None:
         """The heap of a rank, if it is mapped here."""

@@ -8,7 +8,6 @@ collectives that it needs and the work that it saves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rlx.errors import RlxError, provenance
 from rlx.ir.assume import ConstraintLog, inferring
@@ -230,7 +229,7 @@ class Walk:
             return copy_node(node, operands, self.out)
         return self.out.add(node.op, operands, attrs, where=node.where)
 
-    def local_attrs(self, node: Node, link: Link) -> Mapping[str, Any] | None:
+    def local_attrs(self, node: Node, link: Link) -> Mapping[str, object] | None:
         """Attributes of a node that computes one rank's part: as they are, or with the part's sizes."""
         types = [self.local(o.tensor, d) for o, d in zip(node.operands, link.operands, strict=True)]
         want = self.local(node.tensor, link.result)
@@ -247,7 +246,7 @@ class Walk:
         return None
 
     def computes(
-        self, node: Node, types: Sequence[TensorType], attrs: Mapping[str, Any], want: TensorType
+        self, node: Node, types: Sequence[TensorType], attrs: Mapping[str, object], want: TensorType
     ) -> bool:
         """Whether a node's op, applied to parts, gives the part wanted, by the same expression."""
         log = ConstraintLog(node.graph.constraints)
