@@ -109,7 +109,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def address_of(array: NDArray[Any]) -> int:
+def address_of(array: np.ndarray) -> int:
     """Where an array begins in memory.
 
     NumPy builds a dict with the shape and more for that answer. A view by ctypes is four times as quick,
