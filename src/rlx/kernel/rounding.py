@@ -156,6 +156,11 @@ def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None
         def rule(m: Dim, n: Dim, k: Dim) -> bool:
             return runs_along_k(m, n, k, width)
 
+        b = _right_operand(node, form)
+        if b.id in weights:  # packed, where its sizes are numbers
+            if rule(*product):
+                need_numbers(b.shape, "decides whether a constant is packed", node.where)
+            return
         answer = choose(rule, product, (1, 1, 1))
         if answer != rule(*product):
             at = choose(lambda *at: at, product, (1, 1, 1))
@@ -173,14 +178,18 @@ def _adds_squares(node: Node) -> bool:
 def _may_lie_along_k(node: Node, form: Contract, weights: set[int]) -> bool:
     """Whether neighbours along the contracted axis of the right operand may be neighbours in memory.
 
-    A single column is a row of the transpose: there the left operand is the right one. Weights are packed.
+    Weights are packed, if their sizes are known.
     """
-    place = 0 if is_one_column(form) else 1
-    b = node.operands[place]
-    if place == 1 and b.id in weights:
-        return False
+    b, place = _right_operand(node, form), 0 if is_one_column(form) else 1
+    if b.id in weights:
+        return not b.tensor.is_static
     ends = [j for j in range(b.rank) if all(d == 1 for d in b.shape[j + 1 :])]
     return b.op.role is Role.COMPUTE or not b.rank or any(pair[place] in ends for pair in form.contract)
+
+
+def _right_operand(node: Node, form: Contract) -> Node:
+    """What kernels take for the right operand: a single column is a row of the transpose."""
+    return node.operands[0 if is_one_column(form) else 1]
 
 
 def is_one_column(form: Contract) -> bool:

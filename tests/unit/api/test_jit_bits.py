@@ -63,6 +63,20 @@ case("two convs", two_convs)(lambda: [(x,) for x in images(64, 4, 6, 7, 14)])
 case("gradient of conv", gradient(conv))(
     lambda: [(x, made(16, 8, 3, 3)) for x in images(8, 4, 7, 8, batch=2)]
 )
+
+
+def constant(*shape: Any) -> Any:
+    """A constant whose size the call decides."""
+    return ops.sin(ops.broadcast_to(np.float32(0.3), shape))
+
+
+for _columns in (1, 2, 3, 5, 40):
+    case(
+        f"a constant of open rows and {_columns} columns", lambda x, n=_columns: x @ constant(x.shape[-1], n)
+    )(lambda: [(made(rows, n),) for rows in (1, 2, 5) for n in (4, 8, 16, 33, 100)])
+    case(
+        f"a constant of open columns and {_columns} rows", lambda x, n=_columns: constant(n, x.shape[0]) @ x
+    )(lambda: [(made(*shape),) for n in (4, 8, 16, 33, 100) for shape in ((n,), (n, 1), (n, 5))])
 case("fft", ops.fft)(lambda: [(made(4, n).astype(np.complex64),) for n in (7, 8, 60, 64, 100, 251, 1024)])
 case("fft, rows", ops.fft)(lambda: [(made(n, 64).astype(np.complex64),) for n in (2, 3, 7, 8, 9, 17)])
 case("rfft", ops.rfft)(lambda: [(made(4, n),) for n in (8, 100, 256, 1000)])
