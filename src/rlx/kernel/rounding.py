@@ -16,13 +16,16 @@ from rlx.ir.op import Role
 from rlx.ir.types import Shape, tensor_types
 from rlx.ir.weights import weight_ids
 from rlx.kernel.compose import compose
-from rlx.kernel.form import Contract, Form, Reduce, Template
+from rlx.kernel.form import Contract, Conv, Form, Reduce, Template
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.nests import Nest
 from rlx.kernel.order import adds_by_columns
 
 FEW_ROWS = 3
 """Rows of a product up to which transposing B costs more than summing across vectors."""
+
+MOST_PHASES, MOST_REACH = 64, 1024
+"""Strides and reaches of windows up to which kernels for planar images are written out."""
 
 Lanes = Callable[[str], int]
 SummedAxes = Callable[[Nest, Sequence[Shape], Mapping[str, int]], Shape]
@@ -43,6 +46,17 @@ def runs_along_k(m: Dim, n: Dim, k: Dim, lanes: int) -> bool:
     few_rows = isinstance(m, int) and m <= FEW_ROWS
     shallow = isinstance(k, int) and k < lanes
     return (few_columns or few_rows) and not shallow
+
+
+def has_planar_kernel(form: Conv, dtypes: Sequence[str]) -> bool:
+    """Whether a convolution of planar images has its own kernel, with one order for all sizes of images: it
+    is in f32, with static channels and window. Others are plain sums, which choose their order by sizes."""
+    static = all(isinstance(d, int) and d > 0 for d in form.w)
+    # Its code has every line that a window reaches and every phase of a stride.
+    windows = zip(form.w[2:], form.dilations, strict=True)
+    short = all((k - 1) * dilation < MOST_REACH for k, dilation in windows if isinstance(k, int))
+    known = static and short and form.fill == 0 and max(form.strides, default=1) <= MOST_PHASES
+    return known and len(form.strides) <= 3 and all(d == "f32" for d in dtypes)
 
 
 def rounds_by_kernel(graph: Graph) -> bool:
@@ -137,6 +151,10 @@ def check_rounding(graph: Graph, lanes: Lanes) -> Graph:
             padding = [d for pair in node.attrs["padding"] for d in pair]
             sizes = (*w.shape, x.shape[1], *padding)
             need_numbers(sizes, "decides in which order a convolution adds", node.where)
+            form, dtypes = lower_node(node), [t.dtype.name for t in (x.tensor, w.tensor, node.tensor)]
+            wide = node.dtype.is_float and node.dtype.bits > 16  # narrow ones are computed in f32
+            if wide and isinstance(form, Conv) and not has_planar_kernel(form, dtypes):
+                need_numbers(x.shape[2:], "decides in which order a convolution adds", node.where)
         elif node.op.heavy or node.op.family in ("fourier", "reduction"):
             _check_form(node, lower_node(node), lanes, weights)
     return graph

@@ -59,6 +59,12 @@ case("conv, few channels", conv)(lambda: [(x, SMALL) for x in images(3, 4, 5, 8,
 case("conv of each channel", lambda x, w: ops.conv(x, w, padding=1, groups=32))(
     lambda: [(x, made(32, 1, 3, 3)) for x in images(32, 4, 7, 14)]
 )
+case("conv in f64", lambda x, w: ops.conv(x, w))(
+    lambda: [
+        (made(batch, 2, *image).astype(np.float64), made(8, 2, 2, 3).astype(np.float64))
+        for batch, image in ((1, (2, 3)), (1, (3, 3)), (2, (2, 3)), (4, (2, 3)), (3, (9, 9)))
+    ]
+)
 case("two convs", two_convs)(lambda: [(x,) for x in images(64, 4, 6, 7, 14)])
 case("gradient of conv", gradient(conv))(
     lambda: [(x, made(16, 8, 3, 3)) for x in images(8, 4, 7, 8, batch=2)]

@@ -19,6 +19,7 @@ from rlx.codegen.cpu.rows.nest import emit_nest
 from rlx.codegen.native.irtext import Module
 from rlx.kernel.form import Contract, dense_strides
 from rlx.kernel.nests import ContractNest, ConvNest, Nest, Stat, Store
+from rlx.kernel.rounding import has_planar_kernel
 from rlx.kernel.scalar import (
     TRUE,
     Scalar,
@@ -36,9 +37,6 @@ from rlx.kernel.scalar import (
 from rlx.ops.storage.winograd import WinogradLayout
 from rlx.target.cpu import Target
 from rlx.target.tiles import ConvTarget
-
-MOST_PHASES, MOST_REACH = 64, 1024
-"""Strides and reaches of windows up to which kernels for planar images are written out."""
 
 
 def conv_target(target: Target, winograd: bool = True) -> ConvTarget:
@@ -70,16 +68,11 @@ def emit_conv(
 
 
 def _is_planar(nest: ConvNest, inputs: Sequence[Slot]) -> bool:
-    """Whether the kernel for planar images with plain weights fits: f32, static channels and window."""
-    form, w = nest.form, inputs[nest.w]
-    f32 = all(d.name == "f32" for d in (inputs[nest.x].dtype, w.dtype, form.dtype))
-    static = all(isinstance(d, int) and d > 0 for d in form.w)
+    """Whether the kernel for planar images with plain weights fits."""
+    w = inputs[nest.w]
     dense = w.strides is None or w.strides == dense_strides(w.shape)
-    known = static and dense and form.fill == 0 and max(form.strides, default=1) <= MOST_PHASES
-    # Its code has every line that a window reaches and every phase of a stride.
-    windows = zip(form.w[2:], form.dilations, strict=True)
-    known = known and all((k - 1) * dilation < MOST_REACH for k, dilation in windows if isinstance(k, int))
-    return f32 and known and len(form.strides) <= 3 and len(nest.stores) == 1
+    dtypes = [inputs[nest.x].dtype.name, w.dtype.name, nest.form.dtype.name]
+    return dense and has_planar_kernel(nest.form, dtypes) and len(nest.stores) == 1
 
 
 def as_reduction(nest: ConvNest, inputs: Sequence[Slot]) -> Nest:
