@@ -18,7 +18,6 @@ from rlx.frontend.onnx import from_onnx
 from rlx.fuzz import guarded
 from rlx.fuzz.containers import put_together, taken_apart
 from rlx.fuzz.programs.grammar import draw_program
-from rlx.ir.bind import check_constraints
 from rlx.ir.dtype import convert, dtype
 from rlx.ir.graph import Graph
 from rlx.ir.op import Arg, Op, Role, all_ops
@@ -208,7 +207,7 @@ def run_plan(module: LirModule) -> None:
             missing = {name: n for name, n in graph.params.items() if name not in graph.param_values}
             graph.param_values |= {k: np.zeros(n.tensor.bind({}), n.dtype.np) for k, n in missing.items()}
     program = CompiledProgram(module, kernels, code, threads=1)
-    check_constraints(module.mir.constraints, module.plan.binding)  # as for every plan that a run makes
+    module.planner.check_guards(module.plan.binding)  # as for every plan that a run makes
     program._plans[tuple(module.plan.binding[s] for s in program._symbols)] = module.plan
     run(program, module.mir, module.plan.binding)
 

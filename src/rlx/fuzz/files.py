@@ -134,8 +134,10 @@ def work(seed: int, start: int, stop: int) -> None:
 
 
 def reproducer(seed: int, number: int, what: str) -> str:
-    """Python text that creates the mutant again and uses it."""
+    """Python text that creates the mutant again and uses it. Locations in its text are those of the script,
+    so the mutation may be another one there; the command has the same."""
     return f"""# mutated file: {" ".join(what.split())[:300]}
+# the same mutant: python -m rlx.fuzz work-files {seed} {number} {number + 1}
 import tempfile
 from pathlib import Path
 from rlx.fuzz import guarded

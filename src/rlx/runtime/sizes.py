@@ -49,7 +49,7 @@ class Sizes:
             if _movable(name, most, lir, kernels):
                 self.room[name] = most
         self._fixed = {name: most for name, most in self.room.items() if isinstance(most, int)}
-        self.guards = [c for c in graph.constraints if self.moves(c.lhs) or self.moves(c.rhs)]
+        self.guards = [c for c in lir.planner.guards if self.moves(c.lhs) or self.moves(c.rhs)]
         self._known: dict[tuple[Dim, ...], Evaluate] = {}
 
     def room_at(self, binding: Mapping[str, int]) -> dict[str, int]:

@@ -488,3 +488,15 @@ def test_module_gives_its_graph(model: LirModule) -> None:
     own = model.into_graph()
     assert own is not model.mir and str(own) == str(model.mir)
     assert any(n.op.role is Role.REGION for n in own.nodes)
+
+
+def test_what_a_kernel_of_an_edited_text_assumes_is_a_guard() -> None:
+    """A slice with another step reads outside of its axis at the sizes that the plan is for."""
+    g = rlx.Graph("edited")
+    g.output("y", ops.exp(g.input("x", ("m",), "f32"))[:-1] * 2.0)
+    text = plan(g).to_text()
+    assert "steps=(1,)" in text
+    again = LirModule.from_text(text.replace("steps=(1,)", "steps=(3,)"))
+    assert again.specialize({"m": 1}).plan.binding == {"m": 1}
+    with pytest.raises(GuardError, match="does not hold for m=128"):
+        again.specialize({"m": 128})

@@ -14,8 +14,9 @@ from rlx.config import bytes_text
 from rlx.errors import BudgetError, GuardError
 from rlx.files import Json
 from rlx.ir.bind import check_constraints
-from rlx.ir.dim import Dim, compile_dims, evaluate, parse_dim
+from rlx.ir.dim import Constraint, Dim, compile_dims, evaluate, parse_dim
 from rlx.ir.graph import Graph
+from rlx.ir.op import Role
 from rlx.ir.symbols import NOT_FOUND, sizes_at_bounds
 from rlx.kernel.control import is_branch, is_open
 from rlx.plan.lir import (
@@ -71,6 +72,16 @@ class Inner(NamedTuple):
     branch: bool = False  # whether a run takes one of the bodies
 
 
+def _guards(graph: Graph) -> list[Constraint]:
+    """What a program and the kernels in it assume. Kernels that RLX made assume what the program does; a plan
+    in a file may say anything."""
+    out = {(c.kind, c.lhs, c.rhs): c for c in graph.constraints}
+    regions = (n for n in graph.nodes if n.op.role is Role.REGION)
+    for c in (c for node in regions for body in node.bodies for c in body.constraints):
+        out.setdefault((c.kind, c.lhs, c.rhs), c)
+    return list(out.values())
+
+
 class Placer:
     """Gives a plan for any binding quickly. `order`, `life` and `shared` say which values need room when."""
 
@@ -84,6 +95,7 @@ class Placer:
     ) -> None:
         self.graph, self.stored, self.aliases, self.phases = graph, list(stored), dict(views), phases
         self.symbols = graph.symbols()
+        self.guards = _guards(graph)
         self.io = LirIoManifest.collect(graph)
         self.binding = dict(binding)
         self.order: list[int] = []
@@ -147,7 +159,7 @@ class Placer:
     def check_guards(self, binding: Mapping[str, int]) -> None:
         """Assumptions of the program and of the bodies in it hold, as far as sizes are known; of a branch,
         those of one body: a run that takes another is refused then."""
-        check_constraints(self.graph.constraints, binding)
+        check_constraints(self.guards, binding)
         for inner in self.inner.values():
             if inner.cut is not None:  # slices assume nothing more than the program
                 continue
