@@ -12,7 +12,6 @@ from rlx.fuzz.programs.inputs import Values
 from rlx.ir.dtype import dtype
 from rlx.ir.op import Arg, Op, Role, Sample, all_ops
 from rlx.ir.types import TensorType, parse_type
-from rlx.ops.storage.packing import Packing
 
 BINDING = {"n": 3, "m": 5, "k": 2}
 """Sizes of the symbols that samples use."""
@@ -24,7 +23,7 @@ def eligible() -> tuple[tuple[Op, tuple[Sample, ...]], ...]:
     """Ops that a user may call, with those samples that can be written as Python text."""
     out = []
     for op in all_ops():
-        storage = op.reader_side or op.writer_side or isinstance(op, Packing)
+        storage = op.storage or op.reader_side or op.writer_side  # files of users have none
         if op.role is not Role.COMPUTE or op.effects != "none" or op.finds_size or op.bodies or storage:
             continue
         samples = tuple(s for s in op.samples() if all(_is_plain(v) for v in s.attrs.values()))

@@ -309,14 +309,16 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
 
 
 def with_indices_in_range(p: Program, indexed: Sequence[tuple[str, str, int]]) -> Program:
-    """Indices that fit at both sets of sizes; where an axis is empty at one, there is no second set."""
+    """Indices that fit at both sets of sizes; where an axis is empty at one, or squeezed away, there is no
+    second set."""
     types = types_of(replace(p, sizes={**p.sizes, **p.others}))
     for ids, of, axis in indexed:
         if of not in types:  # refused at these sizes
             continue
-        size = types[of][1][axis]
-        if size == 0:
+        shape = types[of][1]
+        if not -len(shape) <= axis < len(shape) or shape[axis] == 0:
             return replace(p, others={})
+        size = shape[axis]
         at = next(i for i, x in enumerate(p.inputs) if x.name == ids)
         values = p.inputs[at].values
         p = with_input(p, at, replace(p.inputs[at], values=replace(values, high=min(values.high, size - 1))))
