@@ -343,3 +343,21 @@ def test_winograd_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         regions = compiled(net.graph).lir.mir.nodes
         names.append({n.op.name for region in regions for body in region.bodies for n in body.nodes})
     assert "unpack_winograd" in names[0] and "unpack_winograd" not in names[1]
+
+
+@pytest.mark.parametrize("target", F32_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("size, padding", [(1, 1), (3, 1), (3, 2), (5, 2)])
+def test_padding_meets_weights_that_are_not_finite(size: int, padding: int, target: Target) -> None:
+    """0 times NaN or infinity is NaN: at the edges of blocked images as anywhere."""
+    rng = np.random.default_rng(size)
+    weights = rng.standard_normal((16, 1, size, size)).astype(np.float32)
+    weights[3, 0, 0, 0], weights[5, 0, -1, -1] = np.nan, np.inf
+    g = Graph("depthwise")
+    first = g.param("first", (16, 16, 1, 1), "f32", rng.standard_normal((16, 16, 1, 1)).astype(np.float32))
+    blocked = conv(g.input("x", (1, 16, 6, 6), "f32"), first)
+    g.output("y", conv(blocked, g.param("w", weights.shape, "f32", weights), padding=padding, groups=16))
+    feed = {"x": rng.standard_normal((1, 16, 6, 6)).astype(np.float32)}
+    want = evaluate(g, feed)["y"]
+    got = rlx.compile(g, target=target.name, cache=False).run(feed)["y"]
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

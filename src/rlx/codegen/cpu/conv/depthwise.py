@@ -1,8 +1,8 @@
 """Depthwise convolution of blocked images: every lane is a channel with a separate kernel.
 
 Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The
-pixels around are summed one by one over the part of their window that is inside. Threads share planes or
-bands of lines.
+pixels around are summed one by one; padding is multiplied as any pixel, so a weight that is NaN or infinite
+shows there, too. Threads share planes or bands of lines.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class _Depthwise:
         return name
 
     def border(self) -> str:
-        """Name of border(args, frame, x, w, h, begin, end): pixels begin..end of a line, windows clipped."""
+        """Name of border(args, frame, x, w, h, begin, end): pixels begin..end of a line, with padding."""
         name = f"{self.name}.border"
         if self.module.defines(name):
             return name
@@ -255,48 +255,33 @@ class _Depthwise:
         size = [self.table.dim(fn, d) for d in shape.size]
         common = self.common(fn, frame)
 
-        def clipped(at: Int, axis: int) -> tuple[Int, Int, Int]:
-            """(first element's place, first and last + 1 window element inside) of output `at`."""
+        taps_w = shape.window[2]
+        padding = fn.splat(self.nest.form.fill, lanes, self.kind.accumulator)
+
+        def place(at: Int, k: Int, axis: int) -> tuple[Int, Value]:
+            """Where window element k of output `at` reads, and whether that is inside."""
             start = fn.sub(fn.mul(at, shape.strides[axis]), low[axis])
-            dilation = shape.dilations[axis]
-            first = fn.udiv(fn.add(fn.smax(fn.sub(0, start), 0), dilation - 1), dilation)
-            room = fn.add(fn.sub(size[axis], start), dilation - 1)
-            last = fn.smin(fn.udiv(fn.smax(room, 0), dilation), shape.window[axis])
-            return start, first, last
-
-        top, first_h, last_h = clipped(h, 1)
-        fill, taps_w = self.nest.form.fill, shape.window[2]
-
-        def factor(k: Int) -> Value:
-            return self.kind.read_b(fn, fn.gep(w, fn.mul(k, lanes), self.element), None)
-
-        outside = self.kind.zero
-        if fill:
-            padding = fn.splat(fill, lanes, self.kind.accumulator)
-            (outside,) = fn.loop(
-                0,
-                self.taps,
-                1,
-                [outside],
-                lambda k, sums: [self.kind.multiply_add(fn, padding, factor(k), sums[0])],
-            )
+            where = fn.add(start, fn.mul(k, shape.dilations[axis]))
+            return where, fn.value(fn.cmp("ult", where, size[axis]))
 
         def pixel(p: Int, _: list[Value]) -> None:
-            left, first_w, last_w = clipped(p, 2)
-
             def lines(r: Int, sums: list[Value]) -> list[Value]:
-                row = fn.mul(fn.add(top, fn.mul(r, shape.dilations[1])), line)
+                y, line_is_there = place(h, r, 1)
 
                 def taps(k: Int, sums: list[Value]) -> list[Value]:
-                    at = fn.add(row, fn.mul(fn.add(left, fn.mul(k, shape.dilations[2])), lanes))
-                    value = self.pixel(fn, fn.gep(x, at, self.element))
-                    if fill:  # what was counted as padding
-                        value = fn.value(fn.sub(value, fn.splat(fill, lanes, self.kind.accumulator)))
-                    return [self.kind.multiply_add(fn, value, factor(fn.add(fn.mul(r, taps_w), k)), sums[0])]
+                    column, column_is_there = place(p, k, 2)
+                    at = fn.add(fn.mul(y, line), fn.mul(column, lanes))
+                    read = lambda: [self.pixel(fn, fn.gep(x, at, self.element))]  # noqa: E731
+                    is_there = fn.value(fn.and_(line_is_there, column_is_there))
+                    (value,) = fn.if_value(is_there, read, lambda: [padding])
+                    factor = self.kind.read_b(
+                        fn, fn.gep(w, fn.mul(fn.add(fn.mul(r, taps_w), k), lanes), self.element), None
+                    )
+                    return [self.kind.multiply_add(fn, value, factor, sums[0])]
 
-                return fn.loop(first_w, last_w, 1, sums, taps)
+                return fn.loop(0, taps_w, 1, sums, taps)
 
-            sums = fn.loop(first_h, last_h, 1, [outside], lines)
+            sums = fn.loop(0, shape.window[1], 1, [self.kind.zero], lines)
             self.store(fn, frame, sums, h, p, common)
 
         fn.loop(begin, end, 1, [], pixel)
