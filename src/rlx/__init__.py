@@ -10,6 +10,7 @@ from rlx.api.compile import compile
 from rlx.api.options import Options
 from rlx.api.session import Session, load
 from rlx.config import VERSION
+from rlx.wiring import give_functions
 
 if TYPE_CHECKING:
     from rlx import cost, dist, driver, ops, zoo
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlx.ops.control.custom import register_op
 
 __version__ = VERSION
+give_functions()
 
 __all__ = [
     "Graph",

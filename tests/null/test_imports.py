@@ -21,17 +21,9 @@ PACKAGE = ROOT / "src" / "rlx"
 # Imports against the order that are there for a good reason: (file, imported part) -> the reason.
 # Each must sit inside a function, so that nothing is loaded before it is needed.
 ALLOWED_UPWARD: dict[tuple[str, str], str] = {
-    (
-        "runtime/program.py",
-        "api",
-    ): "a program measures its decisions, and is loaded again where it was pickled",
     ("cost/calibrate.py", "driver"): "a device is measured through its own queue, when a user asks for it",
     ("ir/lir.py", "plan"): "the name of the contract for plans",
     ("ir/phase.py", "plan"): "the name of the contract for phases",
-    ("ir/node.py", "ops"): "operators on nodes, like x + y, are calls of ops",
-    ("ir/op.py", "ops"): "an op is looked up by its name, and the first look loads them all",
-    ("ir/build.py", "reference"): "an op called on plain arrays is computed by the reference interpreter",
-    ("ops/control/bodies.py", "transform"): "control flow is differentiated and batched through its bodies",
     ("driver/host.py", "runtime"): "host arenas take their pages where programs take theirs",
     ("driver/copy/native.py", "runtime"): "the copy loop is kept in the cache of native code",
 }

@@ -122,6 +122,11 @@ def report(measured: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
+def measured(module: LirModule, threads: int) -> str:
+    """The report of the largest decisions of a program."""
+    return report(measure_decisions(module, threads=threads))
+
+
 # -- one decision as a separate program
 
 

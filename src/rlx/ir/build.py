@@ -11,6 +11,7 @@ from rlx.ir.body import Body
 from rlx.ir.dim import Expr
 from rlx.ir.dtype import I64, DType, convert, dtype, weak_scalar
 from rlx.ir.graph import Graph, Node, current_graph
+from rlx.ir.later import later
 from rlx.ir.op import Op, get_op
 from rlx.ir.operand import Operand, Tensor
 from rlx.ir.types import TupleType
@@ -126,11 +127,9 @@ def _weak_dtype(op: Op, value: complex, beside: DType) -> DType:
 def _evaluate(
     op: Op, operands: Sequence[Operand], attrs: Mapping[str, object], bodies: Sequence[Graph]
 ) -> Tensor:
-    from rlx.reference.interpreter import evaluate
-
     graph = Graph(op.name)
     with graph.building():
         node = graph.add(op, coerce(op, operands, graph), attrs, bodies)
         graph.set_outputs(graph.results(node))
-    values = list(evaluate(graph, {}).values())
+    values = list(later().evaluate(graph, {}).values())
     return values[0] if len(values) == 1 else tuple(values)

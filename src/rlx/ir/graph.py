@@ -17,9 +17,11 @@ from rlx.ir.attr import Blob, dims
 from rlx.ir.dim import Constraint, Dim, Expr, sym, symbols
 from rlx.ir.dtype import constant_array, convert, dtype, plain_array
 from rlx.ir.dtype import dtype as as_dtype
+from rlx.ir.later import later
 from rlx.ir.node import Node
 from rlx.ir.op import Op, Role, check_arity, get_op
 from rlx.ir.operand import DimLike, DTypeLike
+from rlx.ir.symbols import node_symbols
 from rlx.ir.types import TensorType, TupleType, Type, check_sizes, tensor_types, type_symbols
 from rlx.records import dataclass
 
@@ -115,21 +117,15 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        from rlx.ir.text.write import graph_text
-
-        return graph_text(self)
+        return later().graph_text(self)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Graph], tuple[bytes]]:
         """Pickle, deepcopy and processes that are spawned take a graph by the bytes of its file."""
-        from rlx.ir.text.files import from_bytes, to_bytes
-
-        return from_bytes, (to_bytes(self),)
+        return later().from_bytes, (later().to_bytes(self),)
 
     def __copy__(self) -> Graph:
         """A separate graph that shares the arrays of this one."""
-        from rlx.ir.rewrite import rewrite
-
-        return rewrite(self, lambda node, operands, out: None, keep_dead=True)
+        return later().copy(self)
 
     @contextmanager
     def building(self) -> Iterator[Graph]:
@@ -222,9 +218,7 @@ class Graph:
         >>> [n.attrs["name"] for n in h.inputs], [s.name for s in h.states], list(h.outputs)
         (['step'], ['n'], [])
         """
-        from rlx.ir.stateful import with_states
-
-        return with_states(self, pairs)
+        return later().with_states(self, pairs)
 
     def output(self, name: str, node: Node) -> None:
         """Name a node as an output."""
@@ -420,8 +414,6 @@ class Graph:
 
     def _wanted_finders(self, finders: Sequence[Node], seen: set[int]) -> list[Node]:
         """Nodes that nobody reads, but whose size live nodes have, or must equal another one."""
-        from rlx.ir.symbols import node_symbols
-
         wanted = {s for n in self.nodes if n.id in seen for s in node_symbols(n)}
         wanted |= {s for c in self.constraints if c.kind == "eq" for d in (c.lhs, c.rhs) for s in symbols(d)}
         found = []

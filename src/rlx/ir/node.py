@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rlx.errors import MissingAttribute, RlxError, TypeMismatchError, current_where
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
+from rlx.ir.later import later
 from rlx.ir.op import Op, get_op
 from rlx.ir.types import TensorType, TupleType, Type
 
@@ -107,9 +108,7 @@ class Node:
                 raise MissingAttribute(told)
             if name in ("item", "numpy", "tolist"):
                 self._refuse_value("return it from the function to see its numbers", MissingAttribute)
-            from rlx import ops
-
-            hint = f"; call rlx.ops.{name}(x)" if callable(getattr(ops, name, None)) else ""
+            hint = f"; call rlx.ops.{name}(x)" if callable(getattr(later().ops, name, None)) else ""
             raise MissingAttribute(f"a traced value has no attribute {name!r}{hint}", current_where())
 
     def __setitem__(self, index: object, value: object) -> NoReturn:
@@ -212,9 +211,7 @@ class Node:
         return self._call("greater_equal", self, other)
 
     def __getitem__(self, index: object) -> Node:
-        from rlx.ops.array.indexing import getitem
-
-        return getitem(self, index)
+        return later().getitem(self, index)
 
     @property
     def T(self) -> Node:
@@ -222,9 +219,8 @@ class Node:
         return self._call("transpose", self, perm=tuple(reversed(range(self.rank))))
 
     def reshape(self, *shape: DimLike | Sequence[DimLike]) -> Node:
-        from rlx.ops.array.shape import reshape
-
-        return reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        whole = len(shape) == 1 and isinstance(shape[0], (tuple, list))
+        return later().reshape(self, shape[0] if whole else shape)
 
     def astype(self, to: DTypeLike) -> Node:
         return self._call("cast", self, dtype=to)

@@ -36,6 +36,7 @@ import numpy as np
 from rlx.errors import OpAttributeError, RlxError, TypeMismatchError, UnknownOpError
 from rlx.ir.attr import REQUIRED, Attr, AttrValue
 from rlx.ir.dim import Dim
+from rlx.ir.later import later
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -184,9 +185,7 @@ class Op:
     def __call__(self, /, *operands: Operand, **attrs: object) -> Tensor: ...
     def __call__(self, /, *operands: Operand, **attrs: object) -> Tensor:
         """Build a node from nodes, arrays and numbers; on arrays alone, evaluate at once."""
-        from rlx.ir.build import apply
-
-        return apply(self, operands, attrs)
+        return later().apply(self, operands, attrs)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -244,7 +243,7 @@ def declare(cls: type[Op]) -> Op:
 
 def _load_declarations() -> None:
     """Import the ops of the package; what is looked up before is not there yet."""
-    import rlx.ops  # noqa: F401
+    later().ops  # noqa: B018 - loads them
 
 
 def get_op(name: str) -> Op:

@@ -52,6 +52,11 @@ def rewrite(graph: Graph, visit: Visit, keep_dead: bool = False) -> Graph:
     return out
 
 
+def copy(graph: Graph) -> Graph:
+    """A separate graph that shares the arrays of this one."""
+    return rewrite(graph, lambda node, operands, out: None, keep_dead=True)
+
+
 def finish_rewrite(graph: Graph, out: Graph, mapping: Mapping[int, Node]) -> None:
     """Carry outputs, states and values over to a rewritten graph."""
     out.param_values = dict(graph.param_values)

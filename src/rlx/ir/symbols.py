@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from rlx.ir.dim import Call, Dim, Expr, Sym, dim_min, evaluate, never_falls, substitute, symbols
 from rlx.ir.dims.atom import quote
-from rlx.ir.graph import Graph, Node
 from rlx.ir.types import TensorType, TupleType, type_symbols
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph, Node
 
 Bounds = tuple[int, int | None]
 NOT_FOUND = 1
@@ -17,8 +20,9 @@ NOT_FOUND = 1
 def graph_symbols(graph: Graph) -> dict[str, list[Bounds]]:
     """Name -> its distinct bounds (one pair in a sound graph), sorted by name.
 
+    >>> import rlx
     >>> from rlx.ir.dim import sym
-    >>> g = Graph()
+    >>> g = rlx.Graph()
     >>> _ = g.input("x", (sym("batch", min=1, max=64), "seq"), "f32")
     >>> graph_symbols(g)
     {'batch': [(1, 64)], 'seq': [(0, None)]}
@@ -34,8 +38,9 @@ def found_by_data(graph: Graph) -> dict[str, Dim | None]:
     """Symbols that no input or state gives: an op finds them when it runs. Name -> most it can be, if known:
     a number, or an expression of sizes that are given.
 
+    >>> import rlx
     >>> from rlx.ops import nonzero
-    >>> g = Graph()
+    >>> g = rlx.Graph()
     >>> g.output("at", nonzero(g.input("x", (4, 5), "f32"))[0])
     >>> g.output("of_rows", nonzero(g.input("y", (4, "n"), "f32"))[0])
     >>> list(found_by_data(g).values())
@@ -69,8 +74,9 @@ def sizes_at_bounds(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
     """The most that sizes which data decide can be where others are `given`. Those without a bound, or with
     one that is not known from these, are left out.
 
+    >>> import rlx
     >>> from rlx.ops import nonzero
-    >>> g = Graph()
+    >>> g = rlx.Graph()
     >>> g.output("at", nonzero(g.input("x", (4, "n"), "f32"))[0])
     >>> list(sizes_at_bounds(g, {"n": 7}).values())
     [28]
@@ -82,7 +88,8 @@ def sizes_at_bounds(graph: Graph, given: Mapping[str, int]) -> dict[str, int]:
 def sizes_of(node: Node) -> set[str]:
     """Symbols that a node's value depends on by itself: in its type, attributes and bodies.
 
-    >>> g = Graph()
+    >>> import rlx
+    >>> g = rlx.Graph()
     >>> y = g.input("x", ("n", 4), "f32").reshape("m", 2)
     >>> sorted(sizes_of(y))
     ['m']
@@ -98,8 +105,9 @@ def waits_for_sizes(graph: Graph) -> dict[int, list[int]]:
     """Nodes that need a size which another one finds in data -> those others, also where they read no value
     of them. Nodes are in an order in which they can run: the first that has a size is the one that finds it.
 
+    >>> import rlx
     >>> from rlx.ops import iota, nonzero
-    >>> g = Graph()
+    >>> g = rlx.Graph()
     >>> found = nonzero(g.input("x", (9,), "f32"))[0]
     >>> with g.building():
     ...     g.output("y", iota((found.shape[0],)))

@@ -17,6 +17,7 @@ from rlx.errors import GuardError, InputError, InternalError, UnsupportedError
 from rlx.ir.bind import as_given, check_array
 from rlx.ir.dim import compile_dims
 from rlx.ir.graph import Node
+from rlx.ir.later import later
 from rlx.ir.op import Role
 from rlx.ir.types import type_symbols
 from rlx.plan.lir import LirBufferPlan, LirModule
@@ -195,9 +196,7 @@ class CompiledProgram(Execution):
         page = explain(lir, self._host_reasons(), self._scratch(lir.plan), host_text())
         if not measure:
             return page
-        from rlx.api.measure import measure_decisions, report
-
-        return f"{page}\n{report(measure_decisions(self.lir, threads=self.threads))}\n"
+        return f"{page}\n{later().measured(self.lir, self.threads)}\n"
 
     def _host_reasons(self) -> dict[int, str]:
         """Why nodes are computed on the host, by their ids."""
@@ -241,8 +240,6 @@ class CompiledProgram(Execution):
         >>> pickle.loads(pickle.dumps(rlx.compile(g)))(np.ones(2, np.float32))
         array([2., 2.], dtype=float32)
         """
-        from rlx.api.session import restore
-
         if self._handles is not None:
             raise UnsupportedError(
                 f"program {self.graph.name!r} keeps its states in memory of this process and cannot be "
@@ -252,7 +249,7 @@ class CompiledProgram(Execution):
             path = os.path.join(folder, "program.rlx")
             self.save(path)
             with open(path, "rb") as file:
-                return restore, (file.read(), self.lir.target, self.threads, self.debug)
+                return later().restore, (file.read(), self.lir.target, self.threads, self.debug)
 
     @property
     def param_values(self) -> Mapping[str, np.ndarray]:

@@ -13,6 +13,7 @@ from rlx.ir.node import is_among
 from rlx.ir.op import Level, Op, Role, get_op, run_rule
 from rlx.ir.rewrite import inline, rewrite
 from rlx.ir.types import TupleType
+from rlx.transform.expand import expand_graph
 
 
 def is_differentiable_dtype(node: Node) -> bool:
@@ -22,7 +23,6 @@ def is_differentiable_dtype(node: Node) -> bool:
 
 def ensure_mir(graph: Graph, keep_rules: str) -> Graph:
     """Expand HIR ops that do not carry the rule themselves."""
-    from rlx.transform.expand import expand_graph
 
     def keep(op: Op) -> bool:
         return op.level is Level.HIR and op.has(keep_rules)

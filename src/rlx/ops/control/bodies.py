@@ -18,6 +18,8 @@ from rlx.ir.rewrite import inline
 from rlx.ir.tree import Nest, Tree, flatten
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
 from rlx.ops.rules import lift, op_call
+from rlx.transform.grad import backward, ensure_mir, for_gradient, zeros_like
+from rlx.transform.vmap import batch_nodes
 
 
 def check_inputs(name: str, what: str, body: Graph, types: Sequence[TensorType]) -> None:
@@ -86,16 +88,12 @@ def new_body(name: str, types: Sequence[TensorType]) -> Graph:
 
 def ready_for_gradient(body: Graph, wanted: Sequence[int]) -> Graph:
     """A body whose loops keep what their gradients by the inputs `wanted` will read."""
-    from rlx.transform.grad import for_gradient
-
     return for_gradient(body, [body.inputs[i].attrs["name"] for i in wanted])
 
 
 def pullback(body: Graph, wanted: Sequence[int], seeded: Sequence[int]) -> Graph:
     """The gradient of a body as a body: takes its inputs and the gradients of its results `seeded`, gives
     those of its inputs `wanted`."""
-    from rlx.transform.grad import backward, zeros_like
-
     ready = ready_for_gradient(body, wanted)
     results = output_types(ready)
     types = [n.tensor for n in ready.inputs] + [results[i] for i in seeded]
@@ -123,9 +121,6 @@ def batched(
     Returns it with the flags of its results; those that `force` names are repeated along the new axis where
     they do not depend on a batched input.
     """
-    from rlx.transform.grad import ensure_mir
-    from rlx.transform.vmap import batch_nodes
-
     mir = ensure_mir(body, "batch")
     types = [
         n.tensor.with_shape((size, *n.shape)) if f else n.tensor

@@ -1,0 +1,95 @@
+"""What graphs, nodes, ops and programs call of modules that are built on them.
+
+`Later` is the whole list. `rlx.wiring`, which `import rlx` loads, gives the object that finds each function
+with its first use. So no module has to import one that imports it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
+    from typing import Any
+
+    import numpy as np
+
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Node
+    from rlx.ir.op import Op
+    from rlx.ir.operand import Operand, Tensor
+
+
+class Later(Protocol):
+    """Functions by name; the part that has each is in `rlx.wiring`."""
+
+    @property
+    def ops(self) -> ModuleType:
+        """The package of all ops; they are declared once it is there."""
+
+    @property
+    def apply(self) -> Callable[[Op, Sequence[Operand], Mapping[str, object]], Tensor]:
+        """A call of an op."""
+
+    @property
+    def evaluate(self) -> Callable[[Graph, Mapping[str, object]], dict[str, np.ndarray]]:
+        """What a graph computes, by the reference."""
+
+    @property
+    def getitem(self) -> Callable[[Node, object], Node]:
+        """`x[index]`"""
+
+    @property
+    def reshape(self) -> Callable[[Node, Sequence[Any]], Node]:
+        """`x.reshape(shape)`"""
+
+    @property
+    def graph_text(self) -> Callable[[Graph], str]:
+        """`str(graph)`"""
+
+    @property
+    def to_bytes(self) -> Callable[[Graph], bytes]:
+        """A graph as the bytes of its file."""
+
+    @property
+    def from_bytes(self) -> Callable[[bytes], Graph]:
+        """The graph in these bytes."""
+
+    @property
+    def copy(self) -> Callable[[Graph], Graph]:
+        """A separate graph that shares the arrays of another."""
+
+    @property
+    def with_states(self) -> Callable[[Graph, Mapping[str, str]], Graph]:
+        """A graph in which some inputs are states."""
+
+    @property
+    def measured(self) -> Callable[[Any, int], str]:
+        """The largest decisions of a plan, built both ways with so many threads and timed, as a table."""
+
+    @property
+    def restore(self) -> Callable[[bytes, str, int, str | None], Any]:
+        """The program in the bytes of its file, for a target, with threads and a debug mode."""
+
+
+_given: Later | None = None
+
+
+def give(functions: Later) -> None:
+    """Fill the table."""
+    global _given
+    _given = functions
+
+
+def later() -> Later:
+    """The table.
+
+    >>> from rlx import Graph
+    >>> g = Graph("double")
+    >>> g.output("y", g.input("x", (2,), "f32") * 2.0)
+    >>> later().graph_text(g) == str(g)
+    True
+    """
+    assert _given is not None, "import rlx fills the table"
+    return _given
