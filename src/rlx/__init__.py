@@ -6,16 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlx import errors
-from rlx.api.compile import compile
 from rlx.api.options import Options
-from rlx.api.session import Session, load
 from rlx.config import VERSION
 from rlx.wiring import give_functions
 
 if TYPE_CHECKING:
     from rlx import cost, dist, driver, ops, zoo
+    from rlx.api.compile import compile
     from rlx.api.functions import grad, jit, jvp, value_and_grad, vmap
     from rlx.api.lowering import lower, optimize
+    from rlx.api.session import Session, load
     from rlx.frontend.onnx import from_onnx
     from rlx.ir.graph import Graph
     from rlx.ir.tree import register_pytree
@@ -52,10 +52,13 @@ __all__ = [
 _PARTS = ("cost", "dist", "driver", "ops", "zoo")
 _HOMES = {
     "Graph": "rlx.ir.graph",
+    "Session": "rlx.api.session",
+    "compile": "rlx.api.compile",
     "from_onnx": "rlx.frontend.onnx",
     "grad": "rlx.api.functions",
     "jit": "rlx.api.functions",
     "jvp": "rlx.api.functions",
+    "load": "rlx.api.session",
     "lower": "rlx.api.lowering",
     "optimize": "rlx.api.lowering",
     "register_op": "rlx.ops.control.custom",

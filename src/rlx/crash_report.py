@@ -117,7 +117,7 @@ def _saved(subject: object) -> tuple[str | None, str]:
 
 
 def _save_graph(graph: Any, path: str) -> None:
-    from rlx.ir.text.files import save
+    from rlx.ir.text.files import save  # start time: after a failure only
 
     save(graph, path, values=False)
 

@@ -10,11 +10,11 @@ from rlx.ir.later import give
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
-    from typing import Any
 
     import numpy as np
 
     from rlx.ir.graph import Graph
+    from rlx.ir.later import PlanFiles, PlanText
     from rlx.ir.node import Node
     from rlx.ir.op import Op
     from rlx.ir.operand import Operand, Tensor
@@ -52,28 +52,16 @@ class _Functions:
         return getitem
 
     @cached_property
-    def reshape(self) -> Callable[[Node, Sequence[Any]], Node]:
-        from rlx.ops.array.shape import reshape
-
-        return reshape
-
-    @cached_property
     def graph_text(self) -> Callable[[Graph], str]:
         from rlx.ir.text.write import graph_text
 
         return graph_text
 
     @cached_property
-    def to_bytes(self) -> Callable[[Graph], bytes]:
-        from rlx.ir.text.files import to_bytes
+    def reduced(self) -> Callable[[Graph], tuple[Callable[[bytes], Graph], tuple[bytes]]]:
+        from rlx.ir.text.files import reduced
 
-        return to_bytes
-
-    @cached_property
-    def from_bytes(self) -> Callable[[bytes], Graph]:
-        from rlx.ir.text.files import from_bytes
-
-        return from_bytes
+        return reduced
 
     @cached_property
     def copy(self) -> Callable[[Graph], Graph]:
@@ -86,6 +74,18 @@ class _Functions:
         from rlx.ir.stateful import with_states
 
         return with_states
+
+    @cached_property
+    def plan_text(self) -> PlanText:
+        from rlx.plan import text
+
+        return text
+
+    @cached_property
+    def plan_files(self) -> PlanFiles:
+        from rlx.plan import files
+
+        return files
 
     @cached_property
     def measured(self) -> Callable[[LirModule, int], str]:

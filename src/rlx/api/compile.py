@@ -8,21 +8,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from rlx import progress
+from rlx.api.lowering import lower, need_graph, optimize
 from rlx.api.options import CompileOptions, Options, shows_options
+from rlx.api.planning import machine_of, plan_graph
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, ShapeError, UnsupportedError, VerifyError
+from rlx.ir.graph import Graph
+from rlx.ir.mesh import meetings
+from rlx.ir.symbols import found_by_data
+from rlx.ir.types import type_symbols
 from rlx.model_kinds import ONNX_BYTES, is_onnx_object
+from rlx.plan.lir import LirModule
+from rlx.runtime.background import meanwhile
+from rlx.runtime.debug import check_mode
+from rlx.runtime.native_code import native_code, prepare_runs
+from rlx.runtime.program import CompiledProgram
+from rlx.runtime.store.origin import Origin
+from rlx.runtime.weights import Weights
+from rlx.target.cpu import resolve
 
-if TYPE_CHECKING:
-    from rlx.ir.graph import Graph
-    from rlx.plan.lir import LirModule
-    from rlx.runtime.program import CompiledProgram
-
-# Passes, planner and backend are imported where they are used: `import rlx` stays light.
+# What few programs need is imported where it is used, for the start time of the others.
 
 
 @shows_options
@@ -37,8 +46,6 @@ def plan(graph: Graph, options: Options | None = None, **given: Unpack[CompileOp
     >>> plan(g, target="x86-64-v3").target
     'x86-64-v3'
     """
-    from rlx.api.planning import plan_graph
-
     return plan_graph(graph, Options.of(options, given, "plan"))
 
 
@@ -60,17 +67,8 @@ def compile(
     >>> rlx.compile(g)(np.array([1, 2, 3], np.float32))
     array([2., 4., 6.], dtype=float32)
     """
-    from rlx.api.lowering import lower, need_graph, optimize
-    from rlx.runtime.background import meanwhile
-    from rlx.runtime.debug import check_mode
-    from rlx.runtime.native_code import native_code, prepare_runs
-    from rlx.runtime.program import CompiledProgram
-    from rlx.runtime.store.artifact import Origin
-    from rlx.runtime.weights import Weights
-    from rlx.target.cpu import resolve
-
     if isinstance(graph, ONNX_BYTES) or is_onnx_object(graph):
-        from rlx.frontend.onnx import from_onnx
+        from rlx.frontend.onnx import from_onnx  # start time
 
         graph = from_onnx(graph)
     source = need_graph(graph, "rlx.compile")
@@ -86,7 +84,7 @@ def compile(
     _check_assumed(source, chosen.assume)
     make: Callable[..., CompiledProgram] = CompiledProgram
     if chosen.mesh is not None:
-        from rlx.dist.program import one_rank
+        from rlx.dist.program import one_rank  # start time
 
         source, make = one_rank(
             optimize(lower(source)), chosen.mesh, chosen.shardings or {}, chosen.transport, chosen.assume
@@ -97,13 +95,13 @@ def compile(
     progress.info("compiling %r: %d nodes", source.name, len(source))
     planned = functools.partial(_plan_for, options=chosen)
     if chosen.device != "cpu":
-        from rlx.runtime.device_program import compile_for_device
+        from rlx.runtime.device_program import compile_for_device  # start time
 
         return compile_for_device(source, chosen.device, chosen.target, chosen.debug, planned)
     machine = resolve(chosen.target)
     lir = planned(source, machine.name)
     if chosen.dump is not None:
-        from rlx.runtime.listing import Listing
+        from rlx.runtime.listing import Listing  # start time
 
         Listing(lir).write(Path(chosen.dump))
     origin = Origin(lambda: source, planned)
@@ -114,7 +112,7 @@ def compile(
             prepare_runs()
         kernels, code = native()
     else:
-        from rlx.runtime.native.streaming import streamed
+        from rlx.runtime.native.streaming import streamed  # start time
 
         kernels, code = native_code(lir, machine, chosen.cache)
         weights = streamed(lir, origin, chosen.weight_file)
@@ -132,8 +130,6 @@ def _plan_for(graph: Graph, target: str, options: Options) -> LirModule:
 def _check_combination(options: Options) -> None:
     """Refuse options that do not go together, before anything is planned."""
     if options.device != "cpu":
-        from rlx.api.planning import machine_of
-
         machine_of(options.device, options.target)
         for name in ("weight_budget", "mesh"):
             if getattr(options, name) is not None:
@@ -172,9 +168,6 @@ def _check_assumed(graph: Graph, assume: Mapping[str, int] | None) -> None:
 
 def _refuse_open_sizes(graph: Graph) -> None:
     """Every symbol has a size at run time: that of an input or state, or one that an op finds."""
-    from rlx.ir.symbols import found_by_data
-    from rlx.ir.types import type_symbols
-
     for name in found_by_data(graph):
         node = next((n for n in graph.nodes if name in type_symbols(n.type)), None)
         if node is not None and not node.op.finds_size and not node.bodies:
@@ -183,8 +176,6 @@ def _refuse_open_sizes(graph: Graph) -> None:
 
 
 def _refuse_collectives(graph: Graph) -> None:
-    from rlx.ir.mesh import meetings
-
     for node, _ in meetings(graph):
         axis, ranks = node.attrs["axis"], node.attrs["ranks"]
         told = f"%{node.id} ({node.op.name}) is a collective of the {ranks} ranks of axis {axis!r}"

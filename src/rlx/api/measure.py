@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rlx import config
+from rlx.codegen.cpu.build import supports
 from rlx.cost.decision import Decision, time_text
 from rlx.cost.gate import IoFusionGate
 from rlx.cost.io import IoModel, is_scalar_constant
@@ -19,8 +20,13 @@ from rlx.ir.op import Role, get_op
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.text.write import graph_text
 from rlx.ir.types import TensorType
+from rlx.plan.build import Planner
 from rlx.plan.lir import LirModule
 from rlx.records import dataclass
+from rlx.rewrite.basic import materialize_outputs
+from rlx.runtime.native_code import native_code
+from rlx.runtime.program import CompiledProgram
+from rlx.target.cpu import resolve
 
 ROUNDS = 15
 LEAST_NS = 1_000_000  # that one round takes, so that the clock does not matter
@@ -200,13 +206,6 @@ def _program(
     graph: Graph, gate: IoFusionGate, pins: dict[tuple[int, int], bool], target: str, threads: int | None
 ) -> tuple[Callable[[], None], int] | None:
     """A bound program and its number of kernels; None if the host would have to compute a part of it."""
-    from rlx.codegen.cpu.build import supports
-    from rlx.plan.build import Planner
-    from rlx.rewrite.basic import materialize_outputs
-    from rlx.runtime.native_code import native_code
-    from rlx.runtime.program import CompiledProgram
-    from rlx.target.cpu import resolve
-
     mir, _ = fuse(materialize_outputs(graph), FuseOptions(gate, resolve(target).prices, None, pins, supports))
     planner = Planner(mir, {})
     lir = LirModule(mir, planner.plan(), target=target, planner=planner)

@@ -150,14 +150,14 @@ class Options:
         """The named target of the CPU; what a device is, it knows itself."""
         if self.device != "cpu":
             return self.target
-        from rlx.target.cpu import resolve
+        from rlx.target.cpu import resolve  # start time of `import rlx`
 
         return resolve(config.TARGET.get() if self.target == "host" else self.target).name
 
     def key(self) -> dict[str, object]:
         """The key of a stored program, besides its model: every option that decides about the plan, and
         the machine that RLX sees."""
-        from rlx.target.cpu import host
+        from rlx.target.cpu import host  # start time of `import rlx`
 
         settled = self.settled()
         deciding = {name: getattr(settled, name) for name in FIELDS if role(name) is Role.PLAN}

@@ -37,6 +37,7 @@ from rlx.rewrite.quant_weights import pack_quantised_weights
 from rlx.rewrite.sparse import find_sparse_weights
 from rlx.rewrite.statistics import use_statistics
 from rlx.rewrite.weight_layout import pack_weights
+from rlx.runtime.empty import run_empty_records
 from rlx.target.cpu import resolve
 from rlx.target.prices import Prices
 from rlx.target.tiles import ConvTarget
@@ -209,7 +210,7 @@ def machine_of(device: str, target: str) -> tuple[Machine, fusion.Supports]:
         raise UnsupportedError(
             f"device {device!r} cannot run programs in this version; use 'cpu' or 'opencl'"
         )
-    from rlx.codegen.opencl.build import resolve as resolve_opencl  # with the device only
+    from rlx.codegen.opencl.build import resolve as resolve_opencl  # start time: with the device only
 
     machine = resolve_opencl(target)
     return machine, machine.supports
@@ -220,6 +221,4 @@ def _gate(given: IoFusionGate | str | None, device: str) -> IoFusionGate:
         return given or default_gate(device)
     if given != "calibrated":
         raise ConfigError(f"unknown gate {given!r}; give an IoFusionGate, or 'calibrated'")
-    from rlx.runtime.empty import run_empty_records  # measuring is rare
-
     return calibrate(device, run_empty_records)

@@ -11,16 +11,20 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
 from rlx import config, progress
-from rlx.api.compile import compile, plan
 from rlx.api.options import FIELDS, KEPT, CompileOptions, LoadOptions, Options, Role, role, shows_options
 from rlx.collector import collector_paused
 from rlx.crash_report import reports_crashes
 from rlx.errors import ConfigError, FormatError, ModelImportError, UnsupportedError
 from rlx.files import file_boundary, identity, open_plain, read_plain
+from rlx.ir.text.container import GRAPH, PLAN, PROGRAM
 from rlx.model_kinds import ONNX_BYTES, START, about_folder, instead_of, is_onnx_object, what_else
+from rlx.runtime.store.artifact import Artifact, ArtifactWarning, Origin
+from rlx.runtime.store.programs import ProgramStore
+from rlx.target.cpu import resolve, runs_here
 
 if TYPE_CHECKING:
     from rlx.ir.attr import AttrValue
@@ -28,14 +32,10 @@ if TYPE_CHECKING:
     from rlx.ir.operand import DimLike
     from rlx.plan.lir import LirModule
     from rlx.runtime.program import CompiledProgram
-    from rlx.runtime.store.artifact import Artifact
     from rlx.runtime.store.programs import Known
 
     Imported = tuple[Graph, Sequence[Known]]
     """A graph, and the other files that it was read from as they were before."""
-
-# Frontends, passes and the backend's emitters are imported where they are used: loading a program that was
-# compiled before needs none of them.
 
 ZOO_PREFIX = "zoo:"
 
@@ -79,9 +79,7 @@ def load(
     """
     chosen = Options.of(None, given, "rlx.load")
     if isinstance(model, ONNX_BYTES) or is_onnx_object(model):
-        from rlx.frontend.onnx import from_onnx
-
-        program = _compile(from_onnx(model, shapes=shapes, states=states), chosen)
+        program = _compile(_onnx_graph(model, shapes, states), chosen)
         return _judged(program, "the model", strict)
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
         got = repr(model) if isinstance(model, str) else f"a value of type {type(model).__name__}"
@@ -114,7 +112,7 @@ def _loaded(
         return _from_zoo(name.removeprefix(ZOO_PREFIX), shapes, states, options)
     path = Path(name)
     if path.suffix == ".rlx" and not path.exists():
-        from rlx.dist.stored import own_file
+        from rlx.dist.stored import own_file  # start time: few programs are sharded
 
         path = own_file(path, options.get("transport"))
     kind = _kind(path)
@@ -166,9 +164,6 @@ def restore(data: bytes, target: str, threads: int, debug: str | None) -> Compil
     The file's own rules hold. Code that this user signed is run as it is; anywhere else, or with another
     version of RLX, the program is compiled again.
     """
-    from rlx.runtime.store.artifact import Artifact
-    from rlx.target.cpu import resolve, runs_here
-
     machine = resolve(target if runs_here(resolve(target)) else config.TARGET.get())
     handle, name = tempfile.mkstemp(prefix="rlx-pickle-", suffix=".rlx")
     remove = functools.partial(Path(name).unlink, missing_ok=True)
@@ -201,38 +196,49 @@ def read_graph(
     """The graph of a model: `zoo:ID`, or a file of any kind that `load` takes."""
     name = os.fspath(model)
     if name.startswith(ZOO_PREFIX):
-        from rlx.zoo import minilm
-
-        path = _zoo_file(name.removeprefix(ZOO_PREFIX))
-        return minilm.load_graph(path.parent) if path.suffix == ".safetensors" else read_graph(path, shapes)
+        path = _zoo().fetch(name.removeprefix(ZOO_PREFIX))
+        return _encoder_graph(path) if path.suffix == ".safetensors" else read_graph(path, shapes)
     path = Path(name)
     kind = _kind(path)
     if kind == "program":
-        from rlx.runtime.store.artifact import Artifact
-
         return Artifact(path).source(custom)
+    if kind == "onnx":
+        return _onnx_graph(path, shapes)
+    from rlx.ir.text import files  # start time: a program from a file needs no graph
+
     if kind == "graph":
-        from rlx.ir.text.files import load as load_graph
+        return files.load(path, custom)
+    with file_boundary(path, "graph"):
+        try:
+            return files.read_foreign(read_plain(path).decode(), custom=custom)
+        except UnicodeDecodeError:
+            raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
 
-        return load_graph(path, custom)
-    if kind == "text":
-        from rlx.ir.text.read import parse_foreign
-        from rlx.ir.verify import verify
 
-        with file_boundary(path, "graph"):
-            try:
-                return verify(parse_foreign(read_plain(path).decode(), custom=custom))
-            except UnicodeDecodeError:
-                raise FormatError(f"{path} is neither a model nor text in UTF-8") from None
-    from rlx.frontend.onnx import from_onnx
+def _onnx_graph(
+    model: object,
+    shapes: Mapping[str, Sequence[DimLike]] | None,
+    states: Mapping[str, str] | None = None,
+) -> Graph:
+    from rlx.frontend.onnx import from_onnx  # start time: a program that was stored needs no frontend
 
-    return from_onnx(path, shapes=shapes)
+    return from_onnx(model, shapes=shapes, states=states)
+
+
+def _zoo() -> ModuleType:
+    from rlx import zoo  # start time: few models come from there
+
+    return zoo
+
+
+def _encoder_graph(path: Path) -> Graph:
+    from rlx.zoo.minilm import load_graph  # start time: it has all ops
+
+    return load_graph(path.parent)
 
 
 def _kind(path: Path) -> str:
     """What a file holds, by its first bytes; ONNX has no mark of its own and is what remains."""
-    from rlx.ir.text.container import GRAPH, PLAN, PROGRAM
-
     try:
         with open_plain(path) as file:
             start = file.read(START)
@@ -258,13 +264,11 @@ def _kind(path: Path) -> str:
 
 def _unreadable(path: Path, error: OSError) -> ModelImportError:
     """A file that is not there or cannot be opened, with what the user may have meant."""
-    from rlx import zoo
-
     if path.is_dir():
         return ModelImportError(f"{path} {about_folder(path)}")
     told = f"cannot read the model {str(path)!r}: {error.strerror or error}"
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.8)
-    if str(path) in (model.id for model in zoo.models()):
+    if str(path) in (model.id for model in _zoo().models()):
         told += f"; for the model of the zoo give {ZOO_PREFIX}{path}"
     elif near and not path.exists():
         told += f"; did you mean {path.with_name(near[0])}?"
@@ -279,14 +283,10 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _compile(graph: Graph, options: Options) -> CompiledProgram:
+    from rlx.api.compile import compile  # start time: a program from a file needs no compiler
+
     program: CompiledProgram = compile(graph, options)
     return program
-
-
-def _zoo_file(id: str) -> Path:
-    from rlx import zoo
-
-    return zoo.fetch(id)
 
 
 def _from_zoo(
@@ -295,16 +295,11 @@ def _from_zoo(
     states: Mapping[str, str] | None,
     options: dict[str, AttrValue],
 ) -> CompiledProgram:
-    path = _zoo_file(id)
+    path: Path = _zoo().fetch(id)
     if path.suffix != ".safetensors":
         return _loaded(str(path), shapes, states, False, (), options)
 
-    def build() -> Imported:
-        from rlx.zoo.minilm import load_graph
-
-        return load_graph(path.parent), ()
-
-    return _stored(_known(path), shapes, states, options, build)
+    return _stored(_known(path), shapes, states, options, lambda: (_encoder_graph(path), ()))
 
 
 def _from_onnx(
@@ -314,12 +309,11 @@ def _from_onnx(
     options: dict[str, AttrValue],
 ) -> CompiledProgram:
     def import_() -> Imported:
-        from rlx.frontend.onnx import from_onnx
-        from rlx.frontend.onnx.load import external_files, load_model
+        from rlx.frontend.onnx.load import external_files, load_model  # start time
 
         model = load_model(path)  # once: it may be large
         others = [_known(file) for file in external_files(model[0], path.parent)]
-        return from_onnx(model, shapes=shapes), others
+        return _onnx_graph(model, shapes), others
 
     return _stored(_known(path), shapes, states, options, import_)
 
@@ -342,9 +336,6 @@ def _stored(
     on_host = chosen.device == "cpu"  # files hold host programs
     if not chosen.is_storable() or not on_host or not chosen.cache:
         return _compile(_imported(import_, states)[0], chosen)
-    from rlx.runtime.store.programs import ProgramStore
-    from rlx.target.cpu import resolve
-
     key = {**chosen.key(), "shapes": None if shapes is None else repr(sorted(shapes.items()))}
     target = resolve(chosen.settled().target)
     if states:
@@ -372,9 +363,6 @@ def _imported(import_: Callable[[], Imported], states: Mapping[str, str] | None)
 def _from_artifact(
     path: Path, trust_native: bool, custom: Collection[str], options: dict[str, AttrValue]
 ) -> CompiledProgram:
-    from rlx.runtime.store.artifact import Artifact
-    from rlx.target.cpu import resolve
-
     file = Artifact(path)
     progress.info("opening %s", path)
     known = {name for name in FIELDS if role(name) is Role.RUN} | {"target", "device", "weight_budget"}
@@ -405,8 +393,6 @@ def _note_that_it_was_compiled(
     if number is None:
         told = f"{name} has code for {there}, not for this machine and version; it was compiled"
     else:
-        from rlx.runtime.store.artifact import ArtifactWarning
-
         told = f"{name} is not signed by this user: its code was not run, its graph was compiled again"
         if pickled is None:
             told += " (rlx trust FILE accepts it)"
@@ -418,8 +404,7 @@ def _of_one_rank(
     file: Artifact, trust_native: bool, custom: Collection[str], options: dict[str, AttrValue]
 ) -> CompiledProgram:
     """The program of a rank; collectives stand in its graph, so it is compiled as it is written."""
-    from rlx.dist.stored import StoredRank
-    from rlx.target.cpu import resolve
+    from rlx.dist.stored import StoredRank  # start time: few programs are sharded
 
     stored = StoredRank(file, options.pop("transport", None))
     number = file.find(resolve(Options.of(None, options).settled().target))
@@ -440,8 +425,6 @@ def _open(
     options: Mapping[str, AttrValue],
     make: Callable[..., CompiledProgram] | None = None,
 ) -> CompiledProgram:
-    from rlx.runtime.store.artifact import Origin
-
     chosen = Options.of(None, options).settled()
     program = file.program(number, chosen.threads, chosen.debug, chosen.weight_budget, make)
     lir = program.lir  # not the program: one that holds itself would keep its memory when it is dropped
@@ -452,5 +435,7 @@ def _open(
 
 def _plan(graph: Graph, target: str, stored: LirModule) -> LirModule:
     """The graph of a stored program, planned for another target at the sizes that were assumed then."""
+    from rlx.api.compile import plan  # start time: a program from a file needs no compiler
+
     with_sizes = {"target": target, "assume": stored.planner.binding}
     return plan(graph, Options.of(None, {**stored.options, **with_sizes}))

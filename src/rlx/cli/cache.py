@@ -7,12 +7,11 @@ import click
 from rlx.cli.group import Group
 from rlx.cli.output import counted, human_bytes, json_option, print_json, print_line, print_table
 from rlx.files import Json
+from rlx.runtime.store.cache import default_cache
+from rlx.runtime.store.programs import ProgramStore
 
 
 def _stores() -> Json:
-    from rlx.runtime.store.cache import default_cache
-    from rlx.runtime.store.programs import ProgramStore
-
     return {"code": default_cache(), "programs": ProgramStore()}
 
 

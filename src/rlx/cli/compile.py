@@ -10,6 +10,7 @@ import click
 
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import counted, human_bytes, human_time, json_option, print_json, print_line, progress
+from rlx.plan.files import write_text
 
 
 @click.command(epilog=MODEL_HELP)
@@ -31,8 +32,6 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
 
     A .plan file holds the plan as text instead, to read and to compare with rlx diff.
     """
-    from rlx.plan.files import write_text
-
     ending = Path(output).suffix
     if ending not in (".rlx", ".plan"):
         raise click.UsageError(

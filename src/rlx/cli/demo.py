@@ -14,7 +14,9 @@ from typing import Any
 import click
 import numpy as np
 
+from rlx import zoo
 from rlx.api.compile import compile
+from rlx.api.lowering import lower, optimize
 from rlx.cli.output import (
     human_bytes,
     json_option,
@@ -25,6 +27,8 @@ from rlx.cli.output import (
     progress,
 )
 from rlx.files import Json
+from rlx.zoo.minilm import load_graph
+from rlx.zoo.minilm_onnx import build_onnx
 
 SENTENCES = (
     "A cat is sleeping on the sofa in the sun.",
@@ -47,9 +51,6 @@ class Encoder:
     """Tokenizer and compiled program: sentences in, unit vectors out."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        from rlx import zoo
-        from rlx.zoo.minilm import load_graph
-
         say("fetching the model (once)")
         folder = self.folder = zoo.fetch("minilm", notify=say).parent
         from tokenizers import Tokenizer
@@ -97,8 +98,6 @@ def onnxruntime_session(folder: Path, threads: int) -> Any:
         return None
     import onnxruntime
     from safetensors.numpy import load_file
-
-    from rlx.zoo.minilm_onnx import build_onnx
 
     config = json.loads((folder / "config.json").read_text())
     model = build_onnx(config, load_file(folder / "model.safetensors"))
@@ -148,8 +147,6 @@ def side_by_side(encoder: Encoder, feed: dict[str, np.ndarray], say: Callable[[s
 
 def summary(encoder: Encoder, sentences: list[str], say: Callable[[str], None]) -> Json:
     """What was compiled: ops before and after fusion, memory, times."""
-    from rlx.api.lowering import lower, optimize
-
     program = encoder.program
     feed = encoder.feed(sentences)
     batch, seq = feed["input_ids"].shape

@@ -7,16 +7,15 @@ from dataclasses import asdict
 import click
 
 from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_sentence, print_table
+from rlx.driver import known_devices, open_device
 from rlx.files import Json
+from rlx.target.cpu import host, host_text, missing_here, runs_here, targets
 
 
 @click.command()
 @json_option
 def devices(as_json: bool) -> None:
     """List devices and CPU targets, and what is missing for those that cannot be used."""
-    from rlx.driver import known_devices, open_device
-    from rlx.target.cpu import host, host_text, missing_here, runs_here, targets
-
     found: list[Json] = []
     for entry in known_devices():
         missing = entry.missing()

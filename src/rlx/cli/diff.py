@@ -10,6 +10,10 @@ from rlx.api.session import load, read_graph
 from rlx.cli.model import MODEL_HELP
 from rlx.cli.output import json_option, print_json, print_line, progress
 from rlx.files import open_plain
+from rlx.ir.text.diff import graph_diff
+from rlx.plan.diff import diff_plans
+from rlx.plan.files import is_plan
+from rlx.plan.lir import LirModule
 
 if TYPE_CHECKING:
     from rlx.plan.lir import LirModule
@@ -45,8 +49,6 @@ def diff(ctx: click.Context, a: str, b: str, where: bool, plans: bool, as_json: 
 
 
 def _is_plan(path: str) -> bool:
-    from rlx.plan.files import is_plan
-
     try:
         with open_plain(path) as file:
             return is_plan(file.read(16))
@@ -55,19 +57,13 @@ def _is_plan(path: str) -> bool:
 
 
 def _graph_diff(a: str, b: str, where: bool) -> str:
-    from rlx.ir.text.diff import graph_diff
-
     return graph_diff(read_graph(a), read_graph(b), locations=where)
 
 
 def _plan_diff(a: str, b: str) -> str:
-    from rlx.plan.diff import diff_plans
-
     return diff_plans(_plan(a), _plan(b))
 
 
 def _plan(path: str) -> LirModule:
     """The plan in a file; a model is compiled for it."""
-    from rlx.plan.lir import LirModule
-
     return LirModule.load(path) if _is_plan(path) else load(path).lir

@@ -11,6 +11,9 @@ from rlx.cli.inputs import check_symbols, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import json_option, print_json, print_line
 from rlx.errors import UnsupportedError
+from rlx.plan.explain import costs_of_steps
+from rlx.runtime.listing import Listing
+from rlx.target.cpu import host
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -29,8 +32,6 @@ def explain(
     model: str, bind: tuple[str, ...], measure: bool, asm: str | None, as_json: bool, **options: Any
 ) -> None:
     """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan."""
-    from rlx.target.cpu import host
-
     sizes = sizes_of(bind)
     program = open_model(model, **options)
     if asm is not None:
@@ -58,8 +59,6 @@ def explain(
 
 def _print_assembly(program: CompiledProgram, kernel: str, as_json: bool) -> None:
     """The assembly of a kernel, or of all kernels of a loop."""
-    from rlx.runtime.listing import Listing
-
     if "device" in program.stats:
         raise UnsupportedError("--asm is for device 'cpu' only; leave out --device")
     listing = Listing(program.lir)
@@ -72,8 +71,6 @@ def _print_assembly(program: CompiledProgram, kernel: str, as_json: bool) -> Non
 
 def _kernels(program: CompiledProgram, binding: Mapping[str, int]) -> list[dict[str, object]]:
     """Every step of the program, with what it is predicted to take and to move at these sizes."""
-    from rlx.plan.explain import costs_of_steps
-
     thunks = program.kernels.thunks
     kernels = []
     for id, costs in costs_of_steps(program.lir.specialize(binding), thunks).items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from rlx.cost.io import assumed_binding
 from rlx.errors import FormatError, GuardError, InputError
 from rlx.files import file_boundary, read_npy, read_plain
 from rlx.ir.dim import Expr, evaluate, symbols
@@ -53,8 +54,6 @@ def check_symbols(sizes: Mapping[str, int], known: Sequence[str]) -> None:
 def workable_sizes(program: CompiledProgram, fixed: Mapping[str, int]) -> Mapping[str, int]:
     """A size for every symbol: the fixed ones; for the others those that the program was planned for, or,
     if these break an assumption of the program, others that do not."""
-    from rlx.cost.io import assumed_binding
-
     planner = program.lir.planner
     planned = {**planner.binding, **fixed}
     try:

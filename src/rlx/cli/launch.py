@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+from rlx.dist.launch import DEFAULT_HEAP_BYTES
+from rlx.dist.launch import launch as run_ranks
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -56,10 +59,8 @@ def launch(
 
     The exit code is 0, or that of the first rank that failed.
     """
-    from rlx.dist.launch import DEFAULT_HEAP_BYTES, launch
-
     ctx.exit(
-        launch(
+        run_ranks(
             ranks,
             script,
             args,

@@ -89,7 +89,7 @@ def _plain_output() -> Iterator[None]:
 def _run(arguments: Sequence[str] | None) -> int:
     import click
 
-    from rlx.cli.app import app
+    from rlx.cli.app import app  # its packages are optional: what is missing is told above
 
     try:
         result = app.main(

@@ -24,6 +24,7 @@ from rlx.cli.output import (
     progress,
 )
 from rlx.errors import FormatError
+from rlx.runtime.trace import chrome_trace
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
@@ -117,8 +118,6 @@ def _timed(
 
 
 def _write_trace(program: CompiledProgram, inputs: Mapping[str, np.ndarray], path: Path) -> None:
-    from rlx.runtime.trace import chrome_trace
-
     document = chrome_trace(program, program.trace(inputs, TRACED_RUNS))
     try:
         path.write_text(json.dumps(document), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rlx.cli.output import json_option, print_json, print_line, progress
+from rlx.runtime.store.artifact import Artifact
 
 
 @click.command()
@@ -18,8 +19,6 @@ def trust(file: str, verify: bool, as_json: bool) -> None:
     Without this command, RLX does not run that code but compiles the model again. FILE is not changed: RLX
     stores the acceptance next to your signing key, and it is valid for exactly this content, with weights.
     """
-    from rlx.runtime.store.artifact import Artifact
-
     with progress(f"checking {file}"):
         opened = Artifact(file)
         targets = opened.verify() if verify else opened.accept()

@@ -48,7 +48,7 @@ def calibrate(device: str = "cpu", run_empty_records: Callable[[int], None] | No
 
 def _measured_by_queue(gate: IoFusionGate, name: str) -> IoFusionGate:
     """A device with its own queue, measured by commands that every driver has."""
-    from rlx.driver import Tile, open_device, why_unavailable
+    from rlx.driver import Tile, open_device, why_unavailable  # devices come after prices
 
     missing = why_unavailable(name)
     if missing is not None:

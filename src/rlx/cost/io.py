@@ -26,6 +26,7 @@ from rlx.kernel.form import Call, Form, Loop, Map, Pieces, Reduce, Scatter
 from rlx.kernel.lowering import lower_node
 from rlx.kernel.scalar import LOADS, Scalar
 from rlx.kernel.views import view_layouts
+from rlx.transform.expand import expand_graph
 
 ASSUMED_SIZE = 128
 ASSUMED_BATCH = 1
@@ -326,8 +327,6 @@ class IoModel:
 
 
 def _expansion(node: Node) -> Graph:
-    from rlx.transform.expand import expand_graph
-
     alone = Graph(node.op.name)
     inputs = [alone.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(node.operands)]
     with alone.building():

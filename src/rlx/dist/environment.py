@@ -12,6 +12,7 @@ from rlx.dist.errors import TransportError
 from rlx.dist.transports.local import LocalTransport
 from rlx.dist.transports.shm import SharedMemoryTransport
 from rlx.dist.transport import DEFAULT_HEAP_BYTES, SymmetricTransport
+from rlx.dist.transports.mpi import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,8 +73,6 @@ def _make(heap_size: int | None, timeout: float | None) -> SymmetricTransport:
         return SharedMemoryTransport.attach(int(os.environ[HEAP_FD]), int(os.environ["RANK"]), timeout)
     size = heap_size or int(os.environ.get(HEAP_BYTES, DEFAULT_HEAP_BYTES))
     if mpi_rank() is not None:
-        from rlx.dist.transports.mpi import connect
-
         return connect(size, timeout)
     return LocalTransport(1, size, 0, timeout=timeout)
 

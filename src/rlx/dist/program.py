@@ -20,6 +20,7 @@ from rlx.dist.collectives import all_gather, all_reduce, all_to_all, reduce_scat
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
 from rlx.dist.native_collectives import NativeCall, NativeMeetings
+from rlx.dist.rank_files import FACT, described, rank_file
 from rlx.dist.transports.shm import SharedMemoryTransport
 from rlx.dist.transport import Array, SymmetricTransport, address_of
 from rlx.dist.types import ReduceKind, SymmetricBuffer
@@ -34,6 +35,7 @@ from rlx.runtime.context import Context, Step
 from rlx.runtime.native.driver import RecordError
 from rlx.ir.dtype import plain_array
 from rlx.runtime.program import CompiledProgram
+from rlx.runtime.store.save import save
 
 Meeting = Callable[[], None]
 
@@ -137,9 +139,6 @@ class RankProgram(CompiledProgram):
         All ranks save together; `rlx.load` of the same path on as many ranks reads them. When it returns, the
         files of all ranks are written.
         """
-        from rlx.dist.stored import FACT, described, rank_file
-        from rlx.runtime.store.save import save
-
         own = rank_file(path, int(self.transport.this_rank), self.transport.num_ranks)
         save(self, own, targets, {FACT: described(self)})
         self.transport.barrier()

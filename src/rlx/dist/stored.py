@@ -10,25 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rlx.dist.environment import init
 from rlx.dist.errors import TransportError
 from rlx.dist.program import RankProgram
+from rlx.dist.rank_files import FACT, rank_file
 from rlx.dist.transport import SymmetricTransport
 from rlx.ir.mesh import Mesh
 from rlx.rewrite.sharding.propagate import Sharded
 
 if TYPE_CHECKING:
     from rlx.runtime.store.artifact import Artifact
-
-FACT = "ranks"
-"""Under this name a file's header says whose it is."""
-
-
-def rank_file(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
-    """The file of one rank.
-
-    >>> rank_file("minilm.rlx", 0, 2).name
-    'minilm.0of2.rlx'
-    """
-    whole = Path(path)
-    return whole.with_name(f"{whole.stem}.{rank}of{ranks}{whole.suffix}")
 
 
 def own_file(path: Path, transport: SymmetricTransport | None) -> Path:
@@ -44,17 +32,6 @@ def own_file(path: Path, transport: SymmetricTransport | None) -> Path:
             f"{', '.join(there)}; start as many ranks as the program was saved for"
         )
     return own
-
-
-def described(program: RankProgram) -> dict[str, object]:
-    """What a file must hold besides the plan to be that rank's again."""
-    sharded = program.sharded
-    return {
-        "mesh": dict(sharded.mesh.axes),
-        "rank": int(program.transport.this_rank),
-        "parts": {name: [list(cut) for cut in cuts] for name, cuts in sharded.parts.items()},
-        "inserted": [str(note) for note in sharded.inserted],
-    }
 
 
 class StoredRank:

@@ -7,77 +7,11 @@ that implements `Device`; nothing else in RLX lists devices.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from rlx.driver.base import Capabilities, Device, DeviceLost
 from rlx.errors import DeviceError
 from rlx.records import dataclass
-
-if TYPE_CHECKING:
-    from rlx.driver.arena import Arena, ArenaSlot
-    from rlx.driver.copy.engine import CopyEngine
-    from rlx.driver.region import Memory
-    from rlx.driver.stream import CommandStream
-
-
-class DeviceLost(DeviceError):
-    """The device stopped answering; its memory is gone. Opening it again gives a fresh one."""
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """Facts about a device that plans and the fusion gate depend on.
-
-    `unified_memory`: the host reads and writes its memory in place, so nothing has to be copied to it.
-    `alignment`: what every slot offset must be a multiple of. `float16`, `float64`: kernels may use them.
-    """
-
-    description: str
-    unified_memory: bool
-    alignment: int
-    max_allocation: int
-    total_memory: int
-    compute_units: int
-    float16: bool
-    float64: bool
-
-
-class Device(ABC):
-    """An open device: the source of its memory, arenas, streams and copy engines."""
-
-    name: str
-    capabilities: Capabilities
-
-    @abstractmethod
-    def allocate(self, nbytes: int) -> Memory:
-        """Zeroed memory of the device, freed when the last user drops it."""
-
-    @abstractmethod
-    def arena(
-        self,
-        slots: Mapping[int, ArenaSlot],
-        size: int | None = None,
-        alignment: int | None = None,
-        guard: bool = False,
-    ) -> Arena:
-        """An arena for `slots` (node id -> slot); `guard` detects stray accesses, where the device can."""
-
-    @abstractmethod
-    def stream(self) -> CommandStream:
-        """A new, independent stream of commands."""
-
-    @abstractmethod
-    def copy_engine(self) -> CopyEngine:
-        """A new engine that copies between the host and this device, and inside it."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether the device stopped working."""
-        return False
-
-    def __repr__(self) -> str:
-        return f"<Device {self.name}: {self.capabilities.description}>"
 
 
 @dataclass(frozen=True)
@@ -91,19 +25,19 @@ class DeviceEntry:
 
 
 def _open_host() -> Device:
-    from rlx.driver.host import HostDevice
+    from rlx.driver.host import HostDevice  # its copies are of buffers, which open devices by name
 
     return HostDevice()
 
 
 def _missing_opencl() -> str | None:
-    from rlx.driver.opencl.platform import missing
+    from rlx.driver.opencl.platform import missing  # start time: few use such a device
 
     return missing()
 
 
 def _open_opencl() -> Device:
-    from rlx.driver.opencl.device import OpenCLDevice
+    from rlx.driver.opencl.device import OpenCLDevice  # start time
 
     return OpenCLDevice()
 
@@ -183,3 +117,16 @@ def _entry(name: str) -> DeviceEntry:
     if name not in _ENTRIES:
         raise DeviceError(f"unknown device {name!r}; RLX knows {', '.join(_ENTRIES)}")
     return _ENTRIES[name]
+
+
+__all__ = [
+    "Capabilities",
+    "Device",
+    "DeviceEntry",
+    "DeviceLost",
+    "available_devices",
+    "is_available",
+    "known_devices",
+    "open_device",
+    "why_unavailable",
+]

@@ -11,8 +11,8 @@ import numpy as np
 
 from rlx.config import THREADS
 from rlx.driver.arena import Arena, ArenaSlot, arena_size
+from rlx.driver.base import Capabilities, Device
 from rlx.driver.copy.thread import ThreadCopy
-from rlx.driver.device import Capabilities, Device
 from rlx.driver.region import HostMemory
 from rlx.driver.stream import SyncStream
 from rlx.errors import DTypeError
@@ -28,7 +28,7 @@ class _Pages(Protocol):
 
 def _region(nbytes: int, alignment: int = 64, guard: bool = False) -> _Pages:
     """Zeroed pages of the process, huge ones where they pay."""
-    from rlx.runtime.memory import allocate
+    from rlx.runtime.memory import allocate  # programs come after drivers
 
     return allocate(nbytes, align=alignment, guard=guard)
 

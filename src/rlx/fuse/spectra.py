@@ -16,6 +16,7 @@ from rlx.fuse.trial import Trial
 from rlx.ir.graph import Node
 from rlx.kernel.legality import MOST_OUTPUTS
 from rlx.kernel.lowering import lower_node
+from rlx.kernel.spectrum import is_transform as has_known_length
 
 if TYPE_CHECKING:
     from rlx.fuse.grow import Fuser
@@ -139,6 +140,4 @@ class _Grower:
 
 def is_transform(facts: Facts, node: Node) -> bool:
     """Whether a node is a Fourier transform that ops may join."""
-    from rlx.kernel.spectrum import is_transform as has_known_length
-
     return node.op.family == "fourier" and has_known_length(lower_node(node))

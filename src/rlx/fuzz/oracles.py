@@ -24,9 +24,11 @@ from rlx.api.lowering import lower
 from rlx.api.session import load
 from rlx.cost.io import IoModel
 from rlx.errors import BudgetError, RlxError, UnsupportedError
+from rlx.frontend.onnx import from_onnx
 from rlx.fuzz.case import LEGITIMATE, Case, Finding, Refused, Truth, attempt, bounds, same_bits
 from rlx.fuzz.hosts import named
 from rlx.fuzz.programs.program import BATCH, Program
+from rlx.fuzz.to_onnx import CannotWrite, to_onnx
 from rlx.ir.bind import holds, match_shape
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level, Role
@@ -88,12 +90,9 @@ def broken_kinds(graph: Graph, feed: Mapping[str, np.ndarray]) -> set[str]:
 
 def as_onnx(case: Case) -> None:
     """The program as a model of ONNX, with open sizes: the same meaning, and what its graph must give."""
-    from rlx.fuzz.to_onnx import CannotWrite, to_onnx
-
     try:
         import onnx  # noqa: F401
 
-        from rlx.frontend.onnx import from_onnx
     except ImportError:
         return static(case)
     p, truth = case.program, case.here

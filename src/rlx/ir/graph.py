@@ -121,7 +121,7 @@ class Graph:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Graph], tuple[bytes]]:
         """Pickle, deepcopy and processes that are spawned take a graph by the bytes of its file."""
-        return later().from_bytes, (later().to_bytes(self),)
+        return later().reduced(self)
 
     def __copy__(self) -> Graph:
         """A separate graph that shares the arrays of this one."""

@@ -1,4 +1,4 @@
-"""What graphs, nodes, ops and programs call of modules that are built on them.
+"""What graphs, nodes, ops, plans and programs call of modules that are built on them.
 
 `Later` is the whole list. `rlx.wiring`, which `import rlx` loads, gives the object that finds each function
 with its first use. So no module has to import one that imports it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
     from typing import Any
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
     from rlx.ir.node import Node
     from rlx.ir.op import Op
     from rlx.ir.operand import Operand, Tensor
+
+
+class PlanText(Protocol):
+    """What `rlx.plan.lir` asks of `rlx.plan.text`."""
+
+    def module_text(self, module: Any, blobs: dict[str, np.ndarray] | None, locations: bool) -> str: ...
+    def parse_module(self, text: str, blobs: Mapping[str, np.ndarray] | None) -> Any: ...
+    def canonical_text(self, module: Any) -> str: ...
+
+
+class PlanFiles(Protocol):
+    """What `rlx.plan.lir` asks of `rlx.plan.files`."""
+
+    def save(self, module: Any, path: str | os.PathLike[str]) -> None: ...
+    def load(self, path: str | os.PathLike[str]) -> Any: ...
 
 
 class Later(Protocol):
@@ -41,20 +57,12 @@ class Later(Protocol):
         """`x[index]`"""
 
     @property
-    def reshape(self) -> Callable[[Node, Sequence[Any]], Node]:
-        """`x.reshape(shape)`"""
-
-    @property
     def graph_text(self) -> Callable[[Graph], str]:
         """`str(graph)`"""
 
     @property
-    def to_bytes(self) -> Callable[[Graph], bytes]:
-        """A graph as the bytes of its file."""
-
-    @property
-    def from_bytes(self) -> Callable[[bytes], Graph]:
-        """The graph in these bytes."""
+    def reduced(self) -> Callable[[Graph], tuple[Callable[[bytes], Graph], tuple[bytes]]]:
+        """What pickle keeps of a graph."""
 
     @property
     def copy(self) -> Callable[[Graph], Graph]:
@@ -63,6 +71,14 @@ class Later(Protocol):
     @property
     def with_states(self) -> Callable[[Graph, Mapping[str, str]], Graph]:
         """A graph in which some inputs are states."""
+
+    @property
+    def plan_text(self) -> PlanText:
+        """Plans as text."""
+
+    @property
+    def plan_files(self) -> PlanFiles:
+        """Plans in files."""
 
     @property
     def measured(self) -> Callable[[Any, int], str]:

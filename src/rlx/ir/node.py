@@ -220,7 +220,8 @@ class Node:
 
     def reshape(self, *shape: DimLike | Sequence[DimLike]) -> Node:
         whole = len(shape) == 1 and isinstance(shape[0], (tuple, list))
-        return later().reshape(self, shape[0] if whole else shape)
+        made: Node = later().ops.reshape(self, shape[0] if whole else shape)
+        return made
 
     def astype(self, to: DTypeLike) -> Node:
         return self._call("cast", self, dtype=to)

@@ -14,7 +14,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.compose import Composer, strip_rows
+from rlx.kernel.composer import Composer, strip_rows
 from rlx.kernel.form import Contract, Form
 from rlx.kernel.legality import same_space
 from rlx.kernel.lowering import lower_node

@@ -1,20 +1,16 @@
-"""From a region (a body of MIR ops) to one kernel: index expressions are substituted into each other.
+"""Composes the kernel of a region: index expressions are substituted into each other.
 
-`compose(body)` gives the kernel or raises `ComposeError` with the reason why the ops do not fit one kernel.
-
-What a kernel is, is said in `rlx.kernel.nests`; two contractions with a softmax between them are composed in
-`rlx.kernel.attention`.
+`rlx.kernel.compose` chooses the composer. What a kernel is, is said in `rlx.kernel.nests`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
 
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
-from rlx.ir.types import Shape, TensorType, tensor_types
+from rlx.ir.types import Shape
 from rlx.kernel import legality
 from rlx.kernel.affine import affine
 from rlx.kernel.form import Contract, Conv, Form, Map, Pieces, Reduce, Template, dense_strides
@@ -388,46 +384,3 @@ def _check_prologue(value: Scalar, root: Node) -> None:
 def strip_rows(s: Scalar) -> Scalar:
     """acc(j) without its (checked) row index."""
     return rebuild(s, lambda e, _: Scalar("acc", (), e.dtype, e.data) if e.prim == "acc" else None)
-
-
-_KERNELS: WeakKeyDictionary[Graph, tuple[tuple[int, ...], Kernel]] = WeakKeyDictionary()
-
-
-def compose(body: Graph) -> Kernel:
-    """The kernel that computes a region, or ComposeError with the reason.
-
-    Fusion, planner and backend all ask, so the answer is kept as long as the body (and dropped if it grew).
-    """
-    state = (len(body.nodes), *(n.id for n in body.outputs.values()))
-    known = _KERNELS.get(body)
-    if known is not None and known[0] == state:
-        return known[1]
-    kernel = _composer_for(body)(body).run()
-    _KERNELS[body] = (state, kernel)
-    return kernel
-
-
-def _composer_for(body: Graph) -> type[Composer]:
-    from rlx.kernel.attention import AttentionComposer, holds_attention
-    from rlx.kernel.spectrum import TransformComposer, holds_transform
-
-    if holds_transform(body):
-        return TransformComposer
-    return AttentionComposer if holds_attention(body) else Composer
-
-
-def body_of(node: Node) -> Graph:
-    """The body of a region, or a fresh body around a single op."""
-    if node.bodies and node.op.role is Role.REGION:
-        return node.bodies[0]
-    g = Graph(node.op.name)
-    inputs = [g.input(f"x{i}", o.shape, o.dtype) for i, o in enumerate(node.operands)]
-    with g.building():
-        made = g.add(node.op, inputs, node.attrs, node.bodies, where=node.where)
-        g.set_outputs(g.results(made))
-    return g
-
-
-def result_types(node: Node) -> tuple[TensorType, ...]:
-    """Types of the values that a kernel writes."""
-    return tensor_types(node.type)

@@ -15,7 +15,7 @@ from rlx.ir.dim import known_le
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.types import Shape
-from rlx.kernel.compose import Composer, strip_rows
+from rlx.kernel.composer import Composer, strip_rows
 from rlx.kernel.form import Form, Template, dense_strides
 from rlx.kernel.legality import same_space
 from rlx.kernel.lowering import lower_node

@@ -19,10 +19,12 @@ from rlx.config import VERSION
 from rlx.errors import PlanError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
+from rlx.ir.later import later
 from rlx.ir.op import Role
 from rlx.ir.rewrite import rewrite
 from rlx.ir.symbols import found_by_data
 from rlx.ir.types import type_symbols
+from rlx.plan.lir_check import check_plan
 from rlx.plan.phase import Phase, PhaseSchedule
 from rlx.records import dataclass
 
@@ -304,8 +306,6 @@ class LirBufferPlan:
         inside its root, which lives as long. Every read is of a written slot. Every slot is aligned and in
         its space. No place in the ring is filled again before its last reader.
         """
-        from rlx.plan.lir_check import check_plan
-
         check_plan(self)
 
 
@@ -413,7 +413,7 @@ class LirModule:
     def code_key(self) -> str:
         """Digest of what the code generator reads: kernels, layouts, target, and its version; no offsets,
         sizes, weights."""
-        from rlx.ir.text.write import Printer
+        from rlx.ir.text.write import Printer  # start time: a program from a file has its code
 
         _, *lines = Printer(locations=False).graph_lines(self.mir)  # the first line holds the display name
         return hashlib.sha256("\n".join([VERSION, self.target, *lines]).encode()).hexdigest()
@@ -432,29 +432,23 @@ class LirModule:
 
     def to_text(self, blobs: dict[str, np.ndarray] | None = None, locations: bool = True) -> str:
         """The program and its plan as text; constants too large for it are added to `blobs` by digest."""
-        from rlx.plan.text import module_text
-
-        return module_text(self, blobs, locations)
+        return later().plan_text.module_text(self, blobs, locations)
 
     @staticmethod
     def from_text(text: str, blobs: Mapping[str, np.ndarray] | None = None) -> LirModule:
         """The program that `to_text` wrote, verified and checked."""
-        from rlx.plan.text import parse_module
-
-        return parse_module(text, blobs)
+        read: LirModule = later().plan_text.parse_module(text, blobs)
+        return read
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program with its constants and the values of its params to one file."""
-        from rlx.plan.files import save
-
-        save(self, path)
+        later().plan_files.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> LirModule:
         """Read what `save` wrote: format version and checksum first, then verifier and `check()`."""
-        from rlx.plan.files import load
-
-        return load(path)
+        read: LirModule = later().plan_files.load(path)
+        return read
 
 
 class LirFingerprint(str):
@@ -473,9 +467,8 @@ class LirFingerprint(str):
         >>> one(2.0) == one(2.0), one(2.0) == one(2.5)
         (True, False)
         """
-        from rlx.plan.text import canonical_text
-
-        return LirFingerprint(hashlib.sha256(canonical_text(module).encode()).hexdigest())
+        text = later().plan_text.canonical_text(module)
+        return LirFingerprint(hashlib.sha256(text.encode()).hexdigest())
 
 
 Binding = Mapping[str, int]

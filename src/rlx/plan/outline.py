@@ -16,6 +16,7 @@ from rlx.ir.attr import Blob
 from rlx.ir.dim import Constraint, Expr, parse_dim, sym
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op, Role, get_op
+from rlx.ir.symbols import graph_symbols
 from rlx.ir.types import TensorType, TupleType, Type, parse_type
 from rlx.kernel.control import loop_form, set_loop_form
 
@@ -49,8 +50,6 @@ def outline(graph: Graph, blobs: dict[str, np.ndarray]) -> dict[str, object]:
     >>> read_outline(outline(g, {}), {}.get).outputs["y"]
     %1 = add(%0, %0) : f32[n]
     """
-    from rlx.ir.symbols import graph_symbols
-
     bounds = {name: found[0] for name, found in graph_symbols(graph).items()}
     symbols = {name: list(b) for name, b in bounds.items() if b != (0, None)}
     return {"symbols": symbols, **_Writer(blobs).graph(graph, is_body=False)}

@@ -93,7 +93,7 @@ def _cone(node: Node) -> list[Node]:
 
 def _run(derived: Graph, wanted: list[Node], values: Mapping[str, np.ndarray]) -> np.ndarray:
     """The value of the last of these nodes; what is not read again is dropped at once."""
-    from rlx.reference.interpreter import Interpreter
+    from rlx.reference.interpreter import Interpreter  # start time: native code needs none
 
     interpreter = Interpreter(derived)
     last_reader = {o.id: n.id for n in wanted for o in n.operands}

@@ -175,7 +175,7 @@ class Execution:
         self, node: Node, plan: LirBufferPlan, array: Callable[[Node], np.ndarray]
     ) -> tuple[dict[str, int], Arrays]:
         """A node computed by its reference: the sizes that it revealed, and its value."""
-        from rlx.reference.interpreter import Interpreter
+        from rlx.reference.interpreter import Interpreter  # start time: native code needs none
 
         unknown = self.finds(node)
         known = {k: v for k, v in plan.binding.items() if k not in unknown}

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from rlx import progress
 from rlx.codegen.cpu.kernels import ABI, KernelSet
+from rlx.codegen.native.jit import Compiling, load_all
 from rlx.plan.lir import LirModule
+from rlx.runtime.native import code as native
+from rlx.runtime.native.driver import driver_address, emit_driver, rlx_run_program
+from rlx.runtime.native.pool import emit_pool, prepare
+from rlx.runtime.store.cache import default_cache
 from rlx.target.cpu import Target
 
 if TYPE_CHECKING:
@@ -24,24 +29,18 @@ def code_version() -> str:
 
 def native_code(lir: LirModule, target: Target, cache: bool) -> tuple[KernelSet, object]:
     """The kernels of a program and the loaded code that holds them (None if every node is a host thunk)."""
-    from rlx.runtime.store.cache import default_cache
-
     return open_blob(code_blob(lir, target, default_cache() if cache else None), target)
 
 
 def prepare_runs() -> None:
     """Prepare the code that runs programs: LLVM compiles it where the cache lacks it."""
-    from rlx.runtime.native.driver import driver_address, rlx_run_program
-    from rlx.runtime.native.pool import prepare
-
     prepare()
     driver_address(rlx_run_program)
 
 
 def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> bytes:
     """What is cached and saved: the description of the kernels, then object files, each after its length."""
-    from rlx.codegen.cpu.build import build_kernels
-    from rlx.codegen.native.jit import Compiling
+    from rlx.codegen.cpu.build import build_kernels  # start time: not for code that is there
 
     key = f"{code_version()}-{lir.code_key}"
     known = None if cache is None else cache.get(key, target)
@@ -62,8 +61,6 @@ def code_blob(lir: LirModule, target: Target, cache: ObjectCache | None) -> byte
 
 def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, object]:
     """Kernels and loaded code of a blob that can be trusted."""
-    from rlx.codegen.native.jit import load_all
-
     description, *objects = _pieces(blob)
     return KernelSet.recall(description.decode()), load_all(objects, target) if objects else None
 
@@ -71,13 +68,9 @@ def open_blob(blob: bytes, target: Target) -> tuple[KernelSet, object]:
 def runtime_blob(target: Target, cache: ObjectCache, streams: bool) -> bytes:
     """The code that runs programs on machines of this kind, and reads weights if they are streamed: a file
     that has it runs without a compiler."""
-    from rlx.runtime.native import code as native
-    from rlx.runtime.native.driver import emit_driver
-    from rlx.runtime.native.pool import emit_pool
-
     emitters = [emit_driver, emit_pool]
     if streams:
-        from rlx.runtime.native.reader import emit_reader
+        from rlx.runtime.native.reader import emit_reader  # start time: few programs stream
 
         emitters.append(emit_reader)
     found = [native.cached(emit, native.baseline(target.x86), cache) for emit in emitters]
@@ -86,8 +79,6 @@ def runtime_blob(target: Target, cache: ObjectCache, streams: bool) -> bytes:
 
 def open_runtime(blob: bytes) -> None:
     """Let runs take the code of a blob that can be trusted."""
-    from rlx.runtime.native import code as native
-
     pieces = _pieces(blob)
     native.offer({key.decode(): code for key, code in zip(pieces[::2], pieces[1::2], strict=True)})
 

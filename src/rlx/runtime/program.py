@@ -28,15 +28,16 @@ from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
 from rlx.runtime.native.driver import RecordError
 from rlx.runtime.sizes import Sizes
+from rlx.runtime.stream import Stream, handles_for
 from rlx.runtime.trace import Run, best_times, spans
+from rlx.runtime.variants import Variants
 from rlx.runtime.weights import Weights
 from rlx.target.cpu import host_text
 
 if TYPE_CHECKING:
     from rlx.driver.buffer import Buffer, BufferHandle
-    from rlx.runtime.store.artifact import Origin
+    from rlx.runtime.store.origin import Origin
     from rlx.runtime.stream import Stream
-    from rlx.runtime.variants import Variants
 
 KEPT_CONTEXTS = 8  # bindings whose buffers are kept for the next run
 
@@ -188,7 +189,7 @@ class CompiledProgram(Execution):
         It is shown for the sizes in `binding`, else for the assumed ones. With `measure`, both sides of the
         largest fusion decisions are built and timed too.
         """
-        from rlx.plan.explain import explain
+        from rlx.plan.explain import explain  # start time
 
         if not isinstance(measure, bool):
             raise InputError("give sizes by name: explain(binding={'n': 128}); measure is True or False")
@@ -225,7 +226,7 @@ class CompiledProgram(Execution):
         ...     rlx.load(folder + "/double.rlx")(np.ones(2, np.float32))
         array([2., 2.], dtype=float32)
         """
-        from rlx.runtime.store.save import save
+        from rlx.runtime.store.save import save  # start time
 
         save(self, path, targets)
 
@@ -387,10 +388,8 @@ class CompiledProgram(Execution):
         if not self.has_variants or self._weights.ring is not None:
             return None
         if self._variants is None:
-            from rlx.runtime.variants import Variants
-
             with self._lock:
-                self._variants = self._variants or Variants()
+                self._variants = self._variants or Variants(CompiledProgram)
         return self._variants.find(self, binding)
 
     def stream(
@@ -414,8 +413,6 @@ class CompiledProgram(Execution):
         >>> [float(s.step({"x": np.float32(x)})["y"]) for s, x in ((one, 1), (one, 2), (other, 5), (one, 3))]
         [1.0, 3.0, 5.0, 6.0]
         """
-        from rlx.runtime.stream import Stream
-
         return Stream(self, inputs or {}, states or {}, sizes or {})
 
     def bind_states(self, handles: Mapping[str, BufferHandle]) -> None:
@@ -423,8 +420,6 @@ class CompiledProgram(Execution):
 
         States without a handle here get one, too: see `states`.
         """
-        from rlx.runtime.stream import handles_for
-
         self._handles = handles_for(self, handles, {})
 
     @property

@@ -7,7 +7,7 @@ N is 1. It is compiled when a run first needs it, from the graph that the user g
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rlx.errors import RlxError
@@ -15,6 +15,8 @@ from rlx.ir.dim import evaluate, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.resize import with_sizes
 from rlx.kernel.control import broken_guard
+from rlx.runtime.native_code import native_code
+from rlx.runtime.store.origin import Origin
 from rlx.target.cpu import resolve
 
 if TYPE_CHECKING:
@@ -29,9 +31,10 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 class Variants:
-    """The variants of one program, by the sizes that are fixed in them."""
+    """The variants of one program, by the sizes that are fixed in them; `make` is the class of programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[..., CompiledProgram]) -> None:
+        self._make = make
         self.made: dict[Sizes, CompiledProgram] = {}
         self._graphs: dict[Sizes, Graph | None] = {}
         self._routes: dict[Sizes, Sizes | None] = {}
@@ -90,16 +93,12 @@ class Variants:
         return self._graphs[fixed]
 
     def _compiled(self, program: CompiledProgram, fixed: Sizes) -> CompiledProgram:
-        from rlx.runtime.native_code import native_code
-        from rlx.runtime.program import CompiledProgram
-        from rlx.runtime.store.artifact import Origin
-
         assert program.origin is not None
         graph, plan = self._graph(program, fixed), program.origin.plan
         assert graph is not None
         graph.param_values |= program.param_values
         lir = plan(graph, program.lir.target)
         kernels, code = native_code(lir, resolve(program.lir.target), True)
-        return CompiledProgram(
+        return self._make(
             lir, kernels, code, program.threads, program.debug, origin=Origin(lambda: graph, plan)
         )

@@ -76,7 +76,10 @@ def test_callers_import_what_they_call() -> None:
     for step in walk():
         if step.caller != USER:
             assert step.caller in reached, f"{step.caller} calls {step.module} before the walk has reached it"
-            assert step.module in imports_of(step.caller), f"{step.caller} does not import {step.module}"
+            known = imports_of(step.caller)
+            if "ir/later.py" in known:  # the table of functions that are built on their callers
+                known = known | imports_of("wiring.py")
+            assert step.module in known, f"{step.caller} does not import {step.module}"
             reached |= {step.caller} | imports_of(step.caller)
         reached |= {step.module} | imports_of(step.module)
 

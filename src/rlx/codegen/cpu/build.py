@@ -25,6 +25,7 @@ from rlx.cost.operations import kernel_work
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.text.write import graph_text
 from rlx.ir.types import TensorType, tensor_types
 from rlx.kernel.compose import body_of, compose
 from rlx.kernel.control import loop_form, refusal
@@ -229,6 +230,4 @@ def _emit(
 
 
 def _key(body: Graph, inputs: list[Slot]) -> str:
-    from rlx.ir.text.write import graph_text
-
     return graph_text(body, locations=False) + "".join(f"|{s.strides}" for s in inputs)

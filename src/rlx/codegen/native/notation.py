@@ -64,7 +64,7 @@ class _Written:
         """The function that writes this one."""
         found = self._compiled.get(marks)
         if found is None:
-            from rlx.codegen.native.syntax import compiled  # a program whose objects are cached needs it not
+            from rlx.codegen.native.syntax import compiled  # start time: not where objects are cached
 
             found = self._compiled[marks] = compiled(self._function, self._is_native, marks)
         return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlx.codegen.native.irtext import Module
 from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, rlx_copy_past_caches
 from rlx.records import dataclass
+from rlx.runtime.native.code import load_for_host
 
 if TYPE_CHECKING:
     from rlx.target.cpu import Target
@@ -50,8 +51,6 @@ def _native() -> _Native:
 
 @functools.cache
 def _compiled() -> _Native:
-    from rlx.runtime.native.code import load_for_host
-
     code = load_for_host(emit)
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
     address = code.address(rlx_copy_past_caches.name)

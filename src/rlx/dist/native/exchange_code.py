@@ -31,6 +31,7 @@ from rlx.dist.native import sync
 from rlx.dist.transport import DONE
 from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of
 from rlx.records import dataclass
+from rlx.runtime.native.code import load_for_host
 
 if TYPE_CHECKING:
     from rlx.codegen.native.jit import Code
@@ -397,8 +398,6 @@ def rlx_meet(args: ptr, thread: i64, threads: i64, part: i64) -> None:
 @functools.cache
 def loaded() -> Code:
     """The code, compiled once per user and loaded once per process."""
-    from rlx.runtime.native.code import load_for_host
-
     return load_for_host(emit)
 
 

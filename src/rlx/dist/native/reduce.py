@@ -42,6 +42,7 @@ from rlx.errors import DTypeError
 from rlx.ir.dtype import convert
 from rlx.ir.dtype import dtype as find
 from rlx.records import dataclass
+from rlx.runtime.native.code import load_for_host
 
 if TYPE_CHECKING:
     from rlx.codegen.native.jit import Code
@@ -289,8 +290,6 @@ def _native(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
 
 @functools.cache
 def _compiled(dtype: str, kind: ReduceKind, stream: bool) -> _Native:
-    from rlx.runtime.native.code import load_for_host
-
     code = load_for_host(emit, dtype, kind, stream)
     i64 = ctypes.c_int64
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p, i64, i64, i64)

@@ -39,6 +39,7 @@ from rlx.codegen.native.words import (
 )
 from rlx.codegen.native.waiting import sched_yield
 from rlx.records import dataclass
+from rlx.runtime.native.code import load_for_host
 
 if TYPE_CHECKING:
     from rlx.target.cpu import Target
@@ -202,8 +203,6 @@ class Sync:
 @functools.cache
 def sync() -> Sync:
     """Compile and load the functions, once per process."""
-    from rlx.runtime.native.code import load_for_host
-
     code = load_for_host(emit)
     pointer, i64, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 

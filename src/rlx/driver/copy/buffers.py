@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from rlx.driver.base import Device
 from rlx.driver.buffer import Buffer
 from rlx.driver.copy.engine import AsyncCopy, BarrierToken
-from rlx.driver.device import Device
 from rlx.driver.region import HostMemory, Tile
 from rlx.errors import CopyError
 

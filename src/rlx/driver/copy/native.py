@@ -248,7 +248,7 @@ class NativeCopy(NamedTuple):
 @functools.cache
 def native_copy() -> NativeCopy:
     """Load the loop; it is compiled once per user (LLVM takes some 20 ms, and 80 MiB of memory)."""
-    from rlx.runtime.native.code import load_for_host
+    from rlx.runtime.native.code import load_for_host  # the cache of native code comes after drivers
 
     code = load_for_host(emit)
     word, nothing = ctypes.c_int64, None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlx.driver.arena import Arena, ArenaSlot, arena_size
-from rlx.driver.device import Capabilities, Device
+from rlx.driver.base import Capabilities, Device
 from rlx.driver.opencl.copy import QueueCopy
 from rlx.driver.opencl.memory import OpenCLMemory
 from rlx.driver.opencl.platform import cl, find, translated

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rlx.driver.device import DeviceLost
+from rlx.driver.base import DeviceLost
 from rlx.errors import DeviceError, how_to_install
 
 if TYPE_CHECKING:

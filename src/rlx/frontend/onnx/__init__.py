@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from rlx.errors import ModelImportError
 from rlx.files import file_boundary
+from rlx.frontend.onnx.importer import import_model
+from rlx.frontend.onnx.value import HostOutput
 from rlx.ir.graph import Graph
 from rlx.ir.operand import DimLike
 from rlx.ir.tree import Nest
@@ -34,9 +36,6 @@ def from_onnx(
     >>> str(g.outputs["y"].type)
     'f32[N,3]'
     """
-    from rlx.frontend.onnx.importer import import_model
-    from rlx.frontend.onnx.value import HostOutput
-
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "the model"
     with file_boundary(name, "ONNX model"):
         imported = import_model(model, values, shapes)

@@ -15,14 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from rlx import zoo
+from rlx.cost.io import assumed_binding
 from rlx.errors import RlxError
 from rlx.files import Json
+from rlx.frontend.onnx import from_onnx
 from rlx.fuzz.programs.draw import FLOATS, MOST_ELEMENTS, Draw, NotHere
 from rlx.fuzz.programs.inputs import Values
 from rlx.fuzz.programs.program import HEADER
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.resize import with_sizes
+from rlx.zoo import gpt2, minilm
 
 FILE = Path(__file__).parent / "zoo_pieces.jsonl"
 MOST_OPS = 8  # of a piece
@@ -185,9 +190,6 @@ def _text(value: Any) -> str | None:
 
 def write() -> None:
     """Write the file from the models that are fetched."""
-    from rlx.cost.io import assumed_binding
-    from rlx.ir.resize import with_sizes
-
     lines = []
     for name, graph in _graphs():
         try:
@@ -201,10 +203,6 @@ def write() -> None:
 
 
 def _graphs() -> Iterator[tuple[str, Graph]]:
-    from rlx import zoo
-    from rlx.frontend.onnx import from_onnx
-    from rlx.zoo import gpt2, minilm
-
     config = gpt2.Config()
     yield "gpt2", gpt2.build(config, gpt2.random_weights(config))
     if zoo.is_fetched("minilm"):

@@ -47,6 +47,22 @@ def load(path: str | os.PathLike[str], custom: Collection[str] = ()) -> Graph:
         return _graph(File(path, GRAPH), lambda text, blobs: parse_foreign(text, blobs, custom))
 
 
+def read_foreign(
+    text: str, blobs: Mapping[str, Array] | None = None, custom: Collection[str] | None = ()
+) -> Graph:
+    """The graph of a text that somebody else may have written, verified; `custom` as in `load` (None: any).
+
+    >>> read_foreign('graph "one" { %0 = input() {name="x", type=f32[n]} output "y" = %0 }').name
+    'one'
+    """
+    return verify(parse_foreign(text, blobs, custom))
+
+
+def read_mir(text: str, blobs: Mapping[str, Array] | None = None) -> Graph:
+    """The MIR graph of a text, verified."""
+    return verify(parse_graph(text, blobs), Level.MIR)
+
+
 def to_bytes(graph: Graph) -> bytes:
     """The bytes that `save` writes: what pickle keeps of a graph.
 
@@ -64,6 +80,11 @@ def from_bytes(data: bytes) -> Graph:
     """The graph that `to_bytes` was given, verified. Who unpickles trusts the sender: unlike one from a file
     it may have any op, those of `rlx.register_op` too."""
     return _graph(File.of_bytes(data, GRAPH, "a pickled graph"), parse_graph)
+
+
+def reduced(graph: Graph) -> tuple[Callable[[bytes], Graph], tuple[bytes]]:
+    """What pickle keeps of a graph: how to read it, and its bytes."""
+    return from_bytes, (to_bytes(graph),)
 
 
 def _described(graph: Graph, values: bool) -> tuple[dict[str, object], dict[str, bytes], list[Stored]]:

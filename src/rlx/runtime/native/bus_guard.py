@@ -19,8 +19,11 @@ import weakref
 
 import numpy as np
 
+from rlx.codegen.native.jit import compile_object, load
 from rlx.driver.copy.native import c_function, c_library
 from rlx.runtime.memory import PAGE, table
+from rlx.runtime.native.code import baseline
+from rlx.runtime.store.cache import default_cache
 from rlx.target.cpu import resolve
 
 MOST_RANGES = 4096
@@ -137,10 +140,6 @@ class Guarded:
 
 class _Guard:
     def __init__(self) -> None:
-        from rlx.codegen.native.jit import compile_object, load
-        from rlx.runtime.native.code import baseline
-        from rlx.runtime.store.cache import default_cache
-
         target = baseline(resolve("host").x86)
         text = _text()
         key = hashlib.sha256(text.encode()).hexdigest()

@@ -30,13 +30,13 @@ from rlx.plan.lir import LAST_PART, LirBufferPlan, LirModule, Point
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.memory import allocate
 from rlx.runtime.native.reader import Fill, Reader
-from rlx.runtime.store import container
+from rlx.runtime.store import container, save
+from rlx.runtime.store.cache import STREAMED
 from rlx.runtime.store.container import Container, file_identity
-from rlx.runtime.store.programs import STREAMED
 from rlx.runtime.weights import Gate, Weights
 
 if TYPE_CHECKING:
-    from rlx.runtime.store.artifact import Origin
+    from rlx.runtime.store.origin import Origin
 
 
 FAST = 3e9  # bytes per second and thread from which on a file must be in memory
@@ -259,9 +259,7 @@ def streamed(lir: LirModule, origin: Origin, path: str | os.PathLike[str] | None
     values = dict((lir.derived or lir.mir).param_values)
     weights = lazy_weights(lir, values)
     if path is not None:
-        from rlx.runtime.store.save import write
-
-        write(path, lir, origin, weights, values)
+        save.write(path, lir, origin, weights, values)
         file = Container(path)
         return streamed_weights(lir, values, file, file.header["variants"][0]["weights"])
     folder = config.CACHE.get() / STREAMED

@@ -17,7 +17,6 @@ file compare sums of its pages, which find accidents.
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,17 +24,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.codegen.cpu.generator import generator_version
 from rlx.errors import RlxError
 from rlx.files import Json
 from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph, Node
-from rlx.ir.op import Level, Role, get_op
+from rlx.ir.op import Role, get_op
 from rlx.plan.lir import LirModule
-from rlx.records import dataclass
 from rlx.runtime.background import meanwhile
-from rlx.runtime.native_code import code_version, open_blob, open_runtime
+from rlx.runtime.native_code import open_blob, open_runtime
 from rlx.runtime.store.container import Container
+from rlx.runtime.store.origin import Origin, generator, signed_bytes
 from rlx.runtime.store.stored import StoredLir
 from rlx.runtime.store.trust import accept, accepted, is_noted, keyring, note
 from rlx.runtime.weights import Weights
@@ -45,35 +43,9 @@ if TYPE_CHECKING:
     from rlx.codegen.cpu.kernels import KernelSet
     from rlx.runtime.program import CompiledProgram
 
-SIGNED_PARTS = ("plan", "outline", "code", "runtime", "unfused")
-"""Parts of a variant that its signature covers; the source, which all share, is covered too."""
-
 
 class ArtifactWarning(UserWarning):
     """Code in a file was not used; the program was made again and is as good."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a program comes from: its graph as the user gave it, and how to plan it for a target."""
-
-    graph: Callable[[], Graph]
-    plan: Callable[[Graph, str], LirModule]
-
-
-def generator() -> str:
-    """What code must have been made by to fit this runtime."""
-    return f"{code_version()}-{generator_version()}"
-
-
-def signed_bytes(header: Json, number: int) -> bytes:
-    """What the signature of a variant covers: what it says of itself, the digests of its parts and of the
-    source, where every array lies, and the SHA-256 of all arrays."""
-    covered = {key: value for key, value in header["variants"][number].items() if key != "mac"}
-    names = {"source", *(f"{number}.{name}" for name in SIGNED_PARTS)}
-    digests = sorted([name, digest] for name, _, _, digest in header["parts"] if name in names)
-    rest = {key: value for key, value in header.items() if key not in ("variants", "parts", "array_sums")}
-    return b"rlx program 2\n" + json.dumps([covered, digests, rest], sort_keys=True).encode()
 
 
 class Artifact:
@@ -155,22 +127,20 @@ class Artifact:
 
     def source(self, custom: Collection[str] | None = ()) -> Graph:
         """The graph that was compiled, with its values; it may call the custom ops named (None: any)."""
-        from rlx.ir.text.read import parse_foreign
-        from rlx.ir.verify import verify
+        from rlx.ir.text.files import read_foreign  # start time: signed code needs no graph
 
         text = self.container.text("source")
         self.container.check_arrays(mapped=not self.container.stay_in_file)
-        return self.read(text, lambda text, blobs: verify(parse_foreign(text, blobs, custom)), "source")
+        return self.read(text, lambda text, blobs: read_foreign(text, blobs, custom), "source")
 
     def graph(self, part: str) -> Graph | None:
         """A MIR graph of the file, verified; None for an empty part."""
         text = self.container.text(part)
         if not text:
             return None
-        from rlx.ir.text.read import parse_graph
-        from rlx.ir.verify import verify
+        from rlx.ir.text.files import read_mir  # start time: signed code needs no graph
 
-        return self.read(text, lambda text, blobs: verify(parse_graph(text, blobs), Level.MIR), part)
+        return self.read(text, read_mir, part)
 
     def planned_with(self, number: int, kinds: Mapping[str, type]) -> Json:
         """The options that a variant was planned with; `kinds` are the types of those that exist. They are
@@ -247,7 +217,7 @@ class Artifact:
         with self._damage("plan"):
             lir = StoredLir(self, number, about)
         with meanwhile(lambda: self._check_weights(number, streamed), "rlx-check") as checked:
-            from rlx.runtime.program import CompiledProgram
+            from rlx.runtime.program import CompiledProgram  # start time: while weights are compared
 
             kernels, code = self._code(number, resolve(about["target"]))
             checked()
@@ -257,7 +227,7 @@ class Artifact:
         with self._damage("weights"):
             self._check_addresses(about)
         if streamed:
-            from rlx.runtime.native.streaming import streamed_weights
+            from rlx.runtime.native.streaming import streamed_weights  # start time
 
             weights = streamed_weights(lir, dict(self.params), self.container, about["weights"])
         else:
@@ -323,3 +293,6 @@ def _is_variant(about: object) -> bool:
         return False
     pairs = about["weights"]
     return all(isinstance(p, list) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs)
+
+
+__all__ = ["Artifact", "ArtifactWarning", "Origin", "generator", "signed_bytes"]

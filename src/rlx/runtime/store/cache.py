@@ -24,6 +24,8 @@ from rlx.runtime.store.trust import MAC_BYTES, Keyring, keyring
 from rlx.target.cpu import Target, host
 
 DEFAULT_LIMIT = 1 << 30
+STREAMED = "streamed"
+"""Folder of the cache for weights of programs that have no file of their own."""
 _MAGIC = b"RLXOBJ01"
 _HEAD = struct.Struct(
     f"<8s32s{MAC_BYTES}sIQ"

@@ -23,7 +23,7 @@ from rlx import config
 from rlx.errors import FormatError
 from rlx.files import LIKELY_LOCKED, Identity, identity, remove_abandoned, unfinished_files
 from rlx.runtime.store.artifact import Artifact
-from rlx.runtime.store.cache import CacheInfo, CacheWarning, ObjectCache
+from rlx.runtime.store.cache import STREAMED, CacheInfo, CacheWarning, ObjectCache
 from rlx.runtime.store.trust import keyring
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 Known = tuple[str, Identity | None]
 """A file of a model, and what it was before it was read."""
 DEFAULT_LIMIT = 8 << 30
-STREAMED = "streamed"
-"""Folder of the cache for weights of programs that have no file of their own."""
 _SUFFIX = ".rlx"
 _STORING = "rlx-store"  # the name of threads that store
 _WAIT_SECONDS, _MOST_WAITS = 0.01, 20
@@ -91,7 +89,7 @@ class ProgramStore:
         at_once = "weight_budget" in lir.options  # there is no memory to store and to run at once
 
         def store() -> None:
-            from rlx.runtime.store.save import write
+            from rlx.runtime.store.save import write  # start time: what is found is not written
 
             if not at_once:
                 _let_it_run_first(program)

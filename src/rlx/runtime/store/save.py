@@ -22,8 +22,8 @@ from rlx.records import dataclass
 from rlx.runtime.derive import lazy_weights
 from rlx.runtime.native_code import code_blob, runtime_blob
 from rlx.runtime.store import container
-from rlx.runtime.store.artifact import Origin, generator, signed_bytes
 from rlx.runtime.store.cache import ObjectCache, default_cache
+from rlx.runtime.store.origin import Origin, generator, signed_bytes
 from rlx.runtime.store.trust import MAC_BYTES
 from rlx.target.cpu import resolve
 

@@ -41,7 +41,7 @@ class StoredLir(LirModule):
         at = self._text.find(f"\n{start} ")
         if at < 0:
             return None
-        from rlx.ir.text.read import read_signed
+        from rlx.ir.text.read import read_signed  # start time, as for all that running does not need
 
         block = self._text[at + 1 : self._text.index("\n}\n", at) + 3]
         return self._file.read(block.removeprefix("weights "), read_signed)
@@ -59,7 +59,7 @@ class StoredLir(LirModule):
 
     @functools.cached_property
     def buffers(self) -> LirBufferPlan:  # type: ignore[override]
-        from rlx.plan.text import read_buffers
+        from rlx.plan.text import read_buffers  # start time
 
         return read_buffers(self._text, self.mir, self.derived)
 
@@ -69,14 +69,14 @@ class StoredLir(LirModule):
 
     @functools.cached_property
     def decisions(self) -> Any:
-        from rlx.cost.decision import DecisionLog
+        from rlx.cost.decision import DecisionLog  # start time
 
         lines = [line for line in self._text.splitlines() if line.startswith("decision ")]
         return DecisionLog.from_json(json.loads(line.removeprefix("decision ")) for line in lines)
 
     @functools.cached_property
     def trace(self) -> Any:
-        from rlx.plan.text import read_trace
+        from rlx.plan.text import read_trace  # start time
 
         return read_trace(self._text)
 

@@ -8,6 +8,8 @@ from rlx import ops
 from rlx.errors import ModelImportError
 from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.ops.attention import join_heads, split_heads
+from rlx.frontend.onnx.ops.conv import conv_options
+from rlx.frontend.onnx.ops.matmul import general_product
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
@@ -120,8 +122,6 @@ def fused_matmul(n: Call) -> Outputs:
 
 @onnx_op("FusedConv", domain=MS)
 def fused_conv(n: Call) -> Outputs:
-    from rlx.frontend.onnx.ops.conv import conv_options
-
     y = ops.conv(n[0], n[1], n.get(2), **conv_options(n, n[1]))
     if n.get(3) is not None:
         y = y + n[3]
@@ -130,8 +130,6 @@ def fused_conv(n: Call) -> Outputs:
 
 @onnx_op("FusedGemm", domain=MS)
 def fused_gemm(n: Call) -> Outputs:
-    from rlx.frontend.onnx.ops.matmul import general_product
-
     return activated(n, general_product(n, n[0], n[1], n.get(2)))
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlx import ops
 from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.ops.random import dropout_mask
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
@@ -133,8 +134,6 @@ def dropout(n: Call) -> Outputs:
     if training is not None and bool(n.array(2)):
         ratio = float(n.array(1)) if n.get(1) is not None else 0.5
         if ratio != 0.0:
-            from rlx.frontend.onnx.ops.random import dropout_mask
-
             keep = dropout_mask(n, n[0], ratio)
             scaled = n[0] * (1.0 / (1.0 - ratio) if ratio < 1.0 else 0.0)
             return ops.where(keep, scaled, n.constant(0, n[0].dtype)), keep

@@ -9,6 +9,7 @@ import numpy as np
 from rlx import ops
 from rlx.errors import ModelImportError, ShapeError, current_where
 from rlx.frontend.onnx.call import Call
+from rlx.frontend.onnx.load import onnx_package
 from rlx.frontend.onnx.proto import element_dtype
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.sizes.broadcast import stretches
@@ -291,8 +292,6 @@ def power_of_two(x: Node, rounding: str, saturate: bool) -> Node:
 @onnx_op("Cast")
 def cast_by_name(n: Call) -> Outputs:
     """Before opset 6 the dtype was a word."""
-    from rlx.frontend.onnx.load import onnx_package
-
     return ops.cast(
         n[0], element_dtype(onnx_package().TensorProto.DataType.Value(str(n.attr("to"))), "its attribute to")
     )

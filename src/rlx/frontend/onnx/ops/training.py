@@ -8,6 +8,7 @@ from rlx.frontend.onnx.call import Call
 from rlx.frontend.onnx.registry import onnx_op
 from rlx.frontend.onnx.value import Outputs
 from rlx.ir.graph import Node
+from rlx.transform.grad import backward, ones_like, zeros_like
 
 TRAINING = "ai.onnx.preview.training"
 
@@ -71,8 +72,6 @@ def momentum(n: Call) -> Outputs:
 @onnx_op("Gradient", domain=TRAINING, ignored=("zs",))
 def gradient(n: Call) -> Outputs:
     """dy/dx for values of the graph around, by reverse mode."""
-    from rlx.transform.grad import backward, ones_like, zeros_like
-
     names, y = n.attr("xs"), n.scope.lookup(n.attr("y"))
     if not isinstance(y, Node):
         raise ModelImportError(f"{n.attr('y')!r} is not a tensor")

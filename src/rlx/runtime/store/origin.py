@@ -1,0 +1,39 @@
+"""Where a program comes from, and what the signature of its file covers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from rlx.codegen.cpu.generator import generator_version
+from rlx.files import Json
+from rlx.ir.graph import Graph
+from rlx.plan.lir import LirModule
+from rlx.records import dataclass
+from rlx.runtime.native_code import code_version
+
+SIGNED_PARTS = ("plan", "outline", "code", "runtime", "unfused")
+"""Parts of a variant that its signature covers; the source, which all share, is covered too."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a program comes from: its graph as the user gave it, and how to plan it for a target."""
+
+    graph: Callable[[], Graph]
+    plan: Callable[[Graph, str], LirModule]
+
+
+def generator() -> str:
+    """What code must have been made by to fit this runtime."""
+    return f"{code_version()}-{generator_version()}"
+
+
+def signed_bytes(header: Json, number: int) -> bytes:
+    """What the signature of a variant covers: what it says of itself, the digests of its parts and of the
+    source, where every array lies, and the SHA-256 of all arrays."""
+    covered = {key: value for key, value in header["variants"][number].items() if key != "mac"}
+    names = {"source", *(f"{number}.{name}" for name in SIGNED_PARTS)}
+    digests = sorted([name, digest] for name, _, _, digest in header["parts"] if name in names)
+    rest = {key: value for key, value in header.items() if key not in ("variants", "parts", "array_sums")}
+    return b"rlx program 2\n" + json.dumps([covered, digests, rest], sort_keys=True).encode()
