@@ -23,7 +23,7 @@ from rlx.driver.copy import native as copy_worker
 from rlx.ir.dtype import ALL_DTYPES
 from rlx.ir.graph import Graph
 from rlx.plan.lir import LirModule
-from rlx.runtime.native import bus_guard
+from rlx.runtime.native.bus_guard import emit_bus_guard
 from rlx.runtime.native.driver import emit_driver
 from rlx.runtime.native.pool import emit_pool
 from rlx.runtime.native.reader import emit_reader
@@ -70,14 +70,13 @@ def runtime_modules(target: Target, all_reductions: bool) -> Iterator[tuple[str,
     Reductions over ranks store as usual or past the caches. Unless all of them are asked for, every dtype and
     kind has one of the two, in turn.
     """
-    for emit_into in (emit_driver, emit_pool, emit_reader):
+    for emit_into in (emit_driver, emit_bus_guard, emit_pool, emit_reader):
         module = Module(target)
         emit_into(module)
         yield emit_into.__name__.removeprefix("emit_"), module.text(), 0
     for part in (sync, copies, exchange_code):
         yield part.__name__.rpartition(".")[2], part.emit(target), 0
     yield "copy_worker", copy_worker.emit(target), 0
-    yield "bus_guard", bus_guard._text(), 0
     computed = [d for d in ALL_DTYPES if not (d.is_complex or d.storage_only)]
     for number, (dtype, kind, stream) in enumerate(itertools.product(computed, ReduceKind, (False, True))):
         chosen = all_reductions or (number // 2) % 2 == stream

@@ -33,6 +33,8 @@ from rlx.codegen.native.words import (
     store,
     trunc,
     udiv,
+    ult,
+    variable,
     zext,
 )
 from rlx.errors import CompileError
@@ -371,6 +373,40 @@ def test_instructions_and_external_functions() -> None:
         return zext(load(i32, space), i64) + select(x < 0, space[1], 0)
 
     assert run(through_memory, -40) == 47 and run(through_memory, 40) == 40
+
+
+@native
+def count_inside(words: ptr, n: i64, *, least: int | None) -> i64:
+    found = 0
+    for i in range(n):
+        inside = ult(words[i], 8)
+        if least is not None:  # decided now: no branch
+            inside &= words[i] >= least
+        found += zext(inside, i64)
+    return found
+
+
+def test_comparisons_without_a_sign() -> None:
+    words = np.array([-1, 0, 3, 7, 8], np.int64)
+    assert run(count_inside, words.ctypes.data, 5, least=None) == 3
+    assert run(count_inside, words.ctypes.data, 5, least=2) == 2
+    assert text(count_inside, least=None).count("br i1") == text(count_inside, least=2).count("br i1")
+
+
+@native
+def next_number() -> i64:
+    place = variable("last", i64)
+    place[0] += 1
+    return place[0]
+
+
+def test_a_variable_keeps_its_value_between_calls() -> None:
+    host = resolve("host")
+    module = Module(host)
+    next_number.emit(module)
+    code = compile_and_load(module.text(), host)
+    call = ctypes.CFUNCTYPE(ctypes.c_int64)(code.address(next_number.name))
+    assert [call(), call(), call()] == [1, 2, 3]
 
 
 def test_an_expanded_function_can_leave_the_native_one() -> None:

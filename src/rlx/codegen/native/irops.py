@@ -75,12 +75,12 @@ class Arithmetic:
 
     def _pair(self, a: Number, b: Number) -> tuple[Value, Value]:
         """Two operands as Values of one type."""
-        if isinstance(a, Value):
-            if not isinstance(b, Value):
+        if a.__class__ is Value:
+            if b.__class__ is not Value:
                 return a, self.value(b, a.type)
             if a.type == b.type:
                 return a, b
-        elif isinstance(b, Value):
+        elif b.__class__ is Value:
             return self.value(a, b.type), b
         left, right = self._same(a, b)
         return left, right
@@ -257,6 +257,10 @@ class Arithmetic:
         result = "i1" if left.type == "i64" else like(left.type, "i1")
         return self.op(result, f"icmp {predicate} {left.type} {left.text}, {right.text}")
 
+    def ult(self, a: Int, b: Int) -> Bool:
+        """Whether a < b, as numbers without a sign: of a positive b, whether 0 <= a < b."""
+        return self.cmp("ult", a, b)
+
     @overload
     def select(self, condition: Value, a: Number, b: Number) -> Value: ...
     @overload
@@ -270,7 +274,8 @@ class Arithmetic:
         if isinstance(condition, bool):
             return a if condition else b
         left, right = self._pair(a, b)
-        return self.op(left.type, f"select {condition}, {left}, {right}")
+        type_ = left.type
+        return self.op(type_, f"select {condition}, {type_} {left.text}, {type_} {right.text}")
 
     # ---- floats
 
@@ -311,6 +316,10 @@ class Arithmetic:
 
     def is_nan(self, a: Value) -> Value:
         return self.fcmp("uno", a, a)
+
+    def is_number(self, a: Value) -> Value:
+        """Whether it is no NaN."""
+        return self.fcmp("ord", a, a)
 
     def fmin_x86(self, a: Number, b: Number) -> Value:
         """a < b ? a : b, one instruction on x86: gives `b` when either is NaN."""

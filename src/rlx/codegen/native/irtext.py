@@ -15,6 +15,7 @@ True
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -118,6 +119,11 @@ class Module:
             raise CompileError(f"table {name!r} is defined twice with different contents")
         return Value("ptr", f"@{known}")
 
+    def variable(self, name: str, type_: str) -> Value:
+        """Pointer to a variable that keeps its value between calls, first 0. Kernels have none."""
+        self.tables[name] = f"global {type_} zeroinitializer"
+        return Value("ptr", f"@{name}")
+
     def text(self) -> str:
         """The whole module as LLVM IR."""
         declared = [line for name, line in sorted(self.declared.items()) if name not in self._functions]
@@ -214,7 +220,7 @@ class Function(Flow):
             x = self.bitcast(x, like(x.type, "i16"))
         hint = ", !nontemporal !{i32 1}" if nontemporal else ""
         align = align or (size_bytes(x.type) * x.width if nontemporal else size_bytes(x.type))
-        self.emit(f"store {x}, {pointer}, align {align}{hint}")
+        self.emit(f"store {x.type} {x.text}, {pointer.type} {pointer.text}, align {align}{hint}")
 
     def broadcast(self, pointer: Value, element_type: str, lanes: int) -> Value:
         """One element of memory in every lane."""
@@ -259,6 +265,7 @@ class Function(Flow):
         return self.bitcast(self.trunc(word, bits), mask.type)
 
     @staticmethod
+    @functools.cache  # asked at every access
     def _moves_as_bits(type_: str) -> bool:
         """16-bit floats move as integers: LLVM would convert those that outlive a block by library calls."""
         return element(type_) in ("bfloat", "half")

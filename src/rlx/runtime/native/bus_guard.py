@@ -10,91 +10,83 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import mmap
 import signal
 import sys
 import threading
 import weakref
+from enum import IntEnum
 
 import numpy as np
 
-from rlx.codegen.native.jit import compile_object, load
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.notation import emit_all, native
+from rlx.codegen.native.words import (
+    at,
+    atomic_load,
+    atomic_store,
+    byte_at,
+    call,
+    field,
+    i32,
+    i64,
+    load,
+    loop,
+    ptr,
+    store,
+    variable,
+)
 from rlx.driver.copy.native import c_function, c_library
 from rlx.runtime.memory import PAGE, table
-from rlx.runtime.native.code import baseline
+from rlx.runtime.native.code import build
 from rlx.runtime.store.cache import default_cache
-from rlx.target.cpu import resolve
 
 MOST_RANGES = 4096
 _FIELDS = 3  # of a range: first address, address behind the last one, whether a page was missing
 _SA_SIGINFO, _SA_ONSTACK = 4, 0x08000000
 _SI_ADDR = 16  # where siginfo_t has the address, on 64-bit Linux
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
 
-_TEXT = r"""
-@ranges = internal global ptr null
-@mmap = internal global ptr null
-@sigaction = internal global ptr null
-@before = internal global ptr null
 
-define void @set(ptr %ranges, ptr %mmap, ptr %sigaction, ptr %before) {
-  store ptr %ranges, ptr @ranges
-  store ptr %mmap, ptr @mmap
-  store ptr %sigaction, ptr @sigaction
-  store ptr %before, ptr @before
-  ret void
-}
+class State(IntEnum):
+    """Fields of what the handler knows."""
 
-define void @handle(i32 %signal, ptr %info, ptr %context) {
-entry:
-  %address_at = getelementptr i8, ptr %info, i64 {SI_ADDR}
-  %address = load i64, ptr %address_at
-  %ranges = load ptr, ptr @ranges
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %no ]
-  %more = icmp ult i64 %i, {MOST_RANGES}
-  br i1 %more, label %look, label %chain
-look:
-  %at = mul i64 %i, {FIELDS}
-  %range = getelementptr i64, ptr %ranges, i64 %at
-  %start = load atomic i64, ptr %range acquire, align 8
-  %end_at = getelementptr i64, ptr %range, i64 1
-  %end = load atomic i64, ptr %end_at acquire, align 8
-  %above = icmp uge i64 %address, %start
-  %below = icmp ult i64 %address, %end
-  %inside = and i1 %above, %below
-  br i1 %inside, label %ours, label %no
-no:
-  %next = add i64 %i, 1
-  br label %loop
-ours:
-  %flag_at = getelementptr i64, ptr %range, i64 2
-  store atomic i64 1, ptr %flag_at release, align 8
-  %page = and i64 %address, -{PAGE}
-  %place = inttoptr i64 %page to ptr
-  %mmap = load ptr, ptr @mmap
-  %made = call ptr %mmap(ptr %place, i64 {PAGE}, i32 {PROT_READ}, i32 {FLAGS}, i32 -1, i64 0)
-  %number = ptrtoint ptr %made to i64
-  %failed = icmp eq i64 %number, -1
-  br i1 %failed, label %chain, label %return
-chain:
-  %before = load ptr, ptr @before
-  %function = load i64, ptr %before
-  %is_function = icmp ugt i64 %function, 1
-  br i1 %is_function, label %call, label %default
-call:
-  %callee = inttoptr i64 %function to ptr
-  call void %callee(i32 %signal, ptr %info, ptr %context)
-  br label %return
-default:
-  %sigaction = load ptr, ptr @sigaction
-  %ignored = call i32 %sigaction(i32 %signal, ptr %before, ptr null)
-  br label %return
-return:
-  ret void
-}
-"""
+    RANGES = 0
+    MMAP = 1  # functions of the C library
+    SIGACTION = 2
+    BEFORE = 3  # the `struct sigaction` that was there before
+    FIELDS = 4
+
+
+def emit_bus_guard(module: Module) -> None:
+    """Write the handler and what tells it where its state is."""
+    emit_all(module, rlx_guard, rlx_handle_fault)
+
+
+@native
+def rlx_guard(state: ptr) -> None:
+    """What the handler knows is at `state` from now on."""
+    store(state, variable("rlx_guard_state", ptr))
+
+
+@native
+def rlx_handle_fault(signal: i32, info: ptr, context: ptr) -> None:
+    """The handler of SIGBUS."""
+    address = load(i64, byte_at(info, _SI_ADDR))
+    state = load(ptr, variable("rlx_guard_state", ptr))
+    for i in loop(MOST_RANGES):
+        place = at(field(state, State.RANGES, ptr), i * _FIELDS)
+        start, end = atomic_load(i64, place), atomic_load(i64, at(place, 1))
+        if (address >= start) & (address < end):
+            atomic_store(i64(1), at(place, 2))
+            page, make = address & -PAGE, field(state, State.MMAP, ptr)
+            if call(make, page, PAGE, i32(mmap.PROT_READ), i32(_FLAGS), i32(-1), 0, returns=i64) != -1:
+                return
+    before = field(state, State.BEFORE, ptr)
+    if before[0] > 1:  # a function: 0 and 1 are SIG_DFL and SIG_IGN
+        call(field(before, 0, ptr), signal, info, context)
+    else:
+        call(field(state, State.SIGACTION, ptr), signal, before, ptr(0), returns=i32)
 
 
 class _SigAction(ctypes.Structure):
@@ -140,21 +132,20 @@ class Guarded:
 
 class _Guard:
     def __init__(self) -> None:
-        target = baseline(resolve("host").x86)
-        text = _text()
-        key = hashlib.sha256(text.encode()).hexdigest()
-        made = default_cache().get_or_make(key, target, lambda: compile_object(text, target))
-        self._code = load(made, target)
+        self._code = build(emit_bus_guard, default_cache())
         self.ranges = table(MOST_RANGES * _FIELDS).reshape(MOST_RANGES, _FIELDS)
         self._lock = threading.Lock()
         self._before = _SigAction()
-        word = ctypes.c_uint64
-        set_up = ctypes.CFUNCTYPE(None, word, word, word, word)(self._code.address("set"))
-        places = (self.ranges.ctypes.data, c_function("mmap"), c_function("sigaction"))
+        self._state = table(State.FIELDS)
+        self._state[State.RANGES] = self.ranges.ctypes.data
+        self._state[State.MMAP] = c_function("mmap")
+        self._state[State.SIGACTION] = c_function("sigaction")
+        self._state[State.BEFORE] = ctypes.addressof(self._before)
         library = c_library()
         library.sigaction(int(signal.SIGBUS), None, ctypes.byref(self._before))
-        set_up(*places, ctypes.addressof(self._before))
-        ours = _SigAction(handler=self._code.address("handle"), flags=_SA_SIGINFO | _SA_ONSTACK)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code.address(rlx_guard.name))(self._state.ctypes.data)
+        handler = self._code.address(rlx_handle_fault.name)
+        ours = _SigAction(handler=handler, flags=_SA_SIGINFO | _SA_ONSTACK)
         if library.sigaction(int(signal.SIGBUS), ctypes.byref(ours), None) != 0:
             raise OSError("the system has refused a handler of SIGBUS")
 
@@ -172,22 +163,6 @@ class _Guard:
     def forget(self, place: np.ndarray) -> None:
         with self._lock:
             place[1] = 0
-
-
-def _text() -> str:
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
-    parts = {
-        "SI_ADDR": _SI_ADDR,
-        "MOST_RANGES": MOST_RANGES,
-        "FIELDS": _FIELDS,
-        "PAGE": PAGE,
-        "PROT_READ": mmap.PROT_READ,
-        "FLAGS": flags,
-    }
-    text = _TEXT
-    for name, part in parts.items():
-        text = text.replace("{" + name + "}", str(part))
-    return text
 
 
 @functools.cache
