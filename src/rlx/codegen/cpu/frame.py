@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any
 
 from rlx.codegen.cpu.expression import Operand
 from rlx.codegen.cpu.kernels import KERNEL_ARGS, EmittedKernel
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value
+from rlx.codegen.native.notation import inline, write
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.types import Shape
@@ -84,8 +87,16 @@ class KernelFrame(ArgumentTable):
     def threads(self) -> Value:
         return self.fn.args[2]
 
+    def sizes(self, shape: Shape) -> list[Any]:
+        """Sizes, as numbers of the notation."""
+        return [self.dim(self.fn, d) for d in shape]
+
     def output(self, number: int) -> Operand:
         return self.operand(self.fn, len(self.inputs) + number)
+
+    def result(self, number: int) -> Any:
+        """Where an output is, as a pointer of the notation; outputs are dense."""
+        return self.field(self.fn, FIRST_OPERAND + len(self.inputs) + number, "ptr")
 
     @property
     def error(self) -> Value:
@@ -104,6 +115,28 @@ class KernelFrame(ArgumentTable):
 
     def finish(self, scratch: Dim = 0, serial: bool = False) -> EmittedKernel:
         return EmittedKernel(self.name, self.dims, scratch, serial)
+
+
+def kernel(function: Callable[[KernelFrame, Any], EmittedKernel]) -> Callable[..., EmittedKernel]:
+    """Make a function in the notation of native functions an emitter: it gets the kernel's frame and form."""
+    written = inline(function)
+
+    def emit(
+        module: Module, name: str, form: object, inputs: Sequence[Slot], outputs: Sequence[Slot]
+    ) -> EmittedKernel:
+        frame = KernelFrame(module, name, inputs, outputs)
+        return write(frame.fn, written, frame, form)
+
+    return update_wrapper(emit, function)
+
+
+@inline
+def product(sizes: Sequence[Any]) -> Any:
+    """The number of points of a space."""
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
 
 
 def unflatten(fn: Function, flat: Int, sizes: Sequence[Int]) -> list[Int]:

@@ -98,20 +98,31 @@ def _number(x: object) -> Number:
     raise CompileError(f"an instruction takes values and numbers, not {x!r}")
 
 
+def _word(x: object) -> str | None:
+    """A right operand that instructions on words take as it is; None where the builder may fold or refuse."""
+    if x.__class__ is Value:
+        return x.text if x.type == "i64" else None
+    return str(x) if x.__class__ is int and 1 < x < 1 << 63 else None
+
+
 def _arithmetic(name: str, on_ints: str, on_floats: str) -> Operator:
     known = getattr(operator, name)
+    ints, floats = (getattr(Function, method) if method else None for method in (on_ints, on_floats))
+    code = on_ints.rstrip("_") if not on_ints.startswith("floor") else ""
 
     def apply(f: Function, a: object, b: object) -> object:
         if a.__class__ is Value:
             type_ = a.type
+            if type_ == "i64" and code and (right := _word(b)) is not None:
+                return f.op("i64", f"{code} i64 {a.text}, {right}")
         elif b.__class__ is Value:
             type_ = b.type
         else:
             return known(a, b)
-        method = on_floats if is_float(type_) else on_ints
-        if not method:
+        method = floats if type_ != "i64" and is_float(type_) else ints
+        if method is None:
             raise CompileError(f"{name} is not defined for {type_}")
-        return getattr(f, method)(a, b)
+        return method(f, a, b)
 
     return apply
 
@@ -135,6 +146,8 @@ def _comparison(name: str, on_ints: str, on_floats: str, on_pointers: str) -> Op
     def apply(f: Function, a: object, b: object) -> object:
         if a.__class__ is Value:
             type_ = a.type
+            if type_ == "i64" and (right := _word(b)) is not None:
+                return f.op("i1", f"icmp {on_ints} i64 {a.text}, {right}")
         elif b.__class__ is Value:
             type_ = b.type
         else:
@@ -249,8 +262,8 @@ class Items(Protocol):
 def item(f: Function, held: Value | Items, index: Int) -> object:
     """`held[index]`: of a pointer, the 8-byte word at that index."""
     if isinstance(held, Value):
-        return f.field(_pointer(held), index)
-    return held[known(f, index)]
+        return f.load("i64", f.gep(_pointer(held), index, "i64"), 8)
+    return held[known(f, index) if index.__class__ is Value else index]
 
 
 def set_item(f: Function, held: Value | Items, index: Int, x: object) -> None:
@@ -391,6 +404,15 @@ def _rebuilt(x: object, leaves: Iterator[Value]) -> object:
     return next(leaves) if _is_leaf(x) else x
 
 
+def _round(f: Function, body: Callable[..., Returned | None], *index: Int) -> None:
+    """Write the body of a loop."""
+    f.regions += 1
+    result = body(*index)
+    f.regions -= 1
+    if f.ended or result is not None:
+        raise CompileError("a loop at run time cannot return in every round; return under an `if`")
+
+
 class _Carried:
     """The names that a loop changes, as the values that it carries from round to round."""
 
@@ -398,29 +420,31 @@ class _Carried:
         self.f, self.names, self.get, self.put = f, names, get, put
         before = get()
         self.before = [before.get(name, UNSET) for name in names]
-        self.start = [
-            leaf if leaf.__class__ is Value else f.value(leaf, _type_of(repr(name), leaf))
-            for name, held in zip(names, self.before, strict=True)
-            for leaf in _leaves(held)
-        ]
+        values = [held for held in self.before if isinstance(held, Value)]
+        self.plain = len(values) == len(names)
+        self.start = values if self.plain else list(self._first())
+
+    def _first(self) -> Iterator[Value]:
+        for name, held in zip(self.names, self.before, strict=True):
+            for leaf in _leaves(held):
+                yield leaf if leaf.__class__ is Value else self.f.value(leaf, _type_of(repr(name), leaf))
 
     def unpack(self, values: Sequence[Value]) -> None:
         """Give the names these values."""
         leaves = iter(values)
-        self.put([_rebuilt(held, leaves) for held in self.before])
+        self.put(values if self.plain else [_rebuilt(held, leaves) for held in self.before])
 
-    def round(self, body: Callable[[], Returned | None]) -> list[Value]:
+    def round(self, body: Callable[..., Returned | None], *index: Int) -> list[Value]:
         """Write the body; the values at its end."""
-        f = self.f
-        f.regions += 1
-        result = body()
-        f.regions -= 1
-        if f.ended or result is not None:
-            raise CompileError("a loop at run time cannot return in every round; return under an `if`")
+        _round(self.f, body, *index)
         after = self.get()
-        out = []
+        out: list[Value] = []
         for name, held in zip(self.names, self.before, strict=True):
-            out += self._checked(name, held, after.get(name, UNSET))
+            found = after.get(name, UNSET)
+            if isinstance(found, Value) and isinstance(held, Value) and found.type == held.type:
+                out.append(found)
+            else:
+                out += self._checked(name, held, found)
         return out
 
     def _checked(self, name: str, before: object, after: object) -> list[Value]:
@@ -484,11 +508,14 @@ def for_(
     lo, hi, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not isinstance(step, Value) and step <= 0:
         raise CompileError(f"the step of a loop at run time must be positive, not {step}")
+    if not names:
+        f.loop(lo, hi, step, (), lambda i, _: _round(f, body, i))
+        return None
     carried = _Carried(f, names, get, put)
 
     def once(i: Int, values: list[Value]) -> list[Value]:
         carried.unpack(values)
-        return carried.round(lambda: body(i))
+        return carried.round(body, i)
 
     carried.unpack(f.loop(lo, hi, step, carried.start, once))
     return None

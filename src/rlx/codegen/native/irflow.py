@@ -138,6 +138,8 @@ class Flow(Lanes):
 
     def _results(self, given: Sequence[Number] | None, start: Sequence[Value]) -> list[Value]:
         """What a loop body gave, as Values of the carried types."""
+        if not start and not given:
+            return []
         results = [self.value(x, first.type) for x, first in zip(given or [], start, strict=True)]
         for result, first in zip(results, start, strict=True):
             if result.type != first.type:

@@ -92,19 +92,13 @@ class Native(Generic[P, R]):
         # The builder has a block "entry" and names like "v1" of its own.
         params = [(t, f"{n}_" if n == "entry" or n[-1].isdigit() else n) for t, n in self.params]
         f = module.function(self.name, params, self._internal, self._noinline, self.returns)
-        before = enter(f)
-        try:
-            self._written.code(module.source_lines)(*f.args, **known)
-            if not f.ended and self.returns != "void":
-                raise CompileError(f"{self.name} returns {self.returns}, but can end without a return")
-        except Exception as error:
-            located = _located(error, self.name)
-            if located is error:
-                raise
-            raise located from error
-        finally:
-            enter(before)
+        write(f, self._write, f, known)
         return f
+
+    def _write(self, f: Function, known: dict[str, object]) -> None:
+        self._written.code(f.module.source_lines)(*f.args, **known)
+        if not f.ended and self.returns != "void":
+            raise CompileError(f"{self.name} returns {self.returns}, but can end without a return")
 
     def __call__(self, *args: Number) -> R:
         """Write a call. The module gets the function first, if it does not have it yet."""
@@ -118,6 +112,20 @@ class Native(Generic[P, R]):
             if value.type != type_:
                 raise CompileError(f"{self.name}: {name!r} is {type_}, not {value.type}")
         return cast(R, f.call(self.name, values, self.returns))
+
+
+def write(f: Function, function: Callable[..., R], *args: object, **known: object) -> R:
+    """Call a function whose words write into `f`. Its errors name their line."""
+    before = enter(f)
+    try:
+        return function(*args, **known)
+    except Exception as error:
+        located = _located(error, f.name)
+        if located is error:
+            raise
+        raise located from error
+    finally:
+        enter(before)
 
 
 def emit_all(module: Module, *functions: Native[..., object]) -> None:

@@ -61,7 +61,6 @@ _REFUSED: dict[type[ast.AST], str] = {
     ast.AsyncWith: "a native function cannot be asynchronous",
     ast.AsyncFunctionDef: "a native function cannot be asynchronous",
 }
-
 _REFUSED_TYPES = tuple(_REFUSED)
 
 
@@ -244,7 +243,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
-        return self._located(node, "choose", node.test, _thunk(node.body), _thunk(node.orelse))
+        parts = (node.test, _thunk(node.body), _thunk(node.orelse))
+        return node if _is_known(node.test) else self._located(node, "choose", *parts)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         self.generic_visit(node)
@@ -327,7 +327,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
         test = self.visit(node.test)
-        if facts(node).leaving is not None:
+        if facts(node).leaving is not None or _is_known(node.test):
             node.test = self._located(node.test, "known", test)
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
@@ -479,6 +479,11 @@ def _without_annotations(args: ast.arguments, rewriter: _Rewriter) -> ast.argume
         args.defaults = [rewriter.outer.visit(default) for default in args.defaults]
         args.kw_defaults = [d and rewriter.outer.visit(d) for d in args.kw_defaults]
     return args
+
+
+def _is_known(test: ast.expr) -> bool:
+    """Whether a test compares Python objects, which is decided while the code is written."""
+    return isinstance(test, ast.Compare) and type(test.ops[0]) not in _OPERATORS
 
 
 def _always_returns(body: Sequence[ast.stmt]) -> bool:
