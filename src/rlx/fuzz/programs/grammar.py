@@ -273,7 +273,8 @@ def finish(d: Draw, outputs: list[str], number: int, poison: bool) -> Program:
     """Transform, ways of running it, open sizes."""
     transform = ""
     floats = all(v in d.space and d.kind(v) in FLOATS for v in outputs)
-    smooth = [i for i, x in enumerate(d.inputs) if dtype(x.dtype).is_float]
+    kinds = [dtype(x.dtype) for x in d.inputs]
+    smooth = [i for i, kind in enumerate(kinds) if kind.is_float and not kind.storage_only]
     if floats and smooth and d.chance(0.3):
         names = [t for t in TRANSFORMS if t != "jvp" or len(smooth) == len(d.inputs)]
         transform = d.choose(names)
