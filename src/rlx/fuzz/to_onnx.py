@@ -144,15 +144,15 @@ def _layer_norm(w: Writer, n: Node) -> str:
     operands = w.of(n)
     if len(operands) == 1 or n.attrs["axis"] % n.operands[0].rank != n.operands[0].rank - 1:
         raise CannotWrite("a norm without scale")
-    return w.op("LayerNormalization", *operands, axis=-1, epsilon=_epsilon(n))
+    return w.op("LayerNormalization", *operands, axis=-1, epsilon=_number(n, "eps"))
 
 
-def _epsilon(n: Node) -> float:
-    """ONNX has attributes in single precision, which shows in results of f64."""
-    eps: float = n.attrs["eps"]
-    if n.dtype.name == "f64" and float(np.float32(eps)) != eps:
-        raise CannotWrite("an epsilon that is no number of single precision")
-    return eps
+def _number(n: Node, name: str) -> float:
+    """An attribute; ONNX has them in single precision, which shows in results of f64."""
+    value: float = n.attrs[name]
+    if n.dtype.name == "f64" and float(np.float32(value)) != value:
+        raise CannotWrite(f"{name} is no number of single precision")
+    return value
 
 
 def _slice(w: Writer, n: Node) -> str:
@@ -266,7 +266,9 @@ def _body(around: Writer, body: Graph, given: Sequence[str], prefix: str) -> Gra
 
 TABLE: dict[str, Write] = {
     **dict.fromkeys(SAME_NAME, lambda w, n: w.op(SAME_NAME[n.op.name], *w.of(n))),
-    **dict.fromkeys(WITH_ALPHA, lambda w, n: w.op(WITH_ALPHA[n.op.name], *w.of(n), alpha=n.attrs["alpha"])),
+    **dict.fromkeys(
+        WITH_ALPHA, lambda w, n: w.op(WITH_ALPHA[n.op.name], *w.of(n), alpha=_number(n, "alpha"))
+    ),
     **dict.fromkeys(REDUCED, _reduced),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **dict.fromkeys(("argmax", "argmin"), _chosen),
@@ -287,7 +289,7 @@ TABLE: dict[str, Write] = {
     "transpose": _transpose,
     "concat": lambda w, n: w.op("Concat", *w.of(n), axis=n.attrs["axis"]),
     "tile": lambda w, n: w.op("Tile", *w.of(n), w.integers(n.attrs["repeats"])),
-    "instance_norm": lambda w, n: w.op("InstanceNormalization", *w.of(n), epsilon=_epsilon(n)),
+    "instance_norm": lambda w, n: w.op("InstanceNormalization", *w.of(n), epsilon=_number(n, "eps")),
     "einsum": lambda w, n: w.op("Einsum", *w.of(n), equation=n.attrs["equation"]),
     "fmod": lambda w, n: w.op("Mod", *w.of(n), fmod=1),
 }
