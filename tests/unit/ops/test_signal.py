@@ -9,6 +9,7 @@ import rlx
 from rlx import ops
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph
+from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import gradient_graph
 
 signal = pytest.importorskip("scipy.signal")
@@ -194,3 +195,15 @@ def test_signals_refuse_what_they_cannot_do() -> None:
         ops.log_mel(noise(100))
     with pytest.raises(RlxError, match="'kaiser:beta'"):
         ops.get_window("kaiser", 8)
+
+
+@pytest.mark.parametrize("bins", [0, 1, 2, 3, 9])
+def test_peaks_of_an_open_number_of_bins(bins: int) -> None:
+    """Fewer bins than a peak needs have none, also where only a run knows how many there are."""
+    g = rlx.Graph("peaks")
+    for name, found in zip("ab", ops.spectral_peaks(g.input("p", (3, "n"), "f32"), 2), strict=True):
+        g.output(name, found)
+    feed = {"p": np.random.default_rng(bins).random((3, bins)).astype(np.float32)}
+    want, got = evaluate(g, feed), rlx.compile(g, cache=False).run(feed)
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name])

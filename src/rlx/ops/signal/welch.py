@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.attr import Attr, AttrValue, integer, one_of, real
-from rlx.ir.dim import Dim, known_le
+from rlx.ir.dim import Dim, dim_max, known_le
 from rlx.ir.dtype import I64
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Level, MultiOp, Op, Sample, declare, get_op
@@ -230,7 +230,7 @@ class _spectral_peaks(MultiOp):
 
     def expand(self, p: Node, *, k: int, spacing: float) -> tuple[Node, Node]:
         bins, last = p.shape[-1], p.rank - 1
-        inner = bins - 2
+        inner = dim_max(bins - 2, 0)
         zero = p.graph.constant(np.zeros((), p.dtype.np))
         if known_le(inner, 0) is True:
             none = broadcast_to(zero, (*p.shape[:-1], k))
