@@ -240,6 +240,21 @@ def test_errors_under_a_transform_may_have_any_signs() -> None:
     assert (np.broadcast_to(judged.error, (9,)) >= 0.16).all()
 
 
+def test_padding_counts_with_its_size() -> None:
+    """Whatever its sign: products with it are rounded as others are."""
+    graph = Graph("padded")
+    x, w = graph.input("x", (1, 1, 3), "f32"), graph.input("w", (1, 1, 2), "f32")
+    graph.set_outputs([ops.conv(x, w, padding=2, fill=-3)])
+    feed = {"x": Bounded(np.ones((1, 1, 3)), 0.25), "w": Bounded(np.full((1, 1, 2), 0.3), 0.0)}
+    (judged,) = Follower(lower(graph), feed, {}).outputs().values()
+    outside, edge, inside = np.asarray(judged.error)[0, 0, :3]
+    assert (
+        0 < outside < 1e-5
+        and edge == pytest.approx(0.075, rel=1e-3)
+        and inside == pytest.approx(0.15, rel=1e-3)
+    )
+
+
 def test_bounds_where_a_size_of_one_stretches() -> None:
     """The graph takes both sizes for equal; a run with 1 and 15 takes a variant, and so do the bounds."""
     graph = Graph("inner product")

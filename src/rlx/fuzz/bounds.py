@@ -127,11 +127,11 @@ class Follower(Interpreter):
         made: Form = node.op.lower(*[o.tensor for o in node.operands], **node.attrs)
         return made
 
-    def apply(self, node: Node, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What the op gives; casts between floats keep the value."""
+    def apply(self, node: Node, arrays: Sequence[np.ndarray], **changed: object) -> list[np.ndarray]:
+        """What the op gives, with some attributes changed; casts between floats keep the value."""
         if node.op.family == "cast" and node.dtype.is_float and arrays[0].dtype == np.float64:
             return [arrays[0]]
-        attrs = {k: self.bound_attr(v) for k, v in node.attrs.items()}
+        attrs = {k: self.bound_attr(v) for k, v in node.attrs.items()} | changed
         with np.errstate(all="ignore"):
             out = node.op.ref(*arrays, **attrs)
         return [widened(np.asarray(a)) for a in (out if isinstance(out, tuple) else (out,))]
@@ -171,7 +171,7 @@ class Follower(Interpreter):
             if self.is_linear(form) and operand.value.dtype.kind in ROUNDED:
                 parts = magnitudes(operands)
                 parts[i] = error
-                total = total + self.apply(node, parts)[number]
+                total = total + self.apply(node, parts, **padding_size(form, exact=i == 0))[number]
                 continue
             if is_among(node.operands[i], node.operands[:i]):
                 continue  # moved with the first
@@ -264,7 +264,7 @@ class Follower(Interpreter):
         if isinstance(form, Contract):
             return 2 * extent([form.lhs[a] for a, _ in form.contract]), self.apply(node, sizes)[number]
         if isinstance(form, Conv):
-            return 2 * extent(form.w[1:]), self.apply(node, sizes)[number]
+            return 2 * extent(form.w[1:]), self.apply(node, sizes, **padding_size(form))[number]
         if isinstance(form, Reduce) and form.combine in ADDED_UP:
             return extent([form.space[a] for a in form.axes]), self.apply(node, sizes)[number]
         if isinstance(form, Reduce) and form.combine == "prod":
@@ -332,6 +332,11 @@ def sum_of_errors(operands: Sequence[Bounded]) -> np.ndarray | float:
     most 1; coefficients of a real sequence may stand for two."""
     errors = (np.broadcast_to(o.error, o.value.shape) for o in operands)
     return functools.reduce(np.add, (2.0 * e.sum(-1, keepdims=True) for e in errors))
+
+
+def padding_size(form: object, exact: bool = False) -> dict[str, object]:
+    """The attribute of a convolution by which padding counts with its size; as nothing, if it is exact."""
+    return {"fill": 0 if exact else abs(form.fill)} if isinstance(form, Conv) and form.fill else {}
 
 
 def is_wave(form: object) -> bool:
