@@ -1,4 +1,4 @@
-"""Every sample of every op, compiled and run natively, against the reference; host thunks are no surprise.
+"""Every sample of every op, compiled and run natively, against the reference; host steps are listed.
 
 By default those run that `op_cases.SAMPLE` names: of each op every dtype, number of operands, flag and
 choice, scalars, symbolic and empty sizes. The others are slow.

@@ -1,4 +1,4 @@
-"""Samples of every op on the OpenCL device against the reference; host thunks are no surprise.
+"""Samples of every op on the OpenCL device against the reference; host steps are listed.
 
 By default one sample per op runs, the one that asks most of it; the slow test runs all of them. Kernels of
 several ops are compiled together: the driver takes longer to start a compilation than to do it.
