@@ -64,15 +64,20 @@ def use_statistics(graph: Graph, log: list[Firing]) -> Graph:
 
 
 def _statistics(subjects: Mapping[int, Subject]) -> set[int]:
-    """Values that reductions give, and what is computed from nothing else but numbers."""
+    """Values that reductions give, and what is computed from nothing else but numbers; a number is also what
+    sizes give, as with known sizes it would be one."""
     out: set[int] = set()
+    numbers: set[int] = set()
     for i, subject in subjects.items():
         form = subject.form
         if isinstance(form, Reduce):
             out.add(i)
         elif isinstance(form, Map):
-            read = [o for o in subject.node.operands if o.operands or o.rank or o.op.role in NAMED]
-            if read and all(o.id in out for o in read):
+            given = [o for o in subject.node.operands if o.id not in numbers]
+            read = [o for o in given if o.operands or o.rank or o.op.role in NAMED]
+            if not read and not subject.node.rank:
+                numbers.add(i)
+            elif read and all(o.id in out for o in read):
                 out.add(i)
     return out
 

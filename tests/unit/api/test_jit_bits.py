@@ -83,6 +83,10 @@ for _columns in (1, 2, 3, 5, 40):
     case(
         f"a constant of open columns and {_columns} rows", lambda x, n=_columns: constant(n, x.shape[0]) @ x
     )(lambda: [(made(*shape),) for n in (4, 8, 16, 33, 100) for shape in ((n,), (n, 1), (n, 5))])
+case(
+    "log_softmax of deviations",
+    lambda x: ops.log_softmax(ops.std(x, axis=0, ddof=1, keepdims=True), axis=-1),
+)(lambda: [(made(n, 40, 3, 2),) for n in (2, 3, 5, 8)])
 case("fft", ops.fft)(lambda: [(made(4, n).astype(np.complex64),) for n in (7, 8, 60, 64, 100, 251, 1024)])
 case("fft, rows", ops.fft)(lambda: [(made(n, 64).astype(np.complex64),) for n in (2, 3, 7, 8, 9, 17)])
 case("rfft", ops.rfft)(lambda: [(made(4, n),) for n in (8, 100, 256, 1000)])
