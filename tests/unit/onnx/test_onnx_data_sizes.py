@@ -193,3 +193,18 @@ def test_a_shape_that_is_fed_must_still_be_known() -> None:
     text = "g (float[N, 6] x, int64[2] s) => (float[a, b] y) { y = Reshape (x, s) }"
     with pytest.raises(ModelImportError, match="depends on the value of input 's'"):
         rlx.from_onnx(parse(text))
+
+
+def test_more_sizes_from_data_than_axes_are_refused_at_once() -> None:
+    """A shape of a million numbers would be a million nodes."""
+    from onnx import TensorProto, helper
+
+    given = helper.make_tensor_value_info("shape", TensorProto.INT64, [1_000_000])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
+    nodes = [
+        helper.make_node("Abs", ["shape"], ["sizes"]),
+        helper.make_node("Expand", ["x", "sizes"], ["y"]),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "many", [x, given], [y]))
+    with pytest.raises(ModelImportError):
+        rlx.from_onnx(model)

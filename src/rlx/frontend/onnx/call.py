@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.errors import ModelImportError
+from rlx.errors import ModelImportError, ShapeError
 from rlx.frontend.onnx.proto import DTYPES, attribute_value, element_dtype
 from rlx.frontend.onnx.sizes.arithmetic import UNKNOWN, Quotient, Unknown, filled
 from rlx.frontend.onnx.value import Outputs, Strings, Value, kind_of
@@ -37,6 +37,7 @@ class _Required:
 
 
 REQUIRED = _Required()
+MOST_AXES = 64  # of an array of NumPy
 
 
 class Call:
@@ -174,6 +175,10 @@ class Call:
             self.demand(node, f"how many there are of {what}")
         assert found is not None
         flat = list(found.reshape(-1))
+        if sum(isinstance(x, (Unknown, Quotient)) for x in flat) > MOST_AXES:
+            raise ShapeError(
+                f"{len(flat)} numbers from data are {what}; an array has at most {MOST_AXES} axes"
+            )
         return tuple(
             self.importer.data_sizes.size(node, i, lambda: self.demand(node, what), fed)
             if isinstance(x, (Unknown, Quotient))
