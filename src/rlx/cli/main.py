@@ -89,7 +89,7 @@ def _plain_output() -> Iterator[None]:
 def _run(arguments: Sequence[str] | None) -> int:
     import click
 
-    from rlx.cli.app import app  # its packages are optional: what is missing is told above
+    from rlx.cli.app import app  # needs packages of an extra; the caller says which one is missing
 
     try:
         result = app.main(

@@ -151,7 +151,7 @@ def _number(n: Node, name: str) -> float:
     """An attribute; ONNX has them in single precision, which shows in results of f64."""
     value: float = n.attrs[name]
     if n.dtype.name == "f64" and float(np.float32(value)) != value:
-        raise CannotWrite(f"{name} is no number of single precision")
+        raise CannotWrite(f"{name} = {value}, which single precision rounds")
     return value
 
 

@@ -174,7 +174,7 @@ def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None
         def rule(m: Dim, n: Dim, k: Dim) -> bool:
             return runs_along_k(m, n, k, width)
 
-        b = _right_operand(node, form)
+        b = node.operands[_right_place(form)]
         if b.id in weights:  # packed, where its sizes are numbers
             if rule(*product):
                 need_numbers(b.shape, "decides whether a constant is packed", node.where)
@@ -198,16 +198,17 @@ def _may_lie_along_k(node: Node, form: Contract, weights: set[int]) -> bool:
 
     Weights are packed, if their sizes are known.
     """
-    b, place = _right_operand(node, form), 0 if is_one_column(form) else 1
+    place = _right_place(form)
+    b = node.operands[place]
     if b.id in weights:
         return not b.tensor.is_static
     ends = [j for j in range(b.rank) if all(d == 1 for d in b.shape[j + 1 :])]
     return b.op.role is Role.COMPUTE or not b.rank or any(pair[place] in ends for pair in form.contract)
 
 
-def _right_operand(node: Node, form: Contract) -> Node:
-    """What kernels take for the right operand: a single column is a row of the transpose."""
-    return node.operands[0 if is_one_column(form) else 1]
+def _right_place(form: Contract) -> int:
+    """Which operand kernels take for the right one: a single column is a row of the transpose."""
+    return 0 if is_one_column(form) else 1
 
 
 def is_one_column(form: Contract) -> bool:

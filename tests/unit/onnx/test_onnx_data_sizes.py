@@ -9,7 +9,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import parser  # noqa: E402
+from onnx import TensorProto, helper, parser  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import rlx  # noqa: E402
@@ -197,8 +197,6 @@ def test_a_shape_that_is_fed_must_still_be_known() -> None:
 
 def test_more_sizes_from_data_than_axes_are_refused_at_once() -> None:
     """A shape of a million numbers would be a million nodes."""
-    from onnx import TensorProto, helper
-
     given = helper.make_tensor_value_info("shape", TensorProto.INT64, [1_000_000])
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
     nodes = [
