@@ -72,8 +72,13 @@ class _Transformed:
 
     def __call__(self, *args: Nest, **kwargs: Nest) -> Nest:
         leaves, _ = flatten((args, kwargs))
-        inside = any(isinstance(leaf, Node) for leaf in leaves) or current_graph() is not None
-        return self.in_graph(*args, **kwargs) if inside else self.compiled(*args, **kwargs)
+        if current_graph() is not None:
+            return self.in_graph(*args, **kwargs)
+        node = next((leaf for leaf in leaves if isinstance(leaf, Node)), None)
+        if node is None:
+            return self.compiled(*args, **kwargs)
+        with node.graph.building():  # of a graph built by hand
+            return self.in_graph(*args, **kwargs)
 
 
 def _in_graph(value: Nest, graph: Graph) -> Node:

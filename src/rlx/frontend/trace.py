@@ -25,6 +25,7 @@ from rlx.ir.bind import holds, match_shape
 from rlx.ir.body import Body
 from rlx.ir.dim import Constraint, Dim, Expr, evaluate, sym, symbols
 from rlx.ir.dims.atom import quote
+from rlx.ir.dims.expr import reduced_equality
 from rlx.ir.dims.read import READER
 from rlx.ir.dtype import DType, dtype, plain_array
 from rlx.ir.graph import Graph, Node
@@ -221,14 +222,15 @@ def _solve(
         at = ", ".join(c.where)
         if not c.check(actual):
             raise ShapeError(f"the function needs {c.describe()}, which these sizes break", c.where)
-        names = [symbols(d)[0] for d in (c.lhs, c.rhs) if _is_symbol(d)]
+        lhs, rhs = reduced_equality(c.lhs, c.rhs)
+        names = [symbols(d)[0] for d in (lhs, rhs) if _is_symbol(d)]
         if any(n in out or n in reasons for n in names):
             continue
         if len(names) == 2 and names[0] != names[1]:
             kept, gone = sorted(names, key=order.__getitem__)
             out[gone] = sym(kept, LEAST)
         elif len(names) == 1:
-            other = c.rhs if _is_symbol(c.lhs) else c.lhs
+            other = rhs if _is_symbol(lhs) else lhs
             if isinstance(other, int):
                 out[names[0]] = other
                 reasons[names[0]] = f"needed to be {other} at {at}"

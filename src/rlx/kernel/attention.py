@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from rlx.ir.dim import Dim
+from rlx.ir.dims.choice import need_numbers
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.kernel.affine import affine, to_dim
@@ -180,6 +181,7 @@ class AttentionComposer(Composer):
         if inner.prim != "load" or inner.dtype.bits > value.dtype.bits:
             raise ComposeError("an operand of attention is computed, not read", node.where)
         if node.op.reader_side or any(affine(i, max(places.values()) + 1) is None for i in inner.args):
+            need_numbers(node.shape, "decides how attention reads its operands", node.where)
             raise ComposeError("an operand of attention lies in memory in no regular way", node.where)
         return value
 

@@ -227,6 +227,11 @@ case("sum of a part", sum_of_a_part)(lambda: [(made(n, 2, 65),) for n in (2, 3, 
 case("sum of a transpose", sum_of_a_transpose)(lambda: [(made(n, n + 1),) for n in (2, 7, 40, 130)])
 case("sums of two widths", sums_of_two_widths)(lambda: [(made(3, n),) for n in (2, 7, 40, 700)])
 case("sum over two axes", sum_over_two_axes)(lambda: [(made(n, n), made(n, 3, n)) for n in (2, 7, 40)])
+case("attention of examples with masks", rlx.vmap(ops.attention))(
+    lambda: [
+        (made(n, 2, 1, 3, 4), made(n, 2, 1, 5, 4), made(n, 2, 1, 5, 3), made(n, 3, 1) > 0) for n in (2, 17)
+    ]
+)
 
 
 def bits(value: np.ndarray) -> bytes:

@@ -327,3 +327,14 @@ def test_per_example_gradients() -> None:
     got = rlx.vmap(one, in_axes=(None, 0))(w, x)
     for i in range(5):
         np.testing.assert_allclose(got[i], one(w, x[i]), rtol=1e-12)
+
+
+def test_transforms_of_nodes_of_a_graph_built_by_hand() -> None:
+    g = rlx.Graph()
+    x = g.input("x", (3, 2), "f32")
+    g.output("sums", rlx.vmap(lambda row: ops.sum(row * row))(x))
+    g.output("slope", rlx.grad(lambda x: ops.sum(x * x))(x))
+    given = np.arange(6, dtype=np.float32).reshape(3, 2)
+    sums, slope = rlx.compile(g).run({"x": given}).values()
+    np.testing.assert_array_equal(sums, (given**2).sum(1))
+    np.testing.assert_array_equal(slope, 2 * given)

@@ -337,6 +337,24 @@ def _scaled_down(terms: Iterable[tuple[Monomial, int]], shared: Monomial, common
     return polynomial(total, constant + const)
 
 
+def reduced_equality(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """The same equality without what both sides share.
+
+    >>> n, m = sym("n", 1), sym("m", 1)
+    >>> reduced_equality(3 * n * m, 3 * m * m), reduced_equality(2 * n + 4, 10)
+    ((n, m), (3, n))
+    """
+    if isinstance(b, int):
+        a, b = b, a
+    if isinstance(b, int):
+        return a, b
+    a, b = a - b.const, b - b.const
+    assert isinstance(b, Expr)
+    scale, leftover, a_left, b_left = _cancel(a, b)
+    positive = scale if isinstance(scale, int) else scale.bounds[0]
+    return (a_left, b_left) if not leftover and positive >= 1 else (a, b)
+
+
 def floordiv(a: Dim, b: Dim) -> Dim:
     """a // b, simplified."""
     if isinstance(b, int):

@@ -57,6 +57,7 @@ def attention_spec(nest: AttentionNest, inputs: Sequence[Slot], outputs: int = 1
     accesses = [_access(load, inputs, len(nest.batch)) for load in (nest.q, nest.k, nest.v)]
     seen = None if mask is None else _access(mask.load, inputs, len(nest.batch))
     if any(a is None for a in accesses) or (mask is not None and seen is None):
+        need_numbers((*nest.batch, nest.queries, nest.keys), "decides how attention reads its operands")
         return "an operand of attention lies in memory in no regular way"
     q, k, v = (a for a in accesses if a is not None)
     return AttentionSpec(
