@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,22 @@ class Row:
         return (self.bytes or self.flops) / own.median / self.rate if own and self.rate else None
 
 
-class _Worker:
+class Worker:
     """A process with one engine, stopped unless it is asked something."""
 
-    def __init__(self, engine: str, threads: int) -> None:
+    def __init__(
+        self,
+        engine: str,
+        threads: int,
+        module: str = "rlx_bench.worker",
+        folders: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.engine = engine
         cpus = sorted(os.sched_getaffinity(0))[:threads]
-        command = [sys.executable, "-m", "rlx_bench.worker", engine, str(threads)]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        command = [sys.executable, "-m", module, engine, str(threads)]
+        path = os.pathsep.join([*folders, *(p for p in sys.path if p)])
+        env = {**os.environ, **(variables or {}), "PYTHONPATH": path}
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             env[variable] = str(threads)
         pin = functools.partial(os.sched_setaffinity, 0, cpus)  # before libraries start their threads
@@ -145,12 +153,12 @@ class Workers:
     """One process per engine, started when first needed, for all workloads at one number of threads."""
 
     def __init__(self, threads: int) -> None:
-        self.threads, self._running = threads, dict[str, _Worker]()
+        self.threads, self._running = threads, dict[str, Worker]()
 
-    def get(self, engine: str) -> _Worker:
+    def get(self, engine: str) -> Worker:
         worker = self._running.get(engine)
         if worker is None or worker.process.poll() is not None:
-            worker = self._running[engine] = _Worker(engine, self.threads)
+            worker = self._running[engine] = Worker(engine, self.threads)
         return worker
 
     def __enter__(self) -> Workers:
@@ -174,7 +182,7 @@ def run_row(
     peers = [*workload.peers, *[TORCH_COMPILE] * (torch_compile and "torch" in workload.peers)]
     able = [e for e in engines or ("rlx", *peers) if e in installed() and ENGINES[e].can(workload)]
     measured = {e: Measured(e) for e in able}
-    ready: dict[str, _Worker] = {}
+    ready: dict[str, Worker] = {}
     for e, into in measured.items():
         say(f"{workload.name}: preparing {e}")
         try:
@@ -201,7 +209,7 @@ def run_row(
 
 def _measure(
     name: str,
-    workers: dict[str, _Worker],
+    workers: dict[str, Worker],
     measured: dict[str, Measured],
     rounds: int,
     say: Callable[[str], None],
@@ -222,7 +230,7 @@ def _measure(
                 del workers[e]
 
 
-def _compare(workers: dict[str, _Worker], measured: dict[str, Measured]) -> None:
+def _compare(workers: dict[str, Worker], measured: dict[str, Measured]) -> None:
     """Largest difference of every engine's outputs from RLX's, relative to the largest value."""
     if "rlx" not in workers:
         return

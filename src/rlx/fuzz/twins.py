@@ -16,6 +16,7 @@ from rlx.fuzz.programs.program import PROGRAM, Program
 from rlx.ir.dtype import ALL_DTYPES, dtype
 from rlx.ir.graph import Node
 
+Function = Callable[..., Any]
 _PROMISE = re.compile(r"as numpy\.([\w.]*\w)")
 _DTYPE = re.compile(rf"'({'|'.join(d.name for d in ALL_DTYPES)})'")
 COMPARED = ("f", "d", "b", "h", "i", "l", "q", "B", "H", "I", "L", "Q", "?")
@@ -39,7 +40,7 @@ class Twins:
         return function if twin is None else _compared(name, function, twin)
 
 
-def _compared(name: str, function: Callable[..., Any], twin: Callable[..., Any]) -> Callable[..., Any]:
+def _compared(name: str, function: Function, twin: Function) -> Function:
     def both(*args: Any, **options: Any) -> Any:
         out = function(*args, **options)
         arrays = [a for a in args if isinstance(a, np.ndarray)]
@@ -55,7 +56,7 @@ def _compared(name: str, function: Callable[..., Any], twin: Callable[..., Any])
 
 
 def _order_decides(
-    name: str, function: Callable[..., Any], twin: Callable[..., Any], args: tuple[Any, ...], options: Any
+    name: str, function: Function, twin: Function, args: tuple[Any, ...], options: dict[str, Any]
 ) -> bool:
     """Whether a difference is that of the order in which f32 overflows: f64 has room, and shows none."""
     if "axis" not in inspect.signature(function).parameters:
@@ -71,7 +72,7 @@ def _order_decides(
 
 
 def compare(
-    name: str, out: np.ndarray, twin: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    name: str, out: np.ndarray, twin: Function, args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     """Raise TwinError if NumPy gives another dtype, shape or, roughly, other values."""
     try:
