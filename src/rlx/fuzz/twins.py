@@ -6,7 +6,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from rlx.fuzz.programs.program import PROGRAM, Program
 from rlx.ir.dtype import ALL_DTYPES, dtype
 from rlx.ir.graph import Node
 
-Function = Callable[..., Any]
+Given: TypeAlias = Any  # what a call takes: arrays, numbers, names
+Function: TypeAlias = Callable[..., Given]
 _PROMISE = re.compile(r"as numpy\.([\w.]*\w)")
 _DTYPE = re.compile(rf"'({'|'.join(d.name for d in ALL_DTYPES)})'")
 COMPARED = ("f", "d", "b", "h", "i", "l", "q", "B", "H", "I", "L", "Q", "?")
@@ -31,7 +32,7 @@ class TwinError(AssertionError):
 class Twins:
     """`rlx.ops` as a program sees it: a call with arrays is compared with NumPy's."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Function:
         function = getattr(ops, name)
         promise = _PROMISE.search(getattr(function, "__doc__", None) or "")
         twin: Any = np if promise else None
@@ -41,7 +42,7 @@ class Twins:
 
 
 def _compared(name: str, function: Function, twin: Function) -> Function:
-    def both(*args: Any, **options: Any) -> Any:
+    def both(*args: Given, **options: Given) -> Given:
         out = function(*args, **options)
         arrays = [a for a in args if isinstance(a, np.ndarray)]
         if isinstance(out, np.ndarray) and len(arrays) == 1 and arrays[0].dtype.char in COMPARED:
@@ -56,7 +57,7 @@ def _compared(name: str, function: Function, twin: Function) -> Function:
 
 
 def _order_decides(
-    name: str, function: Function, twin: Function, args: tuple[Any, ...], options: dict[str, Any]
+    name: str, function: Function, twin: Function, args: tuple[Given, ...], options: dict[str, Given]
 ) -> bool:
     """Whether a difference is that of the order in which f32 overflows: f64 has room, and shows none."""
     if "axis" not in inspect.signature(function).parameters:
@@ -72,7 +73,7 @@ def _order_decides(
 
 
 def compare(
-    name: str, out: np.ndarray, twin: Function, args: tuple[Any, ...], options: dict[str, Any]
+    name: str, out: np.ndarray, twin: Function, args: tuple[Given, ...], options: dict[str, Given]
 ) -> None:
     """Raise TwinError if NumPy gives another dtype, shape or, roughly, other values."""
     try:
