@@ -310,3 +310,15 @@ def test_refusals_name_the_thing(function: Callable[[Any], Any], text: str) -> N
     with pytest.raises(RlxError) as caught:
         run(function, X)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), ("m", 1)], ids=["numbers", "symbol"])
+def test_einsum_sums_what_one_operand_has_before_it_multiplies(sizes: tuple[Any, int]) -> None:
+    """An axis of size 1 broadcasts as one that is not there; times an infinity, the order counts."""
+    g = rlx.Graph()
+    x, y = g.input("x", (1, sizes[0]), "f32"), g.input("y", (2, sizes[1]), "f32")
+    g.output("z", ops.einsum("...i,...i->...", x, y))
+    arrays = {"x": np.float32([[-0.5, 1.5, -0.25]]), "y": np.float32([[2.0], [np.inf]])}
+    want = np.float32([1.5, np.inf])
+    np.testing.assert_array_equal(evaluate(g, arrays)["z"], want)
+    np.testing.assert_array_equal(rlx.compile(g).run(arrays)["z"], want)

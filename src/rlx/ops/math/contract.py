@@ -319,13 +319,26 @@ class _einsum(Op):
         inputs, output = parse_equation(equation, [a.ndim for a in arrays])
         numbers = {c: i for i, c in enumerate(sorted(set("".join(inputs))))}
         args: list[AttrValue] = []
-        for labels, a in zip(inputs, arrays, strict=True):
-            args += [a.astype(wide), [numbers[c] for c in labels]]
+        larger = _larger_labels([(a.shape, labels) for a, labels in zip(arrays, inputs, strict=True)])
+        kept = [
+            [i for i, (n, c) in enumerate(zip(a.shape, labels, strict=True)) if n != 1 or c not in larger]
+            for a, labels in zip(arrays, inputs, strict=True)
+        ]
+        inputs = ["".join(labels[i] for i in axes) for labels, axes in zip(inputs, kept, strict=True)]
+        for place, (labels, axes, a) in enumerate(zip(inputs, kept, arrays, strict=True)):
+            elsewhere = output + "".join(inputs[:place] + inputs[place + 1 :])
+            part = a.reshape([a.shape[i] for i in axes]).astype(wide)
+            shown = "".join(dict.fromkeys(c for c in labels if c in elsewhere))
+            # What no other operand has is summed first: times an infinity, the order counts.
+            part = np.einsum(part, [numbers[c] for c in labels], [numbers[c] for c in shown])
+            args += [part, [numbers[c] for c in shown]]
         return np.asarray(np.einsum(*args, [numbers[c] for c in output])).astype(arrays[0].dtype)
 
     def expand(self, *operands: Node, equation: str) -> Node:
         inputs, output = parse_equation(equation, [x.rank for x in operands])
         terms = [_diagonal(x, labels) for x, labels in zip(operands, inputs, strict=True)]
+        larger = _larger_labels([(x.shape, labels) for x, labels in terms])
+        terms = [_without_ones(x, labels, larger) for x, labels in terms]
         value, labels = _sum_out(*terms[0], keep=output + "".join(t[1] for t in terms[1:]))
         for i, (right, right_labels) in enumerate(terms[1:], 1):
             later = output + "".join(t[1] for t in terms[i + 1 :])
@@ -413,6 +426,20 @@ def _diagonal(x: Node, labels: str) -> tuple[Node, str]:
     return x, labels
 
 
+def _larger_labels(terms: Sequence[tuple[Sequence[Dim], str]]) -> set[str]:
+    """Labels of axes that are not known to have size 1 in every operand."""
+    return {c for shape, labels in terms for d, c in zip(shape, labels, strict=True) if d != 1}
+
+
+def _without_ones(x: Node, labels: str, larger: set[str]) -> tuple[Node, str]:
+    """An axis of size 1 next to a larger one broadcasts, as one that is not there."""
+    kept = [i for i, (d, c) in enumerate(zip(x.shape, labels, strict=True)) if d != 1 or c not in larger]
+    if len(kept) == x.rank:
+        return x, labels
+    made: Node = reshape(x, tuple(x.shape[i] for i in kept))
+    return made, "".join(labels[i] for i in kept)
+
+
 def _sum_out(x: Node, labels: str, keep: str) -> tuple[Node, str]:
     gone = tuple(i for i, c in enumerate(labels) if c not in keep)
     total = op_call("reduce_sum", x, axes=gone) if gone else x
@@ -421,19 +448,6 @@ def _sum_out(x: Node, labels: str, keep: str) -> tuple[Node, str]:
 
 def _pair(a: Node, la: str, b: Node, lb: str, later: str) -> tuple[Node, str]:
     """Contract two operands: shared labels that are needed later are batch, the rest are summed."""
-    for c in (c for c in la if c in lb):  # a size-1 axis next to a larger one broadcasts: drop it
-        da, db = a.shape[la.index(c)], b.shape[lb.index(c)]
-        if da != db and 1 in (da, db):
-            if da == 1:
-                a, la = (
-                    reshape(a, tuple(d for d, k in zip(a.shape, la, strict=True) if k != c)),
-                    la.replace(c, ""),
-                )
-            else:
-                b, lb = (
-                    reshape(b, tuple(d for d, k in zip(b.shape, lb, strict=True) if k != c)),
-                    lb.replace(c, ""),
-                )
     shared = [c for c in la if c in lb]
     batch, summed = [c for c in shared if c in later], [c for c in shared if c not in later]
     out = dot_general(
