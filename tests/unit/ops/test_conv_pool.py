@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlx
 from rlx import ops
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph, Node
@@ -259,3 +260,12 @@ def test_onnx_nodes(op: str) -> None:
                 np.testing.assert_array_equal(a, b, name)
             else:  # some expected values are written with four digits
                 np.testing.assert_allclose(a, b, rtol=1e-3, atol=6e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("offset", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_point_that_is_no_number_reads_nothing(offset: float) -> None:
+    x, w = np.arange(1, 5, dtype=np.float32).reshape(1, 1, 4), np.ones((1, 1, 1), np.float32)
+    offsets = np.float32([[[0, offset, 0.5, 0]]])
+    want = np.float32([[[1, 0, 3.5, 4]]])
+    np.testing.assert_array_equal(ops.deform_conv(x, w, offsets), want)
+    np.testing.assert_array_equal(rlx.jit(ops.deform_conv)(x, w, offsets), want)

@@ -152,8 +152,10 @@ def _deform_expand(
 
 
 def _ref_sample(image: np.ndarray, c: Sequence[float]) -> np.ndarray:
-    """[C, axes] at one point, blended; 0 outside."""
+    """[C, axes] at one point, blended; 0 outside, and where the point is no number."""
     total = np.zeros(image.shape[0])
+    if not all(map(math.isfinite, c)):
+        return total
     low = [math.floor(v) for v in c]
     for corner in itertools.product((0, 1), repeat=len(c)):
         at = [a + b for a, b in zip(low, corner, strict=True)]

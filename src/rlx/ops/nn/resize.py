@@ -19,7 +19,18 @@ from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import Shape, TensorType
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import broadcast_to, reshape, slice_axis
-from rlx.ops.math.elementwise import abs, cast, ceil, floor, logical_or, maximum, minimum, round, where
+from rlx.ops.math.elementwise import (
+    abs,
+    cast,
+    ceil,
+    floor,
+    logical_and,
+    logical_not,
+    maximum,
+    minimum,
+    round,
+    where,
+)
 from rlx.ops.math.reduce import sum as sum_over
 from rlx.ops.nn.sampling import Tap, clamp_index, extent_of, is_inside, positions, taps_at
 from rlx.ops.rules import is_computable, is_half, is_real, is_real_float, need_dtype, normal_axes, shape_of
@@ -226,7 +237,7 @@ def _coordinates(
         one = maximum(2.0 - new, 0.0) if isinstance(new, Node) else float(new == 1.0)
         # a single element is in the middle of the region
         c = (x / steps + 0.5 * one) * (end - start) * (old - 1.0) + start * (old - 1.0)
-        return c, logical_or(c < 0.0, c > old - 1.0)
+        return c, logical_not(logical_and(c >= 0.0, c <= old - 1.0))  # also where it is no number
     centred = (x + 0.5) / factor - 0.5
     if transform == "half_pixel_symmetric":
         return centred + old * 0.5 * (1.0 - new / width), None
@@ -362,6 +373,8 @@ def _ref_axis(
 ) -> np.ndarray:
     d = x.shape[axis]
     cs = [_ref_coordinate(o, d, n, scale, region, transform) for o in range(n)]
+    beyond = np.array([not 0 <= c <= d - 1 for c in cs], bool)  # also where it is no number
+    cs = [c if math.isfinite(c) else 0.0 for c in cs]
     if mode == "nearest":
         out = np.take(x, [min(max(_ref_nearest(c, nearest), 0), d - 1) for c in cs], axis)
     else:
@@ -377,7 +390,6 @@ def _ref_axis(
                 matrix[o, min(max(i, 0), d - 1)] += w / math.fsum(row.values())
         out = np.moveaxis(np.tensordot(x, matrix, ([axis], [1])), -1, axis)
     if transform == "tf_crop_and_resize":
-        beyond = np.array([c < 0 or c > d - 1 for c in cs])
         out = np.where(beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)]), extrapolation, out)
     return np.asarray(out)
 
