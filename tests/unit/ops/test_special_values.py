@@ -42,3 +42,39 @@ def test_a_crop_to_no_number_is_outside(region: tuple[float, float], mode: str) 
     want = crop(x, roi)
     assert np.isfinite(want).all() and 7 in want
     np.testing.assert_allclose(rlx.jit(crop)(x, roi), want, rtol=1e-6)
+
+
+def sampled(x: np.ndarray, at: float, mode: str) -> list[np.ndarray]:
+    """x [5] at one place, by each op that interpolates and reads nothing outside."""
+    image, grid = x[None, None], np.float32([[[(2 * at + 1) / len(x) - 1]]])
+    offset, one = np.float32([[[at]]]), np.ones((1, 1, 1), np.float32)
+    found = [
+        rlx.jit(lambda x, g: ops.grid_sample(x, g, mode))(image, grid),
+        ops.grid_sample(image, grid, mode),
+    ]
+    if mode == "linear":
+        how = {"strides": len(x)}
+        found += [
+            f(image, one, offset, **how)
+            for f in (ops.deform_conv, rlx.jit(ops.deform_conv, static=("strides",)))
+        ]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize(("place", "at"), [(0, -3.0), (0, 3.5), (4, 7.0), (4, 0.5), (0, np.nan), (4, np.inf)])
+def test_an_infinity_that_is_not_read_changes_nothing(place: int, at: float, mode: str) -> None:
+    x = np.arange(1, 6, dtype=np.float32)
+    want = sampled(x, at, mode)
+    x[place] = np.inf
+    for got, clean in zip(sampled(x, at, mode), want, strict=True):
+        np.testing.assert_array_equal(got, clean)
+
+
+def test_samples_of_a_region_that_do_not_count_read_nothing() -> None:
+    x = np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)
+    rois, images = np.float32([[2.0, 2.0, 4.5, 4.5]]), np.array([0])
+    want = ops.roi_align(x, rois, images, (2, 2))
+    x[0, 0, 0, 0] = np.inf
+    for function in (ops.roi_align, rlx.jit(ops.roi_align, static=("size",))):
+        np.testing.assert_array_equal(function(x, rois, images, size=(2, 2)), want)

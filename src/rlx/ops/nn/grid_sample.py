@@ -150,8 +150,8 @@ def _ref_weight(t: float, mode: str) -> float:
     )
 
 
-def _ref_row(g: float, d: int, mode: str, padding: str, align: bool) -> np.ndarray:
-    """The weight of each element of an axis for one grid coordinate."""
+def _ref_taps(g: float, d: int, mode: str, padding: str, align: bool) -> list[tuple[int, float]]:
+    """Elements of an axis that one grid coordinate reads, with their weights."""
     c = float(_place(g, d, align))
     low, high = (0.0, d - 1.0) if align else (-0.5, d - 0.5)
     c = float(np.rint(c)) if mode == "nearest" else c
@@ -159,19 +159,19 @@ def _ref_row(g: float, d: int, mode: str, padding: str, align: bool) -> np.ndarr
         c = min(max(c, 0.0), d - 1.0)
     elif padding == "reflection" and math.isfinite(c):
         c = _ref_reflect(c, low, high)
-    row = np.zeros(d)
     if not math.isfinite(c):  # outside of everything; without a value where it is folded back
-        row[:1] = 0.0 if padding == "zeros" else 1.0
-        return row if mode == "nearest" or padding == "zeros" else row * np.nan
-    near = {int(c): 1.0} if mode == "nearest" else {}
-    if mode != "nearest":
-        near = {i: _ref_weight(i - c, mode) for i in range(math.floor(c) - 1, math.floor(c) + 3)}
-    for i, w in near.items():
-        if padding == "zeros" and not 0 <= i < d:
-            continue
-        at = min(max(i, 0), d - 1) if padding != "reflection" else int(_ref_reflect(i, low, high))
-        row[at] += w
-    return row
+        return [] if padding == "zeros" else [(0, 1.0 if mode == "nearest" else math.nan)]
+    first = math.floor(c)
+    if mode == "nearest":
+        near = {int(c): 1.0}
+    else:
+        reach = range(first, first + 2) if mode == "linear" else range(first - 1, first + 3)
+        near = {i: _ref_weight(i - c, mode) for i in reach}
+    if padding == "zeros":
+        return [(i, w) for i, w in near.items() if 0 <= i < d]
+    if padding == "reflection":
+        return [(int(_ref_reflect(i, low, high)), w) for i, w in near.items()]
+    return [(min(max(i, 0), d - 1), w) for i, w in near.items()]
 
 
 @in_f32
@@ -179,11 +179,12 @@ def _grid_ref(x: np.ndarray, grid: np.ndarray, *, mode: str, padding: str, align
     n = x.ndim - 2
     out = np.zeros((*x.shape[:2], *grid.shape[1:-1]), np.float64)
     for at in np.ndindex(*grid.shape[:-1]):
-        value = x[at[0]].astype(np.float64)  # [C, axes]
-        for i in range(n):
-            row = _ref_row(grid[at][n - 1 - i], x.shape[2 + i], mode, padding, align_corners)
-            value = np.tensordot(value, row, ([1], [0]))
-        out[(at[0], slice(None), *at[1:])] = value
+        rows = [
+            _ref_taps(grid[at][n - 1 - i], x.shape[2 + i], mode, padding, align_corners) for i in range(n)
+        ]
+        for taps in itertools.product(*rows):
+            value = x[(at[0], slice(None), *(i for i, _ in taps))].astype(np.float64)
+            out[(at[0], slice(None), *at[1:])] += value * math.prod(w for _, w in taps)
     return out.astype(x.dtype)
 
 

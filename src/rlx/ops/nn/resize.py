@@ -99,6 +99,8 @@ class _resize(Op):
             else x.astype(np.float64)
         )
         for i, (a, n, scale) in enumerate(zip(axes, sizes, scales, strict=True)):
+            if not roi and n == x.shape[a] and scale in (None, 1.0):
+                continue
             region = (float(roi[0][i]), float(roi[0][len(axes) + i])) if roi else (0.0, 1.0)
             out = _ref_axis(out, a, n, scale, region, **how)
         return _ref_round(out, x.dtype)
@@ -272,6 +274,8 @@ def _blend(y: Node, axis: int, taps: Sequence[Tap], exclude_outside: bool) -> No
     out: Any = None
     for w, t in zip(weights, taps, strict=True):
         part = gather(y, clamp_index(t.index, d), axis=axis) * _along(cast(w, dtype=y.dtype), axis, y.rank)
+        if exclude_outside:
+            part = where(_along(is_inside(t.index, d), axis, y.rank), part, 0.0)
         out = part if out is None else out + part
     made: Node = out
     return made
@@ -302,12 +306,16 @@ def _antialiased(y: Node, axis: int, c: Node, n: Dim, scale: float | None, how: 
         far = ((t - 5.0) * t + 8.0) * t * a - 4 * a
         weight = where(t <= 1.0, near, where(t < 2.0, far, t * 0.0))
     index = reshape(base, column) + offset
+    inside = is_inside(index, d)
     if how["exclude_outside"]:
-        weight = weight * cast(is_inside(index, d), dtype=F64)
+        weight = weight * cast(inside, dtype=F64)
     weight = cast(weight / sum_over(weight, axis=1, keepdims=True), dtype=y.dtype)
     read = gather(y, clamp_index(index, d), axis=axis)  # [.., n, count, ..]
-    spread = reshape(weight, (*weight.shape, *(1,) * (y.rank - 1 - axis)))
-    made: Node = sum_over(read * spread, axis=axis + 1)
+    spread = (*weight.shape, *(1,) * (y.rank - 1 - axis))
+    weighed = read * reshape(weight, spread)
+    if how["exclude_outside"]:
+        weighed = where(reshape(inside, spread), weighed, 0.0)
+    made: Node = sum_over(weighed, axis=axis + 1)
     return made
 
 
@@ -379,16 +387,16 @@ def _ref_axis(
         out = np.take(x, [min(max(_ref_nearest(c, nearest), 0), d - 1) for c in cs], axis)
     else:
         squeeze = min(n / d if scale is None else scale, 1.0) if antialias else 1.0
-        reach = math.ceil((1 if mode == "linear" else 2) / squeeze) + 1
-        matrix = np.zeros((n, d))
-        for o, c in enumerate(cs):
-            taps = range(math.floor(c) - reach, math.floor(c) + reach + 1)
+        half = math.ceil((1 if mode == "linear" else 2) / squeeze)
+        parts = []
+        for c in cs:
+            taps = range(math.floor(c) - half + 1, math.floor(c) + half + 1)
             row = {i: _ref_kernel((i - c) * squeeze, mode, cubic_a) for i in taps}
             if exclude_outside:
                 row = {i: w for i, w in row.items() if 0 <= i < d}
-            for i, w in row.items():
-                matrix[o, min(max(i, 0), d - 1)] += w / math.fsum(row.values())
-        out = np.moveaxis(np.tensordot(x, matrix, ([axis], [1])), -1, axis)
+            total = math.fsum(row.values())
+            parts.append(sum(np.take(x, min(max(i, 0), d - 1), axis) * (w / total) for i, w in row.items()))
+        out = np.stack(parts, axis) if parts else np.take(x, [], axis)
     if transform == "tf_crop_and_resize":
         out = np.where(beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)]), extrapolation, out)
     return np.asarray(out)

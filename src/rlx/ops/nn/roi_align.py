@@ -97,8 +97,10 @@ class _roi_align(Op):
 
 def _line(
     rois: Node, axis: int, d: Dim, bins: int, **how: AttrValue
-) -> tuple[list[tuple[Node, Node]], Node, Node]:
-    """Along one axis: two (index, weight) pairs [R, bins, samples], which samples count, and how many [R]."""
+) -> tuple[list[tuple[Node, Node]], Node, Node, Node]:
+    """Along one axis: two (index, weight) pairs [R, bins, samples], which samples are read, which count, and
+    how many [R].
+    """
     own = rois.dtype
     ends = [reshape(slice_axis(rois, 1, i, 1), (rois.shape[0],)) for i in (1 - axis, 3 - axis)]
     shift = 0.5 if how["half_pixel"] else 0.0
@@ -125,16 +127,15 @@ def _line(
     low = floor(c)
     part = c - low
     high = minimum(low + 1.0, size - 1.0)
-    whole = cast(used, dtype=own)
-    pairs = [(cast(low, dtype=I64), (1.0 - part) * whole), (cast(high, dtype=I64), part * whole)]
-    return pairs, at < column(count), count
+    pairs = [(cast(low, dtype=I64), 1.0 - part), (cast(high, dtype=I64), part)]
+    return pairs, used, at < column(count), count
 
 
 @expand_in_f32
 def _roi_expand(x: Node, rois: Node, images: Node, *, bins: Sequence[int], mode: str, **how: object) -> Node:
     channels, height, width = x.shape[1:]
-    ys, y_counts, y_count = _line(rois, 0, height, bins[0], **how)
-    xs, x_counts, x_count = _line(rois, 1, width, bins[1], **how)
+    ys, y_used, y_counts, y_count = _line(rois, 0, height, bins[0], **how)
+    xs, x_used, x_counts, x_count = _line(rois, 1, width, bins[1], **how)
     total: Dim = x.tensor.numel
     flat = reshape(x, (total,))
     # points: [R, C, bins y, samples y, bins x, samples x]
@@ -148,11 +149,13 @@ def _roi_expand(x: Node, rois: Node, images: Node, *, bins: Sequence[int], mode:
     def horizontal(v: Node) -> Node:
         return reshape(v, (v.shape[0], 1, 1, 1, v.shape[1], v.shape[2]))
 
+    used = logical_and(vertical(y_used), horizontal(x_used))  # elsewhere nothing is read: it may be infinite
     parts = []
     for row, row_weight in ys:
         for column, column_weight in xs:
             place = base + vertical(row) * dim_value(width) + horizontal(column)
-            parts.append(gather(flat, place) * (vertical(row_weight) * horizontal(column_weight)))
+            weight = vertical(row_weight) * horizontal(column_weight)
+            parts.append(op_call("where", used, gather(flat, place) * weight, 0.0))
     made: Node
     if mode == "avg":
         summed = sum_over(parts[0] + parts[1] + parts[2] + parts[3], axis=(3, 5))
@@ -173,8 +176,9 @@ def _each(counts: Node, bins: int) -> Node:
 
 
 def _ref_corners(c: float, size: int) -> list[tuple[int, float]]:
+    """Elements next to a coordinate with their weights; none outside."""
     if not -1 <= c <= size:
-        return [(0, 0.0), (0, 0.0)]
+        return []
     c = min(max(c, 0.0), size - 1.0)
     low = int(c)
     return [(low, 1 - (c - low)), (min(low + 1, size - 1), c - low)]
@@ -203,7 +207,7 @@ def _roi_ref(
             for sample in np.ndindex(*counts):
                 c = [starts[i] + (at[i] + (sample[i] + 0.5) / counts[i]) * steps[i] for i in range(2)]
                 ys, xs = _ref_corners(c[0], x.shape[2]), _ref_corners(c[1], x.shape[3])
-                corner = [x[image, :, i, j] * u * v for i, u in ys for j, v in xs]
+                corner = [x[image, :, i, j] * u * v for i, u in ys for j, v in xs] or [np.zeros(x.shape[1])]
                 values.append(np.sum(corner, 0) if mode == "avg" else np.max(corner, 0))
             if values:
                 out[(r, slice(None), *at)] = np.mean(values, 0) if mode == "avg" else np.max(values, 0)

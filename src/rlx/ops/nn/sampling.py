@@ -6,7 +6,7 @@ centre of the first one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import I64, DType
@@ -14,7 +14,7 @@ from rlx.ir.graph import Node
 from rlx.ir.operand import Tensor
 from rlx.ops.array.gather import gather
 from rlx.ops.array.shape import reshape
-from rlx.ops.math.elementwise import cast, floor, logical_and, maximum, minimum, where
+from rlx.ops.math.elementwise import cast, floor, logical_and, maximum, minimum, mul, where
 from rlx.ops.math.stats import dim_value
 from rlx.ops.rules import op_call
 from rlx.records import dataclass
@@ -22,10 +22,12 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """One neighbour along an axis: its index (a whole number, maybe outside) and its weight (None: 1)."""
+    """One neighbour along an axis: its index (a whole number, maybe outside), its weight (None: 1), and where
+    it counts (None: everywhere)."""
 
     index: Node
     weight: Node | None
+    inside: Node | None = None
 
 
 def extent_of(d: Dim, dtype: DType) -> Tensor:
@@ -76,39 +78,49 @@ def is_inside(index: Node, d: Dim) -> Node:
 
 
 def zero_outside(tap: Tap, d: Dim) -> Tap:
-    """The same neighbour with weight 0 where it is outside, even infinitely far."""
-    inside = is_inside(tap.index, d)
-    if tap.weight is None:
-        return Tap(tap.index, cast(inside, dtype=tap.index.dtype))
-    return Tap(tap.index, where(inside, tap.weight, 0.0))
+    """The same neighbour, which does not count where it is outside, even infinitely far."""
+    return Tap(tap.index, tap.weight, is_inside(tap.index, d))
 
 
 def interpolate(x: Node, taps: Sequence[Sequence[Tap]]) -> Node:
     """x [N, C, axes] at points [N, points], summed over all combinations of one tap per axis: [N, C, points].
 
-    Indices outside are clamped: weights say what counts.
+    Indices outside are clamped: taps say what counts.
     """
     spatial = x.shape[2:]
     total: Dim = 1
     for d in spatial:
         total = total * d
     flat = reshape(x, (*x.shape[:2], total))
-    combined: list[tuple[Node | None, Node | None]] = [(None, None)]
+    combined: list[tuple[Node | None, Node | None, Node | None]] = [(None, None, None)]
     for d, row in zip(spatial, taps, strict=True):
-        grown: list[tuple[Node | None, Node | None]] = []
-        for place, weight in combined:
+        grown: list[tuple[Node | None, Node | None, Node | None]] = []
+        for place, weight, inside in combined:
             for tap in row:
                 index = clamp_index(tap.index, d)
                 at = index if place is None else place * op_call("dim_value", dim=d, dtype=I64) + index
-                both = tap.weight if weight is None else weight if tap.weight is None else weight * tap.weight
-                grown.append((at, both))
+                counts = _joined(logical_and, inside, tap.inside)
+                grown.append((at, _joined(mul, weight, tap.weight), counts))
         combined = grown
     out: Node | None = None
-    for place, weight in combined:
+    for place, weight, inside in combined:
         assert place is not None
         part = gather(flat, place, axis=2, batch_dims=1)
         if weight is not None:
-            part = part * cast(reshape(weight, (weight.shape[0], 1, *weight.shape[1:])), dtype=x.dtype)
+            part = part * cast(_for_channels(weight), dtype=x.dtype)
+        if inside is not None:  # what is outside is not read: it may be infinite
+            part = where(_for_channels(inside), part, 0.0)
         out = part if out is None else out + part
     assert out is not None
     return out
+
+
+def _joined(combine: Callable[[Node, Node], Node], a: Node | None, b: Node | None) -> Node | None:
+    """Both combined, where there are both."""
+    return b if a is None else a if b is None else combine(a, b)
+
+
+def _for_channels(values: Node) -> Node:
+    """[N, points] next to [N, C, points]."""
+    made: Node = reshape(values, (values.shape[0], 1, *values.shape[1:]))
+    return made
