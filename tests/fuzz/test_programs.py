@@ -255,6 +255,14 @@ def test_padding_counts_with_its_size() -> None:
     )
 
 
+def test_an_unknown_error_times_zero_stays_unknown() -> None:
+    g = Graph()
+    x = g.input("x", (2,), "f32")
+    g.output("y", ops.sum(x * np.float32([0.0, 1.0])))
+    given = Bounded(np.array([1.0, 2.0]), np.array([np.inf, 0.0]))
+    assert np.isinf(Follower(lower(g), {"x": given}, {}).outputs()["y"].error).all()
+
+
 def test_bounds_where_a_size_of_one_stretches() -> None:
     """The graph takes both sizes for equal; a run with 1 and 15 takes a variant, and so do the bounds."""
     graph = Graph("inner product")

@@ -101,7 +101,9 @@ class Follower(Interpreter):
         if rounds_once(self.form(node)):
             kept = [(e == 0) & self.is_kept(node, v) for e, v in zip(errors, values, strict=True)]
             own = [np.where(k, 0.0, r) for k, r in zip(kept, own, strict=True)]
-        return tuple(Bounded(v, e + r) for v, e, r in zip(values, errors, own, strict=True))
+        # A bound that is no number (an unknown error times 0) bounds nothing.
+        totals = [np.nan_to_num(e + r, nan=np.inf, posinf=np.inf) for e, r in zip(errors, own, strict=True)]
+        return tuple(Bounded(v, t) for v, t in zip(values, totals, strict=True))
 
     def is_kept(self, node: Node, value: np.ndarray) -> np.ndarray:
         """Where the dtype of a node holds a value as it is; the truth of f64 is rounded itself."""
