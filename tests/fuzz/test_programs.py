@@ -255,10 +255,11 @@ def test_padding_counts_with_its_size() -> None:
     )
 
 
-def test_an_unknown_error_times_zero_stays_unknown() -> None:
+def test_an_unknown_error_in_a_sum_of_products_stays_unknown() -> None:
+    """Also where the other factor is 0, and through the ops that follow."""
     g = Graph()
     x = g.input("x", (2,), "f32")
-    g.output("y", ops.sum(x * np.float32([0.0, 1.0])))
+    g.output("y", ops.reshape(ops.matmul(x, np.float32([[0.0], [1.0]])), ()))
     given = Bounded(np.array([1.0, 2.0]), np.array([np.inf, 0.0]))
     assert np.isinf(Follower(lower(g), {"x": given}, {}).outputs()["y"].error).all()
 
