@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rlx
 from rlx import lower, ops
 from rlx.errors import RlxError
 from rlx.fuzz import case
@@ -262,6 +263,16 @@ def test_an_unknown_error_in_a_sum_of_products_stays_unknown() -> None:
     g.output("y", ops.reshape(ops.matmul(x, np.float32([[0.0], [1.0]])), ()))
     given = Bounded(np.array([1.0, 2.0]), np.array([np.inf, 0.0]))
     assert np.isinf(Follower(lower(g), {"x": given}, {}).outputs()["y"].error).all()
+
+
+def test_a_computed_size_of_one_stretches_too() -> None:
+    graph = Graph("cut")
+    x = graph.input("x", ("n",), "f32")
+    graph.output("y", x[4:] + np.float32([1.0, 2.0]))
+    feed = {"x": np.arange(5, dtype=np.float32)}
+    (got,) = evaluate(case.as_run(graph, feed)[0], feed).values()
+    np.testing.assert_array_equal(got, [5.0, 6.0])
+    np.testing.assert_array_equal(rlx.compile(graph).run(feed)["y"], got)
 
 
 def test_bounds_where_a_size_of_one_stretches() -> None:

@@ -166,14 +166,20 @@ class Case:
         same_bits(oracle, got, self.base)
 
 
-def bounds(graph: Graph, feed: Mapping[str, np.ndarray]) -> list[Bounded] | None:
-    """The table, followed through the graph; with these sizes as numbers where they break its guards: a run
-    takes a variant then, in which a size of 1 broadcasts."""
+def as_run(graph: Graph, feed: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, int]]:
+    """What a run of these sizes computes: the graph with the sizes as numbers where they break its guards. A
+    run takes a variant then, in which a size of 1 broadcasts."""
     binding: dict[str, int] = {}
     for node in graph.inputs:
         match_shape(node.shape, feed[node.attrs["name"]].shape, binding, "an input")
     if not all(holds(c, binding) for c in graph.constraints):
         graph = with_sizes(graph, binding)
+    return graph, binding
+
+
+def bounds(graph: Graph, feed: Mapping[str, np.ndarray]) -> list[Bounded] | None:
+    """The table, followed through the graph."""
+    graph, binding = as_run(graph, feed)
     try:
         with np.errstate(all="ignore"):
             return list(Follower(lower(graph), dict(feed), binding).outputs().values())

@@ -25,7 +25,7 @@ from rlx.api.session import load
 from rlx.cost.io import IoModel
 from rlx.errors import BudgetError, RlxError, UnsupportedError
 from rlx.frontend.onnx import from_onnx
-from rlx.fuzz.case import LEGITIMATE, Case, Finding, Refused, Truth, attempt, bounds, same_bits
+from rlx.fuzz.case import LEGITIMATE, Case, Finding, Refused, Truth, as_run, attempt, bounds, same_bits
 from rlx.fuzz.hosts import named
 from rlx.fuzz.programs.program import BATCH, Program
 from rlx.fuzz.to_onnx import CannotWrite, to_onnx
@@ -110,7 +110,7 @@ def as_onnx(case: Case) -> None:
         model.graph.node.extend(nodes)
     read = attempt("onnx: import", lambda: from_onnx(model), (UnsupportedError,))
     feed = p.feed(read)
-    meant = attempt("onnx: reference", lambda: list(evaluate(read, feed).values()))
+    meant = attempt("onnx: reference", lambda: list(evaluate(as_run(read, feed)[0], feed).values()))
     own = Truth(meant, attempt("onnx: bounds", lambda: bounds(read, feed)))
     case.judged("onnx: meaning", meant, truth.or_as_far_as(own))
     program = attempt("onnx: compile", lambda: compile(read, threads=1))
