@@ -265,6 +265,16 @@ def test_an_unknown_error_in_a_sum_of_products_stays_unknown() -> None:
     assert np.isinf(Follower(lower(g), {"x": given}, {}).outputs()["y"].error).all()
 
 
+@pytest.mark.parametrize("divide", [ops.div, ops.floor_div])
+def test_a_quotient_by_what_may_be_zero_has_no_bound(divide: Callable[..., object]) -> None:
+    graph = Graph("quotient")
+    x, y = graph.input("x", (2,), "f32"), graph.input("y", (2,), "f32")
+    graph.output("z", divide(x, y))
+    feed = {"x": Bounded(np.ones(2)), "y": Bounded(np.array([0.001, 0.1]), np.array([0.004, 0.001]))}
+    (judged,) = Follower(lower(graph), feed, {}).outputs().values()
+    assert np.isinf(judged.error[0]) and judged.error[1] < 2
+
+
 def test_a_computed_size_of_one_stretches_too() -> None:
     graph = Graph("cut")
     x = graph.input("x", ("n",), "f32")

@@ -357,12 +357,17 @@ def magnitudes(operands: Sequence[Bounded]) -> list[np.ndarray]:
 
 
 def ends(value: np.ndarray, error: np.ndarray) -> list[np.ndarray]:
-    """Both ends of an interval, four of a disc; of a truth value that may differ, the other one."""
+    """Both ends of an interval, four of a disc; of a truth value that may differ, the other one.
+
+    Zero, too, where it is inside: a quotient has no bound there.
+    """
     if value.dtype == bool:
         return [value ^ (error > 0)]
     ways = (1, -1, 1j, -1j) if value.dtype.kind == "c" else (1, -1)
     with np.errstate(all="ignore"):
-        return [(value + way * error).astype(value.dtype) for way in ways]
+        found = [(value + way * error).astype(value.dtype) for way in ways]
+        crosses = np.abs(value) < error
+    return [*found, np.where(crosses, 0.0, value)] if value.dtype.kind == "f" and crosses.any() else found
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
