@@ -203,6 +203,9 @@ def merge_casts(s: Subject) -> Node | None:
     source = inner.operands[0]
     if not holds_exactly(source.dtype, inner.dtype):
         return None
+    if source.dtype.is_int and inner.dtype.is_float and node.dtype.is_int:
+        if not holds_exactly(source.dtype, node.dtype):  # floats saturate, integers wrap
+            return None
     made: Node = node.op(source, **node.attrs)
     return made
 

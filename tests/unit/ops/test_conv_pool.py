@@ -14,6 +14,7 @@ import rlx
 from rlx import ops
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph, Node
+from rlx.ir.op import get_op
 from rlx.reference.interpreter import evaluate
 from rlx.transform.grad import vjp_graph
 from rlx.transform.vmap import batch_graph
@@ -269,3 +270,10 @@ def test_a_point_that_is_no_number_reads_nothing(offset: float) -> None:
     want = np.float32([[[1, 0, 3.5, 4]]])
     np.testing.assert_array_equal(ops.deform_conv(x, w, offsets), want)
     np.testing.assert_array_equal(rlx.jit(ops.deform_conv)(x, w, offsets), want)
+
+
+@pytest.mark.parametrize("axes", [(-1,), (2,), (1, 1)])
+def test_the_op_of_resize_takes_axes_counted_from_0(axes: tuple[int, ...]) -> None:
+    x, sizes = np.ones((2, 4), np.float32), (8,) * len(axes)
+    with pytest.raises(RlxError, match="are not distinct axes of"):
+        get_op("resize")(x, axes=axes, sizes=sizes, scales=(None,) * len(axes))

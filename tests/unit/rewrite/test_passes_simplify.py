@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlx
 from rlx import ops
 from rlx.errors import VerifyError
 from rlx.ir.dtype import dtype
@@ -242,3 +243,16 @@ def test_chains_of_moves_keep_every_bit(steps: list[int]) -> None:
     x = {"x": np.arange(24, dtype=np.float32).reshape(4, 6) - 7}
     assert same_bits(evaluate(before, x)["y"], evaluate(after, x)["y"])
     assert kernels(after) <= kernels(before)
+
+
+@pytest.mark.parametrize("middle", ["f32", "bf16", "f64"])
+def test_integers_through_floats_saturate(middle: str) -> None:
+    """An integer cast to another wraps; a float saturates, so the one in between stays."""
+    g = rlx.Graph()
+    x = g.input("x", (4,), "i8")
+    g.output("y", ops.cast(ops.cast(x, middle), "u16"))
+    g.output("z", ops.cast(ops.cast(x, middle), "i32"))
+    numbers = np.int8([-128, -1, 0, 127])
+    got = rlx.compile(g).run({"x": numbers})
+    np.testing.assert_array_equal(got["y"], [0, 0, 0, 127])
+    np.testing.assert_array_equal(got["z"], numbers)

@@ -75,6 +75,8 @@ class _resize(Op):
             raise ShapeError(
                 f"resize: {len(axes)} axes have {len(sizes)} sizes and {len(scales)} scales; give one each"
             )
+        if any(not 0 <= a < x.rank for a in axes) or len(set(axes)) < len(axes):
+            raise ShapeError(f"resize: axes {axes} are not distinct axes of {x}, counted from 0")
         if how["transform"] == "tf_crop_and_resize" and not roi:
             raise ShapeError("resize: tf_crop_and_resize needs a region: starts and ends of each axis")
         for t in roi:
