@@ -7,7 +7,7 @@ answered for the sizes at hand, and the answer becomes a guard of the graph. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -196,8 +196,9 @@ def trace_sizes(
             trace = trace_types(function, types, tree, numbers=numbers)
         finally:
             READER.reset(token)
+        inside = [c for c in _inside(trace.graph) if set(c.symbols) <= actual.keys() and c.check(actual)]
         mapping = {name: actual[name] for name in reader.read_at} | _solve(
-            [*reader.guards, *trace.graph.constraints], actual, reader.read_at
+            [*reader.guards, *trace.graph.constraints, *inside], actual, reader.read_at
         )
         reasons |= reader.read_at
         if not mapping:
@@ -208,6 +209,14 @@ def trace_sizes(
             return trace
         types = [t.substitute(mapping) for t in types]
     raise TransformError(f"tracing {getattr(function, '__name__', 'a function')} does not settle on shapes")
+
+
+def _inside(graph: Graph) -> Iterator[Constraint]:
+    """What loops and branches assume. A branch that is not taken may assume what does not hold."""
+    for node in graph.nodes:
+        for body in node.bodies:
+            yield from body.constraints
+            yield from _inside(body)
 
 
 def _solve(

@@ -310,3 +310,15 @@ def test_windows_that_fill_their_axis() -> None:
     x = (2 * rng.standard_normal((3, 3, 3))).astype(np.float32)
     alone = rlx.jit(lambda x: rlx.ops.avg_pool(x, (3,), strides=1))(x)
     np.testing.assert_array_equal(f(x), alone)
+
+
+def test_a_size_that_a_loop_needs_is_a_number() -> None:
+    """Its body assumes it, not the graph around; a program with a symbol there would be another one."""
+
+    def f(rows: Any, w: Any) -> Any:
+        carry, _ = ops.scan(lambda c, row: (ops.tanh(c @ w + row),) * 2, ops.zeros_like(rows[0]), rows)
+        return carry
+
+    jitted = rlx.jit(f, dynamic={"w": {1: "columns"}})
+    jitted(made(4, 6), made(6, 6))
+    assert jitted.program(made(4, 6), made(6, 6)).graph.symbols() == ()
