@@ -143,14 +143,6 @@ def _halves(f: Lanes, a: Value) -> tuple[Value, Value]:
     return high, f.fsub(a, high)
 
 
-def power_of_two(f: Lanes, n: Value) -> Value:
-    """2**n for whole n in the range of normal numbers: shifting n into the exponent field."""
-    fmt = format_of(n)
-    word = f.bitcast(f.fadd(n, 1.5 * 2.0**fmt.mantissa), integer_type(n))  # low bits now hold n
-    shifted = f.add(f.shl(word, fmt.mantissa), fmt.bits(1.0))
-    return f.bitcast(f.value(shifted), n.type)
-
-
 def has_power_table(f: Lanes, x: Value) -> bool:
     """Whether fractional powers of two come from registers: f32 where any of their lanes can be picked."""
     return x.element == "float" and f.module.target.has_avx512
@@ -214,15 +206,39 @@ def _masked_instruction(
     return f.intrinsic(full, x.type, x, *rest, *last, feature=feature, twin=twin)
 
 
-def scale(f: Lanes, p: Value, n: Value) -> Value:
-    """p * 2**n for whole n, rounded once when the result is denormal; with AVX-512 p * 2**floor(n)."""
-    native = _scale_instruction(f, p, n)
+def whole_part(f: Lanes, x: Value, factor: float = 1.0) -> tuple[Value, Value]:
+    """(n, power): n is the whole number next to x * factor, `power` what `scale` takes for it."""
+    product = x if factor == 1.0 else None
+    if f.module.target.has_avx512:
+        n = f.round_even(f.fmul(x, factor) if product is None else product)
+        return n, n
+    counter = _counter(x)
+    power = f.fma(x, factor, counter) if product is None else f.fadd(product, counter)
+    return f.fsub(power, counter), power
+
+
+def _counter(x: Value) -> float:
+    """What gives a sum with a whole number n whose lowest bits are n + 2 bias."""
+    return rounder(x, 1) + 2 * format_of(x).bias
+
+
+def scale(f: Lanes, p: Value, power: Value) -> Value:
+    """p * 2**n, rounded once when the result is denormal; `power` is that of `whole_part`.
+
+    With AVX-512 it is n itself, and p * 2**floor(n) is an instruction. Else the lowest bits of `power` are
+    n + 2 bias: half of them, shifted into the exponent, is a factor, and so is what remains.
+    """
+    native = _scale_instruction(f, p, power)
     if native is not None:
         return native
     if f.module.target.has_avx512:
-        n = f.floor(n)  # as the instruction does
-    half = f.round_even(f.fmul(n, 0.5))
-    return f.fmul(f.fmul(p, power_of_two(f, half)), power_of_two(f, f.fsub(n, half)))
+        power = f.fadd(f.floor(power), _counter(p))
+    fmt = format_of(p)
+    word = f.bitcast(power, integer_type(p))
+    half = f.lshr(word, 1)
+    for exponent in (half, f.sub(word, half)):
+        p = f.fmul(p, f.bitcast(f.value(f.shl(f.value(exponent), fmt.mantissa)), p.type))
+    return p
 
 
 def _scale_instruction(f: Lanes, p: Value, n: Value) -> Value | None:

@@ -18,6 +18,7 @@ from rlx.codegen.native.vmath_core import (
     fit,
     format_of,
     has_power_table,
+    integer_type,
     nearer_to_zero,
     odd_fit,
     pick_power,
@@ -28,15 +29,18 @@ from rlx.codegen.native.vmath_core import (
     split_exponent,
     two_product,
     two_sum,
+    whole_part,
 )
 
+_EXP = {element: (*fitted, 1.0, 1.0) for element, fitted in tables.EXP.items()}  # of exp itself
 
-def _reduce_exp(f: Lanes, x: Value, low: Value | None = None) -> tuple[Value, Value]:
-    """(n, r) with x + low = n ln 2 + r, n whole and |r| <= ln(2) / 2."""
+
+def _reduce_exp(f: Lanes, x: Value, low: Value | None = None) -> tuple[Value, Value, Value]:
+    """(n, power, r) with x + low = n ln 2 + r, n whole, |r| <= ln(2) / 2; `power` is for `scale`."""
     fmt = format_of(x)
-    n = f.round_even(f.fmul(x, LOG2_E))
+    n, power = whole_part(f, x, LOG2_E)
     r = f.fma(n, -fmt.ln2_low, f.fma(n, -fmt.ln2_high, x))
-    return n, r if low is None else f.fadd(r, low)
+    return n, power, r if low is None else f.fadd(r, low)
 
 
 def _expm1_small(f: Lanes, r: Value) -> Value:
@@ -46,10 +50,10 @@ def _expm1_small(f: Lanes, r: Value) -> Value:
 
 def _exp_sum(f: Lanes, x: Value, low: Value | None = None, shift: float = 0.0) -> Value:
     """exp(x + low) * 2**shift; x is in the range of `exp` already, |low| is tiny."""
-    n, r = _reduce_exp(f, x, low)
+    _, power, r = _reduce_exp(f, x, low)
     if shift:
-        n = f.fadd(n, shift)
-    return scale(f, f.fadd(_expm1_small(f, r), 1.0), n)
+        power = f.fadd(power, shift)
+    return scale(f, f.fadd(_expm1_small(f, r), 1.0), power)
 
 
 def exp(f: Lanes, x: Value, rounded: bool = False) -> Value:
@@ -87,9 +91,9 @@ def exp2(f: Lanes, x: Value) -> Value:
     if has_power_table(f, x):
         return at_widths(f, partial(_exp2_of_parts, f), 4, max(4, x.width), x)
     x = clamp(f, x, *format_of(x).exp2_range)
-    n = f.round_even(x)
+    n, power = whole_part(f, x)
     r = f.fsub(x, n)
-    return scale(f, f.fma(r, fit(f, r, tables.EXP2), 1.0), n)
+    return scale(f, f.fma(r, fit(f, r, tables.EXP2), 1.0), power)
 
 
 def _exp2_of_parts(f: Lanes, x: Value) -> Value:
@@ -102,10 +106,10 @@ def _exp2_of_parts(f: Lanes, x: Value) -> Value:
 
 def _half_expm1(f: Lanes, x: Value) -> tuple[Value, Value, Value]:
     """(n, exp(r) - 1, (exp(x) - 1) / 2) with x = n ln 2 + r; half, so that only the result overflows."""
-    n, r = _reduce_exp(f, x)
+    n, power, r = _reduce_exp(f, x)
     p = _expm1_small(f, r)
-    power = scale(f, constant(x.type, 0.5), n)
-    return n, p, f.fma(power, p, f.fsub(power, 0.5))
+    half = scale(f, constant(x.type, 0.5), power)
+    return n, p, f.fma(half, p, f.fsub(half, 0.5))
 
 
 def expm1(f: Lanes, x: Value) -> Value:
@@ -115,12 +119,29 @@ def expm1(f: Lanes, x: Value) -> Value:
 
 
 def sigmoid(f: Lanes, x: Value) -> Value:
-    """1 / (1 + exp(-x)) from exp(-|x|), so that the far left keeps its relative accuracy."""
+    """1 / (1 + exp(-x)), whose far left keeps its relative accuracy."""
     if has_power_table(f, x):
         return at_widths(f, partial(_sigmoid_of_parts, f), 4, max(4, x.width), x)
-    e = exp(f, f.fneg(f.fabs(x)))
-    top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
-    return f.fdiv(top, f.fadd(e, 1.0))
+    if f.module.target.has_avx512:
+        e = exp(f, f.fneg(f.fabs(x)))
+        top = f.select(sign_bit(f, x), e, constant(x.type, 1.0))
+        return f.fdiv(top, f.fadd(e, 1.0))
+    return _sigmoid_by_shift(f, x)
+
+
+def _sigmoid_by_shift(f: Lanes, x: Value) -> Value:
+    """t / (t + t exp(-x)) with t so small that exp(-x) never overflows: one shift makes t 2**n."""
+    fmt = format_of(x)
+    tiny = (fmt.bias + 1) // 2
+    counter = rounder(x, 1) + fmt.bias - tiny  # the lowest bits of a sum with n are the exponent of t 2**n
+    x = clamp(f, x, fmt.exp_range[0], 40.0)  # beyond, the result is 0 or 1
+    word = f.fma(x, -LOG2_E, counter)
+    n = f.fsub(word, counter)
+    s = f.fma(n, fmt.ln2_low, f.fma(n, fmt.ln2_high, x))  # -x = n ln 2 - s
+    e = f.polynomial(s, [c * (-1) ** i for i, c in enumerate(reversed(_EXP[x.element]))][::-1])
+    power = f.shl(f.bitcast(word, integer_type(x)), fmt.mantissa)
+    t = constant(x.type, 2.0**-tiny)
+    return f.fdiv(t, f.fma(e, f.bitcast(f.value(power), x.type), t))
 
 
 def _sigmoid_of_parts(f: Lanes, x: Value) -> Value:
