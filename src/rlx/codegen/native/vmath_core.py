@@ -29,7 +29,7 @@ class Format:
     log10_2_low: float
     pi_2_high: float  # pi/2 rounded to this format, and the rest
     pi_2_low: float
-    exp_range: tuple[float, float]  # exp is 0 below and infinite above
+    exp_range: tuple[float, float]  # exp is infinite above; below, a factor 2**n is 0, never a denormal
     exp2_range: tuple[float, float]
     erfc_zero: float  # erfc is 0 from here on
     smallest_normal: float
@@ -51,8 +51,8 @@ FORMATS = {
         log10_2_low=2.487456639811952e-4,
         pi_2_high=1.5707963705062866,
         pi_2_low=-4.3711390001862426e-8,
-        exp_range=(-104.0, 89.0),
-        exp2_range=(-151.0, 129.0),
+        exp_range=(-176.0, 89.0),
+        exp2_range=(-254.0, 129.0),
         erfc_zero=10.06,
         smallest_normal=2.0**-126,
     ),
@@ -66,8 +66,8 @@ FORMATS = {
         log10_2_low=3.694239077158931e-13,
         pi_2_high=1.5707963267948966,
         pi_2_low=6.123233995736766e-17,
-        exp_range=(-746.0, 710.0),
-        exp2_range=(-1076.0, 1025.0),
+        exp_range=(-1418.0, 710.0),
+        exp2_range=(-2046.0, 1025.0),
         erfc_zero=27.3,
         smallest_normal=2.0**-1022,
     ),

@@ -134,7 +134,7 @@ def _sigmoid_by_shift(f: Lanes, x: Value) -> Value:
     fmt = format_of(x)
     tiny = (fmt.bias + 1) // 2
     counter = rounder(x, 1) + fmt.bias - tiny  # the lowest bits of a sum with n are the exponent of t 2**n
-    x = clamp(f, x, fmt.exp_range[0], 40.0)  # beyond, the result is 0 or 1
+    x = clamp(f, x, -(fmt.mantissa + fmt.bias + 1) * LN_2, 40.0)  # beyond, the result is 0 or 1
     word = f.fma(x, -LOG2_E, counter)
     n = f.fsub(word, counter)
     s = f.fma(n, fmt.ln2_low, f.fma(n, fmt.ln2_high, x))  # -x = n ln 2 - s

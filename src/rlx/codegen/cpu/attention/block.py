@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlx.codegen.cpu.attention.mask import KEYS, BlockMask, is_turned
 from rlx.codegen.native import vmath
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value, constant, vector
@@ -15,7 +16,6 @@ from rlx.ir.dim import Dim
 if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Access, Attention, AttentionSpec
 
-KEYS = 128  # keys of one block: its scores stay in L1
 TILE_ROWS = {32: {1: 16, 2: 12, 3: 8}, 16: {1: 12, 2: 6}}
 """Registers -> query vectors -> key rows of a tile of S^T, value columns of one of O^T. The sums, the query
 vectors and one vector of the other operand fit the registers."""
@@ -56,6 +56,8 @@ class Block:
             starts.append(fn.gep(scratch, at * kernel.width, "float"))
             at += rows
         self.qt, self.ot, self.st, self.top, self.sum, self.alpha, *self.copies = starts
+        copy = fn.gep(scratch, at * kernel.width, "float")
+        self.own_masks = BlockMask(self, copy) if is_turned(self.spec) else None
         self.after = LOG2E if self.spec.mask_kind == "add" else 1.0  # what differences of scores are times
         self.before = 1.0  # what a product is times before a mask
 
@@ -106,8 +108,22 @@ class Block:
         if spec.left >= 0:
             early = fn.smax(fn.sub(self.position, spec.left), 0)
             start = fn.mul(fn.udiv(early, KEYS), KEYS)
-        fn.loop(start, keys, KEYS, [], lambda k0, _: self.key_block(k0, fn.smin(fn.sub(keys, k0), KEYS)))
+        fn.loop(start, keys, KEYS, [], lambda k0, _: self.some_keys(k0, fn.smin(fn.sub(keys, k0), KEYS)))
         self.write()
+
+    def some_keys(self, k0: Int, n: Int) -> None:
+        """A block of keys, unless the mask hides it from all queries."""
+        masks, spec = self.own_masks, self.spec
+        if masks is None:
+            self.key_block(k0, n)
+        elif type(self) is Block and spec.k.column == spec.v.column == 1:
+            self.fn.branch(masks.hides(k0, n), lambda: None, lambda: self.masked_block(masks, k0, n))
+        else:
+            self.masked_block(masks, k0, n)
+
+    def masked_block(self, masks: BlockMask, k0: Int, n: Int) -> None:
+        masks.fill(k0, n)
+        self.key_block(k0, n)
 
     def pack_queries(self) -> None:
         """Q^T with scale and log2 e folded in; lanes past the last query repeat it or hold zeros."""
@@ -201,7 +217,7 @@ class Block:
             for j in range(self.vectors):
                 top = fn.load(self.type, self.at(self.alpha, 0, j))
                 for i in range(height):
-                    x = self.seen(acc[i * self.vectors + j], fn.add(k0, fn.add(row, i)), j)
+                    x = self.seen(acc[i * self.vectors + j], k0, fn.add(row, i), j)
                     fn.store(x, self.at(self.st, fn.add(row, i), j))
                     top = fn.fmax(x, top)
                 fn.store(top, self.at(self.alpha, 0, j))
@@ -241,30 +257,34 @@ class Block:
         zero = constant(self.type, 0.0)
         return fn.loop(0, self.spec.depth, 1, [zero] * (len(keys) * self.vectors), along)
 
-    def seen(self, x: Value, key: Int, j: int) -> Value:
+    def seen(self, x: Value, k0: Int, row: Int, j: int) -> Value:
         """Scores of a key as they are weighed: with the mask, and -inf where a query may not see it."""
-        fn, spec = self.fn, self.spec
+        fn, spec, key = self.fn, self.spec, self.fn.add(k0, row)
         if spec.mask_kind != "add" and self.before != 1.0:
             x = fn.fmul(x, self.before)
-        if spec.mask is not None:
-            x = self.masked(x, key, j)
+        if self.own_masks is not None:
+            x = self.masked(x, self.own_masks.read(row, j))
+        elif spec.mask is not None:
+            x = self.masked(x, self.mask_of(key, j))
         hidden = self.hidden(key, j, fn.iota(self.lanes))
         return x if hidden is None else fn.select(hidden, constant(self.type, -math.inf), x)
 
-    def masked(self, x: Value, key: Int, j: int) -> Value:
-        fn, spec = self.fn, self.spec
+    def mask_of(self, key: Int, j: int) -> Value:
+        """The mask of a key, where it is the same for all queries or its keys lie apart."""
+        fn, spec, element = self.fn, self.spec, self.kernel.mask_element
         assert spec.mask is not None
-        element = "i8" if spec.mask_kind == "bool" else "float"
         step = self.dim(spec.mask.row)
         start = fn.gep(self.mask, fn.mul(key, self.dim(spec.mask.column)), element)
         if isinstance(step, int) and step == 0:
-            value = fn.broadcast(start, element, self.lanes)
-        else:
-            start = fn.gep(start, fn.mul(step, self.lanes * j), element)
-            exists = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
-            index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
-            value = fn.gather(start, index, element, exists)
-        if spec.mask_kind == "add":
+            return fn.broadcast(start, element, self.lanes)
+        start = fn.gep(start, fn.mul(step, self.lanes * j), element)
+        exists = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
+        index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
+        return fn.gather(start, index, element, exists)
+
+    def masked(self, x: Value, value: Value) -> Value:
+        fn = self.fn
+        if self.spec.mask_kind == "add":
             return fn.fadd(x, value) if self.before == 1.0 else fn.fma(x, self.before, value)
         seen = fn.value(fn.cmp("ne", value, constant(value.type, 0)))
         return fn.select(seen, x, constant(x.type, -math.inf))

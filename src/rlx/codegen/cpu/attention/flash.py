@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.attention.block import TILE_ROWS, Block, narrowed
+from rlx.codegen.cpu.attention.mask import BlockMask
 from rlx.codegen.cpu.attention.pairs import PairBlock
 from rlx.codegen.cpu.attention.row import FEW, row_function
 from rlx.codegen.cpu.attention.wide import WideBlock
@@ -147,7 +148,7 @@ class Attention:
                 fn.branch(few, lambda: fn.loop(0, count, 1, [], one), lambda: call(self.most))
 
         fn.loop(low, high, 1, [], unit)
-        rows = sum(self.block_type.parts(spec, self.width))
+        rows = sum(self.block_type.parts(spec, self.width)) + BlockMask.rows(spec)
         return EmittedKernel(self.name, table.dims, rows * self.width * 4 + 64)
 
     def ask(self, fn: Function, unit: Int, stop: Int, extents: list[Int], dim: Callable[[Dim], Int]) -> None:

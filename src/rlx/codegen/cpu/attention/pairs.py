@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx.codegen.cpu.attention.block import KEYS, LOG2E, Block
+from rlx.codegen.cpu.attention.block import LOG2E, Block
+from rlx.codegen.cpu.attention.mask import KEYS
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value, constant, vector
 

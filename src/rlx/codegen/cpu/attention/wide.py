@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlx.codegen.cpu.attention.block import KEYS, Block, Rows, gathered
+from rlx.codegen.cpu.attention.block import Block, Rows, gathered
+from rlx.codegen.cpu.attention.mask import KEYS
 from rlx.codegen.native.irtext import Int
 from rlx.codegen.native.irtypes import Value, vector
 
