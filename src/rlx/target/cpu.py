@@ -107,26 +107,8 @@ class Target:
 
 
 _SSE2 = ("cx8", "fxsr", "mmx", "sse", "sse2", "x87")
-_V3 = (
-    *_SSE2,
-    "avx",
-    "avx2",
-    "bmi",
-    "bmi2",
-    "cmov",
-    "cx16",
-    "f16c",
-    "fma",
-    "lzcnt",
-    "movbe",
-    "popcnt",
-    "sahf",
-    "sse3",
-    "sse4.1",
-    "sse4.2",
-    "ssse3",
-    "xsave",
-)
+_V2 = (*_SSE2, "cmov", "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _ARM_TRIPLE = "aarch64-unknown-linux-gnu"
@@ -158,6 +140,7 @@ _NAMED = (  # best first
     _x86("x86-64-v4-bf16-vnni", "x86-64-v4", (*_V4, "avx512bf16", "avx512vnni"), 64, 32, (8, 3)),
     _x86("x86-64-v4", "x86-64-v4", _V4, 64, 32, (8, 3)),
     _x86("x86-64-v3", "x86-64-v3", _V3, 32, 16, (6, 2)),
+    _x86("x86-64-v2", "x86-64-v2", _V2, 16, 16, (5, 2)),
     _x86("x86-64", "x86-64", _SSE2, 16, 16, (5, 2)),
     Target(
         "aarch64",

@@ -76,7 +76,7 @@ def test_runtime(target: Target, all_reductions: bool) -> None:
         assert not (found := beyond(code, target)), f"{name} on {target.name} needs {found}"
 
 
-BF16, V4, V3 = (resolve(f"x86-64-{name}") for name in ("v4-bf16-vnni", "v4", "v3"))
+BF16, V4, V3, V2 = (resolve(f"x86-64-{name}") for name in ("v4-bf16-vnni", "v4", "v3", "v2"))
 V1, ARM = resolve("x86-64"), resolve("aarch64")
 SINGLE, DOUBLE, NARROW = "<16 x float>", "<8 x double>", "<32 x bfloat>"
 
@@ -145,6 +145,30 @@ PLANTED = {
         V3,
         "define i64 @f(ptr %p) { %a = load i64, ptr %p %r = call i64 @llvm.bswap.i64(i64 %a) ret i64 %r }\n"
         "declare i64 @llvm.bswap.i64(i64)",
+    ),
+    "sse4.2": (
+        V2,
+        body(
+            "<2 x i64>",
+            "%c = icmp sgt <2 x i64> %a, %b %r = sext <2 x i1> %c to <2 x i64> ret <2 x i64> %r",
+        ),
+    ),
+    "sse4.1": (V2, body("<4 x i32>", "%r = mul <4 x i32> %a, %b ret <4 x i32> %r")),
+    "ssse3": (
+        V2,
+        body(
+            "<16 x i8>",
+            "%r = call <16 x i8> @llvm.x86.ssse3.pshuf.b.128(<16 x i8> %a, <16 x i8> %b) ret <16 x i8> %r",
+            "declare <16 x i8> @llvm.x86.ssse3.pshuf.b.128(<16 x i8>, <16 x i8>)",
+        ),
+    ),
+    "sse3": (
+        V2,
+        body(
+            "<2 x double>",
+            "%r = shufflevector <2 x double> %a, <2 x double> poison, <2 x i32> zeroinitializer "
+            "ret <2 x double> %r",
+        ),
     ),
     "sse2": (V1, body("double", "%r = fadd double %a, %b ret double %r")),
     "neon": (ARM, body("<4 x float>", "%r = fadd <4 x float> %a, %b ret <4 x float> %r")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ from rlx.errors import CompileError, ConfigError
 from rlx.fuzz import hosts
 from rlx.runtime.store.cache import ObjectCache
 from rlx.runtime.store.trust import Keyring
-from rlx.target import cpuid
+from rlx.target import cpu, cpuid
 from rlx.target.cpu import (
     Target,
     emulated,
@@ -131,6 +132,13 @@ def test_leaves_beyond_the_last_are_not_features() -> None:
 # -- the host
 
 
+def see(monkeypatch: pytest.MonkeyPatch, features: frozenset[str]) -> None:
+    """Make the machine one that has these features."""
+    monkeypatch.delenv("RLX_HOST", raising=False)
+    monkeypatch.setattr(cpu, "machine_features", lambda: features)
+    monkeypatch.setattr(cpu, "_host", functools.cache(cpu._host.__wrapped__))
+
+
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda target: target.name)
 def test_the_host_is_what_the_variable_names(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_HOST", target.name)
@@ -142,6 +150,25 @@ def test_the_host_is_what_the_variable_names(target: Target, monkeypatch: pytest
     program = rlx.compile(double())
     assert program.lir.target == target.name
     assert program(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+
+
+@needs_x86
+@pytest.mark.parametrize(
+    ("lacking", "name"),
+    [
+        ((), targets()[0].name),
+        (("avx512bf16",), "x86-64-v4"),
+        (("avx512f",), "x86-64-v3"),
+        (("avx512f", "avx2"), "x86-64-v2"),
+        (("avx512f", "avx2", "sse4.2"), "x86-64"),
+    ],
+)
+def test_the_host_is_the_best_target_that_the_machine_runs(
+    lacking: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = frozenset(feature for target in targets() for feature in target.features)
+    see(monkeypatch, every.difference(lacking))
+    assert host() is resolve(name) and runs_here(host())
 
 
 @needs_x86
@@ -162,19 +189,12 @@ def test_a_host_that_cannot_be_is_refused(name: str, told: str, monkeypatch: pyt
 
 @needs_x86
 def test_a_host_above_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlx.target import cpu as module
-
-    lesser = frozenset(resolve("x86-64-v3").features)
-    monkeypatch.setattr(module, "machine_features", lambda: lesser)
-    module._host.cache_clear()
-    try:
-        monkeypatch.setenv("RLX_HOST", "x86-64-v4")
-        with pytest.raises(ConfigError, match=r"beyond this machine .missing: avx512bw.*; choose x86-64-v3,"):
-            host()
-        monkeypatch.setenv("RLX_HOST", "emulate:x86-64-v4")
-        assert host() is emulated(resolve("x86-64-v4")) and runs_here(host())
-    finally:
-        module._host.cache_clear()
+    see(monkeypatch, frozenset(resolve("x86-64-v3").features))
+    monkeypatch.setenv("RLX_HOST", "x86-64-v4")
+    with pytest.raises(ConfigError, match=r"beyond this machine .missing: avx512bw.*; choose x86-64-v3,"):
+        host()
+    monkeypatch.setenv("RLX_HOST", "emulate:x86-64-v4")
+    assert host() is emulated(resolve("x86-64-v4")) and runs_here(host())
 
 
 @needs_x86

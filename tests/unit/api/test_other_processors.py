@@ -45,7 +45,7 @@ def ran(before: Sequence[str], **variables: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processor", "host"), [("Haswell", "x86-64-v3"), ("Nehalem", "x86-64")])
+@pytest.mark.parametrize(("processor", "host"), [("Haswell", "x86-64-v3"), ("Nehalem", "x86-64-v2")])
 def test_the_demo(
     processor: str,
     host: str,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlx.target.cpu import targets
 from rlx_bench.workloads.products import SWEEP
 
 ROOT = Path(__file__).parents[3]
@@ -93,6 +94,12 @@ def test_pages_use_the_usual_words(page: Path) -> None:
     prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     found = [f"{old!r}: {new!r}" for old, new in PLAIN_WORDS.items() if re.search(rf"\b{old}\b", prose)]
     assert not found, f"{page.name} has other words than usual: {', '.join(found)}"
+
+
+def test_the_page_of_the_engine_has_every_target() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|.*\|$", (ROOT / "docs/notes/cpu.md").read_text("utf-8"), flags=re.M)
+    known = [target.name for target in targets()]
+    assert [name for name in rows if name.split("-")[0] in ("x86", "aarch64")] == known
 
 
 def test_the_page_of_products_has_the_whole_sweep() -> None:
