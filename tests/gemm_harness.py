@@ -39,8 +39,9 @@ every_target = on_targets(TARGETS)
 
 def _as_for_f32(target: Target) -> Target:
     """The target without what only narrow types make use of."""
-    wide = [f for f in target.features if f not in ("avx512bf16", "avx512vnni")]
-    return replace(target, name="", features=tuple(wide))
+    wide = tuple(f for f in target.features if f not in ("avx512bf16", "avx512vnni", "avxvnni"))
+    emulated = target.emulated and wide != target.code.features
+    return replace(target, name="", features=wide, emulated=emulated, tiles=(("f32", target.tile("f32")),))
 
 
 # Where targets differ in nothing else, the code of f32 is the same; tests that rely on it assert it.

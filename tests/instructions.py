@@ -1,7 +1,7 @@
 """What instruction sets the code of an object needs, read from its bytes.
 
 Capstone tells the instruction set of most instructions, but not of FMA, LZCNT and much of AVX-512
-and does not know AVX512-BF16: encodings and mnemonics tell the rest.
+and knows neither AVX512-BF16 nor AVX-VNNI: encodings and mnemonics tell the rest.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _instructions(code: bytes, target: Target) -> Iterator[tuple[int, str, froze
                 yield address, f"{mnemonic} {operands}", _features(target.x86, mnemonic, operands, encoded)
                 at = address + size
             if at < len(data):
-                size = _bf16_size(data[at : at + 15]) if target.x86 else 0
-                assert size, f"{target.name}: bytes {data[at : at + 15].hex()} are no known instruction"
-                yield at, f"bytes {data[at : at + size].hex()}", frozenset({"avx512bf16"})
+                feature, size = _unknown(data[at : at + 15]) if target.x86 else ("", 0)
+                assert feature, f"{target.name}: bytes {data[at : at + 15].hex()} are no known instruction"
+                yield at, f"bytes {data[at : at + size].hex()}", frozenset({feature})
                 at += size
 
 
@@ -117,20 +117,32 @@ def _by_encoding(first: int, mnemonic: str, operands: str) -> set[str]:
     return features | {feature for pattern, feature in known if re.match(pattern, mnemonic)}
 
 
+_MAP_0F38 = 2
 _BF16 = {(2, 0x52), (2, 0x72), (3, 0x72)}
 """(prefix, opcode) of vdpbf16ps, vcvtneps2bf16 and vcvtne2ps2bf16."""
+_VNNI = {(1, 0x50), (1, 0x51), (1, 0x52), (1, 0x53)}
+"""The same of vpdpbusd, vpdpbusds, vpdpwssd and vpdpwssds."""
 
 
-def _bf16_size(data: bytes) -> int:
-    """Bytes of an instruction of AVX512-BF16 at the start of `data`; 0 if it is another.
+def _unknown(data: bytes) -> tuple[str, int]:
+    """Feature and bytes of an instruction at the start of `data` that Capstone does not know, if it is one.
 
-    EVEX: 62, three bytes (map 2 is 0F38), opcode, ModRM, and what ModRM asks for.
+    EVEX: 62, three bytes, opcode, ModRM, and what ModRM asks for. VEX: C4 and two bytes.
     """
-    if len(data) < 6 or data[0] != 0x62 or data[1] & 7 != 2 or (data[2] & 3, data[4]) not in _BF16:
-        return 0
-    mode, register = data[5] >> 6, data[5] & 7
+    if len(data) < 6:
+        return "", 0
+    if data[0] == 0x62 and data[1] & 7 == _MAP_0F38 and (data[2] & 3, data[4]) in _BF16:
+        return "avx512bf16", 5 + _operand_size(data[5:])
+    if data[0] == 0xC4 and data[1] & 31 == _MAP_0F38 and (data[2] & 3, data[3]) in _VNNI:
+        return "avxvnni", 4 + _operand_size(data[4:])
+    return "", 0
+
+
+def _operand_size(data: bytes) -> int:
+    """Bytes of ModRM and what it asks for."""
+    mode, register = data[0] >> 6, data[0] & 7
     if mode == 3:
-        return 6
-    size = 6 + (register == 4)  # SIB
-    far = mode == 0 and (register == 5 or (register == 4 and data[6] & 7 == 5))
+        return 1
+    size = 1 + (register == 4)  # SIB
+    far = mode == 0 and (register == 5 or (register == 4 and data[1] & 7 == 5))
     return size + (4 if mode == 2 or far else mode)

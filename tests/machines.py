@@ -1,4 +1,4 @@
-"""The targets whose code a test can execute here; where the machine lacks AVX-512, that is emulated.
+"""The targets whose code a test can execute here; what the machine lacks beyond AVX2 is emulated.
 
 Where `RLX_HOST` plays a lesser machine, nothing is: the real one has run the rest, and emulation is slow.
 """
@@ -61,6 +61,6 @@ def another() -> str:
 def _as_it_runs(target: Target) -> Target | None:
     if runs_here(target):
         return target
-    if config.HOST.get() is not None or not target.has_avx512:
+    if config.HOST.get() is not None or not target.can_be_emulated:
         return None
     return emulated(target) if runs_here(emulated(target)) else None

@@ -38,9 +38,10 @@ BITS = {
 class Target:
     """One machine the generator can write for.
 
-    `tiles` gives, per dtype, the register tile (rows, vectors) of the contraction kernels, `prices` what
-    things cost. `features` are what the generator writes for; the code of an emulated target does the same
-    with the instructions of a lesser one.
+    `tiles` gives, per dtype, the register tile (rows, vectors) of the contraction kernels; those of "i8" and
+    "u8" read the same weights, so they have as many vectors. `prices` gives what things cost. `features` are
+    what the generator writes for; the code of an emulated target does the same with the instructions of a
+    lesser one.
 
     >>> resolve("x86-64-v3").lanes("f32")
     8
@@ -86,7 +87,7 @@ class Target:
 
     @property
     def has_vnni(self) -> bool:
-        return self.has("avx512vnni")
+        return self.has("avx512vnni") or self.has("avxvnni")
 
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""
@@ -95,6 +96,11 @@ class Target:
     def tile(self, dtype: str) -> tuple[int, int]:
         """(rows, vectors) of the register tile of a contraction over `dtype`."""
         return dict(self.tiles)[dtype]
+
+    @property
+    def can_be_emulated(self) -> bool:
+        """Whether it has all instructions of the target that emulates others, and more."""
+        return set(self.features) > set(_BY_NAME[_EMULATOR].features)
 
     @property
     def code(self) -> Target:
@@ -119,9 +125,15 @@ def _tiles(**tiles: tuple[int, int]) -> tuple[tuple[str, tuple[int, int]], ...]:
 
 
 def _x86(
-    name: str, cpu: str, features: tuple[str, ...], vector_bytes: int, registers: int, tile: tuple[int, int]
+    name: str,
+    cpu: str,
+    features: tuple[str, ...],
+    vector_bytes: int,
+    registers: int,
+    tile: tuple[int, int],
+    signed_bytes: tuple[int, int] | None = None,
 ) -> Target:
-    tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, i8=tile)
+    tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, u8=tile, i8=signed_bytes or tile)
     return Target(
         name,
         _X86_TRIPLE,
@@ -139,6 +151,8 @@ def _x86(
 _NAMED = (  # best first
     _x86("x86-64-v4-bf16-vnni", "x86-64-v4", (*_V4, "avx512bf16", "avx512vnni"), 64, 32, (8, 3)),
     _x86("x86-64-v4", "x86-64-v4", _V4, 64, 32, (8, 3)),
+    # Signed bytes need registers for what is added to them and for the sums of that.
+    _x86("x86-64-v3-vnni", "x86-64-v3", (*_V3, "avxvnni"), 32, 16, (6, 2), signed_bytes=(5, 2)),
     _x86("x86-64-v3", "x86-64-v3", _V3, 32, 16, (6, 2)),
     _x86("x86-64-v2", "x86-64-v2", _V2, 16, 16, (5, 2)),
     _x86("x86-64", "x86-64", _SSE2, 16, 16, (5, 2)),
@@ -152,7 +166,7 @@ _NAMED = (  # best first
         32 << 10,
         1 << 20,
         8 << 20,
-        _tiles(f64=(8, 3), f32=(8, 3), bf16=(8, 3), f16=(8, 3), i8=(8, 3)),
+        _tiles(f64=(8, 3), f32=(8, 3), bf16=(8, 3), f16=(8, 3), i8=(8, 3), u8=(8, 3)),
     ),
 )
 _BY_NAME: Mapping[str, Target] = {target.name: target for target in _NAMED}
@@ -171,15 +185,15 @@ def targets() -> tuple[Target, ...]:
 
 @functools.cache
 def emulated(target: Target) -> Target:
-    """`target` with the instructions of x86-64-v3, to test its plans and kernels on machines without AVX-512.
+    """`target` with the instructions of x86-64-v3, to test its plans and kernels on machines that lack some.
 
-    Instructions that only AVX-512 has are replaced by generic ones with the same bits (`twins.py`).
+    Instructions beyond x86-64-v3 are replaced by generic ones with the same bits (`twins.py`).
 
     >>> emulated(resolve("x86-64-v4")).lanes("f32"), emulated(resolve("x86-64-v4")).code.name
     (16, 'x86-64-v3')
     """
-    if not target.has_avx512:
-        there = ", ".join(t.name for t in _NAMED if t.has_avx512)
+    if not target.can_be_emulated:
+        there = ", ".join(t.name for t in _NAMED if t.can_be_emulated)
         raise CompileError(f"target {target.name} needs no emulation; only {there} can be emulated")
     return dataclasses.replace(target, name=_EMULATE + target.name, emulated=True)
 

@@ -45,7 +45,11 @@ _PLAIN = {
     (0x80000001, 0, _ECX): {"sahf": 0, "lzcnt": 5},
 }
 _WITH_XSAVE = {(1, 0, _ECX): {"xsave": 26}}
-_WITH_AVX = {(1, 0, _ECX): {"fma": 12, "avx": 28, "f16c": 29}, (7, 0, _EBX): {"avx2": 5}}
+_WITH_AVX = {
+    (1, 0, _ECX): {"fma": 12, "avx": 28, "f16c": 29},
+    (7, 0, _EBX): {"avx2": 5},
+    (7, 1, _EAX): {"avxvnni": 4},
+}
 _WITH_AVX512 = {
     (7, 0, _EBX): {"avx512f": 16, "avx512dq": 17, "avx512cd": 28, "avx512bw": 30, "avx512vl": 31},
     (7, 0, _ECX): {"avx512vnni": 11},

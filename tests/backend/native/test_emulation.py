@@ -1,4 +1,4 @@
-"""AVX-512 code without AVX-512: the twins of its instructions, and whole programs, have the same bits."""
+"""Code beyond AVX2 without its instructions: their twins, and whole programs, have the same bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlx.ir.graph import Node
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target, emulated, resolve, runs_here
 
-BEST = resolve("x86-64-v4-bf16-vnni")
+BEST, NARROW = resolve("x86-64-v4-bf16-vnni"), resolve("x86-64-v3-vnni")
 TWIN = emulated(BEST)
 LLVM = {"f4": "float", "f8": "double", "i4": "i32", "u2": "i16", "i2": "i16", "u1": "i8", "i1": "i8"}
 
@@ -87,8 +87,28 @@ def powers(rows: int, lanes: int, dtype: type) -> np.ndarray:
     return n
 
 
+Operands = tuple[Body, np.ndarray, list[np.ndarray]]
+
+
+def dots(lanes: int) -> dict[str, Operands]:
+    """The dot products of VNNI, of `lanes` sums."""
+    return {
+        "vpdpbusd": (
+            lambda f, t, a, b: f.dot_u8i8(t, a, b),
+            np.zeros((40, lanes), np.int32),
+            [whole("i4", lanes, 1), whole("u1", 4 * lanes, 2), whole("i1", 4 * lanes, 3)],
+        ),
+        "vpdpwssd": (
+            lambda f, t, a, b: f.add_dot_i16(t, a, b),
+            np.zeros((40, lanes), np.int32),
+            [whole("i4", lanes, 1), whole("i2", 2 * lanes, 2), whole("i2", 2 * lanes, 3)],
+        ),
+    }
+
+
 TABLE = [float(i * i - 8) for i in range(16)]
-CASES: dict[str, tuple[Body, np.ndarray, list[np.ndarray]]] = {
+CASES: dict[str, Operands] = {
+    **dots(16),
     "dpbf16ps": (
         lambda f, t, a, b: f.dot_bf16(t, as_bf16(f, a), as_bf16(f, b)),
         np.zeros((300, 16), np.float32),
@@ -98,16 +118,6 @@ CASES: dict[str, tuple[Body, np.ndarray, list[np.ndarray]]] = {
         lambda f, a, b: f.round_to_bf16(a, b),
         np.zeros((300, 32), np.uint16),
         [wild(300, 16), wild(300, 16)[::-1].copy()],
-    ),
-    "vpdpbusd": (
-        lambda f, t, a, b: f.dot_u8i8(t, a, b),
-        np.zeros((40, 16), np.int32),
-        [whole("i4", 16, 1), whole("u1", 64, 2), whole("i1", 64, 3)],
-    ),
-    "vpdpwssd": (
-        lambda f, t, a, b: f.add_dot_i16(t, a, b),
-        np.zeros((40, 16), np.int32),
-        [whole("i4", 16, 1), whole("i2", 32, 2), whole("i2", 32, 3)],
     ),
     "pmaddwd": (
         lambda f, a, b: f.dot_i16(a, b),
@@ -156,14 +166,16 @@ def test_an_instruction_and_its_twin_agree(name: str) -> None:
     same(bits(BEST, body, out.copy(), *operands), bits(TWIN, body, out.copy(), *operands))
 
 
-def test_twins_of_integers_are_exact() -> None:
-    """Against NumPy, where there is no such instruction to ask."""
-    body, out, (total, a, b) = CASES["vpdpbusd"]
-    products = (a.astype(np.int64) * b.astype(np.int64)).reshape(40, 16, 4).sum(axis=2)
-    same(bits(TWIN, body, out.copy(), total, a, b), (total + products).astype(np.int32))
-    body, out, (total, a, b) = CASES["vpdpwssd"]
-    products = (a.astype(np.int64) * b.astype(np.int64)).reshape(40, 16, 2).sum(axis=2)
-    same(bits(TWIN, body, out.copy(), total, a, b), (total + products).astype(np.int32))
+@pytest.mark.parametrize("target", [BEST, NARROW], ids=lambda target: target.name)
+@pytest.mark.parametrize("name", dots(8))
+def test_integers_are_exact(name: str, target: Target) -> None:
+    """Twins against NumPy, where there is no such instruction to ask; and the instruction, where there is."""
+    lanes = target.lanes("i32")
+    body, out, (total, a, b) = dots(lanes)[name]
+    products = (a.astype(np.int64) * b.astype(np.int64)).reshape(40, lanes, -1).sum(axis=2)
+    wanted = (total + products).astype(np.int32)
+    for machine in filter(runs_here, (target, emulated(target))):
+        same(bits(machine, body, out.copy(), total, a, b), wanted)
 
 
 def test_an_instruction_without_a_twin_is_refused_by_name() -> None:

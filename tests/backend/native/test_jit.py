@@ -102,11 +102,11 @@ def test_truncated_object_is_an_error(size: int) -> None:
 
 
 def test_instruction_that_a_target_lacks_never_reaches_llvm() -> None:
-    f = Module(resolve("x86-64-v3")).function(
-        "f", [("<16 x i32>", "t"), ("<64 x i8>", "a"), ("<64 x i8>", "b")]
-    )
-    with pytest.raises(UnsupportedError, match=r"avx512vnni.*x86-64-v3"):
-        f.dot_u8i8(*f.args)
+    for lanes, feature in ((16, "avx512vnni"), (8, "avxvnni")):
+        given = [(f"<{lanes} x i32>", "t"), (f"<{4 * lanes} x i8>", "a"), (f"<{4 * lanes} x i8>", "b")]
+        f = Module(resolve("x86-64-v3")).function("f", given)
+        with pytest.raises(UnsupportedError, match=rf"{feature}.*x86-64-v3"):
+            f.dot_u8i8(*f.args)
 
 
 def test_dropped_code_gives_its_memory_back() -> None:

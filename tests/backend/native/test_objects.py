@@ -76,7 +76,7 @@ def test_runtime(target: Target, all_reductions: bool) -> None:
         assert not (found := beyond(code, target)), f"{name} on {target.name} needs {found}"
 
 
-BF16, V4, V3, V2 = (resolve(f"x86-64-{name}") for name in ("v4-bf16-vnni", "v4", "v3", "v2"))
+BF16, V4, VNNI, V3, V2 = (resolve(f"x86-64-{name}") for name in ("v4-bf16-vnni", "v4", "v3-vnni", "v3", "v2"))
 V1, ARM = resolve("x86-64"), resolve("aarch64")
 SINGLE, DOUBLE, NARROW = "<16 x float>", "<8 x double>", "<32 x bfloat>"
 
@@ -104,6 +104,19 @@ PLANTED = {
             "%r = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32> %a, <64 x i8> %x, <64 x i8> %x) "
             "ret <16 x i32> %r",
             "declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <64 x i8>, <64 x i8>)",
+        ),
+    ),
+    "avxvnni": (
+        VNNI,
+        body(
+            "<8 x i32>",
+            "%x = bitcast <8 x i32> %b to <32 x i8> "
+            "%s = call <8 x i32> @llvm.x86.avx512.vpdpbusd.256(<8 x i32> %a, <32 x i8> %x, <32 x i8> %x) "
+            "%y = bitcast <8 x i32> %b to <16 x i16> "
+            "%r = call <8 x i32> @llvm.x86.avx512.vpdpwssd.256(<8 x i32> %s, <16 x i16> %y, <16 x i16> %y) "
+            "ret <8 x i32> %r",
+            "declare <8 x i32> @llvm.x86.avx512.vpdpbusd.256(<8 x i32>, <32 x i8>, <32 x i8>)\n"
+            "declare <8 x i32> @llvm.x86.avx512.vpdpwssd.256(<8 x i32>, <16 x i16>, <16 x i16>)",
         ),
     ),
     "avx512f": (V4, body(DOUBLE, f"%r = fadd {DOUBLE} %a, %b ret {DOUBLE} %r")),

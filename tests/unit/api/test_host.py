@@ -40,6 +40,7 @@ RUNNABLE = [target for target in targets() if runs_here(target)]
 
 # How Linux spells in /proc/cpuinfo what LLVM calls otherwise.
 PROC_NAMES = {
+    "avx_vnni": "avxvnni",
     "avx512_bf16": "avx512bf16",
     "avx512_vnni": "avx512vnni",
     "pni": "sse3",
@@ -117,15 +118,21 @@ def test_registers_that_the_system_does_not_keep_are_not_used() -> None:
     assert set(best.features) <= processor(EVERYTHING, 0xE7)
     assert processor(EVERYTHING, 0x07) >= set(v3.features) and "avx512f" not in processor(EVERYTHING, 0x07)
     assert processor(EVERYTHING, 0x67) & {"avx2", "avx512f"} == {"avx2"}  # upper halves alone
-    assert not {"avx", "fma", "f16c", "avx2"} & processor(EVERYTHING, 0x03)
+    assert not {"avx", "fma", "f16c", "avx2", "avxvnni"} & processor(EVERYTHING, 0x03)
     without = {**EVERYTHING, (1, 0): (0, 0, ALL & ~(1 << 27), ALL)}  # XGETBV would be illegal
     assert not {"avx", "xsave"} & processor(without, 0xE7)
+
+
+def test_vnni_without_avx512_is_bit_4_of_leaf_7_1() -> None:
+    others = {**EVERYTHING, (7, 1): (1 << 4, 0, 0, 0)}
+    found, without = processor(others, 0x07), processor({**others, (7, 1): (ALL & ~(1 << 4), 0, 0, 0)}, 0x07)
+    assert found - without == {"avxvnni"} and set(resolve("x86-64-v3-vnni").features) <= found
 
 
 def test_leaves_beyond_the_last_are_not_features() -> None:
     old = {**EVERYTHING, (0, 0): (5, 0, 0, 0)}
     assert not {"avx2", "bmi2", "avx512f"} & processor(old, 0xE7)
-    assert "avx512bf16" not in processor({**EVERYTHING, (7, 0): (0, ALL, ALL, ALL)}, 0xE7)
+    assert not {"avx512bf16", "avxvnni"} & processor({**EVERYTHING, (7, 0): (0, ALL, ALL, ALL)}, 0xE7)
     assert "lzcnt" not in processor({**EVERYTHING, (0x80000000, 0): (0x80000000, 0, 0, 0)}, 0xE7)
 
 
@@ -158,7 +165,8 @@ def test_the_host_is_what_the_variable_names(target: Target, monkeypatch: pytest
     [
         ((), targets()[0].name),
         (("avx512bf16",), "x86-64-v4"),
-        (("avx512f",), "x86-64-v3"),
+        (("avx512f",), "x86-64-v3-vnni"),
+        (("avx512f", "avxvnni"), "x86-64-v3"),
         (("avx512f", "avx2"), "x86-64-v2"),
         (("avx512f", "avx2", "sse4.2"), "x86-64"),
     ],

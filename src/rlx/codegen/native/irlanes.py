@@ -242,14 +242,17 @@ class Lanes(Arithmetic):
         return self.intrinsic(name, type_, high, low, feature="avx512bf16", twin=twin)
 
     def dot_u8i8(self, total: Value, a: Value, b: Value) -> Value:
-        """<16 x i32> total + quads of <64 x i8> products, `a` unsigned and `b` signed."""
-        name, twin = "llvm.x86.avx512.vpdpbusd.512", twins.dot_u8i8
-        return self.intrinsic(name, total.type, total, a, b, feature="avx512vnni", twin=twin)
+        """i32 `total` + quads of i8 products, `a` unsigned and `b` signed: one x86 register of each."""
+        return self._vnni("vpdpbusd", total, a, b, twins.dot_u8i8)
 
     def add_dot_i16(self, total: Value, a: Value, b: Value) -> Value:
-        """<16 x i32> total + pairs of <32 x i16> products."""
-        name, twin = "llvm.x86.avx512.vpdpwssd.512", twins.dot_i16
-        return self.intrinsic(name, total.type, total, a, b, feature="avx512vnni", twin=twin)
+        """i32 `total` + pairs of i16 products: one x86 register of each."""
+        return self._vnni("vpdpwssd", total, a, b, twins.dot_i16)
+
+    def _vnni(self, name: str, total: Value, a: Value, b: Value, twin: Callable[..., Value]) -> Value:
+        bits, feature = {8: (256, "avxvnni"), 16: (512, "avx512vnni")}[total.width]
+        full = f"llvm.x86.avx512.{name}.{bits}"  # of both: LLVM chooses the encoding
+        return self.intrinsic(full, total.type, total, a, b, feature=feature, twin=twin)
 
     def dot_i16(self, a: Value, b: Value) -> Value:
         """Sums of neighbouring pairs of 16-bit products, as i32: one x86 register of each."""

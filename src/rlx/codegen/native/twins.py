@@ -1,4 +1,4 @@
-"""What stands in place of AVX-512's own instructions where they are emulated, each with the same bits.
+"""What stands in place of instructions of AVX-512 and AVX-VNNI where they are emulated, with the same bits.
 
 `Lanes.intrinsic` takes the twin of an instruction next to its name and writes it for an emulated target.
 Vectors of 512 bits need none: LLVM does them in halves.

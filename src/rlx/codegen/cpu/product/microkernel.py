@@ -217,7 +217,7 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
 
 def tile_of(dtype: str, target: Target) -> tuple[int, int]:
     """(rows, vectors) of the register tile."""
-    return target.tile("i8" if dtype == "u8" else dtype)
+    return target.tile(dtype)
 
 
 @dataclass(frozen=True)
