@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 import rlx
 from gemm_harness import HOST, assert_product, every_target, random, run_strided, run_weights
+from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
 from rlx.codegen.cpu.product.packing import pack_weights, panels_of
+from rlx.codegen.native import jit
+from rlx.codegen.native.irtext import Module
 from rlx.ir.dtype import dtype as find
-from rlx.target.cpu import Target
+from rlx.target.cpu import Target, targets
 
 
 @every_target
@@ -104,6 +108,19 @@ def test_bytes_strided(target: Target, dtype: str, transposed: str) -> None:
     for (batch, m, n, k), gap in itertools.product(shapes, (0, 3)):
         c, a, b = run_strided(target, batch, m, n, k, transposed, gap=gap, dtype=dtype)
         assert (c == a.astype(np.int32) @ b.astype(np.int32)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64])
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_sums_of_bytes_stay_in_registers(dtype: str, rows: int) -> None:
+    """On the target with the fewest registers among those with dot products of bytes; it need not run."""
+    target = min((t for t in targets() if t.has_vnni), key=lambda t: t.registers)
+    module, spec = Module(target), GemmSpec(rows, 256, 256, (256, 1), (), (256, 1), (), dtype, "i32", True)
+    emit_gemm(module, "kernel", spec)
+    text = jit.assembly(module.text(), target)
+    loops = re.findall(r"^(\.LBB\w+):((?:\n(?!\.LBB).*)*?)\n\tj\w+\t\1$", text, re.MULTILINE)
+    products = [body for _, body in loops if "vpdpbusd" in body]
+    assert products and not any("(%rsp)" in body for body in products)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])

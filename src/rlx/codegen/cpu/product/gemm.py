@@ -128,11 +128,12 @@ class _Gemm(ProductDriver):
     @property
     def at_once(self) -> dict[int, int]:
         """Rows -> panels per call. Weights that come from memory are read in one stream: four of them, a
-        panel distant, have four fifths of its speed.
+        panel distant, have four fifths of its speed. Sums of an excess are chains, too, and take registers.
         """
         spec, room = self.spec, self.module.target.l3_bytes // _STAYS_IN_L3
         far = spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) > room
-        return {} if far else _PANELS_AT_ONCE
+        chains = 2 if self.kind.has_excess else 1
+        return {} if far else {rows: n // chains for rows, n in _PANELS_AT_ONCE.items() if n > chains}
 
     @property
     def group_columns(self) -> int:
@@ -314,7 +315,7 @@ class _Gemm(ProductDriver):
 
     def skinny(self, rows: int, a: Value, b: Value, c: Value, first: Int, stop: Int) -> None:
         """A matmul of very few rows: several full panels per call give the chains that one panel lacks."""
-        fn, panels = self.main, _PANELS_AT_ONCE[rows]
+        fn, panels = self.main, self.at_once[rows]
         callee = Value("ptr", f"@{self.writer.function(rows, self.vectors, panels)}")
         whole = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
         cut = fn.add(first, fn.mul(fn.udiv(whole, panels), panels))
