@@ -11,7 +11,7 @@ import pytest
 from machines import to_execute
 from rlx.codegen.native.elf import undefined_symbols
 from rlx.codegen.native.jit import compile_object
-from rlx.target.cpu import resolve
+from rlx.target.cpu import Target, targets
 
 OVERFLOW = """
 define void @f(i64 %n) {
@@ -47,9 +47,9 @@ print("returned")
     assert done.returncode == (0 if survives else -4)
 
 
-@pytest.mark.parametrize("target", ["x86-64", "x86-64-v3", "x86-64-v4", "aarch64"])
-def test_the_protector_needs_no_symbol(target: str) -> None:
-    assert not undefined_symbols(compile_object(OVERFLOW, resolve(target)))
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
+def test_the_protector_needs_no_symbol(target: Target) -> None:
+    assert not undefined_symbols(compile_object(OVERFLOW, target))
 
 
 ON_GUARD_PAGES = """

@@ -15,7 +15,7 @@ from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
 from rlx.ops.quant.group_layout import pack_quantised
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
-from rlx.target.cpu import resolve
+from rlx.target.cpu import resolve, targets
 
 RNG = np.random.default_rng(0)
 
@@ -150,7 +150,7 @@ def test_blocks_without_packed_weights_are_refused() -> None:
     np.testing.assert_allclose(rlx.compile(g, cache=False)(given), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64", "x86-64-v4", "x86-64-v4-bf16-vnni", "aarch64"])
+@pytest.mark.parametrize("target", [target.name for target in targets()])
 def test_what_the_compiler_lays_out_every_target_reads(target: str) -> None:
     """A refusal here would be a program that is slower and says so nowhere."""
     from rlx.api.compile import plan
