@@ -35,9 +35,14 @@ from rlx.target.cpu import Target, host, missing_here, runs_here
 if TYPE_CHECKING:
     from llvmlite.binding import ModuleRef, TargetMachine
 
+    from rlx.codegen.native.notation import Native
+
+    CType = type[ctypes.c_int64 | ctypes.c_int32 | ctypes.c_void_p]
+
 llvm_compiles = 0
 _counting = threading.Lock()
 _MOST_WORKERS = 8
+_C_TYPES: dict[str, CType] = {"i64": ctypes.c_int64, "i32": ctypes.c_int32, "ptr": ctypes.c_void_p}
 
 
 @functools.cache
@@ -199,6 +204,13 @@ class Code:
         if not found:
             raise CompileError(f"the loaded code has no function {name!r}")
         return found
+
+    def function(self, native: Native[..., object]) -> Callable[..., int]:
+        """A native function for Python to call, which releases Python's lock meanwhile; it takes what its
+        parameters say. Keep the code as long as the function."""
+        returns = None if native.returns == "void" else _C_TYPES[native.returns]
+        takes = [_C_TYPES[type_] for type_, _ in native.params]
+        return ctypes.CFUNCTYPE(returns, *takes)(self.address(native.name))
 
 
 def load(object_bytes: bytes, target: Target) -> Code:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import emit_all, inline, native
-from rlx.codegen.native.waiting import clock, sleep_while, wait_while, wake
+from rlx.codegen.native.waiting import SPINS, clock, sleep_announced, wait_while, wake
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -50,8 +50,6 @@ CPUS: tuple[int, ...] = tuple(
 )
 
 SPIN_MICROSECONDS = 200.0
-# Pauses before a waiting thread starts to yield: about 50 us, far beyond the skew of balanced shares.
-WAIT_SPINS = 2000
 
 # Fields of a mailbox, 8 bytes each. Caller and worker write different pairs of cache lines. Worker i has box
 # i; box 0 belongs to the team, and its field _ASLEEP counts the workers that sleep.
@@ -96,7 +94,7 @@ class Pool:
     @property
     def wait_spins(self) -> int:
         """How often threads of this pool should pause before they yield while they wait for each other."""
-        return 0 if self.oversubscribed else WAIT_SPINS
+        return 0 if self.oversubscribed else SPINS
 
     def run(self, function: int, argument: int, threads: int | None = None) -> None:
         """Call the function at address `function` as f(argument, thread) on every thread, and wait for all.
@@ -312,12 +310,8 @@ def _await_ticket(go: ptr, last: i64, asleep: ptr, sleepers: ptr, spin_ns: i64) 
         if tries & (_CLOCK_EVERY - 1) != _CLOCK_EVERY - 1:
             pause()
         elif clock() > deadline:
-            # Announce the sleep, then look once more: the caller posts first and looks for sleepers second,
-            # so one of the two sees the other.
             atomic_rmw("add", sleepers, i64(1), "monotonic")
-            atomic_rmw("xchg", asleep, i64(1), "seq_cst")
-            if atomic_load(i64, go, "seq_cst") == last:
-                sleep_while(go, last)
+            sleep_announced(go, last, asleep)
             atomic_store(i64(0), asleep, "monotonic")
             atomic_rmw("sub", sleepers, i64(1), "monotonic")
         tries += 1
@@ -343,4 +337,4 @@ def rlx_fork_join(boxes: ptr, function: ptr, argument: ptr, threads: i64) -> Non
         for thread in range(1, threads):
             ticket = load(i64, place(thread, _GO))
             done = place(thread, _DONE)
-            wait_while(lambda: atomic_load(i64, done) != ticket, WAIT_SPINS)  # noqa: B023
+            wait_while(lambda: atomic_load(i64, done) != ticket, SPINS)  # noqa: B023
