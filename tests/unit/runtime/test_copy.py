@@ -306,34 +306,28 @@ def test_worker_and_waiters_sleep_and_wake(futexes: bool, monkeypatch: pytest.Mo
     if not futexes:  # the path of systems other than Linux
         monkeypatch.setattr(waiting, "_futex_number", lambda target: None)
     host = resolve("host")
-    code = compile_and_load(native.emit(host), host)
-    word = ctypes.c_int64
-    worker, publish, stop = (
-        ctypes.CFUNCTYPE(None, word)(code.address(f.name))
-        for f in (native.rlx_copy_worker, native.rlx_publish_copy, native.rlx_stop_copies)
-    )
-    wait_for = ctypes.CFUNCTYPE(None, word, word)(code.address(native.rlx_await_copy.name))
+    copy = native.NativeCopy.of(compile_and_load(native.emit(host), host))
     shared = _Shared(1 << 30)
     shared.control[Control.SPINS] = 0
     source, out = np.arange(8), np.zeros(8, np.int64)
     entry = struct.pack("10q", source.ctypes.data, out.ctypes.data, 0, 0, 0, 0, 64, -1, 0, 0)
     shared.ring[: len(entry) * RING_ENTRIES] = entry * RING_ENTRIES
-    threads = [threading.Thread(target=worker, args=(shared.address,))]
+    threads = [threading.Thread(target=copy.work, args=(shared.address,))]
     rounds = 2000 if futexes else 100
     done = []
 
     def wait_for_all() -> None:
         for ticket in range(1, rounds + 1):
-            wait_for(shared.address, ticket)
+            copy.wait_for(shared.address, ticket)
         done.append(rounds)
 
     threads += [threading.Thread(target=wait_for_all) for _ in range(2)]
     for thread in threads:
         thread.start()
     for ticket in range(1, rounds + 1):
-        publish(shared.address)
-        wait_for(shared.address, ticket)
-    stop(shared.address)
+        copy.publish(shared.address)
+        copy.wait_for(shared.address, ticket)
+    copy.stop(shared.address)
     for thread in threads:
         thread.join(timeout=60)
     assert done == [rounds, rounds] and not threads[0].is_alive()

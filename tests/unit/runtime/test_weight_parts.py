@@ -264,7 +264,7 @@ def test_nothing_is_read_after_a_run(numbers: Path) -> None:
     reader.arrive(0, 0, 1)
     reader.settle()
     kept = ring.copy()
-    reader._functions.stop(reader.address)  # the thread ends; whatever it had begun is done
+    reader._worker.stop()  # the thread ends; whatever it had begun is done
     assert np.array_equal(ring, kept) and reader.stats.copies <= 2
 
 

@@ -15,13 +15,13 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.codegen.native.irtext import Module
-from rlx.codegen.native.notation import Native, emit_all, inline, native
-from rlx.codegen.native.waiting import clock, sleep_while, wake
+from rlx.codegen.native.notation import emit_all, inline, native
+from rlx.codegen.native.waiting import clock, sleep_announced, sleep_while, wake
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -42,9 +42,11 @@ from rlx.codegen.native.words import (
     zext,
 )
 from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of, rlx_copy_past_caches
+from rlx.driver.worker import CFunction
 from rlx.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from rlx.codegen.native.jit import Code
     from rlx.target.cpu import Target
 
 
@@ -176,10 +178,7 @@ def _await_signal(control: ptr, last: i64) -> None:
         pause()
         tries += 1
     if atomic_load(i64, place) == last:
-        # Announce the sleep, then look once more: who signals looks for sleepers last.
-        atomic_rmw("xchg", at(control, Control.ASLEEP), i64(1), "seq_cst")
-        if atomic_load(i64, place, "seq_cst") == last:
-            sleep_while(place, last)
+        sleep_announced(place, last, at(control, Control.ASLEEP))
         atomic_store(i64(0), at(control, Control.ASLEEP))
 
 
@@ -230,19 +229,27 @@ def rlx_await_copy(control: ptr, ticket: i64) -> None:
         tries += 1
 
 
-CWord = type[ctypes.c_int64]
-CFunction = Callable[..., int]  # what a function without a result gives is not read
-
-
 class NativeCopy(NamedTuple):
     """The loaded functions. Calling them releases Python's lock."""
 
-    worker: CFunction
+    work: CFunction
     publish: CFunction
     stop: CFunction
     finished: CFunction
     wait_for: CFunction
     code: object  # keeps the machine code mapped
+
+    @classmethod
+    def of(cls, code: Code) -> NativeCopy:
+        """The functions of loaded code."""
+        return cls(
+            work=code.function(rlx_copy_worker),
+            publish=code.function(rlx_publish_copy),
+            stop=code.function(rlx_stop_copies),
+            finished=code.function(rlx_copies_finished),
+            wait_for=code.function(rlx_await_copy),
+            code=code,
+        )
 
 
 @functools.cache
@@ -250,20 +257,7 @@ def native_copy() -> NativeCopy:
     """Load the loop; it is compiled once per user (LLVM takes some 20 ms, and 80 MiB of memory)."""
     from rlx.runtime.native.code import load_for_host  # the cache of native code comes after drivers
 
-    code = load_for_host(emit)
-    word, nothing = ctypes.c_int64, None
-
-    def function(native: Native[..., object], result: CWord | None, arguments: Sequence[CWord]) -> CFunction:
-        return ctypes.CFUNCTYPE(result, *arguments)(code.address(native.name))
-
-    return NativeCopy(
-        function(rlx_copy_worker, nothing, [word]),
-        function(rlx_publish_copy, nothing, [word]),
-        function(rlx_stop_copies, nothing, [word]),
-        function(rlx_copies_finished, word, [word]),
-        function(rlx_await_copy, nothing, [word, word]),
-        code,
-    )
+    return NativeCopy.of(load_for_host(emit))
 
 
 @functools.cache

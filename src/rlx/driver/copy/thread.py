@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
-import weakref
 from collections import deque
 
 import numpy as np
 
-from rlx.config import THREADS
 from rlx.driver.copy.engine import CopyEngine, accept_host_only
 from rlx.driver.copy.native import RING_ENTRIES, Control, Entry, c_function, native_copy
 from rlx.driver.region import FileMemory, HostMemory, Transfer
+from rlx.driver.worker import Worker, looks
 from rlx.errors import CopyError
 
 _ENTRY = struct.Struct(f"={len(Entry)}q")
-_SPINS = 2000  # some 30 microseconds; none on a single core, where spinning only keeps the other side out
 
 
 def default_nontemporal_bytes() -> int:
@@ -39,14 +36,8 @@ class _Shared:
         self.control[Control.RING] = ring.ctypes.data
         self.control[Control.NT_BYTES] = nontemporal_bytes
         self.control[Control.PREAD] = c_function("pread64", "pread")
-        self.control[Control.SPINS] = _SPINS if THREADS.default() > 1 else 0
+        self.control[Control.SPINS] = looks()
         self.address = self.control.ctypes.data
-
-
-def _stop(shared: _Shared, worker: threading.Thread, process: int) -> None:
-    if os.getpid() == process:  # threads do not survive a fork: the child has nobody to stop
-        native_copy().stop(shared.address)
-        worker.join()
 
 
 class ThreadCopy(CopyEngine):
@@ -71,13 +62,8 @@ class ThreadCopy(CopyEngine):
         self._native = native_copy()
         self._shared = _Shared(limit)
         self._pending: deque[Transfer] = deque()
-        self._process = os.getpid()
-        worker = threading.Thread(
-            target=self._native.worker, args=(self._shared.address,), name="rlx-copy", daemon=True
-        )
-        worker.start()
-        # Runs at close, when the engine is forgotten, or before the interpreter takes the code away.
-        self._finalizer = weakref.finalize(self, _stop, self._shared, worker, self._process)
+        self._worker = Worker("rlx-copy", self._native, self._shared.control, self._shared)
+        self._worker.start(self)
 
     def _accept(self, transfer: Transfer) -> None:
         self._check_process()
@@ -130,8 +116,8 @@ class ThreadCopy(CopyEngine):
         self._native.wait_for(self._shared.address, ticket)
 
     def _release(self) -> None:
-        self._finalizer()
+        self._worker.stop()
 
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if not self._worker.is_here:
             raise CopyError("this ThreadCopy belongs to the parent process; make a new one after a fork")

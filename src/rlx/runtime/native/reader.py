@@ -16,19 +16,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import threading
-import weakref
 from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import emit_all, inline, native
-from rlx.codegen.native.waiting import clock, sched_yield, sleep_while, wake
+from rlx.codegen.native.waiting import SPINS, clock, sched_yield, sleep_while, wake
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -44,10 +40,10 @@ from rlx.codegen.native.words import (
     store,
     zext,
 )
-from rlx.config import THREADS
 from rlx.driver.copy import CopyStats
-from rlx.driver.copy.native import CFunction, CWord, read_file
+from rlx.driver.copy.native import read_file
 from rlx.driver.region import FileMemory
+from rlx.driver.worker import Worker, looks
 from rlx.errors import CopyError
 from rlx.records import dataclass
 from rlx.runtime.memory import table
@@ -56,7 +52,7 @@ from rlx.runtime.native.driver import ERROR_SLOT, OPERANDS
 from rlx.runtime.store.cache import default_cache
 
 EVERYTHING = np.iinfo(np.int64).max  # a position behind all others
-_SPINS = 4000  # looks before the reader sleeps or a gate yields: some 60 microseconds
+_SPINS = 2 * SPINS  # before the reader sleeps or a gate yields
 _RUN_UNIT = 1 << 32  # what a run counts in a ticket
 
 _pread = external("pread", i64)
@@ -148,14 +144,12 @@ class Reader:
         self._control[Control.FILLS] = self._entries.ctypes.data
         self._control[Control.COUNT] = self._control[Control.NEXT] = len(fills)
         self._control[Control.DESCRIPTOR] = source.descriptor
-        self._control[Control.SPINS] = _SPINS if THREADS.default() > 1 else 0
-        self._process = 0  # that has the thread
-        self._finalizer: weakref.finalize[..., Reader] | None = None
+        self._control[Control.SPINS] = looks(_SPINS)
+        self._worker = Worker("rlx-reader", self._functions, self._control, self._entries, source)
 
     def begin(self) -> None:
         """A run begins; nothing is read before its first gate."""
-        if self._process != os.getpid():  # threads do not survive a fork
-            self._start()
+        self._worker.start(self)
         self._functions.begin(self.address)
 
     def arrive(self, position: int, first: int, stop: int) -> None:
@@ -209,28 +203,6 @@ class Reader:
         """Seconds that the reader thread has been reading."""
         return float(self._control[Control.BUSY]) / 1e9
 
-    def _start(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer.detach()  # of a thread that the parent process has
-        self._process = os.getpid()
-        kept = (self._functions, self._control, self._entries, self._source)
-        worker = threading.Thread(target=_read, args=kept, name="rlx-reader", daemon=True)
-        worker.start()
-        # Runs when the reader is forgotten, or before the interpreter takes the code away.
-        self._finalizer = weakref.finalize(self, _stop, *kept[:2], worker, self._process)
-
-
-def _read(functions: _Functions, control: NDArray[np.int64], *_: object) -> None:
-    """The thread, which keeps alive what it works on."""
-    functions.read_ahead(control.ctypes.data)
-
-
-def _stop(functions: _Functions, control: NDArray[np.int64], worker: threading.Thread, process: int) -> None:
-    if os.getpid() == process:
-        control[Control.PAUSED] = 0
-        functions.stop(control.ctypes.data)
-        worker.join()
-
 
 class _Functions:
     """The native functions. Calling them releases Python's lock."""
@@ -238,17 +210,17 @@ class _Functions:
     def __init__(self, code: Code) -> None:
         self._code = code
         self.arrive_address = code.address(rlx_arrive.name)
-        word = ctypes.c_int64
+        self.begin = code.function(rlx_begin_fills)
+        self.settle = code.function(rlx_settle_fills)
+        self.work = code.function(rlx_read_ahead)
+        self.read_alone = code.function(rlx_read_alone)
+        self.arrive_host = code.function(rlx_await_fills)
+        self._stop = code.function(rlx_stop_reader)
 
-        def function(name: str, *more: CWord, returns: CWord | None = None) -> CFunction:
-            return ctypes.CFUNCTYPE(returns, ctypes.c_void_p, *more)(code.address(name))
-
-        self.begin = function("rlx_begin_fills")
-        self.settle = function("rlx_settle_fills")
-        self.stop = function("rlx_stop_reader")
-        self.read_ahead = function("rlx_read_ahead")
-        self.read_alone = function("rlx_read_alone", word)
-        self.arrive_host = function("rlx_await_fills", word, word, word, returns=word)
+    def stop(self, control: int) -> int:
+        """End the thread: a paused one is not woken."""
+        ctypes.c_int64.from_address(control + 8 * Control.PAUSED).value = 0
+        return self._stop(control)
 
 
 @functools.cache
