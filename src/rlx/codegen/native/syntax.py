@@ -1,10 +1,10 @@
 """From the source of a native function to Python code that writes it: the rewriting behind `@native`.
 
 `compiled(function, ...)` parses a function once and gives another one. Its operators are calls of
-`control.py`, which emit an instruction where an operand is a `Value` and compute where none is. The two sides
-of an `if` and the bodies of loops become small nested functions, so that `control.py` can run them where the
-builder needs them; names that they assign are shared by `nonlocal`. Line numbers stay those of the file, so a
-traceback shows the line that was written.
+`operators.py`, which emit an instruction where an operand is a `Value` and compute where none is. The two
+sides of an `if` and the bodies of loops become small nested functions, so that `control.py` can run them
+where the builder needs them; names that they assign are shared by `nonlocal`. Line numbers stay those of the
+file, so a traceback shows the line that was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import textwrap
 import types
 from collections.abc import Callable, Sequence
 
-from rlx.codegen.native import control
+from rlx.codegen.native import control, operators
 from rlx.codegen.native.liveness import Liveness, combined, facts, forget
 from rlx.errors import CompileError
 
@@ -190,8 +190,8 @@ class _Rewriter(ast.NodeTransformer):
     # ---- names and calls of helpers
 
     def _name(self, name: str) -> ast.Name:
-        """A function of `control`."""
-        self.used["." + name] = getattr(control, name)
+        """A function of `operators` or `control`."""
+        self.used["." + name] = getattr(operators, name, None) or getattr(control, name)
         return ast.Name("." + name, ast.Load())
 
     def _helper_call(self, name: str, *args: ast.expr) -> ast.Call:
