@@ -15,7 +15,7 @@ from rlx.codegen.native.irtext import Function, Value
 from rlx.codegen.native.operators import number, truth
 from rlx.errors import CompileError
 
-locals_ = locals  # called by generated code, to read the names that are bound
+locals_, NameError_ = locals, NameError  # for generated code, which reads the names that are bound
 
 
 class Returned:
@@ -32,9 +32,16 @@ class _Unset:
 
 
 UNSET = _Unset()
+
+
+def bound(held: dict[str, object], *names: str) -> list[object]:
+    """The values of names, some of which have none. Rarely: generated code first tries to read them all."""
+    return [held.get(name, UNSET) for name in names]
+
+
 Part = Callable[[], Returned | None]
 Names = tuple[str, ...]
-Get = Callable[[], dict[str, object]]
+Get = Callable[[], list[object]]
 Put = Callable[[Sequence[object]], None]
 
 
@@ -136,7 +143,7 @@ def if_(
     then: Part,
     otherwise: Part | None,
     names: Names = (),
-    get: Get = dict,
+    get: Get = list,
     put: Put = lambda _: None,
 ) -> Returned | None:
     """Run one side if the test is known, else write both and merge the names that they assign."""
@@ -144,29 +151,29 @@ def if_(
         if test:
             return then()
         return otherwise() if otherwise is not None else None
-    before = get() if names else {}
+    before = get()
     truth(test)
     fork = f.fork(test)
     f.regions += 1
-    first, left, first_ended = then(), get() if names else before, f.ended
+    first, left, first_ended = then(), get(), f.ended
     second, right, second_ended = None, before, False
     if otherwise is not None:
         fork.otherwise()
-        if names:
-            put([before.get(name, UNSET) for name in names])
-        second, right, second_ended = otherwise(), get() if names else before, f.ended
-    elif not first_ended and any(n in before and not _equal(left.get(n, UNSET), before[n]) for n in names):
+        put(before)
+        second, right, second_ended = otherwise(), get(), f.ended
+    elif not first_ended and any(
+        old is not UNSET and not _equal(new, old) for new, old in zip(left, before, strict=True)
+    ):
         fork.otherwise()
     f.regions -= 1
     if not fork.close():
         return Returned(None)
     if first_ended or second_ended:
         goes_on, result = (right, second) if first_ended else (left, first)
-        if names:
-            put([goes_on.get(name, UNSET) for name in names])
+        put(goes_on)
         return result
     if names:
-        put([_merge(fork.phi, f, repr(n), left.get(n, UNSET), right.get(n, UNSET)) for n in names])
+        put([_merge(fork.phi, f, repr(n), a, b) for n, a, b in zip(names, left, right, strict=True)])
     if (first is None) != (second is None):
         raise CompileError(
             "only one side of this run-time `if` returns; a function that is expanded needs both to"
@@ -222,7 +229,7 @@ def _leaves(x: object) -> list[Number]:
     return [x] if _is_leaf(x) else []
 
 
-def _rebuilt(x: object, leaves: Iterator[Value]) -> object:
+def _rebuilt(x: object, leaves: Iterator[object]) -> object:
     if isinstance(x, list | tuple):
         return x.__class__([_rebuilt(inner, leaves) for inner in x])
     return next(leaves) if _is_leaf(x) else x
@@ -240,11 +247,12 @@ def _round(f: Function, body: Callable[..., Returned | None], *index: Int) -> No
 class _Carried:
     """The names that a loop changes, as the values that it carries from round to round."""
 
+    __slots__ = ("before", "f", "get", "names", "plain", "put", "start")
+
     def __init__(self, f: Function, names: Names, get: Get, put: Put) -> None:
         self.f, self.names, self.get, self.put = f, names, get, put
-        before = get()
-        self.before = [before.get(name, UNSET) for name in names]
-        values = [held for held in self.before if isinstance(held, Value)]
+        self.before = get()
+        values = [held for held in self.before if held.__class__ is Value]
         self.plain = len(values) == len(names)
         self.start = values if self.plain else list(self._first())
 
@@ -253,19 +261,20 @@ class _Carried:
             for leaf in _leaves(held):
                 yield leaf if leaf.__class__ is Value else self.f.value(leaf, _type_of(repr(name), leaf))
 
-    def unpack(self, values: Sequence[Value]) -> None:
-        """Give the names these values."""
-        leaves = iter(values)
-        self.put(values if self.plain else [_rebuilt(held, leaves) for held in self.before])
+    @property
+    def unpack(self) -> Put:
+        """What gives the names the values of a round."""
+        return self.put if self.plain else self._rebuild
 
-    def round(self, body: Callable[..., Returned | None], *index: Int) -> list[Value]:
-        """Write the body; the values at its end."""
-        _round(self.f, body, *index)
-        after = self.get()
+    def _rebuild(self, values: Sequence[object]) -> None:
+        leaves = iter(values)
+        self.put([_rebuilt(held, leaves) for held in self.before])
+
+    def results(self) -> list[Value]:
+        """The values at the end of the body."""
         out: list[Value] = []
-        for name, held in zip(self.names, self.before, strict=True):
-            found = after.get(name, UNSET)
-            if isinstance(found, Value) and isinstance(held, Value) and found.type == held.type:
+        for name, held, found in zip(self.names, self.before, self.get(), strict=True):
+            if found.__class__ is Value and held.__class__ is Value and found.type == held.type:
                 out.append(found)
             else:
                 out += self._checked(name, held, found)
@@ -296,17 +305,22 @@ def while_(
     test: Callable[[], object],
     body: Part,
     names: Names = (),
-    get: Get = dict,
+    get: Get = list,
     put: Put = lambda _: None,
 ) -> None:
     """Write a loop that tests first. It runs at run time, whatever is known about its test now."""
     carried = _Carried(f, names, get, put)
+    unpack = carried.unpack
 
     def holds(values: list[Value]) -> Value:
-        carried.unpack(values)
+        unpack(values)
         return _condition(f, test())
 
-    carried.unpack(f.while_loop(carried.start, holds, lambda _: carried.round(body)))
+    def once(_: list[Value]) -> list[Value]:
+        _round(f, body)
+        return carried.results()
+
+    unpack(f.while_loop(carried.start, holds, once))
 
 
 def for_(
@@ -315,20 +329,21 @@ def for_(
     bounds: tuple[Int, ...],
     body: Callable[[Int], Returned | None],
     names: Names = (),
-    get: Get = dict,
+    get: Get = list,
     put: Put = lambda _: None,
 ) -> Returned | None:
     """`for i in range(...)`: Python repeats the body if it knows all bounds, else a loop does at run time.
 
     `for i in loop(...)` is a loop at run time always (`unrolls` is off).
     """
-    numbers = [bound for bound in bounds if not isinstance(bound, Value)]
-    if unrolls and len(numbers) == len(bounds):
-        for i in range(*numbers):
-            result = body(i)
-            if result is not None:
-                return result
-        return None
+    if unrolls:
+        numbers = [bound for bound in bounds if not isinstance(bound, Value)]
+        if len(numbers) == len(bounds):
+            for i in range(*numbers):
+                result = body(i)
+                if result is not None:
+                    return result
+            return None
     lo, hi, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not isinstance(step, Value) and step <= 0:
         raise CompileError(f"the step of a loop at run time must be positive, not {step}")
@@ -336,12 +351,14 @@ def for_(
         f.loop(lo, hi, step, (), lambda i, _: _round(f, body, i))
         return None
     carried = _Carried(f, names, get, put)
+    unpack = carried.unpack
 
     def once(i: Int, values: list[Value]) -> list[Value]:
-        carried.unpack(values)
-        return carried.round(body, i)
+        unpack(values)
+        _round(f, body, i)
+        return carried.results()
 
-    carried.unpack(f.loop(lo, hi, step, carried.start, once))
+    unpack(f.loop(lo, hi, step, carried.start, once))
     return None
 
 

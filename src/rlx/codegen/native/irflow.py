@@ -80,35 +80,46 @@ class Flow(Lanes):
         `step` is positive. A loop known to be empty or to run once leaves no branch behind.
         """
         start = [self.value(x) for x in carried]
+        is_sure = False  # to run
         if isinstance(lo, int) and isinstance(hi, int):
             if lo >= hi:
                 return start
             if isinstance(step, int) and lo + step >= hi:
                 return self._results(body(lo, start), start)
+            is_sure = True
         before, top, done = self._block, self._fresh("loop"), self._fresh("done")
-        entered = self.cmp("slt", lo, hi)
-        if isinstance(entered, bool):
+        first_index, limit, by = self._word(lo), self._word(hi), self._word(step)
+        if is_sure:
             self.emit(f"br label %{top}")
         else:
-            self.emit(f"br {entered}, label %{top}, label %{done}")
+            entered = self.op("i1", f"icmp slt i64 {first_index}, {limit}")
+            self.emit(f"br i1 {entered.text}, label %{top}, label %{done}")
         self._label(top)
         heads = len(self._lines)
         index = Value("i64", f"%{top}.i")
         inside = [Value(x.type, f"%{top}.{n}") for n, x in enumerate(start)]
         after = self._results(body(index, inside), start)
-        following = self.value(self.add(index, step))
-        again = self.cmp("slt", following, hi)
+        following = self.op("i64", f"add i64 {index.text}, {by}")
+        again = self.op("i1", f"icmp slt i64 {following.text}, {limit}")
         latch = self._block
-        self.emit(f"br {again}, label %{top}, label %{done}")
-        pairs = [(index, self.value(lo), following), *zip(inside, start, after, strict=True)]
-        self._lines[heads:heads] = [
-            f"  {phi.text} = phi {phi.type} [ {first.text}, %{before} ], [ {later.text}, %{latch} ]"
-            for phi, first, later in pairs
-        ]
+        self.emit(f"br i1 {again.text}, label %{top}, label %{done}")
+        heading = [f"  %{top}.i = phi i64 [ {first_index}, %{before} ], [ {following.text}, %{latch} ]"]
+        for phi, first, later in zip(inside, start, after, strict=True):
+            heading.append(
+                f"  {phi.text} = phi {phi.type} [ {first.text}, %{before} ], [ {later.text}, %{latch} ]"
+            )
+        self._lines[heads:heads] = heading
         self._label(done)
-        if isinstance(entered, bool):
+        if is_sure or not start:
             return after
         return [self._phi([(a, before), (b, latch)]) for a, b in zip(start, after, strict=True)]
+
+    def _word(self, x: Int) -> str:
+        """How instructions on words write `x`."""
+        value = x if x.__class__ is Value else self.value(x)
+        if value.type != "i64":
+            raise CompileError(f"a loop of {self.name!r} counts in i64, not in {value.type}")
+        return value.text
 
     def while_loop(
         self,
@@ -140,12 +151,14 @@ class Flow(Lanes):
         """What a loop body gave, as Values of the carried types."""
         if not start and not given:
             return []
-        results = [self.value(x, first.type) for x, first in zip(given or [], start, strict=True)]
-        for result, first in zip(results, start, strict=True):
+        results: list[Value] = []
+        for x, first in zip(given or [], start, strict=True):
+            result = x if x.__class__ is Value else self.value(x, first.type)
             if result.type != first.type:
                 raise CompileError(
                     f"a loop of {self.name!r} carries {first.type}, its body gives {result.type}"
                 )
+            results.append(result)
         return results
 
     def _phi(self, sources: Sequence[tuple[Value, str]]) -> Value:

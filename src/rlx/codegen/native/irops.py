@@ -86,6 +86,13 @@ class Arithmetic:
         return left, right
 
     def _binary(self, opcode: str, a: Number, b: Number) -> Value:
+        if a.__class__ is Value:  # by far the most: without a further call
+            type_ = a.type
+            if b.__class__ is Value:
+                if b.type == type_:
+                    return self.op(type_, f"{opcode} {type_} {a.text}, {b.text}")
+            elif type_ == "i64" and b.__class__ is int and -(1 << 63) <= b < 1 << 63:
+                return self.op("i64", f"{opcode} i64 {a.text}, {b}")
         left, right = self._pair(a, b)
         return self.op(left.type, f"{opcode} {left.type} {left.text}, {right.text}")
 
@@ -115,6 +122,8 @@ class Arithmetic:
     # ---- integers
 
     def add(self, a: Int, b: Int) -> Int:
+        if a.__class__ is Value and b.__class__ is Value:
+            return self._binary("add", a, b)
         if isinstance(a, int):
             if isinstance(b, int):
                 return a + b
@@ -125,11 +134,15 @@ class Arithmetic:
         return self._binary("add", a, b)
 
     def sub(self, a: Int, b: Int) -> Int:
+        if a.__class__ is Value and b.__class__ is Value:
+            return self._binary("sub", a, b)
         if isinstance(a, int) and isinstance(b, int):
             return a - b
         return a if isinstance(b, int) and b == 0 else self._binary("sub", a, b)
 
     def mul(self, a: Int, b: Int) -> Int:
+        if a.__class__ is Value and b.__class__ is Value:
+            return self._binary("mul", a, b)
         if isinstance(a, int) and isinstance(b, int):
             return a * b
         if isinstance(a, int) and a == 1:
@@ -253,6 +266,12 @@ class Arithmetic:
         """Integer comparison: eq ne slt sle sgt sge ult ule ugt uge. Two ints give a Python bool."""
         if isinstance(a, int) and isinstance(b, int):
             return _COMPARE[predicate](a, b)
+        if a.__class__ is Value and a.type == "i64":
+            if b.__class__ is Value:
+                if b.type == "i64":
+                    return self.op("i1", f"icmp {predicate} i64 {a.text}, {b.text}")
+            elif b.__class__ is int and -(1 << 63) <= b < 1 << 63:
+                return self.op("i1", f"icmp {predicate} i64 {a.text}, {b}")
         left, right = self._pair(a, b)
         result = "i1" if left.type == "i64" else like(left.type, "i1")
         return self.op(result, f"icmp {predicate} {left.type} {left.text}, {right.text}")

@@ -146,6 +146,7 @@ class Module:
         return "attributes #0 = { nounwind " + " ".join(f'"{k}"="{v}"' for k, v in pairs.items()) + " }"
 
 
+@functools.cache
 def _plain(type_: str) -> str:
     """A parameter's type without the attributes that may follow it."""
     return type_ if type_.startswith("<") else type_.split()[0]

@@ -52,21 +52,22 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 
-class _Written:
+class _Written(Generic[R]):
     """A function in the notation, compiled when it is first needed: with notes of its lines, or without."""
 
-    def __init__(self, function: Callable[..., object], is_native: bool) -> None:
+    def __init__(self, function: Callable[..., R], is_native: bool) -> None:
         assert isinstance(function, types.FunctionType)
         self._function, self._is_native = function, is_native
-        self._compiled: dict[bool, Callable[..., object]] = {}
+        self.compiled: dict[bool, Callable[..., R]] = {}
 
-    def code(self, marks: bool) -> Callable[..., object]:
-        """The function that writes this one."""
-        found = self._compiled.get(marks)
+    def code(self, marks: bool) -> Callable[..., R]:
+        """The function that writes this one; the builder is its first argument."""
+        found = self.compiled.get(marks)
         if found is None:
             from rlx.codegen.native.syntax import compiled  # start time: not where objects are cached
 
-            found = self._compiled[marks] = compiled(self._function, self._is_native, marks)
+            made = compiled(self._function, self._is_native, marks)
+            found = self.compiled[marks] = cast(Callable[..., R], made)
         return found
 
 
@@ -96,7 +97,7 @@ class Native(Generic[P, R]):
         return f
 
     def _write(self, f: Function, known: dict[str, object]) -> None:
-        self._written.code(f.module.source_lines)(*f.args, **known)
+        self._written.code(f.module.source_lines)(f, *f.args, **known)
         if not f.ended and self.returns != "void":
             raise CompileError(f"{self.name} returns {self.returns}, but can end without a return")
 
@@ -172,10 +173,13 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
     """
     written = _Written(function, is_native=False)
     takes_builder = written._function.__code__.co_varnames[:1] == ("f",)
+    compiled = written.compiled
 
     def expand(*args: P.args, **options: P.kwargs) -> R:
         f = cast(Function, args[0]) if takes_builder else current()
-        return cast(R, written.code(f.module.source_lines)(*args, **options))
+        marks = f.module.source_lines
+        code = compiled.get(marks) or written.code(marks)
+        return code(f, *args, **options)
 
     return update_wrapper(expand, function)
 

@@ -27,13 +27,6 @@ def number(x: object) -> Number:
     raise CompileError(f"an instruction takes values and numbers, not {x!r}")
 
 
-def _word(x: object) -> str | None:
-    """A right operand that instructions on words take as it is; None where the builder may fold or refuse."""
-    if x.__class__ is Value:
-        return x.text if x.type == "i64" else None
-    return str(x) if x.__class__ is int and 1 < x < 1 << 63 else None
-
-
 def _arithmetic(name: str, on_ints: str, on_floats: str) -> Operator:
     known = getattr(operator, name)
     ints, floats = (getattr(Function, method) if method else None for method in (on_ints, on_floats))
@@ -42,8 +35,13 @@ def _arithmetic(name: str, on_ints: str, on_floats: str) -> Operator:
     def apply(f: Function, a: object, b: object) -> object:
         if a.__class__ is Value:
             type_ = a.type
-            if type_ == "i64" and code and (right := _word(b)) is not None:
-                return f.op("i64", f"{code} i64 {a.text}, {right}")
+            if type_ == "i64" and code:
+                # As they are, without a further call, unless the builder may fold or refuse.
+                if b.__class__ is Value:
+                    if b.type == "i64":
+                        return f.op("i64", f"{code} i64 {a.text}, {b.text}")
+                elif b.__class__ is int and 1 < b < 1 << 63:
+                    return f.op("i64", f"{code} i64 {a.text}, {b}")
         elif b.__class__ is Value:
             type_ = b.type
         else:
@@ -75,8 +73,12 @@ def _comparison(name: str, on_ints: str, on_floats: str, on_pointers: str) -> Op
     def apply(f: Function, a: object, b: object) -> object:
         if a.__class__ is Value:
             type_ = a.type
-            if type_ == "i64" and (right := _word(b)) is not None:
-                return f.op("i1", f"icmp {on_ints} i64 {a.text}, {right}")
+            if type_ == "i64":
+                if b.__class__ is Value:
+                    if b.type == "i64":
+                        return f.op("i1", f"icmp {on_ints} i64 {a.text}, {b.text}")
+                elif b.__class__ is int and -(1 << 63) <= b < 1 << 63:
+                    return f.op("i1", f"icmp {on_ints} i64 {a.text}, {b}")
         elif b.__class__ is Value:
             type_ = b.type
         else:

@@ -21,7 +21,7 @@ from rlx.codegen.native import control, operators
 from rlx.codegen.native.liveness import Liveness, combined, facts, forget
 from rlx.errors import CompileError
 
-BUILDER = ".f"  # the local that holds the function under construction; no name in a source can clash with it
+BUILDER = ".f"  # the parameter that is the function under construction; no name in a source can clash with it
 
 _OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add",
@@ -94,7 +94,7 @@ def _last_line(code: types.CodeType) -> int:
 
 
 def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Callable[..., object]:
-    """The function that writes what `function` says.
+    """The function that writes what `function` says. Its first argument is the builder.
 
     A native function returns by an instruction. One that is expanded where it is called (not `is_native`)
     gives a value. With `marks`, each statement first notes its line in the emitted text.
@@ -151,17 +151,15 @@ class _Rewriter(ast.NodeTransformer):
 
     def rewritten(self) -> ast.FunctionDef:
         node = self.node
-        body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-        made = self.block(body)
+        made = self.block(node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body)
         start: list[ast.stmt] = []
-        if self.outer is None:
-            own = "f" if self.params[:1] == ["f"] else None
-            start.append(_assign(BUILDER, ast.Name(own, ast.Load()) if own else self._helper_call("current")))
         if self.names:
             # Never runs: makes every name a local of this function, which nested functions share.
             targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in self.names]
             start.append(ast.If(ast.Constant(False), [ast.Assign(targets, ast.Constant(None))], []))
         args = _without_annotations(node.args, self)
+        if self.outer is None:
+            args.posonlyargs.insert(0, ast.arg(BUILDER))
         result = ast.FunctionDef(node.name, args, [*start, *made] or [ast.Pass()], [])
         return ast.copy_location(result, node)
 
@@ -328,7 +326,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
         test = self.visit(node.test)
         if facts(node).leaving is not None or _is_known(node.test):
-            node.test = self._located(node.test, "known", test)
+            node.test = test if _is_known(node.test) else self._located(node.test, "known", test)
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         then = self._part("then", node.body)
@@ -403,10 +401,12 @@ class _Rewriter(ast.NodeTransformer):
             return [], []
         get, put = self._fresh("get"), self._fresh("put")
         shared: ast.stmt = ast.Nonlocal(names)
-        snapshot = ast.Return(self._helper_call("locals_"))
-        values = ast.Name(".values", ast.Load())
+        held: ast.expr = ast.List([ast.Name(name, ast.Load()) for name in names], ast.Load())
+        slow = self._helper_call("bound", self._helper_call("locals_"), *map(ast.Constant, names))
+        missing = ast.ExceptHandler(self._name("NameError_"), None, [ast.Return(slow)])
+        snapshot = ast.Try([ast.Return(held)], [missing], [], [])
         targets = ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
-        sets: list[ast.stmt] = [shared, ast.Assign([targets], values)]
+        sets: list[ast.stmt] = [shared, ast.Assign([targets], ast.Name(".values", ast.Load()))]
         for name in names:
             test = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [self._name("UNSET")])
             sets.append(ast.If(test, [ast.Delete([ast.Name(name, ast.Del())])], []))
