@@ -1,7 +1,8 @@
-"""The thread of a native worker, which does jobs for others: copies, and reading of streamed weights.
+"""A native thread that does jobs for others: one loop, for copies and for the reader of streamed weights.
 
 It shares a control block with Python and with kernels, a table of 8-byte fields, and never needs Python's
-lock.
+lock. When there is no job, it looks again for some microseconds, because waking a sleeper takes longer than
+many a job, and then sleeps until it is signalled.
 """
 
 from __future__ import annotations
@@ -10,28 +11,84 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.codegen.native.waiting import SPINS
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.waiting import SPINS, sleep_announced, wake
+from rlx.codegen.native.words import at, atomic_load, atomic_rmw, atomic_store, i64, pause, ptr
 from rlx.config import THREADS
+
+
+class Control(IntEnum):
+    """The first fields of a control block. Those that threads write are on cache lines of their own."""
+
+    SPINS = 0  # looks before the worker sleeps, or before who waits for it gives its core away
+    STOP = 1
+    SIGNAL = 8  # changes when there may be a job
+    POSTED = 9  # for the jobs: what changes just before the signal does
+    ASLEEP = 16  # whether the worker waits for a signal
+    FIELDS = 24  # those of the jobs begin here
+
+
+# -- the native part
+
+
+@inline
+def work(control: ptr, job: Callable[[ptr], i64]) -> None:
+    """What the thread runs: jobs in their order, until it is stopped and none is left.
+
+    `job` does one, or gives 0 where there is none at present.
+    """
+    tries, running = i64(0), i64(1)
+    while running != 0:
+        # Both before the look for a job: what came before the signal, or before the stop, is seen there.
+        last = atomic_load(i64, at(control, Control.SIGNAL), "seq_cst")
+        stopped = is_stopped(control)
+        if job(control) != 0:
+            tries = i64(0)
+        elif stopped:
+            running = i64(0)
+        elif tries < control[Control.SPINS]:
+            pause()
+            tries += 1
+        else:
+            sleep_announced(at(control, Control.SIGNAL), last, at(control, Control.ASLEEP))
+            atomic_store(i64(0), at(control, Control.ASLEEP))
+
+
+@inline
+def is_stopped(control: ptr) -> bool:
+    """Whether the worker was told to stop."""
+    return atomic_load(i64, at(control, Control.STOP)) != 0
+
+
+@inline
+def signal(control: ptr) -> None:
+    """Tell the worker to look, after a change of what it looks at."""
+    place = at(control, Control.SIGNAL)
+    atomic_rmw("add", place, i64(1), "seq_cst")
+    if atomic_load(i64, at(control, Control.ASLEEP), "seq_cst") != 0:
+        wake(place)
+
+
+@native
+def rlx_stop_worker(control: ptr) -> None:
+    """Ask the worker to leave when nothing is left."""
+    atomic_store(i64(1), at(control, Control.STOP))
+    signal(control)
+
+
+# -- the thread
 
 CFunction = Callable[..., int]  # what a function without a result gives is not read
 
 
-def looks(spins: int = SPINS) -> int:
-    """How often a worker, or who waits for it, looks before it gives its core away.
-
-    >>> looks(0)
-    0
-    """
-    return spins if THREADS.default() > 1 else 0  # on a single core, spinning only keeps the other side out
-
-
 class Functions(Protocol):
-    """The loaded functions of a worker: what its thread runs, and what ends it."""
+    """The loaded functions of a worker: what its thread runs, and `rlx_stop_worker`."""
 
     @property
     def work(self) -> CFunction: ...
@@ -46,7 +103,11 @@ class Worker:
     It runs from `start` to `stop`, until the owner is forgotten, or until the interpreter ends.
     """
 
-    def __init__(self, name: str, functions: Functions, control: NDArray[np.int64], *kept: object) -> None:
+    def __init__(
+        self, name: str, functions: Functions, control: NDArray[np.int64], *kept: object, spins: int = SPINS
+    ) -> None:
+        # On a single core, spinning only keeps the other side out.
+        control[Control.SPINS] = spins if THREADS.default() > 1 else 0
         self._name, self._kept = name, (functions, control, *kept)
         self._process = 0  # that has the thread
         self._finalizer: weakref.finalize[..., object] | None = None

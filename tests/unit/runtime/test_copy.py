@@ -36,9 +36,10 @@ from rlx.driver.copy import (
     native,
     pipelined,
 )
-from rlx.driver.copy.native import RING_ENTRIES, Control
+from rlx.driver.copy.native import RING_ENTRIES, Field
 from rlx.driver.copy.thread import _Shared
 from rlx.driver.region import plan_transfer
+from rlx.driver.worker import Control
 from rlx.errors import BufferUseError, CopyError
 from rlx.target.cpu import resolve
 
@@ -291,12 +292,12 @@ def test_a_disk_error_is_named(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(50))
     with ThreadCopy() as engine:
-        original = int(engine._shared.control[Control.PREAD])
-        engine._shared.control[Control.PREAD] = ctypes.cast(broken_read, ctypes.c_void_p).value
+        original = int(engine._shared.control[Field.PREAD])
+        engine._shared.control[Field.PREAD] = ctypes.cast(broken_read, ctypes.c_void_p).value
         token = engine.issue(FileMemory(path), np.zeros(50, np.uint8))
         with pytest.raises(CopyError, match="Input/output error; check the disk"):
             engine.wait(token)
-        engine._shared.control[Control.PREAD] = original
+        engine._shared.control[Field.PREAD] = original
         engine.wait(engine.issue(FileMemory(path), np.ones(50, np.uint8)))
 
 
@@ -308,7 +309,7 @@ def test_worker_and_waiters_sleep_and_wake(futexes: bool, monkeypatch: pytest.Mo
     host = resolve("host")
     copy = native.NativeCopy.of(compile_and_load(native.emit(host), host))
     shared = _Shared(1 << 30)
-    shared.control[Control.SPINS] = 0
+    assert shared.control[Control.SPINS] == 0
     source, out = np.arange(8), np.zeros(8, np.int64)
     entry = struct.pack("10q", source.ctypes.data, out.ctypes.data, 0, 0, 0, 0, 64, -1, 0, 0)
     shared.ring[: len(entry) * RING_ENTRIES] = entry * RING_ENTRIES

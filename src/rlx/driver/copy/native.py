@@ -1,8 +1,7 @@
-"""The native half of `ThreadCopy`: a worker loop that takes copies from a ring, without Python's lock.
+"""The native half of `ThreadCopy`: a worker that takes copies from a ring, without Python's lock.
 
-One control block and one ring, both tables of 8-byte fields, are shared with Python; field names below are
-the single place where their layout is written. Worker and waiters look at a counter for some microseconds and
-then sleep until it changes: waking a sleeper takes longer than copying many a tile.
+The control block of the worker and one ring, both tables of 8-byte fields, are shared with Python. Who waits
+for a copy looks at a counter for some microseconds and then sleeps until it changes.
 
 Copies of at least `NT_BYTES` bypass the caches on the way out (non-temporal stores): a tile that is larger
 than the last cache would only evict what the compute thread is using.
@@ -21,12 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.notation import emit_all, inline, native
-from rlx.codegen.native.waiting import clock, sleep_announced, sleep_while, wake
+from rlx.codegen.native.waiting import clock, sleep_while, wake
 from rlx.codegen.native.words import (
     at,
     atomic_load,
     atomic_rmw,
-    atomic_store,
     builder,
     byte_at,
     call,
@@ -42,7 +40,7 @@ from rlx.codegen.native.words import (
     zext,
 )
 from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of, rlx_copy_past_caches
-from rlx.driver.worker import CFunction
+from rlx.driver.worker import CFunction, Control, rlx_stop_worker, signal, work
 from rlx.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -50,20 +48,16 @@ if TYPE_CHECKING:
     from rlx.target.cpu import Target
 
 
-class Control(IntEnum):
-    """Fields of the control block. Those that threads write are on cache lines of their own."""
+class Field(IntEnum):
+    """Fields of the control block beside those of every worker."""
 
-    RING = 0
-    NT_BYTES = 1
-    PREAD = 2  # the function that reads files
-    SPINS = 3  # looks at a counter before sleeping until it changes
-    STOP = 4
-    ISSUED = 8
-    SIGNAL = 9  # changes after `ISSUED` and `STOP`: what the worker waits for
-    ASLEEP = 16  # whether the worker sleeps
-    FINISHED = 24
-    WAITING = 32  # threads that sleep until `FINISHED` changes
-    FIELDS = 40
+    ISSUED = Control.POSTED
+    RING = Control.FIELDS
+    NT_BYTES = Control.FIELDS + 1
+    PREAD = Control.FIELDS + 2  # the function that reads files
+    FINISHED = Control.FIELDS + 8
+    WAITING = Control.FIELDS + 16  # threads that sleep until `FINISHED` changes
+    FIELDS = Control.FIELDS + 24
 
 
 class Entry(IntEnum):
@@ -91,7 +85,7 @@ _errno = external("__error" if sys.platform == "darwin" else "__errno_location",
 def emit(target: Target) -> str:
     """LLVM IR of the worker and of what Python calls."""
     module = Module(target)
-    emit_all(module, rlx_copy_worker, rlx_publish_copy, rlx_stop_copies, rlx_copies_finished, rlx_await_copy)
+    emit_all(module, rlx_copy_worker, rlx_publish_copy, rlx_stop_worker, rlx_copies_finished, rlx_await_copy)
     return module.text()
 
 
@@ -118,10 +112,10 @@ def read_file(pread: Callable[..., i64], descriptor: i64, target: ptr, count: i6
 def rlx_copy_run(control: ptr, file: i64, source: i64, to: ptr, count: i64) -> i64:
     """Copy bytes that follow each other; the status."""
     if file >= 0:
-        pread = field(control, Control.PREAD, ptr)
+        pread = field(control, Field.PREAD, ptr)
         return read_file(lambda *args: call(pread, *args, returns=i64), file, to, count, source)
     origin = builder().op("ptr", f"inttoptr {source} to ptr")
-    if (count >= control[Control.NT_BYTES]) & (count >= LEAST_BYTES):
+    if (count >= control[Field.NT_BYTES]) & (count >= LEAST_BYTES):
         rlx_copy_past_caches(to, origin, count, -address_of(to) & (LINE - 1))
     else:
         _memcpy(to, origin, count)
@@ -151,35 +145,24 @@ def rlx_copy_entry(control: ptr, entry: ptr) -> i64:
 @native
 def rlx_copy_worker(control: ptr) -> None:
     """What the thread runs: copies in their order, until it is stopped and nothing is left."""
-    finished, running = i64(0), i64(1)
-    while running != 0:
-        signal = atomic_load(i64, at(control, Control.SIGNAL), "seq_cst")  # before the looks below
-        if atomic_load(i64, at(control, Control.ISSUED)) != finished:
-            entry = at(field(control, Control.RING, ptr), (finished & (RING_ENTRIES - 1)) * len(Entry))
-            began = clock()
-            entry[Entry.STATUS] = rlx_copy_entry(control, entry)
-            entry[Entry.NANOSECONDS] = clock() - began
-            finished += 1
-            # A waiter counts itself first and looks second, so one of the two sees the other.
-            atomic_rmw("xchg", at(control, Control.FINISHED), finished, "seq_cst")
-            if atomic_load(i64, at(control, Control.WAITING), "seq_cst") != 0:
-                wake(at(control, Control.FINISHED), everybody=True)
-        elif atomic_load(i64, at(control, Control.STOP)) != 0:
-            running = i64(0)
-        else:
-            _await_signal(control, signal)
+    work(control, rlx_copy_next)
 
 
-@inline
-def _await_signal(control: ptr, last: i64) -> None:
-    """Spin until the signal is no longer `last`, then sleep. May return early."""
-    place, tries = at(control, Control.SIGNAL), 0
-    while (atomic_load(i64, place) == last) & (tries < control[Control.SPINS]):
-        pause()
-        tries += 1
-    if atomic_load(i64, place) == last:
-        sleep_announced(place, last, at(control, Control.ASLEEP))
-        atomic_store(i64(0), at(control, Control.ASLEEP))
+@native(internal=True)
+def rlx_copy_next(control: ptr) -> i64:
+    """Carry out the next copy of the ring; 0 if there is none at present."""
+    finished = control[Field.FINISHED]
+    if atomic_load(i64, at(control, Field.ISSUED)) == finished:
+        return i64(0)
+    entry = at(field(control, Field.RING, ptr), (finished & (RING_ENTRIES - 1)) * len(Entry))
+    began = clock()
+    entry[Entry.STATUS] = rlx_copy_entry(control, entry)
+    entry[Entry.NANOSECONDS] = clock() - began
+    # A waiter counts itself first and looks second, so one of the two sees the other.
+    atomic_rmw("xchg", at(control, Field.FINISHED), finished + 1, "seq_cst")
+    if atomic_load(i64, at(control, Field.WAITING), "seq_cst") != 0:
+        wake(at(control, Field.FINISHED), everybody=True)
+    return i64(1)
 
 
 # -- what Python calls
@@ -188,44 +171,29 @@ def _await_signal(control: ptr, last: i64) -> None:
 @native
 def rlx_publish_copy(control: ptr) -> None:
     """The next entry of the ring is complete."""
-    atomic_rmw("add", at(control, Control.ISSUED), i64(1))
-    _signal(control)
-
-
-@native
-def rlx_stop_copies(control: ptr) -> None:
-    """Ask the worker to leave when it is idle."""
-    atomic_store(i64(1), at(control, Control.STOP))
-    _signal(control)
-
-
-@inline
-def _signal(control: ptr) -> None:
-    place = at(control, Control.SIGNAL)
-    atomic_rmw("add", place, i64(1), "seq_cst")
-    if atomic_load(i64, at(control, Control.ASLEEP), "seq_cst") != 0:
-        wake(place)
+    atomic_rmw("add", at(control, Field.ISSUED), i64(1))
+    signal(control)
 
 
 @native
 def rlx_copies_finished(control: ptr) -> i64:
     """How many copies are finished."""
-    return atomic_load(i64, at(control, Control.FINISHED))
+    return atomic_load(i64, at(control, Field.FINISHED))
 
 
 @native
 def rlx_await_copy(control: ptr, ticket: i64) -> None:
     """Return when so many copies are finished: spin, then sleep."""
-    place, tries = at(control, Control.FINISHED), 0
+    place, tries = at(control, Field.FINISHED), 0
     while atomic_load(i64, place) < ticket:
         if tries < control[Control.SPINS]:
             pause()
         else:
-            atomic_rmw("add", at(control, Control.WAITING), i64(1), "seq_cst")
+            atomic_rmw("add", at(control, Field.WAITING), i64(1), "seq_cst")
             seen = atomic_load(i64, place, "seq_cst")
             if seen < ticket:
                 sleep_while(place, seen)
-            atomic_rmw("sub", at(control, Control.WAITING), i64(1), "seq_cst")
+            atomic_rmw("sub", at(control, Field.WAITING), i64(1), "seq_cst")
         tries += 1
 
 
@@ -245,7 +213,7 @@ class NativeCopy(NamedTuple):
         return cls(
             work=code.function(rlx_copy_worker),
             publish=code.function(rlx_publish_copy),
-            stop=code.function(rlx_stop_copies),
+            stop=code.function(rlx_stop_worker),
             finished=code.function(rlx_copies_finished),
             wait_for=code.function(rlx_await_copy),
             code=code,

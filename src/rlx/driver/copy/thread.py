@@ -9,9 +9,9 @@ from collections import deque
 import numpy as np
 
 from rlx.driver.copy.engine import CopyEngine, accept_host_only
-from rlx.driver.copy.native import RING_ENTRIES, Control, Entry, c_function, native_copy
+from rlx.driver.copy.native import RING_ENTRIES, Entry, Field, c_function, native_copy
 from rlx.driver.region import FileMemory, HostMemory, Transfer
-from rlx.driver.worker import Worker, looks
+from rlx.driver.worker import Worker
 from rlx.errors import CopyError
 
 _ENTRY = struct.Struct(f"={len(Entry)}q")
@@ -32,11 +32,10 @@ class _Shared:
     def __init__(self, nontemporal_bytes: int) -> None:
         ring = np.zeros(RING_ENTRIES * len(Entry), np.int64)
         self.ring = memoryview(ring).cast("B")  # type: ignore[arg-type]
-        self.control = np.zeros(Control.FIELDS, np.int64)
-        self.control[Control.RING] = ring.ctypes.data
-        self.control[Control.NT_BYTES] = nontemporal_bytes
-        self.control[Control.PREAD] = c_function("pread64", "pread")
-        self.control[Control.SPINS] = looks()
+        self.control = np.zeros(Field.FIELDS, np.int64)
+        self.control[Field.RING] = ring.ctypes.data
+        self.control[Field.NT_BYTES] = nontemporal_bytes
+        self.control[Field.PREAD] = c_function("pread64", "pread")
         self.address = self.control.ctypes.data
 
 

@@ -14,7 +14,6 @@ so that nothing has to be cleared between runs.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from enum import IntEnum
@@ -24,7 +23,7 @@ import numpy as np
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.jit import Code
 from rlx.codegen.native.notation import emit_all, inline, native
-from rlx.codegen.native.waiting import SPINS, clock, sched_yield, sleep_while, wake
+from rlx.codegen.native.waiting import SPINS, clock, sched_yield
 from rlx.codegen.native.words import (
     at,
     atomic_load,
@@ -43,7 +42,7 @@ from rlx.codegen.native.words import (
 from rlx.driver.copy import CopyStats
 from rlx.driver.copy.native import read_file
 from rlx.driver.region import FileMemory
-from rlx.driver.worker import Worker, looks
+from rlx.driver.worker import Control, Worker, is_stopped, rlx_stop_worker, signal, work
 from rlx.errors import CopyError
 from rlx.records import dataclass
 from rlx.runtime.memory import table
@@ -58,27 +57,23 @@ _RUN_UNIT = 1 << 32  # what a run counts in a ticket
 _pread = external("pread", i64)
 
 
-class Control(IntEnum):
-    """Fields of the control block. Those that threads write are on cache lines of their own."""
+class Field(IntEnum):
+    """Fields of the control block beside those of every worker."""
 
-    FILLS = 0
-    COUNT = 1
-    DESCRIPTOR = 2
-    SPINS = 3
-    RUN = 4
-    STOP = 5
-    ALL = 6  # whether fills are needed wherever the run is
-    PAUSED = 7  # whether the reader leaves fills to gates
-    NEXT = 8  # the first fill that nobody has claimed, and above it the run: see `_ticket`
-    POSITION = 16  # how far the run has come
-    SIGNAL = 24  # changes when there may be something to claim
-    ASLEEP = 32  # whether the reader waits for a signal
-    FETCHES = 40
-    BYTES = 41
-    READING = 42  # nanoseconds of all threads
-    BUSY = 43  # nanoseconds of the reader thread
-    WAITED = 44  # nanoseconds that runs spent in gates, reading or waiting
-    FIELDS = 48
+    POSITION = Control.POSTED  # how far the run has come
+    FILLS = Control.FIELDS
+    COUNT = Control.FIELDS + 1
+    DESCRIPTOR = Control.FIELDS + 2
+    RUN = Control.FIELDS + 3
+    ALL = Control.FIELDS + 4  # whether fills are needed wherever the run is
+    PAUSED = Control.FIELDS + 5  # whether the reader leaves fills to gates
+    NEXT = Control.FIELDS + 8  # the first fill that nobody has claimed, and above it the run: see `_ticket`
+    FETCHES = Control.FIELDS + 16
+    BYTES = Control.FIELDS + 17
+    READING = Control.FIELDS + 18  # nanoseconds of all threads
+    BUSY = Control.FIELDS + 19  # nanoseconds of the reader thread
+    WAITED = Control.FIELDS + 20  # nanoseconds that runs spent in gates, reading or waiting
+    FIELDS = Control.FIELDS + 24
 
 
 class Entry(IntEnum):
@@ -139,13 +134,14 @@ class Reader:
                 fill.last,
                 fill.ends_fetch,
             )
-        self._control = table(Control.FIELDS)
+        self._control = table(Field.FIELDS)
         self.address = int(self._control.ctypes.data)
-        self._control[Control.FILLS] = self._entries.ctypes.data
-        self._control[Control.COUNT] = self._control[Control.NEXT] = len(fills)
-        self._control[Control.DESCRIPTOR] = source.descriptor
-        self._control[Control.SPINS] = looks(_SPINS)
-        self._worker = Worker("rlx-reader", self._functions, self._control, self._entries, source)
+        self._control[Field.FILLS] = self._entries.ctypes.data
+        self._control[Field.COUNT] = self._control[Field.NEXT] = len(fills)
+        self._control[Field.DESCRIPTOR] = source.descriptor
+        self._worker = Worker(
+            "rlx-reader", self._functions, self._control, self._entries, source, spins=_SPINS
+        )
 
     def begin(self) -> None:
         """A run begins; nothing is read before its first gate."""
@@ -170,18 +166,18 @@ class Reader:
 
     def read_all(self, helping: bool) -> None:
         """Carry out all fills, as if no kernel had to be waited for: by the reader alone, or by both."""
-        self._control[Control.ALL] = 1
+        self._control[Field.ALL] = 1
         self.pause(False)
         try:
             if not helping:
                 self._functions.read_alone(self.address, EVERYTHING)
             self.arrive(EVERYTHING, 0, len(self.fills))
         finally:
-            self._control[Control.ALL] = 0
+            self._control[Field.ALL] = 0
 
     def failure(self, first: int = 0, stop: int | None = None) -> CopyError | None:
         """What went wrong with the first of some fills that failed in this run."""
-        run = self._control[Control.RUN]
+        run = self._control[Field.RUN]
         for fill, entry in zip(self.fills[first:stop], self._entries[first:stop], strict=False):
             status = int(entry[Entry.STATUS])
             if entry[Entry.DONE] == run and status:
@@ -190,18 +186,18 @@ class Reader:
 
     def pause(self, paused: bool) -> None:
         """Leave reading to gates from now on, or read ahead again."""
-        self._control[Control.PAUSED] = paused
+        self._control[Field.PAUSED] = paused
 
     @property
     def stats(self) -> CopyStats:
         """Fetches, bytes, seconds of reading by all threads, seconds of runs in gates."""
-        fetches, nbytes, reading, _, waited = self._control[Control.FETCHES : Control.WAITED + 1].tolist()
+        fetches, nbytes, reading, _, waited = self._control[Field.FETCHES : Field.WAITED + 1].tolist()
         return CopyStats(fetches, nbytes, reading / 1e9, waited / 1e9)
 
     @property
     def busy(self) -> float:
         """Seconds that the reader thread has been reading."""
-        return float(self._control[Control.BUSY]) / 1e9
+        return float(self._control[Field.BUSY]) / 1e9
 
 
 class _Functions:
@@ -212,15 +208,10 @@ class _Functions:
         self.arrive_address = code.address(rlx_arrive.name)
         self.begin = code.function(rlx_begin_fills)
         self.settle = code.function(rlx_settle_fills)
+        self.stop = code.function(rlx_stop_worker)
         self.work = code.function(rlx_read_ahead)
         self.read_alone = code.function(rlx_read_alone)
         self.arrive_host = code.function(rlx_await_fills)
-        self._stop = code.function(rlx_stop_reader)
-
-    def stop(self, control: int) -> int:
-        """End the thread: a paused one is not woken."""
-        ctypes.c_int64.from_address(control + 8 * Control.PAUSED).value = 0
-        return self._stop(control)
 
 
 @functools.cache
@@ -233,18 +224,18 @@ def _functions() -> _Functions:
 
 def emit_reader(module: Module) -> None:
     """Write the reader's loop, gates, and what begins and ends a run."""
-    emit_all(module, rlx_arrive, rlx_read_ahead, rlx_stop_reader, rlx_read_alone)
+    emit_all(module, rlx_arrive, rlx_read_ahead, rlx_stop_worker, rlx_read_alone)
     emit_all(module, rlx_begin_fills, rlx_settle_fills)
 
 
 @inline
-def _seen(control: ptr, number: int, order: str = "acquire") -> i64:
-    return atomic_load(i64, at(control, number), order)
+def _seen(control: ptr, number: int) -> i64:
+    return atomic_load(i64, at(control, number))
 
 
 @inline
 def _entry(control: ptr, number: i64 | int) -> ptr:
-    return at(field(control, Control.FILLS, ptr), number * Entry.FIELDS)
+    return at(field(control, Field.FILLS, ptr), number * Entry.FIELDS)
 
 
 @inline
@@ -268,17 +259,17 @@ def rlx_read_bytes(descriptor: i64, target: ptr, count: i64, offset: i64) -> i64
 @native
 def rlx_claim_fill(control: ptr, by_reader: i64) -> i64:
     """Carry out the next fill; 0 if there is none at present."""
-    ticket = _seen(control, Control.NEXT)
+    ticket = _seen(control, Field.NEXT)
     number = _fill_of(ticket)
-    return _look(control, ticket, number, by_reader) if number < control[Control.COUNT] else i64(0)
+    return _look(control, ticket, number, by_reader) if number < control[Field.COUNT] else i64(0)
 
 
 @inline
 def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
     entry = _entry(control, number)
-    position = _seen(control, Control.POSITION)
+    position = _seen(control, Field.POSITION)
     if entry[Entry.AFTER] <= position:
-        _, is_mine = compare_exchange(at(control, Control.NEXT), ticket, ticket + 1)
+        _, is_mine = compare_exchange(at(control, Field.NEXT), ticket, ticket + 1)
         if is_mine:
             _fill(control, entry, position, by_reader)
         return i64(1)  # also where another thread was faster: there may be more
@@ -289,9 +280,9 @@ def _look(control: ptr, ticket: i64, number: i64, by_reader: i64) -> i64:
 def _fill(control: ptr, entry: ptr, position: i64, by_reader: i64) -> None:
     # A run that passes over kernels passes over what they would have read.
     entry[Entry.STATUS] = 0
-    if (entry[Entry.LAST] >= position) | (control[Control.ALL] != 0):
+    if (entry[Entry.LAST] >= position) | (control[Field.ALL] != 0):
         _read_entry(control, entry, by_reader)
-    run = control[Control.RUN]
+    run = control[Field.RUN]
     atomic_store(run, at(entry, Entry.DONE))
 
 
@@ -299,17 +290,17 @@ def _fill(control: ptr, entry: ptr, position: i64, by_reader: i64) -> None:
 def _read_entry(control: ptr, entry: ptr, by_reader: i64) -> None:
     began = clock()
     nbytes = entry[Entry.NBYTES]
-    descriptor = control[Control.DESCRIPTOR]
+    descriptor = control[Field.DESCRIPTOR]
     target, offset = field(entry, Entry.ADDRESS, ptr), entry[Entry.OFFSET]
     entry[Entry.STATUS] = rlx_read_bytes(descriptor, target, nbytes, offset)
     took = clock() - began
     fetched = entry[Entry.ENDS_FETCH]
     own = took * by_reader
     for number, amount in (
-        (Control.FETCHES, fetched),
-        (Control.BYTES, nbytes),
-        (Control.READING, took),
-        (Control.BUSY, own),
+        (Field.FETCHES, fetched),
+        (Field.BYTES, nbytes),
+        (Field.READING, took),
+        (Field.BUSY, own),
     ):
         atomic_rmw("add", at(control, number), amount, "monotonic")
 
@@ -317,24 +308,16 @@ def _read_entry(control: ptr, entry: ptr, by_reader: i64) -> None:
 @native
 def rlx_publish(control: ptr, position: i64) -> None:
     """The run has come so far; wakes the reader if it sleeps."""
-    atomic_store(position, at(control, Control.POSITION))
-    _signal(control)
-
-
-@inline
-def _signal(control: ptr) -> None:
-    """Tell the reader to look: it announces its sleep first and looks second, so one sees the other."""
-    atomic_rmw("add", at(control, Control.SIGNAL), i64(1), "seq_cst")
-    is_asleep = _seen(control, Control.ASLEEP, "seq_cst") != 0
-    if is_asleep & (control[Control.PAUSED] == 0):
-        wake(at(control, Control.SIGNAL))
+    atomic_store(position, at(control, Field.POSITION))
+    if control[Field.PAUSED] == 0:
+        signal(control)
 
 
 @inline
 def _wait_done(control: ptr, number: i64 | int, claiming: bool) -> i64:
     """Return when a fill is done, with its status."""
     entry = _entry(control, number)
-    run = control[Control.RUN]
+    run = control[Field.RUN]
     done = at(entry, Entry.DONE)
     tries = 0
     while atomic_load(i64, done) != run:
@@ -370,7 +353,7 @@ def rlx_arrive(args: ptr, thread: i64, threads: i64, part: i64) -> None:
     began = clock()
     status = rlx_await_fills(control, position, first, stop)
     took = (clock() - began) * zext(thread == 0, i64)
-    atomic_rmw("add", at(control, Control.WAITED), took, "monotonic")
+    atomic_rmw("add", at(control, Field.WAITED), took, "monotonic")
     if status != 0:
         store(status, field(args, ERROR_SLOT, ptr))
 
@@ -378,54 +361,39 @@ def rlx_arrive(args: ptr, thread: i64, threads: i64, part: i64) -> None:
 @native
 def rlx_read_ahead(control: ptr) -> None:
     """What the reader thread runs until it is stopped."""
-    tries, signal = i64(0), _seen(control, Control.SIGNAL, "seq_cst")
-    while _seen(control, Control.STOP) == 0:
-        found = rlx_claim_fill(control, 1) if control[Control.PAUSED] == 0 else i64(0)
-        if found != 0:
-            tries = i64(0)
-            signal = _seen(control, Control.SIGNAL, "seq_cst")
-        else:
-            # The signal was read before the look that found nothing.
-            if tries < control[Control.SPINS]:
-                pause()
-            else:
-                atomic_rmw("xchg", at(control, Control.ASLEEP), i64(1), "seq_cst")
-                if _seen(control, Control.SIGNAL, "seq_cst") == signal:
-                    sleep_while(at(control, Control.SIGNAL), signal)
-                atomic_store(i64(0), at(control, Control.ASLEEP))
-            tries += 1
-            signal = _seen(control, Control.SIGNAL, "seq_cst")
+    work(control, rlx_read_next)
+
+
+@native(internal=True)
+def rlx_read_next(control: ptr) -> i64:
+    """Carry out the next fill, unless gates do or the reader ends; 0 if there is none at present."""
+    if (control[Field.PAUSED] != 0) | is_stopped(control):
+        return i64(0)
+    return rlx_claim_fill(control, 1)
 
 
 @native
 def rlx_begin_fills(control: ptr) -> None:
     """A run begins."""
-    atomic_store(i64(-1), at(control, Control.POSITION))
-    run = control[Control.RUN] + 1
-    control[Control.RUN] = run
-    atomic_store(_ticket(run, 0), at(control, Control.NEXT))
+    atomic_store(i64(-1), at(control, Field.POSITION))
+    run = control[Field.RUN] + 1
+    control[Field.RUN] = run
+    atomic_store(_ticket(run, 0), at(control, Field.NEXT))
 
 
 @native
 def rlx_settle_fills(control: ptr) -> None:
     """A run ends: nothing more is claimed, and what was claimed is done."""
-    count = control[Control.COUNT]
-    over = _ticket(control[Control.RUN], count)
-    last = atomic_rmw("xchg", at(control, Control.NEXT), over, "seq_cst")
+    count = control[Field.COUNT]
+    over = _ticket(control[Field.RUN], count)
+    last = atomic_rmw("xchg", at(control, Field.NEXT), over, "seq_cst")
     for number in range(_fill_of(last)):
         _wait_done(control, number, claiming=False)
-
-
-@native
-def rlx_stop_reader(control: ptr) -> None:
-    """The reader thread ends."""
-    atomic_store(i64(1), at(control, Control.STOP))
-    _signal(control)
 
 
 @native
 def rlx_read_alone(control: ptr, position: i64) -> None:
     """Wait until the reader has carried out all fills."""
     rlx_publish(control, position)
-    for number in range(control[Control.COUNT]):
+    for number in range(control[Field.COUNT]):
         _wait_done(control, number, claiming=False)
