@@ -16,6 +16,7 @@ import rlx
 from emission import emit, first_cases, runtime_modules
 from replay.canonical import canonical, canonical_module
 from replay.records import Digests, Key, Records, digest, digest_of_arrays
+from rlx.ir.dtype import dtype
 from rlx.ir.graph import Graph
 from rlx.plan.text import canonical_text
 from rlx.target.cpu import Target, runs_here, targets
@@ -96,6 +97,34 @@ def test_every_model(id: str, zoo_path: Callable[..., Path], replay: Check, keep
     check_model(id, "-m slow tests/replay", zoo_path, replay, keep_text)
 
 
+def quantised(bits: int, scale: str, zeros: bool) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A matmul with weights of few bits, which a program keeps so."""
+    rng, (k, n, group) = np.random.default_rng(0), (72, 50, 32)
+    g = Graph("quantised")
+    codes = rng.integers(-(1 << (bits - 1)), 1 << (bits - 1), (k, n)).astype(np.int8)
+    factors = rng.uniform(0.1, 1, (1 + zeros, -(-k // group), n)).astype(scale)
+    held = [g.param(f"p{i}", f.shape, dtype(f.dtype), value=f) for i, f in enumerate(factors)]
+    w = rlx.ops.dequantize_groups(g.param("q", (k, n), "i8", value=codes), *held, bits=bits, group=group)
+    g.output("y", rlx.ops.relu(g.input("x", ("m", k), "f32") @ w + 1.0))
+    return g, {"x": rng.standard_normal((5, k)).astype(np.float32)}
+
+
+PROGRAMS = {
+    "quantised-4": (4, "float32", False),
+    "quantised-4-zeros": (4, "float16", True),
+    "quantised-8": (8, "float16", False),
+    "quantised-8-zeros": (8, "float32", True),
+}
+"""What passes make of several ops, where no sample of one op and no model of the default run shows it."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, replay: Check, keep_text: Keep) -> None:
+    graph, feed = quantised(*PROGRAMS[name])
+    found = {Key(name, target.name): digests(name, graph, feed, target, keep_text) for target in targets()}
+    replay("programs", "tests/replay", found)
+
+
 def runtime_digests(target: Target, keep: Keep) -> dict[Key, Digests]:
     """The native code that is no kernel of a program, a line for each module; all reductions are one."""
     found: dict[Key, list[str]] = {}
@@ -120,6 +149,7 @@ RUNTIME = {label.split()[0] for label, _, _ in runtime_modules(targets()[0], all
         ("ops", set(FIRST)),
         ("samples", {op.name for op in ALL_OPS}),
         ("models", set(FEEDS)),
+        ("programs", set(PROGRAMS)),
         ("runtime", RUNTIME),
     ],
 )
