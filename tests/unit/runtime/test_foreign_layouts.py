@@ -9,9 +9,11 @@ import pytest
 from stored_models import layout_graph
 
 import rlx
+from rlx.codegen.cpu.product.packing import panels_of
 from rlx.ir.op import get_op
 from rlx.kernel.layout import Layout
 from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
+from rlx.ops.math.contract import dot_general
 from rlx.ops.quant.group_layout import pack_quantised
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
@@ -122,6 +124,23 @@ def test_emitters_of_quantised_weights_refuse_other_lanes(lanes: int) -> None:
     np.testing.assert_allclose(program(given), given @ (codes * np.float32(0.5)), rtol=1e-4, atol=1e-4)
     told = [thunk["why"] for thunk in program.stats["host_thunks"]]
     assert bool(told) is (lanes != LANES) and all("cannot read the layout" in why for why in told), told
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_emitters_refuse_axes_in_front_of_a_matrix(free: bool) -> None:
+    """A kernel reads the panels of one matrix."""
+    own = panels_of(32, 96, resolve("host"), "f32").layout
+    w = RNG.standard_normal((2, 32, 96)).astype(np.float32)
+    g = rlx.Graph("front")
+    read = read_as(g.param("w", (2, own.elements), "f32", own.pack(w)), layout=own)
+    given = RNG.standard_normal((3, 32) if free else (2, 3, 32)).astype(np.float32)
+    x = g.input("x", given.shape, "f32")
+    g.output("y", dot_general(x, read, ((1,), (1,))) if free else x @ read)
+    program = rlx.compile(g, cache=False)
+    want = np.einsum("mk,bkn->mbn" if free else "bmk,bkn->bmn", given, w)
+    np.testing.assert_allclose(program(given), want, rtol=1e-4, atol=1e-4)
+    (thunk,) = program.stats["host_thunks"]
+    assert "cannot read the layout" in thunk["why"]
 
 
 @pytest.mark.parametrize("columns", [2 * LANES, LANES])

@@ -45,6 +45,8 @@ def _matrix_fits(
     nest: ContractNest, name: str, attrs: tuple[tuple[str, Any], ...], inputs: Sequence[Slot], target: Target
 ) -> bool:
     stored = inputs[nest.rhs.data]
+    if len(stored.shape) != 1:
+        return False  # kernels read one matrix
     if name == "read_as":
         return own_panels(dict(attrs)["layout"], target, stored.dtype.name) is not None
     if name == "unpack_groups":
