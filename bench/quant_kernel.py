@@ -22,7 +22,6 @@ from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, quant_layout
 from rlx.codegen.native.irtext import Int, Module, Value, constant, vector
 from rlx.codegen.native.jit import Code, compile_and_load
 from rlx.ir.dim import sym
-from rlx.ops.quant.group_layout import pack_quantised
 from rlx.target.cpu import Target, resolve
 
 COPIES_BYTES = 160 << 20
@@ -56,7 +55,7 @@ class Bench:
         low = -(1 << (bits - 1))
         self.q = rng.integers(low, -low, (k, n)).astype(np.int8)
         self.scales = rng.uniform(0.01, 0.02, (self.layout.groups, n)).astype(np.float16)
-        packed = pack_quantised(self.q, self.scales, self.layout)
+        packed = self.layout.pack(self.q, self.scales)
         self.copies = max(2, COPIES_BYTES // packed.nbytes)
         self.memory = empty((self.copies, -(-packed.nbytes // 4))).view(np.uint8)
         self.memory[:, : packed.nbytes] = packed

@@ -214,7 +214,7 @@ class IoModel:
 
     def is_view(self, node: Node) -> bool:
         """Whether a value needs no kernel because its reader can read it in place."""
-        return node.id in self.views or node.op.reader_side
+        return node.id in self.views or node.reader_side
 
     def root(self, node: Node) -> Node:
         """The value whose storage a view uses."""

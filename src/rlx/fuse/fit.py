@@ -182,7 +182,7 @@ class Fit:
             return True
         for operand in node.operands:
             while self.facts.io.is_view(operand):
-                if operand.op.reader_side:
+                if operand.reader_side:
                     return True
                 operand = operand.operands[0]
         return False

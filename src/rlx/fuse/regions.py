@@ -132,7 +132,7 @@ class RegionMaker:
         """
         root = self.facts.io.root(node)
         owner = root.operands[0] if root.op.role is Role.RESULT else root
-        return owner.id in members or node.op.reader_side
+        return owner.id in members or node.reader_side
 
     def _key(self, inside: Sequence[tuple[Node, bool]], outputs: Sequence[int]) -> object:
         number = {n.id: i for i, (n, _) in enumerate(inside)}
@@ -177,15 +177,16 @@ def emit_graph(
 
     def value(node: Node) -> Node:
         """A node of the new graph; views, constants and results are copied when something reads them."""
-        chain = []
-        while node.id not in mapping:
-            chain.append(node)
-            if not node.operands:
-                break
-            node = node.operands[0]
-        for one in reversed(chain):
-            mapping[one.id] = copy_node(one, [mapping[o.id] for o in one.operands], out)
-        return mapping[chain[0].id] if chain else mapping[node.id]
+        todo = [node]
+        while todo:
+            one = todo[-1]
+            missing = [] if one.id in mapping else [o for o in one.operands if o.id not in mapping]
+            todo += missing
+            if not missing:
+                todo.pop()
+                if one.id not in mapping:
+                    mapping[one.id] = copy_node(one, [mapping[o.id] for o in one.operands], out)
+        return mapping[node.id]
 
     for node in graph.nodes:
         if node.op.role in (Role.INPUT, Role.PARAM, Role.STATE):

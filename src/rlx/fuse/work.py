@@ -71,7 +71,7 @@ def computed_elements(facts: Facts, node: Node) -> int:
     summed = [i for i, _ in form.contract]
     rows = facts.io.points(d for i, d in enumerate(form.lhs) if i not in summed)
     times = 1 if rows >= facts.prices.shared_rows else facts.prices.cores
-    if node.operands[1].op.reader_side:
+    if node.operands[1].reader_side:
         return times * elements
     joined = [j for _, j in (*form.batch, *form.contract)]
     columns = facts.io.points(d for j, d in enumerate(form.rhs) if j not in joined)
@@ -82,7 +82,7 @@ def _scratch_work(facts: Facts, node: Node) -> int:
     """Operations that a kernel loses because it reads what it computes from scratch: none if it copies its
     image in any case (padding, planes), or if all of it stays in a core's caches."""
     form, io = facts.form(node), facts.io
-    if not isinstance(form, Conv) or not node.operands[0].op.reader_side:
+    if not isinstance(form, Conv) or not node.operands[0].reader_side:
         return 0
     image, padded = io.points(form.x), any(io.size(p) for pair in form.padding for p in pair)
     return 0 if padded or 4 * image <= facts.prices.band_bytes else facts.prices.in_place_operations * image

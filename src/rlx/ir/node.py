@@ -70,6 +70,14 @@ class Node:
     def rank(self) -> int:
         return len(self.tensor.shape)
 
+    @property
+    def reader_side(self) -> bool:
+        """Whether a value belongs to its readers, as a view on its first operand that they read in place."""
+        if not self.op.decodes:
+            return self.op.reader_side
+        stored = {o.operands[0].id if o.op.reader_side else -1 for o in self.operands}
+        return len(stored) == 1 and -1 not in stored
+
     def __repr__(self) -> str:
         args = ", ".join(f"%{o.id}" for o in self.operands)
         return f"%{self.id} = {self.op.name}({args}) : {self.type}"

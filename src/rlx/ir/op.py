@@ -129,6 +129,7 @@ class Op:
     finds_size: ClassVar[bool] = False  # a size of its result depends on data
     selects: ClassVar[bool] = False  # sampling and top-k: begins the epilogue phase
     reader_side: ClassVar[bool] = False  # belongs to its readers (like a view), never computed early
+    decodes: ClassVar[bool] = False  # of stored operands alone, it belongs to its readers, too
     writer_side: ClassVar[bool] = False  # a layout that a kernel may store its result in
     sees_constants: ClassVar[bool] = False  # its expansion depends on the values of constant operands
     in_place: ClassVar[bool] = False  # may write its result over its only operand

@@ -14,7 +14,7 @@ def weight_ids(graph: Graph) -> set[int]:
     for node in graph.nodes:
         if node.op.role in (Role.PARAM, Role.CONSTANT):
             fixed.add(node.id)
-        elif node.op.role is Role.COMPUTE and node.operands and not node.op.reader_side:
+        elif node.op.role is Role.COMPUTE and node.operands and not node.reader_side:
             if all(o.id in fixed for o in node.operands):
                 fixed.add(node.id)
     return fixed

@@ -180,7 +180,7 @@ class AttentionComposer(Composer):
         inner = _uncast(value)  # half precision is widened as it is read
         if inner.prim != "load" or inner.dtype.bits > value.dtype.bits:
             raise ComposeError("an operand of attention is computed, not read", node.where)
-        if node.op.reader_side or any(affine(i, max(places.values()) + 1) is None for i in inner.args):
+        if node.reader_side or any(affine(i, max(places.values()) + 1) is None for i in inner.args):
             need_numbers(node.shape, "decides how attention reads its operands", node.where)
             raise ComposeError("an operand of attention lies in memory in no regular way", node.where)
         return value

@@ -126,6 +126,35 @@ def tiles(parts: Sequence[Part], size: int) -> bool:
     return done == size
 
 
+def apart(box: Box, size: int) -> bool:
+    """Whether each element of a box has a place of its own, inside a storage of this size."""
+    span = 1
+    for place in reversed(part_of(box).places):
+        if place.digit.stride < span:
+            return False
+        span += (place.digit.extent - 1) * place.digit.stride
+    return box.base + span <= size
+
+
+def closed_up(box: Box) -> tuple[Box, int, list[Digit]]:
+    """The same box without gaps; how many elements of it are side by side in the storage, and the digits that
+    say where such runs are, from the largest stride on."""
+    span, run, strides = 1, 1, {}
+    far: list[Digit] = []
+    for place in reversed(part_of(box).places):
+        if far or place.digit.stride != span:
+            far.insert(0, place.digit)
+        else:
+            run *= place.digit.extent
+        strides[place.digit.stride] = span
+        span *= place.digit.extent
+    sides = [
+        Side(s.start, s.stop, tuple([Digit(d.extent, strides[d.stride]) for d in s.digits]))
+        for s in box.sides
+    ]
+    return Box(tuple(sides), 0), run, far
+
+
 def covers(boxes: Sequence[Box], axes: Sequence[int], axis: int = 0) -> bool:
     """Whether boxes hold each element of a tensor once."""
     if axis == len(axes) or not boxes:

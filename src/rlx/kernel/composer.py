@@ -80,9 +80,9 @@ class Composer:
             if self._in_layout(node):
                 continue
             form = lower_node(node)
-            if node.op.reader_side and isinstance(form, Template):
+            if node.reader_side and (node.op.decodes or isinstance(form, Template)):
                 # What reads it knows where its elements are.
-                self.values[node.id] = load(self.inputs[node.operands[0].id], axes(node.rank), node.dtype)
+                self.values[node.id] = load(self._storage(node), axes(node.rank), node.dtype)
             elif isinstance(form, (Map, Pieces)):
                 body = form.body if isinstance(form, Map) else pieces_body(form)
                 self.values[node.id] = self._substitute(body, node)
@@ -301,8 +301,8 @@ class Composer:
             w_layout = self._layout_of(root.operands[1])
             packed = None if w_layout is None else (root.operands[1].op.name, w_layout)
             image = root.operands[0]
-            x_layout = image.attrs.get("layout") if image.op.reader_side else None
-            if x_layout is None and image.op.reader_side:
+            x_layout = image.attrs.get("layout") if image.reader_side else None
+            if x_layout is None and image.reader_side:
                 raise ComposeError("a convolution reads its image in planes or in blocks", root.where)
             out_layout = blocks[0] if out_blocked else None
             return ConvNest(form, x, w, tuple(stores), x_layout, out_layout, packed, prologue)
@@ -337,7 +337,7 @@ class Composer:
     def _computed_image(self, root: Node) -> Computed | None:
         """What a convolution computes to read it, in blocks if its operand is said to lie so."""
         image = root.operands[0]
-        blocked = image.op.reader_side
+        blocked = image.reader_side
         if blocked:
             image = image.operands[0]
         value = self.values[image.id]
@@ -352,7 +352,7 @@ class Composer:
         """The body input that holds an operand, as it is or in a layout that its reader knows."""
         value = self.values[node.id]
         if self._layout_of(node) is not None:
-            return self.inputs[node.operands[0].id]
+            return self._storage(node)
         if not self._is_in_place(value, node) or not self._is_whole(value, node):
             raise ComposeError("a convolution reads its operands from memory", node.where)
         number: int = value.data
@@ -367,11 +367,23 @@ class Composer:
         are others."""
         return same_space(self.body.inputs[value.data].shape, node.shape)
 
-    def _layout_of(self, node: Node) -> tuple[tuple[str, int], ...] | None:
-        """The panels that an operand lies in, if it is a packed weight."""
-        if node.op.reader_side and node.operands[0].id in self.inputs:
+    def _layout_of(self, node: Node) -> tuple[tuple[str, object], ...] | None:
+        """The panels that an operand lies in, if it is a packed weight: of all parts, if it is decoded."""
+        if not node.reader_side or stored_operand(node).id not in self.inputs:
+            return None
+        if not node.op.decodes:
             return tuple(node.attrs.items())
-        return None
+        parts = tuple([o.attrs.get("layout") for o in node.operands])
+        return (*node.attrs.items(), ("layouts", parts))
+
+    def _storage(self, node: Node) -> int:
+        """The body input that an operand is read from, in a layout that its reader knows."""
+        return self.inputs[stored_operand(node).id]
+
+
+def stored_operand(node: Node) -> Node:
+    """The storage behind a value that belongs to its readers."""
+    return node.operands[0].operands[0] if node.op.decodes else node.operands[0]
 
 
 def _check_prologue(value: Scalar, root: Node) -> None:

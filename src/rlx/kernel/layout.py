@@ -14,6 +14,13 @@ A [3, 10] matrix is stored in 30 elements, in two boxes. Columns 0 to 7 are two 
 two axes, of 2 and of 3. An axis `?` has any size and is kept as an axis of the storage. Digits may count
 further than an axis reaches: that is padding, and holds zeros.
 
+Several tensors may share a storage of bytes. The layout of each one names its elements, and counts in them:
+
+    f16 2,32 -> 1152: 0:2=2@288 0:32=32@1
+
+The [2, 32] scales of a [64, 32] matrix of 4 bits: 32 of them in front of the codes of each group. Such a
+layout is one box, and leaves room for the others.
+
 `rlx.kernel.panels` has the layouts that kernels read.
 """
 
@@ -36,7 +43,9 @@ from rlx.kernel.boxes import (
     Digit,
     Part,
     Side,
+    apart,
     choose,
+    closed_up,
     clusters,
     covers,
     long_rows,
@@ -45,6 +54,7 @@ from rlx.kernel.boxes import (
     runs,
     tiles,
 )
+from rlx.kernel.packed import ELEMENTS, Element
 from rlx.kernel.scalar import TRUE, Scalar, const, in_range, select
 from rlx.records import dataclass
 
@@ -58,7 +68,8 @@ class Layout(Described):
     """Where the elements of a tensor are stored; see the module's text.
 
     `shape` gives the factors of each axis (None: any size), `stored` the sizes of the storage (None for the
-    axes of any size, in order). Digits count in the storage without those axes, in row-major order.
+    axes of any size, in order). Digits count in the storage without those axes, in row-major order. `packed`
+    says how one is written if the storage is bytes; elsewhere storage and tensor have one dtype.
 
     >>> layout = Layout.parse("3,10 -> 30: 0:3=3@4 0:8=2@12,4@1; 0:3=3@2 8:10=2@1 +24")
     >>> layout.elements, layout.sizes, layout.offset((1, 9))
@@ -68,6 +79,7 @@ class Layout(Described):
     shape: tuple[Factors | None, ...]
     stored: tuple[int | None, ...]
     boxes: tuple[Box, ...]
+    packed: Element | None = None
 
     def __post_init__(self) -> None:
         why = self._why_wrong()
@@ -81,7 +93,8 @@ class Layout(Described):
         """The layout as graphs and plans show it."""
         axes = ",".join("?" if f is None else "*".join(map(str, f)) for f in self.shape)
         stored = ",".join("?" if d is None else str(d) for d in self.stored)
-        return f"{axes} -> {stored}: {'; '.join(map(_box_text, self.boxes))}".rstrip()
+        text = f"{axes} -> {stored}: {'; '.join(map(_box_text, self.boxes))}".rstrip()
+        return text if self.packed is None else f"{self.packed.name} {text}"
 
     def __str__(self) -> str:
         return self.text
@@ -121,7 +134,7 @@ class Layout(Described):
     @cached_property
     def elements(self) -> int:
         """Elements of the storage, for one index of all axes of any size."""
-        return prod(self.known)
+        return prod(self.known) if self.packed is None else prod(self.known) * 8 // self.packed.bits
 
     @cached_property
     def is_whole(self) -> bool:
@@ -149,6 +162,10 @@ class Layout(Described):
             return "sizes are at least 0"
         if max(len(self.shape), len(self.stored), len(self.axes), len(self.boxes)) > MOST:
             return f"there are more than {MOST} axes or boxes"
+        if self.packed is not None and (len(self.stored) != 1 or len(self.shape) < 2):
+            return "bytes are stored along one axis, their elements have more"  # kernels tell them by rank
+        if self.packed is not None and 8 * self.known[0] % self.packed.bits:
+            return f"{self.known[0]} bytes are not whole elements {self.packed.name}"
         for box in self.boxes:
             if sum([len(side.digits) for side in box.sides]) > MOST:
                 return f"a box has more than {MOST} digits"
@@ -163,6 +180,15 @@ class Layout(Described):
             return "boxes do not hold every element once"
         if not self.boxes:
             return None if self.elements == 0 else "nothing is stored"
+        if self.packed is not None:
+            if len(self.boxes) > 1:
+                return "elements in bytes are one box"
+            if not apart(self.boxes[0], self.elements):
+                return "elements overlap, or are outside the storage"
+            _, run, far = closed_up(self.boxes[0])
+            distances = (run, self.boxes[0].base, *[d.stride for d in far])
+            whole = all(n * self.packed.bits % 8 == 0 for n in distances)
+            return None if whole else "elements side by side are not whole bytes"
         if min(box.base for box in self.boxes) or not tiles([part_of(b) for b in self.boxes], self.elements):
             return "boxes do not fill the storage"
         return None
@@ -262,14 +288,17 @@ class Layout(Described):
 
     # ---- arrays
 
-    def pack(self, x: np.ndarray) -> np.ndarray:
-        """An array as it is stored; axes in front are a batch.
+    def pack(self, x: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+        """An array as it is stored; axes in front are a batch. `into` is a storage of bytes with the tensors
+        that share it.
 
         >>> Layout.parse("2,3 -> 8: 0:2=2@4 0:3=4@1").pack(np.arange(6).reshape(2, 3)).tolist()
         [0, 1, 2, 0, 3, 4, 5, 0]
         """
         if self.stored_shape(x.shape) is None:
             raise ShapeError(f"an array of shape {x.shape} has not the layout {self}")
+        if self.packed is not None:
+            return self._pack_bytes(self.packed, x, into)
         given, lead = _known_last(x, self.sizes, self.axes)
         flat = (np.empty if self.is_whole else np.zeros)((*lead, self.elements), x.dtype)
         for there, here in self._bricks(flat, given):
@@ -286,11 +315,45 @@ class Layout(Described):
         """
         if self.read_shape(packed.shape) is None:
             raise ShapeError(f"an array of shape {packed.shape} has not the layout {self}")
+        if self.packed is not None:
+            return self._unpack_bytes(self.packed, packed)
         given, lead = _known_last(packed, self.stored, (self.elements,))
         out = np.empty((*lead, *self.axes), packed.dtype)
         for there, here in self._bricks(np.ascontiguousarray(given), out):
             here[...] = there
         return _known_back(out.reshape(*lead, *[n for n in self.sizes if n is not None]), self.sizes)
+
+    @cached_property
+    def _closed(self) -> Layout:
+        """Elements in bytes as they would be stored without gaps and in their own dtype."""
+        boxes = tuple([closed_up(box)[0] for box in self.boxes])
+        elements = prod([side.extent for box in boxes for side in box.sides]) if boxes else 0
+        return Layout(self.shape, (elements,), boxes)
+
+    def _runs(self, stored: np.ndarray) -> np.ndarray:
+        """A view on bytes [..., n]: those of the elements, in the order without gaps."""
+        assert self.packed is not None
+        if not self.boxes:
+            return stored
+        bits, (_, run, far) = self.packed.bits, closed_up(self.boxes[0])
+        return np.lib.stride_tricks.as_strided(
+            stored[..., self.boxes[0].base * bits // 8 :],
+            (*stored.shape[:-1], *[d.extent for d in far], run * bits // 8),
+            (*stored.strides[:-1], *[d.stride * bits // 8 for d in far], 1),
+        )
+
+    def _pack_bytes(self, element: Element, x: np.ndarray, into: np.ndarray | None) -> np.ndarray:
+        packed = element.to_bytes(element.to_units(self._closed.pack(x)))
+        shape = (*packed.shape[:-1], *self.known)
+        stored = np.zeros(shape, np.uint8) if into is None else np.array(into, np.uint8, order="C")
+        there = self._runs(stored)
+        there[...] = packed.reshape(there.shape)
+        return stored
+
+    def _unpack_bytes(self, element: Element, stored: np.ndarray) -> np.ndarray:
+        runs = np.ascontiguousarray(self._runs(np.ascontiguousarray(stored)))
+        packed = runs.reshape(*stored.shape[:-1], -1)
+        return self._closed.unpack(element.from_units(element.from_bytes(packed)))
 
     def _bricks(self, flat: np.ndarray, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Pairs of views on storage [..., elements] and on an array [..., axes], of the same elements."""
@@ -326,7 +389,9 @@ _NUMBER = r"(?:0|[1-9]\d{0,18})"
 _AXIS = rf"(?:\?|{_NUMBER}(?:\*{_NUMBER})*)"
 _SIDE = re.compile(rf"({_NUMBER}):({_NUMBER})(?:=({_NUMBER}@{_NUMBER}(?:,{_NUMBER}@{_NUMBER})*))?")
 _BASE = re.compile(rf"\+({_NUMBER})")
-_LAYOUT = re.compile(rf"({_AXIS}(?:,{_AXIS})*) -> ((?:\?|{_NUMBER})(?:,(?:\?|{_NUMBER}))*):(.*)")
+_ELEMENT = "|".join(map(re.escape, ELEMENTS))
+_SIZES = rf"((?:\?|{_NUMBER})(?:,(?:\?|{_NUMBER}))*)"
+_LAYOUT = re.compile(rf"(?:({_ELEMENT}) )?({_AXIS}(?:,{_AXIS})*) -> {_SIZES}:(.*)")
 
 
 @lru_cache(1024)
@@ -334,10 +399,10 @@ def _parse(text: str) -> Layout:
     found = _LAYOUT.fullmatch(text)
     if found is None:
         raise ShapeError(f"{text!r} is not a layout such as '2,3 -> 8: 0:2=2@4 0:3=4@1'")
-    shape = [None if axis == "?" else tuple(map(int, axis.split("*"))) for axis in found[1].split(",")]
-    stored = [None if size == "?" else int(size) for size in found[2].split(",")]
-    boxes = [_parse_box(box) for box in found[3].split(";")] if found[3].strip() else []
-    return Layout(tuple(shape), tuple(stored), tuple(boxes))
+    shape = [None if axis == "?" else tuple(map(int, axis.split("*"))) for axis in found[2].split(",")]
+    stored = [None if size == "?" else int(size) for size in found[3].split(",")]
+    boxes = [_parse_box(box) for box in found[4].split(";")] if found[4].strip() else []
+    return Layout(tuple(shape), tuple(stored), tuple(boxes), ELEMENTS.get(found[1]))
 
 
 def _parse_box(text: str) -> Box:

@@ -5,7 +5,7 @@ Each class names the numbers that kernels work with; its `layout` says where ele
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -15,10 +15,12 @@ from rlx.errors import ShapeError
 from rlx.ir.graph import Node
 from rlx.kernel.boxes import Box, Digit, Side
 from rlx.kernel.layout import Layout
+from rlx.kernel.packed import ELEMENTS, Element
 from rlx.records import dataclass
 
 PANEL_VECTORS = 2  # of columns, in panels of quantised weights
 _SCALE_BYTES = {"f16": 2, "f32": 4}
+_CODES = {4: "i4+8", 8: "i8"}  # elements of that many bits
 
 
 @dataclass(frozen=True)
@@ -195,17 +197,51 @@ class QuantLayout:
 
     @property
     def codes(self) -> Layout:
-        """Where codes are stored, as [panels, groups, codes of a group]; 4-bit codes are two to a byte.
+        """Where the codes [k, n] are stored.
 
         >>> QuantLayout(16, 8, bits=4, group=16, lanes=4).codes
-        Layout('16,8 -> 1,1,128: 0:16=2@64,4@1,2@4 0:8=8@8')
+        Layout('i4+8 16,8 -> 96: 0:16=2@64,4@1,2@4 0:8=8@8 +64')
         """
-        return _codes(self)
+        return self.layouts[0]
 
     @property
-    def factors(self) -> Layout:
-        """Where the scales (or zeros) [groups, n] are stored, as [panels, groups, columns]."""
-        return _factors(self)
+    def layouts(self) -> tuple[Layout, ...]:
+        """Where codes [k, n], scales and (if there are some) zeros [groups, n] are stored, in this order."""
+        return _quantised(self)
+
+    def pack(self, codes: np.ndarray, *factors: np.ndarray) -> np.ndarray:
+        """Codes (-8..7 or -128..127), scales and zeros as kernels read them.
+
+        >>> layout = QuantLayout(8, 1, bits=8, group=8, lanes=4)
+        >>> layout.pack(np.ones((8, 1), np.int8), np.ones((1, 1), np.float32)).shape
+        (96,)
+        """
+        if len(factors) != 1 + self.zeros:
+            raise ShapeError("zeros are given exactly when the layout has them")
+        stored = None
+        for x, own in zip((codes, *factors), self.layouts, strict=True):
+            stored = own.pack(x, stored)
+        assert stored is not None
+        return stored
+
+
+def quantised_of(layouts: Sequence[Layout], group: int, lanes: int) -> QuantLayout | None:
+    """The panels that layouts of codes, scales and zeros consist of, None if they are others.
+
+    >>> own = QuantLayout(16, 8, bits=4, group=16, lanes=4)
+    >>> quantised_of(own.layouts, 16, 4) == own, quantised_of(own.layouts, 8, 4)
+    (True, None)
+    """
+    names = ["" if own.packed is None else own.packed.name for own in layouts]
+    sizes = layouts[0].sizes if layouts else ()
+    known = [bits for bits, name in _CODES.items() if name in names[:1]]
+    if not known or len(names) not in (2, 3) or names[1] not in _SCALE_BYTES:
+        return None
+    if len(sizes) != 2 or group < 8 or group % 8:
+        return None
+    k, n = (size or 0 for size in sizes)
+    found = QuantLayout(k, n, known[0], group, lanes, names[1], len(names) == 3)
+    return found if found.layouts == tuple(layouts) else None
 
 
 @dataclass(frozen=True)
@@ -252,7 +288,7 @@ def stored_blocks(node: Node) -> Layout | None:
 
 def read_blocks(node: Node) -> Layout | None:
     """The layout of an op that reads an image from blocks of channels, None for any other op."""
-    layout = node.attrs.get("layout") if node.op.reader_side else None
+    layout = node.attrs.get("layout") if node.reader_side else None
     return layout if layout is not None and blocks_of(layout) is not None else None
 
 
@@ -349,18 +385,22 @@ def _blocks(b: ChannelBlocks) -> Layout:
 
 
 @lru_cache(1024)
-def _codes(q: QuantLayout) -> Layout:
-    size = q.columns * q.group
+def _quantised(q: QuantLayout) -> tuple[Layout, ...]:
+    codes, scale = ELEMENTS[_CODES[q.bits]], ELEMENTS[q.scale]
     inside = ((q.group // 8, q.columns * 8), (4, 1), (2, 4)) if q.bits == 4 else ((q.group, q.columns),)
-    rows = _side(0, q.k, (q.groups, size), *inside)
-    columns = _side(0, q.n, (q.panels, q.groups * size), (q.columns, 8 if q.bits == 4 else 1))
-    boxes = (Box((rows, columns), 0),) if q.k and q.n else ()
-    return Layout(((q.k,), (q.n,)), (q.panels, q.groups, size), boxes)
 
+    def part(
+        element: Element, rows: int, start: int, digits: Sequence[tuple[int, int]], column: int
+    ) -> Layout:
+        """Groups and panels are as far apart as all parts together need."""
 
-@lru_cache(1024)
-def _factors(q: QuantLayout) -> Layout:
-    rows = _side(0, q.groups, (q.groups, q.columns))
-    columns = _side(0, q.n, (q.panels, q.groups * q.columns), (q.columns, 1))
-    boxes = (Box((rows, columns), 0),) if q.k and q.n else ()
-    return Layout(((q.groups,), (q.n,)), (q.panels, q.groups, q.columns), boxes)
+        def far(nbytes: int) -> int:
+            return 8 * nbytes // element.bits
+
+        down = _side(0, rows, (q.groups, far(q.group_bytes)), *digits)
+        across = _side(0, q.n, (q.panels, far(q.panel_bytes)), (q.columns, column))
+        boxes = (Box((down, across), far(start)),) if q.nbytes else ()
+        return Layout(((rows,), (q.n,)), (q.nbytes,), boxes, element)
+
+    factors = [part(scale, q.groups, i * q.factors_bytes, (), 1) for i in range(1 + q.zeros)]
+    return part(codes, q.k, q.codes_start, inside, 8 if q.bits == 4 else 1), *factors

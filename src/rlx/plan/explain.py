@@ -337,7 +337,7 @@ def kernel_name(node: Node) -> str:
         return node.op.name
     names: list[str] = []
     for n in node.bodies[0].nodes:
-        if n.op.role is Role.COMPUTE and not n.op.has("view") and not n.op.reader_side:
+        if n.op.role is Role.COMPUTE and not n.op.has("view") and not n.reader_side:
             names.append(n.op.name)
     grouped = [(name, sum(1 for _ in run)) for name, run in groupby(names)]
     text = ", ".join(name if n == 1 else f"{n} {name}" for name, n in grouped)

@@ -26,7 +26,7 @@ def materialize_outputs(graph: Graph) -> Graph:
     views = view_layouts(graph)
     for name, node in graph.outputs.items():
         computed = node.op.role in (Role.COMPUTE, Role.RESULT, Role.REGION)
-        if not computed or node.id in views or node.op.reader_side or node.id in seen:
+        if not computed or node.id in views or node.reader_side or node.id in seen:
             copied.add(name)
         seen.add(node.id)
     if not copied:
@@ -58,15 +58,14 @@ def materialize_operands(graph: Graph) -> Graph:
             return is_whole(operand)
         view = views.get(operand.id)
         root = operand if view is None else graph.nodes[view.root]
-        computed = root.op.role in (Role.COMPUTE, Role.RESULT) and not operand.op.reader_side
+        computed = root.op.role in (Role.COMPUTE, Role.RESULT) and not operand.reader_side
         alone = view is None and len(users[operand.id]) == 1 and operand.id not in ends
         return computed and is_whole(operand) and root.id not in ends and (alone or not node.op.in_place)
 
     unfit = {
         n.id
         for n in graph.nodes
-        if (n.op.family == "collective" or (n.op.storage and n.op.reader_side))
-        and not is_fit(n, n.operands[0])
+        if (n.op.family == "collective" or (n.op.storage and n.reader_side)) and not is_fit(n, n.operands[0])
     } & graph.live()
     if not unfit:
         return graph
@@ -94,7 +93,7 @@ def _has_symbols(value: object) -> bool:
 
 def is_derivable(node: Node) -> bool:
     """Whether a value computed from weights can be computed once, at load."""
-    plain = node.op.effects == "none" and not node.bodies and not node.op.reader_side
+    plain = node.op.effects == "none" and not node.bodies and not node.reader_side
     return plain and not uses_symbols(node) and not isinstance(node.type, TupleType)
 
 

@@ -56,7 +56,7 @@ def _is_packable(node: Node) -> bool:
     x, w = (o.tensor for o in node.operands)
     kind = tuple(t.dtype.name for t in (x, w, node.tensor))
     fits = kind in KINDS and (is_narrow(node) or node.attrs["fill"] == 0)
-    packed = node.operands[1].op.reader_side
+    packed = node.operands[1].reader_side
     return fits and w.is_static and 3 <= w.rank <= 5 and 0 not in w.shape and not packed
 
 
@@ -170,7 +170,7 @@ class _Plan:
             or user.op.role is not Role.COMPUTE
         ):
             return False
-        if user.op.host_only is not None or user.op.has("view") or user.op.reader_side:
+        if user.op.host_only is not None or user.op.has("view") or user.reader_side:
             return False
         form = lower_node(user)
         if not isinstance(form, Map):
@@ -336,7 +336,7 @@ class _Writer:
     def visit(self, node: Node, operands: tuple[Node, ...], out: Graph) -> Node | None:
         plan, operands = self.plan, self.beside(node, operands)
         made: Node | None = None
-        if node.op.family == "conv" and node.operands[1].op.reader_side:
+        if node.op.family == "conv" and node.operands[1].reader_side:
             return None  # its layouts were chosen already
         if _is_packable(node):
             made = self.convolution(node, operands)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from rlx.ir.dtype import F32
+from rlx.ir.dtype import F16, F32
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import get_op
 from rlx.ir.rewrite import rewrite
 from rlx.ir.weights import weight_ids
+from rlx.kernel.panels import QuantLayout
 from rlx.ops.math.contract import dot_general
-from rlx.ops.quant.group_layout import QuantLayout
+from rlx.ops.math.elementwise import cast
+from rlx.ops.storage.packing import read_as, store_as
 
 
 def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
@@ -43,21 +45,24 @@ def pack_quantised_weights(graph: Graph, lanes: int) -> Graph:
         if b is None:
             return None
         if b.id not in packed:
-            codes, *factors = operands[1].operands
-            halves = all(f.dtype.name == "f16" for f in factors)
-            layout = vars(
-                QuantLayout(
-                    int(codes.shape[0]),
-                    int(codes.shape[1]),
-                    b.attrs["bits"],
-                    b.attrs["group"],
-                    lanes,
-                    "f16" if halves else "f32",
-                    len(factors) == 2,
-                )
-            )
-            packed[b.id] = get_op("unpack_groups")(get_op("pack_groups")(codes, *factors, **layout), **layout)
+            packed[b.id] = _stored(operands[1], lanes)
         made: Node = dot_general(operands[0], packed[b.id], (node.attrs["lhs_contract"], (0,)))
         return made
 
     return rewrite(graph, visit)
+
+
+def _stored(matrix: Node, lanes: int) -> Node:
+    """The same matrix, of codes, scales and zeros that share the storage that kernels read."""
+    codes, *factors = matrix.operands
+    k, n = map(int, codes.shape)
+    scale = F16 if all(f.dtype is F16 for f in factors) else F32
+    bits, group = matrix.attrs["bits"], matrix.attrs["group"]
+    layouts = QuantLayout(k, n, bits, group, lanes, scale.name, len(factors) == 2).layouts
+    stored = store_as(codes, layout=layouts[0])
+    for factor, layout in zip(factors, layouts[1:], strict=True):
+        stored = store_as(
+            factor if factor.dtype is scale else cast(factor, dtype=scale), stored, layout=layout
+        )
+    made: Node = matrix.op(*[read_as(stored, layout=own) for own in layouts], **matrix.attrs)
+    return made

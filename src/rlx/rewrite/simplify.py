@@ -39,7 +39,7 @@ FOLD: list[Rule] = []
 def fold(s: Subject) -> Node | None:
     """Compute what depends on constants only, where the result is small."""
     node = s.node
-    if node.op.role is not Role.COMPUTE or node.bodies or node.op.effects != "none" or node.op.reader_side:
+    if node.op.role is not Role.COMPUTE or node.bodies or node.op.effects != "none" or node.reader_side:
         return None
     if not node.operands or any(o.op.role is not Role.CONSTANT for o in node.operands):
         return None
@@ -222,7 +222,7 @@ ALGEBRA: list[Rule] = []
 
 def uniform(node: Node) -> Any:
     """The one value of a constant tensor, seen through views; None if there is none."""
-    while node.op.role is Role.COMPUTE and node.op.has("view") and not node.op.reader_side:
+    while node.op.role is Role.COMPUTE and node.op.has("view") and not node.reader_side:
         node = node.operands[0]
     if node.op.role is not Role.CONSTANT:
         return None

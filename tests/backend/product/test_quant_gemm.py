@@ -16,7 +16,8 @@ from rlx.codegen.native import jit
 from rlx.codegen.native.irtext import Function, Int, Module, Value
 from rlx.errors import ShapeError
 from rlx.ir.dim import sym
-from rlx.ops.quant.group_layout import QuantLayout, pack_quantised
+from rlx.ir.dtype import dtype
+from rlx.kernel.panels import QuantLayout
 from rlx.target.cpu import Target, resolve
 
 Array = NDArray[Any]
@@ -42,7 +43,8 @@ class Product:
         self.weights = (q - centers) * spread
         # Cancelling between codes and zeros costs precision that belongs to the zeros.
         self.bound = (np.abs(q) + np.abs(centers)) * spread
-        self.packed = pack_quantised(q, scales, layout, zeros)
+        held = [scales] if zeros is None else [scales, zeros]
+        self.packed = layout.pack(q.astype(np.int8), *[f.astype(dtype(layout.scale).np) for f in held])
         assert self.packed.nbytes == layout.nbytes
         module = Module(target)
         info = emit_quant_gemm(
@@ -148,14 +150,14 @@ def test_refusals() -> None:
     with pytest.raises(ShapeError, match="multiple of 8 along k, not 12"):
         quant_layout(8, 8, host, group=12)
     layout = quant_layout(8, 2, host, group=8)
-    with pytest.raises(ShapeError, match="must have shapes"):
-        pack_quantised(np.zeros((8, 3), np.int8), np.ones((1, 2), np.float32), layout)
+    with pytest.raises(ShapeError, match=r"an array of shape \(8, 3\) has not the layout"):
+        layout.pack(np.zeros((8, 3), np.int8), np.ones((1, 2), np.float32))
     with pytest.raises(ShapeError, match=r"codes of 4 bits must be in -8\.\.7"):
-        pack_quantised(np.full((8, 2), 9), np.ones((1, 2), np.float32), layout)
+        layout.pack(np.full((8, 2), 9, np.int8), np.ones((1, 2), np.float32))
+    with pytest.raises(ShapeError, match=r"codes of 8 bits must be in -128\.\.127"):
+        quant_layout(8, 2, host, bits=8, group=8).pack(np.full((8, 2), 128), np.ones((1, 2), np.float32))
     with pytest.raises(ShapeError, match="zeros are given exactly when"):
-        pack_quantised(
-            np.zeros((8, 2), np.int8), np.ones((1, 2), np.float32), layout, np.ones((1, 2), np.float32)
-        )
+        layout.pack(np.zeros((8, 2), np.int8), *[np.ones((1, 2), np.float32)] * 2)
 
 
 @pytest.mark.parametrize("zeros", [False, True])

@@ -12,10 +12,18 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import RlxError, ShapeError
+from rlx.errors import DTypeError, RlxError, ShapeError
 from rlx.ir.op import all_ops
 from rlx.kernel.layout import Layout, layout
-from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout, blocks_of, groups_of
+from rlx.kernel.panels import (
+    ChannelBlocks,
+    KernelPanels,
+    Panels,
+    QuantLayout,
+    blocks_of,
+    groups_of,
+    quantised_of,
+)
 from rlx.kernel.scalar import PRIMITIVES, Scalar, axes, const, select
 
 RNG = random.Random(20)
@@ -131,18 +139,40 @@ def test_blocks(_: int) -> None:
 def test_bits(_: int) -> None:
     """Codes of 4 bits are words of 8 k, the even ones in the low half; those of 8 bits come k by k."""
     bits, group, lanes = RNG.choice([4, 8]), 8 * RNG.randrange(1, 4), RNG.choice([1, 2, 4])
-    q = QuantLayout(RNG.randrange(1, 50), RNG.randrange(1, 20), bits, group, lanes)
-    x = np.arange(1, q.k * q.n + 1).reshape(q.k, q.n)
-    codes, factors = np.zeros((q.panels, q.groups, group * q.columns), int), x[: q.groups]
-    scales = np.zeros((q.panels, q.groups, q.columns), int)
+    scale, zeros = RNG.choice(["f16", "f32"]), RNG.choice([False, True])
+    q = QuantLayout(RNG.randrange(1, 50), RNG.randrange(1, 20), bits, group, lanes, scale, zeros)
+    low = -(1 << (bits - 1))
+    x = np.random.default_rng(0).integers(low, -low, (2, q.k, q.n)).astype(np.int8)
+    counted = np.arange(1, 2 * (1 + zeros) * q.groups * q.n + 1, dtype=scale.replace("f", "float"))
+    factors = counted.reshape(1 + zeros, 2, q.groups, q.n)
+    codes = np.zeros((2, q.panels, q.groups, group * q.columns), np.int8)
+    wide = np.zeros((1 + zeros, 2, q.panels, q.groups, q.columns), factors.dtype)
     for k, n in np.ndindex(q.k, q.n):
         (panel, column), (part, row) = divmod(n, q.columns), divmod(k, group)
         words = (row // 8 * q.columns + column) * 8 + row % 8 // 2 + row % 2 * 4
-        codes[panel, part, words if bits == 4 else row * q.columns + column] = x[k, n]
-        if row == 0:
-            scales[panel, part, column] = factors[part, n]
-    check(q.codes, x, codes)
-    check(q.factors, factors, scales)
+        codes[:, panel, part, words if bits == 4 else row * q.columns + column] = x[:, k, n]
+        wide[:, :, panel, part, column] = factors[:, :, part, n]
+    stored = codes.view(np.uint8)
+    if bits == 4:
+        stored = (codes[..., 0::2] + 8 | (codes[..., 1::2] + 8) << 4).astype(np.uint8)
+    want = np.concatenate([*wide.view(np.uint8), stored], axis=-1).reshape(2, -1)
+    np.testing.assert_array_equal(q.pack(x, *factors), want)
+    for own, part in zip(q.layouts, (x, *factors), strict=True):
+        assert Layout.parse(str(own)) == own
+        np.testing.assert_array_equal(own.unpack(want), part)
+        offsets = [own.offset(point) for point in np.ndindex(*part.shape[1:])]
+        assert len(set(offsets)) == len(offsets) and 0 <= min(offsets) <= max(offsets) < own.elements
+    assert quantised_of(q.layouts, group, lanes) == q
+    assert quantised_of(q.layouts, group + 8, lanes) is quantised_of(q.layouts, group, lanes + 1) is None
+    assert quantised_of(q.layouts[1:], group, lanes) is None
+
+
+def test_other_tensors_of_a_storage_stay() -> None:
+    q = QuantLayout(8, 2, bits=4, group=8, lanes=1)
+    full = np.full(q.nbytes, 0xA5, np.uint8)
+    stored = q.codes.pack(np.zeros((8, 2), np.int8), full)
+    assert (stored[: q.codes_start] == 0xA5).all() and (stored[q.codes_start :] == 0x88).all()
+    assert (full == 0xA5).all()
 
 
 def test_a_batch_is_kept() -> None:
@@ -182,6 +212,20 @@ WRONG = {
     "2,3 -> 6:": "boxes do not hold every element once",
     "?,3 -> 3: 0:3=3@1": "axes of any size must be axes of the storage",
     "2,0 -> 6:": "nothing is stored",
+    "i5 2,3 -> 6: 0:2=2@3 0:3=3@1": "is not a layout",
+    "f32 2,3 -> 23: 0:2=2@3 0:3=3@1": "23 bytes are not whole elements f32",
+    "f32 2,3 -> 20: 0:2=2@3 0:3=3@1": "elements overlap, or are outside the storage",
+    "f32 2,3 -> 24: 0:2=2@3 0:3=3@1 +1": "elements overlap, or are outside the storage",
+    "f32 2,3 -> 24: 0:2=2@2 0:3=3@1": "elements overlap, or are outside the storage",
+    "f32 2,3 -> 24: 0:2=2@1 0:3=3@1": "elements overlap, or are outside the storage",
+    "f32 2,4 -> 99: 0:2=2@2 0:2=2@1; 0:2=2@2 2:4=2@1 +4": "99 bytes are not whole",
+    "f32 2,4 -> 96: 0:2=2@2 0:2=2@1; 0:2=2@2 2:4=2@1 +4": "elements in bytes are one box",
+    "f32 2,3 -> 2,12: 0:2=2@3 0:3=3@1": "bytes are stored along one axis",
+    "f32 3 -> 12: 0:3=3@1": "bytes are stored along one axis",
+    "f32 ?,3 -> ?,12: 0:3=3@1": "bytes are stored along one axis",
+    "i4+8 2,3 -> 8: 0:2=2@4 0:3=3@1": "elements side by side are not whole bytes",
+    "i4+8 2,2 -> 8: 0:2=2@3 0:2=2@1": "elements side by side are not whole bytes",
+    "i4+8 2,2 -> 8: 0:2=2@4 0:2=2@1 +1": "elements side by side are not whole bytes",
 }
 
 
@@ -206,6 +250,7 @@ def test_no_text_is_too_long_to_refuse() -> None:
 def test_random_changes_of_a_text_are_refused_or_stay_inside() -> None:
     """No offset of an accepted layout is outside its storage, and none is used twice."""
     own = [Panels(3, 10, 4, 2, 2).layout, KernelPanels((6, 5, 2), 2, 2, 2, 2).layout]
+    own += QuantLayout(9, 5, bits=4, group=8, lanes=2, zeros=True).layouts
     accepted = 0
     for _ in range(3000):
         text = list(str(RNG.choice(own)))
@@ -219,6 +264,9 @@ def test_random_changes_of_a_text_are_refused_or_stay_inside() -> None:
         sizes = [n for n in found.sizes if n is not None]
         offsets = [found.offset(point) for point in np.ndindex(*sizes)]
         assert len(set(offsets)) == len(offsets) and all(0 <= at < found.elements for at in offsets)
+        x = np.arange(len(offsets), dtype=np.int8).reshape(sizes) % 16
+        given = x if found.packed is None else (x - found.packed.shift).astype(found.packed.dtype.np)
+        np.testing.assert_array_equal(found.unpack(found.pack(given)), given)
     assert accepted > 20
 
 
@@ -248,7 +296,6 @@ SOURCES = Path(rlx.__file__).parent
 OWNERS = {"kernel/boxes.py", "kernel/layout.py", "kernel/panels.py"}
 OWNED = {"Panels", "KernelPanels", "ChannelBlocks", "QuantLayout"}
 TRANSFORMED = {"pack_winograd", "unpack_winograd"}  # weights that are computed, not only moved
-BITS = {"pack_groups", "unpack_groups"}  # three tensors in one storage: codes, scales, zeros
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
@@ -282,7 +329,7 @@ def test_layouts_have_one_owner() -> None:
 
 def test_only_one_pair_of_ops_states_layouts() -> None:
     units = {op.name for op in all_ops() if {"columns", "lanes"} & set(op.attrs)}
-    assert units == TRANSFORMED | BITS
+    assert units == TRANSFORMED
     assert {op.name for op in all_ops() if "layout" in op.attrs} == {"store_as", "read_as"}
 
 
@@ -292,5 +339,19 @@ def test_graphs_bound_offsets_by_the_layout() -> None:
     for op, sizes in (("read_as", (29,)), ("read_as", ()), ("store_as", (3, 11)), ("store_as", (10,))):
         with pytest.raises(ShapeError, match=f"{op}: .* has not the sizes of the layout"):
             rlx.ir.op.get_op(op)(g.input(f"{op}{sizes}", sizes, "f32"), layout=own)
+    codes, scales = QuantLayout(8, 2, bits=4, group=8, lanes=1).layouts
+    shapes = ((8, 2), "f32"), ((1, 2), "f16"), ((16,), "i8"), ((16,), "u8")
+    x, half, signed, stored = (g.input(f"of{d}{s}", s, d) for s, d in shapes)
+    for op, operands, stated in (
+        ("store_as", (x,), codes),
+        ("store_as", (half,), scales),
+        ("store_as", (g.input("f", (1, 2), "f32"), signed), scales),
+        ("store_as", (g.input("f2", (1, 2), "f32"), stored, stored), scales),
+        ("read_as", (signed,), codes),
+    ):
+        with pytest.raises(DTypeError, match=f"{op}: .* (has not the elements|does not hold the bytes)"):
+            rlx.ir.op.get_op(op)(*operands, layout=stated)
+    with pytest.raises(ShapeError, match="has no room for other tensors"):
+        rlx.ir.op.get_op("store_as")(g.input("y", (3, 10), "f32"), stored, layout=own)
     symbolic = rlx.ir.op.get_op("read_as")(g.input("x", ("n",), "f32"), layout=own)
     assert symbolic.shape == (3, 10) and "n" in str(g.constraints[0].describe())

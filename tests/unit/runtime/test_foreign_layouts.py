@@ -14,7 +14,6 @@ from rlx.ir.op import get_op
 from rlx.kernel.layout import Layout
 from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
 from rlx.ops.math.contract import dot_general
-from rlx.ops.quant.group_layout import pack_quantised
 from rlx.ops.storage.packing import from_blocks, read_as, store_as, to_blocks
 from rlx.ops.storage.winograd import WinogradLayout, transform_kernel
 from rlx.target.cpu import resolve, targets
@@ -113,12 +112,13 @@ def test_emitters_of_convolutions_refuse_what_they_do_not_read(case: str) -> Non
 @pytest.mark.parametrize("lanes", [LANES, LANES // 2, 1])
 def test_emitters_of_quantised_weights_refuse_other_lanes(lanes: int) -> None:
     layout = QuantLayout(32, 24, 4, 16, lanes)
-    codes = RNG.integers(-8, 8, (32, 24))
+    codes = RNG.integers(-8, 8, (32, 24)).astype(np.int8)
     g = rlx.Graph("bits")
     x = g.input("x", (8, 32), "f32")
-    packed = pack_quantised(codes, np.full((2, 24), 0.5), layout)
+    packed = layout.pack(codes, np.full((2, 24), 0.5, np.float32))
     p = g.param("w", packed.shape, "u8", packed)
-    g.output("y", x @ get_op("unpack_groups")(p, **vars(layout)))
+    parts = [read_as(p, layout=own) for own in layout.layouts]
+    g.output("y", x @ get_op("dequantize_groups")(*parts, bits=4, group=16))
     program = rlx.compile(g, cache=False)
     given = RNG.standard_normal((8, 32)).astype(np.float32)
     np.testing.assert_allclose(program(given), given @ (codes * np.float32(0.5)), rtol=1e-4, atol=1e-4)
@@ -126,21 +126,53 @@ def test_emitters_of_quantised_weights_refuse_other_lanes(lanes: int) -> None:
     assert bool(told) is (lanes != LANES) and all("cannot read the layout" in why for why in told), told
 
 
+@pytest.mark.parametrize("change", ["group", "zeros", "order"])
+def test_emitters_of_quantised_weights_refuse_other_groups(change: str) -> None:
+    """What is decoded is compared as a whole: its parts, and how they belong together."""
+    layout = QuantLayout(32, 24, 4, 32, LANES, zeros=True)
+    codes = RNG.integers(-8, 8, (32, 24)).astype(np.int8)
+    scales, zeros = RNG.uniform(0.5, 1, (2, 1, 24)).astype(np.float32)
+    packed = layout.pack(codes, scales, zeros)
+    g = rlx.Graph("bits")
+    p = g.param("w", packed.shape, "u8", packed)
+    x = g.input("x", (8, 32), "f32")
+    read, *factors = [read_as(p, layout=own) for own in layout.layouts]
+    group = 40 if change == "group" else 32  # one group all the same
+    if change == "zeros":
+        factors, zeros = factors[:1], np.zeros_like(zeros)
+    elif change == "order":
+        factors, scales, zeros = factors[::-1], zeros, scales
+    g.output("y", x @ get_op("dequantize_groups")(read, *factors, bits=4, group=group))
+    program = rlx.compile(g, cache=False)
+    given = RNG.standard_normal((8, 32)).astype(np.float32)
+    np.testing.assert_allclose(program(given), given @ ((codes - zeros) * scales), rtol=1e-3, atol=1e-3)
+    assert ["cannot read the layout" in thunk["why"] for thunk in program.stats["host_thunks"]] == [True]
+
+
 @pytest.mark.parametrize("free", [False, True])
-def test_emitters_refuse_axes_in_front_of_a_matrix(free: bool) -> None:
+@pytest.mark.parametrize("quantised", [False, True])
+def test_emitters_refuse_axes_in_front_of_a_matrix(quantised: bool, free: bool) -> None:
     """A kernel reads the panels of one matrix."""
-    own = panels_of(32, 96, resolve("host"), "f32").layout
-    w = RNG.standard_normal((2, 32, 96)).astype(np.float32)
+    w = RNG.integers(-8, 8, (2, 32, 96)).astype(np.int8)
     g = rlx.Graph("front")
-    read = read_as(g.param("w", (2, own.elements), "f32", own.pack(w)), layout=own)
+    if quantised:
+        layout = QuantLayout(32, 96, 8, 32, LANES)
+        packed = layout.pack(w, np.ones((2, 1, 96), np.float32))
+        p = g.param("w", packed.shape, "u8", packed)
+        parts = [read_as(p, layout=own) for own in layout.layouts]
+        read = get_op("dequantize_groups")(*parts, bits=8, group=32)
+    else:
+        own = panels_of(32, 96, resolve("host"), "f32").layout
+        p = g.param("w", (2, own.elements), "f32", own.pack(w.astype(np.float32)))
+        read = read_as(p, layout=own)
     given = RNG.standard_normal((3, 32) if free else (2, 3, 32)).astype(np.float32)
     x = g.input("x", given.shape, "f32")
     g.output("y", dot_general(x, read, ((1,), (1,))) if free else x @ read)
     program = rlx.compile(g, cache=False)
-    want = np.einsum("mk,bkn->mbn" if free else "bmk,bkn->bmn", given, w)
-    np.testing.assert_allclose(program(given), want, rtol=1e-4, atol=1e-4)
+    want = np.einsum("mk,bkn->mbn" if free else "bmk,bkn->bmn", given, w.astype(np.float32))
+    np.testing.assert_allclose(program(given), want, rtol=1e-4, atol=1e-3)
     (thunk,) = program.stats["host_thunks"]
-    assert "cannot read the layout" in thunk["why"]
+    assert "cannot read the layout" in thunk["why"] or "reads whole rows" in thunk["why"]
 
 
 @pytest.mark.parametrize("columns", [2 * LANES, LANES])

@@ -72,7 +72,7 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
     if isinstance(kernel, (ContractNest, ConvNest)) and kernel.has_prologue:
         refused = no_prologue if isinstance(kernel, ContractNest) else no_image_prologue
         return refused(kernel, [Slot(t.dtype, t.shape) for t in types])  # type: ignore[arg-type]
-    if isinstance(kernel, ContractNest) and kernel.rhs_layout and kernel.rhs_layout[0] == "unpack_groups":
+    if isinstance(kernel, ContractNest) and kernel.rhs_layout and kernel.rhs_layout[0] == "dequantize_groups":
         return no_quantised(kernel, [Slot(t.dtype, t.shape) for t in types])
     if isinstance(kernel, AttentionNest):
         spec = attention_spec(kernel, [Slot(t.dtype, t.shape) for t in types])

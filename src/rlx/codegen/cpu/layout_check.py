@@ -13,10 +13,10 @@ from rlx.codegen.cpu.conv.shape import VECTORS, kernel_panels, reads_depthwise
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.cpu.product.packing import own_panels
+from rlx.codegen.cpu.product.quant_gemm import own_groups
 from rlx.errors import RlxError
 from rlx.kernel.nests import ContractNest, ConvNest
 from rlx.kernel.panels import blocks_of, is_image
-from rlx.ops.quant.group_layout import QuantLayout
 from rlx.ops.storage.sparse import columns_of
 from rlx.ops.storage.winograd import WinogradLayout
 from rlx.target.cpu import Target
@@ -49,8 +49,8 @@ def _matrix_fits(
         return False  # kernels read one matrix
     if name == "read_as":
         return own_panels(dict(attrs)["layout"], target, stored.dtype.name) is not None
-    if name == "unpack_groups":
-        return QuantLayout(**dict(attrs)).lanes == target.lanes("f32")
+    if name == "dequantize_groups":
+        return own_groups(nest, target) is not None
     if name == "unpack_sparse":
         columns = columns_of(**dict(attrs))
         same = columns.dtype == nest.form.dtype.np == nest.lhs.dtype.np

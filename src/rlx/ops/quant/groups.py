@@ -1,7 +1,7 @@
 """Weights of 4 or 8 bits in groups along k: each group of a column has a scale and perhaps a zero point.
 
-`dequantize_groups` says what they mean. Where a contraction reads constant ones, a pass stores them packed,
-and the matmul reads the codes from memory.
+`dequantize_groups` says what they mean. Where a contraction reads constant ones, a pass stores codes, scales
+and zero points in the bytes of one storage (`rlx.kernel.panels.QuantLayout`), which the matmul reads.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_equal
-from rlx.ir.attr import Attr, AttrValue, boolean, positive, string, whole
+from rlx.ir.attr import Attr, positive
 from rlx.ir.dim import Dim, ceildiv
-from rlx.ir.dtype import F32, I8, U8
+from rlx.ir.dtype import F32, I8
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import Operand, Tensor, of_one
 from rlx.ir.types import TensorType
-from rlx.kernel.form import Form, Map, Template
+from rlx.kernel.form import Form, Map
 from rlx.kernel.scalar import axes, call, convert, load
-from rlx.ops.quant.group_layout import QuantLayout, pack_quantised, unpack_quantised
 from rlx.ops.rules import lift_all
 
 
@@ -40,20 +39,14 @@ def _check(name: str, codes: TensorType, factors: Sequence[TensorType], group: i
     return k, n
 
 
-class _Weights(Op):
-    not_differentiable = "it is made of weights after gradients are"
-
-    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: object) -> Node:
-        made: Node = self(*lift_all(flags, operands), **attrs)
-        return made
-
-
 @declare
-class _dequantize_groups(_Weights):
+class _dequantize_groups(Op):
     """f32 matrix (codes - zero) * scale, one scale (and zero) for each group of rows in a column."""
 
     name = "dequantize_groups"
     attrs = {"bits": Attr(positive), "group": Attr(positive)}
+    not_differentiable = "it is made of weights after gradients are"
+    decodes = True
 
     def infer(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> TensorType:
         if len(factors) not in (1, 2):
@@ -66,6 +59,10 @@ class _dequantize_groups(_Weights):
         scale, *zero = (np.repeat(f, group, axis=-2)[..., :k, :].astype(np.float32) for f in factors)
         levels = codes.astype(np.float32)
         return np.asarray((levels - zero[0] if zero else levels) * scale, np.float32)
+
+    def batch(self, flags: Sequence[bool], *operands: Node, **attrs: object) -> Node:
+        made: Node = self(*lift_all(flags, operands), **attrs)
+        return made
 
     def lower(self, codes: TensorType, *factors: TensorType, bits: int, group: int) -> Form:
         *lead, k, n = axes(codes.rank)
@@ -98,78 +95,3 @@ def dequantize_groups(
     """
     factors = (scales,) if zeros is None else (scales, zeros)
     return _dequantize_groups(codes, *factors, bits=bits, group=group)
-
-
-_LAYOUT = {
-    "k": Attr(whole),
-    "n": Attr(whole),
-    "bits": Attr(positive),
-    "group": Attr(positive),
-    "lanes": Attr(positive),
-    "scale": Attr(string),
-    "zeros": Attr(boolean),
-}
-
-
-class _Packed(_Weights):
-    attrs = _LAYOUT
-    storage = True
-
-    def lower(self, *types: TensorType, **layout: object) -> Form:
-        return Template(self.name, tuple(layout.items()))
-
-    def cost(self, *types: TensorType, **layout: object) -> Dim:
-        return 0
-
-
-_EXAMPLE = QuantLayout(9, 3, bits=4, group=8, lanes=4)
-
-
-def _example() -> tuple[np.ndarray, np.ndarray]:
-    codes = np.arange(27).reshape(9, 3) % 16 - 8
-    return codes.astype(np.int8), np.linspace(0.5, 1, 6, dtype=np.float32).reshape(2, 3)
-
-
-@declare
-class pack_groups(_Packed):
-    """Codes, scales and zero points as the bytes that matmuls read."""
-
-    name = "pack_groups"
-
-    def infer(self, codes: TensorType, *factors: TensorType, **layout: AttrValue) -> TensorType:
-        at = QuantLayout(**layout)
-        if _check(self.name, codes, factors, at.group) != (at.k, at.n) or len(factors) != 1 + at.zeros:
-            raise ShapeError(f"{self.name}: {codes} and {len(factors)} factors do not fit the layout {at}")
-        return TensorType(U8, (*codes.shape[:-2], at.nbytes))
-
-    def ref(self, codes: np.ndarray, *factors: np.ndarray, **layout: AttrValue) -> np.ndarray:
-        at, lead = QuantLayout(**layout), codes.shape[:-2]
-        each = (x.reshape(-1, *x.shape[-2:]) for x in (codes, *factors))
-        packed = [pack_quantised(q, scale, at, *zero) for q, scale, *zero in zip(*each, strict=True)]
-        return np.reshape(packed, (*lead, at.nbytes))
-
-    def samples(self) -> list[Sample]:
-        return [Sample(_example(), vars(_EXAMPLE), grad=False)]
-
-
-@declare
-class unpack_groups(_Packed):
-    """The matrix that is stored as packed codes; a contraction reads those directly."""
-
-    name = "unpack_groups"
-    reader_side = True
-
-    def infer(self, x: TensorType, **layout: AttrValue) -> TensorType:
-        at = QuantLayout(**layout)
-        if x.dtype is not U8 or x.rank < 1:
-            raise ShapeError(f"{self.name}: {x} does not hold the bytes of a matrix")
-        require_equal(x.shape[-1], at.nbytes, f"{self.name}: {x} does not hold {at.nbytes} bytes")
-        return TensorType(F32, (*x.shape[:-1], at.k, at.n))
-
-    def ref(self, x: np.ndarray, **layout: AttrValue) -> np.ndarray:
-        at = QuantLayout(**layout)
-        found = [unpack_quantised(one, at) for one in x.reshape(-1, at.nbytes)]
-        return np.reshape(found, (*x.shape[:-1], at.k, at.n))
-
-    def samples(self) -> list[Sample]:
-        return [Sample((pack_quantised(*_example(), _EXAMPLE),), vars(_EXAMPLE), grad=False)]

@@ -1,34 +1,37 @@
 """Tensors in the layouts that kernels read: `store_as` moves elements there, `read_as` says what they mean.
 
 The layout is an attribute of both. What it may be is said in `rlx.kernel.layout`, which layouts kernels read
-in `rlx.kernel.panels`.
+in `rlx.kernel.panels`. Tensors that share a storage of bytes are stored one after the other, each into what
+the one before gave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import ShapeError
+from rlx.errors import DTypeError, ShapeError
 from rlx.ir.assume import require_shape
 from rlx.ir.attr import Attr
 from rlx.ir.dim import Dim
+from rlx.ir.dtype import U8
 from rlx.ir.graph import Node
 from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.types import Shape, TensorType
-from rlx.kernel.form import Form, Map
+from rlx.kernel.form import Form, Map, Template
 from rlx.kernel.layout import Layout
 from rlx.kernel.layout import layout as layout_kind
-from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels
+from rlx.kernel.panels import ChannelBlocks, KernelPanels, Panels, QuantLayout
 from rlx.kernel.scalar import Scalar, axes, const, load, load_or
+from rlx.ops.rules import lift_all
 
 
 class Packing(Op):
     """A weight in another order: leading axes are a batch as they are, and nothing is computed in a run."""
 
-    arity = 1
+    arity: ClassVar[int | None] = 1
     storage = True
 
     def batch(self, flags: Sequence[bool], x: Node, **layout: object) -> Node:
@@ -55,23 +58,43 @@ class _Stored(Packing):
 
 @declare
 class store_as(_Stored):
-    """A tensor as a layout says; axes in front of those of the layout are kept, padding is zero."""
+    """A tensor as a layout says; axes in front of those of the layout are kept, padding is zero.
+
+    A second operand is a storage of bytes, which keeps what other layouts put there.
+    """
 
     name = "store_as"
+    arity = None
     writer_side = True
 
-    def infer(self, x: TensorType, *, layout: Layout) -> TensorType:
+    def infer(self, x: TensorType, *into: TensorType, layout: Layout) -> TensorType:
         made = layout.stored_shape(self.fitting(x, layout.sizes, layout))
         assert made is not None
-        return x.with_shape(made)
+        if layout.packed is None:
+            if into:
+                raise ShapeError(f"{self.name}: the layout {layout} has no room for other tensors")
+            return x.with_shape(made)
+        if x.dtype is not layout.packed.dtype or len(into) > 1:
+            raise DTypeError(f"{self.name}: {x} has not the elements of the layout {layout}")
+        for t in into:
+            if t.dtype is not U8 or t.rank != len(made):
+                raise DTypeError(f"{self.name}: {t} does not hold the bytes of the layout {layout}")
+            require_shape(t.shape, made, f"{self.name}: {t} does not hold the bytes of the layout {layout}")
+        return TensorType(U8, made)
 
-    def ref(self, x: np.ndarray, *, layout: Layout) -> np.ndarray:
-        return layout.pack(x)
+    def ref(self, x: np.ndarray, *into: np.ndarray, layout: Layout) -> np.ndarray:
+        return layout.pack(x, *into)
+
+    def batch(self, flags: Sequence[bool], *operands: Node, **layout: object) -> Node:
+        made: Node = self(*lift_all(flags, operands), **layout)
+        return made
 
     def vjp(self, g: Node, y: Node, x: Node, *, layout: Layout) -> list[Node]:
         return [read_as(g, layout=layout)]
 
-    def lower(self, x: TensorType, *, layout: Layout) -> Form:
+    def lower(self, x: TensorType, *into: TensorType, layout: Layout) -> Form:
+        if layout.packed is not None:
+            return Template(self.name, (("layout", layout),))
         space = self.infer(x, layout=layout).shape
         at = axes(len(space))
         lead, stored = at[: x.rank - len(layout.shape)], at[x.rank - len(layout.shape) :]
@@ -88,7 +111,15 @@ class store_as(_Stored):
         return Map(space, layout.element(offset, read))
 
     def samples(self) -> list[Sample]:
-        return [_sample(shape, layout, smooth) for shape, layout, smooth in _LAYOUTS]
+        plain = [_sample(shape, layout, smooth) for shape, layout, smooth in _LAYOUTS]
+        codes, scales = _CODES.layouts
+        bytes_, factors = Arg("i8[2,9,3]", -8, 7), Arg("f32[2,3]")
+        stored = Arg(f"u8[{_CODES.nbytes}]", 0, 255)
+        return [
+            *plain,
+            Sample((bytes_,), {"layout": codes}, grad=False),
+            Sample((factors, stored), {"layout": scales}, grad=False),
+        ]
 
 
 @declare
@@ -101,7 +132,11 @@ class read_as(_Stored):
     def infer(self, x: TensorType, *, layout: Layout) -> TensorType:
         made = layout.read_shape(self.fitting(x, layout.stored, layout))
         assert made is not None
-        return x.with_shape(made)
+        if layout.packed is None:
+            return x.with_shape(made)
+        if x.dtype is not U8:
+            raise DTypeError(f"{self.name}: {x} does not hold the bytes of the layout {layout}")
+        return TensorType(layout.packed.dtype, made)
 
     def ref(self, x: np.ndarray, *, layout: Layout) -> np.ndarray:
         return layout.unpack(x)
@@ -110,6 +145,8 @@ class read_as(_Stored):
         return [store_as(g, layout=layout)]
 
     def lower(self, x: TensorType, *, layout: Layout) -> Form:
+        if layout.packed is not None:
+            return Template(self.name, (("layout", layout),))
         space = self.infer(x, layout=layout).shape
         if not layout.boxes:
             return Map(space, const(0, x.dtype))
@@ -134,7 +171,12 @@ class read_as(_Stored):
             stored = layout.stored_shape(shape)
             assert stored is not None
             out.append(_sample(stored, layout, smooth))
+        for layout in _CODES.layouts:
+            out.append(Sample((Arg(f"u8[2,{_CODES.nbytes}]", 0, 63),), {"layout": layout}, grad=False))
         return out
+
+
+_CODES = QuantLayout(9, 3, bits=4, group=8, lanes=4)
 
 
 def _sample(shape: Sequence[Any], layout: Layout, smooth: bool) -> Sample:

@@ -11,7 +11,7 @@ from rlx.codegen.cpu.primitives import memory_type, to_memory
 from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.packing import own_panels
-from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm
+from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, own_groups
 from rlx.codegen.cpu.product.sparse import emit_sparse
 from rlx.codegen.cpu.prologue import Line, flat_source, runs_along
 from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
@@ -24,7 +24,6 @@ from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import ContractNest, Nest, Stat, Store
 from rlx.kernel.scalar import Scalar, body_cost, call, convert, rebuild
-from rlx.ops.quant.group_layout import QuantLayout
 from rlx.plan.lir import WeightCut
 from rlx.records import dataclass
 from rlx.target.cpu import Target
@@ -87,7 +86,7 @@ def emit_contraction(
     if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_sparse":
         return emit_sparse(module, name, nest, inputs, outputs)
     plan = plan_gemm(nest, inputs)
-    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "dequantize_groups":
         return _Gemm(module, name, nest, plan, inputs, outputs).emit_quantised()  # type: ignore[arg-type]
     if plan is None:
         return emit_nest(module, name, as_reduction(nest), inputs, outputs)
@@ -150,7 +149,7 @@ def plan_gemm(nest: ContractNest, inputs: Sequence[Slot]) -> GemmPlan | None:
     left_dtype, right_dtype = nest.lhs.dtype, inputs[nest.rhs.data].dtype
     if form.accumulate is not form.dtype or len(nest.stores) != 1:
         return None
-    if nest.rhs_layout is not None and nest.rhs_layout[0] == "unpack_groups":
+    if nest.rhs_layout is not None and nest.rhs_layout[0] == "dequantize_groups":
         right_dtype = form.dtype  # the codes stand for f32
     if GEMM_DTYPES.get((left_dtype.name, right_dtype.name)) != form.dtype.name:
         return None
@@ -308,13 +307,13 @@ class _Gemm:
 
     def emit_quantised(self) -> EmittedKernel:
         """With weights of 4 or 8 bits."""
-        plan, layout = self.plan, self.nest.rhs_layout
-        assert layout is not None
+        plan, layout = self.plan, own_groups(self.nest, self.module.target)
+        assert layout is not None, "foreign layouts are refused before"
         info = emit_quant_gemm(
             self.module,
             self.name,
             self.size(plan.m),
-            QuantLayout(**dict(layout[1])),
+            layout,
             a_start=plan.a.start,
             a_row=self.step(plan.a.axes, plan.m),
             c_row=self.step(self.store.strides, plan.m),

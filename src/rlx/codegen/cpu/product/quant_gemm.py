@@ -22,7 +22,8 @@ from rlx.codegen.cpu.product.gemm_tile import TILE_PARAMS
 from rlx.codegen.native import twins
 from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, lanes_of, vector
 from rlx.errors import ShapeError
-from rlx.ops.quant.group_layout import PANEL_VECTORS, QuantLayout
+from rlx.kernel.nests import ContractNest
+from rlx.kernel.panels import PANEL_VECTORS, QuantLayout, quantised_of
 from rlx.target.cpu import Target
 
 _BLOCK_ROWS = 32  # rows of A prepared at a time
@@ -34,6 +35,13 @@ def quant_layout(
 ) -> QuantLayout:
     """The layout that kernels for `target` read."""
     return QuantLayout(k, n, bits, group, target.lanes("f32"), scale, zeros)
+
+
+def own_groups(nest: ContractNest, target: Target) -> QuantLayout | None:
+    """The stated layout of quantised weights, None if kernels for `target` read another one."""
+    assert nest.rhs_layout is not None
+    stated = dict(nest.rhs_layout[1])
+    return quantised_of(stated["layouts"], stated["group"], target.lanes("f32"))
 
 
 def emit_quant_gemm(
