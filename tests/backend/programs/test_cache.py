@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rlx import files
 from rlx.codegen.native import jit
 from rlx.files import unfinished_name
+from rlx.ir.text.container import CODE, PLAN, File, write
 from rlx.runtime.store import cache as cache_module
 from rlx.runtime.store import trust
 from rlx.runtime.store.cache import CacheWarning, ObjectCache, default_cache
@@ -121,6 +123,44 @@ def test_no_damage_gets_through(tmp_path_factory: pytest.TempPathFactory, data: 
     assert cache.get("ab", TARGET) == b"new"
 
 
+def test_an_entry_of_the_former_layout_is_a_miss(
+    cache: ObjectCache, recwarn: pytest.WarningsRecorder
+) -> None:
+    """It has another name: nobody looks at it, and it leaves with the least recently used."""
+    body = "\n".join(cache_module._label("ab", TARGET).split("\n")[1:]).encode() + b"old code"
+    folder = cache.directory / "objects"
+    folder.mkdir()
+    (folder / (hashlib.sha256(body[:-8]).hexdigest() + ".rlxo")).write_bytes(b"RLXOBJ01" + body)
+    assert cache.get("ab", TARGET) is None and cache.info().entries == 1
+    assert not recwarn.list and cache.info().rejected == 0
+
+
+def test_a_file_of_another_kind_is_not_used(cache: ObjectCache) -> None:
+    cache.put("ab", TARGET, b"code")
+    entry = only_entry(cache)
+    write(entry, PLAN, {}, {"code": b"code"}, [])
+    with pytest.warns(CacheWarning, match="not a file of compiled code"):
+        assert cache.get("ab", TARGET) is None
+
+
+@pytest.mark.parametrize("mac", [None, 3, "", "zz", "00" * 32])
+def test_a_file_without_a_signature_is_not_used(cache: ObjectCache, mac: object) -> None:
+    cache.put("ab", TARGET, b"code")
+    entry = only_entry(cache)
+    write(entry, CODE, {"label": cache_module._label("ab", TARGET), "mac": mac}, {"code": b"evil"}, [])
+    with pytest.warns(CacheWarning, match="not signed with this user's key"):
+        assert cache.get("ab", TARGET) is None
+
+
+def test_a_signature_covers_the_code(cache: ObjectCache) -> None:
+    cache.put("ab", TARGET, b"code")
+    entry = only_entry(cache)
+    good = File(entry, CODE).header["mac"]
+    write(entry, CODE, {"label": cache_module._label("ab", TARGET), "mac": good}, {"code": b"evil"}, [])
+    with pytest.warns(CacheWarning, match="not signed with this user's key"):
+        assert cache.get("ab", TARGET) is None
+
+
 def test_code_signed_by_somebody_else_is_not_used(cache: ObjectCache) -> None:
     ObjectCache(cache.directory, keyring=YOURS).put("ab", TARGET, b"evil")
     with pytest.warns(CacheWarning, match="not signed with this user's key"):
@@ -140,7 +180,7 @@ def test_good_code_under_another_name_is_not_used(cache: ObjectCache) -> None:
 
 
 def test_the_least_recently_used_entries_go_first(tmp_path: Path) -> None:
-    cache = ObjectCache(tmp_path, limit=20_000, keyring=MINE)
+    cache = ObjectCache(tmp_path, limit=40_000, keyring=MINE)  # an entry has 8 KiB
     for number in range(4):
         cache.put(f"{number}", TARGET, bytes(4_000))
         for path in (tmp_path / "objects").iterdir():  # a second passes between two puts
@@ -149,7 +189,7 @@ def test_the_least_recently_used_entries_go_first(tmp_path: Path) -> None:
     assert cache.get("0", TARGET) is not None  # used just now: the oldest is "1"
     cache.put("4", TARGET, bytes(4_000))
     cache.put("5", TARGET, bytes(4_000))
-    assert cache.info().nbytes <= 20_000
+    assert cache.info().nbytes <= 40_000
     assert cache.get("1", TARGET) is None
     assert cache.get("0", TARGET) is not None
     assert cache.get("5", TARGET) is not None

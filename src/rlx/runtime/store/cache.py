@@ -1,16 +1,17 @@
 """Compiled objects on disk, shared by all processes of a user.
 
-An entry is one file. It is written beside its name and renamed into place, so readers see a whole file or
-none; it holds its full key, a checksum and an HMAC. Anything that does not fit (damaged, of another key,
-signed by somebody else) is a miss with a warning that names the file: the code is then simply made again.
+An entry is one file (`rlx.ir.text.container` has its layout): the code is its only part, the header has its
+full key and an HMAC. It is written beside its name and renamed into place, so readers see a whole file or
+none. Anything that does not fit (damaged, of another key, signed by somebody else) is a miss with a warning
+that names the file: the code is then simply made again.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
-import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from pathlib import Path
 from rlx import config
 from rlx.codegen.cpu.generator import generator_version
 from rlx.codegen.native.jit import llvm_version
-from rlx.files import LIKELY_LOCKED, remove_abandoned, replacing, unfinished_files
+from rlx.errors import FormatError
+from rlx.files import LIKELY_LOCKED, Json, remove_abandoned, replacing, unfinished_files
+from rlx.ir.text.container import CODE, VERSION, File, write_to
 from rlx.records import dataclass
 from rlx.runtime.store.trust import MAC_BYTES, Keyring, keyring
 from rlx.target.cpu import Target, host
@@ -26,10 +29,8 @@ from rlx.target.cpu import Target, host
 DEFAULT_LIMIT = 1 << 30
 STREAMED = "streamed"
 """Folder of the cache for weights of programs that have no file of their own."""
-_MAGIC = b"RLXOBJ01"
-_HEAD = struct.Struct(
-    f"<8s32s{MAC_BYTES}sIQ"
-)  # magic, checksum, HMAC, bytes of the label, bytes of the object
+_CODE = "code"
+_NO_MAC = "0" * 2 * MAC_BYTES
 _SUFFIX = ".rlxo"
 
 
@@ -84,13 +85,12 @@ class ObjectCache:
         except OSError:
             self._misses += 1
             return None
-        found, fault = self._open(content, label)
-        if found is None:
+        try:
+            found = self._opened(content, path, label)
+        except FormatError as e:
             self._misses += 1
             self._rejected += 1
-            warnings.warn(
-                f"cache entry {path} {fault}; the code is compiled again", CacheWarning, stacklevel=2
-            )
+            warnings.warn(f"cache entry {e.message}; the code is compiled again", CacheWarning, stacklevel=2)
             return None
         self._hits += 1
         _touch(path)
@@ -101,13 +101,13 @@ class ObjectCache:
         if not self._writable or len(object_bytes) > self.limit:
             return
         label = _label(code_key, target)
-        content = self._seal(object_bytes, label)
         path = self._path(label)
+        header = {"label": label, "mac": _NO_MAC}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path) as file:
-                file.write(content)
-            self._unchecked += len(content)
+                write_to(file, CODE, header, {_CODE: object_bytes}, (), self._seal)
+                self._unchecked += file.seek(0, os.SEEK_END)
             if self._unchecked > self.limit // 32:
                 self._evict()
         except OSError as error:
@@ -142,33 +142,29 @@ class ObjectCache:
             path.unlink(missing_ok=True)
         return len(entries) + remove_abandoned(self.directory / "objects", LIKELY_LOCKED)
 
-    def _path(self, label: bytes) -> Path:
-        return self.directory / "objects" / (hashlib.sha256(label).hexdigest() + _SUFFIX)
+    def _path(self, label: str) -> Path:
+        return self.directory / "objects" / (hashlib.sha256(label.encode()).hexdigest() + _SUFFIX)
 
     def ring(self) -> Keyring:
         """The key given, or the user's as it is now: one kept from elsewhere would refuse good code."""
         return self._keyring or keyring()
 
-    def _seal(self, object_bytes: bytes, label: bytes) -> bytes:
-        body = label + object_bytes
-        sizes = (len(label), len(object_bytes))
-        # The HMAC covers the label too: a good object under the name of another one is refused.
-        mac = self.ring().sign(struct.pack("<IQ", *sizes) + body)
-        return _HEAD.pack(_MAGIC, hashlib.sha256(body).digest(), mac, *sizes) + body
+    def _seal(self, header: Json) -> None:
+        header["mac"] = self.ring().sign(_signed(header)).hex()
 
-    def _open(self, content: bytes, label: bytes) -> tuple[bytes | None, str]:
-        """The object in a file's content, or None and what is wrong with it."""
-        if len(content) < _HEAD.size or not content.startswith(_MAGIC):
-            return None, "is not an object file of this version"
-        _, checksum, mac, label_size, object_size = _HEAD.unpack_from(content)
-        body = content[_HEAD.size :]
-        if len(body) != label_size + object_size or hashlib.sha256(body).digest() != checksum:
-            return None, "is damaged"
-        if body[:label_size] != label:
-            return None, "belongs to other code"
-        if not self.ring().verify(struct.pack("<IQ", label_size, object_size) + body, mac):
-            return None, "was not signed with this user's key and is not run"
-        return body[label_size:], ""
+    def _opened(self, content: bytes, path: Path, label: str) -> bytes:
+        """The object in a file's content; FormatError says what is wrong with it."""
+        file = File.of_bytes(content, CODE, os.fspath(path))
+        if file.header.get("label") != label:
+            raise file.fail("it belongs to other code")
+        try:
+            mac = bytes.fromhex(file.header["mac"])
+        except (KeyError, TypeError, ValueError):
+            mac = b""
+        if not self.ring().verify(_signed(file.header), mac):
+            raise file.fail("it was not signed with this user's key and is not run")
+        file.check_gaps()
+        return file.part(_CODE)
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
         """Entries with their status, the least recently used first. Files may vanish while we look."""
@@ -204,10 +200,18 @@ def _cache_at(directory: Path) -> ObjectCache:
     return ObjectCache(directory)
 
 
-def _label(code_key: str, target: Target) -> bytes:
-    """Everything that decides whether an object is the right one."""
+def _label(code_key: str, target: Target) -> str:
+    """Everything that decides whether an object is the right one, and that this version reads its file."""
     machine = (target.name, target.triple, target.code.cpu, target.code.feature_text(), host().name)
-    return "\n".join((code_key, *machine, llvm_version(), generator_version())).encode()
+    layout = f"{CODE.begins} {VERSION}"
+    return "\n".join((layout, code_key, *machine, llvm_version(), generator_version()))
+
+
+def _signed(header: Json) -> bytes:
+    """What a signature covers: all of the header, with the SHA-256 of the code. The label is part of it: good
+    code under the name of another one is refused."""
+    covered = {key: value for key, value in header.items() if key != "mac"}
+    return b"rlx code 1\n" + json.dumps(covered, sort_keys=True).encode()
 
 
 def _touch(path: Path) -> None:
