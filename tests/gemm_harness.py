@@ -20,7 +20,7 @@ from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.product.gemm import Epilogue, GemmSpec, emit_gemm
 from rlx.codegen.cpu.product.packing import pack_weights
 from rlx.codegen.native import jit
-from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.ir.dim import evaluate, sym
 from rlx.ir.graph import Graph
 from rlx.target.cpu import Target, resolve
@@ -96,10 +96,10 @@ class Guarded:
 
 @dataclass
 class Kernel:
-    """A compiled kernel with the symbols it takes."""
+    """A compiled kernel with the sizes it takes: symbols by name, or what is computed of them."""
 
     code: jit.Code
-    names: tuple[str, ...]
+    names: Sequence[Any]
     scratch: Any
     call: Any = field(init=False)
 
@@ -113,7 +113,8 @@ class Kernel:
         per_thread = -(-evaluate(self.scratch, sizes) // 64) * 64
         scratch = guard.array((threads * per_thread,), np.uint8, at_end=True)
         pointers = [array.ctypes.data for array in arrays]
-        fields = [0, scratch.ctypes.data, per_thread, *pointers, *(sizes[name] for name in self.names)]
+        values = (sizes[x] if isinstance(x, str) else evaluate(x, sizes) for x in self.names)
+        fields = [0, scratch.ctypes.data, per_thread, *pointers, *values]
         table = np.array(fields, np.int64)
         for thread in reversed(range(threads)):
             self.call(table.ctypes.data, thread, threads, 0)
@@ -129,6 +130,12 @@ def build(
 ) -> Kernel:
     """Compile `spec`; `operands` counts the tensors, of which the last is C, and symbols follow them."""
     module = Module(target)
+    fields: dict[str, Any] = dict(zip(names, names, strict=True))
+
+    def dim_value(fn: Function, expr: Any) -> Int:
+        fields.setdefault(str(expr), expr)
+        return fn.field(fn.args[0], 3 + operands + list(fields).index(str(expr)))
+
     info = emit_gemm(
         module,
         "kernel",
@@ -136,10 +143,10 @@ def build(
         operands=(3, 4, 2 + operands),
         epilogue=epilogue,
         heavy=heavy,
-        dim_value=lambda fn, expr: fn.field(fn.args[0], 3 + operands + names.index(str(expr))),
+        dim_value=dim_value,
     )
     code = jit.compile_and_load(module.text(), target)
-    return Kernel(code, names, info.scratch_bytes_per_thread)
+    return Kernel(code, tuple(fields.values()), info.scratch_bytes_per_thread)
 
 
 @functools.cache

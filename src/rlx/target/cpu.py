@@ -59,6 +59,7 @@ class Target:
     tiles: tuple[tuple[str, tuple[int, int]], ...]
     prices: Prices = DEVICES["cpu"]
     emulated: bool = False
+    widens_rows: bool = False  # whether rows of bytes are widened once before a product, not in every tile
 
     def has(self, feature: str) -> bool:
         """Whether code for this target may use `feature` (an LLVM feature name such as "fma")."""
@@ -132,6 +133,7 @@ def _x86(
     registers: int,
     tile: tuple[int, int],
     signed_bytes: tuple[int, int] | None = None,
+    widens_rows: bool = False,
 ) -> Target:
     tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, u8=tile, i8=signed_bytes or tile)
     return Target(
@@ -145,6 +147,7 @@ def _x86(
         1 << 20,
         32 << 20,
         tiles,
+        widens_rows=widens_rows,
     )
 
 
@@ -153,9 +156,9 @@ _NAMED = (  # best first
     _x86("x86-64-v4", "x86-64-v4", _V4, 64, 32, (8, 3)),
     # Signed bytes need registers for what is added to them and for the sums of that.
     _x86("x86-64-v3-vnni", "x86-64-v3", (*_V3, "avxvnni"), 32, 16, (6, 2), signed_bytes=(5, 2)),
-    _x86("x86-64-v3", "x86-64-v3", _V3, 32, 16, (6, 2)),
-    _x86("x86-64-v2", "x86-64-v2", _V2, 16, 16, (5, 2)),
-    _x86("x86-64", "x86-64", _SSE2, 16, 16, (5, 2)),
+    _x86("x86-64-v3", "x86-64-v3", _V3, 32, 16, (6, 2), widens_rows=True),
+    _x86("x86-64-v2", "x86-64-v2", _V2, 16, 16, (5, 2), widens_rows=True),
+    _x86("x86-64", "x86-64", _SSE2, 16, 16, (5, 2), widens_rows=True),
     Target(
         "aarch64",
         _ARM_TRIPLE,

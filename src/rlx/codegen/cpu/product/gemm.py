@@ -12,6 +12,7 @@ do not depend on them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlx.codegen.cpu.product.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, both, choose, either
 from rlx.codegen.cpu.product.gemm_dot import DotGemm, suits_dot
@@ -25,11 +26,11 @@ from rlx.codegen.cpu.product.gemm_driver import (
     Size,
 )
 from rlx.codegen.cpu.product.gemm_end import Epilogue
-from rlx.codegen.cpu.product.gemm_rows import Prologue
+from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.gemm_tile import TileWriter
-from rlx.codegen.cpu.product.microkernel import kind_of, tile_of
+from rlx.codegen.cpu.product.microkernel import Kind, kind_of, tile_of
 from rlx.codegen.cpu.product.packing import emit_panel_packer, emit_tile_packer
-from rlx.codegen.native.irtext import Int, Module, Value
+from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.errors import UnsupportedError
 
@@ -80,18 +81,47 @@ def emit_gemm(
     return emitter(module, name, call).emit()
 
 
+def with_rows_from_memory(call: GemmCall, kind: Kind) -> GemmCall:
+    """The same matmul with rows of A that are read as a prologue reads them, to be prepared in scratch."""
+    spec, dim_value = call.spec, call.dim_value
+
+    def size(fn: Function, x: Size) -> Int:
+        return x if isinstance(x, int) or dim_value is None else dim_value(fn, x)
+
+    def row(fn: Function, number: Int, batch: tuple[Int, ...]) -> Callable[[Int, Value | None], Value]:
+        offset = size(fn, call.starts[0])
+        for index, step in zip((*batch, number), spec.a_strides[:-1], strict=True):
+            offset = fn.add(offset, fn.mul(index, size(fn, step)))
+        start = fn.gep(fn.field(fn.args[0], call.operands[0], "ptr"), offset, kind.element)
+        type_ = vector(kind.element, lanes)
+
+        def at(k: Int, mask: Value | None) -> Value:
+            place = fn.gep(start, k, kind.element)
+            return fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
+
+        return at
+
+    lanes = kind.lanes * kind.group
+    strides = (*(0 for _ in spec.batch), row_stride(spec.k), 1)
+    return replace(call, spec=replace(spec, a_strides=strides), prologue=Prologue(lanes, row))
+
+
 class _Gemm(ProductDriver):
     """The emitter of one kernel: sizes, the nest of loops, and where A and B are found."""
 
     def __init__(self, module: Module, name: str, call: GemmCall) -> None:
         spec = call.spec
-        kind = kind_of(spec.dtype, module.target, grouped=spec.b_packed or spec.a_strides[-1] == 1)
+        grouped = spec.b_packed or spec.a_strides[-1] == 1
+        kind = kind_of(spec.dtype, module.target, grouped, prepared=True)
         rows, vectors = tile_of(spec.dtype, module.target)
         if kind.group > 1 and spec.a_strides[-1] != 1:
             raise UnsupportedError(
                 f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first"
             )
+        if kind.row_element != kind.element and call.prologue is None:
+            call = with_rows_from_memory(call, kind)
         super().__init__(module, name, call, kind, rows, vectors * kind.lanes)
+        spec = call.spec
         self.vectors, epilogue = vectors, call.epilogue
         self.tile_width = 1 << (self.rows - 1).bit_length()
         self.b_in_place = not spec.b_packed and spec.b_strides[-1] == 1 and self.kind.group == 1
@@ -350,7 +380,8 @@ class _Gemm(ProductDriver):
             rows, row0 = fn.gep(self.b_scratch, panels, "i8"), self.tiles.row(fn, first)
             count = fn.sub(self.tiles.row(fn, stop), row0)
             self.computed.compute(fn, rows, row0, count, depth.start, depth.size)
-            return lambda tile, row: fn.gep(rows, fn.mul(fn.sub(row, row0), self.a_row), self.element)
+            element = self.kind.row_element
+            return lambda tile, row: fn.gep(rows, fn.mul(fn.sub(row, row0), self.a_row), element)
         a = fn.gep(a, fn.mul(depth.start, self.a_k), self.element)
         if not self.packs_a:
             return lambda tile, row: fn.gep(a, fn.mul(row, self.a_row), self.element)

@@ -122,7 +122,7 @@ class ProductDriver:
         self.computed: ComputedRows | None = None
         if call.prologue is not None:
             self.computed = ComputedRows(
-                module, name, self.element, call.prologue, self.frame, batch_axes, call.spec.k, rows
+                module, name, kind, call.prologue, self.frame, batch_axes, call.spec.k, rows
             )
 
     def plan(self, panels: Int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlx.codegen.cpu.product.gemm_cut import both
 from rlx.codegen.cpu.product.gemm_end import Frame
+from rlx.codegen.cpu.product.microkernel import Kind
 from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.records import dataclass
@@ -46,7 +47,7 @@ class ComputedRows:
 
     module: Module
     name: str
-    element: str
+    kind: Kind
     prologue: Prologue
     frame: Frame
     batch_axes: int
@@ -58,13 +59,13 @@ class ComputedRows:
         """Row tiles of a block."""
         if not isinstance(self.k, int):
             return 4
-        tile = self.height * row_stride(self.k) * size_bytes(self.element)
+        tile = self.height * row_stride(self.k) * size_bytes(self.kind.row_element)
         return max(1, min(16, self.module.target.l2_bytes // 2 // tile))
 
     @property
     def scratch_bytes(self) -> Any:
         """Room for a block, in bytes."""
-        return row_stride(self.k) * (self.tiles * self.height * size_bytes(self.element))
+        return row_stride(self.k) * (self.tiles * self.height * size_bytes(self.kind.row_element))
 
     def compute(self, fn: Function, to: Value, row: Int, rows: Int, k: Int, depth: Int) -> None:
         """Compute elements k .. k + depth of some rows of A; `fn` is the kernel itself."""
@@ -84,11 +85,12 @@ class ComputedRows:
 
         def one(i: Int, _: Sequence[Value]) -> None:
             at = self.prologue.row(fn, fn.add(row, i), batch)
-            there = fn.gep(to, fn.mul(i, stride), self.element)
+            there = fn.gep(to, fn.mul(i, stride), self.kind.row_element)
             whole = fn.mul(fn.udiv(depth, lanes), lanes)
 
             def put(j: Int, mask: Value | None) -> None:
-                fn.store(at(fn.add(k, j), mask), fn.gep(there, j, self.element))
+                ready = self.kind.prepared(fn, at(fn.add(k, j), mask))
+                fn.store(ready, fn.gep(there, j, self.kind.row_element))
 
             fn.loop(0, whole, lanes, [], lambda j, _: put(j, None))
             left = fn.sub(depth, whole)

@@ -92,7 +92,8 @@ class TileWriter:
         kind, element, width = self.kind, self.kind.element, panels * vectors
         a_row, a_k, k, c_row = (self.frame.read(fn, frame, field) for field in ("a_row", "a_k", "k", "c_row"))
         b_k = vectors * self.lanes if self.packed_weights else self.frame.read(fn, frame, "b_k")
-        a_places = Places.of(fn, a, [fn.mul(i, a_row) for i in range(rows)], fn.mul(a_k, kind.group), element)
+        steps = [fn.mul(i, a_row) for i in range(rows)]
+        a_places = Places.of(fn, a, steps, fn.mul(a_k, kind.group), kind.row_element)
         columns = [
             p * self.panel_stride + j * self.lanes * kind.group for p in range(panels) for j in range(vectors)
         ]

@@ -41,6 +41,15 @@ class Kind:
         return True
 
     @property
+    def row_element(self) -> str:
+        """Type in which tiles read A; where it is not `element`, rows are prepared in scratch first."""
+        return self.element
+
+    def prepared(self, fn: Function, elements: Value) -> Value:
+        """Elements of A as tiles read them."""
+        return elements
+
+    @property
     def moved(self) -> str:
         """Type in which an element is copied: 16-bit floats travel as integers, which every target moves."""
         return "i16" if self.element in ("bfloat", "half") else self.element
@@ -188,11 +197,29 @@ class BytePairs(Bytes):
         return fn.sext(value, "i16")
 
 
-def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
+@dataclass(frozen=True)
+class WidenedPairs(ShortPairs):
+    """Two k at a time as 16-bit integers: those of A are widened once, before they meet many columns."""
+
+    signed: bool
+
+    @property
+    def row_element(self) -> str:
+        return "i16"
+
+    def prepared(self, fn: Function, elements: Value) -> Value:
+        return (fn.sext if self.signed else fn.zext)(elements, "i16")
+
+    def _widen(self, fn: Function, value: Value) -> Value:
+        return fn.sext(value, "i16")
+
+
+def kind_of(dtype: str, target: Target, grouped: bool = True, prepared: bool = False) -> Kind:
     """The best way `target` has to contract operands of `dtype`. 16-bit floats are summed in f32.
 
     "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (x86 only) both of 16 bits; all are summed
-    in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k are not adjacent.
+    in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k are not adjacent. With
+    `prepared`, the caller can prepare rows of A.
 
     >>> from rlx.target.cpu import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
@@ -202,6 +229,8 @@ def kind_of(dtype: str, target: Target, grouped: bool = True) -> Kind:
         lanes, signed = target.lanes("i32"), dtype == "i8"
         if grouped and target.has_vnni:
             return ByteQuads("i8", "i32", 4, lanes, signed)
+        if grouped and prepared and target.widens_rows:
+            return WidenedPairs("i8", "i32", 2, lanes, True, signed)
         if grouped and target.x86:
             return BytePairs("i8", "i32", 2, lanes, signed)
         return Bytes("i8", "i32", 1, lanes, signed)
