@@ -90,6 +90,11 @@ class Target:
     def has_vnni(self) -> bool:
         return self.has("avx512vnni") or self.has("avxvnni")
 
+    @property
+    def sums_in_pairs(self) -> bool:
+        """Whether products of bytes whose sums in pairs fit 16 bits are faster than those of widened ones."""
+        return self.widens_rows and self.has("avx2")
+
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""
         return self.vector_bytes * 8 // BITS[dtype]

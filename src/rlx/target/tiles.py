@@ -14,6 +14,7 @@ class PanelTile:
     columns: int
     lanes: int
     group: int
+    quads: bool = False  # whether small weights may lie in panels of quads
 
 
 @dataclass(frozen=True)

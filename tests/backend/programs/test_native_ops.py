@@ -14,7 +14,7 @@ from rlx.fuzz.bounds import assert_by_table
 from rlx.reference.interpreter import evaluate
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
-HOST_OPS = {"cond", "custom", "data_size", "loop", "pack_sparse", "unique"}
+HOST_OPS = {"cond", "custom", "data_size", "loop", "pack_quads", "pack_sparse", "unique"}
 HOST_REASONS = (
     "dtype c64 ",
     "dtype c128 ",

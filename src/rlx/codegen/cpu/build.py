@@ -51,7 +51,8 @@ SPECIAL: dict[type, Callable[..., EmittedKernel]] = {**EMITTERS, Template: emit_
 def panel_tiles(target: Target) -> tuple[PanelTile, ...]:
     """Panels that this target's contraction kernels read, per dtype."""
     layouts = {d: panels_of(1, 1, target, d) for d in ("f32", "f64", "bf16", "f16", "i8")}
-    return tuple(PanelTile(d, p.columns, p.lanes, p.group) for d, p in layouts.items())
+    quads = ("i8",) if target.sums_in_pairs else ()
+    return tuple(PanelTile(d, p.columns, p.lanes, p.group, d in quads) for d, p in layouts.items())
 
 
 def slot_of(node: Node, views: dict[int, View]) -> Slot:

@@ -12,11 +12,12 @@ from typing import Any
 from rlx.codegen.cpu.conv.shape import VECTORS, kernel_panels, reads_depthwise
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import kind_of
-from rlx.codegen.cpu.product.packing import own_panels
+from rlx.codegen.cpu.product.packing import own_panels, panels_of
 from rlx.codegen.cpu.product.quant_gemm import own_groups
 from rlx.errors import RlxError
 from rlx.kernel.nests import ContractNest, ConvNest
 from rlx.kernel.panels import blocks_of, is_image
+from rlx.kernel.quads import QuadPanels
 from rlx.ops.storage.sparse import columns_of
 from rlx.ops.storage.winograd import WinogradLayout
 from rlx.target.cpu import Target
@@ -51,6 +52,9 @@ def _matrix_fits(
         return own_panels(dict(attrs)["layout"], target, stored.dtype.name) is not None
     if name == "dequantize_groups":
         return own_groups(nest, target) is not None
+    if name == "unpack_quads":
+        quads, own = QuadPanels(**dict(attrs)), panels_of(1, 1, target, "i8")
+        return target.sums_in_pairs and (quads.columns, quads.lanes) == (own.columns, own.lanes)
     if name == "unpack_sparse":
         columns = columns_of(**dict(attrs))
         same = columns.dtype == nest.form.dtype.np == nest.lhs.dtype.np

@@ -264,3 +264,8 @@ class Lanes(Arithmetic):
         name, feature = names[a.width]
         sums = vector("i32", a.width // 2)
         return self.intrinsic(f"llvm.x86.{name}", sums, a, b, feature=feature, twin=twins.pairs_i16)
+
+    def saturating_dot_u8i8(self, a: Value, b: Value) -> Value:
+        """Sums of neighbouring pairs of <32 x i8> products as i16, saturated; `a` unsigned, `b` signed."""
+        name = "llvm.x86.avx2.pmadd.ub.sw"
+        return self.intrinsic(name, vector("i16", a.width // 2), a, b, feature="avx2")

@@ -23,6 +23,7 @@ from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import ContractNest, Nest, Stat, Store
+from rlx.kernel.quads import QuadPanels
 from rlx.kernel.scalar import Scalar, body_cost, call, convert, rebuild
 from rlx.plan.lir import WeightCut
 from rlx.records import dataclass
@@ -105,7 +106,7 @@ def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
 
 def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
     """Why this backend does not compute the left operand of a matmul as it reads it, if so."""
-    if nest.rhs_layout is not None and nest.rhs_layout[0] != "read_as":
+    if nest.rhs_layout is not None and nest.rhs_layout[0] not in ("read_as", "unpack_quads"):
         return "a product with quantised or sparse weights reads its rows from memory"
     plan = plan_gemm(nest, inputs)
     if plan is None:
@@ -117,16 +118,26 @@ def no_prologue(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
 
 def cut_of(nest: ContractNest, inputs: Sequence[Slot], target: Target) -> WeightCut | None:
     """How the kernel of a contraction can run part by part: by columns whose weights are stored together."""
-    if nest.rhs_layout is None or nest.rhs_layout[0] != "read_as":
+    quads = quads_of(nest)
+    if nest.rhs_layout is None or (nest.rhs_layout[0] != "read_as" and quads is None):
         return None
     plan = plan_gemm(nest, inputs)
     if plan is None or plan.batch:
         return None
+    if quads is not None:
+        return WeightCut(nest.rhs.data, quads.panel_bytes(quads.columns))
     stored = inputs[nest.rhs.data].dtype
     panels = own_panels(dict(nest.rhs_layout[1])["layout"], target, stored.name)
     if panels is None:
         return None
     return WeightCut(nest.rhs.data, panels.depth * panels.columns * stored.np.itemsize)
+
+
+def quads_of(nest: ContractNest) -> QuadPanels | None:
+    """The panels of quads that the right operand lies in, if so."""
+    if nest.rhs_layout is None or nest.rhs_layout[0] != "unpack_quads":
+        return None
+    return QuadPanels(**dict(nest.rhs_layout[1]))
 
 
 @dataclass(frozen=True)
@@ -278,6 +289,7 @@ class _Gemm:
             dtype=self.nest.lhs.dtype.name,
             c_dtype=self.table.outputs[0].dtype.name,
             b_packed=plan.packed,
+            quads=quads_of(self.nest),
         )
         info = emit_gemm(
             self.module,

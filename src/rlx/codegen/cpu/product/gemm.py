@@ -111,14 +111,14 @@ class _Gemm(ProductDriver):
 
     def __init__(self, module: Module, name: str, call: GemmCall) -> None:
         spec = call.spec
-        grouped = spec.b_packed or spec.a_strides[-1] == 1
-        kind = kind_of(spec.dtype, module.target, grouped, prepared=True)
-        rows, vectors = tile_of(spec.dtype, module.target)
+        grouped, small = spec.b_packed or spec.a_strides[-1] == 1, spec.quads is not None
+        kind = kind_of(spec.dtype, module.target, grouped, prepared=True, small=small)
+        rows, vectors = tile_of(spec.dtype, module.target, small)
         if kind.group > 1 and spec.a_strides[-1] != 1:
             raise UnsupportedError(
                 f"packed {spec.dtype} weights need rows of A that are contiguous: copy A first"
             )
-        if kind.row_element != kind.element and call.prologue is None:
+        if kind.prepares_rows and call.prologue is None:
             call = with_rows_from_memory(call, kind)
         super().__init__(module, name, call, kind, rows, vectors * kind.lanes)
         spec = call.spec
@@ -140,12 +140,13 @@ class _Gemm(ProductDriver):
             self.kind,
             self.vectors,
             self.end,
-            panel_stride=self.padded_k * self.columns if spec.b_packed else self.columns,
+            panel_stride=self.panel_elements if spec.b_packed else self.columns,
             packed_weights=spec.b_packed,
             staged=call.heavy or not maskable,
             masked_b=self.b_in_place,
             resumes=self.blocks_k,
             beside=() if spec.batch else call.beside,
+            quads=spec.quads,
         )
 
     # ---- sizes
@@ -154,6 +155,12 @@ class _Gemm(ProductDriver):
     def padded_k(self) -> int:
         """Rows of packed weights: k in whole groups."""
         return -(-int(self.spec.k) // self.kind.group) * self.kind.group
+
+    @property
+    def panel_elements(self) -> int:
+        """Elements of a full panel of packed weights."""
+        quads = self.spec.quads
+        return self.padded_k * self.columns if quads is None else quads.panel_bytes(self.columns)
 
     @property
     def at_once(self) -> dict[int, int]:
@@ -338,7 +345,9 @@ class _Gemm(ProductDriver):
         fn, steps = self.main, self.padded_k // self.kind.group
         parts = self.writer.step_bytes // self.writer.pace
         part = fn.sub(tile, fn.smax(fn.sub(stop, parts), first))
-        offset = fn.add(fn.mul(part, steps * self.writer.pace), steps * self.writer.step_bytes)
+        offset = fn.add(
+            fn.mul(part, steps * self.writer.pace), self.panel_elements * size_bytes(self.element)
+        )
         asks = both(fn, fn.cmp("sge", part, 0), fn.cmp("sgt", fn.sub(stop, first), 1))
         there: Value = fn.select(asks, fn.gep(panel, offset, "i8"), panel)
         return there
@@ -360,7 +369,9 @@ class _Gemm(ProductDriver):
             def several(j: Int, _: list[Value]) -> None:
                 column = fn.mul(j, self.columns)
                 place = fn.gep(c, column, self.c_element)
-                self.writer.call(fn, callee, whole_a(0, 0), self.place_in_b(b, column, 0), place, 0, column)
+                self.writer.call(
+                    fn, callee, whole_a(0, 0), self.place_in_b(b, j, column, 0), place, 0, column
+                )
 
             fn.loop(first, cut, panels, [], several)
             panel_of_b = self.group_of_b(b, cut, stop, depth)
@@ -409,9 +420,11 @@ class _Gemm(ProductDriver):
 
         return place
 
-    def place_in_b(self, b: Value, column: Int, k: Int) -> Value:
-        """Where the panel that starts at `column` is in packed weights or, from k on, in the matrix."""
+    def place_in_b(self, b: Value, j: Int, column: Int, k: Int) -> Value:
+        """Where panel j, which starts at `column`, is in packed weights or, from k on, in the matrix."""
         fn = self.main
+        if self.spec.quads is not None:
+            return fn.gep(b, fn.mul(j, self.panel_elements), self.element)
         if self.spec.b_packed:
             return fn.gep(b, fn.mul(column, self.padded_k), self.element)
         return fn.gep(b, fn.add(fn.mul(column, self.b_column), fn.mul(k, self.b_k)), self.element)
@@ -420,12 +433,12 @@ class _Gemm(ProductDriver):
         """How to find the panels first..stop of B, packed where they must be or where that was decided."""
         fn = self.main
         if self.spec.b_packed:
-            return lambda j, form: self.place_in_b(b, fn.mul(j, self.columns), 0)
+            return lambda j, form: self.place_in_b(b, j, fn.mul(j, self.columns), 0)
 
         def pack(j: Int, count: Int, vectors: int, to: Value) -> None:
             packer = emit_panel_packer(self.module, self.kind, vectors, self.b_k, self.b_column)
             column = fn.mul(j, self.columns)
-            source = self.place_in_b(b, column, depth.start)
+            source = self.place_in_b(b, j, column, depth.start)
             fn.call(packer, [source, self.b_k, self.b_column, to, depth.size, fn.sub(self.n, column), count])
 
         whole = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
@@ -440,7 +453,8 @@ class _Gemm(ProductDriver):
             if form.last:
                 fn.branch(packed, lambda: pack(j, 1, form.vectors, panel))
             self.frame.change("b_k", choose(fn, packed, form.vectors * self.lanes, self.b_k))
-            found: Value = fn.select(packed, panel, self.place_in_b(b, fn.mul(j, self.columns), depth.start))
+            in_place = self.place_in_b(b, j, fn.mul(j, self.columns), depth.start)
+            found: Value = fn.select(packed, panel, in_place)
             return found
 
         return place

@@ -14,6 +14,7 @@ from rlx.codegen.cpu.product.microkernel import Kind
 from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
 from rlx.codegen.native.irtypes import size_bytes
 from rlx.errors import ShapeError, UnsupportedError
+from rlx.kernel.quads import QuadPanels
 from rlx.records import dataclass
 
 Size = Any
@@ -27,10 +28,10 @@ DimValue = Callable[[Function, Any], Int]
 class GemmSpec:
     """One matmul. Strides count elements per (batch axes ..., row, column).
 
-    With `b_packed`, B is what `packing.pack_weights` packed from a [k, n] matrix of static size, and
-    `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums` says that C
-    may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads it; very
-    deep matmuls are then faster.
+    With `b_packed`, B is what `packing.pack_weights` packed from a [k, n] matrix of static size, or such
+    `quads`, and `b_strides` holds the batch axes only. C must be contiguous along its columns. `c_holds_sums`
+    says that C may hold unfinished sums while the kernel runs: neither the epilogue nor another thread reads
+    it; very deep matmuls are then faster.
     """
 
     m: Size
@@ -44,6 +45,7 @@ class GemmSpec:
     c_dtype: str = "f32"
     b_packed: bool = False
     c_holds_sums: bool = False
+    quads: QuadPanels | None = None
 
     @property
     def can_be_cut(self) -> bool:

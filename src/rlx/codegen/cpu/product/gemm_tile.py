@@ -6,10 +6,13 @@ constants in them; the others come through a `Frame` on the driver's stack.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.codegen.cpu.product.gemm_end import Frame, TileEnd
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
 from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
 from rlx.codegen.native.irtypes import size_bytes
+from rlx.kernel.quads import GROUP, QuadPanels
 from rlx.records import dataclass
 
 LINE = 64  # bytes of a cache line
@@ -45,6 +48,7 @@ class TileWriter:
     masked_b: bool  # B is read in place up to the last column of the matrix
     resumes: bool  # k comes in blocks, between which C holds the sums
     beside: tuple[tuple[int, str], ...] = ()  # matrices like C that the epilogue reads: field, element type
+    quads: QuadPanels | None = None  # what the panels of B are
 
     @property
     def lanes(self) -> int:
@@ -106,7 +110,12 @@ class TileWriter:
 
         if isinstance(k, int) and k >= LONG and not self.resumes:
             tile.ask(self._read_beside(fn, row, column, c_row, rows))
+        panel_places = (
+            [fn.gep(b, p * self.panel_stride, element) for p in range(panels)] if self.quads else []
+        )
         start = [kind.zero] * (rows * width)
+        if self.quads is not None and kind.prepares_rows:
+            start = [x for place in panel_places for x in self._starts(fn, self.quads, place, vectors)] * rows
         if self.resumes:
             fresh = fn.cmp("ne", self.frame.read(fn, frame, "fresh"), 0)
             start = fn.if_value(fresh, lambda: start, tile.load)
@@ -117,6 +126,8 @@ class TileWriter:
 
         meanwhile = ask_for_later if self.packed_weights and panels == 1 else None
         sums = accumulate(fn, kind, a_places, b_places, k, start, mask if self.masked_b else None, meanwhile)
+        if self.quads is not None and self.quads.room:
+            sums = self._room(fn, self.quads, panel_places, vectors, (a, steps), sums)
 
         def finish() -> None:
             if self.staged:
@@ -129,6 +140,49 @@ class TileWriter:
         done = fn.cmp("ne", self.frame.read(fn, frame, "done"), 0) if self.resumes else True
         fn.branch(done, finish, lambda: tile.store(sums))
         return name
+
+    def _starts(self, fn: Function, quads: QuadPanels, panel: Value, vectors: int) -> list[Value]:
+        """What the sums of a panel of quads begin with where A is signed."""
+        type_, at = vector("i32", self.lanes), quads.starts_at(vectors * self.lanes)
+        return [fn.load(type_, fn.gep(panel, at + j * self.lanes * 4, "i8"), 1) for j in range(vectors)]
+
+    def _room(
+        self,
+        fn: Function,
+        quads: QuadPanels,
+        panels: list[Value],
+        vectors: int,
+        rows: tuple[Value, list[Int]],
+        sums: list[Value],
+    ) -> list[Value]:
+        """The sums with what waits after the steps of each panel; every panel has its own k for that."""
+        kind, columns, out = self.kind, vectors * self.lanes, list(sums)
+        a, distances = rows
+        for p, panel in enumerate(panels):
+            own = [n for n in range(len(sums)) if n // vectors % len(panels) == p]
+            weights = fn.gep(panel, quads.room_at(columns), "i8")
+            places = fn.gep(panel, quads.places_at(columns), "i8")
+
+            def step(
+                s: Int, totals: Sequence[Value], weights: Value = weights, places: Value = places
+            ) -> list[Value]:
+                k = fn.zext(fn.load("i32", fn.gep(places, s, "i32"), 1), "i64")
+                at = fn.gep(a, fn.umin(k, quads.k - GROUP), "i8")
+                there = fn.gep(weights, fn.mul(s, columns * GROUP), "i8")
+                b = [
+                    kind.read_b(fn, fn.gep(there, j * self.lanes * GROUP, "i8"), None) for j in range(vectors)
+                ]
+                made = []
+                for i, distance in enumerate(distances):
+                    x = kind.read_a(fn, fn.gep(at, distance, "i8"), GROUP)
+                    made += [kind.multiply_add(fn, x, b[j], totals[i * vectors + j]) for j in range(vectors)]
+                return made
+
+            found = fn.zext(fn.load("i32", fn.gep(panel, quads.count_at(columns), "i8"), 1), "i64")
+            last = fn.loop(0, fn.umin(found, quads.room), 1, [out[n] for n in own], step)
+            for n, total in zip(own, last, strict=True):
+                out[n] = total
+        return out
 
     def _read_beside(
         self, fn: Function, row: Int, column: Int, c_row: Int, rows: int

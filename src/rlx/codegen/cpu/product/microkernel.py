@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.native.irtext import Bool, Function, Int, Value, constant, vector
 from rlx.errors import DTypeError
+from rlx.kernel.quads import OFFSET
 from rlx.records import dataclass
 from rlx.target.cpu import Target
 
@@ -41,8 +42,13 @@ class Kind:
         return True
 
     @property
+    def prepares_rows(self) -> bool:
+        """Whether tiles read rows of A from scratch, where they are `prepared`."""
+        return False
+
+    @property
     def row_element(self) -> str:
-        """Type in which tiles read A; where it is not `element`, rows are prepared in scratch first."""
+        """Type in which tiles read A."""
         return self.element
 
     def prepared(self, fn: Function, elements: Value) -> Value:
@@ -135,6 +141,37 @@ class ByteQuads(Kind):
 
 
 @dataclass(frozen=True)
+class SmallQuads(ByteQuads):
+    """Four k at a time by products of bytes whose sums in pairs fit 16 bits, because the weights are small.
+
+    A signed A is made unsigned once; what that adds to the sums is stored with the weights (`QuadPanels`).
+    """
+
+    @property
+    def adds_at_once(self) -> bool:
+        return False
+
+    @property
+    def prepares_rows(self) -> bool:
+        return self.signed
+
+    def prepared(self, fn: Function, elements: Value) -> Value:
+        return fn.value(fn.xor(elements, -OFFSET)) if self.signed else elements
+
+    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+        word = fn.load("i32", place, 1) if count == 4 else self._part(fn, place, count)
+        return fn.bitcast(fn.splat(word, self.lanes), vector("i8", 4 * self.lanes))
+
+    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+        pairs = fn.saturating_dot_u8i8(a, b)
+        return fn.value(fn.add(fn.dot_i16(pairs, constant(pairs.type, 1)), total))
+
+    @property
+    def has_excess(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
 class ShortPairs(Kind):
     """Two k at a time as 16-bit integers, summed in i32: in one instruction, or `in_two`."""
 
@@ -204,6 +241,10 @@ class WidenedPairs(ShortPairs):
     signed: bool
 
     @property
+    def prepares_rows(self) -> bool:
+        return True
+
+    @property
     def row_element(self) -> str:
         return "i16"
 
@@ -214,12 +255,14 @@ class WidenedPairs(ShortPairs):
         return fn.sext(value, "i16")
 
 
-def kind_of(dtype: str, target: Target, grouped: bool = True, prepared: bool = False) -> Kind:
+def kind_of(
+    dtype: str, target: Target, grouped: bool = True, prepared: bool = False, small: bool = False
+) -> Kind:
     """The best way `target` has to contract operands of `dtype`. 16-bit floats are summed in f32.
 
     "i8" is A and B of signed bytes, "u8" A of unsigned ones, "i16" (x86 only) both of 16 bits; all are summed
     in i32. Without `grouped`, k is taken one by one, for an A whose neighbours in k are not adjacent. With
-    `prepared`, the caller can prepare rows of A.
+    `prepared`, the caller can prepare rows of A; with `small`, B is in panels of quads.
 
     >>> from rlx.target.cpu import resolve
     >>> kind_of("bf16", resolve("x86-64-v4-bf16-vnni")).group, kind_of("bf16", resolve("x86-64-v3")).group
@@ -227,6 +270,8 @@ def kind_of(dtype: str, target: Target, grouped: bool = True, prepared: bool = F
     """
     if dtype in ("i8", "u8"):
         lanes, signed = target.lanes("i32"), dtype == "i8"
+        if small:
+            return SmallQuads("i8", "i32", 4, lanes, signed)
         if grouped and target.has_vnni:
             return ByteQuads("i8", "i32", 4, lanes, signed)
         if grouped and prepared and target.widens_rows:
@@ -244,9 +289,17 @@ def kind_of(dtype: str, target: Target, grouped: bool = True, prepared: bool = F
     return Kind(MEMORY[dtype], accumulator, 1, target.lanes("f64" if dtype == "f64" else "f32"))
 
 
-def tile_of(dtype: str, target: Target) -> tuple[int, int]:
-    """(rows, vectors) of the register tile."""
-    return target.tile(dtype)
+def tile_of(dtype: str, target: Target, small: bool = False) -> tuple[int, int]:
+    """(rows, vectors) of the register tile.
+
+    >>> from rlx.target.cpu import resolve
+    >>> tile_of("u8", resolve("x86-64-v3")), tile_of("u8", resolve("x86-64-v3"), small=True)
+    ((6, 2), (5, 2))
+    """
+    rows, vectors = target.tile(dtype)
+    if small:  # beside sums and columns: a vector of A, one of products, one of ones
+        rows = min(rows, (target.registers - vectors - 3) // vectors)
+    return rows, vectors
 
 
 @dataclass(frozen=True)
