@@ -293,9 +293,14 @@ def test_parameters_are_checked() -> None:
 # -- one owner
 
 SOURCES = Path(rlx.__file__).parent
-OWNERS = {"kernel/boxes.py", "kernel/layout.py", "kernel/panels.py"}
+OWNERS = {"kernel/boxes.py", "kernel/layout.py", "kernel/panels.py", "kernel/quads.py"}
 OWNED = {"Panels", "KernelPanels", "ChannelBlocks", "QuantLayout"}
-TRANSFORMED = {"pack_winograd", "unpack_winograd"}  # weights that are computed, not only moved
+TRANSFORMED = {  # weights that are computed, or whose places depend on their values
+    "pack_winograd",
+    "unpack_winograd",
+    "pack_quads",
+    "unpack_quads",
+}
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
