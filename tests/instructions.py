@@ -75,7 +75,7 @@ def _instructions(code: bytes, target: Target) -> Iterator[tuple[int, str, froze
                 at = address + size
             if at < len(data):
                 feature, size = _unknown(data[at : at + 15]) if target.x86 else ("", 0)
-                assert feature, f"{target.name}: bytes {data[at : at + 15].hex()} are no known instruction"
+                assert feature, f"{target.name}: bytes {data[at : at + 15].hex()} are an unknown instruction"
                 yield at, f"bytes {data[at : at + size].hex()}", frozenset({feature})
                 at += size
 

@@ -1,8 +1,8 @@
 """A native thread that does jobs for others: one loop, for copies and for the reader of streamed weights.
 
 It shares a control block with Python and with kernels, a table of 8-byte fields, and never needs Python's
-lock. When there is no job, it looks again for some microseconds, because waking a sleeper takes longer than
-many a job, and then sleeps until it is signalled.
+lock. Without a job it spins for some microseconds, because waking a thread takes longer than most jobs. Then
+it sleeps until it is signalled.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Follower(Interpreter):
         if rounds_once(self.form(node)):
             kept = [(e == 0) & self.is_kept(node, v) for e, v in zip(errors, values, strict=True)]
             own = [np.where(k, 0.0, r) for k, r in zip(kept, own, strict=True)]
-        # A bound that is no number (an unknown error times 0) bounds nothing.
+        # An unknown error times 0 is NaN: the error stays unknown.
         totals = [np.nan_to_num(e + r, nan=np.inf, posinf=np.inf) for e, r in zip(errors, own, strict=True)]
         return tuple(Bounded(v, t) for v, t in zip(values, totals, strict=True))
 

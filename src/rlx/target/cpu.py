@@ -59,7 +59,7 @@ class Target:
     tiles: tuple[tuple[str, tuple[int, int]], ...]
     prices: Prices = DEVICES["cpu"]
     emulated: bool = False
-    widens_rows: bool = False  # whether rows of bytes are widened once before a product, not in every tile
+    widens_rows: bool = False  # rows of bytes become i16 once per product, not once per tile
 
     def has(self, feature: str) -> bool:
         """Whether code for this target may use `feature` (an LLVM feature name such as "fma")."""

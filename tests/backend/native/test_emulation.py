@@ -169,7 +169,7 @@ def test_an_instruction_and_its_twin_agree(name: str) -> None:
 @pytest.mark.parametrize("target", [BEST, NARROW], ids=lambda target: target.name)
 @pytest.mark.parametrize("name", dots(8))
 def test_integers_are_exact(name: str, target: Target) -> None:
-    """Twins against NumPy, where there is no such instruction to ask; and the instruction, where there is."""
+    """Twins are compared with NumPy. Where the machine has the instruction, it is compared, too."""
     lanes = target.lanes("i32")
     body, out, (total, a, b) = dots(lanes)[name]
     products = (a.astype(np.int64) * b.astype(np.int64)).reshape(40, lanes, -1).sum(axis=2)

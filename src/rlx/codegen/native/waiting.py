@@ -85,7 +85,7 @@ def wake(word: ptr, everybody: bool = False) -> None:
 
 @inline
 def sleep_announced(word: ptr, last: i64, asleep: ptr) -> None:
-    """Set `asleep` and sleep until `wake`, unless `word` is no longer `last`. May return early.
+    """Set `asleep` and sleep until `wake` is called, if `word` is still `last`. May return early.
 
     Who changes `word` looks at `asleep` afterwards, and this looks at `word` once more after the
     announcement: one of the two sees the other. The caller clears `asleep`.

@@ -152,7 +152,7 @@ def _deform_expand(
 
 
 def _ref_sample(image: np.ndarray, c: Sequence[float]) -> np.ndarray:
-    """[C, axes] at one point, blended; 0 outside, and where the point is no number."""
+    """[C, axes] at one point, blended; 0 outside, and where the point is NaN or infinite."""
     total = np.zeros(image.shape[0])
     if not all(map(math.isfinite, c)):
         return total

@@ -241,7 +241,7 @@ def _coordinates(
         one = maximum(2.0 - new, 0.0) if isinstance(new, Node) else float(new == 1.0)
         # a single element is in the middle of the region
         c = (x / steps + 0.5 * one) * (end - start) * (old - 1.0) + start * (old - 1.0)
-        return c, logical_not(logical_and(c >= 0.0, c <= old - 1.0))  # also where it is no number
+        return c, logical_not(logical_and(c >= 0.0, c <= old - 1.0))  # NaN is outside
     centred = (x + 0.5) / factor - 0.5
     if transform == "half_pixel_symmetric":
         return centred + old * 0.5 * (1.0 - new / width), None
@@ -383,7 +383,7 @@ def _ref_axis(
 ) -> np.ndarray:
     d = x.shape[axis]
     cs = [_ref_coordinate(o, d, n, scale, region, transform) for o in range(n)]
-    beyond = np.array([not 0 <= c <= d - 1 for c in cs], bool)  # also where it is no number
+    beyond = np.array([not 0 <= c <= d - 1 for c in cs], bool)  # NaN is outside
     cs = [c if math.isfinite(c) else 0.0 for c in cs]
     if mode == "nearest":
         out = np.take(x, [min(max(_ref_nearest(c, nearest), 0), d - 1) for c in cs], axis)
