@@ -1,8 +1,8 @@
 """Depthwise convolution of blocked images: every lane is a channel with a separate kernel.
 
 Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The
-pixels around are summed one by one; padding is multiplied as any pixel, so a weight that is NaN or infinite
-shows there, too. Threads share planes or bands of lines.
+pixels around are summed one by one. Padding is multiplied, too, so that a weight that is NaN or infinite
+shows; window lines of padding once for a line of pixels. Threads share planes or bands of lines.
 """
 
 from __future__ import annotations
@@ -257,31 +257,51 @@ class _Depthwise:
 
         taps_w = shape.window[2]
         padding = fn.splat(self.nest.form.fill, lanes, self.kind.accumulator)
+        counts = bool(self.dtype.is_float or self.nest.form.fill)  # 0 times an integer is 0
 
-        def place(at: Int, k: Int, axis: int) -> tuple[Int, Value]:
-            """Where window element k of output `at` reads, and whether that is inside."""
-            start = fn.sub(fn.mul(at, shape.strides[axis]), low[axis])
-            where = fn.add(start, fn.mul(k, shape.dilations[axis]))
-            return where, fn.value(fn.cmp("ult", where, size[axis]))
+        def clipped(at: Int, axis: int) -> tuple[Int, Int, Int]:
+            """(first element's place, first and last + 1 window element inside) of output `at`."""
+            start, window = fn.sub(fn.mul(at, shape.strides[axis]), low[axis]), shape.window[axis]
+            dilation = shape.dilations[axis]
+            before = fn.udiv(fn.add(fn.smax(fn.sub(0, start), 0), dilation - 1), dilation)
+            room = fn.add(fn.sub(size[axis], start), dilation - 1)
+            first = fn.smin(before, window)
+            return start, first, fn.smax(fn.smin(fn.udiv(fn.smax(room, 0), dilation), window), first)
+
+        def factor(r: Int, k: Int) -> Value:
+            place = fn.mul(fn.add(fn.mul(r, taps_w), k), lanes)
+            return self.kind.read_b(fn, fn.gep(w, place, self.element), None)
+
+        def padded(r: Int, first: Int, last: Int, sums: list[Value]) -> list[Value]:
+            """Products of padding with weights first..last of window line r."""
+            if not counts:
+                return sums
+            product = lambda k, now: [self.kind.multiply_add(fn, padding, factor(r, k), now[0])]  # noqa: E731
+            return fn.loop(first, last, 1, sums, product)
+
+        top, first_h, last_h = clipped(h, 1)
+        outside = [
+            self.kind.zero
+        ]  # of the window lines that are padding, the same for all pixels of the line
+        for first, last in ((0, first_h), (last_h, shape.window[1])):
+            outside = fn.loop(first, last, 1, outside, lambda r, now: padded(r, 0, taps_w, now))
 
         def pixel(p: Int, _: list[Value]) -> None:
+            left, first_w, last_w = clipped(p, 2)
+
             def lines(r: Int, sums: list[Value]) -> list[Value]:
-                y, line_is_there = place(h, r, 1)
+                row = fn.mul(fn.add(top, fn.mul(r, shape.dilations[1])), line)
 
                 def taps(k: Int, sums: list[Value]) -> list[Value]:
-                    column, column_is_there = place(p, k, 2)
-                    at = fn.add(fn.mul(y, line), fn.mul(column, lanes))
-                    read = lambda: [self.pixel(fn, fn.gep(x, at, self.element))]  # noqa: E731
-                    is_there = fn.value(fn.and_(line_is_there, column_is_there))
-                    (value,) = fn.if_value(is_there, read, lambda: [padding])
-                    factor = self.kind.read_b(
-                        fn, fn.gep(w, fn.mul(fn.add(fn.mul(r, taps_w), k), lanes), self.element), None
-                    )
-                    return [self.kind.multiply_add(fn, value, factor, sums[0])]
+                    at = fn.add(row, fn.mul(fn.add(left, fn.mul(k, shape.dilations[2])), lanes))
+                    value = self.pixel(fn, fn.gep(x, at, self.element))
+                    return [self.kind.multiply_add(fn, value, factor(r, k), sums[0])]
 
-                return fn.loop(0, taps_w, 1, sums, taps)
+                sums = padded(r, 0, first_w, sums)
+                sums = fn.loop(first_w, last_w, 1, sums, taps)
+                return padded(r, last_w, taps_w, sums)
 
-            sums = fn.loop(0, shape.window[1], 1, [self.kind.zero], lines)
+            sums = fn.loop(first_h, last_h, 1, outside, lines)
             self.store(fn, frame, sums, h, p, common)
 
         fn.loop(begin, end, 1, [], pixel)
