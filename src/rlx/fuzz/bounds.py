@@ -36,14 +36,13 @@ from rlx.ir.op import Op, Role
 from rlx.ir.rewrite import substitute_dims
 from rlx.ir.types import tensor_types
 from rlx.kernel.form import Call, Contract, Conv, Cumulate, Form, Map, Pieces, Reduce, Scatter, Sort, Template
-from rlx.kernel.scalar import PRIMITIVES
+from rlx.kernel.scalar import EXACT, PRIMITIVES
 from rlx.ops.array.addressing import OutOfRangeError
 from rlx.reference.interpreter import Interpreter
 
 ELEMENTWISE_ULPS = 4
 ADDED_UP = ("sum", "add")
 ROUNDED = "fc"  # kinds of dtypes
-EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "trunc", "where")
 MOST_CORNERS = 3  # operands whose errors are looked at together
 NEAREST = ("add", "mul", "sub")  # rounded once: a result that the dtype has is the result
 

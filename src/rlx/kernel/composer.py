@@ -32,6 +32,7 @@ from rlx.kernel.panels import stored_blocks
 from rlx.kernel.scalar import (
     LOADS,
     Scalar,
+    as_stored,
     axes,
     axis,
     const,
@@ -138,14 +139,14 @@ class Composer:
             operand = node.operands[e.data]
             source = self.values[operand.id]
             if e.prim == "load":
-                return replace_axes(source, args)
+                return replace_axes(as_stored(source), args)
             if self._is_in_place(source, operand) and (
                 e.prim == "load_or" or self._is_whole(source, operand)
             ):
                 return Scalar(e.prim, args, e.dtype, source.data)  # load_or brings its own bounds
             if e.prim == "load_or":
                 guard, fill, *index = args
-                at = replace_axes(source, index)
+                at = replace_axes(as_stored(source), index)
                 if any(x.prim in ("load_checked", "acc") for x in at.walk()):
                     raise ComposeError(f"{node.op.name} reads a computed value past its edge", node.where)
                 return select(guard, guard_loads(at, guard), fill)

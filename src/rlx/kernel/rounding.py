@@ -6,13 +6,15 @@ Kernels for symbolic sizes exist, but some add in another order than those for n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rlx.errors import RlxError
 from rlx.ir.dim import Dim, evaluate, sym, symbols
 from rlx.ir.dims.choice import CHOICES, SizeChoices, choose, need_numbers
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
+from rlx.ir.resize import with_sizes
 from rlx.ir.types import Shape, tensor_types
 from rlx.ir.weights import weight_ids
 from rlx.kernel.compose import compose
@@ -28,8 +30,8 @@ MOST_PHASES, MOST_REACH = 64, 1024
 """Strides and reaches of windows up to which kernels for planar images are written out."""
 
 Lanes = Callable[[str], int]
-SummedAxes = Callable[[Nest, Sequence[Shape], Mapping[str, int]], Shape]
-"""Over which axes the kernel of a nest loops to add, for operands of some shapes, at certain sizes."""
+SummedAxes = Callable[[Nest, Sequence[Shape]], Shape]
+"""Over which axes the kernel of a nest loops to add, for operands of some shapes."""
 
 
 def is_long_row(size: Dim) -> bool:
@@ -62,15 +64,15 @@ def has_planar_kernel(form: Conv, dtypes: Sequence[str]) -> bool:
 def rounds_by_kernel(graph: Graph) -> bool:
     """Whether bits depend on which ops are one kernel.
 
-    16-bit floats are kept in f32 there, and rounded when they are stored. Sums over several axes run along
-    all of them at once where every operand of the kernel allows it. Mean and variance of a long row are taken
-    in one pass if they are in one kernel.
+    Attention keeps the scores of 16-bit floats in f32. Sums over several axes run along all of them at once
+    where every operand of the kernel allows it. Mean and variance of a long row are taken in one pass if they
+    are in one kernel.
     """
     readers = graph.users()
     for node in graph.nodes:
         if node.op.role is not Role.COMPUTE or not readers[node.id]:
             continue
-        if any(t.dtype.is_float and t.dtype.bits == 16 for t in tensor_types(node.type)):
+        if node.op.heavy and any(t.dtype.is_float and t.dtype.bits == 16 for t in tensor_types(node.type)):
             return True
         form = lower_node(node) if node.op.family == "reduction" else None
         if isinstance(form, Reduce) and node.dtype.is_float and form.combine in ("sum", "prod"):
@@ -127,11 +129,18 @@ def _check_axes(choices: SizeChoices, kernel: Nest, node: Node, summed_axes: Sum
     names = sorted({name for d in dims for name in symbols(d)})
     if not choices.knows(dims) or not names:
         return
-    symbolic = summed_axes(kernel, shapes, {})
+    symbolic = summed_axes(kernel, shapes)
 
     def is_the_same(*sizes: int) -> bool:
         binding = dict(zip(names, sizes, strict=True))
-        return summed_axes(kernel, shapes, binding) == tuple(evaluate(d, binding) for d in symbolic)
+        try:
+            numbers = with_sizes(node.bodies[0], binding)  # whose indices fold to shorter ones
+            known = compose(numbers)
+        except RlxError:
+            return False
+        assert isinstance(known, Nest)
+        axes = summed_axes(known, [i.shape for i in numbers.inputs])
+        return axes == tuple(evaluate(d, binding) for d in symbolic)
 
     open_sizes = tuple(sym(name) for name in names)
     if choose(is_the_same, open_sizes, [1 for _ in names]) is False:

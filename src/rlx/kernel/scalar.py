@@ -50,6 +50,12 @@ def primitive(
     return made
 
 
+primitive("rounded", 1, lambda x: x, lambda d: d)  # registers hold 16-bit floats as f32: what a store leaves
+
+EXACT = ("abs", "ceil", "floor", "maximum", "minimum", "neg", "round", "sign", "trunc", "where")
+"""Primitives whose results need no rounding: the dtype of their arguments has them."""
+
+
 class Scalar:
     """One expression; equal structure compares and hashes equal."""
 
@@ -253,6 +259,26 @@ def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
 def convert(value: Scalar, to: DType, saturate: bool | None = None) -> Scalar:
     """Cast to a dtype (the `cast` op's rules; data holds its `saturate`)."""
     return value if value.dtype is to else Scalar("cast", (value,), to, saturate)
+
+
+def as_stored(value: Scalar) -> Scalar:
+    """The value as another op reads it. A 16-bit float is rounded as if it had been stored: its bits must not
+    depend on what shares a kernel.
+
+    >>> from rlx.ir.dtype import BF16
+    >>> x = load(0, axes(1), BF16)
+    >>> [as_stored(e).prim for e in (x, call("neg", x), call("exp", x))]
+    ['load', 'neg', 'rounded']
+    """
+    halves = value.dtype.is_float and value.dtype.bits == 16
+    return call("rounded", value) if halves and not _is_half(value) else value
+
+
+def _is_half(value: Scalar) -> bool:
+    """Whether an expression of a 16-bit dtype has a value of that dtype without being rounded."""
+    if value.prim in EXACT:
+        return all(_is_half(a) for a in value.args if a.dtype is value.dtype)
+    return value.prim in (*LOADS, "at", "const", "cast", "rounded")
 
 
 def in_range(index: Scalar, extent: Dim) -> Scalar:

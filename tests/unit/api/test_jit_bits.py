@@ -13,6 +13,7 @@ import pytest
 
 import rlx
 from rlx import ops
+from rlx.ir.op import get_op
 
 RNG = np.random.default_rng(1)
 Calls = list[tuple[np.ndarray, ...]]
@@ -322,3 +323,32 @@ def test_a_size_that_a_loop_needs_is_a_number() -> None:
     jitted = rlx.jit(f, dynamic={"w": {1: "columns"}})
     jitted(made(4, 6), made(6, 6))
     assert jitted.program(made(4, 6), made(6, 6)).graph.symbols() == ()
+
+
+def test_halves_are_rounded_whatever_shares_their_kernel() -> None:
+    """A constant of a known size is in memory, one of an open size is computed: kernels are cut elsewhere."""
+
+    def f(x: Any, y: Any) -> Any:
+        return ops.cond(ops.sum(x) > 1.0, lambda a: ops.tanh(a * 0.5 + a), lambda a: -a, ops.logaddexp(y, x))
+
+    def slope(x: Any, y: Any) -> Any:
+        return ops.sum(rlx.grad(lambda x, y: ops.sum(ops.sin(ops.cast(f(x, y), "f32"))))(x, y) * 0.5)
+
+    x = ops.cast(np.array([[[-0.49609375]], [[-1.671875]]], np.float32), "bf16")
+    y = ops.cast(np.ones((1, 2), np.float32), "bf16")
+    known, open_sizes = rlx.jit(rlx.grad(slope))(x, y), rlx.jit(rlx.grad(slope), dynamic=True)(x, y)
+    np.testing.assert_array_equal(open_sizes.view(np.uint16), known.view(np.uint16))
+
+
+def test_a_sum_over_a_part_of_open_size() -> None:
+    """Indices of known sizes fold to shorter ones, so that two axes are one."""
+
+    def f(x: Any, scale: Any) -> Any:
+        part = ops.reshape(ops.reshape(x, (-1,))[:90], (3, 3, 5, 2))
+        return get_op("instance_norm")(part, scale, ops.reshape(x, (-1,))[:3])
+
+    g = rlx.vmap(f, in_axes=(0, None))
+    x, ones = made(2, 65, 2), np.ones(3, np.float32)
+    known = rlx.jit(g, target="x86-64")(x, ones)
+    open_sizes = rlx.jit(g, target="x86-64", dynamic=True)(x, ones)
+    np.testing.assert_array_equal(open_sizes, known)

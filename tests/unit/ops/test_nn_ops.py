@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlx
 from rlx import ops
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
@@ -153,3 +154,17 @@ def test_frozen_batch_norm_touches_x_twice() -> None:
         if any(o.id in depends for o in node.operands):
             depends.add(node.id)
     assert [g.nodes[i].op.name for i in sorted(depends)] == ["input", "mul", "add"]
+
+
+def test_the_slope_of_a_convolution_without_a_window() -> None:
+    """A mean of no elements is NaN, and so is its slope, in programs of known and of open sizes."""
+
+    def f(x: Any, w: Any) -> Any:
+        return rlx.ops.mean(rlx.ops.conv(x, w), axis=2)
+
+    def slope(x: Any, w: Any) -> Any:
+        return rlx.jvp(f, (x, w), (x, w))[1]
+
+    x, w = np.ones((1, 2, 3), np.float32), np.ones((2, 2, 4), np.float32)
+    assert np.isnan(rlx.jit(slope)(x, w)).all()
+    assert not rlx.jit(rlx.grad(lambda x, w: rlx.ops.sum(rlx.ops.conv(x, w))))(x, w).any()

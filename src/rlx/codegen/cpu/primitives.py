@@ -291,6 +291,7 @@ PRIMITIVES: dict[str, Emit] = {
     "shift_left": _shift("left"),
     "shift_right": _shift("right"),
     "where": _where,
+    "rounded": lambda fn, d, a: from_memory(fn, to_memory(fn, a[0], d), d),
     "exp_difference": lambda fn, d, a: exp(fn, fn.fsub(*a), rounded=True),
     **{f"bitcast_{to}": _bitcast(to) for to in MEMORY},
     **{

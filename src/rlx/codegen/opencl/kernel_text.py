@@ -21,7 +21,7 @@ from rlx.codegen.opencl.ctext import (
 )
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import I64, DType
+from rlx.ir.dtype import F32, I64, DType
 from rlx.ir.types import Shape
 from rlx.kernel.nests import Store
 from rlx.kernel.scalar import LOADS, Scalar, load_index
@@ -133,8 +133,9 @@ class KernelText:
             return self._read(e, args[0])
         if e.prim in LOADS:
             return self._load(e, args)
-        if e.prim == "cast":
-            return self.variable(variable_type(e.dtype), self.cast(args[0], e.args[0].dtype, e.dtype))
+        if e.prim in ("cast", "rounded"):
+            source = F32 if e.prim == "rounded" else e.args[0].dtype  # variables of halves are floats
+            return self.variable(variable_type(e.dtype), self.cast(args[0], source, e.dtype))
         return self.variable(variable_type(e.dtype), self.primitive(e.prim, e.args[-1].dtype, args))
 
     def primitive(self, name: str, dtype: DType, args: list[str]) -> str:

@@ -18,7 +18,7 @@ from rlx.ir.op import Arg, Op, Sample, declare
 from rlx.ir.operand import DTypeLike, Operand, Tensor, of_one, of_two
 from rlx.ir.types import Shape, TensorType
 from rlx.kernel.form import Conv, Form
-from rlx.ops.array.shape import reshape, transpose
+from rlx.ops.array.shape import broadcast_to, reshape, transpose
 from rlx.ops.array.window import (
     GEOMETRY,
     Geometry,
@@ -32,6 +32,7 @@ from rlx.ops.array.window import (
 )
 from rlx.ops.math.contract import accumulate_dtype, dot_general
 from rlx.ops.math.elementwise import cast
+from rlx.ops.math.reduce import reduce_sum
 from rlx.ops.nn.conv_adjoint import transposed
 from rlx.ops.rules import is_number, need_dtype, op_call, same_dtype, shape_of
 
@@ -137,9 +138,10 @@ class _conv(Op):
     ) -> list[Node | None]:
         if fill:
             raise UnsupportedError(f"conv: no gradient where padding is {fill}; pad x before, then convolve")
-        if any(count == 0 for count in g.shape[2:]):  # no window fits: nothing depends on x or w
-            return [None, None]
         g = g if g.dtype is x.dtype else cast(g, dtype=x.dtype)
+        if any(count == 0 for count in g.shape[2:]):  # no window fits
+            nothing = reduce_sum(g, axes=tuple(range(g.rank)))
+            return [broadcast_to(nothing, x.shape), broadcast_to(nothing, w.shape)]
         rows = list(zip(x.shape[2:], w.shape[2:], g.shape[2:], strides, padding, dilations, strict=True))
         low = tuple(p[0] for p in padding)
         dx = transposed(g, w, x.shape[2:], strides, low, dilations, groups)

@@ -1,8 +1,8 @@
 """Depthwise convolution of blocked images: every lane is a channel with a separate kernel.
 
 Where no window meets an edge, strips of a few columns run down the lines with all weights in registers. The
-pixels around are summed one by one. Padding is multiplied, too, so that a weight that is NaN or infinite
-shows; window lines of padding once for a line of pixels. Threads share planes or bands of lines.
+pixels around are summed one by one. Where a block has a weight that is NaN or infinite, padding is
+multiplied, too, so that it shows. Threads share planes or bands of lines.
 """
 
 from __future__ import annotations
@@ -96,6 +96,18 @@ class _Depthwise:
         fn.loop(low, high, 1, [], unit)
         return self.table.finish()
 
+    def padding_counts(self, w: Value) -> bool | Value:
+        """Whether products with padding show in sums: 0 times infinity is NaN."""
+        fn = self.fn
+        if self.nest.form.fill or not self.dtype.is_float:
+            return bool(self.nest.form.fill)
+
+        def product(k: Int, now: list[Value]) -> list[Value]:
+            return [self.kind.multiply_add(fn, self.kind.zero, self.weight(fn, w, k), now[0])]
+
+        (total,) = fn.loop(0, self.taps, 1, [self.kind.zero], product)
+        return fn.any_lane(fn.is_nan(total))
+
     def plane(
         self, x: Value, w: Value, first: Int, last: Int, rows: tuple[Int, Int], columns: tuple[Int, Int]
     ) -> None:
@@ -113,19 +125,26 @@ class _Depthwise:
 
             fn.loop(0, count, 1, [], strip)
             pixel = fn.add(pixel, fn.mul(count, wide))
-        border = self.border()
 
-        def around(h: Int, begin: Int, end: Int) -> None:
-            fn.call(border, [fn.args[0], self.frame.pointer, x, w, h, begin, end])
+        def borders(padded: bool) -> None:
+            border = self.border(padded)
 
-        fn.loop(first, top, 1, [], lambda h, _: around(h, 0, width))
-        fn.loop(bottom, last, 1, [], lambda h, _: around(h, 0, width))
+            def around(h: Int, begin: Int, end: Int) -> None:
+                fn.call(border, [fn.args[0], self.frame.pointer, x, w, h, begin, end])
 
-        def sides(h: Int, _: list[Value]) -> None:
-            around(h, 0, columns[0])
-            around(h, columns[1], width)
+            def sides(h: Int, _: list[Value]) -> None:
+                around(h, 0, columns[0])
+                around(h, columns[1], width)
 
-        fn.loop(top, bottom, 1, [], sides)
+            fn.loop(first, top, 1, [], lambda h, _: around(h, 0, width))
+            fn.loop(bottom, last, 1, [], lambda h, _: around(h, 0, width))
+            fn.loop(top, bottom, 1, [], sides)
+
+        counts = self.padding_counts(w)
+        if isinstance(counts, bool):
+            borders(counts)
+        else:
+            fn.branch(counts, lambda: borders(True), lambda: borders(False))
 
     def strips(self, columns: Int) -> Iterator[tuple[int, Int]]:
         """Widths of the strips that columns are cut in, and how many there are of each.
@@ -145,6 +164,10 @@ class _Depthwise:
             wide //= 2
 
     # ---- functions
+
+    def weight(self, fn: Function, w: Value, k: Int) -> Value:
+        """Window element k of all channels of a block."""
+        return self.kind.read_b(fn, fn.gep(w, fn.mul(k, self.lanes), self.element), None)
 
     def pixel(self, fn: Function, place: Value) -> Value:
         """The channels of one pixel, as wide as the sums."""
@@ -201,10 +224,7 @@ class _Depthwise:
         taps_h, taps_w = shape.window[1:]
         unrolled = self.taps <= MOST_UNROLLED
 
-        def weight(k: Int) -> Value:
-            return self.kind.read_b(fn, fn.gep(w, fn.mul(k, lanes), self.element), None)
-
-        kept = [weight(k) for k in range(self.taps)] if unrolled else []
+        kept = [self.weight(fn, w, k) for k in range(self.taps)] if unrolled else []
 
         def window_line(x: Value, weights: Sequence[Value], sums: list[Value]) -> list[Value]:
             """Products of one line of the windows; a pixel of x is loaded once."""
@@ -227,7 +247,7 @@ class _Depthwise:
                 if isinstance(r, int) and unrolled:
                     return window_line(row, kept[r * taps_w : (r + 1) * taps_w], list(sums))
                 return window_line(
-                    row, [weight(fn.add(fn.mul(r, taps_w), k)) for k in range(taps_w)], list(sums)
+                    row, [self.weight(fn, w, fn.add(fn.mul(r, taps_w), k)) for k in range(taps_w)], list(sums)
                 )
 
             if unrolled:
@@ -240,9 +260,11 @@ class _Depthwise:
         fn.loop(first, last, 1, [], one)
         return name
 
-    def border(self) -> str:
-        """Name of border(args, frame, x, w, h, begin, end): pixels begin..end of a line, with padding."""
-        name = f"{self.name}.border"
+    def border(self, padded: bool) -> str:
+        """Name of border(args, frame, x, w, h, begin, end): pixels begin..end of a line whose windows meet
+        padding, which is multiplied or left out.
+        """
+        name = f"{self.name}.{'padded' if padded else 'border'}"
         if self.module.defines(name):
             return name
         params = [("ptr", "args"), ("ptr", "frame"), ("ptr noalias", "x"), ("ptr noalias", "w")]
@@ -257,7 +279,6 @@ class _Depthwise:
 
         taps_w = shape.window[2]
         padding = fn.splat(self.nest.form.fill, lanes, self.kind.accumulator)
-        counts = bool(self.dtype.is_float or self.nest.form.fill)  # 0 times an integer is 0
 
         def clipped(at: Int, axis: int) -> tuple[Int, Int, Int]:
             """(first element's place, first and last + 1 window element inside) of output `at`."""
@@ -269,22 +290,17 @@ class _Depthwise:
             return start, first, fn.smax(fn.smin(fn.udiv(fn.smax(room, 0), dilation), window), first)
 
         def factor(r: Int, k: Int) -> Value:
-            place = fn.mul(fn.add(fn.mul(r, taps_w), k), lanes)
-            return self.kind.read_b(fn, fn.gep(w, place, self.element), None)
+            return self.weight(fn, w, fn.add(fn.mul(r, taps_w), k))
 
-        def padded(r: Int, first: Int, last: Int, sums: list[Value]) -> list[Value]:
+        def padding_of(r: Int, first: Int, last: Int, sums: list[Value]) -> list[Value]:
             """Products of padding with weights first..last of window line r."""
-            if not counts:
-                return sums
             product = lambda k, now: [self.kind.multiply_add(fn, padding, factor(r, k), now[0])]  # noqa: E731
             return fn.loop(first, last, 1, sums, product)
 
         top, first_h, last_h = clipped(h, 1)
-        outside = [
-            self.kind.zero
-        ]  # of the window lines that are padding, the same for all pixels of the line
-        for first, last in ((0, first_h), (last_h, shape.window[1])):
-            outside = fn.loop(first, last, 1, outside, lambda r, now: padded(r, 0, taps_w, now))
+        outside = [self.kind.zero]  # of window lines that are padding: the same for all pixels of the line
+        for first, last in ((0, first_h), (last_h, shape.window[1])) if padded else ():
+            outside = fn.loop(first, last, 1, outside, lambda r, now: padding_of(r, 0, taps_w, now))
 
         def pixel(p: Int, _: list[Value]) -> None:
             left, first_w, last_w = clipped(p, 2)
@@ -297,9 +313,11 @@ class _Depthwise:
                     value = self.pixel(fn, fn.gep(x, at, self.element))
                     return [self.kind.multiply_add(fn, value, factor(r, k), sums[0])]
 
-                sums = padded(r, 0, first_w, sums)
+                if not padded:
+                    return fn.loop(first_w, last_w, 1, sums, taps)
+                sums = padding_of(r, 0, first_w, sums)
                 sums = fn.loop(first_w, last_w, 1, sums, taps)
-                return padded(r, last_w, taps_w, sums)
+                return padding_of(r, last_w, taps_w, sums)
 
             sums = fn.loop(first_h, last_h, 1, outside, lines)
             self.store(fn, frame, sums, h, p, common)

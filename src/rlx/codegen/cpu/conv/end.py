@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from rlx.codegen.cpu.conv.shape import Image, static
 from rlx.codegen.cpu.conv.tile import TilePlace
@@ -120,6 +121,9 @@ class Epilogue:
         return to_memory(at.fn, at.vector(self.body), self.table.outputs[0].dtype)
 
 
+Line: TypeAlias = tuple[Int, Int, Int]  # image, d, h
+
+
 @dataclass(frozen=True)
 class ConvEnd:
     """What both ends share. The frame holds the indices `image`, and of the line `d` and `h`, unless `flat`:
@@ -141,16 +145,19 @@ class ConvEnd:
     def __post_init__(self) -> None:
         object.__setattr__(self, "element", memory_type(self.table.outputs[0].dtype))
 
-    def line(self, fn: Function, frame: Value) -> tuple[Int, Int]:
-        return (0, 0) if self.flat else (self.frame.read(fn, frame, "d"), self.frame.read(fn, frame, "h"))
+    def line(self, fn: Function, frame: Value) -> Line:
+        """(image, d, h) of the frame. A loop reads them once, before it stores anything."""
+        image = self.frame.read(fn, frame, "image")
+        if self.flat:
+            return image, 0, 0
+        return image, self.frame.read(fn, frame, "d"), self.frame.read(fn, frame, "h")
 
     def pixel_step(self, fn: Function) -> Int:
         return self.table.dim(fn, self.out.axes[2])
 
-    def place(self, fn: Function, frame: Value, block: Int, pixel: Int, below: int = 0) -> Value:
-        """Address of a pixel of a block of channels, `below` the frame's line."""
-        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
-        h = fn.add(h, below)
+    def place(self, fn: Function, line: Line, block: Int, pixel: Int) -> Value:
+        """Address of a pixel of a block of channels."""
+        image, d, h = line
         offset: Int = 0
         for index, step in zip(
             (image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False
@@ -196,7 +203,7 @@ class BlockedEnd(ConvEnd):
     def _vector(self, tile: TilePlace, j: int, masked: bool) -> Callable[[Int, Value], tuple[Value, Value]]:
         """What ends vector j of a pixel: (pixel of the tile, sums) -> what to store, and where."""
         fn, frame, channel, pixel = tile.fn, tile.frame, tile.channel, tile.pixel
-        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
+        image, d, h = line = self.line(fn, frame)
         block = fn.add(fn.udiv(channel, self.lanes), j)
         mask = None
         if masked:
@@ -205,7 +212,7 @@ class BlockedEnd(ConvEnd):
         common = self.epilogue.at(fn, [image, block, 0, d, h, pixel], lane, None, None)
         for e in self.epilogue.fixed:
             common(e)
-        start = self.place(fn, frame, block, pixel)
+        start = self.place(fn, line, block, pixel)
 
         def end(p: Int, sums: Value) -> tuple[Value, Value]:
             place = [d, h, fn.add(pixel, p)]
@@ -223,14 +230,13 @@ class BlockedEnd(ConvEnd):
 class PlanarStore(ConvEnd):
     """Lanes are pixels of one line of one channel."""
 
-    def store_pixels(self, tile: TilePlace, sums: Value, mask: Value | None, below: int = 0) -> None:
-        """The epilogue of one vector of pixels, `below` the frame's line, and its store."""
-        fn, frame, channel, pixel = tile.fn, tile.frame, tile.channel, tile.pixel
-        image, (d, h) = self.frame.read(fn, frame, "image"), self.line(fn, frame)
-        h = fn.add(h, below)
+    def store_pixels(self, tile: TilePlace, line: Line, sums: Value, mask: Value | None) -> None:
+        """The epilogue of one vector of pixels of a line, and its store."""
+        fn, channel, pixel = tile.fn, tile.channel, tile.pixel
+        image, d, h = line
         lane = Lane(4, pixel, self.lanes, mask)
         value = self.epilogue.value(self.epilogue.at(fn, [image, channel, d, h, pixel], lane, sums, None))
-        place, step = self.place(fn, frame, channel, pixel, below), self.pixel_step(fn)
+        place, step = self.place(fn, line, channel, pixel), self.pixel_step(fn)
         if not (isinstance(step, int) and step == 1):
             index = fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64"))
             fn.scatter(value, place, fn.value(index), mask)
@@ -240,13 +246,15 @@ class PlanarStore(ConvEnd):
             fn.masked_store(value, place, mask)
 
     def store_row(self, tile: TilePlace, sums: list[Value], masked: bool, below: int = 0) -> None:
-        """Consecutive vectors of pixels; with `masked`, the last one ends the line."""
+        """Consecutive vectors of pixels, `below` the frame's line; with `masked`, the last one ends it."""
         fn = tile.fn
+        image, d, h = self.line(fn, tile.frame)
+        line = image, d, fn.add(h, below)
         for j, total in enumerate(sums):
             at, mask = fn.add(tile.pixel, j * self.lanes), None
             if masked and j == len(sums) - 1:
                 mask = fn.lanes(fn.sub(self.table.dim(fn, self.epilogue.space[4]), at), self.lanes)
-            self.store_pixels(replace(tile, pixel=at), total, mask, below)
+            self.store_pixels(replace(tile, pixel=at), line, total, mask)
 
 
 class PlanarEnd(PlanarStore):
@@ -264,6 +272,7 @@ class PlanarEnd(PlanarStore):
         lanes, width, type_ = self.lanes, vectors * self.lanes, vector(self.sums, self.lanes)
         turned = fn.alloca(self.sums, width * lanes)
         count = fn.smin(fn.sub(self.frame.read(fn, frame, "channel_end"), channel), width)
+        line = self.line(fn, frame)
 
         def block(first: Int, _: list[Value]) -> None:
             base = fn.add(pixel, first)
@@ -275,11 +284,12 @@ class PlanarEnd(PlanarStore):
                     [rows, width, fn.gep(turned, j * lanes**2, self.sums)],
                 )
 
-            def line(c: Int, _: list[Value]) -> None:
-                sums = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), self.sums))
-                self.store_pixels(TilePlace(fn, frame, fn.add(channel, c), base), sums, mask)
+            def pixels_of(c: Int, _: list[Value]) -> None:
+                read = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), self.sums))
+                sums = fn.select(mask, read, constant(type_, 0))  # a product of what is no pixel may be slow
+                self.store_pixels(TilePlace(fn, frame, fn.add(channel, c), base), line, sums, mask)
 
-            fn.loop(0, count, 1, [], line)
+            fn.loop(0, count, 1, [], pixels_of)
 
         fn.loop(0, pixels, lanes, [], block)
         return name

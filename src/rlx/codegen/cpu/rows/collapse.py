@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from rlx.codegen.cpu.rows.ranges import decided
 from rlx.errors import UnsupportedError
-from rlx.ir.dim import Dim, evaluate, known_eq
+from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.form import dense_strides
@@ -204,29 +204,10 @@ def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
     return nest
 
 
-def summed_axes(nest: Nest, operands: Sequence[Shape], binding: Mapping[str, int]) -> Shape:
-    """The reduced axes that a kernel loops over, of operands that are stored without gaps; at the sizes of
-    `binding`, if it has any."""
-    shapes = list(operands)
-    if binding:
-        nest, shapes = _bound(nest, binding), [_bound_shape(s, binding) for s in operands]
-    flat = collapse(nest, [dense_strides(shape) for shape in shapes])
+def summed_axes(nest: Nest, operands: Sequence[Shape]) -> Shape:
+    """The reduced axes that a kernel loops over, of operands that are stored without gaps."""
+    flat = collapse(nest, [dense_strides(shape) for shape in operands])
     return flat.space[flat.outer :]
-
-
-def _bound(nest: Nest, binding: Mapping[str, int]) -> Nest:
-    """The nest at certain sizes."""
-
-    def known(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
-        return size(evaluate(e.data, binding)) if e.prim == "size" else None
-
-    inside = map_bodies(nest, lambda s: rebuild(s, known))
-    stores = tuple(replace(s, strides=_bound_shape(s.strides, binding)) for s in inside.stores)
-    return replace(inside, space=_bound_shape(nest.space, binding), stores=stores)
-
-
-def _bound_shape(shape: Shape, binding: Mapping[str, int]) -> Shape:
-    return tuple(evaluate(d, binding) for d in shape)
 
 
 def _mergeable(nest: Nest, number: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from rlx.codegen.cpu.expression import AHEAD, STREAM_AHEAD, Expression, Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
@@ -80,12 +81,19 @@ def _prefers_columns(nest: Nest) -> bool:
     neighbours in memory are along it rather than along the last reduced one."""
     if nest.outer == 0 or nest.outer == len(nest.space):
         return False
-    if nest.columns is not None:
+    if nest.columns is not None and not _adds_in_any_order(nest):
         return nest.columns
     steps = accesses(nest).steps
     rows = sum(1 for s in steps if s[-1] == 1)
     columns = sum(1 for s in steps if s[nest.outer - 1] == 1)
     return columns > rows
+
+
+def _adds_in_any_order(nest: Nest) -> bool:
+    """One sum of two terms has the same bits in either direction. Mean and variance are not one sum."""
+    inner = nest.space[nest.outer :]
+    known = [d for d in inner if isinstance(d, int)]
+    return len(nest.stats) == 1 and len(known) == len(inner) and prod(known) <= 2
 
 
 class _MapNest(NestEmitter):
