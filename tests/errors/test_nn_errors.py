@@ -112,7 +112,7 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
     (
         lambda: ops.attention(*qkv(2, 2), f(3, 3)),
         ShapeError,
-        "attention: shapes [1,2,4,5] and [3,3] do not broadcast",
+        "attention: mask f32[3,3] does not broadcast to the scores [1,2,4,5]",
     ),
     (lambda: ops.attention(*qkv(2, 2), IDS), DTypeError, "attention: mask i64[2] is neither bool nor"),
     (

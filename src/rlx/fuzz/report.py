@@ -101,16 +101,19 @@ def calling(p: Program) -> str:
         return "\n".join([*lines, f"print({call})  # by the reference" if not p.transform else ""])
     opened = p.open_sizes() if way == "symbolic" else ()
     lines = ['graph = rlx.Graph("program")', "args = ["]
+    weights = {x.name for x in p.inputs if x.weight}
+    if any(x.weight and set(opened) & set(p.dims(x)) for x in p.inputs):
+        weights = set()  # what is open in one is an input in all
     for x in p.inputs:
         shape = tuple(d if d in opened else n for d, n in zip(p.dims(x), p.shape(x), strict=True))
         made = (
             f"param({x.name!r}, {shape}, {x.dtype!r}, {x.name})"
-            if x.weight
+            if x.name in weights
             else f"input({x.name!r}, {shape}, {x.dtype!r})"
         )
         lines.append(f"    graph.{made},")
     lines += ["]", "with graph.building():", f"    graph.set_outputs(list({p.entry}(*args)))"]
-    feed = ", ".join(f"{x.name!r}: {x.name}" for x in p.inputs if not x.weight)
+    feed = ", ".join(f"{x.name!r}: {x.name}" for x in p.inputs if x.name not in weights)
     lines.append(f"prog = rlx.compile(graph, cache=False, {options(p)})")
     lines.append(f"print(prog.run({{{feed}}}))")
     if opened:

@@ -116,6 +116,21 @@ def broadcast_shapes(name: str, shapes: Sequence[Shape]) -> Shape:
     return tuple(out)
 
 
+def require_stretch(shape: Shape, to: Shape, what: str) -> None:
+    """Prove, refute (ShapeError) or assume that an operand broadcasts to a shape without changing it.
+
+    >>> require_stretch((1, 4), (2, 3, 4), "a mask does not fit")
+    >>> require_stretch((3, 4), (1, 4), "a mask does not fit")
+    Traceback (most recent call last):
+    rlx.errors.ShapeError: a mask does not fit
+    """
+    if len(shape) > len(to):
+        raise ShapeError(what)
+    for d, full in zip(reversed(shape), reversed(to), strict=False):
+        if d != 1:
+            require_equal(d, full, what)
+
+
 def _cannot_broadcast(name: str, shapes: Sequence[Shape]) -> str:
     listed = " and ".join("[" + ",".join(map(str, s)) + "]" for s in shapes)
     return f"{name}: shapes {listed} do not broadcast; each pair of dims must be equal or one of them 1"

@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.errors import ShapeError
+from rlx.errors import GuardError, ShapeError
 from rlx.ir.graph import Graph
 from rlx.kernel.compose import compose
 from rlx.kernel.nests import Nest
@@ -168,3 +168,25 @@ def test_the_slope_of_a_convolution_without_a_window() -> None:
     x, w = np.ones((1, 2, 3), np.float32), np.ones((2, 2, 4), np.float32)
     assert np.isnan(rlx.jit(slope)(x, w)).all()
     assert not rlx.jit(rlx.grad(lambda x, w: rlx.ops.sum(rlx.ops.conv(x, w))))(x, w).any()
+
+
+def test_a_scale_of_known_size_decides_an_open_one() -> None:
+    g = Graph()
+    g.output("y", ops.rms_norm(g.input("x", ("m", "n"), "f32"), g.param("w", (4,), "f32", np.ones(4, "f4"))))
+    x = np.ones((2, 4), np.float32)
+    program = rlx.compile(g, cache=False)
+    np.testing.assert_allclose(program.run({"x": x})["y"], x, rtol=1e-5)
+    with pytest.raises(GuardError, match="assumed 4 equals n"):
+        program.run({"x": np.ones((2, 5), np.float32)})
+    with pytest.raises(ShapeError, match="scale f32\\[4\\] does not broadcast"):
+        ops.rms_norm(g.input("narrow", ("m", 1), "f32"), g.params["w"])
+
+
+def test_a_variant_of_a_size_that_also_scales() -> None:
+    """x[:1] has one element: a run fixes m, and then a scale of known size meets the open n."""
+    g = Graph()
+    x, w = g.input("x", ("m", "n"), "f32"), g.input("w", ("m",), "f32")
+    g.output("y", ops.rms_norm(x, w) + (w - w[:1]))
+    program = rlx.compile(g, cache=False)
+    feed = {"x": np.ones((2, 2), np.float32), "w": np.array([1, 3], np.float32)}
+    np.testing.assert_allclose(program.run(feed)["y"], [[1, 5], [1, 5]], rtol=1e-5)

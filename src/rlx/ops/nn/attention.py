@@ -27,13 +27,13 @@ from rlx.ops.math.elementwise import cast, cos, mul, sin, tanh, where
 from rlx.ops.math.stats import dim_value
 from rlx.ops.nn.blocks import given, softmax
 from rlx.ops.rules import (
-    broadcast_shapes,
     expand_in_f32,
     in_f32,
     is_half,
     is_real_float,
     need_dtype,
     op_call,
+    require_stretch,
     same_dtype,
     shape_of,
     widen,
@@ -152,9 +152,9 @@ class _attention(Op):
         for mask in types[3:]:
             if not mask.dtype.is_bool and mask.dtype not in (q.dtype, F32):
                 raise DTypeError(f"attention: mask {mask} is neither bool nor of the dtype of q {q}; cast it")
-            if broadcast_shapes(self.name, [scores, mask.shape]) != scores:
-                shape = ",".join(map(str, scores))
-                raise ShapeError(f"attention: mask {mask} does not broadcast to the scores [{shape}]")
+            shape = ",".join(map(str, scores))
+            told = f"attention: mask {mask} does not broadcast to the scores [{shape}]"
+            require_stretch(mask.shape, scores, told)
         return q.with_shape((*q.shape[:3], v.shape[3]))
 
     def expand(
@@ -323,9 +323,10 @@ class _rope(Op):
                 f"rope: cos {c} has {half} angles; x {x} has {width} features and needs two per angle"
             )
         want = (*x.shape[:-1], half)
-        if s.shape[-1] != half or any(broadcast_shapes(self.name, [want, t.shape]) != want for t in (c, s)):
-            shape = ",".join(map(str, want))
-            raise ShapeError(f"rope: cos {c} and sin {s} do not broadcast to [{shape}]")
+        told = f"rope: cos {c} and sin {s} do not broadcast to [{','.join(map(str, want))}]"
+        require_equal(s.shape[-1], half, told)
+        for t in (c, s):
+            require_stretch(t.shape, want, told)
         return x
 
     def samples(self) -> list[Sample]:

@@ -38,6 +38,7 @@ from rlx.ops.rules import (
     normal_axis,
     op_call,
     rank_of,
+    require_stretch,
     same_dtype,
     widen,
 )
@@ -366,8 +367,7 @@ class _dropout(Op):
             raise OpAttributeError(f"dropout: rate {rate} is not in [0, 1)")
         for m in mask:
             need_dtype(self.name, m, is_boolean)
-            if broadcast_shapes(self.name, [x.shape, m.shape]) != x.shape:
-                raise ShapeError(f"dropout: mask {m} does not broadcast to x {x}")
+            require_stretch(m.shape, x.shape, f"dropout: mask {m} does not broadcast to x {x}")
         return x
 
     def ref(self, x: np.ndarray, *mask: np.ndarray, rate: float) -> np.ndarray:

@@ -28,7 +28,6 @@ from rlx.ops.math.reduce import reduce_sum
 from rlx.ops.math.stats import count, variance
 from rlx.ops.nn.blocks import given
 from rlx.ops.rules import (
-    broadcast_shapes,
     expand_in_f32,
     in_f32,
     is_real_float,
@@ -36,6 +35,7 @@ from rlx.ops.rules import (
     normal_axis,
     op_call,
     rank_of,
+    require_stretch,
     same_dtype,
     shape_of,
 )
@@ -88,8 +88,7 @@ class _TrailingNorm(Op):
         if not 0 <= axis < x.rank:
             raise ShapeError(f"{self.name}: axis {axis} is out of range for {x}")
         for what, t in zip(self.operands[1:], types[1:], strict=False):
-            if broadcast_shapes(self.name, [x.shape, t.shape]) != x.shape:
-                raise ShapeError(f"{self.name}: {what} {t} does not broadcast to {x}")
+            require_stretch(t.shape, x.shape, f"{self.name}: {what} {t} does not broadcast to {x}")
         return x
 
     def samples(self) -> list[Sample]:

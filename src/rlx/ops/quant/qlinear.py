@@ -27,7 +27,7 @@ from rlx.ops.math.reduce import reduce_sum
 from rlx.ops.math.stats import dim_value
 from rlx.ops.nn.blocks import given
 from rlx.ops.quant.quantize import to
-from rlx.ops.rules import broadcast_shapes, need_dtype, shape_of
+from rlx.ops.rules import broadcast_shapes, need_dtype, require_stretch, shape_of
 from rlx.records import dataclass
 
 SIDES = ("left", "right")  # operands that have a zero point
@@ -238,8 +238,7 @@ def check_zeros(
 def check_fits(name: str, side: str, t: TensorType, out: TensorType) -> None:
     """A parameter of a factor broadcasts to the result; a vector runs along rows or along columns."""
     shape = (t.shape[0], 1) if side == "left" and t.rank == 1 else t.shape
-    if broadcast_shapes(name, [out.shape, shape]) != out.shape:
-        raise ShapeError(f"{name}: {t} of the {side} factor does not fit the result {out}")
+    require_stretch(shape, out.shape, f"{name}: {t} of the {side} factor does not fit the result {out}")
 
 
 @declare
