@@ -114,6 +114,11 @@ CASES: list[tuple[Callable[[], Any], type[RlxError], str]] = [
         ShapeError,
         "attention: mask f32[3,3] does not broadcast to the scores [1,2,4,5]",
     ),
+    (
+        lambda: get_op("grid_sample")(f(1, 1, 0, 2), f(1, 1, 1, 2), mode="nearest", padding="border"),
+        ShapeError,
+        "grid_sample: x f32[1,1,0,2] has no pixels to read",
+    ),
     (lambda: ops.attention(*qkv(2, 2), IDS), DTypeError, "attention: mask i64[2] is neither bool nor"),
     (
         lambda: ops.attention(*qkv(2, 2), window=(1,)),

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.api.lowering import lower, optimize
-from rlx.codegen.cpu.build import cuts, panel_tiles, supports
+from rlx.codegen.cpu.build import cuts, order_of, panel_tiles, supports
 from rlx.codegen.cpu.conv.conv import conv_target
-from rlx.codegen.cpu.rows.collapse import summed_axes
 from rlx.collector import graphs_hold
 from rlx.cost import IoFusionGate, calibrate, default_gate
 from rlx.cost.decision import Decision
@@ -17,7 +16,7 @@ from rlx.errors import ConfigError, UnsupportedError
 from rlx.fuse import grow as fusion
 from rlx.ir.graph import Graph
 from rlx.ir.op import Level
-from rlx.kernel.rounding import check_rounding, check_sums
+from rlx.kernel.rounding import check_order, check_rounding
 from rlx.plan.build import Planner
 from rlx.plan.lir import LirModule
 from rlx.plan.memory.budget import fit_budget
@@ -193,7 +192,10 @@ class Planning:
         self.unfused = prepare_bodies(mir, lambda body: fusion.fuse(body, self.fusing)[0])
         # Pins name nodes of the main graph; a body numbers its own.
         fused, self.decisions = fusion.fuse(self.unfused, replace(self.fusing, pins=self.options.pins))
-        return check_sums(fused, summed_axes) if self.options.device == "cpu" else fused
+        if self.options.device != "cpu":
+            return fused
+        machine = resolve(self.options.target)
+        return check_order(fused, lambda kernel, types: order_of(kernel, types, machine))
 
 
 def plan_graph(graph: Graph, options: Options) -> LirModule:

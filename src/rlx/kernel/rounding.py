@@ -6,7 +6,7 @@ Kernels for symbolic sizes exist, but some add in another order than those for n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rlx.errors import RlxError
@@ -15,12 +15,12 @@ from rlx.ir.dims.choice import CHOICES, SizeChoices, choose, need_numbers
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.resize import with_sizes
-from rlx.ir.types import Shape, tensor_types
+from rlx.ir.types import Shape, TensorType, tensor_types
 from rlx.ir.weights import weight_ids
 from rlx.kernel.compose import compose
 from rlx.kernel.form import Contract, Conv, Form, Reduce, Template
 from rlx.kernel.lowering import lower_node
-from rlx.kernel.nests import Nest
+from rlx.kernel.nests import Kernel
 from rlx.kernel.order import adds_by_columns
 
 FEW_ROWS = 3
@@ -30,8 +30,8 @@ MOST_PHASES, MOST_REACH = 64, 1024
 """Strides and reaches of windows up to which kernels for planar images are written out."""
 
 Lanes = Callable[[str], int]
-SummedAxes = Callable[[Nest, Sequence[Shape]], Shape]
-"""Over which axes the kernel of a nest loops to add, for operands of some shapes."""
+Order = Callable[[Kernel, Sequence[TensorType]], Shape | None]
+"""What decides in which order a kernel adds, for operands of some types."""
 
 
 def is_long_row(size: Dim) -> bool:
@@ -82,20 +82,18 @@ def rounds_by_kernel(graph: Graph) -> bool:
     return False
 
 
-def check_sums(graph: Graph, summed_axes: SummedAxes) -> Graph:
-    """The graph of kernels; refused if a sum with symbols loops over other axes than one with numbers."""
+def check_order(graph: Graph, order: Order) -> Graph:
+    """The graph of kernels; refused if one with symbols adds in another order than one with numbers."""
     choices = CHOICES.get()
     if choices is None:
         return graph
     for node in graph.nodes:
         if node.op.role is not Role.REGION:
             for body in node.bodies:
-                check_sums(body, summed_axes)
+                check_order(body, order)
             continue
         _check_directions(choices, node.bodies[0])
-        kernel = compose(node.bodies[0])
-        if isinstance(kernel, Nest) and kernel.columns is not None and len(kernel.space) - kernel.outer > 1:
-            _check_axes(choices, kernel, node, summed_axes)
+        _check_kernel(choices, node, order)
     return graph
 
 
@@ -123,28 +121,34 @@ def _check_directions(choices: SizeChoices, body: Graph) -> None:
             need_numbers(open_sizes, "decides in which direction a sum runs", node.where)
 
 
-def _check_axes(choices: SizeChoices, kernel: Nest, node: Node, summed_axes: SummedAxes) -> None:
-    shapes = [o.shape for o in node.operands]
-    dims = (*kernel.space, *(d for shape in shapes for d in shape))
-    names = sorted({name for d in dims for name in symbols(d)})
-    if not choices.knows(dims) or not names:
+def _check_kernel(choices: SizeChoices, node: Node, order: Order) -> None:
+    """A kernel composed for numbers has shorter indices than one for symbols: axes that are one in memory."""
+    body = node.bodies[0]
+    names = sorted({name for i in body.inputs for d in i.shape for name in symbols(d)})
+    if not names or not choices.knows(tuple(sym(name) for name in names)):
         return
-    symbolic = summed_axes(kernel, shapes)
 
-    def is_the_same(*sizes: int) -> bool:
+    def order_at(body: Graph, binding: Mapping[str, int]) -> Shape | None:
+        found = order(compose(body), [i.tensor for i in body.inputs])
+        return found and tuple(evaluate(d, binding) for d in found)
+
+    def is_the_same(*sizes: int, fixed: Sequence[str] = ()) -> bool:
+        """Whether a kernel adds as one for numbers; `fixed` sizes are numbers in both."""
         binding = dict(zip(names, sizes, strict=True))
         try:
-            numbers = with_sizes(node.bodies[0], binding)  # whose indices fold to shorter ones
-            known = compose(numbers)
+            known = order_at(with_sizes(body, binding), binding)
+            return order_at(with_sizes(body, {name: binding[name] for name in fixed}), binding) == known
         except RlxError:
             return False
-        assert isinstance(known, Nest)
-        axes = summed_axes(known, [i.shape for i in numbers.inputs])
-        return axes == tuple(evaluate(d, binding) for d in symbolic)
 
+    if order(compose(body), [i.tensor for i in body.inputs]) is None:
+        return
     open_sizes = tuple(sym(name) for name in names)
     if choose(is_the_same, open_sizes, [1 for _ in names]) is False:
-        need_numbers(open_sizes, "decides over which axes a sum runs", node.where)
+        at = [choices.sizes[name] for name in names]
+        one = next((name for name in names if is_the_same(*at, fixed=[name])), None)
+        needed = open_sizes if one is None else (sym(one),)
+        need_numbers(needed, "decides in which order a kernel adds", node.where)
 
 
 def check_rounding(graph: Graph, lanes: Lanes) -> Graph:
@@ -177,16 +181,17 @@ def _check_form(node: Node, form: Form, lanes: Lanes, weights: set[int]) -> None
         sizes = [form.space[i] for i in form.axes]
         if choose(lambda *at: is_long_row(math.prod(at)), sizes, [1 for _ in sizes]):
             need_numbers(sizes, "decides how the variance of a row is added", node.where)
-    elif isinstance(form, Contract) and _may_lie_along_k(node, form, weights):
+    elif isinstance(form, Contract):
         product, width = _product_sizes(form), lanes(form.accumulate.name)
 
         def rule(m: Dim, n: Dim, k: Dim) -> bool:
             return runs_along_k(m, n, k, width)
 
+        for o in node.operands[:2]:  # stored as its kernel likes it, where its sizes are numbers
+            if o.id in weights and not o.tensor.is_static and choose(rule, product, (1, 1, 1)):
+                need_numbers(o.shape, "decides how a constant is stored", node.where)
         b = node.operands[_right_place(form)]
-        if b.id in weights:  # packed, where its sizes are numbers
-            if rule(*product):
-                need_numbers(b.shape, "decides whether a constant is packed", node.where)
+        if b.id in weights or not _may_lie_along_k(b, form):
             return
         answer = choose(rule, product, (1, 1, 1))
         if answer != rule(*product):
@@ -202,15 +207,9 @@ def _adds_squares(node: Node) -> bool:
     return square.op.family == "elementwise" and len({o.id for o in square.operands}) == 1
 
 
-def _may_lie_along_k(node: Node, form: Contract, weights: set[int]) -> bool:
-    """Whether neighbours along the contracted axis of the right operand may be neighbours in memory.
-
-    Weights are packed, if their sizes are known.
-    """
+def _may_lie_along_k(b: Node, form: Contract) -> bool:
+    """Whether neighbours along the contracted axis of the right operand may be neighbours in memory."""
     place = _right_place(form)
-    b = node.operands[place]
-    if b.id in weights:
-        return not b.tensor.is_static
     ends = [j for j in range(b.rank) if all(d == 1 for d in b.shape[j + 1 :])]
     return b.op.role is Role.COMPUTE or not b.rank or any(pair[place] in ends for pair in form.contract)
 

@@ -1,7 +1,9 @@
-"""Variants of a program: sizes that it takes to be equal, one of which is 1 in a run, and so broadcasts.
+"""Variants of a program, for sizes that break what it assumes about its symbols.
 
-`f32[N,3] + f32[M,3]` is compiled for N = M. A run with N = 1 and M = 3 takes its own program in which
-N is 1. It is compiled when a run first needs it, from the graph that the user gave, and kept.
+`f32[N,3] + f32[M,3]` is compiled for N = M. A run with N = 1 and M = 3 takes its own program in which N is 1,
+and so broadcasts. A row that is mirrored at its end is taken to be longer than what is added; a run with a
+shorter one takes a program for its size. A variant is compiled when a run first needs it, from the graph that
+the user gave, and kept.
 """
 
 from __future__ import annotations
@@ -72,9 +74,11 @@ class Variants:
             broken = broken_guard(graph, binding)
             if broken is None:
                 return tuple(sorted(fixed.items())) or None
-            ones = [d for d in (broken.lhs, broken.rhs) if evaluate(d, binding) == 1]
-            named = {s: binding[s] for d in ones for s in symbols(d)}
-            if broken.kind != "eq" or not named.keys() - fixed.keys():
+            sides = [broken.lhs, broken.rhs]
+            if broken.kind == "eq":
+                sides = [d for d in sides if evaluate(d, binding) == 1]  # which stretches next to others
+            named = {s: binding[s] for d in sides for s in symbols(d)}
+            if not named.keys() - fixed.keys():
                 return None
             fixed |= named
             graph = self._graph(program, tuple(sorted(fixed.items())))

@@ -352,3 +352,25 @@ def test_a_sum_over_a_part_of_open_size() -> None:
     known = rlx.jit(g, target="x86-64")(x, ones)
     open_sizes = rlx.jit(g, target="x86-64", dynamic=True)(x, ones)
     np.testing.assert_array_equal(open_sizes, known)
+
+
+def test_a_product_that_is_stored_in_another_order() -> None:
+    """Its kernel sees three rows at a time, not all of them, and so adds along k."""
+    each = rlx.vmap(lambda x, w: ops.einsum("tbk,nk->tbn", x, w), in_axes=(None, 0))
+    x, w = made(65, 3, 65), made(3, 9, 65)
+    for g in (each, lambda x, w: ops.transpose(each(x, w), (1, 0, 2, 3))):
+        np.testing.assert_array_equal(rlx.jit(g, dynamic=True)(x, w), rlx.jit(g)(x, w))
+
+
+def test_a_product_with_a_constant_of_open_size() -> None:
+    """Of a known size it is a weight, stored as its product likes it; here it is on the left."""
+
+    def slope(x: Any, w: Any) -> Any:
+        return ops.sum(rlx.grad(lambda x, w: ops.sum(ops.sin(x @ w)), argnums=1)(x, w) * 0.5)
+
+    g = rlx.grad(slope, argnums=1)
+    first, second = (made(2, 8), made(8, 2)), (made(2, 15), made(15, 2))
+    f = rlx.jit(g)
+    f(*first)
+    np.testing.assert_array_equal(f(*second), rlx.jit(g)(*second))
+    np.testing.assert_array_equal(f(*first), rlx.jit(g)(*first))

@@ -128,3 +128,13 @@ def test_a_model_that_broadcasts_its_batches() -> None:
         x, z = floats(n, 4), floats(m, 4)
         e = np.exp((x + z).astype(np.float64))
         np.testing.assert_allclose(program.run({"x": x, "z": z})["y"], e / e.sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_short_rows_are_mirrored_more_than_once() -> None:
+    """With an open size a row is taken to be longer than its padding."""
+    g = rlx.Graph()
+    g.output("y", rlx.ops.pad(g.input("x", (1, "m"), "f32"), ((0, 0), (0, 6)), "reflect"))
+    program = rlx.compile(g, cache=False)
+    for m in (8, 1, 3, 8):
+        x = np.arange(m, dtype=np.float32)[None]
+        np.testing.assert_array_equal(program.run({"x": x})["y"], np.pad(x, ((0, 0), (0, 6)), "reflect"))

@@ -14,9 +14,15 @@ from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.kernels import BodyKernels, HostThunk, KernelSet
 from rlx.codegen.cpu.layout_check import foreign_layout
 from rlx.codegen.cpu.primitives import supported
-from rlx.codegen.cpu.product.contraction import cut_of, emit_contraction, no_prologue, no_quantised
+from rlx.codegen.cpu.product.contraction import (
+    cut_of,
+    emit_contraction,
+    no_prologue,
+    no_quantised,
+    order_of_product,
+)
 from rlx.codegen.cpu.product.packing import panels_of
-from rlx.codegen.cpu.rows.nest import emit_nest
+from rlx.codegen.cpu.rows.nest import emit_nest, order_of_sums
 from rlx.codegen.cpu.special import EMITTERS
 from rlx.codegen.cpu.templates import emit_template
 from rlx.codegen.cpu.units import Units
@@ -26,7 +32,7 @@ from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.ir.text.write import graph_text
-from rlx.ir.types import TensorType, tensor_types
+from rlx.ir.types import Shape, TensorType, tensor_types
 from rlx.kernel.compose import body_of, compose
 from rlx.kernel.control import loop_form, refusal
 from rlx.kernel.form import Call, Loop, Template, dense_strides
@@ -83,6 +89,16 @@ def supports(kernel: Kernel, types: Sequence[TensorType]) -> str | None:
     if isinstance(kernel.form, Call):
         return kernel.form.why
     return None if type(kernel.form) in SPECIAL else f"form {type(kernel.form).__name__} has no native kernel"
+
+
+def order_of(kernel: Kernel, types: Sequence[TensorType], target: Target) -> Shape | None:
+    """What decides in which order a kernel adds, where sizes of its operands may change that."""
+    slots = [Slot(t.dtype, t.shape) for t in types]
+    if isinstance(kernel, ContractNest):
+        return order_of_product(kernel, slots, target) if kernel.form.dtype.is_float else None
+    if isinstance(kernel, Nest) and any(s.rounds for s in kernel.stats):
+        return order_of_sums(kernel, slots)
+    return None
 
 
 def emit_kernel(

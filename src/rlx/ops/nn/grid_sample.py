@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.ir.assume import require_equal
+from rlx.ir.assume import require_at_least, require_equal
 from rlx.ir.attr import Attr, boolean, dims, one_of
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Node
@@ -47,6 +47,8 @@ class _grid_sample(Op):
             raise ShapeError(
                 f"grid_sample: x {x} is not [N, C, axes] or grid {grid} not [N, out axes, {max(n, 1)}]"
             )
+        for d in x.shape[2:]:
+            require_at_least(d, 1, f"grid_sample: x {x} has no pixels to read")
         batch = require_equal(
             x.shape[0], grid.shape[0], f"grid_sample: x {x} and grid {grid} differ in batch"
         )

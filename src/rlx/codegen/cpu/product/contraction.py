@@ -9,13 +9,14 @@ from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
 from rlx.codegen.cpu.primitives import memory_type, to_memory
 from rlx.codegen.cpu.product.gemm import GemmSpec, emit_gemm
+from rlx.codegen.cpu.product.gemm_dot import suits_dot
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.packing import own_panels
 from rlx.codegen.cpu.product.quant_gemm import emit_quant_gemm, own_groups
 from rlx.codegen.cpu.product.sparse import emit_sparse
 from rlx.codegen.cpu.prologue import Line, flat_source, runs_along
 from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
-from rlx.codegen.cpu.rows.nest import emit_nest
+from rlx.codegen.cpu.rows.nest import emit_nest, order_of_sums
 from rlx.codegen.cpu.rows.nest_base import expression_lanes
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value
@@ -92,6 +93,16 @@ def emit_contraction(
     if plan is None:
         return emit_nest(module, name, as_reduction(nest), inputs, outputs)
     return _Gemm(module, name, nest, plan, inputs, outputs).emit()
+
+
+def order_of_product(nest: ContractNest, inputs: Sequence[Slot], target: Target) -> Shape:
+    """What decides in which order a contraction adds: a plain sum as such; a matmul along k or by tiles."""
+    if nest.rhs_layout is not None:
+        return ()
+    plan = plan_gemm(nest, inputs)
+    if plan is None:
+        return order_of_sums(as_reduction(nest), inputs)
+    return (int(suits_dot(gemm_spec(nest, plan, nest.form.dtype.name), target)),)
 
 
 def no_quantised(nest: ContractNest, inputs: Sequence[Slot]) -> str | None:
@@ -241,6 +252,30 @@ def _merge(
     return out
 
 
+def gemm_spec(nest: ContractNest, plan: GemmPlan, c_dtype: str) -> GemmSpec:
+    """The matmul of a plan."""
+
+    def over(steps: Shape, *groups: Sequence[int]) -> tuple[Dim, ...]:
+        return (*(steps[i] for i in plan.batch), *(_step(nest, steps, g) for g in groups))
+
+    a_strides = over(plan.a.axes, plan.m, plan.k)
+    if nest.has_prologue:
+        a_strides = (*a_strides[:-2], row_stride(_size(nest, plan.k)), 1)
+    return GemmSpec(
+        _size(nest, plan.m),
+        _size(nest, plan.n),
+        _size(nest, plan.k),
+        a_strides=a_strides,
+        b_strides=tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n),
+        c_strides=(*over(nest.stores[0].strides, plan.m), 1),
+        batch=tuple(nest.space[i] for i in plan.batch),
+        dtype=nest.lhs.dtype.name,
+        c_dtype=c_dtype,
+        b_packed=plan.packed,
+        quads=quads_of(nest),
+    )
+
+
 class _Gemm:
     def __init__(
         self,
@@ -265,32 +300,11 @@ class _Gemm:
         return _size(self.nest, group)
 
     def emit(self) -> EmittedKernel:
-        plan, out = self.plan, self.store.strides
-        batch = tuple(self.nest.space[i] for i in plan.batch)
-
-        def over(steps: Shape, *groups: Sequence[int]) -> tuple[Dim, ...]:
-            return (*(steps[i] for i in plan.batch), *(self.step(steps, g) for g in groups))
-
+        plan = self.plan
         rhs = self.nest.rhs.data
         lhs = rhs if self.nest.has_prologue else self.nest.lhs.data
         a, b = (rhs, lhs) if plan.swapped else (lhs, rhs)
-        a_strides = over(plan.a.axes, plan.m, plan.k)
-        if self.nest.has_prologue:
-            a_strides = (*a_strides[:-2], row_stride(self.size(plan.k)), 1)
-        b_strides = tuple(0 for _ in plan.batch) if plan.packed else over(plan.b.axes, plan.k, plan.n)
-        spec = GemmSpec(
-            self.size(plan.m),
-            self.size(plan.n),
-            self.size(plan.k),
-            a_strides=a_strides,
-            b_strides=b_strides,
-            c_strides=(*over(out, plan.m), 1),
-            batch=batch,
-            dtype=self.nest.lhs.dtype.name,
-            c_dtype=self.table.outputs[0].dtype.name,
-            b_packed=plan.packed,
-            quads=quads_of(self.nest),
-        )
+        spec = gemm_spec(self.nest, plan, self.table.outputs[0].dtype.name)
         info = emit_gemm(
             self.module,
             self.name,

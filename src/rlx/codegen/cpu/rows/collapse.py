@@ -10,7 +10,6 @@ from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.form import dense_strides
 from rlx.kernel.nests import Nest, Store
 from rlx.kernel.scalar import Scalar, axis, const, rebuild, replace_axes, size
 from rlx.records import dataclass
@@ -202,12 +201,6 @@ def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
             nest = drop_axis(nest, number, merged=True)
         number -= 1
     return nest
-
-
-def summed_axes(nest: Nest, operands: Sequence[Shape]) -> Shape:
-    """The reduced axes that a kernel loops over, of operands that are stored without gaps."""
-    flat = collapse(nest, [dense_strides(shape) for shape in operands])
-    return flat.space[flat.outer :]
 
 
 def _mergeable(nest: Nest, number: int) -> bool:

@@ -21,6 +21,7 @@ from rlx.codegen.cpu.rows.transposed import TransposedNest, read_axis
 from rlx.codegen.native.irflow import Body
 from rlx.codegen.native.irtext import Int, Module
 from rlx.codegen.native.irtypes import Value
+from rlx.ir.types import Shape
 from rlx.kernel.affine import affine
 from rlx.kernel.nests import Nest, Stat
 from rlx.kernel.scalar import LOADS, Scalar, axis, replace_axes
@@ -31,17 +32,27 @@ def emit_nest(
     module: Module, name: str, nest: Nest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel of a nest into the module."""
-    flat = collapse(split_blocks(nest), [slot.steps for slot in inputs])
+    flat = _flat(nest, inputs)
     frame = KernelFrame(module, name, inputs, outputs)
     if not flat.stats:
         flat = _wide_axis_last(flat, inputs, module.target)
         turned = read_axis(flat)
         return _MapNest(frame, flat).emit() if turned is None else TransposedNest(frame, flat, turned).emit()
-    if flat.outer == len(flat.space):
-        flat = _with_inner_axis(flat)
     if _prefers_columns(flat):
         return _ColumnNest(frame, flat).emit()
     return RowNest(frame, flat).emit()
+
+
+def _flat(nest: Nest, inputs: Sequence[Slot]) -> Nest:
+    """The axes that a kernel loops over."""
+    flat = collapse(split_blocks(nest), [slot.steps for slot in inputs])
+    return _with_inner_axis(flat) if flat.stats and flat.outer == len(flat.space) else flat
+
+
+def order_of_sums(nest: Nest, inputs: Sequence[Slot]) -> Shape:
+    """What decides in which order sums add: whether lanes run along columns, and the axes that are summed."""
+    flat = _flat(nest, inputs)
+    return (int(_prefers_columns(flat)), *flat.space[flat.outer :])
 
 
 def _wide_axis_last(nest: Nest, inputs: Sequence[Slot], target: Target) -> Nest:
