@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 from rlx.codegen.cpu.expression import AHEAD, STREAM_AHEAD, Expression, Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.rows.collapse import accesses, bodies, collapse, map_bodies, split_blocks
 from rlx.codegen.cpu.rows.nest_base import NestEmitter
+from rlx.codegen.cpu.rows.ranges import cuts, decided_within
 from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, is_float_sum, reducer_for
 from rlx.codegen.cpu.rows.row_nest import RowNest
 from rlx.codegen.cpu.rows.transposed import TransposedNest, read_axis
@@ -23,7 +25,7 @@ from rlx.codegen.native.irtext import Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine
-from rlx.kernel.nests import Nest, Stat
+from rlx.kernel.nests import Nest, Stat, Store
 from rlx.kernel.scalar import LOADS, Scalar, axis, replace_axes
 from rlx.target.cpu import Target
 
@@ -107,38 +109,83 @@ def _adds_in_any_order(nest: Nest) -> bool:
     return len(nest.stats) == 1 and len(known) == len(inner) and prod(known) <= 2
 
 
+Piece: TypeAlias = tuple[int, Int, Sequence[Store]]  # first and last + 1 index along an axis
+MOST_PIECES = 8  # of an axis that have code of their own
+
+
 class _MapNest(NestEmitter):
     """No reduction: lanes along the last axis."""
 
     def emit(self) -> EmittedKernel:
         fn, rank = self.fn, len(self.nest.space)
         if rank == 0:
-            fn.branch(fn.cmp("eq", self.frame.thread, 0), lambda: self.stores(self.point([], None), []))
+            fn.branch(
+                fn.cmp("eq", self.frame.thread, 0),
+                lambda: self.stores(self.point([], None), [], self.nest.stores),
+            )
         else:
             self.with_streaming(self.all)
         return self.frame.finish()
 
     def all(self) -> None:
-        fn = self.fn
+        fn, stores = self.fn, self.nest.stores
         if len(self.nest.space) == 1:
             blocks = fn.ceildiv(self.sizes[0], self.lanes)
             low, high = self.frame.share(blocks)
             start = fn.mul(low, self.lanes)
             stop = fn.smin(fn.mul(high, self.lanes), self.sizes[0])
-            self.sweep([], start, stop)
-        else:
-            self.rows(self.sizes[:-1], lambda row: self.sweep(row, 0, self.sizes[-1]))
+            return self.sweep([], start, stop, self.pieces(0, stores))
+        outer = range(len(self.nest.space) - 1)
+        number = next((n for n in outer if len(self.pieces(n, stores)) > 1), 0)
+        for low, high, inside in self.pieces(number, stores):
+            sizes = [*self.sizes[:number], fn.sub(high, low), *self.sizes[number + 1 : -1]]
+            parts = self.pieces(len(outer), inside)
 
-    def sweep(self, row: list[Int], start: Int, stop: Int) -> None:
+            def sweep(row: list[Int], low: int = low, parts: Sequence[Piece] = parts) -> None:
+                row[number] = fn.add(row[number], low)
+                self.sweep(row, 0, self.sizes[-1], parts)
+
+            self.rows(sizes, sweep)
+
+    def pieces(self, number: int, stores: Sequence[Store]) -> list[Piece]:
+        """Parts of an axis, and what is stored there: which part of a concatenation a point is in, or whether
+        in padding, is not asked at every point."""
+        space, extent = self.nest.space, self.sizes[number]
+        is_last = number == len(space) - 1
+        if not isinstance(extent, int) or (is_last and self.streaming):  # streaming stores need whole vectors
+            return [(0, extent, stores)]
+        least = self.lanes if is_last else 1
+        made: list[Piece] = []
+        left: list[tuple[int, int, Sequence[Store]]] = [(0, extent, stores)]
+        while left:
+            low, high, inside = left.pop()
+            bodies = [s.body for s in inside]
+            found = cuts(bodies, space, number, is_last) if len(made) + len(left) < MOST_PIECES else []
+            cut = next((c for c in found if min(c - low, high - c) >= least), None)
+            if cut is None:
+                made.append((low, high, inside))
+                continue
+            for a, b in ((cut, high), (low, cut)):
+                part = [replace(s, body=decided_within(s.body, space, number, a, b)) for s in inside]
+                left.append((a, b, part))
+        return made
+
+    def sweep(self, row: list[Int], start: Int, stop: Int, pieces: Sequence[Piece]) -> None:
+        if len(pieces) == 1:
+            return self.piece(row, start, stop, pieces[0][2])
+        for low, high, stores in pieces:
+            self.piece(row, self.fn.smax(start, low), self.fn.smin(stop, high), stores)
+
+    def piece(self, row: list[Int], start: Int, stop: Int, stores: Sequence[Store]) -> None:
         last = len(row)
         outside = self.point([*row, 0], None)
-        self.prepare(outside, bodies(self.nest), set(range(last)))
+        self.prepare(outside, [s.body for s in stores], set(range(last)))
 
         def vector_at(i: Int, mask: Value | None, width: int = self.lanes) -> None:
             axes = [*row, i]
             at = self.point(axes, Lane(last, i, width, mask), outside)
             at.ahead = STREAM_AHEAD if self.streaming else AHEAD
-            self.stores(at, axes)
+            self.stores(at, axes, stores)
 
         if self.streaming:  # two vectors at once: more of them are under way
             pair = 2 * self.lanes
@@ -147,8 +194,8 @@ class _MapNest(NestEmitter):
             start = end
         self.along(stop, self.lanes, vector_at, start)
 
-    def stores(self, at: Expression, axes: list[Int]) -> None:
-        for number, store in enumerate(self.nest.stores):
+    def stores(self, at: Expression, axes: list[Int], stores: Sequence[Store]) -> None:
+        for number, store in enumerate(stores):
             step = store.strides[-1] if store.strides else 1
             self.write(at, store, number, axes, step)
 

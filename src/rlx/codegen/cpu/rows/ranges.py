@@ -4,11 +4,13 @@ indices that are smaller than the divisor. Concatenation, padding and reshapes l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rlx.ir.dim import Dim, known_le, known_lt
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.scalar import Scalar, const, rebuild, select
+from rlx.kernel.scalar import Scalar, axes, const, rebuild, replace_axes, select
 
 COMPARED = ("less", "greater_equal")
 DIVIDED = ("mod", "floor_div")
@@ -41,6 +43,45 @@ def decided(body: Scalar, space: Shape) -> Scalar:
         return None
 
     return rebuild(body, change)
+
+
+def cuts(bodies: Iterable[Scalar], space: Shape, number: int, reads: bool) -> list[int]:
+    """Where along an axis choices by that axis alone change: those between values, and after them those
+    whether anything is read, if `reads` says so.
+
+    >>> import rlx.ops
+    >>> from rlx.ir.dtype import F32
+    >>> from rlx.kernel.scalar import axis, load
+    >>> x = load(0, axes(2), F32)
+    >>> cuts([select(axis(0) < 3, select(axis(0) * -1 + 5 >= 0, x, x), x)], (9, 4), 0, False)
+    [3, 6]
+    """
+    found: dict[int, None] = {}
+    for prim in ("where", "load_or") if reads else ("where",):
+        conditions = [e.args[0] for body in bodies for e in body.walk() if e.prim == prim]
+        changes = {_change(e, space, number) for c in conditions for e in c.walk() if e.prim in COMPARED}
+        found |= dict.fromkeys(sorted(c for c in changes if c is not None))
+    return list(found)
+
+
+def _change(e: Scalar, space: Shape, number: int) -> int | None:
+    """The first index along an axis at which a comparison of that axis alone has changed its answer."""
+    parts = affine(e.args[0] - e.args[1], len(space)) if e.args[0].dtype is I64 else None
+    rest = None if parts is None else to_dim(parts[1])
+    if parts is None or not isinstance(rest, int):
+        return None
+    step = parts[0][number]
+    if not isinstance(step, int) or not step or any(s for i, s in enumerate(parts[0]) if i != number):
+        return None
+    return -(rest // step) if step > 0 else rest // -step + 1
+
+
+def decided_within(body: Scalar, space: Shape, number: int, low: int, high: int) -> Scalar:
+    """An expression where an axis is in low .. high, without what that decides."""
+    here = axes(len(space))
+    shifted = replace_axes(body, [a + low if i == number else a for i, a in enumerate(here)])
+    made = decided(shifted, (*space[:number], high - low, *space[number + 1 :]))
+    return replace_axes(made, [a - low if i == number else a for i, a in enumerate(here)])
 
 
 def _parts(condition: Scalar) -> set[Scalar]:
