@@ -275,6 +275,15 @@ def test_a_quotient_by_what_may_be_zero_has_no_bound(divide: Callable[..., objec
     assert np.isinf(judged.error[0]) and judged.error[1] < 2
 
 
+def test_a_quotient_of_what_is_not_known_has_no_bound() -> None:
+    """Both ends of its interval are NaN."""
+    graph = Graph("quotient")
+    graph.output("z", ops.floor_div(graph.input("x", (2,), "f32"), 1.5))
+    feed = {"x": Bounded(np.ones(2), np.array([np.inf, 0.1]))}
+    (judged,) = Follower(lower(graph), feed, {}).outputs().values()
+    assert np.isinf(judged.error[0]) and judged.error[1] < 2
+
+
 def test_a_computed_size_of_one_stretches_too() -> None:
     graph = Graph("cut")
     x = graph.input("x", ("n",), "f32")

@@ -181,6 +181,8 @@ class Follower(Interpreter):
                 same = [o is node.operands[i] for o in node.operands]
                 parts = [end if s else o.value for s, o in zip(same, operands, strict=True)]
                 moved.append(distance(self.moved(node, parts, i, operand.value)[number], values[number]))
+            if not np.isfinite(error).all():  # where the ends are infinite, what is NaN has no bound
+                moved = [np.where(np.isnan(m), np.inf, m) for m in moved]
             total = total + functools.reduce(np.fmax, moved)
         if wraps(form):
             total = np.maximum(total, wrapped(*operands))
