@@ -145,6 +145,21 @@ def test_a_sleeping_pool_wakes(count: int) -> None:
 
 
 @two_cores
+def test_workers_soon_leave_their_core(count: int) -> None:
+    """They spin for 200 us after a run, no longer."""
+    assert pool_module.SPIN_MICROSECONDS == 200
+    cells = Cells(2)
+    with Pool(2) as pool:
+        for _ in range(20):
+            pool.run(count, cells.address)
+            wait_until(lambda: team_of(pool).has_sleepers)
+        before = time.process_time()
+        time.sleep(0.2)
+        assert time.process_time() - before < 0.02
+    assert cells == [20, 20]
+
+
+@two_cores
 def test_a_pool_grows_with_the_runs(count: int) -> None:
     new = NewThreads()
     cells = Cells(4)
