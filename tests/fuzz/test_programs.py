@@ -129,6 +129,25 @@ def test_names_of_an_onnx_model_are_its_own(require: Callable[..., None]) -> Non
         assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("saturate", [None, True, False])
+@pytest.mark.parametrize("to", ["f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0", "bf16", "i8"])
+def test_casts_mean_the_same_in_an_onnx_model(
+    to: str, saturate: bool | None, require: Callable[..., None]
+) -> None:
+    """ONNX saturates every f8 format unless a flag says otherwise; RLX those without infinity."""
+    require("onnx")
+    values = np.array([np.inf, -np.inf, np.nan, 1e6, -1e6, 0.3, 500, 6e4, -0.0, 3e-9, 250], np.float32)
+    graph = Graph()
+    graph.output("y", ops.cast(graph.input("x", values.shape, "f32"), to, saturate=saturate))
+    if to == "f8e8m0":
+        with pytest.raises(CannotWrite, match="powers of two"):
+            to_onnx(graph)
+        return
+    (wanted,) = evaluate(graph, {"x": values}).values()
+    (found,) = evaluate(rlx.from_onnx(to_onnx(graph)), {"x": values}).values()
+    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
+
+
 def test_pieces_of_the_zoo_are_drawn() -> None:
     """From every model, and they are accepted as they stand."""
     assert len({piece["model"] for piece in pieces()}) >= 8

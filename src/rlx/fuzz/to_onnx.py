@@ -14,6 +14,7 @@ import numpy as np
 from rlx.ir.dim import Dim
 from rlx.ir.dims.atom import Atom, FloorDiv, Sym
 from rlx.ir.dims.expr import Expr
+from rlx.ir.dtype import F8E5M2, F8E8M0
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Role
 from rlx.transform.expand import expand_graph
@@ -125,11 +126,16 @@ def _trunc_div(w: Writer, n: Node) -> str:
 def _cast(w: Writer, n: Node) -> str:
     from onnx import helper
 
-    if n.attrs["saturate"] is not None:
-        raise CannotWrite("a cast that saturates")
+    to, saturates = helper.np_dtype_to_tensor_dtype(n.dtype.np), n.attrs["saturate"]
     if n.operands[0].dtype.is_float and not n.dtype.is_float and n.dtype.bits < 8:
         raise CannotWrite("a cast to few bits, which saturates here and wraps in a model")
-    return w.op("Cast", *w.of(n), to=helper.np_dtype_to_tensor_dtype(n.dtype.np))
+    if n.dtype is F8E8M0:
+        raise CannotWrite("a cast to powers of two, which rounds up in a model")
+    if not n.dtype.name.startswith("f8"):  # no other format knows the flag
+        return w.op("Cast", *w.of(n), to=to)
+    if saturates is None:  # ours: formats without infinity do; ONNX's: every format does
+        saturates = n.dtype is not F8E5M2
+    return w.op("Cast", *w.of(n), to=to, saturate=int(saturates))
 
 
 def _softmax(w: Writer, n: Node) -> str:
