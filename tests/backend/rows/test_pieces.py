@@ -13,6 +13,7 @@ from rlx import ops
 from rlx.codegen.cpu.rows.ranges import cuts, decided_within
 from rlx.ir.dtype import F32
 from rlx.ir.graph import Graph
+from rlx.ir.op import get_op
 from rlx.kernel.scalar import axes, axis, load, select
 from rlx.reference.interpreter import evaluate
 from rlx.target.cpu import Target
@@ -45,6 +46,19 @@ def test_pieces(target: Target, name: str, width: int | str) -> None:
         for threads in (1, 2):
             got = rlx.compile(g, target=target.name, threads=threads, cache=False).run(feed)["y"]
             np.testing.assert_array_equal(got, evaluate(g, feed)["y"])
+
+
+@on_targets(executable())
+@pytest.mark.parametrize("ends", [(128, 128), (129, 127), (40, 300)])
+def test_threads_share_one_axis_of_pieces(target: Target, ends: tuple[int, int]) -> None:
+    """A thread has whole vectors of the axis, from where its share begins: not every piece is in it."""
+    g = Graph()
+    x = g.input("x", (100961,), "f32")
+    g.output("y", get_op("extend")(x, padding=(ends,), mode="reflect"))
+    feed = {"x": np.arange(100961, dtype=np.float32)}
+    for threads in (1, 2, 3):
+        got = rlx.compile(g, target=target.name, threads=threads, cache=False).run(feed)["y"]
+        np.testing.assert_array_equal(got, evaluate(g, feed)["y"])
 
 
 def test_a_piece_knows_where_it_is() -> None:

@@ -174,7 +174,9 @@ class _MapNest(NestEmitter):
         if len(pieces) == 1:
             return self.piece(row, start, stop, pieces[0][2])
         for low, high, stores in pieces:
-            self.piece(row, self.fn.smax(start, low), self.fn.smin(stop, high), stores)
+            first = self.fn.smax(start, low)
+            # A thread's share may end before a piece begins: then nothing of the piece is its own.
+            self.piece(row, first, self.fn.smax(first, self.fn.smin(stop, high)), stores)
 
     def piece(self, row: list[Int], start: Int, stop: Int, stores: Sequence[Store]) -> None:
         last = len(row)
