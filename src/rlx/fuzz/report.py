@@ -115,7 +115,11 @@ def calling(p: Program) -> str:
     lines += ["]", "with graph.building():", f"    graph.set_outputs(list({p.entry}(*args)))"]
     feed = ", ".join(f"{x.name!r}: {x.name}" for x in p.inputs if x.name not in weights)
     lines.append(f"prog = rlx.compile(graph, cache=False, {options(p)})")
-    lines.append(f"print(prog.run({{{feed}}}))")
+    if way == "threads":
+        lines += ["from rlx.runtime.barriers import all_shared", "with all_shared():"]
+        lines.append(f"    print(prog.run({{{feed}}}))")
+    else:
+        lines.append(f"print(prog.run({{{feed}}}))")
     if opened:
         for i, (x, array) in enumerate(zip(p.inputs, p.arrays(p.others), strict=True)):
             lines.append(f"{x.name} = {array_text(p, i, x, array)}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 
 from rlx.errors import PlanError
@@ -113,6 +114,25 @@ class _Epoch:
         """The first thread, unless it has much more to do than another."""
         least = min(range(len(self.load)), key=self.load.__getitem__)
         return least if self.load[0] - self.load[least] > SMALL_PS else 0
+
+
+@contextmanager
+def all_shared() -> Iterator[None]:
+    """Programs that first run here share every call among all threads, however small: tests of shares.
+
+    >>> small = [Turn([], [], 1000)]
+    >>> with all_shared():
+    ...     settle(small, threads=2)
+    >>> small[0].owner == ALL
+    True
+    """
+    global SMALL_PS, FEW_PS
+    before = SMALL_PS, FEW_PS
+    SMALL_PS = FEW_PS = 0
+    try:
+        yield
+    finally:
+        SMALL_PS, FEW_PS = before
 
 
 def settle(turns: Sequence[Turn], threads: int) -> None:

@@ -12,6 +12,7 @@ from op_cases import ALL_CASES, ALL_OPS, SAMPLE, Case, cases, features
 import rlx
 from rlx.fuzz.bounds import assert_by_table
 from rlx.reference.interpreter import evaluate
+from rlx.runtime.barriers import all_shared
 
 # What no native kernel exists for: ops, and parts of reasons. Everything else must be native.
 HOST_OPS = {"cond", "custom", "data_size", "loop", "pack_quads", "pack_sparse", "unique"}
@@ -32,7 +33,8 @@ def test_native_is_the_reference(case: Case) -> None:
     graph, _ = case.graph()
     want = evaluate(graph, case.feed())
     program = rlx.compile(graph, threads=2)
-    got = program.run(case.feed())
+    with all_shared():
+        got = program.run(case.feed())
     assert_by_table(graph, case.feed(), got, want)
     for thunk in program.stats["host_thunks"]:
         known = thunk["op"] in HOST_OPS or any(why in thunk["why"] for why in HOST_REASONS)

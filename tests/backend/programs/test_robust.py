@@ -19,6 +19,7 @@ from measured import grows
 from rlx.ir.dim import symbols
 from rlx.reference.interpreter import evaluate
 from rlx.runtime import context, weights
+from rlx.runtime.barriers import all_shared
 from rlx.runtime.memory import allocate
 
 
@@ -44,11 +45,12 @@ def run_between_fences(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = {name: fenced(a) if a.size else a for name, a in case.feed().items()}
     known = {s for node in graph.inputs for d in node.shape for s in symbols(d)}
     sizes_from_data = any(s not in known for n in graph.outputs.values() for d in n.shape for s in symbols(d))
-    if program.stats["host_thunks"] or sizes_from_data or any(v.size == 0 for v in want.values()):
-        got = program.run(feed)
-    else:
-        got = {name: fenced(np.zeros_like(v)) for name, v in program.run(feed).items()}
-        program.bind(feed, got)()
+    with all_shared():
+        if program.stats["host_thunks"] or sizes_from_data or any(v.size == 0 for v in want.values()):
+            got = program.run(feed)
+        else:
+            got = {name: fenced(np.zeros_like(v)) for name, v in program.run(feed).items()}
+            program.bind(feed, got)()
     for name, value in want.items():
         assert_close(got[name], value)
 
