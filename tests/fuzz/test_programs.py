@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -339,6 +340,20 @@ def test_a_crash_is_a_finding() -> None:
     step = Step(("v1",), "__import__('os').kill(__import__('os').getpid(), 11)")
     found = check_apart(Program((PLAIN,), (step,), ("v1",)), "host")
     assert found is not None and found.kind == "the process ended by SIGSEGV"
+
+
+@pytest.mark.parametrize("step", ["time.sleep(60)", "next(i for i in itertools.count() if i < 0)"])
+def test_a_hang_is_a_finding(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it sleeps or works; what waits for its turn on a busy machine is not one."""
+    from rlx.fuzz import worker
+
+    monkeypatch.setattr(worker, "LOOK", 0.1)
+    module, _, _ = step.removeprefix("next(i for i in ").partition(".")
+    program = Program((PLAIN,), (Step(("v1",), step.replace(module, f"__import__('{module}')", 1)),), ("v1",))
+    begin = time.monotonic()
+    found = worker.check_apart(program, "host", seconds=6)
+    assert found is not None and found.kind == "no answer within 6 s"
+    assert time.monotonic() - begin < 55
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rlx import config
 from rlx.files import Json
@@ -24,7 +26,8 @@ from rlx.fuzz.programs.program import Program
 from rlx.fuzz.report import reproducer
 from rlx.fuzz.shrink import shrink
 
-SECONDS = 120.0  # that one program may take, on a busy machine
+SECONDS = 120.0  # of work that one program may take
+LOOK = 5.0  # seconds between two looks at a process that says nothing
 SHRINK_SECONDS = 60.0
 SHRUNK = 2  # findings of one signature that are shrunk in a child
 PER_CHILD = 400  # programs; then a fresh process
@@ -51,10 +54,36 @@ class Child:
             self.lines.put(line)
         self.lines.put(None)
 
+    def worked(self) -> float:
+        """Seconds of CPU time that the process has used; 0 after its end."""
+        try:
+            text = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii")
+        except OSError:
+            return 0.0
+        fields = text.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def line(self, seconds: float) -> bytes | None:
+        """Its next line. `queue.Empty` if it works for longer than this, or sleeps for so long.
+
+        A process that waits for its turn on a busy machine does neither.
+        """
+        before = mark = self.worked()
+        awake = time.monotonic()
+        while True:
+            try:
+                return self.lines.get(timeout=min(LOOK, seconds))
+            except queue.Empty:
+                worked, now = self.worked(), time.monotonic()
+                if worked - mark > 0.1:
+                    mark, awake = worked, now
+                if worked - before > seconds or now - awake > seconds:
+                    raise
+
     def said(self, seconds: float) -> Iterator[Json]:
         """What it says until it ends; `{"lost": why}` is last if it crashed or hung."""
         try:
-            while (line := self.lines.get(timeout=seconds)) is not None:
+            while (line := self.line(seconds)) is not None:
                 yield json.loads(line)
             if code := self.process.wait():
                 why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
