@@ -52,19 +52,19 @@ class _State(threading.local):
     function: Function | None = None
 
 
-_state = _State()
+state = _State()
 
 
 def current() -> Function:
     """The function that is being written."""
-    if _state.function is None:
+    if state.function is None:
         raise CompileError("no native function is being written here; call this inside an @native function")
-    return _state.function
+    return state.function
 
 
 def enter(f: Function | None) -> Function | None:
     """Make `f` the function that is being written; gives the one before."""
-    before, _state.function = _state.function, f
+    before, state.function = state.function, f
     return before
 
 

@@ -280,6 +280,18 @@ class Arithmetic:
         """Whether a < b, as numbers without a sign: of a positive b, whether 0 <= a < b."""
         return self.cmp("ult", a, b)
 
+    def ule(self, a: Int, b: Int) -> Bool:
+        """Whether a <= b, as numbers without a sign."""
+        return self.cmp("ule", a, b)
+
+    def ugt(self, a: Int, b: Int) -> Bool:
+        """Whether a > b, as numbers without a sign."""
+        return self.cmp("ugt", a, b)
+
+    def uge(self, a: Int, b: Int) -> Bool:
+        """Whether a >= b, as numbers without a sign."""
+        return self.cmp("uge", a, b)
+
     @overload
     def select(self, condition: Value, a: Number, b: Number) -> Value: ...
     @overload

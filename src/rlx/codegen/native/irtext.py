@@ -27,6 +27,7 @@ from rlx.codegen.native.irtypes import (
     element,
     lanes_of,
     like,
+    literals,
     mangle,
     size_bytes,
     vector,
@@ -112,7 +113,7 @@ class Module:
             items = ", ".join(f"ptr @{value}" for value in values)
         else:
             numbers = [value for value in values if not isinstance(value, str)]
-            items = ", ".join(str(constant(element_type, number)) for number in numbers)
+            items = ", ".join(literals(element_type, numbers))
         body = f"constant [{len(values)} x {element_type}] [{items}], align 64"
         known = self._table_names.setdefault(body, name)
         if known == name and self.tables.setdefault(name, body) != body:

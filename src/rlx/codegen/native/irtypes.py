@@ -81,6 +81,24 @@ def float_literal(type_: str, value: float) -> str:
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 
+def literals(type_: str, values: Sequence[float]) -> list[str]:
+    """Scalar constants with their type, those of a table: floats are converted all at once.
+
+    >>> literals("double", [1, -0.0]) == [str(constant("double", x)) for x in (1, -0.0)]
+    True
+    """
+    if type_ in ("float", "double"):
+        try:
+            code = f"<{len(values)}{'f' if type_ == 'float' else 'd'}"
+            rounded = struct.unpack(code, struct.pack(code, *values))
+        except OverflowError:  # a float32 becomes infinite, which `pack` refuses
+            pass
+        else:
+            words = struct.unpack(f"<{len(values)}Q", struct.pack(f"<{len(values)}d", *rounded))
+            return [f"{type_} 0x{word:016X}" for word in words]
+    return [str(constant(type_, value)) for value in values]
+
+
 def _round_to_float(value: float) -> float:
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -43,7 +43,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Generic, ParamSpec, TypeVar, cast, overload
 
-from rlx.codegen.native.control import current, enter
+from rlx.codegen.native.control import current, enter, state
 from rlx.codegen.native.irops import Number
 from rlx.codegen.native.irtext import Function, Module
 from rlx.errors import CompileError
@@ -88,13 +88,24 @@ class Native(Generic[P, R]):
             if not type_:
                 raise CompileError(f"{self.name}: parameter {name!r} needs a type, such as i64 or ptr")
 
-    def emit(self, module: Module, **known: object) -> Function:
-        """Write the function into `module`. `known` are its keyword-only parameters."""
+    def emit(self, module: Module, alias: str = "", /, **known: object) -> Function:
+        """Write the function into `module`, under another name if `alias` gives one. `known` are its
+        keyword-only parameters."""
         # The builder has a block "entry" and names like "v1" of its own.
         params = [(t, f"{n}_" if n == "entry" or n[-1].isdigit() else n) for t, n in self.params]
-        f = module.function(self.name, params, self._internal, self._noinline, self.returns)
+        f = module.function(alias or self.name, params, self._internal, self._noinline, self.returns)
         write(f, self._write, f, known)
         return f
+
+    def written(self, alias: str, /, **known: object) -> str:
+        """`alias`, under which the module has the function as `known` makes it: one of a family.
+
+        A native function calls it by `call(f.written("sum.4", rows=4), x, y)`.
+        """
+        module = current().module
+        if not module.defines(alias):
+            self.emit(module, alias, **known)
+        return alias
 
     def _write(self, f: Function, known: dict[str, object]) -> None:
         self._written.code(f.module.source_lines)(f, *f.args, **known)
@@ -169,19 +180,36 @@ def native(
 def inline(function: Callable[P, R]) -> Callable[P, R]:
     """Make a Python function one that native functions expand where they call it.
 
-    It writes into the function that is being built; if its first parameter is called `f`, into that one.
+    It writes into the function that is being built; if its first parameter (after `self`) is called `f`, into
+    that one.
     """
     written = _Written(function, is_native=False)
-    takes_builder = written._function.__code__.co_varnames[:1] == ("f",)
+    code = written._function.__code__
+    first = code.co_varnames[: code.co_argcount][:2]
+    place = 0 if first[:1] == ("f",) else 1 if first == ("self", "f") else None
     compiled = written.compiled
 
     def expand(*args: P.args, **options: P.kwargs) -> R:
-        f = cast(Function, args[0]) if takes_builder else current()
+        f = state.function or current()  # which says what is missing
         marks = f.module.source_lines
         code = compiled.get(marks) or written.code(marks)
         return code(f, *args, **options)
 
-    return update_wrapper(expand, function)
+    if place is None:
+        return update_wrapper(expand, function)
+    at = place
+
+    def expand_into(*args: P.args, **options: P.kwargs) -> R:
+        f = cast(Function, args[at])
+        marks = f.module.source_lines
+        code = compiled.get(marks) or written.code(marks)
+        before = enter(f)
+        try:
+            return code(f, *args, **options)
+        finally:
+            enter(before)
+
+    return update_wrapper(expand_into, function)
 
 
 def _located(error: Exception, name: str) -> Exception:

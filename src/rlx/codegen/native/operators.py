@@ -42,6 +42,8 @@ def _arithmetic(name: str, on_ints: str, on_floats: str) -> Operator:
                         return f.op("i64", f"{code} i64 {a.text}, {b.text}")
                 elif b.__class__ is int and 1 < b < 1 << 63:
                     return f.op("i64", f"{code} i64 {a.text}, {b}")
+            elif on_floats and b.__class__ is Value and b.type == type_ and is_float(type_):
+                return f.op(type_, f"{on_floats} {type_} {a.text}, {b.text}")
         elif b.__class__ is Value:
             type_ = b.type
         else:
@@ -157,11 +159,22 @@ class Items(Protocol):
     def __setitem__(self, index: Int, x: object, /) -> None: ...
 
 
+class InMemory:
+    """An object of Python whose items are in memory at run time: `x[i]` writes a load, `x[i] = y` a store.
+
+    Its `__getitem__` and `__setitem__` are functions of the notation, so i may be known at run time only.
+    """
+
+    __slots__ = ()
+
+
 def item(f: Function, held: Value | Items, index: Int) -> object:
     """`held[index]`: of a pointer, the 8-byte word at that index."""
     if isinstance(held, Value):
         return f.load("i64", f.gep(_pointer(held), index, "i64"), 8)
-    return held[known(f, index) if index.__class__ is Value else index]
+    if index.__class__ is Value and not isinstance(held, InMemory):
+        known(f, index)
+    return held[index]
 
 
 def set_item(f: Function, held: Value | Items, index: Int, x: object) -> None:
@@ -171,6 +184,8 @@ def set_item(f: Function, held: Value | Items, index: Int, x: object) -> None:
         if size_bytes(value.type) * value.width != 8:
             raise CompileError(f"p[i] = x stores a word of 8 bytes, not {value.type}; use store(x, p)")
         f.store(value, f.gep(_pointer(held), index, "i64"), 8)
+    elif isinstance(held, InMemory):
+        held[index] = x
     elif f.regions:
         raise CompileError(
             "an item of a Python list cannot change inside a run-time branch or loop; assign a new list"

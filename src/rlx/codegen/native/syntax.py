@@ -104,11 +104,12 @@ def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Call
     outer = ast.parse("def factory(): pass")
     made = outer.body[0]
     assert isinstance(made, ast.FunctionDef)
-    made.body = [rewriter.rewritten()]
-    given = [name for name in (*rewriter.used, *function.__code__.co_freevars) if name != node.name]
-    made.args.args = [ast.arg(name) for name in dict.fromkeys(given)]
+    rewritten = rewriter.rewritten()
+    rewritten.name = "." + node.name  # its name in its code is what it is outside: `load` may call `load`
+    made.body = [rewritten]
+    made.args.args = [ast.arg(name) for name in (*rewriter.used, *function.__code__.co_freevars)]
     code = compile(ast.fix_missing_locations(outer), function.__code__.co_filename, "exec")
-    inner = _find(_find(code, "factory"), node.name)
+    inner = _find(_find(code, "factory"), rewritten.name).replace(co_name=node.name)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     closure = [cells.get(name) or types.CellType(rewriter.used.get(name)) for name in inner.co_freevars]
     result = types.FunctionType(inner, function.__globals__, node.name, function.__defaults__, tuple(closure))
