@@ -7,23 +7,17 @@ rows where those are neighbours. Results go back in the same two ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlx.codegen.cpu.expression import Lane
-from rlx.codegen.cpu.fft.lanes import (
-    Complex,
-    LaneBuffer,
-    factor,
-    lane_transform,
-    minus,
-    plus,
-    swapped,
-    times,
-)
+from rlx.codegen.cpu.fft.lanes import Complex, Factors, LaneBuffer, lane_transform
+from rlx.codegen.cpu.fft.plan import roots_of_unity
 from rlx.codegen.cpu.fft.rows import across, turn_rows
-from rlx.codegen.native.irtext import Bool, Int
-from rlx.codegen.native.irtypes import Value, constant
+from rlx.codegen.native.irtypes import Value
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import Int, Word, byte_at, loop, ptr, transpose
 from rlx.kernel.scalar import LOADS, Scalar
 from rlx.records import dataclass
 
@@ -38,8 +32,8 @@ class Rows:
     `lane` runs along the last row axis where that is a way to read or store them.
     """
 
-    index: Sequence[Sequence[Int]]
-    exists: Sequence[Bool]
+    index: Sequence[Sequence[Value | int]]
+    exists: Sequence[bool]
     lane: Lane | None
 
 
@@ -47,48 +41,44 @@ class GroupTransform:
     """A group of rows, one per lane."""
 
     def __init__(self, kernel: FftKernel, rows: Rows) -> None:
-        self.kernel, self.fn, self.what, self.rows = kernel, kernel.fn, kernel.what, rows
+        self.kernel, self.what, self.rows = kernel, kernel.what, rows
         self.width, self.shape, self.halved = kernel.width, kernel.shape, kernel.halved
-        self.transform = lane_transform(kernel.frame.module, self.kernel.points, self.shape)
+        self.transform = lane_transform(kernel.frame.module, kernel.points, self.shape)
 
+    @inline
     def run(self) -> None:
-        fn, what, kernel = self.fn, self.what, self.kernel
+        kernel = self.kernel
         room = self.shape.buffer_bytes(max(self.transform.points, kernel.points + 1))
         kernel.need(2 * room)
-        base = kernel.frame.scratch()
-        first = LaneBuffer(fn, base, self.shape)
-        second = LaneBuffer(fn, fn.gep(base, room, "i8"), self.shape)
-        if what.kind == "to_real":
+        base = ptr(kernel.frame.scratch())
+        first, second = LaneBuffer(base, self.shape), LaneBuffer(byte_at(base, room), self.shape)
+        if self.what.kind == "to_real":
             self.back(first, second)
         else:
             self.forth(first, second)
 
+    @inline
     def read(self, part: int, buffer: LaneBuffer, step: int, offset: int) -> None:
         """Elements t of the rows to vectors step * t + offset of a buffer."""
-        fn, kernel, rows = self.fn, self.kernel, self.rows
+        kernel, rows, n = self.kernel, self.rows, self.what.read
         source = self.what.sources[part]
 
-        def put(x: Value, t: Int) -> None:
-            buffer.put(x, fn.add(fn.mul(t, step), offset))
+        def element(row: int, t: Int, mask: Value | None) -> Word:
+            return Word(kernel.point(rows.index[row], t, kernel.lane(t, mask)).vector(source))
 
-        def along(t: Int, _: list[Value]) -> None:
-            assert rows.lane is not None
-            put(kernel.point(rows.index[0], t, rows.lane).vector(source), t)
+        def put(x: Value, t: Int) -> None:
+            buffer.put(x, t * step + offset)
 
         if rows.lane is not None and kernel.lies_across(source):
-            fn.loop(0, self.what.read, 1, [], along)
+            for t in loop(n):
+                put(kernel.point(rows.index[0], t, rows.lane).vector(source), t)
         else:
-            turn_rows(
-                fn,
-                self.what.read,
-                self.width,
-                lambda row, t, mask: kernel.point(rows.index[row], t, kernel.lane(t, mask)).vector(source),
-                put,
-            )
+            turn_rows(n, self.width, element, put)
 
+    @inline
     def forth(self, first: LaneBuffer, second: LaneBuffer) -> None:
         """Complex or real rows to coefficients."""
-        fn, what = self.fn, self.what
+        what = self.what
         turn = 0 if what.forward else 1  # for the other sign parts are exchanged
         if self.halved:
             self.read(0, first, 1, 0)
@@ -97,119 +87,123 @@ class GroupTransform:
             if what.kind == "complex":
                 self.read(1, first, 2, 1 - turn)
             else:
-                zero = constant(self.shape.type, 0)
-                fn.loop(0, what.n, 1, [], lambda t, _: first.put(zero, fn.add(fn.mul(t, 2), 1)))
-        found, other = self.transform.call(fn, first, second)
+                for t in loop(what.n):
+                    first.put(self.shape.zero.im, t * 2 + 1)
+        found, other = self.transform.call(first, second)
         if self.halved:
             self.unfold(found, other)
             found = other
-        self.write([lambda k: fn.add(fn.mul(k, 2), turn), lambda k: fn.add(fn.mul(k, 2), 1 - turn)], found)
 
+        def parts(k: Int) -> list[Word]:
+            return [found.vector(k * 2 + turn), found.vector(k * 2 + (1 - turn))]
+
+        self.write(parts)
+
+    @inline
     def unfold(self, half: LaneBuffer, bins: LaneBuffer) -> None:
         """Coefficients of real rows from those of the complex rows of half their length."""
-        fn, shape, n = self.fn, self.shape, self.what.n
-        h = n // 2
-        half.put_point(half.point(0), h)
-        roots = self.kernel.root_table(n, h + 1)
-        minus_half_i = (constant(shape.type, 0.0), constant(shape.type, -0.5))
-        scale = constant(shape.type, 0.5)
+        h = self.what.n // 2
+        half[h] = half[0]
+        roots = self.roots()
+        minus_half_i = self.shape.number(0.0, -0.5)
+        for k in loop(h // 2 + 1):
+            mirror = h - k
+            a, c = half[k], half[mirror].conjugate()
+            even = (a + c).scaled(0.5)
+            odd = (a - c) * (roots[k] * minus_half_i)
+            bins[k] = even + odd
+            bins[mirror] = Complex(even.re - odd.re, odd.im - even.im)
 
-        def pair(k: Int, _: list[Value]) -> None:
-            mirror = fn.sub(h, k)
-            a, c = half.point(k), half.point(mirror)
-            c = (c[0], fn.fneg(c[1]))
-            even = tuple(fn.fmul(x, scale) for x in plus(fn, a, c))
-            odd = times(fn, minus(fn, a, c), times(fn, factor(fn, roots, k, shape), minus_half_i))
-            bins.put_point((fn.fadd(even[0], odd[0]), fn.fadd(even[1], odd[1])), k)
-            bins.put_point((fn.fsub(even[0], odd[0]), fn.fsub(odd[1], even[1])), mirror)
-
-        fn.loop(0, h // 2 + 1, 1, [], pair)
-
+    @inline
     def back(self, first: LaneBuffer, second: LaneBuffer) -> None:
         """Coefficients to real rows."""
-        fn, n = self.fn, self.what.n
+        n = self.what.n
         h, bins = n // 2, second if self.halved else first
-        zero = constant(self.shape.type, 0)
+        zero = self.shape.zero.im
         self.read(0, bins, 2, 0)
         self.read(1, bins, 2, 1)
         bins.put(zero, 1)
         if self.halved:
             bins.put(zero, 2 * h + 1)
-            fn.loop(0, h, 1, [], lambda k, _: first.put_point(swapped(self.fold(bins, k)), k))
+            for k in loop(h):
+                first[k] = self.fold(bins, k).swapped()
         else:  # all n coefficients, parts exchanged
-            first.put_point(swapped(first.point(0)), 0)
+            first[0] = first[0].swapped()
+            for k in loop(1, h + 1):
+                z = first[k]
+                first[k] = z.swapped()
+                mirrored = Complex(-z.im, z.re)
+                first[n - k] = mirrored
+        found, _ = self.transform.call(first, second)
 
-            def mirrored(k: Int, _: list[Value]) -> None:
-                re, im = first.point(k)
-                first.put_point((im, re), k)
-                first.put_point((fn.fneg(im), re), fn.sub(n, k))
+        # Parts are exchanged: elements 2 t + 1 and 2 t of a halved row, imaginary and real parts of a whole
+        # one.
+        def parts(e: Int) -> list[Word]:
+            return [found.vector(e ^ 1 if self.halved else e * 2 + 1)]
 
-            fn.loop(1, h + 1, 1, [], mirrored)
-        found, _ = self.transform.call(fn, first, second)
-        # parts are exchanged: elements 2 t + 1 and 2 t of a halved row, imaginary and real parts of a whole
-        # one
-        self.write([(lambda e: fn.xor(e, 1)) if self.halved else (lambda e: fn.add(fn.mul(e, 2), 1))], found)
+        self.write(parts)
 
+    @inline
     def fold(self, bins: LaneBuffer, k: Int) -> Complex:
         """Coefficient k of the complex row of half the length, twice."""
-        fn, h = self.fn, self.what.n // 2
-        a, c = bins.point(k), bins.point(fn.sub(h, k))
-        c = (c[0], fn.fneg(c[1]))
-        wr, wi = factor(fn, self.kernel.root_table(self.what.n, h + 1), k, self.shape)
-        odd = times(fn, minus(fn, a, c), (wi, wr))  # i conj(w) = (im w, re w)
-        return plus(fn, plus(fn, a, c), odd)
+        a, c = bins[k], bins[self.what.n // 2 - k].conjugate()
+        w = self.roots()[k]
+        odd = (a - c) * w.swapped()  # i conj(w) = (im w, re w)
+        return a + c + odd
 
-    def write(self, number: Sequence[Callable[[Int], Int]], buffer: LaneBuffer) -> None:
-        """Results of all rows: number[p](k) is the vector that holds part p of result k."""
+    def roots(self) -> Factors:
+        """exp(-2 pi i k / n) for k up to half of n."""
+        n = self.what.n
+        return Factors(f"fft_half_roots_{n}", roots_of_unity(n, np.arange(n // 2 + 1)), self.shape)
 
-        def parts(k: Int) -> list[Value]:
-            return [buffer.vector(of(k)) for of in number]
-
+    def write(self, parts: Callable[[Int], list[Word]]) -> None:
+        """Results of all rows: parts(k) are the vectors of the parts of result k."""
         lane, strides = self.rows.lane, [s.strides for s in self.what.stores]
         if lane is not None and all(s[-1] != 1 and s[-2] == 1 for s in strides):
             self.write_across(parts, lane)
         else:
             self.write_turned(parts)
 
-    def write_across(self, parts: Callable[[int | Value], list[Value]], lane: Lane) -> None:
+    @inline
+    def write_across(self, parts: Callable[[Int], list[Word]], lane: Lane) -> None:
         """Neighbours in memory are rows: one store per result."""
         kernel, first = self.kernel, self.rows.index[0]
-
-        def one(k: Int, _: list[Value]) -> None:
+        for k in loop(self.what.written):
             at = kernel.point(first, k, lane, parts(k))
-            for i, store in enumerate(self.what.stores):
-                kernel.put(i, at.vector(store.body), [*first, k], lane)
+            for i, result in enumerate(self.what.stores):
+                kernel.put(i, at.vector(result.body), [*first, k], lane)
 
-        self.fn.loop(0, self.what.written, 1, [], one)
-
-    def write_turned(self, parts: Callable[[Int], list[Value]]) -> None:
+    @inline
+    def write_turned(self, parts: Callable[[Int], list[Word]]) -> None:
         """Vectors transposed back along rows. Where a store needs nothing but the result itself, it is
         computed before, so that only what is stored is turned.
         """
-        fn, width, kernel, rows = self.fn, self.width, self.kernel, self.rows
-        stores = self.what.stores
+        kernel, rows, stores = self.kernel, self.rows, self.what.stores
+        width, written = self.width, self.what.written
         before = all(_only_results(s.body) for s in stores)
 
         def block(base: Int, mask: Value | None) -> None:
             lane = kernel.lane(base, mask)
-            columns = []
-            for j in range(min(self.what.written, width)):
-                found = parts(fn.add(base, j))
+            columns: list[Sequence[Value]] = []
+            for j in range(min(written, width)):
+                found: Sequence[Value] = parts(base + j)
                 if before:
                     at = kernel.point(rows.index[0], base, lane, found)
                     found = [at.vector(s.body) for s in stores]
                 columns.append(found)
             columns += [columns[-1]] * (width - len(columns))
-            turned = [fn.transpose([c[i] for c in columns]) for i in range(len(columns[0]))]
+            turned = [transpose([c[i] for c in columns]) for i in range(len(columns[0]))]
             for r in range(width):
-                fn.branch(rows.exists[r], partial(row, r, base, [t[r] for t in turned], lane))
+                if rows.exists[r]:
+                    put_row(r, base, [t[r] for t in turned], lane)
 
-        def row(r: int, base: Int, found: list[Value], lane: Lane) -> None:
+        def put_row(r: int, base: Int, found: list[Value], lane: Lane) -> None:
             at = kernel.point(rows.index[r], base, lane, found)
-            for i, store in enumerate(stores):
-                kernel.put(i, found[i] if before else at.vector(store.body), [*rows.index[r], base], lane)
+            for i, result in enumerate(stores):
+                value = found[i] if before else at.vector(result.body)
+                kernel.put(i, value, [*rows.index[r], base], lane)
 
-        across(fn, self.what.written, width, block)
+        across(written, width, block)
 
 
 def _only_results(body: Scalar) -> bool:

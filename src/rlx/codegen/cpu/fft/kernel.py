@@ -13,21 +13,36 @@ A real row of even length is a complex row of half of it: even elements are real
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.fft.group import GroupTransform, Rows
 from rlx.codegen.cpu.fft.lanes import LaneShape
-from rlx.codegen.cpu.fft.plan import convolution_size, lanes_cost, pairs, radices, roots_of_unity
+from rlx.codegen.cpu.fft.plan import convolution_size, lanes_cost, radices
 from rlx.codegen.cpu.fft.rows import RowTransform, row_transform
 from rlx.codegen.cpu.fft.single import SingleTransform
-from rlx.codegen.cpu.frame import KernelFrame, Slot, unflatten
+from rlx.codegen.cpu.frame import KernelFrame, Slot, product, unflatten
 from rlx.codegen.cpu.kernels import EmittedKernel
 from rlx.codegen.cpu.primitives import memory_type, to_memory
 from rlx.codegen.cpu.product.contraction import linear_steps
-from rlx.codegen.native.irtext import Int, Module
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.irtypes import Value
+from rlx.codegen.native.notation import inline, write
+from rlx.codegen.native.words import (
+    Int,
+    Word,
+    ceildiv,
+    gep,
+    iota,
+    lanes,
+    loop,
+    masked_store,
+    scatter,
+    select,
+    splat,
+    store,
+    urem,
+)
 from rlx.errors import UnsupportedError
 from rlx.kernel.nests import Store, TransformNest
 from rlx.kernel.scalar import Scalar
@@ -47,21 +62,21 @@ def emit_fft(
     """Write the kernel of a transform."""
     if what.n > MOST_POINTS:
         raise UnsupportedError(f"a transform of {what.n} points has too many factors to store with its code")
-    return FftKernel(KernelFrame(module, name, inputs, outputs), what).emit()
+    frame = KernelFrame(module, name, inputs, outputs)
+    return write(frame.fn, FftKernel(frame, what).emit)
 
 
 class FftKernel:
     """Reads, transforms and stores; see the module's text."""
 
     def __init__(self, frame: KernelFrame, what: TransformNest) -> None:
-        self.frame, self.fn, self.what = frame, frame.fn, what
+        self.frame, self.what = frame, what
         self.halved = is_halved(what)
         self.points = what.n // 2 if self.halved else what.n  # of the complex transform inside
-        element = memory_type(what.dtype)
         self.width = frame.module.target.lanes(what.dtype.name)
-        self.shape = LaneShape(element, self.width)
+        self.shape = LaneShape(memory_type(what.dtype), self.width)
         self.operands = frame.operands(frame.fn)
-        self.sizes = [frame.dim(frame.fn, d) for d in what.rows]
+        self.sizes = frame.sizes(what.rows)
         self.scratch = 0
 
     def emit(self) -> EmittedKernel:
@@ -75,68 +90,54 @@ class FftKernel:
             self.along_rows()
         return self.frame.finish(self.scratch)
 
+    @inline
     def across_rows(self) -> None:
         """Groups are neighbours along the last row axis, which are adjacent in memory."""
-        fn, width = self.fn, self.width
+        fn, width = self.frame.fn, self.width
         *outer, last = self.sizes
-        blocks = [*outer, fn.ceildiv(last, width)]
-        low, high = self.frame.share(self.product(blocks))
-
-        def group(u: Int, _: list[Value]) -> None:
+        blocks = [*outer, ceildiv(last, width)]
+        low, high = self.frame.share(product(blocks))
+        whole = isinstance(last, int) and last % width == 0
+        for u in loop(low, high):
             *lead, block = unflatten(fn, u, blocks)
-            start = fn.mul(block, width)
-            whole = isinstance(last, int) and last % width == 0
-            mask = None if whole else fn.lanes(fn.sub(last, start), width)
-            places = [fn.add(start, i) for i in range(width)]
-            index = [[*lead, fn.smin(p, fn.sub(last, 1))] for p in places]
-            exists = [fn.cmp("slt", p, last) for p in places]
+            start = Word(block) * width
+            mask = None if whole else lanes(last - start, width)
+            places = [start + i for i in range(width)]
+            index = [[*lead, min(place, last - 1)] for place in places]
+            exists = [place < last for place in places]
             GroupTransform(self, Rows(index, exists, Lane(len(outer), start, width, mask))).run()
 
-        fn.loop(low, high, 1, [], group)
-
+    @inline
     def along_rows(self) -> None:
         """Groups of any rows that follow each other, and single rows."""
-        fn, width = self.fn, self.width
-        total = self.product(self.sizes)
+        fn, width, total = self.frame.fn, self.width, product(self.sizes)
         single = row_transform(self.frame.module, self.points, self.shape)
         groups, alone = self.split(total, single)
-        low, high = self.frame.share(fn.add(groups, alone))
-
-        def unit(u: Int, _: list[Value]) -> None:
-            def group() -> None:
-                start = fn.mul(u, width)
-                places = [fn.add(start, i) for i in range(width)]
-                index = [unflatten(fn, fn.smin(p, fn.sub(total, 1)), self.sizes) for p in places]
-                GroupTransform(self, Rows(index, [fn.cmp("slt", p, total) for p in places], None)).run()
-
-            def row() -> None:
+        only_groups = isinstance(alone, int) and alone == 0
+        only_rows = isinstance(groups, int) and groups == 0
+        low, high = self.frame.share(groups + alone)
+        for u in loop(low, high):
+            if only_groups or (not only_rows and u < groups):
+                start = u * width
+                places = [start + i for i in range(width)]
+                index = [unflatten(fn, min(place, total - 1), self.sizes) for place in places]
+                exists = [place < total for place in places]
+                GroupTransform(self, Rows(index, exists, None)).run()
+            else:
                 assert single is not None
-                SingleTransform(self, single).run(fn.add(fn.sub(u, groups), fn.mul(groups, width)))
+                SingleTransform(self, single, (u - groups) + groups * width).run()
 
-            only_groups = isinstance(alone, int) and alone == 0
-            only_rows = isinstance(groups, int) and groups == 0
-            in_group = True if only_groups else False if only_rows else fn.cmp("slt", u, groups)
-            fn.branch(in_group, group, row)
-
-        fn.loop(low, high, 1, [], unit)
-
-    def product(self, sizes: Sequence[Int]) -> Int:
-        total: Int = 1
-        for d in sizes:
-            total = self.fn.mul(total, d)
-        return total
-
-    def split(self, total: Int, single: RowTransform | None) -> tuple[Int, Int]:
+    @inline
+    def split(self, total: Any, single: RowTransform | None) -> tuple[Any, Any]:
         """How many groups there are, the last one perhaps with lanes to spare, and how many rows go alone."""
-        fn, width = self.fn, self.width
+        width = self.width
         if single is None:
-            return fn.ceildiv(total, width), 0
+            return ceildiv(total, width), 0
         if single.cost < self.lanes_cost():
             return 0, total
-        rest = fn.urem(total, width)
-        few = fn.cmp("slt", rest, max(width // 4, 2))
-        alone = fn.select(few, rest, 0)
-        return fn.ceildiv(fn.sub(total, alone), width), alone
+        rest = urem(total, width)
+        alone = select(rest < max(width // 4, 2), rest, 0)
+        return ceildiv(total - alone, width), alone
 
     def lanes_cost(self) -> float:
         n = self.points
@@ -147,37 +148,33 @@ class FftKernel:
         """Ask for scratch."""
         self.scratch = max(self.scratch, nbytes)
 
-    def root_table(self, n: int, count: int) -> Value:
-        """exp(-2 pi i k / n) for k < count."""
-        name = f"fft_half_roots_{n}_{self.shape.element}"
-        return self.frame.module.table(name, self.shape.element, pairs(roots_of_unity(n, np.arange(count))))
-
     def lane(self, t: Int, mask: Value | None) -> Lane:
         """Lanes along the row."""
         return Lane(len(self.sizes), t, self.width, mask)
 
-    def point(self, row: Sequence[Int], t: Int, lane: Lane, accs: Sequence[Value] = ()) -> Expression:
+    def point(self, row: Sequence[Value | int], t: Int, lane: Lane, accs: Sequence[Value] = ()) -> Expression:
         """Expressions at element or result t of a row."""
-        return Expression(
-            self.fn, self.frame.dim, self.operands, [*row, t], lane, accs, error=self.frame.error
-        )
+        frame = self.frame
+        return Expression(frame.fn, frame.dim, self.operands, [*row, t], lane, accs, error=frame.error)
 
-    def put(self, number: int, value: Value, index: Sequence[Int], lane: Lane) -> None:
+    @inline
+    def put(self, number: int, x: Value, index: Sequence[Any], lane: Lane) -> None:
         """Store neighbours along the lane's axis."""
-        fn, store, dtype = self.fn, self.what.stores[number], self.frame.outputs[number].dtype
-        offset: Int = 0
-        for i, stride in zip(index, store.strides, strict=True):
-            offset = fn.add(offset, fn.mul(i, self.frame.dim(fn, stride)))
-        place = fn.gep(self.frame.output(number).pointer, offset, memory_type(dtype))
-        value = to_memory(fn, value, dtype)
-        step = store.strides[lane.axis]
+        frame, strides = self.frame, self.what.stores[number].strides
+        fn, dtype = frame.fn, frame.outputs[number].dtype
+        offset: Any = 0
+        for i, stride in zip(index, strides, strict=True):
+            offset += i * frame.dim(fn, stride)
+        place = gep(frame.output(number).pointer, offset, memory_type(dtype))
+        value = to_memory(fn, x, dtype)
+        step = strides[lane.axis]
         if step != 1:
-            steps = fn.mul(fn.iota(self.width), fn.splat(self.frame.dim(fn, step), self.width, "i64"))
-            fn.scatter(value, place, fn.value(steps), lane.mask)
+            steps = iota(self.width) * splat(frame.dim(fn, step), self.width, "i64")
+            scatter(value, place, steps, lane.mask)
         elif lane.mask is None:
-            fn.store(value, place)
+            store(value, place)
         else:
-            fn.masked_store(value, place, lane.mask)
+            masked_store(value, place, lane.mask)
 
     def lies_across(self, source: Scalar) -> bool:
         """Whether neighbours in memory of what is read belong to neighbouring rows, not to one row."""

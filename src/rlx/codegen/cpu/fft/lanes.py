@@ -23,11 +23,25 @@ from rlx.codegen.cpu.fft.plan import (
     roots_of_unity,
     stages,
 )
-from rlx.codegen.native.irtext import Function, Int, Module
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.irtypes import Value, constant, size_bytes, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.operators import InMemory
+from rlx.codegen.native.words import (
+    Int,
+    Word,
+    broadcast,
+    builder,
+    call,
+    fma,
+    gep,
+    load,
+    loop,
+    noalias,
+    ptr,
+    store,
+)
 from rlx.records import dataclass
-
-Complex = tuple[Value, Value]
 
 
 @dataclass(frozen=True)
@@ -46,126 +60,169 @@ class LaneShape:
         """Of one vector."""
         return size_bytes(self.element) * self.width
 
+    def number(self, re: float, im: float) -> Complex:
+        """A complex number in every lane."""
+        return Complex(Word(constant(self.type, re)), Word(constant(self.type, im)))
+
+    @property
+    def zero(self) -> Complex:
+        return self.number(0, 0)
+
     def buffer_bytes(self, points: int) -> int:
         return 2 * self.bytes * points
 
 
-class LaneBuffer:
-    """Access to the points of a lane buffer."""
+class Complex:
+    """Complex numbers: a vector of real and one of imaginary parts. Operators write instructions."""
 
-    def __init__(self, fn: Function, pointer: Value, shape: LaneShape) -> None:
-        self.fn, self.pointer, self.shape = fn, pointer, shape
+    __slots__ = ("im", "re")
 
-    def place(self, vector_number: Int) -> Value:
-        return self.fn.gep(self.pointer, self.fn.mul(vector_number, self.shape.width), self.shape.element)
+    def __init__(self, re: Word, im: Word) -> None:
+        self.re, self.im = re, im
 
-    def vector(self, number: Int) -> Value:
-        """One vector; number 2 t is the real part of point t, 2 t + 1 the imaginary part."""
-        return self.fn.load(self.shape.type, self.place(number), self.shape.bytes)
+    @inline
+    def __add__(self, other: Complex) -> Complex:
+        return Complex(self.re + other.re, self.im + other.im)
 
+    @inline
+    def __sub__(self, other: Complex) -> Complex:
+        return Complex(self.re - other.re, self.im - other.im)
+
+    @inline
+    def __mul__(self, other: Complex) -> Complex:
+        re = fma(self.re, other.re, -(self.im * other.im))
+        return Complex(re, fma(self.re, other.im, self.im * other.re))
+
+    @inline
+    def scaled(self, by: float) -> Complex:
+        return Complex(self.re * by, self.im * by)
+
+    @inline
+    def plus_scaled(self, z: Complex, by: float) -> Complex:
+        """self + z * by, rounded once where the target can."""
+        return Complex(fma(z.re, by, self.re), fma(z.im, by, self.im))
+
+    @inline
+    def conjugate(self) -> Complex:
+        return Complex(self.re, -self.im)
+
+    def swapped(self) -> Complex:
+        """Real and imaginary parts exchanged: what turns the sign of a transform round."""
+        return Complex(self.im, self.re)
+
+    @inline
+    def plus_i_times(self, z: Complex) -> Complex:
+        """self + i z."""
+        return Complex(self.re - z.im, self.im + z.re)
+
+    @inline
+    def minus_i_times(self, z: Complex) -> Complex:
+        """self - i z."""
+        return Complex(self.re + z.im, self.im - z.re)
+
+
+class LaneBuffer(InMemory):
+    """A lane buffer; `x[t]` is point t of all rows."""
+
+    def __init__(self, pointer: ptr, shape: LaneShape) -> None:
+        self.pointer, self.shape = pointer, shape
+
+    @inline
+    def place(self, number: Int) -> ptr:
+        """Where a vector is: number 2 t is the real part of point t, 2 t + 1 the imaginary part."""
+        return gep(self.pointer, number * self.shape.width, self.shape.element)
+
+    @inline
+    def vector(self, number: Int) -> Word:
+        return load(self.shape.type, self.place(number), self.shape.bytes)
+
+    @inline
     def put(self, x: Value, number: Int) -> None:
-        self.fn.store(x, self.place(number), self.shape.bytes)
+        store(x, self.place(number), self.shape.bytes)
 
-    def point(self, t: Int) -> Complex:
-        first = self.fn.mul(t, 2)
-        return self.vector(first), self.vector(self.fn.add(first, 1))
+    @inline
+    def __getitem__(self, t: Int) -> Complex:
+        first = t * 2
+        return Complex(self.vector(first), self.vector(first + 1))
 
-    def put_point(self, z: Complex, t: Int) -> None:
-        first = self.fn.mul(t, 2)
-        self.put(z[0], first)
-        self.put(z[1], self.fn.add(first, 1))
+    @inline
+    def __setitem__(self, t: Int, z: Complex) -> None:
+        first = t * 2
+        self.put(z.re, first)
+        self.put(z.im, first + 1)
 
+    @inline
     def at(self, t: Int) -> LaneBuffer:
         """The buffer from point t on."""
-        return LaneBuffer(self.fn, self.place(self.fn.mul(t, 2)), self.shape)
+        return LaneBuffer(self.place(t * 2), self.shape)
 
 
-# -- arithmetic
+class Factors(InMemory):
+    """A table of complex numbers; `x[k]` has number k in every lane."""
+
+    def __init__(self, name: str, z: np.ndarray, shape: LaneShape) -> None:
+        table = builder().module.table(f"{name}_{shape.element}", shape.element, pairs(z))
+        self.pointer, self.shape = table, shape
+
+    @inline
+    def __getitem__(self, k: Int) -> Complex:
+        element, width = self.shape.element, self.shape.width
+        re = gep(self.pointer, k * 2, element)
+        im = gep(re, 1, element)
+        return Complex(broadcast(re, element, width), broadcast(im, element, width))
 
 
-def plus(fn: Function, a: Complex, b: Complex) -> Complex:
-    return fn.fadd(a[0], b[0]), fn.fadd(a[1], b[1])
+# -- a few points
 
 
-def minus(fn: Function, a: Complex, b: Complex) -> Complex:
-    return fn.fsub(a[0], b[0]), fn.fsub(a[1], b[1])
-
-
-def times(fn: Function, a: Complex, b: Complex) -> Complex:
-    re = fn.fma(a[0], b[0], fn.fneg(fn.fmul(a[1], b[1])))
-    return re, fn.fma(a[0], b[1], fn.fmul(a[1], b[0]))
-
-
-def swapped(z: Complex) -> Complex:
-    """Real and imaginary parts exchanged: what turns the sign of a transform round."""
-    return z[1], z[0]
-
-
-def factor(fn: Function, table: Value, index: Int, shape: LaneShape) -> Complex:
-    """Entry of a table of complex numbers, in every lane."""
-    first = fn.gep(table, fn.mul(index, 2), shape.element)
-    second = fn.gep(first, 1, shape.element)
-    return fn.broadcast(first, shape.element, shape.width), fn.broadcast(second, shape.element, shape.width)
-
-
-def butterfly(fn: Function, z: Sequence[Complex]) -> list[Complex]:
+@inline
+def butterfly(z: Sequence[Complex]) -> list[Complex]:
     """The transform of a few points, by its definition with what symmetry saves."""
     n = len(z)
     if n == 2:
-        return [plus(fn, *z), minus(fn, *z)]
+        return [z[0] + z[1], z[0] - z[1]]
     if n == 4:
-        s, d, t, u = plus(fn, z[0], z[2]), minus(fn, z[0], z[2]), plus(fn, z[1], z[3]), minus(fn, z[1], z[3])
-        # -i u = (im u, -re u)
-        return [
-            plus(fn, s, t),
-            (fn.fadd(d[0], u[1]), fn.fsub(d[1], u[0])),
-            minus(fn, s, t),
-            (fn.fsub(d[0], u[1]), fn.fadd(d[1], u[0])),
-        ]
-    if n == 8:
-        return _eight(fn, z)
-    return _odd(fn, z)
+        s, d, t, u = z[0] + z[2], z[0] - z[2], z[1] + z[3], z[1] - z[3]
+        return [s + t, d.minus_i_times(u), s - t, d.plus_i_times(u)]
+    return _eight(z) if n == 8 else _odd(z)
 
 
-def _eight(fn: Function, z: Sequence[Complex]) -> list[Complex]:
-    even, odd = butterfly(fn, z[0::2]), butterfly(fn, z[1::2])
-    half = constant(z[0][0].type, float(np.sqrt(0.5)))
-    (a, b), (c, d) = odd[1], odd[3]
+@inline
+def _eight(z: Sequence[Complex]) -> list[Complex]:
+    even, odd = butterfly(z[0::2]), butterfly(z[1::2])
+    half = float(np.sqrt(0.5))
+    b, d = odd[1], odd[3]
     turned = [
         odd[0],
-        (fn.fmul(fn.fadd(a, b), half), fn.fmul(fn.fsub(b, a), half)),
-        (odd[2][1], fn.fneg(odd[2][0])),
-        (fn.fmul(fn.fsub(d, c), half), fn.fneg(fn.fmul(fn.fadd(c, d), half))),
+        Complex((b.re + b.im) * half, (b.im - b.re) * half),
+        Complex(odd[2].im, -odd[2].re),
+        Complex((d.im - d.re) * half, -((d.re + d.im) * half)),
     ]
-    first = [plus(fn, e, o) for e, o in zip(even, turned, strict=True)]
-    return first + [minus(fn, e, o) for e, o in zip(even, turned, strict=True)]
+    first = [e + o for e, o in zip(even, turned, strict=True)]
+    return first + [e - o for e, o in zip(even, turned, strict=True)]
 
 
-def _odd(fn: Function, z: Sequence[Complex]) -> list[Complex]:
+@inline
+def _odd(z: Sequence[Complex]) -> list[Complex]:
     """Points k and n - k together: their sums meet cosines, their differences sines."""
     n, half = len(z), len(z) // 2
-    sums = [plus(fn, z[k], z[n - k]) for k in range(1, half + 1)]
-    differences = [minus(fn, z[k], z[n - k]) for k in range(1, half + 1)]
+    sums = [z[k] + z[n - k] for k in range(1, half + 1)]
+    differences = [z[k] - z[n - k] for k in range(1, half + 1)]
     total = z[0]
     for s in sums:
-        total = plus(fn, total, s)
-    out = [total] * n
+        total += s
+    first, last = [], []
     for j in range(1, half + 1):
         w = roots_of_unity(n, np.arange(1, half + 1) * j)
         even, odd = z[0], None
         for k in range(half):
             cos, sin = float(w[k].real), -float(w[k].imag)
-            even = (fn.fma(sums[k][0], cos, even[0]), fn.fma(sums[k][1], cos, even[1]))
-            re, im = differences[k]
-            odd = (
-                (fn.fmul(re, sin), fn.fmul(im, sin))
-                if odd is None
-                else (fn.fma(re, sin, odd[0]), fn.fma(im, sin, odd[1]))
-            )
+            even = even.plus_scaled(sums[k], cos)
+            odd = differences[k].scaled(sin) if odd is None else odd.plus_scaled(differences[k], sin)
         assert odd is not None
-        out[j] = fn.fadd(even[0], odd[1]), fn.fsub(even[1], odd[0])
-        out[n - j] = fn.fsub(even[0], odd[1]), fn.fadd(even[1], odd[0])
-    return out
+        first.append(even.minus_i_times(odd))
+        last.append(even.plus_i_times(odd))
+    return [total, *first, *reversed(last)]
 
 
 # -- whole transforms
@@ -184,9 +241,10 @@ class LaneTransform:
     points: int
     in_second: bool
 
-    def call(self, fn: Function, first: LaneBuffer, second: LaneBuffer) -> tuple[LaneBuffer, LaneBuffer]:
+    @inline
+    def call(self, first: LaneBuffer, second: LaneBuffer) -> tuple[LaneBuffer, LaneBuffer]:
         """Run it; gives the buffer with the result, then the other one."""
-        fn.call(self.name, [first.pointer, second.pointer])
+        call(self.name, first.pointer, second.pointer)
         return (second, first) if self.in_second else (first, second)
 
 
@@ -199,71 +257,55 @@ def lane_transform(module: Module, n: int, shape: LaneShape) -> LaneTransform:
     swaps = len(stages(size, registers)) % 2
     made = LaneTransform(name, n, size, bool(swaps) if small is not None else False)
     if not module.defines(name):
-        fn = module.function(
-            name, [("ptr noalias", "first"), ("ptr noalias", "second")], internal=True, noinline=True
-        )
-        first, second = (LaneBuffer(fn, p, shape) for p in fn.args)
         if small is not None:
-            for number, stage in enumerate(stages(n, registers)):
-                _pass(fn, stage, *((first, second) if number % 2 == 0 else (second, first)))
+            _passes.emit(module, name, passes=stages(n, registers), shape=shape)
         else:
-            _bluestein(fn, n, lane_transform(module, size, shape), first, second)
+            _bluestein.emit(module, name, n=n, size=size, shape=shape)
     return made
 
 
-def _pass(fn: Function, stage: Stage, source: LaneBuffer, target: LaneBuffer) -> None:
+@native(internal=True, noinline=True)
+def _passes(first: noalias, second: noalias, *, passes: Sequence[Stage], shape: LaneShape) -> None:
+    source, target = LaneBuffer(first, shape), LaneBuffer(second, shape)
+    for stage in passes:
+        _pass(stage, source, target)
+        source, target = target, source
+
+
+@inline
+def _pass(stage: Stage, source: LaneBuffer, target: LaneBuffer) -> None:
     """y[q + done (radix p + j)] = w^(p j) sum over k of x[q + done (p + left k)] exp(-2 pi i j k / radix)."""
     shape, r, done, left = source.shape, stage.radix, stage.done, stage.left
-    table = (
-        fn.module.table(f"fft_twiddles_{left * r}_{r}_{shape.element}", shape.element, pairs(stage.twiddles))
-        if left > 1
-        else None
-    )
-
-    def group(p: Int, _: list[Value]) -> None:
-        x, y = source.at(fn.mul(p, done)), target.at(fn.mul(p, done * r))
-        w: list[Complex] = []
-        if table is not None:
-            w = [factor(fn, table, fn.add(fn.mul(p, r - 1), j), shape) for j in range(r - 1)]
-
-        def one(q: Int, _: list[Value]) -> None:
-            z = butterfly(fn, [x.point(fn.add(q, k * left * done)) for k in range(r)])
+    twiddles = Factors(f"fft_twiddles_{left * r}_{r}", stage.twiddles, shape) if left > 1 else None
+    for p in loop(left):
+        x, y = source.at(p * done), target.at(p * (done * r))
+        w = [] if twiddles is None else [twiddles[p * (r - 1) + j] for j in range(r - 1)]
+        for q in loop(done):
+            z = butterfly([x[q + k * left * done] for k in range(r)])
             for j, value in enumerate(z):
-                y.put_point(times(fn, value, w[j - 1]) if j and w else value, fn.add(q, j * done))
-
-        fn.loop(0, done, 1, [], one)
-
-    fn.loop(0, left, 1, [], group)
+                turned = value * w[j - 1] if j and w else value
+                y[q + j * done] = turned
 
 
-def _bluestein(fn: Function, n: int, inner: LaneTransform, first: LaneBuffer, second: LaneBuffer) -> None:
+@native(internal=True, noinline=True)
+def _bluestein(first: noalias, second: noalias, *, n: int, size: int, shape: LaneShape) -> None:
     """The row times a chirp, convolved with the chirp's inverse by two longer transforms, times the chirp.
 
     The convolution's second transform has the other sign: parts are exchanged as the spectra are multiplied,
     and exchanged back at the end.
     """
-    shape, size = first.shape, inner.n
-    table = fn.module.table(f"fft_chirp_{n}_{shape.element}", shape.element, pairs(chirp(n)))
-    spectrum = fn.module.table(
-        f"fft_chirp_spectrum_{n}_{shape.element}", shape.element, pairs(chirp_spectrum(n, size))
-    )
-    zero = constant(shape.type, 0)
-
-    def scale(buffer: LaneBuffer, by: Value, count: int, swap: bool) -> None:
-        def one(t: Int, _: list[Value]) -> None:
-            z = times(fn, buffer.point(t), factor(fn, by, t, shape))
-            buffer.put_point(swapped(z) if swap else z, t)
-
-        fn.loop(0, count, 1, [], one)
-
-    scale(first, table, n, False)
-    fn.loop(n, size, 1, [], lambda t, _: first.put_point((zero, zero), t))
-    found, other = inner.call(fn, first, second)
-    scale(found, spectrum, size, True)
-    result, _ = inner.call(fn, found, other)
-    assert result.pointer is first.pointer  # two equal transforms: whatever one moves, the other moves back
-
-    def last(t: Int, _: list[Value]) -> None:
-        result.put_point(times(fn, swapped(result.point(t)), factor(fn, table, t, shape)), t)
-
-    fn.loop(0, n, 1, [], last)
+    rows, other = LaneBuffer(first, shape), LaneBuffer(second, shape)
+    inner = lane_transform(builder().module, size, shape)
+    chirps = Factors(f"fft_chirp_{n}", chirp(n), shape)
+    spectrum = Factors(f"fft_chirp_spectrum_{n}", chirp_spectrum(n, size), shape)
+    for t in loop(n):
+        rows[t] = rows[t] * chirps[t]
+    for t in loop(n, size):
+        rows[t] = shape.zero
+    found, other = inner.call(rows, other)
+    for t in loop(size):
+        found[t] = (found[t] * spectrum[t]).swapped()
+    result, _ = inner.call(found, other)
+    assert result.pointer is first  # two equal transforms: whatever one moves, the other moves back
+    for t in loop(n):
+        result[t] = result[t].swapped() * chirps[t]
