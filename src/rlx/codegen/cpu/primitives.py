@@ -10,8 +10,10 @@ from collections.abc import Callable
 from rlx.codegen.native import storage, vmath
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, bits, constant, like, mangle
+from rlx.codegen.native.notation import inline
 from rlx.codegen.native.remainder import fmod
 from rlx.codegen.native.vmath_exp import exp
+from rlx.codegen.native.words import Word, bitcast, is_nan, lshr, sdiv, select, srem, udiv, ult, urem, zext
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import F32, I8, DType
 from rlx.ir.dtype import dtype as as_dtype
@@ -84,34 +86,32 @@ def _compare(floating: str, signed: str, unsigned: str) -> Emit:
     return emit
 
 
-def _neg(fn: Function, dtype: DType, args: list[Value]) -> Value:
-    return fn.fneg(args[0]) if dtype.is_float else fn.value(fn.sub(constant(args[0].type, 0), args[0]))
+@inline
+def _neg(f: Function, dtype: DType, args: list[Value]) -> Value:
+    (x,) = map(Word, args)
+    return -x if dtype.is_float else 0 - x
 
 
-def _abs(fn: Function, dtype: DType, args: list[Value]) -> Value:
-    (x,) = args
+@inline
+def _abs(f: Function, dtype: DType, args: list[Value]) -> Value:
+    (x,) = map(Word, args)
     if dtype.is_float:
-        return fn.fabs(x)
-    if not dtype.is_signed:
-        return x
-    zero = constant(x.type, 0)
-    return fn.select(fn.value(fn.cmp("slt", x, zero)), fn.value(fn.sub(zero, x)), x)
+        return f.fabs(x)
+    return select(x < 0, 0 - x, x) if dtype.is_signed else x
 
 
-def _sign(fn: Function, dtype: DType, args: list[Value]) -> Value:
-    (x,) = args
-    zero, one = constant(x.type, 0), constant(x.type, 1)
+@inline
+def _sign(f: Function, dtype: DType, args: list[Value]) -> Value:
+    (x,) = map(Word, args)
+    zero, one, minus_one = (constant(x.type, n) for n in (0, 1, -1))
     if dtype.is_float:
-        signed = fn.select(
-            fn.fcmp("olt", x, zero), constant(x.type, -1), fn.select(fn.fcmp("ogt", x, zero), one, x)
-        )
-        return fn.select(fn.fcmp("oeq", x, zero), zero, signed)
-    low = constant(x.type, -1)
+        below = x < 0
+        signed = select(below, minus_one, select(x > 0, one, x))  # what is not a number stays
+        return select(x == 0, zero, signed)
     if not dtype.is_signed:
-        return fn.select(fn.value(fn.cmp("eq", x, zero)), zero, one)
-    return fn.select(
-        fn.value(fn.cmp("slt", x, zero)), low, fn.select(fn.value(fn.cmp("sgt", x, zero)), one, zero)
-    )
+        return select(x == 0, zero, one)
+    below = x < 0
+    return select(below, minus_one, select(x > 0, one, zero))
 
 
 def _extreme(name: str) -> Emit:
@@ -124,118 +124,118 @@ def _extreme(name: str) -> Emit:
     return emit
 
 
-def _safe_divisor(fn: Function, x: Value, y: Value, signed: bool) -> tuple[Value, Value, Value]:
-    """(divisor that cannot trap, mask of division by zero, mask of the overflow min / -1)."""
-    zero, one = constant(y.type, 0), constant(y.type, 1)
-    by_zero = fn.value(fn.cmp("eq", y, zero))
-    overflow = by_zero
+@inline
+def _safe_divisor(x: Word, y: Word, signed: bool) -> tuple[Word, bool]:
+    """(a divisor that cannot trap, mask of division by zero). The lowest number / -1 would overflow."""
+    by_zero = y == 0
+    traps = by_zero
     if signed:
-        lowest = constant(x.type, -(1 << (bits(x.type) - 1)))
-        edge = fn.value(fn.cmp("eq", y, constant(y.type, -1)))
-        overflow = fn.value(fn.and_(fn.value(fn.cmp("eq", x, lowest)), edge))
-        return fn.select(fn.value(fn.or_(by_zero, overflow)), one, y), by_zero, overflow
-    return fn.select(by_zero, one, y), by_zero, overflow
+        lowest, minus_one = -(1 << (bits(x.type) - 1)), y == -1
+        traps = by_zero | ((x == lowest) & minus_one)
+    return select(traps, 1, y), by_zero
 
 
-def _integer_division(kind: str) -> Callable[[Function, DType, Value, Value], Value]:
-    def emit(fn: Function, dtype: DType, x: Value, y: Value) -> Value:
-        zero = constant(x.type, 0)
-        safe, by_zero, _ = _safe_divisor(fn, x, y, dtype.is_signed)
-        s = dtype.is_signed
-        if kind == "trunc_div" or (kind == "floor_div" and not s):
-            out = fn.sdiv(x, safe) if s else fn.udiv(x, safe)
-        elif kind == "fmod" or (kind == "mod" and not s):
-            out = fn.srem(x, safe) if s else fn.urem(x, safe)
+@inline
+def _integer_division(kind: str, dtype: DType, x: Word, y: Word) -> Word:
+    signed = dtype.is_signed
+    safe, by_zero = _safe_divisor(x, y, signed)
+    if kind == "trunc_div" or (kind == "floor_div" and not signed):
+        out = sdiv(x, safe) if signed else udiv(x, safe)
+    elif kind == "fmod" or (kind == "mod" and not signed):
+        out = srem(x, safe) if signed else urem(x, safe)
+    else:
+        quotient, rest = sdiv(x, safe), srem(x, safe)
+        differs = (rest ^ safe) < 0
+        off = (rest != 0) & differs
+        if kind == "floor_div":
+            out = quotient - zext(off, quotient.element)
         else:
-            quotient, rest = fn.value(fn.sdiv(x, safe)), fn.value(fn.srem(x, safe))
-            differs = fn.value(fn.cmp("slt", fn.value(fn.xor(rest, safe)), zero))
-            off = fn.value(fn.and_(fn.value(fn.cmp("ne", rest, zero)), differs))
-            if kind == "floor_div":
-                out = fn.sub(quotient, fn.zext(off, quotient.element))
-            else:
-                out = fn.select(off, fn.value(fn.add(rest, safe)), rest)
-        return fn.select(by_zero, zero, fn.value(out))
-
-    return emit
+            out = select(off, rest + safe, rest)
+    return select(by_zero, 0, out)
 
 
-def _float_mod(fn: Function, x: Value, y: Value) -> Value:
+@inline
+def _float_mod(f: Function, x: Word, y: Word) -> Value:
     """Remainder with the sign of y, as NumPy."""
-    zero = constant(x.type, 0.0)
-    rest = fmod(fn, x, y)
-    nonzero = fn.fcmp("une", rest, zero)
-    differs = fn.value(fn.xor(fn.fcmp("olt", rest, zero), fn.fcmp("olt", y, zero)))
-    adjusted = fn.select(fn.value(fn.and_(nonzero, differs)), fn.fadd(rest, y), rest)
-    return fn.select(nonzero, adjusted, fn.copysign(zero, y))
+    rest = Word(fmod(f, x, y))
+    nonzero = rest != 0.0
+    differs = (rest < 0.0) ^ (y < 0.0)
+    adjusted = select(nonzero & differs, rest + y, rest)
+    return select(nonzero, adjusted, f.copysign(0.0, y))
+
+
+@inline
+def _floor_div(f: Function, x: Word, y: Word) -> Value:
+    """The floor of the exact quotient, not of the rounded one."""
+    rest = Word(fmod(f, x, y))
+    quotient = (x - rest) / y
+    differs = (rest < 0.0) ^ (y < 0.0)
+    below = (rest != 0.0) & differs
+    quotient = select(below, quotient - 1.0, quotient)
+    plain = x / y
+    whole = Word(f.floor(quotient))
+    near = select(quotient - whole > 0.5, whole + 1.0, whole)
+    signed = select(near == 0.0, f.copysign(0.0, plain), near)
+    return select(y == 0.0, plain, signed)
+
+
+_FLOAT_DIVISIONS: dict[str, Callable[..., Value]] = {
+    "fmod": fmod,
+    "mod": _float_mod,
+    "trunc_div": lambda fn, x, y: fn.trunc_float(fn.fdiv(x, y)),
+    "floor_div": _floor_div,
+}
 
 
 def _division(kind: str) -> Emit:
-    whole = _integer_division(kind)
+    floating = _FLOAT_DIVISIONS[kind]
 
-    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
-        x, y = args
-        if not dtype.is_float:
-            return whole(fn, dtype, x, y)
-        if kind == "fmod":
-            return fmod(fn, x, y)
-        if kind == "mod":
-            return _float_mod(fn, x, y)
-        if kind == "trunc_div":
-            return fn.trunc_float(fn.fdiv(x, y))
-        rest = fmod(fn, x, y)  # floor of the exact quotient, not of the rounded one
-        quotient = fn.fdiv(fn.fsub(x, rest), y)
-        differs = fn.value(fn.xor(fn.fcmp("olt", rest, 0.0), fn.fcmp("olt", y, 0.0)))
-        below = fn.value(fn.and_(fn.fcmp("une", rest, 0.0), differs))
-        quotient = fn.select(below, fn.fsub(quotient, 1.0), quotient)
-        plain = fn.fdiv(x, y)
-        whole_part = fn.floor(quotient)
-        near = fn.select(
-            fn.fcmp("ogt", fn.fsub(quotient, whole_part), 0.5), fn.fadd(whole_part, 1.0), whole_part
-        )
-        signed = fn.select(fn.fcmp("oeq", near, 0.0), fn.copysign(constant(x.type, 0.0), plain), near)
-        return fn.select(fn.fcmp("oeq", y, 0.0), plain, signed)
+    @inline
+    def emit(f: Function, dtype: DType, args: list[Value]) -> Value:
+        x, y = map(Word, args)
+        return floating(f, x, y) if dtype.is_float else _integer_division(kind, dtype, x, y)
 
     return emit
 
 
-def _pow(fn: Function, dtype: DType, args: list[Value]) -> Value:
+@inline
+def _pow(f: Function, dtype: DType, args: list[Value]) -> Value:
     if dtype.is_float:
-        return vmath.apply(fn, "pow", *args)
-    x, y = args
-    zero, one = constant(x.type, 0), constant(x.type, 1)
+        return vmath.apply(f, "pow", *args)
+    x, y = map(Word, args)
+    one, minus_one = constant(x.type, 1), constant(x.type, -1)
     result, base, rest = one, x, y
     if dtype.is_signed:
-        rest = fn.select(fn.value(fn.cmp("slt", y, zero)), zero, y)
-    for _ in range(
-        bits(x.element) if bits(x.element) <= 8 else 64 if bits(x.element) == 64 else bits(x.element)
-    ):
-        odd = fn.value(fn.cmp("ne", fn.value(fn.and_(rest, one)), zero))
-        result = fn.select(odd, fn.value(fn.mul(result, base)), result)
-        base = fn.value(fn.mul(base, base))
-        rest = fn.value(fn.lshr(rest, one))
+        rest = select(y < 0, 0, y)
+    for _ in range(bits(x.element)):
+        odd = (rest & one) != 0
+        result = select(odd, result * base, result)
+        base *= base
+        rest = lshr(rest, one)
     if not dtype.is_signed:
         return result
-    minus = constant(x.type, -1)
-    is_one, is_minus = fn.value(fn.cmp("eq", x, one)), fn.value(fn.cmp("eq", x, minus))
-    odd = fn.value(fn.cmp("ne", fn.value(fn.and_(y, one)), zero))
-    inverse = fn.select(is_one, one, fn.select(is_minus, fn.select(odd, minus, one), zero))
-    return fn.select(fn.value(fn.cmp("slt", y, zero)), inverse, result)
+    is_one, is_minus_one = x == one, x == minus_one
+    odd = (y & one) != 0
+    inverse = select(is_one, one, select(is_minus_one, select(odd, minus_one, one), 0))
+    return select(y < 0, inverse, result)
 
 
-def _shift(direction: str) -> Emit:
-    def emit(fn: Function, dtype: DType, args: list[Value]) -> Value:
-        x, y = args
-        limit = constant(y.type, bits(x.element))
-        inside = fn.value(fn.cmp("ult", y, limit))
-        amount = fn.select(inside, y, constant(y.type, 0))
-        if direction == "left":
-            return fn.select(inside, fn.value(fn.shl(x, amount)), constant(x.type, 0))
-        if not dtype.is_signed:
-            return fn.select(inside, fn.value(fn.lshr(x, amount)), constant(x.type, 0))
-        full = fn.value(fn.ashr(x, constant(x.type, bits(x.element) - 1)))
-        return fn.select(inside, fn.value(fn.ashr(x, amount)), full)
+@inline
+def _shift_left(f: Function, dtype: DType, args: list[Value]) -> Value:
+    x, y = map(Word, args)
+    inside = ult(y, bits(x.element))
+    return select(inside, x << select(inside, y, 0), 0)
 
-    return emit
+
+@inline
+def _shift_right(f: Function, dtype: DType, args: list[Value]) -> Value:
+    x, y = map(Word, args)
+    inside = ult(y, bits(x.element))
+    amount = select(inside, y, 0)
+    if not dtype.is_signed:
+        return select(inside, lshr(x, amount), 0)
+    full = x >> (bits(x.element) - 1)
+    return select(inside, x >> amount, full)
 
 
 def _is_inf(fn: Function, dtype: DType, args: list[Value]) -> Value:
@@ -288,8 +288,8 @@ PRIMITIVES: dict[str, Emit] = {
     "bitwise_and": lambda fn, d, a: fn.value(fn.and_(*a)),
     "bitwise_or": lambda fn, d, a: fn.value(fn.or_(*a)),
     "bitwise_xor": lambda fn, d, a: fn.value(fn.xor(*a)),
-    "shift_left": _shift("left"),
-    "shift_right": _shift("right"),
+    "shift_left": _shift_left,
+    "shift_right": _shift_right,
     "where": _where,
     "rounded": lambda fn, d, a: from_memory(fn, to_memory(fn, a[0], d), d),
     "exp_difference": lambda fn, d, a: exp(fn, fn.fsub(*a), rounded=True),
@@ -320,7 +320,7 @@ def emit_cast(fn: Function, x: Value, source: DType, to: DType, saturate: bool |
     if source.is_bool:
         return fn.uitofp(x, target) if to.is_float else fn.zext(x, target)
     if to.name in ("f16", "bf16"):
-        exact = x if source.is_float else _unrounded(fn, x, source, to)
+        exact = x if source.is_float else _unrounded(fn, Word(x), source, to)
         return from_memory(fn, to_memory(fn, exact, to), to)
     if source.is_float and to.is_float:
         wide, narrow = bits(x.element), bits(target)
@@ -335,38 +335,44 @@ def emit_cast(fn: Function, x: Value, source: DType, to: DType, saturate: bool |
     return fn.trunc(x, target) if wide > narrow else (fn.sext if source.is_signed else fn.zext)(x, target)
 
 
-def _unrounded(fn: Function, x: Value, source: DType, to: DType) -> Value:
+@inline
+def _unrounded(f: Function, x: Word, source: DType, to: DType) -> Value:
     """Integers as floats that round to 16 bits as they would themselves."""
-    convert = fn.sitofp if source.is_signed else fn.uitofp
+    convert = f.sitofp if source.is_signed else f.uitofp
     if source.bits <= 16 or to.name == "f16":  # what f32 does not hold is infinite in f16
         return convert(x, "float")
     if source.bits == 64:
         # f64 has no room for the low bits of large numbers: of these it only matters that one is set.
-        low = fn.and_(x, 0xFFF)
-        sticky = fn.and_(fn.or_(x, fn.add(low, 0xFFF)), -0x1000)
-        size = _abs(fn, source, [x])
-        x = fn.select(fn.cmp("ult", size, constant(x.type, 1 << 48)), x, fn.value(sticky))
+        low = x & 0xFFF
+        sticky = (x | (low + 0xFFF)) & -0x1000
+        size = Word(_abs(f, source, [x]))
+        x = select(ult(size, 1 << 48), x, sticky)
     return convert(x, "double")
 
 
 LEVELS = 1.5 * 2.0**23  # floats of this size differ by one, and their last bits count from it
 
 
-def emit_level(fn: Function, x: Value, byte: DType, zero: int, to: DType) -> Value:
+@inline
+def emit_level(f: Function, x: Value, byte: DType, zero: int, to: DType) -> Value:
     """round(x) + zero of f32, saturated to a byte: as that byte, or as f32 again.
 
     Bounds are integers: cutting the range before or after rounding is one, and a sum whose last bits are the
     level rounds by itself.
     """
     if byte.is_signed:
-        x = fn.select(fn.is_nan(x), constant(x.type, float(-zero)), x)
-    low, high = (constant(x.type, float(end - zero)) for end in (byte.min_value, byte.max_value))
-    inside = fn.fmin_x86(fn.fmax_x86(x, low), high)  # what is not a number gives the lower end
+        x = select(is_nan(x), float(-zero), x)
+    inside = _clamped(f, x, byte.min_value - zero, byte.max_value - zero)
     if to.is_float:
-        level = fn.round_even(inside)
-        return fn.fadd(level, constant(x.type, float(zero))) if zero else level
-    word = fn.bitcast(fn.fadd(inside, constant(x.type, LEVELS)), like(x.type, "i32"))
-    return fn.trunc(fn.value(fn.add(word, zero)), register_type(byte))
+        level = Word(f.round_even(inside))
+        return level + float(zero) if zero else level
+    word = bitcast(inside + LEVELS, like(x.type, "i32"))
+    return f.trunc(word + zero, register_type(byte))
+
+
+def _clamped(fn: Function, x: Value, low: float, high: float) -> Word:
+    """`x` cut to a range. What is not a number gives the lower end."""
+    return Word(fn.fmin_x86(fn.fmax_x86(x, float(low)), float(high)))
 
 
 _HELD_AS = {True: F32, False: I8}
@@ -385,17 +391,16 @@ def _to_storage(fn: Function, x: Value, source: DType, to: DType, saturate: bool
     return storage.decode(fn, storage.encode(fn, low, to), to)
 
 
-def _float_to_int(fn: Function, x: Value, to: DType, target: str) -> Value:
+@inline
+def _float_to_int(f: Function, x: Value, to: DType, target: str) -> Value:
     """Towards zero, saturating, NaN to 0: LLVM's saturating conversion has exactly these rules.
 
     For bytes and 16 bits it is slow; there the range is cut before the conversion.
     """
     if to.bits <= 16:
-        low, high = (constant(x.type, float(end)) for end in (to.min_value, to.max_value))
         if to.is_signed:
-            x = fn.select(fn.is_nan(x), constant(x.type, 0.0), x)
-        inside = fn.fmin_x86(fn.fmax_x86(x, low), high)  # what is not a number gives the lower end
-        return fn.trunc(fn.fptosi(inside, "i32"), target)
+            x = select(is_nan(x), 0.0, x)
+        return f.trunc(f.fptosi(_clamped(f, x, to.min_value, to.max_value), "i32"), target)
     kind = "fptosi.sat" if to.is_signed else "fptoui.sat"
     result = like(x.type, target)
-    return fn.intrinsic(f"llvm.{kind}.{mangle(result)}.{mangle(x.type)}", result, x)
+    return f.intrinsic(f"llvm.{kind}.{mangle(result)}.{mangle(x.type)}", result, x)

@@ -13,7 +13,6 @@ A real row of even length is a complex row of half of it: even elements are real
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.fft.group import GroupTransform, Rows
@@ -128,7 +127,7 @@ class FftKernel:
                 SingleTransform(self, single, (u - groups) + groups * width).run()
 
     @inline
-    def split(self, total: Any, single: RowTransform | None) -> tuple[Any, Any]:
+    def split(self, total: Word, single: RowTransform | None) -> tuple[Word | int, Word | int]:
         """How many groups there are, the last one perhaps with lanes to spare, and how many rows go alone."""
         width = self.width
         if single is None:
@@ -158,13 +157,13 @@ class FftKernel:
         return Expression(frame.fn, frame.dim, self.operands, [*row, t], lane, accs, error=frame.error)
 
     @inline
-    def put(self, number: int, x: Value, index: Sequence[Any], lane: Lane) -> None:
+    def put(self, number: int, x: Value, index: Sequence[Value | int], lane: Lane) -> None:
         """Store neighbours along the lane's axis."""
         frame, strides = self.frame, self.what.stores[number].strides
         fn, dtype = frame.fn, frame.outputs[number].dtype
-        offset: Any = 0
+        offset: Word | int = 0
         for i, stride in zip(index, strides, strict=True):
-            offset += i * frame.dim(fn, stride)
+            offset += Word(i) * frame.dim(fn, stride)
         place = gep(frame.output(number).pointer, offset, memory_type(dtype))
         value = to_memory(fn, x, dtype)
         step = strides[lane.axis]

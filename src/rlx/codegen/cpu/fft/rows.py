@@ -9,7 +9,6 @@ for the caches however long the row is. Real and imaginary parts are in two plan
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -242,15 +241,15 @@ class RootsOfRow:
         self.high = table(f"fft_high_roots_{n}_{element}", element, pairs(roots_of_unity(n, high)))
 
     @inline
-    def at(self, base: Any, step: Int) -> Complex:
+    def at(self, base: Int, step: Int) -> Complex:
         """base < n, step < `steps`."""
         a = self.entry(self.low, base & ((1 << self.bits) - 1))
-        b = self.entry(self.high, lshr(base, self.bits))
+        b = self.entry(self.high, lshr(Word(base), self.bits))
         z, width = a * b, self.shape.width
         return Complex(splat(z.re, width), splat(z.im, width)) * self.lanes[step]
 
     @inline
-    def entry(self, table: Value, index: Int) -> Complex:
+    def entry(self, table: Value, index: Word | int) -> Complex:
         element = self.shape.element
         place = gep(table, index * 2, element)
         return Complex(load(element, place), load(element, gep(place, 1, element)))

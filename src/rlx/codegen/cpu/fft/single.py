@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SingleTransform:
     """Row `number`, with lanes inside."""
 
-    def __init__(self, kernel: FftKernel, transform: RowTransform, number: Int) -> None:
+    def __init__(self, kernel: FftKernel, transform: RowTransform, number: Value | int) -> None:
         self.kernel, self.what, self.transform = kernel, kernel.what, transform
         self.width, self.shape, self.halved = kernel.width, kernel.shape, kernel.halved
         self.number = number
