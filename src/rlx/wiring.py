@@ -71,7 +71,7 @@ class _Functions:
 
     @cached_property
     def with_states(self) -> Callable[[Graph, Mapping[str, str]], Graph]:
-        from rlx.ir.stateful import with_states
+        from rlx.transform.stateful import with_states
 
         return with_states
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from rlx import config
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 600
+MOST_FILES = 25
 
 # Written in pieces, so that this file keeps its own rule.
 REGISTRY_HOSTS = tuple(
@@ -55,6 +57,14 @@ def test_no_file_is_too_long() -> None:
     long = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lengths.items() if n > MOST_LINES]
     assert lengths
     assert not long, f"over {MOST_LINES} lines, split by subject: {long}"
+
+
+def test_no_folder_is_too_full() -> None:
+    """Source files, of which a reader of the folder list must see each."""
+    counts = Counter(path.parent for path in repository_files() if path.suffix == ".py")
+    full = [f"{folder.relative_to(ROOT)}: {n} files" for folder, n in counts.items() if n > MOST_FILES]
+    assert counts
+    assert not full, f"over {MOST_FILES} files, split by subject: {full}"
 
 
 def test_no_registry_is_named() -> None:
