@@ -16,7 +16,7 @@ from rlx.plan.lir import PLACED, LirBufferPlan, LirFetch, LirModule, Point
 from rlx.plan.phase import Phase, runs_in_streams
 from rlx.records import dataclass
 from rlx.runtime.barriers import EVERYWHERE, Span, settle
-from rlx.runtime.control import Call, Layout, Pointer
+from rlx.runtime.control import Call, CallList, Pointer
 from rlx.runtime.derive import params_without_value
 from rlx.runtime.memory import address_of, allocate
 from rlx.runtime.native.driver import NativeProgram, Record
@@ -174,7 +174,7 @@ class Context:
     def _segment(self, nodes: Sequence[int]) -> NativeProgram:
         """Argument tables of a run of kernels, branches and loops."""
         address = self.code.address  # type: ignore[attr-defined]
-        layout = Layout(address, self.plan.binding, self._keep, self._together)
+        layout = CallList(address, self.plan.binding, self._keep, self._together)
         calls_of: dict[int, int] = {}  # number of a call -> the node whose kernel it is
         for id in nodes:
             first = len(layout.calls)
@@ -250,7 +250,7 @@ class Context:
         if any(s.thunk is not None for s in self.steps):  # the host reads through views
             self.plan.view_aliases.update(self.lir.planner.aliases_at(self.plan.binding))
 
-    def _lay_out(self, id: int, layout: Layout) -> None:
+    def _lay_out(self, id: int, layout: CallList) -> None:
         """The calls of a node: one, or those of its bodies."""
         node, work = self.graph.nodes[id], self.plan.work.get(id)
         if id in self.native_meetings:
@@ -284,7 +284,7 @@ class Context:
             if parts:
                 self._in_parts(kernel, call, parts, layout)
 
-    def _span(self, node: int, layout: Layout) -> Iterator[Span]:
+    def _span(self, node: int, layout: CallList) -> Iterator[Span]:
         """What a kernel touches of a value: all bytes of its root, as views move with sizes. Nothing, if it
         is never written."""
         root, _ = self._root(node)
@@ -305,7 +305,7 @@ class Context:
         elif not self.profile:
             step.program.threads = max(1, self.threads - weights.share_cores())
 
-    def _arrive_at(self, id: int, layout: Layout) -> list[LirFetch]:
+    def _arrive_at(self, id: int, layout: CallList) -> list[LirFetch]:
         """A gate in front of the calls of a node, if there is one. Gives the parts that the node runs in."""
         if self._streamed is None:
             return []
@@ -314,7 +314,7 @@ class Context:
         self._gate((position, 0), layout)
         return self.plan.in_parts(position)
 
-    def _gate(self, point: Point, layout: Layout) -> None:
+    def _gate(self, point: Point, layout: CallList) -> None:
         """Wait for the weights of a point of the run, if any are awaited there."""
         assert self._streamed is not None and self._streamed.reader is not None
         reader, gate = self._streamed.reader, self._streamed.gates.get(point)
@@ -341,7 +341,7 @@ class Context:
             self._addresses.pop(f.node, None)
 
     def _in_parts(
-        self, kernel: EmittedKernel, whole: Call, parts: Sequence[LirFetch], layout: Layout
+        self, kernel: EmittedKernel, whole: Call, parts: Sequence[LirFetch], layout: CallList
     ) -> None:
         """Put a call per part in place of the call of a kernel, with a gate in front of each: it sees the
         weight as if it were contiguous around the part that is there."""

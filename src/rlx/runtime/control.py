@@ -58,7 +58,7 @@ class Call(Turn):
         return self.values if self.to is None else [self.to.at]
 
 
-class Layout:
+class CallList:
     """Collects the calls of a segment."""
 
     def __init__(
@@ -245,7 +245,7 @@ class Layout:
 class _Control:
     """One node with bodies and where everything of it is; a method per kind of control."""
 
-    layout: Layout
+    layout: CallList
     node: Node
     kernels: Sequence[BodyKernels]
     work: LirWorkspace

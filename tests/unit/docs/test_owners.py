@@ -10,6 +10,8 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "rlx"
 
 OWNERS = {
+    "layouts": ("kernel/layout.py", r"class Layout\b"),
+    "file format": ("ir/text/container.py", r"Struct\(\"<8sIIQQ32s\"|Kind\(b\"RLX"),
     "legality": (
         "kernel/legality.py",
         r"cannot share a (kernel|loop nest)|such a kernel stores"
