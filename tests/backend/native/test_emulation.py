@@ -13,6 +13,7 @@ import rlx
 from rlx.codegen.native import jit, twins, vmath_core
 from rlx.codegen.native.elf import undefined_symbols
 from rlx.codegen.native.irtext import Function, Module, Value, lanes_of, vector
+from rlx.codegen.native.notation import write
 from rlx.errors import CompileError, UnsupportedError
 from rlx.ir.graph import Node
 from rlx.reference.interpreter import evaluate
@@ -125,7 +126,7 @@ CASES: dict[str, Operands] = {
         [whole("i2", 32, 2), whole("i2", 32, 3)],
     ),
     "permd": (
-        lambda f, k: vmath_core.pick_power(f, f.bitcast(k, vector("float", 16)), TABLE),
+        lambda f, k: write(f, vmath_core.pick_power, f.bitcast(k, vector("float", 16)), TABLE),
         np.zeros((40, 16), np.int32),
         [whole("i4", 16, 1)],
     ),
@@ -142,17 +143,17 @@ CASES: dict[str, Operands] = {
         [whole("i2", 32, 1)],
     ),
     "range": (
-        lambda f, x: vmath_core.nearer_to_zero(f, x, 1.5),
+        lambda f, x: write(f, vmath_core.nearer_to_zero, x, 1.5),
         np.zeros((300, 16), np.float32),
         [wild(300, 16)],
     ),
     "scalef f32": (
-        vmath_core.scale,
+        lambda f, p, n: write(f, vmath_core.scale, p, n),
         np.zeros((300, 16), np.float32),
         [wild(300, 16), powers(300, 16, np.float32)],
     ),
     "scalef f64": (
-        vmath_core.scale,
+        lambda f, p, n: write(f, vmath_core.scale, p, n),
         np.zeros((300, 8), np.float64),
         [wild(300, 8, np.float64), powers(300, 8, np.float64)],
     ),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rlx.codegen.native import storage, vmath
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, bits, constant, like, mangle
-from rlx.codegen.native.notation import inline
+from rlx.codegen.native.notation import inline, write
 from rlx.codegen.native.remainder import fmod
 from rlx.codegen.native.vmath_exp import exp
 from rlx.codegen.native.words import Word, bitcast, is_nan, lshr, sdiv, select, srem, udiv, ult, urem, zext
@@ -292,7 +292,7 @@ PRIMITIVES: dict[str, Emit] = {
     "shift_right": _shift_right,
     "where": _where,
     "rounded": lambda fn, d, a: from_memory(fn, to_memory(fn, a[0], d), d),
-    "exp_difference": lambda fn, d, a: exp(fn, fn.fsub(*a), rounded=True),
+    "exp_difference": lambda fn, d, a: write(fn, exp, fn.fsub(*a), rounded=True),
     **{f"bitcast_{to}": _bitcast(to) for to in MEMORY},
     **{
         name: _math(name)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from rlx.codegen.native import vmath_exp, vmath_trig
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, mangle
+from rlx.codegen.native.notation import write
+from rlx.codegen.native.words import ceil, floor, round_even, sqrt, trunc_float
 from rlx.errors import CompileError, DTypeError
 from rlx.records import dataclass
 
@@ -50,7 +52,7 @@ FUNCTIONS = _made(
     ("erf", 1, vmath_exp.erf, True),
     ("erfc", 1, vmath_exp.erfc, False),
     ("pow", 2, vmath_exp.power, False),
-    ("sqrt", 1, Function.sqrt, True),
+    ("sqrt", 1, sqrt, True),
     ("rsqrt", 1, vmath_exp.rsqrt, True),
     ("sin", 1, vmath_trig.sin, False),
     ("cos", 1, vmath_trig.cos, False),
@@ -59,10 +61,10 @@ FUNCTIONS = _made(
     ("acos", 1, vmath_trig.acos, False),
     ("atan", 1, vmath_trig.atan, False),
     ("atan2", 2, vmath_trig.atan2, False),
-    ("floor", 1, Function.floor, True),
-    ("ceil", 1, Function.ceil, True),
-    ("round", 1, Function.round_even, True),
-    ("trunc", 1, Function.trunc_float, True),
+    ("floor", 1, floor, True),
+    ("ceil", 1, ceil, True),
+    ("round", 1, round_even, True),
+    ("trunc", 1, trunc_float, True),
 )
 
 
@@ -87,7 +89,7 @@ def apply(f: Function, name: str, *operands: Value, inline: bool | None = None) 
             f"math function {name!r} takes float or double lanes of one type, not {given}: convert first"
         )
     if function.inline if inline is None else inline:
-        return function.emit(f, *operands)
+        return write(f, function.emit, *operands)
     return f.call(_shared(f, function, type_), operands, type_)
 
 
@@ -97,5 +99,5 @@ def _shared(f: Function, function: MathFunction, type_: str) -> str:
     if not f.module.defines(name):
         params = [(type_, f"x{i}") for i in range(function.operands)]
         made = f.module.function(name, params, internal=True, noinline=True, returns=type_)
-        made.return_(function.emit(made, *made.args))
+        made.return_(write(made, function.emit, *made.args))
     return name
