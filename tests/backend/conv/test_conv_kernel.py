@@ -362,3 +362,24 @@ def test_padding_meets_weights_that_are_not_finite(size: int, padding: int, targ
     got = rlx.compile(g, target=target.name, cache=False).run(feed)
     np.testing.assert_array_equal(np.isnan(got["y"]), np.isnan(want["y"]))
     assert_by_table(g, feed, got, want)
+
+
+@pytest.mark.parametrize("target", F32_TARGETS, ids=lambda t: t.name)
+def test_a_weight_that_is_not_finite_leaves_other_channels_alone(target: Target) -> None:
+    """Sums of products that underflow are -0 here and there, whatever the weights of their neighbours are."""
+    rng = np.random.default_rng(0)
+    one = np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1)
+    finite = rng.choice([-1e-30, 1e-30, -0.0, 0.0], size=(16, 1, 5, 5)).astype(np.float32)
+    spoilt = finite.copy()
+    spoilt[3, 0, 0, 0], spoilt[5, 0, -1, -1] = np.nan, -np.inf
+    feed = {"x": rng.choice([-1e-30, 1e-30, -0.0, 0.0], size=(1, 16, 6, 6)).astype(np.float32)}
+    results = []
+    for weights in (finite, spoilt):
+        g = Graph("depthwise")
+        blocked = conv(g.input("x", (1, 16, 6, 6), "f32"), g.param("first", one.shape, "f32", one))
+        g.output("y", conv(blocked, g.param("w", weights.shape, "f32", weights), padding=2, groups=16))
+        got, want = rlx.compile(g, target=target.name, cache=False).run(feed)["y"], evaluate(g, feed)["y"]
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        results.append(np.delete(got, [3, 5], axis=1).view(np.int32))
+    np.testing.assert_array_equal(*results)
+    assert (results[0] < 0).any() == target.has_fma  # else a product of -0 is added to 0

@@ -301,6 +301,9 @@ class _Depthwise:
         outside = [self.kind.zero]  # of window lines that are padding: the same for all pixels of the line
         for first, last in ((0, first_h), (last_h, shape.window[1])) if padded else ():
             outside = fn.loop(first, last, 1, outside, lambda r, now: padding_of(r, 0, taps_w, now))
+        # Products of 0 have a sum of their own: a -0 in another channel of the block stays what it is.
+        apart = padded and not self.nest.form.fill
+        start = [self.kind.zero, *outside] if apart else outside
 
         def pixel(p: Int, _: list[Value]) -> None:
             left, first_w, last_w = clipped(p, 2)
@@ -315,11 +318,15 @@ class _Depthwise:
 
                 if not padded:
                     return fn.loop(first_w, last_w, 1, sums, taps)
-                sums = padding_of(r, 0, first_w, sums)
-                sums = fn.loop(first_w, last_w, 1, sums, taps)
-                return padding_of(r, last_w, taps_w, sums)
+                *inside, edge = sums
+                edges = padding_of(r, 0, first_w, [edge])
+                inside = fn.loop(first_w, last_w, 1, inside or edges, taps)
+                edges = padding_of(r, last_w, taps_w, edges if apart else inside)
+                return [*inside, *edges] if apart else edges
 
-            sums = fn.loop(first_h, last_h, 1, outside, lines)
+            sums = fn.loop(first_h, last_h, 1, start, lines)
+            if apart:
+                sums = [fn.value(fn.select(fn.is_nan(sums[1]), sums[1], sums[0]))]
             self.store(fn, frame, sums, h, p, common)
 
         fn.loop(begin, end, 1, [], pixel)
