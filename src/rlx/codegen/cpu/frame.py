@@ -8,6 +8,7 @@ from typing import Any
 
 from rlx.codegen.cpu.expression import Operand
 from rlx.codegen.cpu.kernels import KERNEL_ARGS, EmittedKernel
+from rlx.codegen.native.control import current
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.codegen.native.notation import inline, write
@@ -70,6 +71,14 @@ class ArgumentTable:
         """All inputs."""
         return [self.operand(fn, i) for i in range(len(self.inputs))]
 
+    def size(self, d: Dim) -> Any:
+        """A size, as a number of the function that is being written."""
+        return self.dim(current(), d)
+
+    def start(self, number: int) -> Any:
+        """Where an operand is, inputs first, as a pointer of the function that is being written."""
+        return self.field(current(), FIRST_OPERAND + number, "ptr")
+
 
 class KernelFrame(ArgumentTable):
     """A kernel under construction: `fn` is its entry."""
@@ -78,6 +87,11 @@ class KernelFrame(ArgumentTable):
         super().__init__(inputs, outputs)
         self.module, self.name = module, name
         self.fn = module.function(name, KERNEL_ARGS)
+
+    @property
+    def args(self) -> Any:
+        """The argument table itself, for the functions that the kernel calls."""
+        return self.fn.args[0]
 
     @property
     def thread(self) -> Value:

@@ -5,6 +5,7 @@ images are stored in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import Kind, kind_of
@@ -14,6 +15,9 @@ from rlx.kernel.nests import ConvNest
 from rlx.kernel.panels import KernelPanels, blocks_of, groups_of
 from rlx.records import dataclass
 from rlx.target.cpu import Target
+
+Count = Any
+"""A number of the notation: an int where the compiler knows it, else a Value."""
 
 VECTORS = 2  # registers of output channels in a tile
 
