@@ -200,10 +200,7 @@ class _Depthwise:
         mask = None
         if self.channels % self.lanes:
             mask = lanes(self.channels - block * self.lanes, self.lanes)
-        made = self.epilogue.at(f, [image, block, 0, 0, 0, 0], Lane(2, 0, self.lanes, mask), None, None)
-        for e in self.epilogue.fixed:
-            made(e)
-        return made
+        return self.epilogue.common([image, block, 0, 0, 0, 0], Lane(2, 0, self.lanes, mask))
 
     @inline
     def store(self, frame: ptr, sums: Sequence[Value], h: i64, pixel: i64, common: Expression) -> None:
@@ -219,7 +216,7 @@ class _Depthwise:
         there = gep(self.table.start(len(self.table.inputs)), offset, element)
         for p, total in enumerate(sums):
             point = [image, block, 0, 0, h, pixel + p]
-            value = self.epilogue.value(self.epilogue.at(f, point, lane, total, common))
+            value = self.epilogue.value(self.epilogue.at(point, lane, total, common))
             if lane.mask is not None:
                 value = select(lane.mask, value, 0)
             store(value, gep(there, p * self.lanes, element))

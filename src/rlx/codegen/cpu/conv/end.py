@@ -4,33 +4,46 @@ registers) or a planar one (turned through the stack, lanes are pixels)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import TypeAlias
 
-from rlx.codegen.cpu.conv.shape import Image, static
+from rlx.codegen.cpu.conv.shape import Count, Image, static
 from rlx.codegen.cpu.conv.tile import TilePlace
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import ArgumentTable, unflatten
 from rlx.codegen.cpu.primitives import memory_type, to_memory
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
-from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
+from rlx.codegen.native.irtext import Value, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    alloca,
+    builder,
+    call,
+    gep,
+    i64,
+    iota,
+    lanes,
+    load,
+    loop,
+    masked_store,
+    noalias,
+    ptr,
+    scatter,
+    select,
+    splat,
+    store,
+    transpose,
+    udiv,
+)
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
 from rlx.kernel.nests import Nest, Store
 from rlx.kernel.scalar import PRIMITIVES, Scalar, axis, const, rebuild, replace_axes
 from rlx.records import dataclass
 
-FINISHER = [
-    ("ptr", "args"),
-    ("ptr", "frame"),
-    ("ptr", "stage"),
-    ("i64", "channel"),
-    ("i64", "pixel"),
-    ("i64", "pixels"),
-]
-"""Parameters of the function that ends a tile whose sums are in a stage, [pixel][vector][lane]."""
+_Result: TypeAlias = tuple[Value, Value]  # what to store, and where
 
 
 @dataclass(frozen=True)
@@ -107,21 +120,28 @@ class Epilogue:
             PRIMITIVES[e.prim].cost for e in self.body.walk() if e.prim in PRIMITIVES and e not in fixed
         )
 
-    def at(
-        self, fn: Function, axes: list[Int], lane: Lane, sums: Value | None, known: Expression | None
-    ) -> Expression:
-        made = Expression(fn, self.table.dim, self.table.operands(fn), axes, lane)
+    def at(self, axes: list[Count], lane: Lane, sums: Value | None, known: Expression | None) -> Expression:
+        """The expression at a point, in the function that is being written."""
+        f = builder()
+        made = Expression(f, self.table.dim, self.table.operands(f), axes, lane)
         if sums is not None:
             made.accs = [sums]
         if known is not None:
             made.memo = dict(known.memo)
         return made
 
+    def common(self, axes: list[Count], lane: Lane) -> Expression:
+        """What is the same for all pixels of a tile, computed."""
+        made = self.at(axes, lane, None, None)
+        for e in self.fixed:
+            made(e)
+        return made
+
     def value(self, at: Expression) -> Value:
         return to_memory(at.fn, at.vector(self.body), self.table.outputs[0].dtype)
 
 
-Line: TypeAlias = tuple[Int, Int, Int]  # image, d, h
+Line: TypeAlias = tuple[Count, Count, Count]  # image, d, h
 
 
 @dataclass(frozen=True)
@@ -130,7 +150,6 @@ class ConvEnd:
     then the pixels of all lines are one run.
     """
 
-    module: Module
     name: str
     table: ArgumentTable
     frame: Frame
@@ -145,116 +164,124 @@ class ConvEnd:
     def __post_init__(self) -> None:
         object.__setattr__(self, "element", memory_type(self.table.outputs[0].dtype))
 
-    def line(self, fn: Function, frame: Value) -> Line:
+    def line(self, frame: Value) -> Line:
         """(image, d, h) of the frame. A loop reads them once, before it stores anything."""
-        image = self.frame.read(fn, frame, "image")
+        f = builder()
+        image = self.frame.read(f, frame, "image")
         if self.flat:
             return image, 0, 0
-        return image, self.frame.read(fn, frame, "d"), self.frame.read(fn, frame, "h")
+        return image, self.frame.read(f, frame, "d"), self.frame.read(f, frame, "h")
 
-    def pixel_step(self, fn: Function) -> Int:
-        return self.table.dim(fn, self.out.axes[2])
+    @property
+    def pixel_step(self) -> Count:
+        """Elements from one pixel of a line to the next."""
+        return self.table.size(self.out.axes[2])
 
-    def place(self, fn: Function, line: Line, block: Int, pixel: Int) -> Value:
+    @inline
+    def place(self, line: Line, block: Count, pixel: Count) -> ptr:
         """Address of a pixel of a block of channels."""
+        table, out = self.table, self.out
         image, d, h = line
-        offset: Int = 0
-        for index, step in zip(
-            (image, block, d, h), (self.out.batch, self.out.block, *self.out.axes), strict=False
-        ):
-            offset = fn.add(offset, fn.mul(index, self.table.dim(fn, step)))
-        offset = fn.add(offset, fn.mul(pixel, self.pixel_step(fn)))
-        pointer = self.table.operand(fn, len(self.table.inputs)).pointer
-        return fn.gep(pointer, offset, self.element)
+        offset = 0
+        for index, step in zip((image, block, d, h), (out.batch, out.block, *out.axes), strict=False):
+            offset += index * table.size(step)
+        offset += pixel * self.pixel_step
+        return gep(table.start(len(table.inputs)), offset, self.element)
 
 
 class BlockedEnd(ConvEnd):
     """Lanes are channels. A tile ends straight from registers, or from a stage that holds its sums."""
 
+    @inline
     def finish(self, place: TilePlace, sums: list[Value], pixels: int, masked: bool) -> None:
         vectors = len(sums) // pixels
-        results: list[tuple[Value, Value]] = []
+        results = []
         for j in range(vectors):
-            end = self._vector(place, j, masked and j == vectors - 1)
+            end = self.vector_end(place, j, masked and j == vectors - 1)
             results += [end(p, sums[p * vectors + j]) for p in range(pixels)]
         for value, there in results:
-            place.fn.store(value, there)
+            store(value, there)
 
     def finisher(self, vectors: int, masked: bool) -> str:
         """Name of the function that ends a tile of any number of pixels in the stage."""
         name = f"{self.name}.finish{vectors}" + ("m" if masked else "")
-        if self.module.defines(name):
-            return name
-        fn = self.module.function(name, FINISHER, internal=True, noinline=True)
-        _, frame, stage, channel, pixel, pixels = fn.args
-        place = TilePlace(fn, frame, channel, pixel)
-        ends = [self._vector(place, j, masked and j == vectors - 1) for j in range(vectors)]
-        type_ = vector(self.sums, self.lanes)
+        return _finish_blocked.written(name, end=self, vectors=vectors, masked=masked)
 
-        def one(p: Int, _: list[Value]) -> None:
-            for j, end in enumerate(ends):
-                at = fn.mul(fn.add(fn.mul(p, vectors), j), self.lanes)
-                value, there = end(p, fn.load(type_, fn.gep(stage, at, self.sums)))
-                fn.store(value, there)
-
-        fn.loop(0, pixels, 1, [], one)
-        return name
-
-    def _vector(self, tile: TilePlace, j: int, masked: bool) -> Callable[[Int, Value], tuple[Value, Value]]:
+    @inline
+    def vector_end(self, tile: TilePlace, j: int, masked: bool) -> Callable[[Count, Value], _Result]:
         """What ends vector j of a pixel: (pixel of the tile, sums) -> what to store, and where."""
-        fn, frame, channel, pixel = tile.fn, tile.frame, tile.channel, tile.pixel
-        image, d, h = line = self.line(fn, frame)
-        block = fn.add(fn.udiv(channel, self.lanes), j)
-        mask = None
-        if masked:
-            mask = fn.lanes(fn.sub(self.channels, fn.mul(block, self.lanes)), self.lanes)
+        pixel = tile.pixel
+        image, d, h = line = self.line(tile.frame)
+        block = udiv(tile.channel, self.lanes) + j
+        mask = lanes(self.channels - block * self.lanes, self.lanes) if masked else None
         lane = Lane(2, 0, self.lanes, mask)
-        common = self.epilogue.at(fn, [image, block, 0, d, h, pixel], lane, None, None)
-        for e in self.epilogue.fixed:
-            common(e)
-        start = self.place(fn, line, block, pixel)
+        common = self.epilogue.common([image, block, 0, d, h, pixel], lane)
+        start = self.place(line, block, pixel)
 
-        def end(p: Int, sums: Value) -> tuple[Value, Value]:
-            place = [d, h, fn.add(pixel, p)]
+        def end(p: Count, sums: Value) -> _Result:
+            place = [d, h, pixel + p]
             if self.flat and not self.epilogue.sees_one_axis:
-                sizes = [self.table.dim(fn, s) for s in self.epilogue.space[3:]]
-                place = unflatten(fn, fn.add(pixel, p), sizes)
-            value = self.epilogue.value(self.epilogue.at(fn, [image, block, 0, *place], lane, sums, common))
+                sizes = [self.table.size(s) for s in self.epilogue.space[3:]]
+                place = unflatten(builder(), pixel + p, sizes)
+            value = self.epilogue.value(self.epilogue.at([image, block, 0, *place], lane, sums, common))
             if mask is not None:
-                value = fn.select(mask, value, constant(value.type, 0))
-            return value, fn.gep(start, fn.mul(p, self.lanes), self.element)
+                value = select(mask, value, 0)
+            return value, gep(start, p * self.lanes, self.element)
 
         return end
+
+
+@native(internal=True, noinline=True)
+def _finish_blocked(
+    args: ptr,
+    frame: ptr,
+    stage: ptr,
+    channel: i64,
+    pixel: i64,
+    pixels: i64,
+    *,
+    end: BlockedEnd,
+    vectors: int,
+    masked: bool,
+) -> None:
+    """End a tile whose sums are in the stage, [pixel][vector][lane]."""
+    tile = TilePlace(frame, channel, pixel)
+    ends = [end.vector_end(tile, j, masked and j == vectors - 1) for j in range(vectors)]
+    type_ = vector(end.sums, end.lanes)
+    for p in loop(pixels):
+        for j, finish in enumerate(ends):
+            at = (p * vectors + j) * end.lanes
+            value, there = finish(p, load(type_, gep(stage, at, end.sums)))
+            store(value, there)
 
 
 class PlanarStore(ConvEnd):
     """Lanes are pixels of one line of one channel."""
 
-    def store_pixels(self, tile: TilePlace, line: Line, sums: Value, mask: Value | None) -> None:
+    @inline
+    def store_pixels(self, channel: Count, pixel: Count, line: Line, sums: Value, mask: Value | None) -> None:
         """The epilogue of one vector of pixels of a line, and its store."""
-        fn, channel, pixel = tile.fn, tile.channel, tile.pixel
         image, d, h = line
         lane = Lane(4, pixel, self.lanes, mask)
-        value = self.epilogue.value(self.epilogue.at(fn, [image, channel, d, h, pixel], lane, sums, None))
-        place, step = self.place(fn, line, channel, pixel), self.pixel_step(fn)
+        value = self.epilogue.value(self.epilogue.at([image, channel, d, h, pixel], lane, sums, None))
+        place, step = self.place(line, channel, pixel), self.pixel_step
         if not (isinstance(step, int) and step == 1):
-            index = fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64"))
-            fn.scatter(value, place, fn.value(index), mask)
+            scatter(value, place, iota(self.lanes) * splat(step, self.lanes, "i64"), mask)
         elif mask is None:
-            fn.store(value, place)
+            store(value, place)
         else:
-            fn.masked_store(value, place, mask)
+            masked_store(value, place, mask)
 
+    @inline
     def store_row(self, tile: TilePlace, sums: list[Value], masked: bool, below: int = 0) -> None:
         """Consecutive vectors of pixels, `below` the frame's line; with `masked`, the last one ends it."""
-        fn = tile.fn
-        image, d, h = self.line(fn, tile.frame)
-        line = image, d, fn.add(h, below)
+        image, d, h = self.line(tile.frame)
+        line = image, d, h + below
         for j, total in enumerate(sums):
-            at, mask = fn.add(tile.pixel, j * self.lanes), None
+            at, mask = tile.pixel + j * self.lanes, None
             if masked and j == len(sums) - 1:
-                mask = fn.lanes(fn.sub(self.table.dim(fn, self.epilogue.space[4]), at), self.lanes)
-            self.store_pixels(replace(tile, pixel=at), line, total, mask)
+                mask = lanes(self.table.size(self.epilogue.space[4]) - at, self.lanes)
+            self.store_pixels(tile.channel, at, line, total, mask)
 
 
 class PlanarEnd(PlanarStore):
@@ -264,48 +291,45 @@ class PlanarEnd(PlanarStore):
 
     def finisher(self, vectors: int, masked: bool) -> str:
         """Name of the function that ends a tile in the stage; the frame's `channel_end` is the mask."""
-        name = f"{self.name}.finish{vectors}"
-        if self.module.defines(name):
-            return name
-        fn = self.module.function(name, FINISHER, internal=True, noinline=True)
-        _, frame, stage, channel, pixel, pixels = fn.args
-        lanes, width, type_ = self.lanes, vectors * self.lanes, vector(self.sums, self.lanes)
-        turned = fn.alloca(self.sums, width * lanes)
-        count = fn.smin(fn.sub(self.frame.read(fn, frame, "channel_end"), channel), width)
-        line = self.line(fn, frame)
-
-        def block(first: Int, _: list[Value]) -> None:
-            base = fn.add(pixel, first)
-            mask = fn.lanes(fn.sub(pixels, first), lanes)
-            for j in range(vectors):
-                rows = fn.gep(stage, fn.add(fn.mul(first, width), j * lanes), self.sums)
-                fn.call(
-                    turn_square(self.module, lanes, self.sums),
-                    [rows, width, fn.gep(turned, j * lanes**2, self.sums)],
-                )
-
-            def pixels_of(c: Int, _: list[Value]) -> None:
-                read = fn.load(type_, fn.gep(turned, fn.mul(c, lanes), self.sums))
-                sums = fn.select(mask, read, constant(type_, 0))  # a product of what is no pixel may be slow
-                self.store_pixels(TilePlace(fn, frame, fn.add(channel, c), base), line, sums, mask)
-
-            fn.loop(0, count, 1, [], pixels_of)
-
-        fn.loop(0, pixels, lanes, [], block)
-        return name
+        return _finish_planar.written(f"{self.name}.finish{vectors}", end=self, vectors=vectors)
 
 
-def turn_square(module: Module, lanes: int, element: str) -> str:
-    """Name of the function turn(rows, step, target): target[c][r] = rows[r * step + c] for a square of lanes.
+@native(internal=True, noinline=True)
+def _finish_planar(
+    args: ptr,
+    frame: ptr,
+    stage: ptr,
+    channel: i64,
+    pixel: i64,
+    pixels: i64,
+    *,
+    end: PlanarEnd,
+    vectors: int,
+) -> None:
+    """Turn the sums of a tile in the stage, [pixel][vector][lane], and end them."""
+    side, width, type_ = end.lanes, vectors * end.lanes, vector(end.sums, end.lanes)
+    turned = alloca(end.sums, width * side)
+    count = min(end.frame.read(builder(), frame, "channel_end") - channel, width)
+    line = end.line(frame)
+    for first in loop(0, pixels, side):
+        base = pixel + first
+        mask = lanes(pixels - first, side)
+        for j in range(vectors):
+            rows = gep(stage, first * width + j * side, end.sums)
+            turn = _turn_square.written(f"rlx_turn_square_{end.sums}_{side}", side=side, element=end.sums)
+            call(turn, rows, width, gep(turned, j * side**2, end.sums))
+        for c in loop(count):
+            read = load(type_, gep(turned, c * side, end.sums))
+            sums = select(mask, read, 0)  # a product of what is no pixel may be slow
+            end.store_pixels(channel + c, base, line, sums, mask)
+
+
+@native(internal=True, noinline=True)
+def _turn_square(rows: noalias, step: i64, target: noalias, *, side: int, element: str) -> None:
+    """target[c][r] = rows[r * step + c] for a square of lanes.
 
     The kernels of a module share it: in registers it is long.
     """
-    name = f"rlx_turn_square_{element}_{lanes}"
-    if not module.defines(name):
-        params = [("ptr noalias", "rows"), ("i64", "step"), ("ptr noalias", "target")]
-        fn = module.function(name, params, internal=True, noinline=True)
-        rows, step, target = fn.args
-        places = [fn.gep(rows, fn.mul(step, r), element) for r in range(lanes)]
-        for c, one in enumerate(fn.transpose([fn.load(vector(element, lanes), p) for p in places])):
-            fn.store(one, fn.gep(target, c * lanes, element))
-    return name
+    places = [gep(rows, step * r, element) for r in range(side)]
+    for c, column in enumerate(transpose([load(vector(element, side), place) for place in places])):
+        store(column, gep(target, c * side, element))

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-from rlx.codegen.cpu.conv.shape import Geometry, Image
+from rlx.codegen.cpu.conv.shape import Count, Geometry, Image
 from rlx.codegen.cpu.frame import ArgumentTable
-from rlx.codegen.cpu.product.gemm_cut import both
-from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
+from rlx.codegen.native.irtext import Value, constant, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    gep,
+    i64,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    noalias,
+    ptr,
+    round_up,
+    shuffle,
+    store,
+    udiv,
+    ult,
+    urem,
+)
 from rlx.records import dataclass
 
 
@@ -18,14 +35,14 @@ class Line:
     pixel 0 stands at place `low`; `step` is the number of elements from one of its pixels to the next.
     """
 
-    to: Value
-    source: Value
-    low: Int
-    begin: Int
-    end: Int
-    positions: Int
-    step: Int
-    at: tuple[Int, ...] = ()  # further arguments of the packer, block, plane and line of x
+    to: ptr
+    source: ptr
+    low: Count
+    begin: Count
+    end: Count
+    positions: Count
+    step: Count
+    at: tuple[Count, ...] = ()  # further arguments of the packer, block, plane and line of x
 
 
 class Mover(Protocol):
@@ -36,83 +53,122 @@ class Mover(Protocol):
         """Type in which pixels are copied."""
         ...
 
-    def elements(self, fn: Function, width: Int) -> Int:
+    def elements(self, width: Count) -> Count:
         """Elements of a line in scratch."""
         ...
 
-    def pad(self, fn: Function, to: Value, width: Int) -> None: ...
+    def pad(self, to: ptr, width: Count) -> None: ...
 
-    def copy(self, fn: Function, line: Line, width: Int) -> None: ...
+    def copy(self, line: Line, width: Count) -> None: ...
 
 
-def emit_line_packer(
-    module: Module,
-    name: str,
-    table: ArgumentTable,
-    shape: Geometry,
-    image: Image,
-    mover: Mover,
-    told: Sequence[str] = (),
-) -> str:
-    """Name of the function pack(args, to, x, d, h, pixel, lines, width, positions, told...).
+@dataclass(frozen=True)
+class LinePacker:
+    """Writes the function pack(args, to, x, d, h, pixel, lines, width, positions, image, first_block).
 
     It copies, for every block of channels and plane of the window at output plane `d`, `lines` lines from
-    that of output line `h` on, each with `positions` places from the window of output `pixel` on.
+    that of output line `h` on, each with `positions` places from the window of output `pixel` on. Only an
+    image that is `computed` takes the last two.
     """
-    name = f"{name}.lines"
-    words = ("d", "h", "pixel", "lines", "width", "positions", *told)
-    params = [("ptr", "args"), ("ptr noalias", "to"), ("ptr noalias", "x"), *(("i64", w) for w in words)]
-    fn = module.function(name, params, internal=True, noinline=True)
-    _, to, x, d, h, pixel, lines, width, positions, *more = fn.args
-    taps, blocks = shape.window[0], -(-shape.per_in // image.lanes)
-    size = [table.dim(fn, s) for s in shape.size]
-    low = [table.dim(fn, s) for s in shape.low]
-    steps = [table.dim(fn, s) for s in image.axes]
-    block_step = table.dim(fn, image.block)
-    elements = mover.elements(fn, width)
-    before = fn.sub(low[2], fn.mul(pixel, shape.strides[2]))  # padding before the first pixel of x
-    begin = fn.smin(fn.smax(before, 0), positions)
-    end = fn.smin(fn.smax(fn.add(before, size[2]), begin), positions)
-    first_d, first_h = (
-        fn.sub(fn.mul(at, stride), padding)
-        for at, stride, padding in zip((d, h), shape.strides, low, strict=False)
-    )
 
-    def block(b: Int, _: list[Value]) -> None:
-        def plane(k: Int, _: list[Value]) -> None:
-            at_d = fn.add(first_d, fn.mul(k, shape.dilations[0]))
-            target = fn.gep(to, fn.mul(fn.mul(fn.add(fn.mul(b, taps), k), lines), elements), mover.element)
-            source = fn.add(fn.mul(b, block_step), fn.mul(at_d, steps[0]))
-            in_plane = fn.cmp("ult", at_d, size[0])
+    name: str
+    table: ArgumentTable
+    shape: Geometry
+    image: Image
+    mover: Mover
+    computed: bool = False
 
-            def line(r: Int, _: list[Value]) -> None:
-                at_h = fn.add(first_h, r)
-                there = fn.gep(target, fn.mul(r, elements), mover.element)
-                inside = both(fn, in_plane, fn.cmp("ult", at_h, size[1]))
-                origin = fn.gep(x, fn.add(source, fn.mul(at_h, steps[1])), mover.element)
-                place = (*more, b, at_d, at_h)
-                found = Line(there, origin, before, begin, end, positions, steps[2], place)
-                fn.branch(inside, lambda: mover.copy(fn, found, width), lambda: mover.pad(fn, there, width))
+    def function(self) -> str:
+        """Its name."""
+        pack = _pack_computed if self.computed else _pack
+        return pack.written(f"{self.name}.lines", packer=self)
 
-            fn.loop(0, lines, 1, [], line)
+    @inline
+    def pack(
+        self,
+        to: ptr,
+        x: ptr,
+        d: i64,
+        h: i64,
+        pixel: i64,
+        lines: i64,
+        width: i64,
+        positions: i64,
+        more: tuple[i64, ...],
+    ) -> None:
+        """What the function does; `more` are its last arguments."""
+        table, shape, mover = self.table, self.shape, self.mover
+        taps, blocks = shape.window[0], -(-shape.per_in // self.image.lanes)
+        size = [table.size(s) for s in shape.size]
+        low = [table.size(s) for s in shape.low]
+        steps = [table.size(s) for s in self.image.axes]
+        block_step = table.size(self.image.block)
+        elements = mover.elements(width)
+        before = low[2] - pixel * shape.strides[2]  # padding before the first pixel of x
+        begin = min(max(before, 0), positions)
+        end = min(max(before + size[2], begin), positions)
+        first_d, first_h = d * shape.strides[0] - low[0], h * shape.strides[1] - low[1]
+        for b in loop(blocks):
+            for k in loop(taps):
+                at_d = first_d + k * shape.dilations[0]
+                target = gep(to, (b * taps + k) * lines * elements, mover.element)
+                source = b * block_step + at_d * steps[0]
+                in_plane = ult(at_d, size[0])
+                for r in loop(lines):
+                    at_h = first_h + r
+                    there = gep(target, r * elements, mover.element)
+                    inside = in_plane & ult(at_h, size[1])
+                    origin = gep(x, source + at_h * steps[1], mover.element)
+                    place = (*more, b, at_d, at_h)
+                    if inside:
+                        mover.copy(Line(there, origin, before, begin, end, positions, steps[2], place), width)
+                    else:
+                        mover.pad(there, width)
 
-        fn.loop(0, taps, 1, [], plane)
 
-    fn.loop(0, blocks, 1, [], block)
-    return name
-
-
-def _pieces(
-    fn: Function, lanes: int, first: Int, last: Int, piece: Callable[[Int, Value | None], None], whole: bool
+@native(internal=True, noinline=True)
+def _pack(
+    args: ptr,
+    to: noalias,
+    x: noalias,
+    d: i64,
+    h: i64,
+    pixel: i64,
+    lines: i64,
+    width: i64,
+    positions: i64,
+    *,
+    packer: LinePacker,
 ) -> None:
-    """piece(element, mask) in whole vectors, the last one masked; with `whole`, nothing remains."""
-    if whole:
-        fn.loop(first, last, lanes, [], lambda i, _: piece(i, None))
-        return
-    cut = fn.add(first, fn.mul(fn.udiv(fn.sub(last, first), lanes), lanes))
-    fn.loop(first, cut, lanes, [], lambda i, _: piece(i, None))
-    left = fn.sub(last, cut)
-    fn.branch(fn.cmp("sgt", left, 0), lambda: piece(cut, fn.lanes(left, lanes)))
+    packer.pack(to, x, d, h, pixel, lines, width, positions, ())
+
+
+@native(internal=True, noinline=True)
+def _pack_computed(
+    args: ptr,
+    to: noalias,
+    x: noalias,
+    d: i64,
+    h: i64,
+    pixel: i64,
+    lines: i64,
+    width: i64,
+    positions: i64,
+    image: i64,
+    first_block: i64,
+    *,
+    packer: LinePacker,
+) -> None:
+    packer.pack(to, x, d, h, pixel, lines, width, positions, (image, first_block))
+
+
+@inline
+def store_part(value: Value, place: ptr, mask: Value | None) -> None:
+    """Store a vector, or the lanes of a mask."""
+    if mask is None:
+        store(value, place)
+    else:
+        masked_store(value, place, mask)
 
 
 @dataclass(frozen=True)
@@ -124,62 +180,65 @@ class PixelMover:
     element: str = "float"
     fill: int = 0
 
-    @property
-    def told(self) -> tuple[str, ...]:
-        """Further arguments of a packer."""
-        return ()
+    @inline
+    def elements(self, width: Count) -> Count:
+        return width * self.pixel
 
-    @property
-    def whole(self) -> bool:
-        return self.pixel % self.lanes == 0
+    @inline
+    def pad(self, to: ptr, width: Count) -> None:
+        self.fill_part(to, 0, width * self.pixel)
 
-    def elements(self, fn: Function, width: Int) -> Int:
-        return fn.mul(width, self.pixel)
+    @inline
+    def copy(self, line: Line, width: Count) -> None:
+        first, last = line.begin * self.pixel, line.end * self.pixel
+        self.fill_part(line.to, 0, first)
+        self.fill_part(line.to, last, line.positions * self.pixel)
+        self.move(line, first, last)
 
-    def pad(self, fn: Function, to: Value, width: Int) -> None:
-        self._fill(fn, to, 0, self.elements(fn, width))
-
-    def _fill(self, fn: Function, to: Value, first: Int, last: Int) -> None:
+    @inline
+    def fill_part(self, to: ptr, first: Count, last: Count) -> None:
+        """Write padding to elements first..last."""
         padding = constant(vector(self.element, self.lanes), self.fill)
 
-        def piece(i: Int, mask: Value | None) -> None:
-            place = fn.gep(to, i, self.element)
-            fn.store(padding, place) if mask is None else fn.masked_store(padding, place, mask)
+        def fill(i: Count, mask: Value | None) -> None:
+            store_part(padding, gep(to, i, self.element), mask)
 
-        self.pieces(fn, first, last, piece)
+        self.each_vector(first, last, fill)
 
-    def copy(self, fn: Function, line: Line, width: Int) -> None:
-        first, last = fn.mul(line.begin, self.pixel), fn.mul(line.end, self.pixel)
-        self._fill(fn, line.to, 0, first)
-        self._fill(fn, line.to, last, fn.mul(line.positions, self.pixel))
-        self.move(fn, line, first, last)
-
-    def move(self, fn: Function, line: Line, first: Int, last: Int) -> None:
+    @inline
+    def move(self, line: Line, first: Count, last: Count) -> None:
         """Write elements first..last of a line, which x has."""
-        source = fn.gep(line.source, fn.mul(fn.sub(line.begin, line.low), line.step), self.element)
-        if not (isinstance(line.step, int) and line.step == self.pixel):
-            moved = vector(self.element, self.pixel)
-
-            def one(i: Int, _: list[Value]) -> None:
-                place = fn.gep(source, fn.mul(fn.sub(i, line.begin), line.step), self.element)
-                fn.store(fn.load(moved, place), fn.gep(line.to, fn.mul(i, self.pixel), self.element))
-
-            fn.loop(line.begin, line.end, 1, [], one)
-            return
+        source = gep(line.source, (line.begin - line.low) * line.step, self.element)
         type_ = vector(self.element, self.lanes)
 
-        def piece(i: Int, mask: Value | None) -> None:
-            place, there = fn.gep(source, fn.sub(i, first), self.element), fn.gep(line.to, i, self.element)
+        def copy_vector(i: Count, mask: Value | None) -> None:
+            place, there = gep(source, i - first, self.element), gep(line.to, i, self.element)
             if mask is None:
-                fn.store(fn.load(type_, place), there)
+                store(load(type_, place), there)
             else:
-                fn.masked_store(fn.masked_load(type_, place, mask), there, mask)
+                masked_store(masked_load(type_, place, mask), there, mask)
 
-        self.pieces(fn, first, last, piece)
+        if isinstance(line.step, int) and line.step == self.pixel:
+            self.each_vector(first, last, copy_vector)
+        else:
+            for i in loop(line.begin, line.end):
+                place = gep(source, (i - line.begin) * line.step, self.element)
+                pixel = load(vector(self.element, self.pixel), place)
+                store(pixel, gep(line.to, i * self.pixel, self.element))
 
-    def pieces(self, fn: Function, first: Int, last: Int, piece: Callable[[Int, Value | None], None]) -> None:
-        """piece(element, mask) in whole vectors, the last one masked."""
-        _pieces(fn, self.lanes, first, last, piece, self.whole)
+    @inline
+    def each_vector(self, first: Count, last: Count, run: Callable[[Count, Value | None], None]) -> None:
+        """run(element, mask) in whole vectors, the last one masked unless pixels are whole vectors."""
+        if self.pixel % self.lanes == 0:
+            for i in loop(first, last, self.lanes):
+                run(i, None)
+        else:
+            cut = first + udiv(last - first, self.lanes) * self.lanes
+            for i in loop(first, cut, self.lanes):
+                run(i, None)
+            left = last - cut
+            if left > 0:
+                run(cut, lanes(left, self.lanes))
 
 
 @dataclass(frozen=True)
@@ -192,45 +251,50 @@ class PhasedMover:
     lanes: int
     element: str = "float"
 
-    def elements(self, fn: Function, width: Int) -> Int:
-        return fn.mul(width, self.stride)
+    @inline
+    def elements(self, width: Count) -> Count:
+        return width * self.stride
 
-    def pad(self, fn: Function, to: Value, width: Int) -> None:
-        PixelMover(1, self.lanes).pad(fn, to, self.elements(fn, width))
+    @inline
+    def pad(self, to: ptr, width: Count) -> None:
+        PixelMover(1, self.lanes).pad(to, width * self.stride)
 
-    def copy(self, fn: Function, line: Line, width: Int) -> None:
+    @inline
+    def copy(self, line: Line, width: Count) -> None:
         if self.stride == 1:
-            PixelMover(1, self.lanes).copy(fn, line, width)
-            return
+            PixelMover(1, self.lanes).copy(line, width)
+        else:
+            self.split(line, width)
 
-        def place(i: Int) -> Value:
+    @inline
+    def split(self, line: Line, width: Count) -> None:
+        """Copy a line to its phases: whole vectors of all of them where x has those, else single pixels."""
+
+        def place(i: i64) -> ptr:
             """Where position i of the line is."""
-            phase = fn.mul(fn.urem(i, self.stride), width)
-            return fn.gep(line.to, fn.add(phase, fn.udiv(i, self.stride)), self.element)
+            phase = urem(i, self.stride) * width
+            return gep(line.to, phase + udiv(i, self.stride), self.element)
 
-        def zero(i: Int, _: list[Value]) -> None:
-            fn.store(constant(self.element, 0.0), place(i))
-
-        def one(i: Int, _: list[Value]) -> None:
-            source = fn.gep(line.source, fn.mul(fn.sub(i, line.low), line.step), self.element)
-            fn.store(fn.load(self.element, source), place(i))
-
-        def several(i: Int, _: list[Value]) -> None:
-            """A vector of each phase from position i on, which begins all phases."""
-            wide = fn.load(
-                vector(self.element, block), fn.gep(line.source, fn.sub(i, line.low), self.element)
-            )
-            column = fn.udiv(i, self.stride)
-            for phase in range(self.stride):
-                part = fn.shuffle(wide, None, range(phase, block, self.stride))
-                fn.store(part, fn.gep(line.to, fn.add(fn.mul(width, phase), column), self.element))
+        def copy_pixel(i: i64) -> None:
+            source = gep(line.source, (i - line.low) * line.step, self.element)
+            store(load(self.element, source), place(i))
 
         block = self.stride * self.lanes
-        start = stop = fn.smin(fn.round_up(line.begin, self.stride), line.end)
+        start = min(round_up(line.begin, self.stride), line.end)
+        stop = start
         if isinstance(line.step, int) and line.step == 1:
-            stop = fn.add(start, fn.mul(fn.udiv(fn.sub(line.end, start), block), block))
-        fn.loop(0, line.begin, 1, [], zero)
-        fn.loop(line.begin, start, 1, [], one)
-        fn.loop(start, stop, block, [], several)
-        fn.loop(stop, line.end, 1, [], one)
-        fn.loop(line.end, line.positions, 1, [], zero)
+            stop = start + udiv(line.end - start, block) * block
+        for i in loop(0, line.begin):
+            store(constant(self.element, 0.0), place(i))
+        for i in loop(line.begin, start):
+            copy_pixel(i)
+        for i in loop(start, stop, block):  # begins all phases
+            wide = load(vector(self.element, block), gep(line.source, i - line.low, self.element))
+            column = udiv(i, self.stride)
+            for phase in range(self.stride):
+                part = shuffle(wide, None, range(phase, block, self.stride))
+                store(part, gep(line.to, width * phase + column, self.element))
+        for i in loop(stop, line.end):
+            copy_pixel(i)
+        for i in loop(line.end, line.positions):
+            store(constant(self.element, 0.0), place(i))

@@ -12,13 +12,35 @@ import math
 from collections.abc import Sequence
 
 from rlx.codegen.cpu.conv.end import Epilogue, PlanarStore
-from rlx.codegen.cpu.conv.lines import PhasedMover, emit_line_packer
-from rlx.codegen.cpu.conv.shape import Geometry, Image
-from rlx.codegen.cpu.conv.tile import TILE, TilePlace
+from rlx.codegen.cpu.conv.lines import LinePacker, PhasedMover
+from rlx.codegen.cpu.conv.shape import Count, Geometry, Image
+from rlx.codegen.cpu.conv.tile import TilePlace
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.product.gemm_end import Frame
-from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
-from rlx.ir.dim import Dim, ceildiv, dim_max
+from rlx.codegen.native.irtext import Module, Value, vector
+from rlx.codegen.native.notation import inline, native, write
+from rlx.codegen.native.words import (
+    broadcast,
+    builder,
+    call,
+    ceildiv,
+    fma,
+    gep,
+    i64,
+    load,
+    loop,
+    noalias,
+    ptr,
+    round_up,
+    select,
+    splat,
+    udiv,
+    ult,
+    umax,
+    urem,
+)
+from rlx.ir import dim
+from rlx.ir.dim import Dim
 from rlx.kernel.nests import ConvNest
 from rlx.records import dataclass
 
@@ -33,18 +55,19 @@ def emit_planar(
     module: Module, name: str, nest: ConvNest, inputs: Sequence[Slot], outputs: Sequence[Slot]
 ) -> EmittedKernel:
     """Write the kernel of a planar convolution with weights as they are, [O, I, window] without gaps."""
-    return _Planar(module, name, nest, inputs, outputs).emit()
+    made = _Planar(module, name, nest, inputs, outputs)
+    return write(made.table.fn, made.emit)
 
 
 @dataclass(frozen=True)
 class _Unit:
     """Lines of one plane of one image that are computed for all channels of a group."""
 
-    image: Int
-    group: Int
-    d: Int
-    first: Int
-    last: Int
+    image: Count
+    group: Count
+    d: Count
+    first: Count
+    last: Count
 
 
 class _Planar:
@@ -53,15 +76,13 @@ class _Planar:
     ) -> None:
         self.module, self.name, self.nest = module, name, nest
         self.table = KernelFrame(module, name, inputs, outputs)
-        self.fn = self.table.fn
         self.shape = shape = Geometry.of(nest)
         self.lanes = module.target.lanes("f32")
         x, out = inputs[nest.x], nest.form.out
         self.x = Image.planar(x.steps, x.shape)
         store = nest.stores[0]
-        self.frame = Frame(self.fn, 8)
+        self.frame = Frame(self.table.fn, 8)
         self.end = PlanarStore(
-            module,
             name,
             self.table,
             self.frame,
@@ -80,9 +101,6 @@ class _Planar:
         if isinstance(shape.out[2], int):
             self.vectors = max(min(self.vectors, -(-shape.out[2] // self.lanes)), 1)
 
-    def size(self, d: Dim) -> Int:
-        return self.table.dim(self.fn, d)
-
     # ---- lines in scratch
 
     @property
@@ -93,7 +111,7 @@ class _Planar:
     @property
     def phase_width(self) -> Dim:
         """Pixels of one phase of a line, with room to read whole vectors past its end."""
-        return ceildiv(self.positions, self.shape.strides[2]) + self.vectors * self.lanes
+        return dim.ceildiv(self.positions, self.shape.strides[2]) + self.vectors * self.lanes
 
     @property
     def line_elements(self) -> Dim:
@@ -109,200 +127,199 @@ class _Planar:
 
     @property
     def scratch_bytes(self) -> Dim:
-        return dim_max(self.group_line_bytes * self.shape.reach[1], self.budget)
+        return dim.dim_max(self.group_line_bytes * self.shape.reach[1], self.budget)
 
     # ---- the nest of loops
 
+    @inline
     def emit(self) -> EmittedKernel:
-        fn, shape = self.fn, self.shape
-        lines, planes = self.size(shape.out[1]), self.size(shape.out[0])
-        fit = fn.udiv(self.budget, fn.umax(self.size(self.group_line_bytes), 1))
-        tallest = fn.add(fn.udiv(fn.smax(fn.sub(fit, shape.reach[1]), 0), shape.strides[1]), 1)
-        bands = fn.ceildiv(lines, tallest)
-        groups = fn.mul(fn.mul(self.size(shape.images), shape.groups), planes)
-        few = fn.cmp("ult", groups, self.table.threads)
-        bands = fn.umax(fn.select(few, fn.round_up(bands, self.table.threads), bands), 1)
-        height = fn.umax(fn.ceildiv(lines, bands), 1)
-        bands = fn.umax(fn.ceildiv(lines, height), 1)
-        self.band_lines = fn.add(fn.mul(fn.sub(height, 1), shape.strides[1]), shape.reach[1])
-        self.line = self.size(self.line_elements)
-        plane = fn.mul(self.line, self.band_lines)
-        self.frame.share("x_block", fn.mul(plane, shape.window[0]))
-        self.frame.share("x_d", plane)
-        self.frame.share("x_h", fn.mul(self.line, shape.dilations[1]))
-        self.frame.share("line", self.line)
-        self.frame.share("phase", self.size(self.phase_width))
+        table, shape, frame = self.table, self.shape, self.frame
+        lines, planes = table.size(shape.out[1]), table.size(shape.out[0])
+        fit = udiv(self.budget, umax(table.size(self.group_line_bytes), 1))
+        tallest = udiv(max(fit - shape.reach[1], 0), shape.strides[1]) + 1
+        bands = ceildiv(lines, tallest)
+        groups = table.size(shape.images) * shape.groups * planes
+        few = ult(groups, table.threads)
+        bands = umax(select(few, round_up(bands, table.threads), bands), 1)
+        height = umax(ceildiv(lines, bands), 1)
+        bands = umax(ceildiv(lines, height), 1)
+        self.band_lines: Count = (height - 1) * shape.strides[1] + shape.reach[1]
+        self.line: Count = table.size(self.line_elements)
+        plane = self.line * self.band_lines
+        frame.share("x_block", plane * shape.window[0])
+        frame.share("x_d", plane)
+        frame.share("x_h", self.line * shape.dilations[1])
+        frame.share("line", self.line)
+        frame.share("phase", table.size(self.phase_width))
         mover = PhasedMover(shape.strides[2], self.lanes)
-        self.packer = emit_line_packer(self.module, self.name, self.table, shape, self.x, mover)
-        low, high = self.table.share(fn.mul(groups, bands))
+        self.packer = LinePacker(self.name, table, shape, self.x, mover).function()
+        low, high = table.share(groups * bands)
+        for u in loop(low, high):
+            at, band = udiv(u, bands), urem(u, bands)
+            at, d = udiv(at, umax(planes, 1)), urem(at, umax(planes, 1))
+            image, group = udiv(at, shape.groups), urem(at, shape.groups)
+            first = band * height
+            frame.change("image", image)
+            frame.change("d", d)
+            self.run(_Unit(image, group, d, first, min(first + height, lines)))
+        return table.finish(self.scratch_bytes)
 
-        def unit(u: Int, _: list[Value]) -> None:
-            at, band = fn.udiv(u, bands), fn.urem(u, bands)
-            at, d = fn.udiv(at, fn.umax(planes, 1)), fn.urem(at, fn.umax(planes, 1))
-            image, group = fn.udiv(at, shape.groups), fn.urem(at, shape.groups)
-            first = fn.mul(band, height)
-            self.frame.change("image", image)
-            self.frame.change("d", d)
-            self.run(_Unit(image, group, d, first, fn.smin(fn.add(first, height), lines)))
-
-        fn.loop(low, high, 1, [], unit)
-        return self.table.finish(self.scratch_bytes)
-
+    @inline
     def run(self, unit: _Unit) -> None:
-        fn, shape = self.fn, self.shape
-        start = fn.add(
-            fn.mul(unit.image, self.size(self.x.batch)),
-            fn.mul(fn.mul(unit.group, shape.per_in), self.size(self.x.block)),
-        )
-        x = fn.gep(self.table.operand(fn, self.nest.x).pointer, start, ELEMENT)
-        scratch = self.table.scratch()
-        sizes = [self.band_lines, self.size(self.phase_width), self.size(self.positions)]
-        fn.call(self.packer, [fn.args[0], scratch, x, unit.d, unit.first, 0, *sizes])
-        weights = self.table.operand(fn, self.nest.w).pointer
+        """Lines of one plane, for all channels of a group."""
+        table, shape = self.table, self.shape
+        start = unit.image * table.size(self.x.batch) + unit.group * shape.per_in * table.size(self.x.block)
+        x = gep(table.start(self.nest.x), start, ELEMENT)
+        scratch = table.scratch()
+        sizes = [self.band_lines, table.size(self.phase_width), table.size(self.positions)]
+        call(self.packer, table.args, scratch, x, unit.d, unit.first, 0, *sizes)
+        weights = table.start(self.nest.w)
 
-        def lines(first: Int, last: Int, step: int) -> None:
-            def line(h: Int, _: list[Value]) -> None:
+        def run_lines(first: Count, last: Count, step: int) -> None:
+            for h in loop(first, last, step):
                 self.frame.change("h", h)
-                above = fn.mul(fn.sub(h, unit.first), shape.strides[1])
-                there = fn.gep(scratch, fn.mul(above, self.line), ELEMENT)
-                self.channels(there, weights, fn.mul(unit.group, shape.per_out), step)
-
-            fn.loop(first, last, step, [], line)
+                above = (h - unit.first) * shape.strides[1]
+                there = gep(scratch, above * self.line, ELEMENT)
+                self.channels(there, weights, unit.group * shape.per_out, step)
 
         step = self.rows if self.by_lines else 1
-        count = fn.sub(unit.last, unit.first)
-        whole = fn.add(unit.first, fn.mul(fn.udiv(count, step), step))
-        lines(unit.first, whole, step)
+        whole = unit.first + udiv(unit.last - unit.first, step) * step
+        run_lines(unit.first, whole, step)
         if step > 1:
-            lines(whole, unit.last, 1)
+            run_lines(whole, unit.last, 1)
 
-    def channels(self, x: Value, weights: Value, first: Int, lines: int) -> None:
+    @inline
+    def channels(self, x: ptr, weights: ptr, first: i64, lines: int) -> None:
         """Some lines of all channels of a group."""
-        fn, shape = self.fn, self.shape
+        depth = self.shape.depth
         if self.by_lines:
-            self.run_line(x, fn.gep(weights, fn.mul(first, shape.depth), ELEMENT), first, lines)
+            self.run_line(x, gep(weights, first * depth, ELEMENT), first, lines)
             return
-        count = -(-shape.per_out // self.rows)  # tiles of channels, the first `tall` of one more
-        low, tall = divmod(shape.per_out, count)
+        count = -(-self.shape.per_out // self.rows)  # tiles of channels, the first `tall` of one more
+        low, tall = divmod(self.shape.per_out, count)
+        for before, number, rows in ((0, tall, low + 1), (tall * (low + 1), count - tall, low)):
+            for t in loop(number):
+                channel = first + (t * rows + before)
+                self.run_line(x, gep(weights, channel * depth, ELEMENT), channel, rows)
 
-        def tiles(before: int, number: int, rows: int) -> None:
-            def tile(t: Int, _: list[Value]) -> None:
-                channel = fn.add(first, fn.add(fn.mul(t, rows), before))
-                self.run_line(x, fn.gep(weights, fn.mul(channel, shape.depth), ELEMENT), channel, rows)
-
-            fn.loop(0, number, 1, [], tile)
-
-        tiles(0, tall, low + 1)
-        tiles(tall * (low + 1), count - tall, low)
-
-    def run_line(self, x: Value, w: Value, channel: Int, rows: int) -> None:
+    @inline
+    def run_line(self, x: ptr, w: ptr, channel: Count, rows: int) -> None:
         """Rows of tiles: full ones, then one of as many vectors as are left."""
-        fn = self.fn
-        width = self.size(self.shape.out[2])
+        width = self.table.size(self.shape.out[2])
         wide = self.vectors * self.lanes
-        whole = fn.mul(fn.udiv(width, wide), wide)
+        whole = udiv(width, wide) * wide
 
-        def call(pixel: Int, vectors: int, masked: bool) -> None:
-            name = self.tile(rows, vectors, masked)
-            fn.call(name, [fn.args[0], self.frame.pointer, fn.gep(x, pixel, ELEMENT), w, channel, pixel])
+        def run_tile(pixel: Count, vectors: int, masked: bool) -> None:
+            name = f"{self.name}.{rows}x{vectors}" + ("m" if masked else "")
+            tile = _tile.written(name, kernel=self, rows=rows, vectors=vectors, masked=masked)
+            call(tile, self.table.args, self.frame.pointer, gep(x, pixel, ELEMENT), w, channel, pixel)
 
-        fn.loop(0, whole, wide, [], lambda p, _: call(p, self.vectors, False))
+        def run_rest(vectors: int) -> None:
+            if vectors == self.vectors or width - whole <= vectors * self.lanes:
+                run_tile(whole, vectors, True)
+            else:
+                run_rest(vectors + 1)
 
-        def rest(vectors: int) -> None:
-            enough = vectors == self.vectors or fn.cmp("sle", fn.sub(width, whole), vectors * self.lanes)
-            fn.branch(enough, lambda: call(whole, vectors, True), lambda: rest(vectors + 1))
-
-        fn.branch(fn.cmp("sgt", width, whole), lambda: rest(1))
+        for p in loop(0, whole, wide):
+            run_tile(p, self.vectors, False)
+        if width > whole:
+            run_rest(1)
 
     # ---- the register tile
 
-    def tile(self, rows: int, vectors: int, masked: bool) -> str:
-        """Name of the function tile(args, frame, x, w, channel, pixel)."""
-        name = f"{self.name}.{rows}x{vectors}" + ("m" if masked else "")
-        if self.module.defines(name):
-            return name
-        fn = self.module.function(name, TILE, internal=True, noinline=True)
-        _, frame, x, w, channel, pixel = fn.args
-        sums = (self.line_sums if self.by_lines else self.sums)(fn, frame, x, w, rows, vectors)
-        for i in range(rows):
-            row = sums[i * vectors : (i + 1) * vectors]
-            below = i if self.by_lines else 0
-            place = TilePlace(fn, frame, channel if self.by_lines else fn.add(channel, i), pixel)
-            self.end.store_row(place, row, masked, below)
-        return name
+    def met_lines(self, i: int, rows: int) -> list[tuple[int, int]]:
+        """(line of output, line of its window) of all windows of `rows` lines that meet line i of x."""
+        stride, dilation, taps = self.shape.strides[1], self.shape.dilations[1], self.shape.window[1]
+        places = [(r, divmod(i - r * stride, dilation)) for r in range(rows)]
+        return [(r, tap) for r, (tap, rest) in places if rest == 0 and 0 <= tap < taps]
 
-    def line_sums(
-        self, fn: Function, frame: Value, x: Value, w: Value, rows: int, vectors: int
-    ) -> list[Value]:
+    @inline
+    def line_sums(self, frame: ptr, x: ptr, w: ptr, rows: int, vectors: int) -> list[Value]:
         """Sums of `rows` lines of one channel: a line of x is read once for all windows that meet it."""
-        shape, lanes = self.shape, self.lanes
+        shape, width = self.shape, self.lanes
         _, taps_h, taps_w = shape.window
-        _, stride, _ = shape.strides
-        _, dilation, _ = shape.dilations
-        phase, x_h = self.frame.read(fn, frame, "phase"), self.frame.read(fn, frame, "line")
-        weights = [fn.broadcast(fn.gep(w, k, ELEMENT), ELEMENT, lanes) for k in range(taps_h * taps_w)]
-        sums = [fn.splat(0.0, lanes)] * (rows * vectors)
-        for i in range((rows - 1) * stride + shape.reach[1]):
-            met = [(r, (i - r * stride) // dilation) for r in range(rows) if (i - r * stride) % dilation == 0]
-            met = [(r, k) for r, k in met if 0 <= k < taps_h]
+        phase, x_h = (self.frame.read(builder(), frame, name) for name in ("phase", "line"))
+        weights = [broadcast(gep(w, k, ELEMENT), ELEMENT, width) for k in range(taps_h * taps_w)]
+        sums = [splat(0.0, width)] * (rows * vectors)
+        for i in range((rows - 1) * shape.strides[1] + shape.reach[1]):
+            met = self.met_lines(i, rows)
             for k in range(taps_w if met else 0):
                 place, number = divmod(k * shape.dilations[2], shape.strides[2])
-                there = fn.gep(x, fn.add(fn.mul(x_h, i), fn.add(fn.mul(phase, number), place)), ELEMENT)
+                there = gep(x, x_h * i + (phase * number + place), ELEMENT)
                 for j in range(vectors):
-                    pixels = fn.load(vector(ELEMENT, lanes), fn.gep(there, j * lanes, ELEMENT))
+                    pixels = load(vector(ELEMENT, width), gep(there, j * width, ELEMENT))
                     for r, tap in met:
                         at = r * vectors + j
-                        sums[at] = fn.fma(weights[tap * taps_w + k], pixels, sums[at])
+                        sums[at] = fma(weights[tap * taps_w + k], pixels, sums[at])
         return sums
 
-    def sums(self, fn: Function, frame: Value, x: Value, w: Value, rows: int, vectors: int) -> list[Value]:
-        shape, lanes = self.shape, self.lanes
+    @inline
+    def sums(self, frame: ptr, x: ptr, w: ptr, rows: int, vectors: int) -> list[Value]:
+        """Sums of one line of `rows` channels."""
+        f, shape, width, type_ = builder(), self.shape, self.lanes, vector(ELEMENT, self.lanes)
         taps_d, taps_h, taps_w = shape.window
-        phase = self.frame.read(fn, frame, "phase")
-        loops = (  # extent, step in x, step in w of what is looped over
-            (shape.per_in, self.frame.read(fn, frame, "x_block"), taps_d * taps_h * taps_w),
-            (taps_d, self.frame.read(fn, frame, "x_d"), taps_h * taps_w),
-            (taps_h, self.frame.read(fn, frame, "x_h"), taps_w),
-        )
-        type_ = vector(ELEMENT, lanes)
+        phase, x_block, x_d, x_h = (self.frame.read(f, frame, s) for s in ("phase", "x_block", "x_d", "x_h"))
 
-        def taps(x: Value, w: Value, sums: list[Value], count: int) -> list[Value]:
-            """Products of `count` elements of a line of the window, written out."""
+        def add_taps(x: ptr, w: ptr, sums: list[Value], count: int) -> list[Value]:
+            """Sums with products of `count` elements of a line of the window, written out."""
             for k in range(count):
                 place, number = divmod(k * shape.dilations[2], shape.strides[2])
-                there = fn.gep(x, fn.add(fn.mul(phase, number), place), ELEMENT)
-                pixels = [fn.load(type_, fn.gep(there, j * lanes, ELEMENT)) for j in range(vectors)]
+                there = gep(x, phase * number + place, ELEMENT)
+                pixels = [load(type_, gep(there, j * width, ELEMENT)) for j in range(vectors)]
+                before, sums = sums, []
                 for i in range(rows):
-                    weight = fn.broadcast(fn.gep(w, i * shape.depth + k, ELEMENT), ELEMENT, lanes)
-                    for j in range(vectors):
-                        sums[i * vectors + j] = fn.fma(weight, pixels[j], sums[i * vectors + j])
+                    weight = broadcast(gep(w, i * shape.depth + k, ELEMENT), ELEMENT, width)
+                    sums += [fma(weight, pixels[j], before[i * vectors + j]) for j in range(vectors)]
             return sums
 
-        def line(x: Value, w: Value, sums: list[Value]) -> list[Value]:
-            """All products of a line of the window; a long one is a loop over parts with equal phases."""
+        def add_line(x: ptr, w: ptr, sums: list[Value]) -> list[Value]:
+            """Sums with all products of a line of the window; a long one is a loop over parts with equal
+            phases.
+            """
             if taps_w <= MOST_UNROLLED:
-                return taps(x, w, sums, taps_w)
+                return add_taps(x, w, sums, taps_w)
             turn = math.lcm(shape.dilations[2], shape.strides[2]) // shape.dilations[2]
             part = turn * -(-UNROLLED // turn)
             step = part * shape.dilations[2] // shape.strides[2]
             whole, rest = divmod(taps_w, part)
+            for k in loop(whole):
+                there = gep(w, k * part, ELEMENT)
+                sums = add_taps(gep(x, k * step, ELEMENT), there, sums, part)
+            return add_taps(gep(x, whole * step, ELEMENT), gep(w, whole * part, ELEMENT), sums, rest)
 
-            def inside(k: Int, sums: list[Value]) -> list[Value]:
-                there = fn.gep(w, fn.mul(k, part), ELEMENT)
-                return taps(fn.gep(x, fn.mul(k, step), ELEMENT), there, list(sums), part)
+        sums = [splat(0.0, width)] * (rows * vectors)
+        for c in loop(shape.per_in):
+            w_channel = gep(w, c * (taps_d * taps_h * taps_w), ELEMENT)
+            x_channel = gep(x, c * x_block, ELEMENT)
+            for d in loop(taps_d):
+                w_plane = gep(w_channel, d * (taps_h * taps_w), ELEMENT)
+                x_plane = gep(x_channel, d * x_d, ELEMENT)
+                for h in loop(taps_h):
+                    w_line = gep(w_plane, h * taps_w, ELEMENT)
+                    sums = add_line(gep(x_plane, h * x_h, ELEMENT), w_line, sums)
+        return sums
 
-            sums = fn.loop(0, whole, 1, sums, inside)
-            return taps(fn.gep(x, whole * step, ELEMENT), fn.gep(w, whole * part, ELEMENT), sums, rest)
 
-        def level(number: int, x: Value, w: Value, sums: list[Value]) -> list[Value]:
-            if number == len(loops):
-                return line(x, w, list(sums))
-            extent, x_step, w_step = loops[number]
-
-            def inside(k: Int, sums: list[Value]) -> list[Value]:
-                there = fn.gep(w, fn.mul(k, w_step), ELEMENT)
-                return level(number + 1, fn.gep(x, fn.mul(k, x_step), ELEMENT), there, sums)
-
-            return fn.loop(0, extent, 1, sums, inside)
-
-        return level(0, x, w, [fn.splat(0.0, lanes)] * (rows * vectors))
+@native(internal=True, noinline=True)
+def _tile(
+    args: ptr,
+    frame: ptr,
+    x: noalias,
+    w: noalias,
+    channel: i64,
+    pixel: i64,
+    *,
+    kernel: _Planar,
+    rows: int,
+    vectors: int,
+    masked: bool,
+) -> None:
+    """Sum a tile and end it: some channels, or with one channel in a group some lines."""
+    if kernel.by_lines:
+        sums = kernel.line_sums(frame, x, w, rows, vectors)
+    else:
+        sums = kernel.sums(frame, x, w, rows, vectors)
+    for i in range(rows):
+        row, below = sums[i * vectors : (i + 1) * vectors], i if kernel.by_lines else 0
+        place = TilePlace(frame, channel if kernel.by_lines else channel + i, pixel)
+        kernel.end.store_row(place, row, masked, below)

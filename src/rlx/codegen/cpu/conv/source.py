@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from rlx.codegen.cpu.conv.lines import Line, PixelMover
-from rlx.codegen.cpu.conv.shape import Geometry, Image, reads_depthwise
+from rlx.codegen.cpu.conv.lines import Line, PixelMover, store_part
+from rlx.codegen.cpu.conv.shape import Count, Geometry, Image, reads_depthwise
 from rlx.codegen.cpu.expression import Lane
 from rlx.codegen.cpu.frame import ArgumentTable, Slot
 from rlx.codegen.cpu.primitives import to_memory
 from rlx.codegen.cpu.prologue import Line as PrologueLine
 from rlx.codegen.cpu.prologue import flat_source, runs_along
 from rlx.codegen.cpu.rows.collapse import accesses
-from rlx.codegen.native.irtext import Function, Int, Value
+from rlx.codegen.native.irtext import Value
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import builder, gep, udiv, urem
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.dtype import DType
 from rlx.kernel.nests import ConvNest, Nest
@@ -81,11 +83,9 @@ class ImageSource:
             product = product * self.nest.space[i]
         return True
 
-    def point(self, fn: Function, place: tuple[Int, ...], pixel: Int) -> list[Int]:
-        """Indices of all axes at a pixel of the line (image, first block, block, plane, line)."""
-        image, first, block, *line = place
-        axes: list[Int] = [0] * len(self.nest.space)
-        axes[0], axes[1] = image, fn.add(first, block)
+    def point(self, image: Count, block: Count, line: Sequence[Count], pixel: Count) -> list[Count]:
+        """Indices of all axes at a pixel of a line (plane, line)."""
+        axes: list[Count] = [image, block, *[0] * (len(self.nest.space) - 2)]
         pixels = self.pixel_axes
         for i, index in zip(reversed(pixels[:-1]), reversed(line), strict=False):
             axes[i] = index
@@ -99,27 +99,24 @@ class SourceMover(PixelMover):
 
     source: ImageSource
 
-    @property
-    def told(self) -> tuple[str, ...]:
-        return ("image", "first_block")
-
-    def move(self, fn: Function, line: Line, first: Int, last: Int) -> None:
-        source = self.source
+    @inline
+    def move(self, line: Line, first: Count, last: Count) -> None:
+        f, source = builder(), self.source
         moving, last_axis = source.pixel_axes[-1], len(source.nest.space) - 1
         body = PrologueLine.of(source.nest, [moving, last_axis])
-        begun = body.begin(fn, source.table, source.point(fn, line.at, 0))
+        image, first_block, block, *place = line.at
+        begun = body.begin(f, source.table, source.point(image, first_block + block, place, 0))
 
-        def piece(i: Int, mask: Value | None) -> None:
+        def compute(i: Count, mask: Value | None) -> None:
             """At element i of the line in scratch."""
-            pixel = fn.sub(fn.udiv(i, self.pixel), line.low)
+            pixel = udiv(i, self.pixel) - line.low
             axes = [*begun.axes[:moving], pixel, *begun.axes[moving + 1 :]]
-            lane = Lane(last_axis, fn.urem(i, self.pixel) if source.blocked else pixel, self.lanes, mask)
+            lane = Lane(last_axis, urem(i, self.pixel) if source.blocked else pixel, self.lanes, mask)
             here = replace(begun, axes=axes, lane=lane, memo=dict(begun.memo))
-            value = to_memory(fn, here.vector(body.body), source.dtype)
-            there = fn.gep(line.to, i, self.element)
-            fn.store(value, there) if mask is None else fn.masked_store(value, there, mask)
+            value = to_memory(f, here.vector(body.body), source.dtype)
+            store_part(value, gep(line.to, i, self.element), mask)
 
-        self.pieces(fn, first, last, piece)
+        self.each_vector(first, last, compute)
 
 
 def as_one_line(shape: Geometry) -> Geometry:

@@ -6,31 +6,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlx.codegen.cpu.conv.shape import Geometry
+from rlx.codegen.cpu.conv.shape import Count, Geometry
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
-from rlx.codegen.native.irtext import Function, Int, Module, Value
+from rlx.codegen.native.irtext import Value
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import builder, gep, i64, loop, noalias, ptr, store
 from rlx.records import dataclass
-
-TILE = [
-    ("ptr", "args"),
-    ("ptr", "frame"),
-    ("ptr noalias", "x"),
-    ("ptr noalias", "w"),
-    ("i64", "channel"),
-    ("i64", "pixel"),
-]
-"""Parameters of the function that sums a tile and ends it."""
 
 
 @dataclass(frozen=True)
 class TilePlace:
     """Where the results of a tile go: the place of the first one, in the function that ends the tile."""
 
-    fn: Function
-    frame: Value
-    channel: Int
-    pixel: Int
+    frame: ptr
+    channel: Count
+    pixel: Count
 
 
 class TileEnd(Protocol):
@@ -47,7 +38,6 @@ class ConvTile:
     elements of x from one block, plane or line of a window to the next.
     """
 
-    module: Module
     name: str
     kind: Kind
     shape: Geometry
@@ -70,19 +60,11 @@ class ConvTile:
         taps = "x".join(map(str, shape.window))
         name = f"sums.{self.kind.element}.{pixels}x{vectors}.{taps}.{shape.dilations[2]}"
         name += f".{self.block}.{self.pixel_step}.{self.tail}"
-        if self.module.defines(name):
-            return name
-        pointers = [("ptr noalias", "x"), ("ptr noalias", "w"), ("ptr noalias", "stage")]
-        words = [("i64", word) for word in ("blocks", "x_block", "x_d", "x_h")]
-        fn = self.module.function(name, [*pointers, *words], internal=True, noinline=True)
-        x, w, stage, blocks, *steps = fn.args
-        for n, total in enumerate(self._sums(fn, x, w, pixels, vectors, blocks, steps)):
-            fn.store(total, fn.gep(stage, n * self.kind.lanes, self.kind.accumulator))
-        return name
+        return _sum_tile.written(name, tile=self, pixels=pixels, vectors=vectors)
 
-    def steps(self, fn: Function, frame: Value) -> list[Int]:
+    def steps(self, frame: Value) -> list[Count]:
         """Whole blocks of x and the steps through it, as `summing` takes them; the frame has the steps."""
-        named = (self.frame.read(fn, frame, f) for f in ("x_block", "x_d", "x_h"))
+        named = (self.frame.read(builder(), frame, name) for name in ("x_block", "x_d", "x_h"))
         return [self.shape.per_in // self.block, *named]
 
     def function(self, pixels: int, vectors: int, masked: bool, end: TileEnd) -> str:
@@ -91,65 +73,90 @@ class ConvTile:
         With `masked`, its last vector holds channels that do not exist.
         """
         name = f"{self.name}.{pixels}x{vectors}" + ("m" if masked else "")
-        if self.module.defines(name):
-            return name
-        fn = self.module.function(name, TILE, internal=True, noinline=True)
-        _, frame, x, w, channel, pixel = fn.args
-        blocks, *steps = self.steps(fn, frame)
-        sums = self._sums(fn, x, w, pixels, vectors, blocks, steps)
-        end.finish(TilePlace(fn, frame, channel, pixel), sums, pixels, masked)
-        return name
+        return _run_tile.written(name, tile=self, pixels=pixels, vectors=vectors, masked=masked, end=end)
 
-    def _sums(
-        self, fn: Function, x: Value, w: Value, pixels: int, vectors: int, blocks: Int, steps: Sequence[Int]
+    @inline
+    def sums(
+        self, x: ptr, w: ptr, pixels: int, vectors: int, blocks: Count, steps: Sequence[Count]
     ) -> list[Value]:
-        shape = self.shape
+        """The sums of `pixels` by `vectors` over all channels and the window."""
+        f, shape, kind, element = builder(), self.shape, self.kind, self.kind.element
         taps_d, taps_h, taps_w = shape.window
         x_block, x_d, x_h = steps
-        kind, element, tail = self.kind, self.kind.element, self.tail
         width = vectors * kind.lanes
 
-        def line(x: Value, w: Value, sums: list[Value], channels: int) -> list[Value]:
-            """All products of one line of the window."""
+        def add_products(x: ptr, w: ptr, sums: list[Value], depth: int) -> list[Value]:
+            starts = [j * kind.lanes * kind.group for j in range(vectors)]
+            rows = Places.of(f, x, [p * self.pixel_step for p in range(pixels)], kind.group, element)
+            columns = Places.of(f, w, starts, width * kind.group, element)
+            return accumulate(f, kind, rows, columns, depth, sums)
 
-            def part(x: Value, w: Value, sums: list[Value], depth: int) -> list[Value]:
-                starts = [j * kind.lanes * kind.group for j in range(vectors)]
-                rows = Places.of(fn, x, [p * self.pixel_step for p in range(pixels)], kind.group, element)
-                columns = Places.of(fn, w, starts, width * kind.group, element)
-                return accumulate(fn, kind, rows, columns, depth, sums)
-
+        def add_line(x: ptr, w: ptr, sums: list[Value], channels: int) -> list[Value]:
+            """Sums with all products of one line of the window."""
             if taps_w == 1 or (channels == self.block and shape.dilations[2] == 1):
-                return part(x, w, sums, taps_w * channels)
+                return add_products(x, w, sums, taps_w * channels)
+            for k in loop(taps_w):
+                there = gep(x, k * (shape.dilations[2] * self.block), element)
+                sums = add_products(there, gep(w, k * (channels * width), element), sums, channels)
+            return sums
 
-            def tap(k: Int, sums: list[Value]) -> list[Value]:
-                there = fn.gep(x, fn.mul(k, shape.dilations[2] * self.block), element)
-                return part(there, fn.gep(w, fn.mul(k, channels * width), element), sums, channels)
-
-            return fn.loop(0, taps_w, 1, sums, tap)
-
-        def window(x: Value, w: Value, sums: list[Value], channels: int) -> list[Value]:
+        def add_window(x: ptr, w: ptr, sums: list[Value], channels: int) -> list[Value]:
+            """Sums with all products of the window, with one block of channels."""
             per_line = taps_w * channels * width
-
-            def plane(d: Int, sums: list[Value]) -> list[Value]:
-                x_plane = fn.gep(x, fn.mul(d, x_d), element)
-                w_plane = fn.gep(w, fn.mul(d, taps_h * per_line), element)
-
-                def lines(h: Int, sums: list[Value]) -> list[Value]:
-                    x_line = fn.gep(x_plane, fn.mul(h, x_h), element)
-                    return line(x_line, fn.gep(w_plane, fn.mul(h, per_line), element), sums, channels)
-
-                return fn.loop(0, taps_h, 1, sums, lines)
-
-            return fn.loop(0, taps_d, 1, sums, plane)
+            for d in loop(taps_d):
+                x_plane = gep(x, d * x_d, element)
+                w_plane = gep(w, d * (taps_h * per_line), element)
+                for h in loop(taps_h):
+                    x_line = gep(x_plane, h * x_h, element)
+                    sums = add_line(x_line, gep(w_plane, h * per_line, element), sums, channels)
+            return sums
 
         per_block = taps_d * taps_h * taps_w * self.block * width
-
-        def block(b: Int, sums: list[Value]) -> list[Value]:
-            there = fn.gep(x, fn.mul(b, x_block), element)
-            return window(there, fn.gep(w, fn.mul(b, per_block), element), sums, self.block)
-
-        sums = fn.loop(0, blocks, 1, [kind.zero] * (pixels * vectors), block)
-        if tail:
-            there = fn.gep(x, fn.mul(blocks, x_block), element)
-            sums = window(there, fn.gep(w, fn.mul(blocks, per_block), element), sums, tail)
+        sums = [kind.zero] * (pixels * vectors)
+        for b in loop(blocks):
+            there = gep(x, b * x_block, element)
+            sums = add_window(there, gep(w, b * per_block, element), sums, self.block)
+        if self.tail:
+            there = gep(x, blocks * x_block, element)
+            sums = add_window(there, gep(w, blocks * per_block, element), sums, self.tail)
         return sums
+
+
+@native(internal=True, noinline=True)
+def _sum_tile(
+    x: noalias,
+    w: noalias,
+    stage: noalias,
+    blocks: i64,
+    x_block: i64,
+    x_d: i64,
+    x_h: i64,
+    *,
+    tile: ConvTile,
+    pixels: int,
+    vectors: int,
+) -> None:
+    """Leave the sums of a tile in `stage`."""
+    for n, total in enumerate(tile.sums(x, w, pixels, vectors, blocks, (x_block, x_d, x_h))):
+        store(total, gep(stage, n * tile.kind.lanes, tile.kind.accumulator))
+
+
+@native(internal=True, noinline=True)
+def _run_tile(
+    args: ptr,
+    frame: ptr,
+    x: noalias,
+    w: noalias,
+    channel: i64,
+    pixel: i64,
+    *,
+    tile: ConvTile,
+    pixels: int,
+    vectors: int,
+    masked: bool,
+    end: TileEnd,
+) -> None:
+    """Sum a tile and end it."""
+    blocks, *steps = tile.steps(frame)
+    sums = tile.sums(x, w, pixels, vectors, blocks, steps)
+    end.finish(TilePlace(frame, channel, pixel), sums, pixels, masked)

@@ -14,21 +14,33 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rlx.codegen.cpu.conv.end import Epilogue
-from rlx.codegen.cpu.conv.shape import Geometry, Image, as_signed, tile_pixels
-from rlx.codegen.cpu.conv.winograd_direct import ELEMENT, emit_direct_tile
+from rlx.codegen.cpu.conv.shape import Count, Geometry, Image, as_signed, tile_pixels
+from rlx.codegen.cpu.conv.winograd_direct import ELEMENT, direct_tile
 from rlx.codegen.cpu.conv.winograd_numbers import Integers, Reals
-from rlx.codegen.cpu.conv.winograd_parts import (
-    emit_input_transform,
-    emit_output_transform,
-    emit_part,
-    emit_products,
-)
+from rlx.codegen.cpu.conv.winograd_parts import OutputTransform, input_transform, part, products
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.product.gemm_cut import Tiles
 from rlx.codegen.cpu.product.microkernel import kind_of
-from rlx.codegen.native.irtext import Function, Int, Module, Value
+from rlx.codegen.native.irtext import Module
+from rlx.codegen.native.notation import inline, write
+from rlx.codegen.native.words import (
+    builder,
+    call,
+    ceildiv,
+    gep,
+    i64,
+    load,
+    loop,
+    ptr,
+    round_up,
+    select,
+    udiv,
+    ult,
+    umax,
+    umin,
+    urem,
+)
 from rlx.errors import UnsupportedError
-from rlx.ir.dim import Dim
 from rlx.kernel.nests import ConvNest
 from rlx.ops.storage.winograd import WinogradLayout
 
@@ -56,7 +68,8 @@ def emit_winograd(
     """Write the kernel of a convolution whose weights are transformed."""
     if not (nest.x_blocked and nest.out_blocked):
         raise UnsupportedError("transformed weights need images with blocked channels on both sides")
-    return _Winograd(module, name, nest, layout, inputs, outputs).emit()
+    made = _Winograd(module, name, nest, layout, inputs, outputs)
+    return write(made.table.fn, made.emit)
 
 
 class _Winograd:
@@ -69,9 +82,8 @@ class _Winograd:
         inputs: Sequence[Slot],
         outputs: Sequence[Slot],
     ) -> None:
-        self.module, self.name, self.nest, self.layout = module, name, nest, layout
+        self.name, self.nest, self.layout = name, nest, layout
         self.table = KernelFrame(module, name, inputs, outputs)
-        self.fn = self.table.fn
         self.shape = Geometry.of(nest)
         self.lanes = module.target.lanes("f32")
         self.x, self.y = Image.blocked(inputs[nest.x]), Image.blocked(outputs[0])
@@ -84,12 +96,10 @@ class _Winograd:
         self.in_blocks, self.out_blocks = layout.channels // self.lanes, layout.wide_out // self.lanes
         self.most = strip_tiles(layout, module.target.l2_bytes, self.pixels)
 
-    def size(self, d: Dim) -> Int:
-        return self.table.dim(self.fn, d)
-
-    def point_step(self, blocks: int, tiles: Int) -> Int:
+    @inline
+    def point_step(self, blocks: int, tiles: i64) -> i64:
         """Elements from one point of a strip to the next."""
-        return self.fn.add(self.fn.mul(tiles, blocks * self.lanes), PAD)
+        return tiles * (blocks * self.lanes) + PAD
 
     @property
     def scratch_bytes(self) -> int:
@@ -98,150 +108,132 @@ class _Winograd:
         total += layout.m**2 * layout.wide_out if layout.parts > 1 else 0
         return (self.most * total + 2 * PAD * layout.points) * 4
 
+    @inline
     def emit(self) -> EmittedKernel:
-        fn, m = self.fn, self.layout.m
-        threads = self.table.threads
-        tiles_h, tiles_w = (fn.ceildiv(self.size(d), m) for d in self.shape.out[1:])
-        per_image = fn.mul(tiles_h, tiles_w)
-        total = fn.mul(self.size(self.shape.images), per_image)
-        panels = self.layout.panels
-        count = panels.full + (1 if panels.tail else 0)
-        image: Int = fn.mul(self.size(self.shape.images), self.shape.per_in)
-        for extent in self.shape.size:
-            image = fn.mul(image, self.size(extent))
-        weights = self.layout.points * self.layout.channels * self.layout.out
-        heavy = fn.cmp("sgt", weights, fn.mul(image, HEAVY_WEIGHTS))
-        chunks: Int = fn.select(heavy, fn.umin(threads, count), 1)
-        strips = fn.ceildiv(total, self.most)
-        shared = fn.umin(fn.round_up(strips, threads), total)
-        strips = fn.select(fn.cmp("eq", chunks, 1), shared, strips)
-        strips = fn.umax(strips, 1)
-        low, high = self.table.share(fn.mul(strips, chunks))
+        table, shape, layout = self.table, self.shape, self.layout
+        threads, m = table.threads, layout.m
+        tiles_h, tiles_w = ceildiv(table.size(shape.out[1]), m), ceildiv(table.size(shape.out[2]), m)
+        per_image = tiles_h * tiles_w
+        total = table.size(shape.images) * per_image
+        count = layout.panels.full + (1 if layout.panels.tail else 0)
+        image = table.size(shape.images) * shape.per_in
+        for extent in shape.size:
+            image *= table.size(extent)
+        weights = layout.points * layout.channels * layout.out
+        heavy = weights > image * HEAVY_WEIGHTS
+        chunks = select(heavy, umin(threads, count), 1)
+        strips = ceildiv(total, self.most)
+        shared = umin(round_up(strips, threads), total)
+        strips = umax(select(chunks == 1, shared, strips), 1)
+        low, high = table.share(strips * chunks)
         fill = as_signed(self.nest.form.fill)
-        self.transform = emit_input_transform(self.module, self.numbers, m, self.lanes, fill)
-        self.finish = emit_output_transform(
-            self.module,
+        self.transform = input_transform(self.numbers, m, self.lanes, fill)
+        self.finish = OutputTransform(
             self.name,
-            self.table,
+            table,
             self.epilogue,
             self.y,
             m,
             self.lanes,
-            self.shape.out,
-            self.layout.out,
+            shape.out,
+            layout.out,
             self.numbers,
-            self.layout.parts > 1,
+            layout.parts > 1,
             self.repair,
-        )
+        ).function()
+        for u in loop(low, high):
+            strip, chunk = udiv(u, chunks), urem(u, chunks)
+            first = udiv(strip * total, strips)
+            tiles = udiv((strip + 1) * total, strips) - first
+            begin, end = udiv(chunk * count, chunks), udiv((chunk + 1) * count, chunks)
+            if tiles > 0:
+                self.strip(first, tiles, begin, end, per_image, tiles_w)
+        return table.finish(self.scratch_bytes)
 
-        def unit(u: Int, _: list[Value]) -> None:
-            strip, chunk = fn.udiv(u, chunks), fn.urem(u, chunks)
-            first = fn.udiv(fn.mul(strip, total), strips)
-            tiles = fn.sub(fn.udiv(fn.mul(fn.add(strip, 1), total), strips), first)
-            begin = fn.udiv(fn.mul(chunk, count), chunks)
-            end = fn.udiv(fn.mul(fn.add(chunk, 1), count), chunks)
-            fn.branch(
-                fn.cmp("sgt", tiles, 0), lambda: self.strip(first, tiles, begin, end, per_image, tiles_w)
-            )
-
-        fn.loop(low, high, 1, [], unit)
-        return self.table.finish(self.scratch_bytes)
-
-    def strip(self, first: Int, tiles: Int, begin: Int, end: Int, per_image: Int, tiles_w: Int) -> None:
+    @inline
+    def strip(
+        self, first: i64, tiles: i64, begin: Count, end: Count, per_image: Count, tiles_w: Count
+    ) -> None:
         """Tiles from `first` on, for panels begin..end of output channels."""
-        fn, layout = self.fn, self.layout
+        table, layout = self.table, self.layout
         into, sums = self.point_step(self.in_blocks, tiles), self.point_step(self.out_blocks, tiles)
-        u = self.table.scratch()
-        v = fn.gep(u, fn.mul(into, layout.points), self.kind.element)
-        image = fn.udiv(first, per_image)
-        inside = fn.urem(first, per_image)
-        place = [image, fn.udiv(inside, tiles_w), fn.urem(inside, tiles_w)]
-        steps = [self.size(s) for s in (self.x.batch, self.x.block, self.x.axes[1])]
-        sizes = [self.size(s) for s in self.shape.size[1:]]
-        lows = [self.size(s) for s in self.shape.low[1:]]
-        tiles_h = fn.udiv(per_image, tiles_w)
-        x = self.table.operand(fn, self.nest.x).pointer
-        fn.call(
-            self.transform,
-            [x, *steps, *sizes, *lows, u, into, self.in_blocks, tiles, *place, tiles_h, tiles_w],
-        )
+        u = table.scratch()
+        v = gep(u, into * layout.points, self.kind.element)
+        image, inside = udiv(first, per_image), urem(first, per_image)
+        place = [image, udiv(inside, tiles_w), urem(inside, tiles_w)]
+        steps = [table.size(s) for s in (self.x.batch, self.x.block, self.x.axes[1])]
+        sizes = [table.size(s) for s in self.shape.size[1:]]
+        lows = [table.size(s) for s in self.shape.low[1:]]
+        cut = [udiv(per_image, tiles_w), tiles_w]
+        x = table.start(self.nest.x)
+        call(self.transform, x, *steps, *sizes, *lows, u, into, self.in_blocks, tiles, *place, *cut)
         per_panel = layout.columns // self.lanes
-        blocks = [fn.mul(begin, per_panel), fn.smin(fn.mul(end, per_panel), self.out_blocks)]
-        before = fn.gep(v, fn.mul(sums, layout.points), self.kind.accumulator)
+        blocks = [begin * per_panel, min(end * per_panel, self.out_blocks)]
+        before = gep(v, sums * layout.points, self.kind.accumulator)
         cuts = [self.in_blocks * n // layout.parts for n in range(layout.parts + 1)]
         for n, some in enumerate(pairwise(cuts)):
-            self.products(u, v, into, sums, tiles, begin, end, some)
+            self.multiply(u, v, into, sums, tiles, begin, end, some)
             if n < layout.parts - 1:
-                part = emit_part(self.module, self.numbers, layout.m, self.lanes, n > 0)
-                fn.call(part, [v, before, sums, *blocks, tiles])
-        fn.call(self.finish, [fn.args[0], v, before, sums, *blocks, tiles, *place, tiles_h, tiles_w])
+                call(part(self.numbers, layout.m, self.lanes, n > 0), v, before, sums, *blocks, tiles)
+        call(self.finish, table.args, v, before, sums, *blocks, tiles, *place, *cut)
 
-    def repair(self, fn: Function, place: Sequence[Int], stage: Value) -> None:
+    @inline
+    def repair(self, place: Sequence[Count], stage: ptr) -> None:
         """Sum a tile directly whose transforms hold Inf or NaN."""
         image, block, top, left = place
         table, layout, panels = self.table, self.layout, self.layout.panels
-        batch, step, line = (table.dim(fn, s) for s in (self.x.batch, self.x.block, self.x.axes[1]))
-        sizes = [table.dim(fn, s) for s in self.shape.size[1:]]
-        low = [table.dim(fn, s) for s in self.shape.low[1:]]
-        column = fn.mul(block, self.lanes)
-        panel = fn.udiv(column, panels.columns)
-        inside = fn.sub(column, fn.mul(panel, panels.columns))
-        first = fn.add(fn.mul(fn.mul(panel, panels.columns), panels.depth), inside)
-        wide = fn.select(fn.cmp("ult", panel, panels.full), panels.columns, panels.tail)
-        x = fn.gep(table.operand(fn, self.nest.x).pointer, fn.mul(image, batch), ELEMENT)
-        w = fn.gep(table.operand(fn, self.nest.w).pointer, first, ELEMENT)
-        begin = [fn.sub(top, low[0]), fn.sub(left, low[1])]
-        callee = emit_direct_tile(self.module, layout.m, self.lanes)
-        fn.call(callee, [x, w, stage, step, line, *sizes, *begin, self.in_blocks, panels.elements, wide])
+        batch, step, line = (table.size(s) for s in (self.x.batch, self.x.block, self.x.axes[1]))
+        sizes = [table.size(s) for s in self.shape.size[1:]]
+        low = [table.size(s) for s in self.shape.low[1:]]
+        column = block * self.lanes
+        panel = udiv(column, panels.columns)
+        inside = column - panel * panels.columns
+        first = panel * panels.columns * panels.depth + inside
+        wide = select(ult(panel, panels.full), panels.columns, panels.tail)
+        x = gep(table.start(self.nest.x), image * batch, ELEMENT)
+        w = gep(table.start(self.nest.w), first, ELEMENT)
+        begin = [top - low[0], left - low[1]]
+        sum_tile = direct_tile(layout.m, self.lanes)
+        call(sum_tile, x, w, stage, step, line, *sizes, *begin, self.in_blocks, panels.elements, wide)
 
-    def products(
+    @inline
+    def multiply(
         self,
-        u: Value,
-        v: Value,
-        into: Int,
-        sums: Int,
-        tiles: Int,
-        begin: Int,
-        end: Int,
+        u: ptr,
+        v: ptr,
+        into: i64,
+        sums: i64,
+        tiles: i64,
+        begin: Count,
+        end: Count,
         some: tuple[int, int],
     ) -> None:
         """At every point, transformed inputs times weights, of `some` blocks of input channels."""
-        fn, panels, lanes = self.fn, self.layout.panels, self.lanes
-        cut = Tiles.of(fn, tiles, self.pixels)
-        weights = self.table.operand(fn, self.nest.w).pointer
-        block = fn.mul(tiles, lanes)
-        element, total = self.kind.element, self.kind.accumulator
+        f, panels, kind, lanes = builder(), self.layout.panels, self.kind, self.lanes
+        cut = Tiles.of(f, tiles, self.pixels)
+        weights = self.table.start(self.nest.w)
+        block = tiles * lanes
+        element, total = kind.element, kind.accumulator
 
-        def point(p: Int, _: list[Value]) -> None:
-            w = fn.gep(weights, fn.mul(p, panels.elements), element)
-            x = fn.gep(u, fn.add(fn.mul(p, into), fn.mul(block, some[0])), element)
-            y = fn.gep(v, fn.mul(p, sums), total)
+        def run_panel(x: ptr, w: ptr, y: ptr, j: Count, vectors: int) -> None:
+            column = j * panels.columns
+            skipped = some[0] * lanes * vectors * lanes
+            there = gep(w, column * panels.depth + skipped, element)
+            out = gep(y, udiv(column, lanes) * block, total)
+            names = [products(kind, n, vectors) for n in range(1, self.pixels + 1)]
+            table = f.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
+            low, high = (load(ptr, gep(table, umin(cut.low + i - 1, self.pixels - 1), ptr)) for i in (0, 1))
+            for t in loop(cut.count):
+                at = cut.row(f, t) * lanes
+                sum_tile = select(ult(t, cut.tall), high, low)
+                call(sum_tile, gep(x, at, element), there, gep(out, at, total), some[1] - some[0], block)
 
-            def panel(j: Int, vectors: int) -> None:
-                column = fn.mul(j, panels.columns)
-                skipped = some[0] * lanes * vectors * lanes
-                there = fn.gep(w, fn.add(fn.mul(column, panels.depth), skipped), element)
-                out = fn.gep(y, fn.mul(fn.udiv(column, lanes), block), total)
-                names = [emit_products(self.module, self.kind, n, vectors) for n in range(1, self.pixels + 1)]
-                table = self.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
-                low, high = (
-                    fn.load(
-                        "ptr", fn.gep(table, fn.umin(fn.sub(fn.add(cut.low, i), 1), self.pixels - 1), "ptr")
-                    )
-                    for i in (0, 1)
-                )
-
-                def tile(t: Int, _: list[Value]) -> None:
-                    at = fn.mul(cut.row(fn, t), lanes)
-                    callee = fn.select(fn.cmp("ult", t, cut.tall), high, low)
-                    args = [fn.gep(x, at, element), there, fn.gep(out, at, total), some[1] - some[0], block]
-                    fn.call(callee, args)  # type: ignore[arg-type]
-
-                fn.loop(0, cut.count, 1, [], tile)
-
-            full = panels.columns // lanes
-            fn.loop(begin, fn.smin(end, panels.full), 1, [], lambda j, _: panel(j, full))
+        for p in loop(self.layout.points):
+            w = gep(weights, p * panels.elements, element)
+            x = gep(u, p * into + block * some[0], element)
+            y = gep(v, p * sums, total)
+            for j in loop(begin, min(end, panels.full)):
+                run_panel(x, w, y, j, panels.columns // lanes)
             if panels.tail:
-                fn.branch(fn.cmp("sgt", end, panels.full), lambda: panel(panels.full, panels.tail // lanes))
-
-        fn.loop(0, self.layout.points, 1, [], point)
+                if end > panels.full:
+                    run_panel(x, w, y, panels.full, panels.tail // lanes)

@@ -5,261 +5,274 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.conv.end import Epilogue
-from rlx.codegen.cpu.conv.shape import Image
+from rlx.codegen.cpu.conv.shape import Count, Image
 from rlx.codegen.cpu.conv.winograd_direct import is_spoilt
-from rlx.codegen.cpu.conv.winograd_numbers import Integers, Reals
+from rlx.codegen.cpu.conv.winograd_numbers import Grid, Integers, Reals
 from rlx.codegen.cpu.expression import Lane
 from rlx.codegen.cpu.frame import ArgumentTable
 from rlx.codegen.cpu.primitives import memory_type
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
-from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
+from rlx.codegen.native.irtext import constant, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    alloca,
+    builder,
+    gep,
+    i64,
+    load,
+    loop,
+    noalias,
+    ptr,
+    select,
+    store,
+    ult,
+    zext,
+)
+from rlx.codegen.native.words import lanes as first_lanes
 from rlx.ir.types import Shape
+from rlx.records import dataclass
 
 Numbers = Reals | Integers
+Place = tuple[Count, Count, Count]  # of a tile: image, row, column
 
 
-def _each_tile(
-    fn: Function,
-    tiles: Int,
-    place: Sequence[Int],
-    tiles_h: Int,
-    tiles_w: Int,
-    body: Callable[[Int, Int, Int, Int], None],
-) -> None:
-    """body(number, image, row, column) of `tiles` tiles in row-major order from `place` on."""
-
-    def one(t: Int, at: list[Value]) -> list[Value]:
-        image, row, column = at
-        body(t, image, row, column)
-        column = fn.value(fn.add(column, 1))
-        wrap = fn.cmp("eq", column, tiles_w)
-        row = fn.value(fn.add(row, fn.zext(wrap, "i64")))
-        column = fn.value(fn.select(wrap, 0, column))
-        wrap = fn.cmp("eq", row, tiles_h)
-        image = fn.value(fn.add(image, fn.zext(wrap, "i64")))
-        return [image, fn.value(fn.select(wrap, 0, row)), column]
-
-    fn.loop(0, tiles, 1, list(place), one)
+@inline
+def _next_tile(place: Place, tiles_h: i64, tiles_w: i64) -> Place:
+    """The place of the tile after one, in row-major order."""
+    image, row, column = place
+    column += 1
+    wraps = column == tiles_w
+    row += zext(wraps, i64)
+    column = select(wraps, 0, column)
+    wraps = row == tiles_h
+    image += zext(wraps, i64)
+    return image, select(wraps, 0, row), column
 
 
-def emit_input_transform(module: Module, numbers: Numbers, m: int, lanes: int, fill: int = 0) -> str:
+def input_transform(numbers: Numbers, m: int, lanes: int, fill: int = 0) -> str:
     """Name of the function that writes transformed tiles as [point][block][tile][lanes]; `fill` is what
     surrounds an image.
     """
     name = f"winograd.input{m}.{numbers.name}.{fill}"
-    if module.defines(name):
-        return name
-    words = ("batch", "block", "line", "height", "width", "low_h", "low_w")
-    more = ("step", "blocks", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
-    params = [
-        ("ptr noalias", "x"),
-        *(("i64", w) for w in words),
-        ("ptr noalias", "to"),
-        *(("i64", w) for w in more),
-    ]
-    fn = module.function(name, params, internal=True, noinline=True)
-    x, batch, block, line, height, width, low_h, low_w, to, step, blocks, tiles, *rest = fn.args
-    place, (tiles_h, tiles_w) = rest[:3], rest[3:]
-    side, type_ = m + 2, vector(numbers.image, lanes)
-    edge = fn.alloca(numbers.image, side * side * lanes)
-
-    def in_block(b: Int, _: list[Value]) -> None:
-        plane = fn.mul(b, block)
-        target = fn.gep(to, fn.mul(fn.mul(b, tiles), lanes), numbers.point)
-
-        def tile(t: Int, image: Int, row: Int, column: Int) -> None:
-            top, left = fn.sub(fn.mul(row, m), low_h), fn.sub(fn.mul(column, m), low_w)
-            start = fn.add(
-                plane, fn.add(fn.mul(image, batch), fn.add(fn.mul(top, line), fn.mul(left, lanes)))
-            )
-            source = fn.gep(x, start, numbers.image)
-            inside: Value = fn.value(fn.cmp("sge", top, 0))
-            for condition in (
-                fn.cmp("sge", left, 0),
-                fn.cmp("sle", fn.add(top, side), height),
-                fn.cmp("sle", fn.add(left, side), width),
-            ):
-                inside = fn.value(fn.and_(inside, condition))
-
-            def copy() -> list[Int | Value]:
-                """A tile that reaches past an edge, with `fill` there."""
-                for i in range(side):
-                    in_line = fn.cmp("ult", fn.add(top, i), height)
-                    for j in range(side):
-                        there = fn.and_(in_line, fn.cmp("ult", fn.add(left, j), width))
-                        spot = fn.gep(source, fn.add(fn.mul(line, i), j * lanes), numbers.image)
-                        got = fn.if_value(
-                            there,  # type: ignore[arg-type]
-                            lambda spot=spot: [fn.load(type_, spot)],  # type: ignore[misc]
-                            lambda: [constant(type_, fill)],
-                        )
-                        fn.store(got[0], fn.gep(edge, (i * side + j) * lanes, numbers.image))
-                return [edge, side * lanes]
-
-            begin, stride = fn.if_value(inside, lambda: [source, line], copy)
-            lines = [fn.gep(begin, fn.mul(stride, i), numbers.image) for i in range(side)]
-            grid = [
-                [numbers.read(fn, fn.gep(p, j * lanes, numbers.image), lanes) for j in range(side)]
-                for p in lines
-            ]
-            there = fn.gep(target, fn.mul(t, lanes), numbers.point)
-            for k, value in enumerate(v for r in numbers.into(fn, m, grid) for v in r):
-                fn.store(value, fn.gep(there, fn.mul(step, k), numbers.point))
-
-        _each_tile(fn, tiles, place, tiles_h, tiles_w, tile)
-
-    fn.loop(0, blocks, 1, [], in_block)
-    return name
+    return _input_transform.written(name, numbers=numbers, m=m, lanes=lanes, fill=fill)
 
 
-def emit_products(module: Module, kind: Kind, pixels: int, vectors: int) -> str:
-    """Name of the function products(x, w, y, blocks, step): sums of one register tile over all input
-    channels.
-
-    `step` is the number of elements from one block of channels to the next, in x and in y.
-    """
-    name = f"winograd.{kind.element}.{pixels}x{vectors}"
-    if module.defines(name):
-        return name
-    params = [
-        ("ptr noalias", "x"),
-        ("ptr noalias", "w"),
-        ("ptr noalias", "y"),
-        ("i64", "blocks"),
-        ("i64", "step"),
-    ]
-    fn = module.function(name, params, internal=True, noinline=True)
-    x, w, y, blocks, step = fn.args
-    lanes, width = kind.lanes, vectors * kind.lanes
-
-    def block(b: Int, sums: list[Value]) -> list[Value]:
-        there = fn.gep(x, fn.mul(b, step), kind.element)
-        rows = Places.of(fn, there, [p * lanes for p in range(pixels)], kind.group, kind.element)
-        panel = fn.gep(w, fn.mul(b, lanes * width), kind.element)
-        starts = [j * lanes * kind.group for j in range(vectors)]
-        columns = Places.of(fn, panel, starts, width * kind.group, kind.element)
-        return accumulate(fn, kind, rows, columns, lanes, sums)
-
-    sums = fn.loop(0, blocks, 1, [kind.zero] * (pixels * vectors), block)
-    for n, total in enumerate(sums):
-        there = fn.gep(y, fn.mul(step, n % vectors), kind.accumulator)
-        fn.store(total, fn.gep(there, n // vectors * lanes, kind.accumulator))
-    return name
-
-
-def _sums_of(
-    fn: Function, numbers: Numbers, at: Value, step: Int, side: int, type_: str
-) -> list[list[Value]]:
-    """The sums of a tile at all points."""
-    places = [fn.gep(at, fn.mul(step, n), numbers.sums) for n in range(side * side)]
-    return [[fn.load(type_, p) for p in places[i * side : (i + 1) * side]] for i in range(side)]
-
-
-def _part_of(fn: Function, numbers: Numbers, parts: Value, number: Int, elements: int) -> Value:
-    """Where the outputs of a tile are summed up."""
-    return fn.gep(parts, fn.mul(number, elements), numbers.sums)
-
-
-def emit_part(module: Module, numbers: Numbers, m: int, lanes: int, adds: bool) -> str:
-    """Name of the function part(sums, to, step, first, last, tiles): outputs of some input channels, stored
-    as [block][tile][pixel][lanes], or added to what is there.
-    """
-    name = f"winograd.part{m}.{numbers.name}" + (".add" if adds else "")
-    if module.defines(name):
-        return name
-    params = [("ptr noalias", "sums"), ("ptr noalias", "to")]
-    params += [("i64", w) for w in ("step", "first", "last", "tiles")]
-    fn = module.function(name, params, internal=True, noinline=True)
-    sums, to, step, first, last, tiles = fn.args
-    type_ = vector(numbers.sums, lanes)
-
-    def tile(number: Int, _: list[Value]) -> None:
-        at = fn.gep(sums, fn.mul(number, lanes), numbers.sums)
-        there = _part_of(fn, numbers, to, number, m * m * lanes)
-        results = numbers.out(fn, m, _sums_of(fn, numbers, at, step, m + 2, type_))
-        for n, value in enumerate(v for r in results for v in r):
-            place = fn.gep(there, n * lanes, numbers.sums)
-            fn.store(fn.value(fn.add(value, fn.load(type_, place))) if adds else value, place)
-
-    fn.loop(fn.mul(first, tiles), fn.mul(last, tiles), 1, [], tile)
-    return name
-
-
-def emit_output_transform(
-    module: Module,
-    name: str,
-    table: ArgumentTable,
-    epilogue: Epilogue,
-    y: Image,
+@native(internal=True, noinline=True)
+def _input_transform(
+    x: noalias,
+    batch: i64,
+    block: i64,
+    line: i64,
+    height: i64,
+    width: i64,
+    low_h: i64,
+    low_w: i64,
+    to: noalias,
+    step: i64,
+    blocks: i64,
+    tiles: i64,
+    image: i64,
+    row: i64,
+    column: i64,
+    tiles_h: i64,
+    tiles_w: i64,
+    *,
+    numbers: Numbers,
     m: int,
     lanes: int,
-    out: Shape,
-    channels: int,
+    fill: int,
+) -> None:
+    side, type_ = m + 2, vector(numbers.image, lanes)
+    edge = alloca(numbers.image, side * side * lanes)
+
+    def copy_edge(source: ptr, top: i64, left: i64) -> None:
+        """Copy a tile that reaches past an edge, with `fill` there."""
+        for i in range(side):
+            in_line = ult(top + i, height)
+            for j in range(side):
+                inside = in_line & ult(left + j, width)
+                place = gep(source, line * i + j * lanes, numbers.image)
+                pixel = load(type_, place) if inside else constant(type_, fill)
+                store(pixel, gep(edge, (i * side + j) * lanes, numbers.image))
+
+    for b in loop(blocks):
+        plane = b * block
+        target = gep(to, b * tiles * lanes, numbers.point)
+        place = (image, row, column)
+        for t in loop(tiles):
+            at_image, at_row, at_column = place
+            top, left = at_row * m - low_h, at_column * m - low_w
+            start = plane + (at_image * batch + (top * line + left * lanes))
+            source = gep(x, start, numbers.image)
+            tests = (top >= 0, left >= 0, top + side <= height, left + side <= width)
+            if tests[0] & tests[1] & tests[2] & tests[3]:
+                begin, stride = source, line
+            else:
+                copy_edge(source, top, left)
+                begin, stride = edge, side * lanes
+            lines = [gep(begin, stride * i, numbers.image) for i in range(side)]
+            grid = [
+                [numbers.read(gep(p, j * lanes, numbers.image), lanes) for j in range(side)] for p in lines
+            ]
+            there = gep(target, t * lanes, numbers.point)
+            for k, value in enumerate(v for r in numbers.into(m, grid) for v in r):
+                store(value, gep(there, step * k, numbers.point))
+            place = _next_tile(place, tiles_h, tiles_w)
+
+
+def products(kind: Kind, pixels: int, vectors: int) -> str:
+    """Name of the function that sums one register tile over all input channels."""
+    name = f"winograd.{kind.element}.{pixels}x{vectors}"
+    return _products.written(name, kind=kind, pixels=pixels, vectors=vectors)
+
+
+@native(internal=True, noinline=True)
+def _products(
+    x: noalias,
+    w: noalias,
+    y: noalias,
+    blocks: i64,
+    step: i64,
+    *,
+    kind: Kind,
+    pixels: int,
+    vectors: int,
+) -> None:
+    """`step` is the number of elements from one block of channels to the next, in x and in y."""
+    f, lanes, width = builder(), kind.lanes, vectors * kind.lanes
+    sums = [kind.zero] * (pixels * vectors)
+    for b in loop(blocks):
+        there = gep(x, b * step, kind.element)
+        rows = Places.of(f, there, [p * lanes for p in range(pixels)], kind.group, kind.element)
+        panel = gep(w, b * (lanes * width), kind.element)
+        starts = [j * lanes * kind.group for j in range(vectors)]
+        columns = Places.of(f, panel, starts, width * kind.group, kind.element)
+        sums = accumulate(f, kind, rows, columns, lanes, sums)
+    for n, total in enumerate(sums):
+        there = gep(y, step * (n % vectors), kind.accumulator)
+        store(total, gep(there, n // vectors * lanes, kind.accumulator))
+
+
+@inline
+def _sums_of(numbers: Numbers, at: ptr, step: i64, side: int, type_: str) -> Grid:
+    """The sums of a tile at all points."""
+    places = [gep(at, step * n, numbers.sums) for n in range(side * side)]
+    return [[load(type_, p) for p in places[i * side : (i + 1) * side]] for i in range(side)]
+
+
+def part(numbers: Numbers, m: int, lanes: int, adds: bool) -> str:
+    """Name of the function that computes the outputs of some input channels, stored as
+    [block][tile][pixel][lanes], or added to what is there.
+    """
+    name = f"winograd.part{m}.{numbers.name}" + (".add" if adds else "")
+    return _part.written(name, numbers=numbers, m=m, lanes=lanes, adds=adds)
+
+
+@native(internal=True, noinline=True)
+def _part(
+    sums: noalias,
+    to: noalias,
+    step: i64,
+    first: i64,
+    last: i64,
+    tiles: i64,
+    *,
     numbers: Numbers,
-    in_parts: bool,
-    repair: Callable[[Function, Sequence[Int], Value], None],
-) -> str:
-    """Name of the function that turns sums into outputs and stores them behind the epilogue.
+    m: int,
+    lanes: int,
+    adds: bool,
+) -> None:
+    type_ = vector(numbers.sums, lanes)
+    for number in loop(first * tiles, last * tiles):
+        at = gep(sums, number * lanes, numbers.sums)
+        there = gep(to, number * (m * m * lanes), numbers.sums)
+        results = numbers.out(m, _sums_of(numbers, at, step, m + 2, type_))
+        for n, value in enumerate(v for r in results for v in r):
+            place = gep(there, n * lanes, numbers.sums)
+            store(value + load(type_, place) if adds else value, place)
+
+
+@dataclass(frozen=True)
+class OutputTransform:
+    """Writes the function that turns sums into outputs and stores them behind the epilogue.
 
     Lanes after the last of `channels` are stored as zeros. With `in_parts`, outputs of the input channels
-    before are added. repair(fn, place, stage) computes the sums of the tile at `place` (image, block, first
+    before are added. repair(place, stage) computes the sums of the tile at `place` (image, block, first
     line and pixel) without transforms, where those hold Inf or NaN.
     """
-    name = f"{name}.output"
-    words = ("step", "first", "last", "tiles", "image", "row", "column", "tiles_h", "tiles_w")
-    params = [("ptr", "args"), ("ptr noalias", "sums"), ("ptr", "before"), *(("i64", w) for w in words)]
-    fn = module.function(name, params, internal=True, noinline=True)
-    _, sums, before, step, first, last, tiles, *rest = fn.args
-    place, (tiles_h, tiles_w) = rest[:3], rest[3:]
-    side, type_ = m + 2, vector(numbers.sums, lanes)
-    height, width = (table.dim(fn, d) for d in out[1:])
-    steps = [table.dim(fn, s) for s in (y.batch, y.block, y.axes[1])]
-    element = memory_type(table.outputs[0].dtype)
-    pointer = table.operand(fn, len(table.inputs)).pointer
-    stage = fn.alloca(numbers.sums, m * m * lanes)
 
-    def block(b: Int, _: list[Value]) -> None:
-        source = fn.gep(sums, fn.mul(fn.mul(b, tiles), lanes), numbers.sums)
-        mask = fn.lanes(fn.sub(channels, fn.mul(b, lanes)), lanes) if channels % lanes else None
-        lane = Lane(2, 0, lanes, mask)
+    name: str
+    table: ArgumentTable
+    epilogue: Epilogue
+    y: Image
+    m: int
+    lanes: int
+    out: Shape
+    channels: int
+    numbers: Numbers
+    in_parts: bool
+    repair: Callable[[Sequence[Count], ptr], None]
 
-        def tile(t: Int, image: Int, row: Int, column: Int) -> None:
-            grid = _sums_of(fn, numbers, fn.gep(source, fn.mul(t, lanes), numbers.sums), step, side, type_)
-            earlier = _part_of(fn, numbers, before, fn.add(fn.mul(b, tiles), t), m * m * lanes)
-            for n, value in enumerate(v for r in numbers.out(fn, m, grid) for v in r):
-                if in_parts:
-                    value = fn.value(fn.add(value, fn.load(type_, fn.gep(earlier, n * lanes, numbers.sums))))
-                fn.store(value, fn.gep(stage, n * lanes, numbers.sums))
-            top, left = fn.mul(row, m), fn.mul(column, m)
+    def function(self) -> str:
+        """Its name."""
+        return _output_transform.written(f"{self.name}.output", of=self)
+
+
+@native(internal=True, noinline=True)
+def _output_transform(
+    args: ptr,
+    sums: noalias,
+    before: ptr,
+    step: i64,
+    first: i64,
+    last: i64,
+    tiles: i64,
+    image: i64,
+    row: i64,
+    column: i64,
+    tiles_h: i64,
+    tiles_w: i64,
+    *,
+    of: OutputTransform,
+) -> None:
+    table, m, lanes, numbers = of.table, of.m, of.lanes, of.numbers
+    type_, element = vector(numbers.sums, lanes), memory_type(table.outputs[0].dtype)
+    height, width = table.size(of.out[1]), table.size(of.out[2])
+    y_batch, y_block, y_line = (table.size(s) for s in (of.y.batch, of.y.block, of.y.axes[1]))
+    y = table.start(len(table.inputs))
+    stage = alloca(numbers.sums, m * m * lanes)
+
+    def store_tile(image: i64, b: i64, top: i64, left: i64, lane: Lane) -> None:
+        """Store the pixels of a tile that exist, from sums in the stage."""
+        common = of.epilogue.common([image, b, 0, 0, top, left], lane)
+        start = image * y_batch + b * y_block
+        origin = gep(y, start + (top * y_line + left * lanes), element)
+        lines, pixels = min(height - top, m), min(width - left, m)
+        for i in loop(lines):
+            there = gep(origin, i * y_line, element)
+            for j in loop(pixels):
+                total = load(type_, gep(stage, (i * m + j) * lanes, numbers.sums))
+                point = [image, b, 0, 0, top + i, left + j]
+                result = of.epilogue.value(of.epilogue.at(point, lane, total, common))
+                if lane.mask is not None:
+                    result = select(lane.mask, result, 0)
+                store(result, gep(there, j * lanes, element))
+
+    for b in loop(first, last):
+        source = gep(sums, b * tiles * lanes, numbers.sums)
+        mask = first_lanes(of.channels - b * lanes, lanes) if of.channels % lanes else None
+        place = (image, row, column)
+        for t in loop(tiles):
+            at_image, at_row, at_column = place
+            grid = _sums_of(numbers, gep(source, t * lanes, numbers.sums), step, m + 2, type_)
+            earlier = gep(before, (b * tiles + t) * (m * m * lanes), numbers.sums)
+            for n, value in enumerate(v for r in numbers.out(m, grid) for v in r):
+                if of.in_parts:
+                    value = value + load(type_, gep(earlier, n * lanes, numbers.sums))
+                store(value, gep(stage, n * lanes, numbers.sums))
+            top, left = at_row * m, at_column * m
             if isinstance(numbers, Reals):
-                fn.branch(is_spoilt(fn, grid), lambda: repair(fn, (image, b, top, left), stage))
-            common = epilogue.at(fn, [image, b, 0, 0, top, left], lane, None, None)
-            for e in epilogue.fixed:
-                common(e)
-            start = fn.add(fn.mul(image, steps[0]), fn.mul(b, steps[1]))
-            start = fn.add(start, fn.add(fn.mul(top, steps[2]), fn.mul(left, lanes)))
-            origin = fn.gep(pointer, start, element)
-            lines = fn.smin(fn.sub(height, top), m)
-            pixels = fn.smin(fn.sub(width, left), m)
-
-            def line(i: Int, _: list[Value]) -> None:
-                there = fn.gep(origin, fn.mul(i, steps[2]), element)
-
-                def pixel(j: Int, _: list[Value]) -> None:
-                    value = fn.load(
-                        type_, fn.gep(stage, fn.mul(fn.add(fn.mul(i, m), j), lanes), numbers.sums)
-                    )
-                    point = [image, b, 0, 0, fn.add(top, i), fn.add(left, j)]
-                    result = epilogue.value(epilogue.at(fn, point, lane, value, common))
-                    if mask is not None:
-                        result = fn.select(mask, result, constant(result.type, 0))
-                    fn.store(result, fn.gep(there, fn.mul(j, lanes), element))
-
-                fn.loop(0, pixels, 1, [], pixel)
-
-            fn.loop(0, lines, 1, [], line)
-
-        _each_tile(fn, tiles, place, tiles_h, tiles_w, tile)
-
-    fn.loop(first, last, 1, [], block)
-    return name
+                if is_spoilt(grid):
+                    of.repair((at_image, b, top, left), stage)
+            store_tile(at_image, b, top, left, Lane(2, 0, lanes, mask))
+            place = _next_tile(place, tiles_h, tiles_w)
