@@ -117,7 +117,12 @@ class Arithmetic:
         return self.op(type_, f"call {type_} @{name}({', '.join(map(str, operands))})")
 
     def _overloaded(self, name: str, *operands: Value) -> Value:
-        return self.intrinsic(f"llvm.{name}.{mangle(operands[0].type)}", operands[0].type, *operands)
+        type_ = operands[0].type
+        full = f"llvm.{name}.{mangle(type_)}"
+        if full not in self.module.declared:
+            return self.intrinsic(full, type_, *operands)
+        listed = ", ".join([f"{x.type} {x.text}" for x in operands])
+        return self.op(type_, f"call {type_} @{full}({listed})")
 
     # ---- integers
 
@@ -338,6 +343,9 @@ class Arithmetic:
         """a * b + c: rounded once where the target has FMA, else twice (never a call to libm)."""
         if not self.module.target.has_fma:
             return self.fadd(self.fmul(a, b), c)
+        if a.__class__ is Value and b.__class__ is Value and c.__class__ is Value:
+            if a.type == b.type == c.type:
+                return self._overloaded("fma", a, b, c)
         return self._overloaded("fma", *self._same(a, b, c))
 
     def fcmp(self, predicate: str, a: Number, b: Number) -> Value:

@@ -188,9 +188,11 @@ class Function(Flow):
 
     def gep(self, pointer: Value, index: Int, element_type: str) -> Value:
         """Address of element `index` of an array; a vector of indices gives a vector of addresses."""
-        if not isinstance(index, Value):
+        if index.__class__ is not Value:
             if index == 0:
                 return pointer
+            if index.__class__ is int:  # as `value` writes it
+                return self.op("ptr", f"getelementptr {element_type}, {pointer.type} {pointer.text}, i64 {index}")
             index = self.value(index)
         result = "ptr" if index.type == "i64" else like(index.type, "ptr")
         place = f"{pointer.type} {pointer.text}, {index.type} {index.text}"

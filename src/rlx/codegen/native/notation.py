@@ -130,7 +130,7 @@ def write(f: Function, function: Callable[..., R], *args: object, **known: objec
     """Call a function whose words write into `f`. Its errors name their line."""
     before = enter(f)
     try:
-        return function(*args, **known)
+        return function(*args, **known) if before else _with_room(function, *args, **known)
     except Exception as error:
         located = _located(error, f.name)
         if located is error:
@@ -138,6 +138,17 @@ def write(f: Function, function: Callable[..., R], *args: object, **known: objec
         raise located from error
     finally:
         enter(before)
+
+
+def _with_room(function: Callable[..., R], *args: object, **known: object) -> R:
+    """Call a function with room for the frames of many calls."""
+    return function(*args, **known)
+
+
+# Python takes memory for frames from the system in pieces of 16 KiB, and gives a piece back as soon as it is
+# empty. Code that nests as deeply as the notation often calls across the end of a piece, which costs as much
+# as writing several instructions. A frame that claims a large stack makes one piece that holds all others.
+_with_room.__code__ = _with_room.__code__.replace(co_stacksize=1 << 14)
 
 
 def emit_all(module: Module, *functions: Native[..., object]) -> None:
@@ -192,8 +203,7 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
     def expand(*args: P.args, **options: P.kwargs) -> R:
         f = state.function or current()  # which says what is missing
         marks = f.module.source_lines
-        code = compiled.get(marks) or written.code(marks)
-        return code(f, *args, **options)
+        return (compiled.get(marks) or written.code(marks))(f, *args, **options)
 
     if place is None:
         return update_wrapper(expand, function)
@@ -201,11 +211,12 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
 
     def expand_into(*args: P.args, **options: P.kwargs) -> R:
         f = cast(Function, args[at])
-        marks = f.module.source_lines
-        code = compiled.get(marks) or written.code(marks)
-        before = enter(f)
+        before = state.function
+        if before is f:
+            return expand(*args, **options)
+        enter(f)
         try:
-            return code(f, *args, **options)
+            return expand(*args, **options)
         finally:
             enter(before)
 

@@ -111,7 +111,9 @@ def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Call
     code = compile(ast.fix_missing_locations(outer), function.__code__.co_filename, "exec")
     inner = _find(_find(code, "factory"), rewritten.name).replace(co_name=node.name)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    closure = [cells.get(name) or types.CellType(rewriter.used.get(name)) for name in inner.co_freevars]
+    # By its own name, a function calls what its module calls so: itself, or for a method another one.
+    given_now = {**rewriter.used, node.name: function.__globals__.get(node.name)}
+    closure = [cells.get(name) or types.CellType(given_now.get(name)) for name in inner.co_freevars]
     result = types.FunctionType(inner, function.__globals__, node.name, function.__defaults__, tuple(closure))
     result.__kwdefaults__ = function.__kwdefaults__
     return result

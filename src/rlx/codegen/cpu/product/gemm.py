@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlx.codegen.cpu.product.gemm_cut import Depth, PanelForm, PanelOfB, TileOfA, both, choose, either
+from rlx.codegen.cpu.product.gemm_cut import Count, Depth, PanelForm, PanelOfB, TileOfA
 from rlx.codegen.cpu.product.gemm_dot import DotGemm, suits_dot
 from rlx.codegen.cpu.product.gemm_driver import (
     DimValue,
@@ -29,9 +29,32 @@ from rlx.codegen.cpu.product.gemm_end import Epilogue
 from rlx.codegen.cpu.product.gemm_rows import Prologue, row_stride
 from rlx.codegen.cpu.product.gemm_tile import TileWriter
 from rlx.codegen.cpu.product.microkernel import Kind, kind_of, tile_of
-from rlx.codegen.cpu.product.packing import emit_panel_packer, emit_tile_packer
-from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
+from rlx.codegen.cpu.product.packing import panel_packer, tile_packer
+from rlx.codegen.native.irtext import Function, Module, Value, vector
 from rlx.codegen.native.irtypes import size_bytes
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    alloca,
+    byte_at,
+    call,
+    ceildiv,
+    field,
+    gep,
+    i64,
+    load,
+    loop,
+    masked_load,
+    ptr,
+    round_up,
+    select,
+    udiv,
+    uge,
+    ugt,
+    ule,
+    ult,
+    umax,
+    umin,
+)
 from rlx.errors import UnsupportedError
 
 __all__ = ["DimValue", "Epilogue", "GemmSpec", "KernelInfo", "Size", "emit_gemm"]
@@ -83,27 +106,30 @@ def emit_gemm(
 
 def with_rows_from_memory(call: GemmCall, kind: Kind) -> GemmCall:
     """The same matmul with rows of A that are read as a prologue reads them, to be prepared in scratch."""
-    spec, dim_value = call.spec, call.dim_value
-
-    def size(fn: Function, x: Size) -> Int:
-        return x if isinstance(x, int) or dim_value is None else dim_value(fn, x)
-
-    def row(fn: Function, number: Int, batch: tuple[Int, ...]) -> Callable[[Int, Value | None], Value]:
-        offset = size(fn, call.starts[0])
-        for index, step in zip((*batch, number), spec.a_strides[:-1], strict=True):
-            offset = fn.add(offset, fn.mul(index, size(fn, step)))
-        start = fn.gep(fn.field(fn.args[0], call.operands[0], "ptr"), offset, kind.element)
-        type_ = vector(kind.element, lanes)
-
-        def at(k: Int, mask: Value | None) -> Value:
-            place = fn.gep(start, k, kind.element)
-            return fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-
-        return at
-
-    lanes = kind.lanes * kind.group
+    spec = call.spec
     strides = (*(0 for _ in spec.batch), row_stride(spec.k), 1)
-    return replace(call, spec=replace(spec, a_strides=strides), prologue=Prologue(lanes, row))
+    prologue = Prologue(
+        kind.lanes * kind.group, lambda fn, number, batch: row_in_memory(fn, call, kind, number, batch)
+    )
+    return replace(call, spec=replace(spec, a_strides=strides), prologue=prologue)
+
+
+@inline
+def row_in_memory(
+    f: Function, call: GemmCall, kind: Kind, number: Count, batch: tuple[Count, ...]
+) -> Callable[[Count, Value | None], Value]:
+    """How to read vectors of a row of A that is in memory."""
+    offset = call.size(f, call.starts[0])
+    for index, step in zip((*batch, number), call.spec.a_strides[:-1], strict=True):
+        offset += index * call.size(f, step)
+    start = gep(field(f.args[0], call.operands[0], ptr), offset, kind.element)
+    type_ = vector(kind.element, kind.lanes * kind.group)
+
+    def at(k: Count, mask: Value | None) -> Value:
+        place = gep(start, k, kind.element)
+        return load(type_, place) if mask is None else masked_load(type_, place, mask)
+
+    return at
 
 
 class _Gemm(ProductDriver):
@@ -135,7 +161,6 @@ class _Gemm(ProductDriver):
         packs = self.packs_a or not spec.b_packed
         self.blocks_k = packs and sums_fit_c and maskable and not shallow
         self.writer = TileWriter(
-            module,
             name,
             self.kind,
             self.vectors,
@@ -191,83 +216,58 @@ class _Gemm(ProductDriver):
 
     # ---- the nest of loops
 
-    def plan(self, panels: Int) -> None:
+    @inline
+    def plan(self, panels: Count) -> None:
         """Decide what to pack, by run-time sizes where need be, and fill the frame."""
-        fn = self.main
         for name in ("n", "a_row", "c_row"):
             self.frame.share(name, getattr(self, name))
         if self.writer.staged:
-            self.frame.change("stage", fn.alloca(self.kind.accumulator, self.rows * self.columns))
+            self.frame.change("stage", alloca(self.kind.accumulator, self.rows * self.columns))
         if self.packs_a or self.computed is not None or not self.spec.b_packed:
-            offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
-            self.b_scratch = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
-        fits_l2 = fn.cmp(
-            "ule", fn.mul(self.k, self.n), self.module.target.l2_bytes // size_bytes(self.element)
-        )
-        self.block_tiles = fn.select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
+            self.b_scratch = self.scratch()
+        fits_l2 = ule(self.k * self.n, self.module.target.l2_bytes // size_bytes(self.element))
+        self.block_tiles = select(fits_l2, _FEW_BLOCK_TILES, _BLOCK_TILES)
         if self.computed is not None:
-            self.block_tiles = fn.umin(self.block_tiles, self.computed.tiles)
-        self.pack_b = either(fn, not self.b_in_place, fn.cmp("uge", self.tiles.count, _PACK_TILES))
-        enough = both(fn, fn.cmp("uge", panels, _PACK_PANELS), fn.cmp("uge", self.m, self.tile_width))
-        self.pack_a = both(fn, self.packs_a, enough)
+            self.block_tiles = umin(self.block_tiles, self.computed.tiles)
+        self.pack_b = (not self.b_in_place) | uge(self.tiles.count, _PACK_TILES)
+        enough = uge(panels, _PACK_PANELS) & uge(self.m, self.tile_width)
+        self.pack_a = self.packs_a & enough
         if self.packs_a:
-            self.frame.change("a_k", choose(fn, self.pack_a, self.tile_width, self.a_k))
-            self.a_starts = fn.alloca("i64", _BLOCK_TILES)
+            self.frame.change("a_k", select(self.pack_a, self.tile_width, self.a_k))
+            self.a_starts = alloca(i64, _BLOCK_TILES)
         else:
             self.frame.share("a_k", self.a_k)
         if not self.blocks_k:
             self.frame.share("k", self.k)
         else:
-            count = fn.umax(fn.ceildiv(self.k, _BLOCK_DEPTH), 1)
-            balanced = fn.round_up(fn.ceildiv(self.k, count), self.kind.group)
-            self.depth = choose(fn, either(fn, self.pack_a, self.pack_b), balanced, self.k)
+            count = umax(ceildiv(self.k, _BLOCK_DEPTH), 1)
+            balanced = round_up(ceildiv(self.k, count), self.kind.group)
+            self.depth = select(self.pack_a | self.pack_b, balanced, self.k)
 
-    def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
+    @inline
+    def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
         """A part of one matmul."""
-        fn, start, end = self.main, part.start, part.end
-        count = fn.umax(self.tiles.count, 1)
-        first, stop = fn.udiv(start, count), fn.ceildiv(end, count)
+        count = umax(self.tiles.count, 1)
+        first, stop = udiv(part.start, count), ceildiv(part.end, count)
         low, high = part.low, part.high
         if self.computed is not None:  # of one panel, no more rows than are needed
-            single, before = fn.cmp("ule", fn.sub(stop, first), 1), fn.mul(first, count)
-            low = fn.select(single, fn.smax(low, fn.sub(start, before)), low)
-            high = fn.select(single, fn.smin(high, fn.sub(end, before)), high)
+            single, before = ule(stop - first, 1), first * count
+            low = select(single, max(low, part.start - before), low)
+            high = select(single, min(high, part.end - before), high)
+        part = Part(part.start, part.end, low, high)
 
-        def group(begin: Int, end_panel: Int) -> None:
-            def depth_block(depth: Depth) -> None:
-                panel_of_b = self.group_of_b(b, begin, end_panel, depth)
-
-                def block(tile: Int, _: list[Value]) -> None:
-                    tile_stop = fn.smin(fn.add(tile, self.block_tiles), high)
-                    tile_of_a = self.block_of_a(a, tile, tile_stop, depth)
-
-                    def panel(j: Int, form: PanelForm) -> None:
-                        before = fn.mul(j, self.tiles.count)
-                        t0 = fn.smax(tile, fn.sub(start, before))
-                        t1 = fn.smin(tile_stop, fn.sub(end, before))
-                        fn.branch(
-                            fn.cmp("slt", t0, t1),
-                            lambda: self.panel(tile_of_a, panel_of_b(j, form), c, j, form, t0, t1),
-                        )
-
-                    self.each_panel(begin, end_panel, panel)
-
-                fn.loop(low, high, self.block_tiles, [], block)
-
-            self.each_depth(depth_block)
-
-        def general() -> None:
-            if self.spec.b_packed:
-                return group(first, stop)
-            step = self.group_panels
-            fn.loop(first, stop, step, [], lambda j, _: group(j, fn.smin(fn.add(j, step), stop)))
-            return None
-
-        def by_rows(rows: list[int]) -> None:
-            if not rows:
-                return general()
-            skinny = lambda: self.skinny(rows[0], a, b, c, first, stop)  # noqa: E731
-            return fn.branch(fn.cmp("eq", self.m, rows[0]), skinny, lambda: by_rows(rows[1:]))
+        def by_rows(few: list[int]) -> None:
+            """Very few rows have code of their own."""
+            if few:
+                if self.m == few[0]:
+                    self.skinny(few[0], a, b, c, first, stop)
+                else:
+                    by_rows(few[1:])
+            elif self.spec.b_packed:
+                self.group(a, b, c, first, stop, part)
+            else:
+                for j in loop(first, stop, self.group_panels):
+                    self.group(a, b, c, j, min(j + self.group_panels, stop), part)
 
         few = [
             rows
@@ -276,185 +276,199 @@ class _Gemm(ProductDriver):
         ]
         by_rows(few if self.spec.b_packed or self.b_in_place else [])
 
+    @inline
+    def group(self, a: ptr, b: ptr, c: ptr, first: Count, stop: Count, part: Part) -> None:
+        """All rows of panels first..stop: block by block of k, then of row tiles."""
+
+        def block(depth: Depth) -> None:
+            panel_of_b = self.group_of_b(b, first, stop, depth)
+            for tile in loop(part.low, part.high, self.block_tiles):
+                tile_stop = min(tile + self.block_tiles, part.high)
+                tile_of_a = self.block_of_a(a, tile, tile_stop, depth)
+
+                def panel(j: Count, form: PanelForm) -> None:
+                    before = j * self.tiles.count
+                    t0 = max(tile, part.start - before)
+                    t1 = min(tile_stop, part.end - before)
+                    if t0 < t1:
+                        self.panel(tile_of_a, panel_of_b(j, form), c, j, form, t0, t1)
+
+                self.each_panel(first, stop, panel)
+
+        self.each_depth(block)
+
+    @inline
     def each_depth(self, block: Callable[[Depth], None]) -> None:
         """block(depth) for the blocks of k; a kernel that does not cut k has one."""
-        fn, frame = self.main, self.frame
+        group = self.kind.group
         if not self.blocks_k:
-            return block(Depth(0, self.k, fn.round_up(self.k, self.kind.group)))
+            block(Depth(0, self.k, round_up(self.k, group)))
+        else:
+            for k in loop(0, umax(self.k, 1), umax(self.depth, 1)):  # k = 0 still stores its zeros
+                left = self.k - k
+                size = min(self.depth, left)
+                self.frame.change("k", size)
+                self.frame.change("fresh", select(k == 0, 1, 0))
+                self.frame.change("done", select(size == left, 1, 0))
+                block(Depth(k, size, round_up(size, group)))
 
-        def body(k: Int, _: list[Value]) -> None:
-            left = fn.sub(self.k, k)
-            size = fn.smin(self.depth, left)
-            frame.change("k", size)
-            frame.change("fresh", fn.select(fn.cmp("eq", k, 0), 1, 0))
-            frame.change("done", fn.select(fn.cmp("eq", size, left), 1, 0))
-            block(Depth(k, size, fn.round_up(size, self.kind.group)))
-
-        fn.loop(0, fn.umax(self.k, 1), fn.umax(self.depth, 1), [], body)  # k = 0 still stores its zeros
-        return None
-
-    def each_panel(self, first: Int, stop: Int, panel: Callable[[Int, PanelForm], None]) -> None:
+    @inline
+    def each_panel(self, first: Count, stop: Count, panel: Callable[[Count, PanelForm], None]) -> None:
         """panel(j, form) for panels first..stop; only the last panel of all can be narrow or ragged."""
-        fn = self.main
         static = isinstance(self.n, int)
         # With a run-time n the masked family also serves the full panels: less code, same speed.
         whole = PanelForm(self.vectors, not static, last=False)
-        fn.loop(first, fn.smin(stop, self.full), 1, [], lambda j, _: panel(j, whole))
+        for j in loop(first, min(stop, self.full)):
+            panel(j, whole)
 
         def narrow(vectors: int) -> None:
-            wide_enough = vectors == 1 or fn.cmp("ugt", self.tail, (vectors - 1) * self.lanes)
             form = PanelForm(vectors, not static or self.spec.n % self.lanes != 0, last=True)
-            fn.branch(wide_enough, lambda: panel(self.full, form), lambda: narrow(vectors - 1))
+            if vectors == 1 or ugt(self.tail, (vectors - 1) * self.lanes):
+                panel(self.full, form)
+            else:
+                narrow(vectors - 1)
 
-        fn.branch(fn.cmp("sgt", stop, self.full), lambda: narrow(self.vectors))
+        if stop > self.full:
+            narrow(self.vectors)
 
+    @inline
     def panel(
-        self, tile_of_a: TileOfA, b: Value, c: Value, j: Int, form: PanelForm, t0: Int, t1: Int
+        self, tile_of_a: TileOfA, b: ptr, c: ptr, j: Count, form: PanelForm, t0: Count, t1: Count
     ) -> None:
         """Row tiles t0..t1 of panel j."""
-        fn, tiles = self.main, self.tiles
-        column = fn.mul(j, self.columns)
-        c = fn.gep(c, column, self.c_element)
+        tiles, column = self.tiles, j * self.columns
+        line = gep(c, column, self.c_element)
         heights = tiles.heights(self.rows)
-        if not heights:  # a matmul of no rows writes nothing
-            return
-        names = [self.writer.function(height, form.vectors, masked=form.masked) for height in heights]
+        if heights:  # a matmul of no rows writes nothing
+            names = [self.writer.function(height, form.vectors, masked=form.masked) for height in heights]
+            low = self.tile_function(names, tiles.low - heights[0])
+            high = self.tile_function(names, tiles.low + 1 - heights[0])
+            for t in loop(t0, t1):
+                row = tiles.row(self.main, t)
+                function = select(ult(t, tiles.tall), high, low)
+                place = gep(line, row * self.c_row, self.c_element)
+                later = self.later_weights(b, t0, t, t1) if self.spec.b_packed else b
+                self.tile(function, tile_of_a(t, row), b, place, row, column, later)
 
-        def function(rows: Int) -> Value:
-            if len(names) == 1:
-                return Value("ptr", f"@{names[0]}")
-            table = self.module.table(f"{names[0]}.table", "ptr", names)
-            return fn.load("ptr", fn.gep(table, fn.umin(fn.sub(rows, heights[0]), len(names) - 1), "ptr"))
+    @inline
+    def tile_function(self, names: list[str], number: Count) -> ptr:
+        """One of the functions, by a number known at run time."""
+        if len(names) == 1:
+            return ptr(Value("ptr", f"@{names[0]}"))
+        table = self.module.table(f"{names[0]}.table", "ptr", names)
+        return load(ptr, gep(table, umin(number, len(names) - 1), ptr))
 
-        low, high = function(tiles.low), function(fn.add(tiles.low, 1))
+    @inline
+    def tile(self, function: ptr, a: ptr, b: ptr, c: ptr, row: Count, column: Count, later: ptr) -> None:
+        """Compute the tile of C at (row, column), and prefetch `later` weights, if they are not `b`."""
+        call(function, self.args, self.frame.pointer, a, b, c, row, column, later)
 
-        def tile(t: Int, _: list[Value]) -> None:
-            row = tiles.row(fn, t)
-            callee = fn.select(fn.cmp("ult", t, tiles.tall), high, low)
-            place = fn.gep(c, fn.mul(row, self.c_row), self.c_element)
-            later = self.later_weights(b, t0, t, t1) if self.spec.b_packed else None
-            self.writer.call(fn, callee, tile_of_a(t, row), b, place, row, column, later)
-
-        fn.loop(t0, t1, 1, [], tile)
-
-    def later_weights(self, panel: Value, first: Int, tile: Int, stop: Int) -> Value:
+    @inline
+    def later_weights(self, panel: ptr, first: Count, tile: Count, stop: Count) -> ptr:
         """What tiles first..stop of a panel prefetch while they sum: the last few share the next panel, which
         is in L2 when its first tile comes. After the last panel come the weights of the next matmul. A tile
         that has a panel to itself waits for memory anyway, and prefetches nothing.
         """
-        fn, steps = self.main, self.padded_k // self.kind.group
+        steps = self.padded_k // self.kind.group
         parts = self.writer.step_bytes // self.writer.pace
-        part = fn.sub(tile, fn.smax(fn.sub(stop, parts), first))
-        offset = fn.add(
-            fn.mul(part, steps * self.writer.pace), self.panel_elements * size_bytes(self.element)
-        )
-        asks = both(fn, fn.cmp("sge", part, 0), fn.cmp("sgt", fn.sub(stop, first), 1))
-        there: Value = fn.select(asks, fn.gep(panel, offset, "i8"), panel)
-        return there
+        part = tile - max(stop - parts, first)
+        offset = part * (steps * self.writer.pace) + self.panel_elements * size_bytes(self.element)
+        asks = (part >= 0) & (stop - first > 1)
+        return select(asks, byte_at(panel, offset), panel)
 
-    def skinny(self, rows: int, a: Value, b: Value, c: Value, first: Int, stop: Int) -> None:
+    @inline
+    def skinny(self, rows: int, a: ptr, b: ptr, c: ptr, first: Count, stop: Count) -> None:
         """A matmul of very few rows: several full panels per call give the chains that one panel lacks."""
-        fn, panels = self.main, self.at_once[rows]
-        callee = Value("ptr", f"@{self.writer.function(rows, self.vectors, panels)}")
-        whole = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
-        cut = fn.add(first, fn.mul(fn.udiv(whole, panels), panels))
+        panels = self.at_once[rows]
+        function = ptr(Value("ptr", f"@{self.writer.function(rows, self.vectors, panels)}"))
+        whole = max(min(stop, self.full) - first, 0)
+        cut = first + udiv(whole, panels) * panels
         if self.b_in_place:
             self.frame.change("b_k", self.b_k)
 
-        def depth_block(depth: Depth) -> None:
-            whole_a: TileOfA = lambda tile, row: a  # noqa: E731
+        def block(depth: Depth) -> None:
+            tile_of_a: TileOfA = lambda tile, row: a  # noqa: E731
             if self.computed is not None:
-                whole_a = self.block_of_a(a, 0, 1, depth)
-
-            def several(j: Int, _: list[Value]) -> None:
-                column = fn.mul(j, self.columns)
-                place = fn.gep(c, column, self.c_element)
-                self.writer.call(
-                    fn, callee, whole_a(0, 0), self.place_in_b(b, j, column, 0), place, 0, column
-                )
-
-            fn.loop(first, cut, panels, [], several)
+                tile_of_a = self.block_of_a(a, 0, 1, depth)
+            for j in loop(first, cut, panels):
+                column = j * self.columns
+                place, rows_of_a = gep(c, column, self.c_element), tile_of_a(0, 0)
+                weights = self.place_in_b(b, j, column, 0)
+                self.tile(function, rows_of_a, weights, place, 0, column, weights)
             panel_of_b = self.group_of_b(b, cut, stop, depth)
             self.each_panel(
-                cut, stop, lambda j, form: self.panel(whole_a, panel_of_b(j, form), c, j, form, 0, 1)
+                cut, stop, lambda j, form: self.panel(tile_of_a, panel_of_b(j, form), c, j, form, 0, 1)
             )
 
-        self.each_depth(depth_block)
+        self.each_depth(block)
 
     # ---- where A and B are found
 
-    def block_of_a(self, a: Value, first: Int, stop: Int, depth: Depth) -> TileOfA:
+    @inline
+    def block_of_a(self, a: ptr, first: Count, stop: Count, depth: Depth) -> TileOfA:
         """How to find the row tiles first..stop of A, packed if that was decided."""
-        fn = self.main
-        panels = fn.mul(fn.mul(depth.padded, self.group_columns), size_bytes(self.element))
-        if self.computed is not None:
-            rows, row0 = fn.gep(self.b_scratch, panels, "i8"), self.tiles.row(fn, first)
-            count = fn.sub(self.tiles.row(fn, stop), row0)
-            self.computed.compute(fn, rows, row0, count, depth.start, depth.size)
+        f, row_of, computed = self.main, self.tiles.row, self.computed
+        panels = depth.padded * self.group_columns * size_bytes(self.element)
+        if computed is not None:
+            rows, row0 = byte_at(self.b_scratch, panels), row_of(f, first)
+            computed.compute(self.args, rows, row0, row_of(f, stop) - row0, depth.start, depth.size)
             element = self.kind.row_element
-            return lambda tile, row: fn.gep(rows, fn.mul(fn.sub(row, row0), self.a_row), element)
-        a = fn.gep(a, fn.mul(depth.start, self.a_k), self.element)
+            return lambda tile, row: gep(rows, (row - row0) * self.a_row, element)
+        start = gep(a, depth.start * self.a_k, self.element)
         if not self.packs_a:
-            return lambda tile, row: fn.gep(a, fn.mul(row, self.a_row), self.element)
-        tiles = fn.gep(self.b_scratch, panels, "i8")
-        stride = fn.add(fn.mul(depth.size, self.tile_width), _TILE_PAD)
+            return lambda tile, row: gep(start, row * self.a_row, self.element)
+        tiles = byte_at(self.b_scratch, panels)
+        stride = depth.size * self.tile_width + _TILE_PAD
         # The last tiles begin early enough to be read in whole vectors inside the matrix.
-        latest = fn.sub(self.m, self.tile_width)
+        latest = self.m - self.tile_width
+        if self.pack_a:
+            for tile in loop(first, stop):
+                begin = umin(row_of(f, tile), latest)
+                self.a_starts[tile - first] = begin
+            packer = tile_packer(self.kind, self.tile_width)
+            call(packer, start, self.a_k, tiles, stride, depth.size, self.a_starts, stop - first)
 
-        def pack() -> None:
-            def start(tile: Int, _: list[Value]) -> None:
-                at = fn.umin(self.tiles.row(fn, tile), latest)
-                fn.store(at, fn.gep(self.a_starts, fn.sub(tile, first), "i64"))
-
-            fn.loop(first, stop, 1, [], start)
-            packer = emit_tile_packer(self.module, self.kind, self.tile_width)
-            fn.call(packer, [a, self.a_k, tiles, stride, depth.size, self.a_starts, fn.sub(stop, first)])
-
-        fn.branch(self.pack_a, pack)
-
-        def place(tile: Int, row: Int) -> Value:
-            skipped = fn.sub(row, fn.umin(row, latest))
-            packed = fn.gep(tiles, fn.add(fn.mul(fn.sub(tile, first), stride), skipped), self.element)
-            found: Value = fn.select(self.pack_a, packed, fn.gep(a, row, self.element))
-            return found
+        def place(tile: Count, row: Count) -> ptr:
+            skipped = row - umin(row, latest)
+            packed = gep(tiles, (tile - first) * stride + skipped, self.element)
+            return select(self.pack_a, packed, gep(start, row, self.element))
 
         return place
 
-    def place_in_b(self, b: Value, j: Int, column: Int, k: Int) -> Value:
+    @inline
+    def place_in_b(self, b: ptr, j: Count, column: Count, k: Count) -> ptr:
         """Where panel j, which starts at `column`, is in packed weights or, from k on, in the matrix."""
-        fn = self.main
         if self.spec.quads is not None:
-            return fn.gep(b, fn.mul(j, self.panel_elements), self.element)
+            return gep(b, j * self.panel_elements, self.element)
         if self.spec.b_packed:
-            return fn.gep(b, fn.mul(column, self.padded_k), self.element)
-        return fn.gep(b, fn.add(fn.mul(column, self.b_column), fn.mul(k, self.b_k)), self.element)
+            return gep(b, column * self.padded_k, self.element)
+        return gep(b, column * self.b_column + k * self.b_k, self.element)
 
-    def group_of_b(self, b: Value, first: Int, stop: Int, depth: Depth) -> PanelOfB:
+    @inline
+    def group_of_b(self, b: ptr, first: Count, stop: Count, depth: Depth) -> PanelOfB:
         """How to find the panels first..stop of B, packed where they must be or where that was decided."""
-        fn = self.main
         if self.spec.b_packed:
-            return lambda j, form: self.place_in_b(b, j, fn.mul(j, self.columns), 0)
+            return lambda j, form: self.place_in_b(b, j, j * self.columns, 0)
 
-        def pack(j: Int, count: Int, vectors: int, to: Value) -> None:
-            packer = emit_panel_packer(self.module, self.kind, vectors, self.b_k, self.b_column)
-            column = fn.mul(j, self.columns)
+        def pack(j: Count, count: Count, vectors: int, to: ptr) -> None:
+            packer = panel_packer(self.kind, vectors, self.b_k, self.b_column)
+            column = j * self.columns
             source = self.place_in_b(b, j, column, depth.start)
-            fn.call(packer, [source, self.b_k, self.b_column, to, depth.size, fn.sub(self.n, column), count])
+            call(packer, source, self.b_k, self.b_column, to, depth.size, self.n - column, count)
 
-        whole = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
-        some = both(fn, self.pack_b, fn.cmp("ne", whole, 0))
-        fn.branch(some, lambda: pack(first, whole, self.vectors, self.b_scratch))
+        whole = max(min(stop, self.full) - first, 0)
+        if self.pack_b & (whole != 0):
+            pack(first, whole, self.vectors, self.b_scratch)
 
-        def place(j: Int, form: PanelForm) -> Value:
+        def place(j: Count, form: PanelForm) -> ptr:
             ragged = form.last and form.masked and not self.module.target.has_avx512
-            packed = either(fn, self.pack_b, ragged)
-            offset = fn.mul(fn.mul(fn.sub(j, first), self.columns), depth.padded)
-            panel = fn.gep(self.b_scratch, offset, self.element)
+            packed = self.pack_b | ragged
+            panel = gep(self.b_scratch, (j - first) * self.columns * depth.padded, self.element)
             if form.last:
-                fn.branch(packed, lambda: pack(j, 1, form.vectors, panel))
-            self.frame.change("b_k", choose(fn, packed, form.vectors * self.lanes, self.b_k))
-            in_place = self.place_in_b(b, j, fn.mul(j, self.columns), depth.start)
-            found: Value = fn.select(packed, panel, in_place)
-            return found
+                if packed:
+                    pack(j, 1, form.vectors, panel)
+            self.frame.change("b_k", select(packed, form.vectors * self.lanes, self.b_k))
+            in_place = self.place_in_b(b, j, j * self.columns, depth.start)
+            return select(packed, panel, in_place)
 
         return place

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from rlx.codegen.cpu.kernels import PART_BITS
-from rlx.codegen.native.irtext import Bool, Function, Int, Value
+from rlx.codegen.native.irtext import Bool, Function
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import ceildiv, lshr, ptr, select, udiv, ugt, ult, umax, umin
 from rlx.records import dataclass
+
+Count = Any
+"""A number of the notation: an int where the compiler knows it, else a Value."""
 
 
 @dataclass(frozen=True)
 class Tiles:
     """A balanced cut of m rows into `count` tiles: the first `tall` of low + 1 rows, then of low rows."""
 
-    count: Int
-    low: Int
-    tall: Int
+    count: Count
+    low: Count
+    tall: Count
 
     @staticmethod
-    def of(fn: Function, m: Int, height: int) -> Tiles:
-        count = fn.ceildiv(m, height)
-        low = fn.udiv(m, fn.umax(count, 1))
-        return Tiles(count, low, fn.sub(m, fn.mul(low, count)))
+    @inline
+    def of(f: Function, m: Count, height: int) -> Tiles:
+        count = ceildiv(m, height)
+        low = udiv(m, umax(count, 1))
+        return Tiles(count, low, m - low * count)
 
-    def row(self, fn: Function, tile: Int) -> Int:
+    @inline
+    def row(self, f: Function, tile: Count) -> Count:
         """First row of a tile."""
-        return fn.add(fn.mul(tile, self.low), fn.umin(tile, self.tall))
+        return tile * self.low + umin(tile, self.tall)
+
+    @inline
+    def height(self, tile: Count) -> Count:
+        """Rows of a tile."""
+        return self.low + select(ult(tile, self.tall), 1, 0)
 
     def heights(self, limit: int) -> list[int]:
         """Every height that a tile may have."""
@@ -48,28 +60,30 @@ class PanelForm:
 class Depth:
     """A block of k."""
 
-    start: Int
-    size: Int
-    padded: Int  # in whole groups
+    start: Count
+    size: Count
+    padded: Count  # in whole groups
 
 
-PanelOfB = Callable[[Int, PanelForm], Value]
+PanelOfB = Callable[[Count, PanelForm], ptr]
 """Address of a panel of B."""
 
-TileOfA = Callable[[Int, Int], Value]
+TileOfA = Callable[[Count, Count], ptr]
 """Address of A for (tile, its first row)."""
 
 
-def share(fn: Function, total: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
+@inline
+def share(total: Count, thread: Count, threads: Count) -> tuple[Count, Count]:
     """The contiguous part of range(total) that belongs to one thread."""
-    return fn.udiv(fn.mul(total, thread), threads), fn.udiv(fn.mul(total, fn.add(thread, 1)), threads)
+    return udiv(total * thread, threads), udiv(total * (thread + 1), threads)
 
 
-def part_window(fn: Function, part: Int, panels: Int) -> tuple[Int, Int]:
+@inline
+def part_window(part: Count, panels: Count) -> tuple[Count, Count]:
     """What the last argument of a kernel says: the first panel, and where panels end. For a run of the whole
     kernel it is 0."""
-    first, stop = fn.and_(part, (1 << PART_BITS) - 1), fn.lshr(part, PART_BITS)
-    return first, fn.select(fn.cmp("eq", stop, 0), panels, stop)
+    first, stop = part & ((1 << PART_BITS) - 1), lshr(part, PART_BITS)
+    return first, select(stop == 0, panels, stop)
 
 
 @dataclass(frozen=True)
@@ -79,52 +93,48 @@ class Units:
     Panels are as dear as they are wide: the last one may hold a third of the columns of the others.
     """
 
-    tiles: Int
-    full: Int
+    tiles: Count
+    full: Count
     full_weight: int
-    tail_weight: Int  # 0 where there is no last, narrower panel
+    tail_weight: Count  # 0 where there is no last, narrower panel
 
-    def count(self, fn: Function) -> Int:
-        return fn.mul(self.tiles, fn.add(self.full, fn.select(fn.cmp("ne", self.tail_weight, 0), 1, 0)))
+    @inline
+    def count(self) -> Count:
+        return self.tiles * (self.full + select(self.tail_weight != 0, 1, 0))
 
-    def window(self, fn: Function, first: Int, stop: Int) -> Units:
+    @property
+    def has_no_tail(self) -> bool:
+        """Whether it is known that no panel is narrower."""
+        return isinstance(self.tail_weight, int) and self.tail_weight == 0
+
+    @inline
+    def window(self, first: Count, stop: Count) -> Units:
         """The units of panels first..stop only."""
-        full = fn.smax(fn.sub(fn.smin(stop, self.full), first), 0)
-        none = isinstance(self.tail_weight, int) and self.tail_weight == 0
-        tail = 0 if none else fn.select(fn.cmp("ugt", stop, self.full), self.tail_weight, 0)
+        full = max(min(stop, self.full) - first, 0)
+        tail = 0 if self.has_no_tail else select(ugt(stop, self.full), self.tail_weight, 0)
         return Units(self.tiles, full, self.full_weight, tail)
 
-    def share(self, fn: Function, items: Int, thread: Int, threads: Int) -> tuple[Int, Int]:
+    @inline
+    def of_thread(self, items: Count, thread: Count, threads: Count) -> tuple[Count, Count]:
         """The contiguous part of the units of `items` matmuls that belongs to one thread."""
-        if isinstance(self.tail_weight, int) and self.tail_weight == 0:
-            return share(fn, fn.mul(self.count(fn), items), thread, threads)
-        in_full = fn.mul(fn.mul(self.tiles, self.full), self.full_weight)
-        each = fn.add(in_full, fn.mul(self.tiles, self.tail_weight))
+        if self.has_no_tail:
+            return share(self.count() * items, thread, threads)
+        in_full = self.tiles * self.full * self.full_weight
+        each = in_full + self.tiles * self.tail_weight
 
-        def unit(weight: Int) -> Int:
+        def unit(weight: Count) -> Count:
             """The unit that holds a place on the scale of weights."""
-            item = fn.udiv(weight, fn.umax(each, 1))
-            rest = fn.sub(weight, fn.mul(item, each))
-            behind = fn.udiv(fn.sub(rest, in_full), fn.umax(self.tail_weight, 1))
-            in_tail = fn.add(fn.mul(self.tiles, self.full), behind)
-            inside = fn.cmp("ult", rest, in_full)
-            found = fn.select(inside, fn.udiv(rest, self.full_weight), in_tail)
-            return fn.add(fn.mul(item, self.count(fn)), found)
+            item = udiv(weight, umax(each, 1))
+            rest = weight - item * each
+            behind = udiv(rest - in_full, umax(self.tail_weight, 1))
+            in_tail = self.tiles * self.full + behind
+            found = select(ult(rest, in_full), udiv(rest, self.full_weight), in_tail)
+            return item * self.count() + found
 
-        low, high = share(fn, fn.mul(each, items), thread, threads)
+        low, high = share(each * items, thread, threads)
         return unit(low), unit(high)
 
 
 def both(fn: Function, a: Bool, b: Bool) -> Bool:
     """Whether both hold; Python bools decide while generating."""
     return cast(Bool, fn.and_(a, b))
-
-
-def either(fn: Function, a: Bool, b: Bool) -> Bool:
-    """Whether one of the two holds; Python bools decide while generating."""
-    return cast(Bool, fn.or_(a, b))
-
-
-def choose(fn: Function, condition: Bool, a: Int, b: Int) -> Int:
-    """`a` where the condition holds, else `b`."""
-    return fn.select(condition, a, b)

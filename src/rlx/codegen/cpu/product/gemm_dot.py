@@ -7,12 +7,33 @@ sizes known to the compiler, so the bits of a row do not depend on how many rows
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_driver import GemmCall, GemmSpec, Part, ProductDriver, Size
 from rlx.codegen.cpu.product.microkernel import kind_of
-from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, vector
+from rlx.codegen.native.irtext import Module, Value, constant, vector
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    Word,
+    broadcast,
+    call,
+    ceildiv,
+    fma,
+    gep,
+    i64,
+    insert,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    ptr,
+    shuffle,
+    udiv,
+    ult,
+    umax,
+)
 from rlx.kernel.rounding import FEW_ROWS, runs_along_k
 from rlx.target.cpu import Target
 
@@ -44,121 +65,123 @@ class DotGemm(ProductDriver):
         if self.computed is not None:  # all rows, if they are few
             self.computed = replace(self.computed, height=max(self.rows, FEW_ROWS))
 
-    def plan(self, panels: Int) -> None:
+    def plan(self, panels: Count) -> None:
         for name in ("n", "k", "a_row", "b_column", "c_row"):
             self.frame.share(name, getattr(self, name))
 
-    def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
-        fn, tiles, start, end = self.main, self.tiles, part.start, part.end
+    @inline
+    def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
+        tiles, start, end = self.tiles, part.start, part.end
         one_panel = isinstance(self.spec.n, int) and self.spec.n <= self.columns
         if self.computed is not None:
-            offset = fn.mul(fn.args[1], fn.field(fn.args[0], 2))
-            a = fn.gep(fn.field(fn.args[0], 1, "ptr"), offset, "i8")
+            a = self.scratch()
             if not one_panel:  # few rows meet many columns
-                self.computed.compute(fn, a, 0, self.m, 0, self.k)
-        count = fn.umax(tiles.count, 1)
+                self.computed.compute(self.args, a, 0, self.m, 0, self.k)
+        count = umax(tiles.count, 1)
         heights = tiles.heights(self.rows)
 
-        def tile(t: Int, column: Int, width: int) -> None:
-            row = tiles.row(fn, t)
-            height = fn.add(tiles.low, fn.select(fn.cmp("ult", t, tiles.tall), 1, 0))
+        def tile(t: Count, column: Count, width: int) -> None:
+            row, height = tiles.row(self.main, t), tiles.height(t)
+            a_place = a
             if self.computed is not None and one_panel:
-                self.computed.compute(fn, a, row, height, 0, self.k)
-                a_place = a
+                self.computed.compute(self.args, a, row, height, 0, self.k)
             else:
-                a_place = fn.gep(a, fn.mul(row, self.a_row), self.element)
-            b_place = fn.gep(b, fn.mul(column, self.b_column), self.element)
-            c_place = fn.gep(c, fn.add(fn.mul(row, self.c_row), column), self.c_element)
-            values = [fn.args[0], self.frame.pointer, a_place, b_place, c_place, row, column]
+                a_place = gep(a, row * self.a_row, self.element)
+            b_place = gep(b, column * self.b_column, self.element)
+            c_place = gep(c, row * self.c_row + column, self.c_element)
 
             def by_height(choices: list[int]) -> None:
                 if len(choices) == 1:
-                    fn.call(self.tile_function(choices[0], width), values)
+                    name = f"{self.name}.{choices[0]}x{width}d"
+                    function = compute_dots.written(name, kernel=self, rows=choices[0], width=width)
+                    call(function, self.args, self.frame.pointer, a_place, b_place, c_place, row, column)
                 elif choices:
-                    matches = fn.cmp("eq", height, choices[0])
-                    fn.branch(matches, lambda: by_height(choices[:1]), lambda: by_height(choices[1:]))
+                    if height == choices[0]:
+                        by_height(choices[:1])
+                    else:
+                        by_height(choices[1:])
 
             by_height(heights)
 
-        def panel(j: Int, _: list[Value]) -> None:
-            before = fn.mul(j, tiles.count)
-            t0, t1 = fn.smax(fn.sub(start, before), part.low), fn.smin(fn.sub(end, before), part.high)
-            column = fn.mul(j, self.columns)
-
-            def each(width: int, at: Int) -> None:
-                fn.loop(t0, t1, 1, [], lambda t, _: tile(t, at, width))
-
-            def rest() -> None:
-                fn.loop(column, self.n, 1, [], lambda at, _: each(1, at))
-
-            fn.branch(fn.cmp("ult", j, self.full), lambda: each(self.columns, column), rest)
-
-        fn.loop(fn.udiv(start, count), fn.ceildiv(end, count), 1, [], panel)
-
-    def tile_function(self, rows: int, width: int) -> str:
-        """Name of the function for `rows` x `width` outputs."""
-        name = f"{self.name}.{rows}x{width}d"
-        if self.module.defines(name):
-            return name
-        pointers = [("ptr", "args"), ("ptr", "frame"), ("ptr", "a"), ("ptr", "b"), ("ptr", "c")]
-        params = [*pointers, ("i64", "row"), ("i64", "column")]
-        fn = self.module.function(name, params, internal=True, noinline=True)
-        _, frame, a, b, c, row, column = fn.args
-        k, a_row, b_column, c_row = (
-            self.frame.read(fn, frame, field) for field in ("k", "a_row", "b_column", "c_row")
-        )
-        a_rows = [fn.gep(a, fn.mul(i, a_row), self.element) for i in range(rows)]
-        b_columns = [fn.gep(b, fn.mul(j, b_column), self.element) for j in range(width)]
-        type_ = vector(self.element, self.lanes)
-        whole = fn.mul(fn.udiv(k, self.lanes), self.lanes)
-
-        def step(at: Int, sums: list[Value], mask: Value | None = None) -> list[Value]:
-            def load(place: Value) -> Value:
-                moved = fn.gep(place, at, self.element)
-                return fn.load(type_, moved) if mask is None else fn.masked_load(type_, moved, mask)
-
-            x, y = [load(place) for place in a_rows], [load(place) for place in b_columns]
-            return [fn.fma(x[n // width], y[n % width], total) for n, total in enumerate(sums)]
-
-        sums = fn.loop(0, whole, self.lanes, [constant(type_, 0.0)] * (rows * width), step)
-        left = fn.sub(k, whole)
-        last = functools.partial(step, whole, sums)
-        if self.module.target.has_avx512:
-            sums = fn.if_value(fn.cmp("ne", left, 0), lambda: last(fn.lanes(left, self.lanes)), lambda: sums)
-        outputs = [sum_each(fn, sums[i * width : (i + 1) * width]) for i in range(rows)]
-        if not self.module.target.has_avx512:
-
-            def one(at: Int, totals: list[Value]) -> list[Value]:
-                y = constant(outputs[0].type, 0.0)
-                for j, place in enumerate(b_columns):
-                    y = fn.insert(y, fn.load(self.element, fn.gep(place, at, self.element)), j)
-                x = [fn.broadcast(fn.gep(place, at, self.element), self.element, y.width) for place in a_rows]
-                return [fn.fma(x[i], y, total) for i, total in enumerate(totals)]
-
-            outputs = fn.loop(whole, k, 1, outputs, one)
-        mask = fn.lanes(width, outputs[0].width)
-        for i, total in enumerate(outputs):
-            result = self.end.result(fn, frame, total, fn.add(row, i), column, mask)
-            fn.masked_store(result, fn.gep(c, fn.mul(i, c_row), self.c_element), mask)
-        return name
+        for j in loop(udiv(start, count), ceildiv(end, count)):
+            before = j * tiles.count
+            t0, t1 = max(start - before, part.low), min(end - before, part.high)
+            column = j * self.columns
+            if ult(j, self.full):
+                for t in loop(t0, t1):
+                    tile(t, column, self.columns)
+            else:
+                for one in loop(column, self.n):
+                    for t in loop(t0, t1):
+                        tile(t, one, 1)
 
 
-def sum_each(fn: Function, vectors: list[Value]) -> Value:
+@native(internal=True, noinline=True)
+def compute_dots(
+    args: ptr,
+    frame: ptr,
+    a: ptr,
+    b: ptr,
+    c: ptr,
+    row: i64,
+    column: i64,
+    *,
+    kernel: DotGemm,
+    rows: int,
+    width: int,
+) -> None:
+    """Compute `rows` x `width` elements of C from (row, column) on; the pointers point to its operands."""
+    element, size, masks = kernel.element, kernel.lanes, kernel.module.target.has_avx512
+    k, a_row, b_column, c_row = kernel.frame.named(frame, "k", "a_row", "b_column", "c_row")
+    a_rows = [gep(a, i * a_row, element) for i in range(rows)]
+    b_columns = [gep(b, j * b_column, element) for j in range(width)]
+    type_ = vector(element, size)
+
+    def added(at: Count, sums: list[Value], mask: Value | None) -> list[Value]:
+        """The sums with what a vector of k adds to each."""
+
+        def read(line: ptr) -> Value:
+            place = gep(line, at, element)
+            return load(type_, place) if mask is None else masked_load(type_, place, mask)
+
+        x = [read(line) for line in (*a_rows, *b_columns)]
+        return [fma(x[n // width], x[rows + n % width], total) for n, total in enumerate(sums)]
+
+    whole = udiv(k, size) * size
+    sums: list[Value] = [constant(type_, 0.0)] * (rows * width)
+    for at in loop(0, whole, size):
+        sums = added(at, sums, None)
+    left = k - whole
+    if masks:
+        sums = added(whole, sums, lanes(left, size)) if left != 0 else sums
+    outputs = [sum_each(sums[i * width : (i + 1) * width]) for i in range(rows)]
+    if not masks:
+        for at in loop(whole, k):
+            y = constant(outputs[0].type, 0.0)
+            for j, place in enumerate(b_columns):
+                y = insert(y, load(element, gep(place, at, element)), j)
+            x = [broadcast(gep(place, at, element), element, y.width) for place in a_rows]
+            outputs = [fma(x[i], y, total) for i, total in enumerate(outputs)]
+    mask = lanes(width, outputs[0].width)
+    for i, total in enumerate(outputs):
+        result = kernel.end.result(frame, total, row + i, column, mask)
+        masked_store(result, gep(c, i * c_row, kernel.c_element), mask)
+
+
+@inline
+def sum_each(vectors: list[Value]) -> Value:
     """The sum over the lanes of each vector, in the lanes of one vector (as many as the next power of two).
 
     Lane i is added to lane i + half, then halves again; two vectors share the work from the first step on.
     """
-    size = vectors[0].width
-    parts = [
-        *vectors,
-        *[constant(vectors[0].type, 0.0)] * ((1 << (len(vectors) - 1).bit_length()) - len(vectors)),
-    ]
-    length = size  # lanes that still belong to one sum
-    while length > 1:
+    size, type_ = vectors[0].width, vectors[0].type
+    missing = (1 << (len(vectors) - 1).bit_length()) - len(vectors)
+    parts: list[Word] = [*map(Word, vectors), *[Word(constant(type_, 0.0))] * missing]
+    for halvings in range(size.bit_length() - 1):
+        length = size >> halvings  # lanes that still belong to one sum
         pairs = list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) > 1 else [(parts[0], None)]
-        lanes = 2 * size if len(parts) > 1 else parts[0].width
-        low = [i for i in range(lanes) if i % length < length // 2]
+        width = 2 * size if len(parts) > 1 else parts[0].width
+        low = [i for i in range(width) if i % length < length // 2]
         high = [i + length // 2 for i in low]
-        parts = [fn.fadd(fn.shuffle(x, y, low), fn.shuffle(x, y, high)) for x, y in pairs]
-        length //= 2
+        parts = [shuffle(x, y, low) + shuffle(x, y, high) for x, y in pairs]
     return parts[0]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from rlx.codegen.cpu.frame import product
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.cpu.product.gemm_cut import Tiles, Units, part_window, share
+from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, Units, part_window, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
 from rlx.codegen.cpu.product.gemm_rows import ComputedRows, Prologue, share_rows
 from rlx.codegen.cpu.product.microkernel import Kind
-from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
+from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import size_bytes
+from rlx.codegen.native.notation import inline, write
+from rlx.codegen.native.words import ceildiv, field, gep, i8, i64, loop, ptr, select, udiv, umax
 from rlx.errors import ShapeError, UnsupportedError
 from rlx.kernel.quads import QuadPanels
 from rlx.records import dataclass
@@ -92,16 +95,24 @@ class GemmCall:
     prologue: Prologue | None = None
     beside: tuple[tuple[int, str], ...] = ()
 
+    def size(self, fn: Function, x: Size) -> Count:
+        """A size of the spec as an int, or as a Value inside `fn`."""
+        if isinstance(x, int):
+            return x
+        if self.dim_value is None:
+            raise ShapeError(f"kernel {fn.name!r} has the symbolic size {x} but no dim_value to read it by")
+        return self.dim_value(fn, x)
+
 
 @dataclass(frozen=True)
 class Part:
     """What a thread has of one matmul: tiles start..end, counted down the rows of one panel, then of the
     next, as far as they are stored in row tiles low..high."""
 
-    start: Int
-    end: Int
-    low: Int
-    high: Int
+    start: Count
+    end: Count
+    low: Count
+    high: Count
 
 
 class ProductDriver:
@@ -119,7 +130,7 @@ class ProductDriver:
         batch_axes = len(call.spec.batch)
         self.frame = Frame(self.main, 10 + batch_axes)
         self.end = TileEnd(
-            module, name, kind.accumulator, self.lanes, self.c_element, self.frame, call.epilogue, batch_axes
+            name, kind.accumulator, self.lanes, self.c_element, self.frame, call.epilogue, batch_axes
         )
         self.computed: ComputedRows | None = None
         if call.prologue is not None:
@@ -127,78 +138,76 @@ class ProductDriver:
                 module, name, kind, call.prologue, self.frame, batch_axes, call.spec.k, rows
             )
 
-    def plan(self, panels: Int) -> None:
+    def plan(self, panels: Count) -> None:
         """Decide what depends on sizes, and fill the frame."""
         raise NotImplementedError
 
-    def product(self, a: Value, b: Value, c: Value, part: Part) -> None:
+    def product(self, a: ptr, b: ptr, c: ptr, part: Part) -> None:
         """A part of one matmul."""
         raise NotImplementedError
 
-    def size(self, x: Size) -> Int:
+    def size(self, x: Size) -> Count:
         """A size of the spec as an int or a Value of the driver."""
-        if isinstance(x, int):
-            return x
-        if self.call.dim_value is None:
-            raise ShapeError(f"kernel {self.name!r} has the symbolic size {x} but no dim_value to read it by")
-        return self.call.dim_value(self.main, x)
+        return self.call.size(self.main, x)
 
     def emit(self) -> KernelInfo:
         """Write the kernel."""
-        fn, spec = self.main, self.call.spec
-        thread: Int = fn.args[1]
-        threads: Int = fn.args[2]
+        write(self.main, self.kernel, *self.main.args)
+        return KernelInfo(self.name, self.scratch_bytes)
+
+    @inline
+    def kernel(self, args: ptr, thread: Count, threads: Count, part: Count) -> None:
+        """Cut C into tiles, and compute those of this thread, one matmul of the batch after the other."""
+        spec = self.spec
+        self.args, self.thread = args, thread
         self.m, self.n, self.k = (self.size(x) for x in (spec.m, spec.n, spec.k))
         self.a_row, self.a_k = (self.size(x) for x in spec.a_strides[-2:])
         b_strides = (0, 1) if spec.b_packed else spec.b_strides[-2:]
         self.b_k, self.b_column = (self.size(x) for x in b_strides)
         self.c_row = self.size(spec.c_strides[-2])
         batch = [self.size(x) for x in spec.batch]
-        self.tiles = Tiles.of(fn, self.m, self.rows)
-        self.full = fn.udiv(self.n, self.columns)
-        self.tail = fn.sub(self.n, fn.mul(self.full, self.columns))
-        panels = fn.add(self.full, fn.select(fn.cmp("ne", self.tail, 0), 1, 0))
+        self.tiles = Tiles.of(self.main, self.m, self.rows)
+        self.full = udiv(self.n, self.columns)
+        self.tail = self.n - self.full * self.columns
+        panels = self.full + select(self.tail != 0, 1, 0)
         self.plan(panels)
-        items: Int = 1
-        for extent in batch:
-            items = fn.mul(items, extent)
+        items = product(batch)
         grain = 1 if self.columns % self.lanes else self.lanes
-        cut = Units(self.tiles.count, self.full, self.columns // grain, fn.ceildiv(self.tail, grain))
-        units = cut.count(fn)
-        each, tiles = units, self.tiles.count
-        window: tuple[Int, Int] = (0, units)
+        cut = Units(self.tiles.count, self.full, self.columns // grain, ceildiv(self.tail, grain))
+        units, tiles = cut.count(), self.tiles.count
+        first_unit, last_unit = 0, units
         if spec.can_be_cut:
-            from_panel, to_panel = part_window(fn, fn.args[3], panels)
-            window = fn.mul(from_panel, tiles), fn.mul(to_panel, tiles)
-            cut = cut.window(fn, from_panel, to_panel)
-        start, end = (fn.add(window[0], unit) for unit in cut.share(fn, items, thread, threads))
+            from_panel, to_panel = part_window(part, panels)
+            first_unit, last_unit = from_panel * tiles, to_panel * tiles
+            cut = cut.window(from_panel, to_panel)
+        start, end = (first_unit + unit for unit in cut.of_thread(items, thread, threads))
         # Rows that are computed are shared where that is fair; else every thread computes those it needs. So
         # are rows that meet few weights: threads that share columns write to the same cache lines of C.
-        by_rows: Bool = False
+        by_rows, each = False, units
         if self.computed is not None or self.few_weights:
-            by_rows = share_rows(fn, fn.mul(tiles, items), threads)
-            each = fn.select(by_rows, tiles, units)
-            low, high = share(fn, fn.mul(tiles, items), thread, threads)
-            start, end = fn.select(by_rows, low, start), fn.select(by_rows, high, end)
+            by_rows = share_rows(tiles * items, threads)
+            each = select(by_rows, tiles, units)
+            low, high = share(tiles * items, thread, threads)
+            start, end = select(by_rows, low, start), select(by_rows, high, end)
 
-        def item(index: Int, _: Sequence[Value] = ()) -> None:
+        def item(index: Count) -> None:
             a, b, c = self.batch_item(index, batch)
-            before = fn.mul(index, each)
-            first, last = fn.smax(fn.sub(start, before), 0), fn.smin(fn.sub(end, before), each)
-            part = Part(
-                fn.select(by_rows, window[0], first),
-                fn.select(by_rows, window[1], last),
-                fn.select(by_rows, first, 0),
-                fn.select(by_rows, last, tiles),
+            before = index * each
+            first, last = max(start - before, 0), min(end - before, each)
+            own = Part(
+                select(by_rows, first_unit, first),
+                select(by_rows, last_unit, last),
+                select(by_rows, first, 0),
+                select(by_rows, last, tiles),
             )
-            self.product(a, b, c, part)
+            self.product(a, b, c, own)
 
         if batch:
-            per = fn.umax(each, 1)
-            fn.loop(fn.udiv(start, per), fn.ceildiv(end, per), 1, [], item)
+            per = umax(each, 1)
+            for index in loop(udiv(start, per), ceildiv(end, per)):
+                item(index)
         else:
             item(0)
-        return KernelInfo(self.name, self.scratch_bytes)
 
     @property
     def few_weights(self) -> bool:
@@ -206,18 +215,25 @@ class ProductDriver:
         spec, room = self.spec, self.module.target.l2_bytes // 4
         return spec.b_packed and int(spec.k) * int(spec.n) * size_bytes(self.element) <= room
 
-    def batch_item(self, index: Int, batch: list[Int]) -> list[Value]:
+    @inline
+    def scratch(self) -> ptr:
+        """This thread's scratch."""
+        offset = self.thread * field(self.args, 2, i64)
+        return gep(field(self.args, 1, ptr), offset, i8)
+
+    @inline
+    def batch_item(self, index: Count, batch: list[Count]) -> list[ptr]:
         """Pointers to A, B and C of one matmul; its place in the batch goes to the frame."""
-        fn, spec = self.main, self.call.spec
-        bases = [fn.field(fn.args[0], operand, "ptr") for operand in self.call.operands]
-        offsets: list[Int] = [self.size(self.call.starts[0]), self.size(self.call.starts[1]), 0]
+        spec = self.spec
+        bases = [field(self.args, operand, ptr) for operand in self.call.operands]
+        offsets = [self.size(self.call.starts[0]), self.size(self.call.starts[1]), 0]
+        strides = (spec.a_strides, spec.b_strides, spec.c_strides)
         rest = index
         for axis in reversed(range(len(batch))):
-            outer = fn.udiv(rest, batch[axis]) if axis else 0
-            place = fn.sub(rest, fn.mul(outer, batch[axis])) if axis else rest
+            outer = udiv(rest, batch[axis]) if axis else 0
+            place = rest - outer * batch[axis] if axis else rest
             self.frame.change(f"batch{axis}", place)
-            for n, strides in enumerate((spec.a_strides, spec.b_strides, spec.c_strides)):
-                offsets[n] = fn.add(offsets[n], fn.mul(place, self.size(strides[axis])))
+            offsets = [o + place * self.size(own[axis]) for o, own in zip(offsets, strides, strict=True)]
             rest = outer
         elements = (self.element, self.element, self.c_element)
-        return [fn.gep(b, o, e) for b, o, e in zip(bases, offsets, elements, strict=True)]
+        return [gep(b, o, e) for b, o, e in zip(bases, offsets, elements, strict=True)]

@@ -4,8 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
+from rlx.codegen.cpu.product.gemm_cut import Count
+from rlx.codegen.native.irtext import Function, Int, Value, vector
 from rlx.codegen.native.irtypes import size_bytes
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    builder,
+    call,
+    ceildiv,
+    field,
+    fpext,
+    fptrunc,
+    gep,
+    i64,
+    lanes,
+    load,
+    loop,
+    masked_store,
+    ptr,
+    sitofp,
+    store,
+    uge,
+    umin,
+)
 from rlx.records import dataclass
 
 Epilogue = Callable[[Function, Value, Int, Int, "Value | None", "tuple[Int, ...]"], Value]
@@ -39,8 +60,14 @@ class Frame:
         """The named size inside an internal function that got the frame's pointer."""
         return self._known[name] if name in self._known else fn.field(frame, self._slot(name))
 
-    def read_pointer(self, fn: Function, frame: Value, name: str) -> Value:
-        return fn.field(frame, self._slot(name), "ptr")
+    def named(self, frame: Value, *names: str) -> list[Count]:
+        """The named sizes inside the internal function that is being written."""
+        return [self.read(builder(), frame, name) for name in names]
+
+    @inline
+    def place(self, frame: ptr, name: str) -> ptr:
+        """The named pointer inside an internal function."""
+        return field(frame, self._slot(name), ptr)
 
     def _slot(self, name: str) -> int:
         slot = self._slots.setdefault(name, len(self._slots))
@@ -56,7 +83,6 @@ class TileEnd:
     tile left in the stage, which is still in L1.
     """
 
-    module: Module
     name: str
     accumulator: str
     lanes: int
@@ -65,74 +91,61 @@ class TileEnd:
     epilogue: Epilogue | None
     batch_axes: int
 
-    def result(
-        self, fn: Function, frame: Value, sums: Value, row: Int, column: Int, mask: Value | None
-    ) -> Value:
+    def result(self, frame: ptr, sums: Value, row: Count, column: Count, mask: Value | None) -> Value:
         """One vector of sums as it is stored."""
         if self.epilogue is not None:
-            batch = tuple(self.frame.read(fn, frame, f"batch{axis}") for axis in range(self.batch_axes))
-            sums = self.epilogue(fn, sums, row, column, mask, batch)
+            batch = self.frame.named(frame, *(f"batch{axis}" for axis in range(self.batch_axes)))
+            sums = self.epilogue(builder(), sums, row, column, mask, tuple(batch))
         if sums.element == self.c_element:
             return sums
         if sums.element == "i32":
-            sums = fn.sitofp(sums, "float")
+            sums = sitofp(sums, "float")
         narrow = size_bytes(sums.type) > size_bytes(self.c_element)
-        return (fn.fptrunc if narrow else fn.fpext)(sums, self.c_element)
+        return fptrunc(sums, self.c_element) if narrow else fpext(sums, self.c_element)
 
+    @inline
     def through_stage(
-        self, fn: Function, frame: Value, sums: Sequence[Value], c: Value, row: Int, column: Int, rows: int
+        self, args: ptr, frame: ptr, sums: Sequence[Value], c: ptr, row: i64, column: i64, rows: int
     ) -> None:
         """Finish a tile of sums, in row order, whose first element of C is (row, column) at `c`."""
-        stage = self.frame.read_pointer(fn, frame, "stage")
+        stage = self.frame.place(frame, "stage")
         for n, total in enumerate(sums):
-            fn.store(total, fn.gep(stage, n * self.lanes, self.accumulator))
-        fn.call(self._finisher(), [fn.args[0], frame, c, row, column, rows, len(sums) // rows])
+            store(total, gep(stage, n * self.lanes, self.accumulator))
+        finish = finish_tile.written(f"{self.name}.finish", end=self)
+        call(finish, args, frame, c, row, column, rows, len(sums) // rows)
 
-    def _finisher(self) -> str:
-        """Name of the function that finishes a tile of sums in the stage; columns past n are left alone."""
-        name = f"{self.name}.finish"
-        if self.module.defines(name):
-            return name
-        params = [
-            ("ptr", "args"),
-            ("ptr", "frame"),
-            ("ptr", "c"),
-            ("i64", "row"),
-            ("i64", "column"),
-            ("i64", "rows"),
-            ("i64", "vectors"),
-        ]
-        fn = self.module.function(name, params, internal=True, noinline=True)
-        _, frame, c, row, column, rows, vectors = fn.args
-        stage = self.frame.read_pointer(fn, frame, "stage")
-        n, c_row = (self.frame.read(fn, frame, field) for field in ("n", "c_row"))
-        existing = fn.umin(vectors, fn.ceildiv(fn.sub(n, column), self.lanes))
-        sums_type = vector(self.accumulator, self.lanes)
 
-        def line(i: Int, _: list[Value]) -> None:
-            sums = fn.gep(stage, fn.mul(fn.mul(i, vectors), self.lanes), self.accumulator)
-            places = fn.gep(c, fn.mul(i, c_row), self.c_element)
+@native(internal=True, noinline=True)
+def finish_tile(
+    args: ptr, frame: ptr, c: ptr, row: i64, column: i64, rows: i64, vectors: i64, *, end: TileEnd
+) -> None:
+    """Finish a tile of sums in the stage; columns past n are left alone."""
+    width, sums_type = end.lanes, vector(end.accumulator, end.lanes)
+    stage = end.frame.place(frame, "stage")
+    n, c_row = end.frame.named(frame, "n", "c_row")
 
-            def one(j: Int, _: list[Value]) -> None:
-                first = fn.mul(j, self.lanes)
-                total = fn.load(sums_type, fn.gep(sums, first, self.accumulator))
-                place = fn.gep(places, first, self.c_element)
-                at = fn.add(column, first)
-                left = fn.sub(n, at)
+    def finish(total: Value, place: ptr, i: Count, at: Count, mask: Value | None) -> None:
+        result = end.result(frame, total, row + i, at, mask)
+        if mask is None:
+            store(result, place)
+        else:
+            masked_store(result, place, mask)
 
-                def end(mask: Value | None) -> None:
-                    result = self.result(fn, frame, total, fn.add(row, i), at, mask)
-                    fn.store(result, place) if mask is None else fn.masked_store(result, place, mask)
-
-                if isinstance(n, int) and n % self.lanes == 0:
-                    end(None)
-                elif self.module.target.has_avx512:
-                    end(fn.lanes(left, self.lanes))
-                else:
-                    whole = fn.cmp("uge", left, self.lanes)
-                    fn.branch(whole, lambda: end(None), lambda: end(fn.lanes(left, self.lanes)))
-
-            fn.loop(0, existing, 1, [], one)
-
-        fn.loop(0, rows, 1, [], line)
-        return name
+    existing = umin(vectors, ceildiv(n - column, width))
+    for i in loop(rows):
+        sums = gep(stage, i * vectors * width, end.accumulator)
+        line = gep(c, i * c_row, end.c_element)
+        for j in loop(existing):
+            first = j * width
+            total = load(sums_type, gep(sums, first, end.accumulator))
+            place = gep(line, first, end.c_element)
+            at = column + first
+            left = n - at
+            if isinstance(n, int) and n % width == 0:
+                finish(total, place, i, at, None)
+            elif builder().module.target.has_avx512:
+                finish(total, place, i, at, lanes(left, width))
+            elif uge(left, width):
+                finish(total, place, i, at, None)
+            else:
+                finish(total, place, i, at, lanes(left, width))

@@ -7,14 +7,29 @@ because rows at a distance of a power of two would share cache sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rlx.codegen.cpu.product.gemm_cut import both
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import Kind
-from rlx.codegen.native.irtext import Bool, Function, Int, Module, Value
+from rlx.codegen.native.irtext import Function, Int, Module, Value
 from rlx.codegen.native.irtypes import size_bytes
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    builder,
+    call,
+    ceildiv,
+    gep,
+    i64,
+    lanes,
+    loop,
+    ptr,
+    store,
+    udiv,
+    uge,
+    ule,
+)
 from rlx.records import dataclass
 
 _GAP = 16  # elements between rows
@@ -67,45 +82,38 @@ class ComputedRows:
         """Room for a block, in bytes."""
         return row_stride(self.k) * (self.tiles * self.height * size_bytes(self.kind.row_element))
 
-    def compute(self, fn: Function, to: Value, row: Int, rows: Int, k: Int, depth: Int) -> None:
-        """Compute elements k .. k + depth of some rows of A; `fn` is the kernel itself."""
-        fn.call(self._function(), [fn.args[0], self.frame.pointer, to, row, rows, k, depth])
-
-    def _function(self) -> str:
-        name = f"{self.name}.rows"
-        if self.module.defines(name):
-            return name
-        words = ("row", "rows", "k", "depth")
-        params = [("ptr", "args"), ("ptr", "frame"), ("ptr", "to"), *(("i64", w) for w in words)]
-        fn = self.module.function(name, params, internal=True, noinline=True)
-        _, frame, to, row, rows, k, depth = fn.args
-        stride = self.frame.read(fn, frame, "a_row")
-        batch = tuple(self.frame.read(fn, frame, f"batch{axis}") for axis in range(self.batch_axes))
-        lanes = self.prologue.lanes
-
-        def one(i: Int, _: Sequence[Value]) -> None:
-            at = self.prologue.row(fn, fn.add(row, i), batch)
-            there = fn.gep(to, fn.mul(i, stride), self.kind.row_element)
-            whole = fn.mul(fn.udiv(depth, lanes), lanes)
-
-            def put(j: Int, mask: Value | None) -> None:
-                ready = self.kind.prepared(fn, at(fn.add(k, j), mask))
-                fn.store(ready, fn.gep(there, j, self.kind.row_element))
-
-            fn.loop(0, whole, lanes, [], lambda j, _: put(j, None))
-            left = fn.sub(depth, whole)
-            fn.branch(fn.cmp("ne", left, 0), lambda: put(whole, fn.lanes(left, lanes)))
-
-        fn.loop(0, rows, 1, [], one)
-        return name
+    @inline
+    def compute(self, args: ptr, to: ptr, row: Count, rows: Count, k: Count, depth: Count) -> None:
+        """Compute elements k .. k + depth of some rows of A, in the kernel itself."""
+        call(compute_rows.written(f"{self.name}.rows", rows_of_a=self), args, self.frame.pointer, to, row, rows, k, depth)
 
 
-def share_rows(fn: Function, tiles: Int, threads: Int) -> Bool:
+@native(internal=True, noinline=True)
+def compute_rows(
+    args: ptr, frame: ptr, to: ptr, row: i64, rows: i64, k: i64, depth: i64, *, rows_of_a: ComputedRows
+) -> None:
+    """Write `rows` rows of A from `row` on to scratch, as tiles read them."""
+    kind, width = rows_of_a.kind, rows_of_a.prologue.lanes
+    stride, *batch = rows_of_a.frame.named(frame, "a_row", *(f"batch{n}" for n in range(rows_of_a.batch_axes)))
+    for i in loop(rows):
+        at = rows_of_a.prologue.row(builder(), row + i, tuple(batch))
+        there = gep(to, i * stride, kind.row_element)
+        whole = udiv(depth, width) * width
+        for j in loop(0, whole, width):
+            store(kind.prepared(builder(), at(k + j, None)), gep(there, j, kind.row_element))
+        left = depth - whole
+        if left != 0:
+            mask = lanes(left, width)
+            store(kind.prepared(builder(), at(k + whole, mask)), gep(there, whole, kind.row_element))
+
+
+@inline
+def share_rows(tiles: Count, threads: Count) -> bool:
     """Whether threads share the row tiles: each has enough of them, and all have about as many."""
-    longest = fn.mul(fn.ceildiv(tiles, threads), threads)
-    even = fn.cmp("ule", fn.mul(fn.sub(longest, tiles), _UNEVEN), tiles)
-    enough = fn.cmp("uge", tiles, fn.mul(threads, _LEAST_TILES))
-    return both(fn, even, enough)
+    longest = ceildiv(tiles, threads) * threads
+    even = ule((longest - tiles) * _UNEVEN, tiles)
+    enough = uge(tiles, threads * _LEAST_TILES)
+    return even & enough
 
 
 __all__ = ["ComputedRows", "Prologue", "row_stride", "share_rows"]

@@ -8,26 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.codegen.cpu.product.gemm_end import Frame, TileEnd
+from rlx.codegen.cpu.product.gemm_cut import Count
+from rlx.codegen.cpu.product.gemm_end import TileEnd
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
-from rlx.codegen.native.irtext import Function, Int, Module, Value, vector
+from rlx.codegen.native.irtext import Value, vector
 from rlx.codegen.native.irtypes import size_bytes
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.words import (
+    builder,
+    byte_at,
+    field,
+    gep,
+    i32,
+    i64,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    noalias,
+    prefetch,
+    ptr,
+    select,
+    store,
+    umin,
+    zext,
+)
 from rlx.kernel.quads import GROUP, QuadPanels
 from rlx.records import dataclass
 
 LINE = 64  # bytes of a cache line
 LONG = 128  # k from which a tile takes as long as lines of C take to come from memory
-
-TILE_PARAMS = (
-    ("ptr", "args"),
-    ("ptr", "frame"),
-    ("ptr noalias", "a"),
-    ("ptr noalias", "b"),
-    ("ptr", "c"),
-    ("i64", "row"),
-    ("i64", "column"),
-)
-
 
 @dataclass(frozen=True)
 class TileWriter:
@@ -37,7 +48,6 @@ class TileWriter:
     `done`.
     """
 
-    module: Module
     name: str
     kind: Kind
     vectors: int  # of a full panel
@@ -51,33 +61,9 @@ class TileWriter:
     quads: QuadPanels | None = None  # what the panels of B are
 
     @property
-    def lanes(self) -> int:
-        return self.kind.lanes
-
-    @property
-    def frame(self) -> Frame:
-        return self.end.frame
-
-    def call(
-        self,
-        main: Function,
-        callee: Value,
-        a: Value,
-        b: Value,
-        c: Value,
-        row: Int,
-        column: Int,
-        later: Value | None = None,
-    ) -> None:
-        """Compute the tile of C whose first element is (row, column); the pointers point to its operands, and
-        to packed weights to prefetch meanwhile, `pace` bytes per step; `b` itself where there are none.
-        """
-        main.call(callee, [main.args[0], self.frame.pointer, a, b, c, row, column, later or b])
-
-    @property
     def step_bytes(self) -> int:
         """Bytes of a full panel that one step reads."""
-        return self.vectors * self.lanes * self.kind.group * size_bytes(self.kind.element)
+        return self.vectors * self.kind.lanes * self.kind.group * size_bytes(self.kind.element)
 
     @property
     def pace(self) -> int:
@@ -86,161 +72,198 @@ class TileWriter:
 
     def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
         """Name of the function for `rows` x (vectors * panels) accumulators."""
-        name = (
-            f"{self.name}.{rows}x{vectors}" + (f"x{panels}" if panels > 1 else "") + ("m" if masked else "")
-        )
-        if self.module.defines(name):
-            return name
-        fn = self.module.function(name, [*TILE_PARAMS, ("ptr", "later")], internal=True, noinline=True)
-        _, frame, a, b, c, row, column, later = fn.args
-        kind, element, width = self.kind, self.kind.element, panels * vectors
-        a_row, a_k, k, c_row = (self.frame.read(fn, frame, field) for field in ("a_row", "a_k", "k", "c_row"))
-        b_k = vectors * self.lanes if self.packed_weights else self.frame.read(fn, frame, "b_k")
-        steps = [fn.mul(i, a_row) for i in range(rows)]
-        a_places = Places.of(fn, a, steps, fn.mul(a_k, kind.group), kind.row_element)
-        columns = [
-            p * self.panel_stride + j * self.lanes * kind.group for p in range(panels) for j in range(vectors)
-        ]
-        b_places = Places.of(fn, b, columns, fn.mul(b_k, kind.group), element)
-        # Without masks in registers, B is packed and the stage takes whole vectors.
-        ragged = masked and self.module.target.has_avx512
-        mask = self._last_mask(fn, frame, column, width) if ragged else None
-        places = [fn.gep(c, fn.mul(i, c_row), self.end.c_element) for i in range(rows)]
-        tile = _Tile(fn, places, width, self.lanes, self.end.c_element, mask)
-
-        if isinstance(k, int) and k >= LONG and not self.resumes:
-            tile.ask(self._read_beside(fn, row, column, c_row, rows))
-        panel_places = (
-            [fn.gep(b, p * self.panel_stride, element) for p in range(panels)] if self.quads else []
-        )
-        start = [kind.zero] * (rows * width)
-        if self.quads is not None and kind.prepares_rows:
-            start = [x for place in panel_places for x in self._starts(fn, self.quads, place, vectors)] * rows
-        if self.resumes:
-            fresh = fn.cmp("ne", self.frame.read(fn, frame, "fresh"), 0)
-            start = fn.if_value(fresh, lambda: start, tile.load)
-        pace = fn.select(fn.cmp("eq", later, b), 0, self.pace)
-
-        def ask_for_later(step: Int) -> None:
-            fn.prefetch(fn.gep(later, fn.mul(step, pace), "i8"), locality=2)
-
-        meanwhile = ask_for_later if self.packed_weights and panels == 1 else None
-        sums = accumulate(fn, kind, a_places, b_places, k, start, mask if self.masked_b else None, meanwhile)
-        if self.quads is not None and self.quads.room:
-            sums = self._room(fn, self.quads, panel_places, vectors, (a, steps), sums)
-
-        def finish() -> None:
-            if self.staged:
-                return self.end.through_stage(fn, frame, sums, c, row, column, rows)
-            at = [(fn.add(row, i), fn.add(column, j * self.lanes), tile.mask_of(j)) for i, j in tile.cells]
-            return tile.store(
-                [self.end.result(fn, frame, x, *where) for x, where in zip(sums, at, strict=True)]
-            )
-
-        done = fn.cmp("ne", self.frame.read(fn, frame, "done"), 0) if self.resumes else True
-        fn.branch(done, finish, lambda: tile.store(sums))
-        return name
-
-    def _starts(self, fn: Function, quads: QuadPanels, panel: Value, vectors: int) -> list[Value]:
-        """What the sums of a panel of quads begin with where A is signed."""
-        type_, at = vector("i32", self.lanes), quads.starts_at(vectors * self.lanes)
-        return [fn.load(type_, fn.gep(panel, at + j * self.lanes * 4, "i8"), 1) for j in range(vectors)]
-
-    def _room(
-        self,
-        fn: Function,
-        quads: QuadPanels,
-        panels: list[Value],
-        vectors: int,
-        rows: tuple[Value, list[Int]],
-        sums: list[Value],
-    ) -> list[Value]:
-        """The sums with what waits after the steps of each panel; every panel has its own k for that."""
-        kind, columns, out = self.kind, vectors * self.lanes, list(sums)
-        a, distances = rows
-        for p, panel in enumerate(panels):
-            own = [n for n in range(len(sums)) if n // vectors % len(panels) == p]
-            weights = fn.gep(panel, quads.room_at(columns), "i8")
-            places = fn.gep(panel, quads.places_at(columns), "i8")
-
-            def step(
-                s: Int, totals: Sequence[Value], weights: Value = weights, places: Value = places
-            ) -> list[Value]:
-                k = fn.zext(fn.load("i32", fn.gep(places, s, "i32"), 1), "i64")
-                at = fn.gep(a, fn.umin(k, quads.k - GROUP), "i8")
-                there = fn.gep(weights, fn.mul(s, columns * GROUP), "i8")
-                b = [
-                    kind.read_b(fn, fn.gep(there, j * self.lanes * GROUP, "i8"), None) for j in range(vectors)
-                ]
-                made = []
-                for i, distance in enumerate(distances):
-                    x = kind.read_a(fn, fn.gep(at, distance, "i8"), GROUP)
-                    made += [kind.multiply_add(fn, x, b[j], totals[i * vectors + j]) for j in range(vectors)]
-                return made
-
-            found = fn.zext(fn.load("i32", fn.gep(panel, quads.count_at(columns), "i8"), 1), "i64")
-            last = fn.loop(0, fn.umin(found, quads.room), 1, [out[n] for n in own], step)
-            for n, total in zip(own, last, strict=True):
-                out[n] = total
-        return out
-
-    def _read_beside(
-        self, fn: Function, row: Int, column: Int, c_row: Int, rows: int
-    ) -> list[tuple[Value, str]]:
-        """Rows of what the epilogue reads for a tile, and their type."""
-        out = []
-        for field, element in self.beside:
-            start = fn.gep(fn.field(fn.args[0], field, "ptr"), fn.add(fn.mul(row, c_row), column), element)
-            out += [(fn.gep(start, fn.mul(i, c_row), element), element) for i in range(rows)]
-        return out
-
-    def _last_mask(self, fn: Function, frame: Value, column: Int, width: int) -> Value:
-        """Mask of the last of `width` vectors from `column` on."""
-        n = self.frame.read(fn, frame, "n")
-        return fn.lanes(fn.sub(n, fn.add(column, (width - 1) * self.lanes)), self.lanes)
+        several = f"x{panels}" if panels > 1 else ""
+        name = f"{self.name}.{rows}x{vectors}{several}" + ("m" if masked else "")
+        form = TileForm(rows, vectors, panels, masked)
+        return compute_tile.written(name, writer=self, form=form)
 
 
 @dataclass(frozen=True)
-class _Tile:
+class TileForm:
+    """What the code of a tile depends on: its rows, and the vectors of each of its panels."""
+
+    rows: int
+    vectors: int
+    panels: int
+    masked: bool  # whether the last vector is ragged
+
+    @property
+    def width(self) -> int:
+        """Vectors of a row."""
+        return self.panels * self.vectors
+
+
+@native(internal=True, noinline=True)
+def compute_tile(
+    args: ptr,
+    frame: ptr,
+    a: noalias,
+    b: noalias,
+    c: ptr,
+    row: i64,
+    column: i64,
+    later: ptr,
+    *,
+    writer: TileWriter,
+    form: TileForm,
+) -> None:
+    """Compute the tile of C whose first element is (row, column); the pointers point to its operands, and to
+    packed weights to prefetch meanwhile, `pace` bytes per step; `b` itself where there are none.
+    """
+    f, kind, end, quads = builder(), writer.kind, writer.end, writer.quads
+    rows, vectors, panels, width = form.rows, form.vectors, form.panels, form.width
+    a_row, a_k, k, c_row = end.frame.named(frame, "a_row", "a_k", "k", "c_row")
+    b_k = vectors * kind.lanes if writer.packed_weights else end.frame.read(f, frame, "b_k")
+    # Source: rows of A, and the columns of each panel of B.
+    steps = [i * a_row for i in range(rows)]
+    a_places = Places.of(f, a, steps, a_k * kind.group, kind.row_element)
+    columns = [
+        p * writer.panel_stride + j * kind.lanes * kind.group for p in range(panels) for j in range(vectors)
+    ]
+    b_places = Places.of(f, b, columns, b_k * kind.group, kind.element)
+    # Without masks in registers, B is packed and the stage takes whole vectors.
+    mask = None
+    if form.masked and f.module.target.has_avx512:
+        (n,) = end.frame.named(frame, "n")
+        mask = lanes(n - (column + (width - 1) * kind.lanes), kind.lanes)
+    lines = [gep(c, i * c_row, end.c_element) for i in range(rows)]
+    tile = Tile(lines, width, kind.lanes, end.c_element, mask)
+
+    if isinstance(k, int) and k >= LONG and not writer.resumes:
+        tile.ask(beside_tile(args, writer.beside, row, column, c_row, rows))
+    panel_places = [gep(b, p * writer.panel_stride, kind.element) for p in range(panels)] if quads else []
+    start = [kind.zero] * (rows * width)
+    if quads is not None and kind.prepares_rows:
+        start = [x for place in panel_places for x in starts_of(kind, quads, place, vectors)] * rows
+    if writer.resumes:
+        (fresh,) = end.frame.named(frame, "fresh")
+        start = start if fresh != 0 else tile.sums_so_far()
+    pace = select(later == b, 0, writer.pace)
+
+    def ask_for_later(step: i64) -> None:
+        prefetch(byte_at(later, step * pace), locality=2)
+
+    meanwhile = ask_for_later if writer.packed_weights and panels == 1 else None
+    sums = accumulate(f, kind, a_places, b_places, k, start, mask if writer.masked_b else None, meanwhile)
+    if quads is not None and quads.room:
+        sums = with_room(kind, quads, panel_places, vectors, a, steps, sums)
+
+    def finish() -> None:
+        if writer.staged:
+            end.through_stage(args, frame, sums, c, row, column, rows)
+        else:
+            at = [(row + i, column + first, mask) for i in range(rows) for first, mask in tile.vectors]
+            tile.put([end.result(frame, x, *where) for x, where in zip(sums, at, strict=True)])
+
+    if not writer.resumes:
+        finish()
+    else:
+        (done,) = end.frame.named(frame, "done")
+        if done != 0:
+            finish()
+        else:
+            tile.put(sums)
+
+
+# ---- quads
+
+
+@inline
+def starts_of(kind: Kind, quads: QuadPanels, panel: ptr, vectors: int) -> list[Value]:
+    """What the sums of a panel of quads begin with where A is signed."""
+    type_, first = vector("i32", kind.lanes), quads.starts_at(vectors * kind.lanes)
+    return [load(type_, byte_at(panel, first + j * kind.lanes * 4), 1) for j in range(vectors)]
+
+
+@inline
+def with_room(
+    kind: Kind,
+    quads: QuadPanels,
+    panels: list[ptr],
+    vectors: int,
+    a: ptr,
+    distances: list[Count],
+    sums: list[Value],
+) -> list[Value]:
+    """The sums with what waits after the steps of each panel; every panel has its own k for that."""
+    f, columns, out = builder(), vectors * kind.lanes, list(sums)
+    for p, panel in enumerate(panels):
+        own = [n for n in range(len(sums)) if n // vectors % len(panels) == p]
+        weights = byte_at(panel, quads.room_at(columns))
+        places = byte_at(panel, quads.places_at(columns))
+        found = zext(load(i32, byte_at(panel, quads.count_at(columns)), 1), i64)
+        totals = [out[n] for n in own]
+        for s in loop(umin(found, quads.room)):
+            k = zext(load(i32, gep(places, s, i32), 1), i64)
+            at = byte_at(a, umin(k, quads.k - GROUP))
+            there = byte_at(weights, s * (columns * GROUP))
+            b = [kind.read_b(f, byte_at(there, j * kind.lanes * GROUP), None) for j in range(vectors)]
+            made: list[Value] = []
+            for i, distance in enumerate(distances):
+                x = kind.read_a(f, byte_at(at, distance), GROUP)
+                line = totals[i * vectors : (i + 1) * vectors]
+                made += [kind.multiply_add(f, x, y, total) for y, total in zip(b, line, strict=True)]
+            totals = made
+        for n, total in zip(own, totals, strict=True):
+            out[n] = total
+    return out
+
+
+# ---- a tile in memory
+
+
+@inline
+def beside_tile(
+    args: ptr, beside: Sequence[tuple[int, str]], row: Count, column: Count, c_row: Count, rows: int
+) -> list[tuple[ptr, str]]:
+    """Rows of what the epilogue reads for a tile, and their type."""
+    out: list[tuple[ptr, str]] = []
+    for number, element in beside:
+        start = gep(field(args, number, ptr), row * c_row + column, element)
+        out += [(gep(start, i * c_row, element), element) for i in range(rows)]
+    return out
+
+
+@dataclass(frozen=True)
+class Tile:
     """The vectors of C that one call covers; the mask, if any, belongs to the last of each row."""
 
-    fn: Function
-    rows: list[Value]
+    rows: list[ptr]
     width: int
     lanes: int
     element: str
     mask: Value | None
 
     @property
-    def cells(self) -> list[tuple[int, int]]:
-        return [(i, j) for i in range(len(self.rows)) for j in range(self.width)]
+    def vectors(self) -> list[tuple[int, Value | None]]:
+        """First column and mask of each vector of a row."""
+        last = self.width - 1
+        return [(j * self.lanes, self.mask if j == last else None) for j in range(self.width)]
 
-    def mask_of(self, j: int) -> Value | None:
-        return self.mask if j == self.width - 1 else None
-
-    def place(self, i: int, j: int) -> Value:
-        return self.fn.gep(self.rows[i], j * self.lanes, self.element)
-
-    def ask(self, beside: list[tuple[Value, str]]) -> None:
+    @inline
+    def ask(self, beside: list[tuple[ptr, str]]) -> None:
         """Prefetch lines of C, and of what the epilogue reads, while the sums are computed."""
         for row, element in (*((row, self.element) for row in self.rows), *beside):
             for byte in range(0, self.width * self.lanes * size_bytes(element), LINE):
-                self.fn.prefetch(self.fn.gep(row, byte, "i8"), locality=2)
+                prefetch(byte_at(row, byte), locality=2)
 
-    def load(self) -> list[Value]:
-        fn, type_ = self.fn, vector(self.element, self.lanes)
-        masks = {j: self.mask_of(j) for j in range(self.width)}
-        return [
-            fn.load(type_, self.place(i, j))
-            if (mask := masks[j]) is None
-            else fn.masked_load(type_, self.place(i, j), mask)
-            for i, j in self.cells
-        ]
+    @inline
+    def sums_so_far(self) -> list[Value]:
+        """What C holds between blocks of k."""
+        out: list[Value] = []
+        type_ = vector(self.element, self.lanes)
+        for row in self.rows:
+            for first, mask in self.vectors:
+                place = gep(row, first, self.element)
+                out.append(load(type_, place) if mask is None else masked_load(type_, place, mask))
+        return out
 
-    def store(self, values: list[Value]) -> None:
-        for (i, j), value in zip(self.cells, values, strict=True):
-            mask = self.mask_of(j)
+    @inline
+    def put(self, values: list[Value]) -> None:
+        """Store one vector for each cell."""
+        lines = [(row, *where) for row in self.rows for where in self.vectors]
+        for (row, first, mask), value in zip(lines, values, strict=True):
             if mask is None:
-                self.fn.store(value, self.place(i, j))
+                store(value, gep(row, first, self.element))
             else:
-                self.fn.masked_store(value, self.place(i, j), mask)
+                masked_store(value, gep(row, first, self.element), mask)

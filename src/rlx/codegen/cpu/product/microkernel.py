@@ -7,11 +7,29 @@ chain of multiply-adds in ascending k: tile height, panel width and thread count
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.native.irtext import Bool, Function, Int, Value, constant, vector
+from rlx.codegen.cpu.product.gemm_cut import Count
+from rlx.codegen.native.irtext import Function, Value, constant, vector
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Word,
+    bitcast,
+    byte_at,
+    gep,
+    i8,
+    i16,
+    i32,
+    load,
+    loop,
+    masked_load,
+    sext,
+    splat,
+    udiv,
+    urem,
+    zext,
+)
 from rlx.errors import DTypeError
 from rlx.kernel.quads import OFFSET
 from rlx.records import dataclass
@@ -51,7 +69,7 @@ class Kind:
         """Type in which tiles read A."""
         return self.element
 
-    def prepared(self, fn: Function, elements: Value) -> Value:
+    def prepared(self, f: Function, elements: Value) -> Value:
         """Elements of A as tiles read them."""
         return elements
 
@@ -60,44 +78,48 @@ class Kind:
         """Type in which an element is copied: 16-bit floats travel as integers, which every target moves."""
         return "i16" if self.element in ("bfloat", "half") else self.element
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
         """`count` (at most `group`) elements of A, in every lane; the rest of the group is zero."""
-        return fn.splat(self._widen(fn, fn.load(self.element, place)), self.lanes)
+        return splat(self.widened(f, load(self.element, place)), self.lanes)
 
-    def read_b(self, fn: Function, place: Value, mask: Value | None) -> Value:
+    @inline
+    def read_b(self, f: Function, place: Value, mask: Value | None) -> Value:
         """One vector of B; lanes off the mask are zero and not read."""
         type_ = vector(self.element, self.lanes * self.group)
-        loaded = fn.load(type_, place) if mask is None else fn.masked_load(type_, place, mask)
-        return self._widen(fn, loaded)
+        if mask is not None:
+            return self.widened(f, masked_load(type_, place, mask))
+        return self.widened(f, load(type_, place))
 
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        return fn.fma(a, b, total)
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return f.fma(a, b, total)
 
     @property
     def has_excess(self) -> bool:
         """Whether `multiply_add` adds too much to every sum of a column, which `excess` counts."""
         return False
 
-    def excess(self, fn: Function, b: Value, total: Value) -> Value:
+    def excess(self, f: Function, b: Value, total: Value) -> Value:
         """`total` plus what a step with `b` adds too much."""
         return total
 
-    def _widen(self, fn: Function, value: Value) -> Value:
-        return value if self.element == self.accumulator else fn.fpext(value, self.accumulator)
+    def widened(self, f: Function, value: Value) -> Value:
+        """Loaded elements as they are multiplied."""
+        return value if self.element == self.accumulator else f.fpext(value, self.accumulator)
 
 
 @dataclass(frozen=True)
 class Bf16Pairs(Kind):
     """Two k at a time by the bf16 dot product."""
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
-        pair = fn.load("i32", place, 2) if count == 2 else fn.zext(fn.load("i16", place), "i32")
-        return fn.bitcast(fn.splat(pair, self.lanes), vector("bfloat", 2 * self.lanes))
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        return bitcast(splat(pair_at(place, count), self.lanes), vector("bfloat", 2 * self.lanes))
 
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        return fn.dot_bf16(total, a, b)
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return f.dot_bf16(total, a, b)
 
-    def _widen(self, fn: Function, value: Value) -> Value:
+    def widened(self, f: Function, value: Value) -> Value:
         return value
 
 
@@ -111,32 +133,24 @@ class ByteQuads(Kind):
 
     signed: bool
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
-        word = fn.load("i32", place, 1) if count == 4 else self._part(fn, place, count)
-        lanes = fn.splat(word, self.lanes)
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        words = splat(quad_at(place, count), self.lanes)
         if self.signed:
-            lanes = fn.value(fn.xor(lanes, -0x7F7F7F80))
-        return fn.bitcast(lanes, vector("i8", 4 * self.lanes))
+            words ^= -0x7F7F7F80
+        return bitcast(words, vector("i8", 4 * self.lanes))
 
-    @staticmethod
-    def _part(fn: Function, place: Value, count: int) -> Value:
-        word: Int = 0
-        for i in range(count):
-            byte = fn.zext(fn.load("i8", fn.gep(place, i, "i8")), "i32")
-            word = byte if i == 0 else fn.or_(word, fn.shl(byte, 8 * i))
-        return fn.value(word)
-
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        return fn.dot_u8i8(total, a, b)
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return f.dot_u8i8(total, a, b)
 
     @property
     def has_excess(self) -> bool:
         return self.signed
 
-    def excess(self, fn: Function, b: Value, total: Value) -> Value:
-        return fn.dot_u8i8(total, constant(b.type, -128), b)
+    def excess(self, f: Function, b: Value, total: Value) -> Value:
+        return f.dot_u8i8(total, constant(b.type, -128), b)
 
-    def _widen(self, fn: Function, value: Value) -> Value:
+    def widened(self, f: Function, value: Value) -> Value:
         return value
 
 
@@ -155,16 +169,18 @@ class SmallQuads(ByteQuads):
     def prepares_rows(self) -> bool:
         return self.signed
 
-    def prepared(self, fn: Function, elements: Value) -> Value:
-        return fn.value(fn.xor(elements, -OFFSET)) if self.signed else elements
+    @inline
+    def prepared(self, f: Function, elements: Word) -> Value:
+        return elements ^ -OFFSET if self.signed else elements
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
-        word = fn.load("i32", place, 1) if count == 4 else self._part(fn, place, count)
-        return fn.bitcast(fn.splat(word, self.lanes), vector("i8", 4 * self.lanes))
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        return bitcast(splat(quad_at(place, count), self.lanes), vector("i8", 4 * self.lanes))
 
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        pairs = fn.saturating_dot_u8i8(a, b)
-        return fn.value(fn.add(fn.dot_i16(pairs, constant(pairs.type, 1)), total))
+    @inline
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Word) -> Value:
+        pairs = f.saturating_dot_u8i8(a, b)
+        return Word(f.dot_i16(pairs, constant(pairs.type, 1))) + total
 
     @property
     def has_excess(self) -> bool:
@@ -181,16 +197,17 @@ class ShortPairs(Kind):
     def adds_at_once(self) -> bool:
         return not self.in_two
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
-        pair = fn.load("i32", place, 2) if count == 2 else fn.zext(fn.load("i16", place), "i32")
-        return fn.bitcast(fn.splat(pair, self.lanes), vector("i16", 2 * self.lanes))
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        return bitcast(splat(pair_at(place, count), self.lanes), vector("i16", 2 * self.lanes))
 
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
+    @inline
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Word) -> Value:
         if self.in_two:
-            return fn.value(fn.add(fn.dot_i16(a, b), total))
-        return fn.add_dot_i16(total, a, b)
+            return Word(f.dot_i16(a, b)) + total
+        return f.add_dot_i16(total, a, b)
 
-    def _widen(self, fn: Function, value: Value) -> Value:
+    def widened(self, f: Function, value: Value) -> Value:
         return value
 
 
@@ -204,34 +221,41 @@ class Bytes(Kind):
     def adds_at_once(self) -> bool:
         return False
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
-        byte = fn.load("i8", place)
-        return fn.splat(fn.sext(byte, "i32") if self.signed else fn.zext(byte, "i32"), self.lanes)
+    @inline
+    def byte_of_a(self, place: Value) -> i32:
+        """One element of A, widened."""
+        byte = load(i8, place)
+        return sext(byte, i32) if self.signed else zext(byte, i32)
 
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        return fn.value(fn.add(fn.value(fn.mul(a, b)), total))
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        return splat(self.byte_of_a(place), self.lanes)
 
-    def _widen(self, fn: Function, value: Value) -> Value:
-        return fn.sext(value, "i32")
+    @inline
+    def multiply_add(self, f: Function, a: Word, b: Word, total: Word) -> Value:
+        return a * b + total
+
+    def widened(self, f: Function, value: Value) -> Value:
+        return f.sext(value, "i32")
 
 
 @dataclass(frozen=True)
 class BytePairs(Bytes):
     """Two k at a time as 16-bit integers, whose products x86 adds in pairs."""
 
-    def read_a(self, fn: Function, place: Value, count: int) -> Value:
-        widen = fn.sext if self.signed else fn.zext
-        word = fn.and_(fn.value(widen(fn.load("i8", place), "i32")), 0xFFFF)
+    @inline
+    def read_a(self, f: Function, place: Value, count: int) -> Value:
+        word = self.byte_of_a(place) & 0xFFFF
         if count == 2:
-            high = widen(fn.load("i8", fn.gep(place, 1, "i8")), "i32")
-            word = fn.or_(word, fn.shl(high, 16))
-        return fn.bitcast(fn.splat(fn.value(word), self.lanes), vector("i16", 2 * self.lanes))
+            word |= self.byte_of_a(byte_at(place, 1)) << 16
+        return bitcast(splat(word, self.lanes), vector("i16", 2 * self.lanes))
 
-    def multiply_add(self, fn: Function, a: Value, b: Value, total: Value) -> Value:
-        return fn.value(fn.add(fn.dot_i16(a, b), total))
+    @inline
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Word) -> Value:
+        return Word(f.dot_i16(a, b)) + total
 
-    def _widen(self, fn: Function, value: Value) -> Value:
-        return fn.sext(value, "i16")
+    def widened(self, f: Function, value: Value) -> Value:
+        return f.sext(value, "i16")
 
 
 @dataclass(frozen=True)
@@ -248,11 +272,29 @@ class WidenedPairs(ShortPairs):
     def row_element(self) -> str:
         return "i16"
 
-    def prepared(self, fn: Function, elements: Value) -> Value:
-        return (fn.sext if self.signed else fn.zext)(elements, "i16")
+    @inline
+    def prepared(self, f: Function, elements: Value) -> Value:
+        return sext(elements, i16) if self.signed else zext(elements, i16)
 
-    def _widen(self, fn: Function, value: Value) -> Value:
-        return fn.sext(value, "i16")
+    def widened(self, f: Function, value: Value) -> Value:
+        return f.sext(value, "i16")
+
+
+@inline
+def pair_at(place: Value, count: int) -> i32:
+    """Two numbers of 16 bits in a word; of one, the other is zero."""
+    return load(i32, place, 2) if count == 2 else zext(load(i16, place), i32)
+
+
+@inline
+def quad_at(place: Value, count: int) -> i32:
+    """Four bytes in a word; where only `count` exist, the others are zero."""
+    if count == 4:
+        return load(i32, place, 1)
+    word = zext(load(i8, place), i32)
+    for i in range(1, count):
+        word |= zext(load(i8, byte_at(place, i)), i32) << 8 * i
+    return word
 
 
 def kind_of(
@@ -304,75 +346,74 @@ def tile_of(dtype: str, target: Target, small: bool = False) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses that move together, `step` elements per k: each a pointer plus a constant offset."""
+    """Addresses that move together, `step` elements per k: each one of the pointers plus a constant offset."""
 
-    places: tuple[tuple[Value, int], ...]
-    step: Int
+    pointers: tuple[Value, ...]
+    places: tuple[tuple[int, int], ...]  # number of the pointer, offset
+    step: Count
     element: str
 
     @staticmethod
-    def of(fn: Function, base: Value, offsets: Sequence[Int], step: Int, element: str) -> Places:
+    @inline
+    def of(f: Function, base: Value, offsets: Sequence[Count], step: Count, element: str) -> Places:
         """Places at `offsets` elements from `base`: known offsets become displacements, others pointers."""
-        places = [(base, o) if isinstance(o, int) else (fn.gep(base, o, element), 0) for o in offsets]
-        return Places(tuple(places), step, element)
+        pointers: list[Value] = []
+        places: list[tuple[int, int]] = []
+        for offset in offsets:
+            if not isinstance(offset, int):
+                places.append((len(pointers), 0))
+                pointers.append(gep(base, offset, element))
+            else:
+                if base not in pointers:
+                    pointers.append(base)
+                places.append((pointers.index(base), offset))
+        return Places(tuple(pointers), tuple(places), step, element)
 
-    def at(self, fn: Function, k: Int) -> list[Value]:
+    @inline
+    def at(self, f: Function, k: Count) -> list[Value]:
         """The addresses at step k."""
-        distance = fn.mul(k, self.step)
-        moved: dict[Value, Value] = {}
-        for pointer, _ in self.places:
-            if pointer not in moved:
-                moved[pointer] = fn.gep(pointer, distance, self.element)
-        return [fn.gep(moved[pointer], offset, self.element) for pointer, offset in self.places]
+        distance = k * self.step
+        moved = [gep(pointer, distance, self.element) for pointer in self.pointers]
+        return [gep(moved[number], offset, self.element) for number, offset in self.places]
 
 
+@inline
 def accumulate(
-    fn: Function,
+    f: Function,
     kind: Kind,
     rows: Places,
     columns: Places,
-    depth: Int,
+    depth: Count,
     start: Sequence[Value],
     mask: Value | None = None,
-    meanwhile: Callable[[Int], None] | None = None,
+    meanwhile: Callable[[Count], None] | None = None,
 ) -> list[Value]:
     """start[i, j] + the sum over k < depth of rows[i] at k times columns[j] at k, as a list in row order.
 
     Steps of `rows` and `columns` count one group of k. The mask, if any, belongs to the last column vector.
     `meanwhile(step)` writes what every whole step does besides.
     """
-    width = len(columns.places)
-    tile = len(start)
-    beside = [kind.zero] * width if kind.has_excess else []
+    width, tile = len(columns.places), len(start)
+    masks = [None] * (width - 1) + [mask]
 
-    def step(k: Int, totals: Sequence[Value], count: int) -> list[Value]:
-        b = [
-            kind.read_b(fn, place, mask if j == width - 1 else None)
-            for j, place in enumerate(columns.at(fn, k))
-        ]
-        sums = list(totals)
-        for i, place in enumerate(rows.at(fn, k)):
-            a = kind.read_a(fn, place, count)
-            for j in range(width):
-                sums[i * width + j] = kind.multiply_add(fn, a, b[j], sums[i * width + j])
-        for j in range(len(beside)):
-            sums[tile + j] = kind.excess(fn, b[j], sums[tile + j])
-        return sums
+    def step(k: Count, count: int, sums: list[Value]) -> list[Value]:
+        """The sums after `count` more k."""
+        b = [kind.read_b(f, place, own) for place, own in zip(columns.at(f, k), masks, strict=True)]
+        out: list[Value] = []
+        for i, place in enumerate(rows.at(f, k)):
+            a = kind.read_a(f, place, count)
+            line = sums[i * width : (i + 1) * width]
+            out += [kind.multiply_add(f, a, x, total) for x, total in zip(b, line, strict=True)]
+        return out + [kind.excess(f, x, total) for x, total in zip(b, sums[tile:], strict=False)]
 
-    def whole_step(k: Int, totals: Sequence[Value]) -> list[Value]:
+    whole, rest = udiv(depth, kind.group), urem(depth, kind.group)
+    sums = [*start, *[kind.zero] * (width if kind.has_excess else 0)]
+    for k in loop(whole):
         if meanwhile is not None:
             meanwhile(k)
-        return step(k, totals, kind.group)
-
-    whole, rest = fn.udiv(depth, kind.group), fn.urem(depth, kind.group)
-    sums = fn.loop(0, whole, 1, [*start, *beside], whole_step)
+        sums = step(k, kind.group, sums)
     for count in range(1, kind.group):
-        sums = _unless(fn, fn.cmp("ne", rest, count), sums, functools.partial(step, whole, sums, count))
-    if not beside:
+        sums = sums if rest != count else step(whole, count, sums)
+    if not kind.has_excess:
         return sums
-    return [fn.value(fn.sub(total, sums[tile + n % width])) for n, total in enumerate(sums[:tile])]
-
-
-def _unless(fn: Function, skip: Bool, values: list[Value], change: Callable[[], list[Value]]) -> list[Value]:
-    """The values, changed where `skip` does not hold."""
-    return fn.if_value(skip, lambda: values, change)
+    return [Word(total) - sums[tile + n % width] for n, total in enumerate(sums[:tile])]

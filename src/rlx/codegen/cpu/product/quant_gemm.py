@@ -9,21 +9,53 @@ but k and the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
 from rlx.codegen.cpu.primitives import MEMORY
 from rlx.codegen.cpu.product.gemm import DimValue, KernelInfo, Size
-from rlx.codegen.cpu.product.gemm_cut import Tiles, share
+from rlx.codegen.cpu.product.gemm_cut import Count, Tiles, share
 from rlx.codegen.cpu.product.gemm_end import Epilogue, Frame, TileEnd
-from rlx.codegen.cpu.product.gemm_tile import TILE_PARAMS
 from rlx.codegen.native import twins
-from rlx.codegen.native.irtext import Function, Int, Module, Value, constant, lanes_of, vector
+from rlx.codegen.native.irtext import Module, Value, constant, lanes_of, vector
+from rlx.codegen.native.notation import inline, native, write
+from rlx.codegen.native.words import (
+    Word,
+    alloca,
+    bitcast,
+    broadcast,
+    builder,
+    byte_at,
+    call,
+    field,
+    float32,
+    fma,
+    fpext,
+    fptrunc,
+    gep,
+    i32,
+    i64,
+    lanes,
+    load,
+    loop,
+    lshr,
+    masked_load,
+    noalias,
+    ptr,
+    select,
+    sext,
+    shuffle,
+    sitofp,
+    splat,
+    store,
+    udiv,
+)
 from rlx.errors import ShapeError
 from rlx.kernel.nests import ContractNest
 from rlx.kernel.panels import PANEL_VECTORS, QuantLayout, quantised_of
+from rlx.records import dataclass
 from rlx.target.cpu import Target
 
 _BLOCK_ROWS = 32  # rows of A prepared at a time
@@ -75,97 +107,105 @@ def emit_quant_gemm(
     return _QuantGemm(module, name, shape, layout, c_dtype, precision, operands, dim_value, epilogue).emit()
 
 
-class _Decoder:
+@dataclass(frozen=True)
+class Decoder:
     """Multiplies prepared rows of A with the codes of a group; this one converts codes to f32."""
 
-    def __init__(self, fn: Function, layout: QuantLayout) -> None:
-        self.fn, self.layout = fn, layout
-        self.sums = 1  # accumulators per output
-        self.words = vector("i32", layout.lanes)
-        self.floats = vector("float", layout.lanes)
+    layout: QuantLayout
+    parts: int = 1  # of an element of A, each with a sum of its own
 
     @property
     def step(self) -> int:
         """k taken at once."""
         return 8 if self.layout.bits == 4 else 1
 
-    def codes(self, place: Value) -> list[Value]:
+    @inline
+    def codes(self, place: ptr) -> list[Value]:
         """One vector of codes for each k of a step, as f32."""
-        fn = self.fn
+        width = self.layout.lanes
         if self.layout.bits == 8:
-            loaded = fn.load(vector("i8", self.layout.lanes), place)
-            return [fn.sitofp(fn.sext(loaded, "i32"), "float")]
-        word = fn.load(self.words, place)
-        nibbles = [fn.value(fn.lshr(word, 4 * (k // 2) + 16 * (k % 2))) for k in range(8)]
-        if fn.module.target.has_avx512:  # the table takes the low four bits
-            table = lanes_of(self.floats, [float(i - 8) for i in range(16)])
-            name, twin = "llvm.x86.avx512.permvar.sf.512", twins.look_up
-            return [
-                fn.intrinsic(name, self.floats, table, nibble, feature="avx512f", twin=twin)
-                for nibble in nibbles
-            ]
-        return [fn.fsub(fn.sitofp(fn.value(fn.and_(nibble, 15)), "float"), 8.0) for nibble in nibbles]
+            return [sitofp(sext(load(vector("i8", width), place), i32), "float")]
+        word, floats = load(vector("i32", width), place), vector("float", width)
+        nibbles = [lshr(word, 4 * (k // 2) + 16 * (k % 2)) for k in range(8)]
+        if builder().module.target.has_avx512:  # the table takes the low four bits
+            table = lanes_of(floats, [float(i - 8) for i in range(16)])
+            name = "llvm.x86.avx512.permvar.sf.512"
+            return [look_up(name, "avx512f", table, nibble) for nibble in nibbles]
+        return [sitofp(nibble & 15, "float") - 8.0 for nibble in nibbles]
 
-    def multiply(self, rows: Sequence[Value], places: Sequence[Value], sums: list[Value]) -> list[Value]:
-        """Add one step to the sums; `rows` point to prepared A, `places` to the codes of each vector."""
-        fn = self.fn
+    @inline
+    def multiply(
+        self, rows: Sequence[ptr], places: Sequence[ptr], sums: list[list[Value]]
+    ) -> list[list[Value]]:
+        """The sums after one step; `rows` point to prepared A, `places` to the codes of each vector."""
+        columns: list[list[list[Value]]] = []
         for j, place in enumerate(places):
+            column = sums[j :: len(places)]
             for k, code in enumerate(self.codes(place)):
-                for i, row in enumerate(rows):
-                    n = i * len(places) + j
-                    a = fn.broadcast(fn.gep(row, k, "float"), "float", self.layout.lanes)
-                    sums[n] = fn.fma(a, code, sums[n])
-        return sums
+                column = [
+                    [fma(broadcast(gep(row, k, float32), "float", self.layout.lanes), code, total)]
+                    for row, (total,) in zip(rows, column, strict=True)
+                ]
+            columns.append(column)
+        return [own for line in zip(*columns, strict=True) for own in line]
 
-    def total(self, sums: list[Value], n: int) -> Value:
-        """The sum of a group for output n."""
-        return sums[n]
+    def total(self, sums: list[Value]) -> Value:
+        """The sum of a group for one output."""
+        return sums[0]
 
-    def prepare(self, x: Value, place: Value) -> None:
+    @inline
+    def prepare(self, x: Value, place: ptr) -> None:
         """Store one vector of A as `multiply` reads it."""
-        self.fn.store(x, place)
+        store(x, place)
 
 
-class _PairDecoder(_Decoder):
+class PairDecoder(Decoder):
     """4-bit codes looked up as bf16 pairs; A is a high and (if there are two parts) a low bf16 part."""
 
-    def __init__(self, fn: Function, layout: QuantLayout, parts: int) -> None:
-        super().__init__(fn, layout)
-        self.sums = parts
-
-    def multiply(self, rows: Sequence[Value], places: Sequence[Value], sums: list[Value]) -> list[Value]:
-        fn, lanes = self.fn, self.layout.lanes
-        halves, pairs = vector("i16", 2 * lanes), vector("bfloat", 2 * lanes)
+    @inline
+    def multiply(
+        self, rows: Sequence[ptr], places: Sequence[ptr], sums: list[list[Value]]
+    ) -> list[list[Value]]:
+        f, width = builder(), self.layout.lanes
+        halves, pairs = vector("i16", 2 * width), vector("bfloat", 2 * width)
         # The bf16 numbers -8..7, twice: the look-up takes five bits, of which the fifth is another code's.
         table = lanes_of(halves, [_bf16_bits(i % 16 - 8) for i in range(32)])
+
+        def part_of_a(row: ptr, number: int) -> Value:
+            return bitcast(splat(load(i32, gep(row, number, i32)), width), pairs)
+
+        columns: list[list[list[Value]]] = []
         for j, place in enumerate(places):
-            word = fn.bitcast(fn.load(self.words, place), halves)
+            column = sums[j :: len(places)]
+            word = bitcast(load(vector("i32", width), place), halves)
             for pair in range(4):
-                index = fn.value(fn.lshr(word, 4 * pair))
-                name, twin = "llvm.x86.avx512.permvar.hi.512", twins.look_up
-                found = fn.intrinsic(name, halves, table, index, feature="avx512bw", twin=twin)
-                code = fn.bitcast(found, pairs)
-                for i, row in enumerate(rows):
-                    for part in range(self.sums):
-                        n = self.sums * (i * len(places) + j) + part
-                        a = fn.splat(fn.load("i32", fn.gep(row, 2 * pair + part, "i32")), lanes)
-                        sums[n] = fn.dot_bf16(sums[n], fn.bitcast(a, pairs), code)
-        return sums
+                found = look_up("llvm.x86.avx512.permvar.hi.512", "avx512bw", table, lshr(word, 4 * pair))
+                code = bitcast(found, pairs)
+                column = [
+                    [f.dot_bf16(total, part_of_a(row, 2 * pair + n), code) for n, total in enumerate(own)]
+                    for row, own in zip(rows, column, strict=True)
+                ]
+            columns.append(column)
+        return [own for line in zip(*columns, strict=True) for own in line]
 
-    def total(self, sums: list[Value], n: int) -> Value:
-        if self.sums == 1:
-            return sums[n]
-        return self.fn.fadd(sums[2 * n], sums[2 * n + 1])
+    @inline
+    def total(self, sums: list[Value]) -> Value:
+        return sums[0] if self.parts == 1 else Word(sums[0]) + sums[1]
 
-    def prepare(self, x: Value, place: Value) -> None:
-        fn = self.fn
-        high = fn.fptrunc(x, "bfloat", exact=False)
-        rest = fn.fsub(x, fn.fpext(high, "float"))
-        finite = fn.fcmp("oeq", rest, rest)  # the rest of an infinity is NaN and must not count
-        low = fn.fptrunc(fn.select(finite, rest, constant(x.type, 0.0)), "bfloat", exact=False)
+    @inline
+    def prepare(self, x: Word, place: ptr) -> None:
+        high = fptrunc(x, "bfloat", exact=False)
+        rest = x - fpext(high, "float")
+        # The rest of an infinity is NaN and must not count.
+        low = fptrunc(select(rest == rest, rest, constant(x.type, 0.0)), "bfloat", exact=False)
         words = vector("i32", x.width // 2)
         mixed = [i // 2 + i % 2 * (x.width // 2) for i in range(x.width)]
-        fn.store(fn.shuffle(fn.bitcast(high, words), fn.bitcast(low, words), mixed), place)
+        store(shuffle(bitcast(high, words), bitcast(low, words), mixed), place)
+
+
+def look_up(name: str, feature: str, table: Value, index: Value) -> Value:
+    """Elements of a vector by their numbers."""
+    return builder().intrinsic(name, table.type, table, index, feature=feature, twin=twins.look_up)
 
 
 def _bf16_bits(value: int) -> int:
@@ -201,12 +241,13 @@ class _QuantGemm:
         self.rows = (module.target.registers - 6) // per_panel
         self.main = module.function(name, KERNEL_ARGS)
         self.frame = Frame(self.main, 4)
-        self.end = TileEnd(module, name, "float", layout.lanes, MEMORY[c_dtype], self.frame, epilogue, 0)
+        self.end = TileEnd(name, "float", layout.lanes, MEMORY[c_dtype], self.frame, epilogue, 0)
 
-    def decoder(self, fn: Function) -> _Decoder:
-        return _PairDecoder(fn, self.layout, self.parts) if self.parts else _Decoder(fn, self.layout)
+    @property
+    def decoder(self) -> Decoder:
+        return PairDecoder(self.layout, self.parts) if self.parts else Decoder(self.layout)
 
-    def size(self, x: Size) -> Int:
+    def size(self, x: Size) -> Count:
         if isinstance(x, int):
             return x
         if self.dim_value is None:
@@ -228,171 +269,168 @@ class _QuantGemm:
         return -(-self.layout.depth // self.layout.lanes) * self.layout.lanes
 
     def emit(self) -> KernelInfo:
-        fn, layout = self.main, self.layout
-        args, thread, threads, _ = fn.args
-        m, a_row, c_row, a_start = (self.size(x) for x in self.shape)
-        self.frame.share("n", layout.n)
-        self.frame.share("c_row", c_row)
-        self.frame.change("stage", fn.alloca("float", self.rows * layout.columns))
-        a, b, c = (fn.field(args, operand, "ptr") for operand in self.operands)
-        a = fn.gep(a, a_start, "float")
-        scratch = fn.gep(fn.field(args, 1, "ptr"), fn.mul(thread, fn.field(args, 2)), "i8")
-        first, stop = share(fn, layout.panels, thread, threads)
-
-        def block(row: Int, _: list[Value]) -> None:
-            rows = fn.smin(fn.sub(m, row), _BLOCK_ROWS)
-            source = fn.gep(a, fn.mul(row, a_row), "float")
-            fn.call(self.preparer(), [source, a_row, scratch, rows])
-            place = fn.gep(c, fn.mul(row, c_row), self.end.c_element)
-            self.block(scratch, b, place, c_row, row, rows, first, stop)
-
-        busy = fn.cmp("slt", first, stop)
-        fn.branch(busy, lambda: fn.loop(0, m, _BLOCK_ROWS, [], block))
+        """Write the kernel."""
+        write(self.main, self.kernel, *self.main.args)
+        m = self.shape[0]
         known = min(m, _BLOCK_ROWS) if isinstance(m, int) else _BLOCK_ROWS
         return KernelInfo(self.name, known * self.row_bytes)
 
+    @inline
+    def kernel(self, args: ptr, thread: i64, threads: i64, part: i64) -> None:
+        """Threads share the panels; each takes a block of rows through all of its own."""
+        layout = self.layout
+        m, a_row, c_row, a_start = (self.size(x) for x in self.shape)
+        self.frame.share("n", layout.n)
+        self.frame.share("c_row", c_row)
+        self.frame.change("stage", alloca(float32, self.rows * layout.columns))
+        a, b, c = (field(args, operand, ptr) for operand in self.operands)
+        a = gep(a, a_start, float32)
+        scratch = byte_at(field(args, 1, ptr), thread * field(args, 2, i64))
+        first, stop = share(layout.panels, thread, threads)
+        if first < stop:
+            for row in loop(0, m, _BLOCK_ROWS):
+                rows = min(m - row, _BLOCK_ROWS)
+                source = gep(a, row * a_row, float32)
+                call(prepare_rows.written(f"{self.name}.prepare", kernel=self), source, a_row, scratch, rows)
+                place = gep(c, row * c_row, self.end.c_element)
+                self.block(args, scratch, b, place, c_row, row, rows, first, stop)
+
+    @inline
     def block(
-        self, a: Value, b: Value, c: Value, c_row: Int, row: Int, rows: Int, first: Int, stop: Int
+        self, args: ptr, a: ptr, b: ptr, c: ptr, c_row: Count, row: Count, rows: Count, first: Count, stop: Count
     ) -> None:
         """All panels first..stop of a block of prepared rows."""
-        fn, layout = self.main, self.layout
-        tiles = Tiles.of(fn, rows, self.rows)
+        layout, element = self.layout, self.end.c_element
+        tiles = Tiles.of(self.main, rows, self.rows)
 
-        def run(tile_rows: int, panels: int, j: Int, offset: Int) -> None:
-            column = fn.mul(j, layout.columns)
-            place = fn.gep(fn.gep(c, fn.mul(offset, c_row), self.end.c_element), column, self.end.c_element)
-            weights = fn.gep(b, fn.mul(j, layout.panel_bytes), "i8")
-            prepared = fn.gep(a, fn.mul(offset, self.row_bytes), "i8")
-            callee = self.tile(tile_rows, panels)
-            fn.call(
-                callee,
-                [fn.args[0], self.frame.pointer, prepared, weights, place, fn.add(row, offset), column],
+        def run(height: int, panels: int, j: Count, offset: Count) -> None:
+            """Some rows, from `offset` on, of some panels, from j on."""
+            column = j * layout.columns
+            place = gep(gep(c, offset * c_row, element), column, element)
+            weights = byte_at(b, j * layout.panel_bytes)
+            prepared = byte_at(a, offset * self.row_bytes)
+            function = compute_tile.written(
+                f"{self.name}.{height}x{panels}", kernel=self, rows=height, panels=panels
             )
+            call(function, args, self.frame.pointer, prepared, weights, place, row + offset, column)
 
-        def panel(j: Int, _: list[Value]) -> None:
-            def one(t: Int, _: list[Value]) -> None:
-                height = fn.add(tiles.low, fn.select(fn.cmp("ult", t, tiles.tall), 1, 0))
-                by_height(self.rows, height, lambda h: run(h, 1, j, tiles.row(fn, t)))
+        def tile(t: Count, j: Count, height: Count, limit: int) -> None:
+            """The rows of tile t, which are at most `limit`, of panel j."""
+            if limit == 1 or height == limit:
+                run(limit, 1, j, tiles.row(self.main, t))
+            else:
+                tile(t, j, height, limit - 1)
 
-            fn.loop(0, tiles.count, 1, [], one)
+        def one_by_one(begin: Count) -> None:
+            for j in loop(begin, stop):
+                for t in loop(tiles.count):
+                    tile(t, j, tiles.height(t), self.rows)
 
-        def by_height(limit: int, height: Int, work: Callable[[int], None]) -> None:
-            if limit == 1:
-                return work(1)
-            matches = fn.cmp("eq", height, limit)
-            return fn.branch(matches, lambda: work(limit), lambda: by_height(limit - 1, height, work))
-
-        def few(choices: list[int], begin: Int) -> None:
+        def few(choices: list[int]) -> None:
             """Several panels at once while the rows are few, then the panels that are left."""
             if not choices:
-                fn.loop(begin, stop, 1, [], panel)
-                return
-            height, panels = choices[0], self.panels_at_once(choices[0])
+                one_by_one(first)
+            elif rows == choices[0]:
+                panels = self.panels_at_once(choices[0])
+                cut = first + udiv(stop - first, panels) * panels
+                for j in loop(first, cut, panels):
+                    run(choices[0], panels, j, 0)
+                one_by_one(cut)
+            else:
+                few(choices[1:])
 
-            def several() -> None:
-                cut = fn.add(begin, fn.mul(fn.udiv(fn.sub(stop, begin), panels), panels))
-                fn.loop(begin, cut, panels, [], lambda j, _: run(height, panels, j, 0))
-                fn.loop(cut, stop, 1, [], panel)
+        few([height for height in range(1, self.rows) if self.panels_at_once(height) > 1])
 
-            fn.branch(fn.cmp("eq", rows, height), several, lambda: few(choices[1:], begin))
 
-        few([height for height in range(1, self.rows) if self.panels_at_once(height) > 1], first)
+@native(internal=True, noinline=True)
+def prepare_rows(a: ptr, a_row: i64, to: ptr, rows: i64, *, kernel: _QuantGemm) -> None:
+    """Copy rows of A into scratch, padded to whole groups."""
+    layout, decoder = kernel.layout, kernel.decoder
+    width, type_ = layout.lanes, vector("float", layout.lanes)
+    whole = layout.k // width * width
+    for i in loop(rows):
+        source = gep(a, i * a_row, float32)
+        target = byte_at(to, i * kernel.row_bytes)
+        for k in loop(0, whole, width):
+            decoder.prepare(load(type_, gep(source, k, float32)), gep(target, k, float32))
+        for k in range(whole, kernel.padded_k, width):  # zeros past k
+            x = constant(type_, 0.0)
+            if k < layout.k:
+                x = masked_load(type_, gep(source, k, float32), lanes(layout.k - k, width))
+            decoder.prepare(x, gep(target, k, float32))
+        if layout.zeros:
+            sum_groups(layout, source, gep(target, kernel.padded_k, float32))
 
-    def preparer(self) -> str:
-        """Name of the function that copies rows of A into scratch, padded to whole groups."""
-        name = f"{self.name}.prepare"
-        if self.module.defines(name):
-            return name
-        layout = self.layout
-        params = [("ptr", "a"), ("i64", "a_row"), ("ptr", "to"), ("i64", "rows")]
-        fn = self.module.function(name, params, internal=True, noinline=True)
-        a, a_row, to, rows = fn.args
-        decoder = self.decoder(fn)
-        whole = layout.k // layout.lanes * layout.lanes
-        type_ = vector("float", layout.lanes)
 
-        def one(i: Int, _: list[Value]) -> None:
-            source = fn.gep(a, fn.mul(i, a_row), "float")
-            target = fn.gep(to, fn.mul(i, self.row_bytes), "i8")
+@inline
+def sum_groups(layout: QuantLayout, source: ptr, sums: ptr) -> None:
+    """The sum of every group of a row of A."""
+    for g in loop(layout.groups):
+        first = g * layout.group
+        stop = min(first + layout.group, layout.k)
+        total = float32(0.0)
+        for k in loop(first, stop):
+            total += load(float32, gep(source, k, float32))
+        store(total, gep(sums, g, float32))
 
-            def copy(k: Int, _: list[Value]) -> None:
-                decoder.prepare(fn.load(type_, fn.gep(source, k, "float")), fn.gep(target, k, "float"))
 
-            fn.loop(0, whole, layout.lanes, [], copy)
-            for k in range(whole, self.padded_k, layout.lanes):  # zeros past k
-                there = max(layout.k - k, 0)
-                x = fn.masked_load(type_, fn.gep(source, k, "float"), fn.lanes(there, layout.lanes))
-                decoder.prepare(x if there else constant(type_, 0.0), fn.gep(target, k, "float"))
+@native(internal=True, noinline=True)
+def compute_tile(
+    args: ptr,
+    frame: ptr,
+    a: noalias,
+    b: noalias,
+    c: ptr,
+    row: i64,
+    column: i64,
+    *,
+    kernel: _QuantGemm,
+    rows: int,
+    panels: int,
+) -> None:
+    """Compute `rows` rows of some panels of C from (row, column) on; the pointers point to its operands."""
+    layout, decoder, width = kernel.layout, kernel.decoder, panels * PANEL_VECTORS
+    zero = constant(vector("float", layout.lanes), 0.0)
+    step_bytes = layout.columns * layout.bits * decoder.step // 8
+    totals: list[Value] = [zero] * (rows * width)
+    for g in loop(layout.groups):
+        weights = byte_at(b, g * layout.group_bytes)
+        prepared = gep(a, g * layout.group, float32)
+        starts = [byte_at(weights, p * layout.panel_bytes) for p in range(panels)]
+        sums = [[zero] * decoder.parts] * (rows * width)
+        for s in loop(layout.group // decoder.step):
+            at = gep(prepared, s * decoder.step, float32)
+            offset = s * step_bytes + layout.codes_start
+            places = [
+                byte_at(byte_at(start, offset), j * step_bytes // PANEL_VECTORS)
+                for start in starts
+                for j in range(PANEL_VECTORS)
+            ]
+            row_places = [byte_at(at, i * kernel.row_bytes) for i in range(rows)]
+            sums = decoder.multiply(row_places, places, sums)
+
+        def scaled(n: int, g: Count, start: ptr, j: int, own: list[Value], total: Value) -> Value:
+            """The total of output n with the sums of the group."""
+            found = decoder.total(own)
             if layout.zeros:
-                self.group_sums(fn, source, fn.gep(target, self.padded_k, "float"))
+                whole = byte_at(a, n // width * kernel.row_bytes + 4 * kernel.padded_k)
+                of_a = broadcast(gep(whole, g, float32), "float", layout.lanes)
+                center = factor(layout, start, j, layout.factors_bytes)
+                found = fma(-center, of_a, found)
+            return fma(factor(layout, start, j, 0), found, total)
 
-        fn.loop(0, rows, 1, [], one)
-        return name
+        at_columns = [(start, j) for start in starts for j in range(PANEL_VECTORS)] * rows
+        totals = [
+            scaled(n, g, start, j, own, total)
+            for n, ((start, j), own, total) in enumerate(zip(at_columns, sums, totals, strict=True))
+        ]
+    kernel.end.through_stage(args, frame, totals, c, row, column, rows)
 
-    def group_sums(self, fn: Function, source: Value, sums: Value) -> None:
-        """The sum of every group of a row of A."""
-        layout = self.layout
 
-        def one(g: Int, _: list[Value]) -> None:
-            first = fn.mul(g, layout.group)
-            stop = fn.smin(fn.add(first, layout.group), layout.k)
-            add = lambda k, total: [fn.fadd(total[0], fn.load("float", fn.gep(source, k, "float")))]  # noqa: E731
-            (total,) = fn.loop(first, stop, 1, [constant("float", 0.0)], add)
-            fn.store(total, fn.gep(sums, g, "float"))
-
-        fn.loop(0, layout.groups, 1, [], one)
-
-    def tile(self, rows: int, panels: int) -> str:
-        """Name of the function for `rows` x (panels) outputs."""
-        name = f"{self.name}.{rows}x{panels}"
-        if self.module.defines(name):
-            return name
-        fn = self.module.function(name, TILE_PARAMS, internal=True, noinline=True)
-        _, frame, a, b, c, row, column = fn.args
-        layout, decoder = self.layout, self.decoder(fn)
-        vectors = panels * PANEL_VECTORS
-        outputs = rows * vectors
-        zero = constant(vector("float", layout.lanes), 0.0)
-        step_bytes = layout.columns * layout.bits * decoder.step // 8
-
-        def group(g: Int, totals: list[Value]) -> list[Value]:
-            weights = fn.gep(b, fn.mul(g, layout.group_bytes), "i8")
-            prepared = fn.gep(a, fn.mul(g, layout.group), "float")
-            panel_starts = [fn.gep(weights, p * layout.panel_bytes, "i8") for p in range(panels)]
-
-            def step(s: Int, sums: list[Value]) -> list[Value]:
-                at = fn.gep(prepared, fn.mul(s, decoder.step), "float")
-                offset = fn.add(fn.mul(s, step_bytes), layout.codes_start)
-                places = [
-                    fn.gep(fn.gep(start, offset, "i8"), j * step_bytes // PANEL_VECTORS, "i8")
-                    for start in panel_starts
-                    for j in range(PANEL_VECTORS)
-                ]
-                row_places = [fn.gep(at, i * self.row_bytes, "i8") for i in range(rows)]
-                return decoder.multiply(row_places, places, list(sums))
-
-            sums = fn.loop(0, layout.group // decoder.step, 1, [zero] * (outputs * decoder.sums), step)
-            out = []
-            for n, total in enumerate(totals):
-                i, j = divmod(n, vectors)
-                start = panel_starts[j // PANEL_VECTORS]
-                found = decoder.total(sums, n)
-                if layout.zeros:
-                    whole = fn.gep(a, i * self.row_bytes + 4 * self.padded_k, "i8")
-                    of_a = fn.broadcast(fn.gep(whole, g, "float"), "float", layout.lanes)
-                    center = self.factor(fn, start, j % PANEL_VECTORS, layout.factors_bytes)
-                    found = fn.fma(fn.fneg(center), of_a, found)
-                out.append(fn.fma(self.factor(fn, start, j % PANEL_VECTORS, 0), found, total))
-            return out
-
-        totals = fn.loop(0, layout.groups, 1, [zero] * outputs, group)
-        self.end.through_stage(fn, frame, totals, c, row, column, rows)
-        return name
-
-    def factor(self, fn: Function, start: Value, j: int, offset: int) -> Value:
-        """Scales (or zeros, at their offset) of one vector of a group, as f32."""
-        layout = self.layout
-        element = MEMORY[layout.scale]
-        place = fn.gep(start, offset + j * layout.factors_bytes // PANEL_VECTORS, "i8")
-        loaded = fn.load(vector(element, layout.lanes), place)
-        return fn.fpext(loaded, "float") if element == "half" else loaded
+@inline
+def factor(layout: QuantLayout, start: ptr, j: int, offset: int) -> Word:
+    """Scales (or zeros, at their offset) of one vector of a group, as f32."""
+    element = MEMORY[layout.scale]
+    place = byte_at(start, offset + j * layout.factors_bytes // PANEL_VECTORS)
+    loaded = load(vector(element, layout.lanes), place)
+    return fpext(loaded, "float") if element == "half" else loaded
