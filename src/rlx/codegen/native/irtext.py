@@ -206,6 +206,10 @@ class Function(Flow):
         """The address `offset` bytes after `pointer`."""
         return self.gep(pointer, offset, "i8")
 
+    def address_of(self, pointer: Value) -> Value:
+        """A pointer as a number: how many bytes after address 0."""
+        return self.op("i64", f"ptrtoint {pointer} to i64")
+
     def field(self, args: Value, index: Int, type_: str = "i64") -> Value:
         """Field `index` of a table of 8-byte fields."""
         return self.load(type_, self.gep(args, index, "i64"), 8)

@@ -107,7 +107,8 @@ def compiled(function: types.FunctionType, is_native: bool, marks: bool) -> Call
     rewritten = rewriter.rewritten()
     rewritten.name = "." + node.name  # its name in its code is what it is outside: `load` may call `load`
     made.body = [rewritten]
-    made.args.args = [ast.arg(name) for name in (*rewriter.used, *function.__code__.co_freevars)]
+    given = dict.fromkeys((*rewriter.used, *function.__code__.co_freevars))
+    made.args.args = [ast.arg(name) for name in given]
     code = compile(ast.fix_missing_locations(outer), function.__code__.co_filename, "exec")
     inner = _find(_find(code, "factory"), rewritten.name).replace(co_name=node.name)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.notation import emit_all, inline, native
 from rlx.codegen.native.words import (
+    address_of,
     alloca,
     at,
     builder,
@@ -29,7 +30,7 @@ from rlx.codegen.native.waiting import clock
 from rlx.dist.heap import RING_BYTES, STAGE_BYTES
 from rlx.dist.native import sync
 from rlx.dist.transport import DONE
-from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of
+from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE
 from rlx.records import dataclass
 from rlx.runtime.native.code import load_for_host
 

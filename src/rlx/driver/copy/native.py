@@ -22,6 +22,7 @@ from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.notation import emit_all, inline, native
 from rlx.codegen.native.waiting import clock, sleep_while, wake
 from rlx.codegen.native.words import (
+    address_of,
     at,
     atomic_load,
     atomic_rmw,
@@ -39,7 +40,7 @@ from rlx.codegen.native.words import (
     trunc,
     zext,
 )
-from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, address_of, rlx_copy_past_caches
+from rlx.driver.copy.nontemporal import LEAST_BYTES, LINE, rlx_copy_past_caches
 from rlx.driver.worker import CFunction, Control, rlx_stop_worker, signal, work
 from rlx.errors import UnsupportedError
 

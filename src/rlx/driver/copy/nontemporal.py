@@ -30,8 +30,3 @@ def rlx_copy_past_caches(to: ptr, source: ptr, count: i64, head: i64) -> None:
         block(i, is_aligned=True)
     block(last, is_aligned=False)
     fence()
-
-
-def address_of(pointer: ptr) -> i64:
-    """A pointer as a number, in a native function."""
-    return i64(builder().op("i64", f"ptrtoint {pointer} to i64"))
