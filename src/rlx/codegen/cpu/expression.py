@@ -15,6 +15,7 @@ from rlx.codegen.cpu.primitives import (
 )
 from rlx.codegen.native.irtext import Function, Int
 from rlx.codegen.native.irtypes import Value, constant, like, size_bytes, vector
+from rlx.codegen.native.words import Word
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import F32, I8, U8, DType
@@ -95,9 +96,9 @@ class Expression:
             self.memo[s] = self.saved[s]() if s in self.saved else self._emit(s)
         return self.memo[s]
 
-    def vector(self, s: Scalar) -> Value:
+    def vector(self, s: Scalar) -> Word:
         """The expression in every lane."""
-        return self._spread(self(s))
+        return Word(self._spread(self(s)))
 
     @property
     def width(self) -> int:

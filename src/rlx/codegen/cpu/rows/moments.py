@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.codegen.cpu.primitives import register_type
-from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, Round
-from rlx.codegen.native.irtext import Function, Int
+from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, Round, only_where
+from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, constant, lanes_of
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import Index, Word, fma, reduce_add, select, sitofp, splat
 from rlx.ir.dim import Dim
 from rlx.kernel.nests import Stat, Store
 from rlx.kernel.rounding import is_long_row
@@ -96,7 +98,7 @@ class SquaresReducer(BlockedSum):
     In rows of at most LONG elements it counts as nothing: there both ways to take a mean round alike.
     """
 
-    def __init__(self, fn: Function, stat: Stat, lanes: int, extent: Int) -> None:
+    def __init__(self, fn: Function, stat: Stat, lanes: int, extent: Index) -> None:
         super().__init__(fn, stat, lanes)
         self.extent = extent
 
@@ -104,28 +106,28 @@ class SquaresReducer(BlockedSum):
     def result_types(self) -> list[str]:
         return [register_type(self.dtype)] * 2
 
-    def start(self) -> list[Value]:
-        return [constant(self.type, 0.0)] * 2
+    def start(self) -> list[Word]:
+        return [Word(constant(self.type, 0.0))] * 2
 
-    def leave(self, held: list[Value], found: list[Value]) -> list[Value]:
+    def leave(self, held: list[Word], found: list[Word]) -> list[Word]:
         each = (super(SquaresReducer, self).leave(held[i::2], found[i : i + 1]) for i in range(2))
         return [v for pair in zip(*each, strict=True) for v in pair]
 
+    @inline
     def add(
-        self, carried: list[Value], x: Value, position: Int, mask: Value | None, now: Round
-    ) -> list[Value]:
-        fn, (squares, away) = self.fn, carried
-        new = [fn.fadd(squares, fn.fmul(x, x)), fn.fadd(away, x)]
-        return new if mask is None else [fn.select(mask, n, c) for n, c in zip(new, carried, strict=True)]
+        self, carried: list[Word], x: Word, position: Index, mask: Value | None, now: Round
+    ) -> list[Word]:
+        squares, away = carried
+        return only_where(mask, [squares + x * x, away + x], carried)
 
-    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
-        fn = self.fn
-        squares, away = (self.finish([held[i::2] for held in groups]) for i in range(2))
-        rest = fn.fdiv(away, fn.sitofp(fn.value(self.extent), away.type))
-        better = fn.fsub(squares, fn.fmul(away, rest))
-        better = fn.select(fn.fcmp("olt", better, 0.0), 0.0, better)
-        counts = fn.value(fn.cmp("sgt", self.extent, LONG))
-        return [fn.select(counts, better, squares), fn.select(counts, rest, 0.0)]
+    @inline
+    def results(self, groups: list[list[Word]], pivot: Word | None = None) -> list[Word]:
+        squares, away = [self.finish([held[i::2] for held in groups]) for i in range(2)]
+        rest = away / sitofp(self.extent, away.type)
+        better = squares - away * rest
+        better = select(better < 0.0, 0.0, better)
+        counts = self.extent > LONG
+        return [select(counts, better, squares), select(counts, rest, 0.0)]
 
 
 class MomentsReducer(Reducer):
@@ -145,49 +147,49 @@ class MomentsReducer(Reducer):
     def result_types(self) -> list[str]:
         return [register_type(self.dtype)] * self.number
 
-    def start(self) -> list[Value]:
-        return [constant(self.type, 0.0)] * 2
+    def start(self) -> list[Word]:
+        return [Word(constant(self.type, 0.0))] * 2
 
+    @inline
     def add(
-        self, carried: list[Value], x: Value, position: Int, mask: Value | None, now: Round
-    ) -> list[Value]:
-        fn, (mean, squares) = self.fn, carried
-        away = fn.fsub(x, mean)
-        new_mean = fn.fma(away, fn.splat(now.inverse(x.element), x.width), mean)
-        new = [new_mean, fn.fma(away, fn.fsub(x, new_mean), squares)]
-        return new if mask is None else [fn.select(mask, n, c) for n, c in zip(new, carried, strict=True)]
+        self, carried: list[Word], x: Word, position: Index, mask: Value | None, now: Round
+    ) -> list[Word]:
+        mean, squares = carried
+        away = x - mean
+        new_mean = fma(away, splat(now.inverse(x.element), x.width), mean)
+        return only_where(mask, [new_mean, fma(away, x - new_mean, squares)], carried)
 
-    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
+    @inline
+    def results(self, groups: list[list[Word]], pivot: Word | None = None) -> list[Word]:
         """Sum and squared distances of all lanes of all groups, and the rest of the mean where it counts."""
-        fn, sizes = self.fn, self.sizes()
-        total = fn.reduce_add(
-            self.tree([fn.fmul(n, mean) for n, (mean, _) in zip(sizes, groups, strict=True)])
-        )
-        own = fn.fdiv(total, float(self.extent))
-        middle = fn.splat(own, self.lanes)
+        sizes = self.sizes()
+        total = reduce_add(_tree([n * mean for n, (mean, _) in zip(sizes, groups, strict=True)]))
+        own = total / float(self.extent)
+        middle = splat(own, self.lanes)
         parts = []
         for n, (mean, squares) in zip(sizes, groups, strict=True):
-            away = fn.fsub(mean, middle)
-            parts.append(fn.fma(fn.fmul(away, away), n, squares))
-        squares = fn.reduce_add(self.tree(parts))
+            away = mean - middle
+            parts.append(fma(away * away, n, squares))
+        all_squares = reduce_add(_tree(parts))
         if pivot is None:
-            return [total, squares]
-        total = fn.fma(pivot, constant(pivot.type, float(self.extent)), total)
-        by = constant(pivot.type, float(self.mean.args[1].data))
-        read = fn.fdiv(total, by) if self.mean.prim == "div" else fn.fmul(total, by)
-        return [total, squares, fn.fadd(fn.fsub(pivot, read), own)][: self.number]
+            return [total, all_squares]
+        total = fma(pivot, float(self.extent), total)
+        by = float(self.mean.args[1].data)
+        read = total / by if self.mean.prim == "div" else total * by
+        return [total, all_squares, pivot - read + own][: self.number]
 
-    def sizes(self) -> list[Value]:
+    def sizes(self) -> list[Word]:
         """How many elements each lane of each group has seen."""
         rounds, rest = divmod(self.extent, self.lanes * self.groups)
         more, left = divmod(rest, self.lanes)
         first = [float(rounds + more + (lane < left)) for lane in range(self.lanes)]
-        return [
-            lanes_of(self.type, first),
-            *(constant(self.type, float(rounds)) for _ in range(1, self.groups)),
-        ]
+        others = [Word(constant(self.type, float(rounds))) for _ in range(1, self.groups)]
+        return [Word(lanes_of(self.type, first)), *others]
 
-    def tree(self, vectors: list[Value]) -> Value:
-        while len(vectors) > 1:
-            vectors = [self.fn.fadd(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+
+@inline
+def _tree(vectors: list[Word]) -> Word:
+    """A sum of vectors, by halves; there are a power of two of them."""
+    if len(vectors) == 1:
         return vectors[0]
+    return _tree([a + b for a, b in zip(vectors[::2], vectors[1::2], strict=True)])

@@ -20,9 +20,10 @@ from rlx.codegen.cpu.rows.ranges import cuts, decided_within
 from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, is_float_sum, reducer_for
 from rlx.codegen.cpu.rows.row_nest import RowNest
 from rlx.codegen.cpu.rows.transposed import TransposedNest, read_axis
-from rlx.codegen.native.irflow import Body
-from rlx.codegen.native.irtext import Int, Module
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.irtypes import Value
+from rlx.codegen.native.notation import inline, write
+from rlx.codegen.native.words import Index, Word, ceildiv, lanes, loop, urem
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine
 from rlx.kernel.nests import Nest, Stat, Store
@@ -36,13 +37,16 @@ def emit_nest(
     """Write the kernel of a nest into the module."""
     flat = _flat(nest, inputs)
     frame = KernelFrame(module, name, inputs, outputs)
-    if not flat.stats:
-        flat = _wide_axis_last(flat, inputs, module.target)
-        turned = read_axis(flat)
-        return _MapNest(frame, flat).emit() if turned is None else TransposedNest(frame, flat, turned).emit()
-    if _prefers_columns(flat):
-        return _ColumnNest(frame, flat).emit()
-    return RowNest(frame, flat).emit()
+    return write(frame.fn, lambda: _emitter(frame, flat).emit())
+
+
+def _emitter(frame: KernelFrame, flat: Nest) -> _MapNest | TransposedNest | _ColumnNest | RowNest:
+    """What writes the kernel of a nest with these axes."""
+    if flat.stats:
+        return _ColumnNest(frame, flat) if _prefers_columns(flat) else RowNest(frame, flat)
+    flat = _wide_axis_last(flat, frame.inputs, frame.module.target)
+    turned = read_axis(flat)
+    return _MapNest(frame, flat) if turned is None else TransposedNest(frame, flat, turned)
 
 
 def _flat(nest: Nest, inputs: Sequence[Slot]) -> Nest:
@@ -109,43 +113,39 @@ def _adds_in_any_order(nest: Nest) -> bool:
     return len(nest.stats) == 1 and len(known) == len(inner) and prod(known) <= 2
 
 
-Piece: TypeAlias = tuple[int, Int, Sequence[Store]]  # first and last + 1 index along an axis
+Piece: TypeAlias = tuple[int, Index, Sequence[Store]]  # first and last + 1 index along an axis
 MOST_PIECES = 8  # of an axis that have code of their own
 
 
 class _MapNest(NestEmitter):
     """No reduction: lanes along the last axis."""
 
+    @inline
     def emit(self) -> EmittedKernel:
-        fn, rank = self.fn, len(self.nest.space)
-        if rank == 0:
-            fn.branch(
-                fn.cmp("eq", self.frame.thread, 0),
-                lambda: self.stores(self.point([], None), [], self.nest.stores),
-            )
-        else:
+        if self.nest.space:
             self.with_streaming(self.all)
+        elif self.frame.thread == 0:
+            self.stores(self.point([], None), [], self.nest.stores)
         return self.frame.finish()
 
+    @inline
     def all(self) -> None:
-        fn, stores = self.fn, self.nest.stores
-        if len(self.nest.space) == 1:
-            blocks = fn.ceildiv(self.sizes[0], self.lanes)
-            low, high = self.frame.share(blocks)
-            start = fn.mul(low, self.lanes)
-            stop = fn.smin(fn.mul(high, self.lanes), self.sizes[0])
-            return self.sweep([], start, stop, self.pieces(0, stores))
-        outer = range(len(self.nest.space) - 1)
-        number = next((n for n in outer if len(self.pieces(n, stores)) > 1), 0)
+        *outer, inner = self.sizes
+        stores = self.nest.stores
+        if not outer:
+            first, end = self.share([ceildiv(inner, self.lanes)])
+            start, stop = first * self.lanes, min(end * self.lanes, inner)
+            self.sweep([], start, stop, self.pieces(0, stores))
+            return
+        number = next((n for n in range(len(outer)) if len(self.pieces(n, stores)) > 1), 0)
         for low, high, inside in self.pieces(number, stores):
-            sizes = [*self.sizes[:number], fn.sub(high, low), *self.sizes[number + 1 : -1]]
             parts = self.pieces(len(outer), inside)
-
-            def sweep(row: list[Int], low: int = low, parts: Sequence[Piece] = parts) -> None:
-                row[number] = fn.add(row[number], low)
-                self.sweep(row, 0, self.sizes[-1], parts)
-
-            self.rows(sizes, sweep)
+            space = [*outer[:number], high - low, *outer[number + 1 :]]
+            first, end = self.share(space)
+            for r in loop(first, end):
+                row = self.indices(r, space)
+                row = [i + low if n == number else i for n, i in enumerate(row)]
+                self.sweep(row, 0, inner, parts)
 
     def pieces(self, number: int, stores: Sequence[Store]) -> list[Piece]:
         """Parts of an axis, and what is stored there: which part of a concatenation a point is in, or whether
@@ -170,33 +170,36 @@ class _MapNest(NestEmitter):
                 left.append((a, b, part))
         return made
 
-    def sweep(self, row: list[Int], start: Int, stop: Int, pieces: Sequence[Piece]) -> None:
+    @inline
+    def sweep(self, row: list[Word], start: Index, stop: Index, pieces: Sequence[Piece]) -> None:
         if len(pieces) == 1:
-            return self.piece(row, start, stop, pieces[0][2])
-        for low, high, stores in pieces:
-            first = self.fn.smax(start, low)
-            # A thread's share may end before a piece begins: then nothing of the piece is its own.
-            self.piece(row, first, self.fn.smax(first, self.fn.smin(stop, high)), stores)
+            self.piece(row, start, stop, pieces[0][2])
+        else:
+            for low, high, stores in pieces:
+                first = max(start, low)
+                # A thread's share may end before a piece begins: then nothing of the piece is its own.
+                self.piece(row, first, max(first, min(stop, high)), stores)
 
-    def piece(self, row: list[Int], start: Int, stop: Int, stores: Sequence[Store]) -> None:
+    @inline
+    def piece(self, row: list[Word], start: Index, stop: Index, stores: Sequence[Store]) -> None:
         last = len(row)
         outside = self.point([*row, 0], None)
         self.prepare(outside, [s.body for s in stores], set(range(last)))
 
-        def vector_at(i: Int, mask: Value | None, width: int = self.lanes) -> None:
-            axes = [*row, i]
-            at = self.point(axes, Lane(last, i, width, mask), outside)
+        def vector_at(i: Index, mask: Value | None, width: int = self.lanes) -> None:
+            at = self.point([*row, i], Lane(last, i, width, mask), outside)
             at.ahead = STREAM_AHEAD if self.streaming else AHEAD
-            self.stores(at, axes, stores)
+            self.stores(at, [*row, i], stores)
 
         if self.streaming:  # two vectors at once: more of them are under way
             pair = 2 * self.lanes
-            end = self.fn.sub(stop, self.fn.urem(self.fn.sub(stop, start), pair))
-            self.fn.loop(start, end, pair, [], lambda i, _: vector_at(i, None, pair))
+            end = stop - urem(Word(stop - start), pair)
+            for i in loop(start, end, pair):
+                vector_at(i, None, pair)
             start = end
         self.along(stop, self.lanes, vector_at, start)
 
-    def stores(self, at: Expression, axes: list[Int], stores: Sequence[Store]) -> None:
+    def stores(self, at: Expression, axes: Sequence[Index], stores: Sequence[Store]) -> None:
         for number, store in enumerate(stores):
             step = store.strides[-1] if store.strides else 1
             self.write(at, store, number, axes, step)
@@ -208,64 +211,68 @@ COLUMN_BLOCK = 256  # elements of a column that one chain of additions sums
 class _ColumnNest(NestEmitter):
     """Lanes along the last kept axis: every lane reduces its own column, in ascending order."""
 
+    @inline
     def emit(self) -> EmittedKernel:
-        fn, outer = self.fn, self.nest.outer
-        last = outer - 1
         self.wide = self.lanes * 2
-        columns = self.sizes[last]
-        blocks = fn.ceildiv(columns, self.wide)
-
-        def unit(row: list[Int]) -> None:
-            base = fn.mul(row[-1], self.wide)
-            left = fn.sub(columns, base)
-            full = fn.cmp("sge", left, self.wide)
-            fn.branch(
-                full,
-                lambda: self.column([*row[:-1], base], None),
-                lambda: self.column([*row[:-1], base], fn.lanes(left, self.wide)),
-            )
-
-        self.rows([*self.sizes[:last], blocks], unit)
+        *outer, columns = self.sizes[: self.nest.outer]
+        space = [*outer, ceildiv(columns, self.wide)]
+        low, high = self.share(space)
+        for r in loop(low, high):
+            *row, block = self.indices(r, space)
+            base = block * self.wide
+            left = columns - base
+            if left >= self.wide:
+                self.column([*row, base], None)
+            else:
+                self.column([*row, base], lanes(left, self.wide))
         return self.frame.finish()
 
-    def column(self, row: list[Int], mask: Value | None) -> None:
-        fn, outer = self.fn, self.nest.outer
-        inner = len(self.nest.space) - outer
-        lane = Lane(outer - 1, row[-1], self.wide, mask)
-        head = self.point([*row, *(0 for _ in range(inner))], lane)
+    @inline
+    def column(self, row: list[Word], mask: Value | None) -> None:
+        lane = Lane(len(row) - 1, row[-1], self.wide, mask)
+        head = self.point([*row, *(0 for _ in self.sizes[len(row) :])], lane)
         for stat in self.nest.stats:
             reducer = self.reducer(stat)
+            total = self.reduce(reducer, stat.body, row, reducer.held(), head)
+            head.accs = [*head.accs, reducer.lane_result(total)]
+        for number, output in enumerate(self.nest.stores):
+            if not output.full:
+                self.write(head, output, number, row, output.strides[-1])
+        if any(output.full for output in self.nest.stores):
+            self.store_all(row, head)
 
-            def level(
-                axes: list[Int], carried: list[Value], reducer: Reducer = reducer, body: Scalar = stat.body
-            ) -> list[Value]:
-                number = len(axes)
-                if number == len(self.nest.space):
-                    at = self.point(axes, lane, head)
-                    flat: Int = 0
-                    for n in range(outer, number):
-                        flat = fn.add(fn.mul(flat, self.sizes[n]), axes[n])
-                    return reducer.step(carried, at.vector(body), flat, None, per_lane=True)
-                return self.elements(reducer, number, carried, lambda i, now: level([*axes, i], now))
+    @inline
+    def reduce(
+        self, reducer: Reducer, body: Scalar, axes: Sequence[Index], total: list[Word], head: Expression
+    ) -> list[Word]:
+        """Reduce the axes behind `axes`, in blocks where a sum is long."""
+        number = len(axes)
+        if number == len(self.sizes):
+            position, at = self.position(axes), self.point(axes, head.lane, head)
+            return reducer.step(total, at.vector(body), position, None, per_lane=True)
+        extent = self.sizes[number]
+        if not isinstance(reducer, BlockedSum):
+            for i in loop(extent):
+                total = self.reduce(reducer, body, [*axes, i], total, head)
+            return total
+        for start in loop(0, extent, COLUMN_BLOCK):
+            part = reducer.enter(total)
+            for i in loop(start, min(start + COLUMN_BLOCK, extent)):
+                part = self.reduce(reducer, body, [*axes, i], part, head)
+            total = reducer.leave(total, part)
+        return total
 
-            carried = level(list(row), reducer.held())
-            head.accs = [*head.accs, reducer.lane_result(carried)]
-        for number, store in enumerate(self.nest.stores):
-            if not store.full:
-                self.write(head, store, number, row, store.strides[-1])
-        full = [(n, s) for n, s in enumerate(self.nest.stores) if s.full]
-        if full:
-
-            def write_level(axes: list[Int]) -> None:
-                number = len(axes)
-                if number < len(self.nest.space):
-                    fn.loop(0, self.sizes[number], 1, [], lambda i, _: write_level([*axes, i]))
-                    return
-                at = self.point(axes, lane, head)
-                for n, store in full:
-                    self.write(at, store, n, axes, store.strides[outer - 1])
-
-            write_level(list(row))
+    @inline
+    def store_all(self, axes: Sequence[Index], head: Expression) -> None:
+        """Store what covers the reduced axes, of which those behind `axes` are open."""
+        if len(axes) < len(self.sizes):
+            for i in loop(self.sizes[len(axes)]):
+                self.store_all([*axes, i], head)
+        else:
+            at = self.point(axes, head.lane, head)
+            for number, output in enumerate(self.nest.stores):
+                if output.full:
+                    self.write(at, output, number, axes, output.strides[self.nest.outer - 1])
 
     def reducer(self, stat: Stat) -> Reducer:
         """Sums of long columns go by blocks."""
@@ -273,15 +280,3 @@ class _ColumnNest(NestEmitter):
         if single and is_float_sum(stat) and not (isinstance(extent, int) and extent <= COLUMN_BLOCK):
             return BlockedSum(self.fn, stat, self.wide)
         return reducer_for(self.fn, stat, self.wide)
-
-    def elements(self, reducer: Reducer, number: int, carried: list[Value], body: Body) -> list[Value]:
-        """One reduced axis, in blocks where its sum is long."""
-        fn, extent = self.fn, self.sizes[number]
-        if not isinstance(reducer, BlockedSum):
-            return fn.loop(0, extent, 1, carried, body)
-
-        def block(i: Int, held: list[Value]) -> list[Value]:
-            stop = fn.smin(fn.add(i, COLUMN_BLOCK), extent)
-            return reducer.leave(held, fn.loop(i, stop, 1, reducer.enter(held), body))
-
-        return fn.loop(0, extent, COLUMN_BLOCK, carried, block)

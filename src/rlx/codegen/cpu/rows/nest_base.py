@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 from rlx.codegen.cpu.expression import Expression, Lane
-from rlx.codegen.cpu.frame import KernelFrame, unflatten
+from rlx.codegen.cpu.frame import KernelFrame, product, unflatten
 from rlx.codegen.cpu.primitives import memory_type, register_type, to_memory
 from rlx.codegen.cpu.rows.collapse import bodies
-from rlx.codegen.native.irtext import Int
 from rlx.codegen.native.irtypes import Value, size_bytes
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Index,
+    Word,
+    address_of,
+    fence,
+    gep,
+    iota,
+    lanes,
+    loop,
+    masked_store,
+    ptr,
+    scatter,
+    splat,
+    store,
+    urem,
+)
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.types import TensorType
@@ -60,9 +75,9 @@ class NestEmitter:
         self.operands = frame.operands(frame.fn)
         self.lanes = nest_lanes(frame.module.target, nest)
         self.streaming = False
-        self.sizes = [frame.dim(self.fn, d) for d in nest.space]
+        self.sizes = frame.sizes(nest.space)
 
-    def point(self, axes: Sequence[Int], lane: Lane | None, known: Expression | None = None) -> Expression:
+    def point(self, axes: Sequence[Index], lane: Lane | None, known: Expression | None = None) -> Expression:
         made = Expression(self.fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error)
         if known is not None:
             made.memo = dict(known.memo)
@@ -73,31 +88,33 @@ class NestEmitter:
         """Compute what depends on fixed axes (and finished reductions) only, before a loop repeats it."""
         prepare(at, expressions, fixed, accs)
 
-    def place(self, store: Store, number: int, axes: Sequence[Int]) -> Value:
-        """Address of an output element."""
-        fn = self.fn
-        offset: Int = 0
-        for a, stride in zip(axes, store.strides, strict=True):
-            offset = fn.add(offset, fn.mul(a, self.frame.dim(fn, stride)))
-        return fn.gep(self.frame.output(number).pointer, offset, memory_type(self.dtype(number)))
+    def size(self, d: Dim) -> Word:
+        """A size, as a number of the notation."""
+        return Word(self.frame.dim(self.fn, d))
 
     def dtype(self, number: int) -> DType:
         return self.frame.outputs[number].dtype
 
-    def write(self, at: Expression, store: Store, number: int, axes: Sequence[Int], step: Dim = 1) -> None:
-        """Store an expression in the lanes that exist; `step` is the output's stride along the lane axis."""
-        fn = self.fn
-        value = to_memory(fn, at.vector(store.body), self.dtype(number))
-        place = self.place(store, number, axes)
-        mask = None if at.lane is None else at.lane.mask
-        if at.lane is not None and not (isinstance(step, int) and step == 1):
-            index = fn.mul(fn.iota(at.width), fn.splat(self.frame.dim(fn, step), at.width, "i64"))
-            fn.scatter(value, place, fn.value(index), mask)
-        elif mask is not None:
-            fn.masked_store(value, place, mask)
-        else:
-            fn.store(value, place, nontemporal=self.streaming)
+    @inline
+    def place(self, output: Store, number: int, axes: Sequence[Index]) -> ptr:
+        """Address of an output element."""
+        offset: Index = 0
+        for a, stride in zip(axes, output.strides, strict=True):
+            offset += a * self.size(stride)
+        return gep(self.frame.output(number).pointer, offset, memory_type(self.dtype(number)))
 
+    def write(self, at: Expression, output: Store, number: int, axes: Sequence[Index], step: Dim = 1) -> None:
+        """Store an expression in the lanes that exist; `step` is the output's stride along the lane axis."""
+        value = to_memory(self.fn, at.vector(output.body), self.dtype(number))
+        place, lane = self.place(output, number, axes), at.lane
+        if lane is not None and not (isinstance(step, int) and step == 1):
+            scatter(value, place, _multiples(self.size(step), lane.width), lane.mask)
+        elif lane is not None and lane.mask is not None:
+            masked_store(value, place, lane.mask)
+        else:
+            store(value, place, nontemporal=self.streaming)
+
+    @inline
     def with_streaming(self, emit: Callable[[], None]) -> None:
         """Write the kernel; where its outputs are too large for the caches, also a version that bypasses
         them.
@@ -105,70 +122,71 @@ class NestEmitter:
         Stores that do not go through the caches save reading every line before it is overwritten. They need
         aligned vectors, which is known at run time only, and a fence before anyone else reads.
         """
-        aligned = self._may_stream()
-        if aligned is None:
-            emit()
-            return
-        fn = self.fn
-
-        def bypass() -> None:
+        may_stream = self.may_stream()
+        if may_stream:
             self.streaming = True
             emit()
-            fn.fence()
+            fence()
             self.streaming = False
+        else:
+            emit()
 
-        fn.branch(aligned, bypass, emit)
-
-    def _may_stream(self) -> Value | None:
-        """Whether outputs are too large for the caches and stores past them possible, as far as only a run
-        are known; None: they are not."""
-        fn, space = self.fn, self.nest.space
+    @inline
+    def may_stream(self) -> bool:
+        """Whether outputs are too large for the caches, and all their vectors aligned."""
+        target, pointers = self.frame.module.target, list[Value]()
         total: Dim = 0
-        tests: list[Value] = []
-        for number, store in enumerate(self.nest.stores):
+        for number, output in enumerate(self.nest.stores):
             slot = self.frame.outputs[number]
-            vector_bytes = self.lanes * slot.dtype.itemsize
-            if (
-                not store.full
-                or store.strides[-1] != 1
-                or vector_bytes != self.frame.module.target.vector_bytes
-            ):
-                return None
-            total = total + TensorType(slot.dtype, slot.shape).numel * slot.dtype.itemsize
-            address = fn.op("i64", f"ptrtoint {self.frame.output(number).pointer} to i64")
-            tests.append(fn.value(fn.cmp("eq", fn.value(fn.and_(address, vector_bytes - 1)), 0)))
-        if len(space) > 1:  # every row begins at a whole vector if the first one does
-            rest = fn.urem(self.sizes[-1], self.lanes)
-            if isinstance(rest, int) and rest:
-                return None
-            if not isinstance(rest, int):
-                tests.append(fn.value(fn.cmp("eq", rest, 0)))
-        cache = stream_bytes(self.frame.module.target)
-        if not isinstance(total, int):
-            tests.append(fn.value(fn.cmp("sge", self.frame.dim(fn, total), cache)))
-        elif total < cache:
-            return None
-        return reduce(lambda a, b: fn.value(fn.and_(a, b)), tests)
+            is_whole = output.full and output.strides[-1] == 1
+            if not is_whole or self.lanes * slot.dtype.itemsize != target.vector_bytes:
+                return False
+            total += TensorType(slot.dtype, slot.shape).numel * slot.dtype.itemsize
+            pointers.append(self.frame.output(number).pointer)
+        if isinstance(total, int) and total < stream_bytes(target):
+            return False
+        tests = [address_of(pointer) & (target.vector_bytes - 1) == 0 for pointer in pointers]
+        if len(self.nest.space) > 1:  # every row begins at a whole vector if the first one does
+            tests.append(urem(self.sizes[-1], self.lanes) == 0)
+        if False in tests:
+            return False
+        tests.append(self.size(total) >= stream_bytes(target))
+        holds = True
+        for test in tests:
+            holds &= test
+        return holds
 
+    @inline
     def along(
-        self, extent: Int, width: int, body: Callable[[Int, Value | None], None], start: Int = 0
+        self, extent: Index, width: int, body: Callable[[Index, Value | None], None], start: Index = 0
     ) -> None:
         """Full vectors, then one masked vector for the rest."""
-        fn = self.fn
-        whole = (
-            fn.sub(extent, fn.urem(fn.sub(extent, start), width))
-            if not isinstance(extent, int) or not isinstance(start, int)
-            else extent - (extent - start) % width
-        )
-        fn.loop(start, whole, width, [], lambda i, _: body(i, None))
-        left = fn.sub(extent, whole)
-        fn.branch(fn.cmp("sgt", left, 0), lambda: body(whole, fn.lanes(left, width)))
+        whole = extent - urem(Word(extent - start), width)
+        for i in loop(start, whole, width):
+            body(i, None)
+        left = extent - whole
+        if left > 0:
+            body(whole, lanes(left, width))
 
-    def rows(self, sizes: Sequence[Int], body: Callable[[list[Int]], None]) -> None:
-        """This thread's part of a row space."""
-        fn = self.fn
-        total: Int = 1
-        for n in sizes:
-            total = fn.mul(total, n)
-        low, high = self.frame.share(total)
-        fn.loop(low, high, 1, [], lambda r, _: body(unflatten(fn, r, sizes)))
+    @inline
+    def position(self, axes: Sequence[Index]) -> Index:
+        """Flat index within the reduced axes (what argmax reports)."""
+        flat: Index = 0
+        for i, size in list(zip(axes, self.sizes, strict=True))[self.nest.outer :]:
+            flat = flat * size + i
+        return flat
+
+    def share(self, sizes: Sequence[Index]) -> tuple[Word, Word]:
+        """This thread's part of a space: its first point, and the one after its last."""
+        low, high = self.frame.share(product(sizes))
+        return Word(low), Word(high)
+
+    def indices(self, point: Index, sizes: Sequence[Index]) -> list[Word]:
+        """Where a point of a space is, by axis."""
+        return [Word(i) for i in unflatten(self.fn, point, sizes)]
+
+
+@inline
+def _multiples(step: Word, width: int) -> Word:
+    """0, step, 2 * step ... in lanes."""
+    return iota(width) * splat(step, width, "i64")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.primitives import PRIMITIVES, emit_cast, register_type
-from rlx.codegen.native.irtext import Function, Int
+from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, constant, vector
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import Index, Word, i64, iota, is_nan, is_number, part, select, sitofp, splat
 from rlx.errors import UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.kernel.nests import Stat
@@ -15,16 +17,25 @@ from rlx.kernel.nests import Stat
 class Round:
     """Where a loop over the vectors of a row stands."""
 
-    def __init__(self, fn: Function, count: Callable[[], Int]) -> None:
-        self.fn, self._count = fn, count
-        self._inverse: dict[str, Value] = {}
+    def __init__(self, count: Callable[[], Index]) -> None:
+        self._count = count
+        self._inverse: dict[str, Word] = {}
 
-    def inverse(self, element: str) -> Value:
+    def inverse(self, element: str) -> Word:
         """1 / (how many vectors a group has, with the one that is added now), computed once per round."""
         if element not in self._inverse:
-            count = self.fn.sitofp(self.fn.value(self._count()), element)
-            self._inverse[element] = self.fn.fdiv(constant(element, 1.0), count)
+            self._inverse[element] = _inverse(self._count(), element)
         return self._inverse[element]
+
+
+@inline
+def _inverse(count: Index, element: str) -> Word:
+    return Word(constant(element, 1.0)) / sitofp(count, element)
+
+
+def only_where(mask: Value | None, new: list[Word], old: list[Word]) -> list[Word]:
+    """New values in the lanes that exist, which all do without a mask."""
+    return new if mask is None else [select(mask, n, o) for n, o in zip(new, old, strict=True)]
 
 
 _PRIMITIVE = {
@@ -59,65 +70,65 @@ class Reducer:
         """What `results` gives."""
         return [register_type(self.stat.dtype)]
 
-    def identity(self, type_: str) -> Value:
+    def identity(self, type_: str) -> Word:
         d, combine = self.dtype, self.stat.combine
         if combine in ("any", "all"):
-            return constant(type_, combine == "all")
+            return Word(constant(type_, combine == "all"))
         if combine in ("sum", "prod"):
-            return constant(type_, float(combine == "prod") if d.is_float else int(combine == "prod"))
+            one = combine == "prod"
+            return Word(constant(type_, float(one) if d.is_float else int(one)))
         if d.is_float:
-            return constant(type_, float("-inf") if combine == "max" else float("inf"))
-        return constant(type_, int(d.min_value if combine == "max" else d.max_value))
+            return Word(constant(type_, float("-inf") if combine == "max" else float("inf")))
+        return Word(constant(type_, int(d.min_value if combine == "max" else d.max_value)))
 
-    def start(self) -> list[Value]:
+    def start(self) -> list[Word]:
         return [self.identity(self.type)]
 
-    def combine(self, a: Value, b: Value) -> Value:
-        return PRIMITIVES[_PRIMITIVE[self.stat.combine]](self.fn, self.dtype, [a, b])
+    def combine(self, a: Value, b: Value) -> Word:
+        return Word(PRIMITIVES[_PRIMITIVE[self.stat.combine]](self.fn, self.dtype, [a, b]))
 
     def add(
-        self, carried: list[Value], x: Value, position: Int, mask: Value | None, now: Round
-    ) -> list[Value]:
+        self, carried: list[Word], x: Word, position: Index, mask: Value | None, now: Round
+    ) -> list[Word]:
         """Add one vector of a row."""
         return self.step(carried, x, position, mask)
 
     def step(
-        self, carried: list[Value], x: Value, position: Int, mask: Value | None, per_lane: bool = False
-    ) -> list[Value]:
+        self, carried: list[Word], x: Word, position: Index, mask: Value | None, per_lane: bool = False
+    ) -> list[Word]:
         """Add one vector; lanes off the mask do not count."""
-        new = self.combine(carried[0], x)
-        return [new if mask is None else self.fn.select(mask, new, carried[0])]
+        return only_where(mask, [self.combine(carried[0], x)], carried)
 
-    def finish(self, groups: list[list[Value]]) -> Value:
+    def finish(self, groups: list[list[Word]]) -> Word:
         """All accumulators and lanes as one scalar."""
         vectors = [g[0] for g in groups]
         while len(vectors) > 1:
             vectors = [self.combine(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-        return self.cast(self.fn.reduce(self.combine, vectors[0]))
+        return self.cast(Word(self.fn.reduce(self.combine, vectors[0])))
 
-    def results(self, groups: list[list[Value]], pivot: Value | None = None) -> list[Value]:
+    def results(self, groups: list[list[Word]], pivot: Word | None = None) -> list[Word]:
         """The statistics, of which one reduction may give several."""
         return [self.finish(groups)]
 
     # -- rows in blocks: what is held between them, what a block begins with, what it leaves
 
-    def held(self) -> list[Value]:
+    def held(self) -> list[Word]:
         return self.start()
 
-    def enter(self, held: list[Value]) -> list[Value]:
+    def enter(self, held: list[Word]) -> list[Word]:
         return held
 
-    def leave(self, held: list[Value], found: list[Value]) -> list[Value]:
+    def leave(self, held: list[Word], found: list[Word]) -> list[Word]:
         return found
 
-    def lane_result(self, carried: list[Value]) -> Value:
+    def lane_result(self, carried: list[Word]) -> Word:
         """The result of every lane by itself."""
         return self.cast(carried[0])
 
-    def cast(self, x: Value) -> Value:
+    def cast(self, x: Word) -> Word:
         if self.stat.dtype is self.dtype or register_type(self.stat.dtype) == register_type(self.dtype):
             return x
-        return emit_cast(self.fn, x, self.dtype, self.stat.dtype)
+        return Word(emit_cast(self.fn, x, self.dtype, self.stat.dtype))
 
 
 def is_float_sum(stat: Stat) -> bool:
@@ -131,28 +142,30 @@ class BlockedSum(Reducer):
     One chain of additions over a long row would lose more with every element.
     """
 
-    def held(self) -> list[Value]:
+    def held(self) -> list[Word]:
         return [*self.start(), *self.start()]
 
-    def enter(self, held: list[Value]) -> list[Value]:
+    def enter(self, held: list[Word]) -> list[Word]:
         return self.start()
 
-    def leave(self, held: list[Value], found: list[Value]) -> list[Value]:
-        fn, (total, rest), (x,) = self.fn, held, found
-        new = fn.fadd(total, x)
-        part = fn.fsub(new, total)
-        lost = fn.fadd(fn.fsub(total, fn.fsub(new, part)), fn.fsub(x, part))
-        return [new, fn.fadd(rest, lost)]
+    @inline
+    def leave(self, held: list[Word], found: list[Word]) -> list[Word]:
+        (total, rest), (x,) = held, found
+        new = total + x
+        added = new - total
+        lost = (total - (new - added)) + (x - added)
+        return [new, rest + lost]
 
-    def whole(self, held: list[Value]) -> Value:
+    @inline
+    def whole(self, held: list[Word]) -> Word:
         """The total; of an infinite one the rest is NaN and does not count."""
-        fn, (total, rest) = self.fn, held
-        return fn.select(fn.is_nan(rest), total, fn.fadd(total, rest))
+        total, rest = held
+        return select(is_nan(rest), total, total + rest)
 
-    def finish(self, groups: list[list[Value]]) -> Value:
+    def finish(self, groups: list[list[Word]]) -> Word:
         return super().finish([[self.whole(held)] for held in groups])
 
-    def lane_result(self, carried: list[Value]) -> Value:
+    def lane_result(self, carried: list[Word]) -> Word:
         return super().lane_result([self.whole(carried)])
 
 
@@ -163,66 +176,79 @@ class ArgReducer(Reducer):
     def result_types(self) -> list[str]:
         return ["i64"]
 
-    def identity(self, type_: str) -> Value:
+    def identity(self, type_: str) -> Word:
         highest = self.stat.combine == "argmin"
         if self.dtype.is_float:
-            return constant(type_, float("inf") if highest else float("-inf"))
-        return constant(type_, int(self.dtype.max_value if highest else self.dtype.min_value))
+            return Word(constant(type_, float("inf") if highest else float("-inf")))
+        return Word(constant(type_, int(self.dtype.max_value if highest else self.dtype.min_value)))
 
-    def start(self) -> list[Value]:
+    def start(self) -> list[Word]:
         # position -1: nothing seen yet, so that an element equal to the identity still counts
-        return [self.identity(self.type), constant(vector("i64", self.lanes), -1)]
+        return [self.identity(self.type), Word(constant(vector("i64", self.lanes), -1))]
 
-    def better(self, x: Value, best: Value) -> Value:
-        name = "greater" if self.stat.combine == "argmax" else "less"
-        wins = PRIMITIVES[name](self.fn, self.dtype, [x, best])
+    def compare(self, name: str, x: Word, best: Word) -> Word:
+        """One comparison of elements: less, equal or greater."""
+        return Word(PRIMITIVES[name](self.fn, self.dtype, [x, best]))
+
+    @inline
+    def better(self, x: Word, best: Word) -> Word:
+        wins = self.compare("greater" if self.stat.combine == "argmax" else "less", x, best)
         if self.dtype.is_float:
-            fresh = self.fn.and_(self.fn.is_nan(x), self.fn.fcmp("ord", best, best))
-            wins = self.fn.value(self.fn.or_(wins, self.fn.value(fresh)))
+            wins |= is_nan(x) & is_number(best)
         return wins
 
-    def same(self, x: Value, best: Value) -> Value:
-        equal = PRIMITIVES["equal"](self.fn, self.dtype, [x, best])
+    @inline
+    def same(self, x: Word, best: Word) -> Word:
+        equal = self.compare("equal", x, best)
         if self.dtype.is_float:
-            both = self.fn.and_(self.fn.is_nan(x), self.fn.is_nan(best))
-            equal = self.fn.value(self.fn.or_(equal, self.fn.value(both)))
+            equal |= is_nan(x) & is_nan(best)
         return equal
 
-    def choose(self, a: list[Value], b: list[Value]) -> list[Value]:
+    @inline
+    def choose(self, a: list[Word], b: list[Word]) -> list[Word]:
         """The better of two candidates; of equals the first (or last) position; -1 means none."""
-        fn = self.fn
-        order = "sgt" if self.stat.last else "slt"
-        tie = fn.value(fn.and_(self.same(b[0], a[0]), fn.value(fn.cmp(order, b[1], a[1]))))
-        wins = fn.value(fn.or_(self.better(b[0], a[0]), tie))
-        none_a = fn.value(fn.cmp("slt", a[1], constant(a[1].type, 0)))
-        none_b = fn.value(fn.cmp("slt", b[1], constant(b[1].type, 0)))
-        present = fn.value(fn.xor(none_b, constant(none_b.type, True)))
-        wins = fn.value(fn.and_(fn.value(fn.or_(wins, none_a)), present))
-        return [fn.select(wins, b[0], a[0]), fn.select(wins, b[1], a[1])]
+        (old, old_place), (new, place) = a, b
+        is_tie = self.same(new, old) & (place > old_place if self.stat.last else place < old_place)
+        wins = self.better(new, old) | is_tie
+        none_before, none_now = old_place < 0, place < 0
+        is_present = ~none_now
+        wins = (wins | none_before) & is_present
+        return [select(wins, new, old), select(wins, place, old_place)]
 
+    @inline
     def step(
-        self, carried: list[Value], x: Value, position: Int, mask: Value | None, per_lane: bool = False
-    ) -> list[Value]:
-        fn = self.fn
-        at = fn.splat(fn.value(position), self.lanes)
-        if not per_lane:
-            at = fn.value(fn.add(at, fn.iota(self.lanes))) if self.lanes > 1 else at
-        new = self.choose(carried, [x, at])
-        if mask is None:
-            return new
-        return [fn.select(mask, n, c) for n, c in zip(new, carried, strict=True)]
+        self, carried: list[Word], x: Word, position: Index, mask: Value | None, per_lane: bool = False
+    ) -> list[Word]:
+        place = splat(i64(position), self.lanes)
+        if not per_lane and self.lanes > 1:
+            place += iota(self.lanes)
+        return only_where(mask, self.choose(carried, [x, place]), carried)
 
-    def finish(self, groups: list[list[Value]]) -> Value:
+    def finish(self, groups: list[list[Word]]) -> Word:
         pairs = list(groups)
         while len(pairs) > 1:
             pairs = [self.choose(a, b) for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
         value, where = pairs[0]
         while value.width > 1:
             half = value.width // 2
-            low = [self.fn.part(value, 0, half), self.fn.part(where, 0, half)]
-            high = [self.fn.part(value, half, half), self.fn.part(where, half, half)]
+            low = [part(value, 0, half), part(where, 0, half)]
+            high = [part(value, half, half), part(where, half, half)]
             value, where = self.choose(low, high)
         return where
 
-    def lane_result(self, carried: list[Value]) -> Value:
+    def lane_result(self, carried: list[Word]) -> Word:
         return carried[1]
+
+
+def enter_all(reducers: Sequence[Reducer], held: list[Word]) -> list[Word]:
+    """What a block begins with: one group's values of all reducers."""
+    old = iter(held)
+    return [v for r in reducers for v in r.enter([next(old) for _ in r.held()])]
+
+
+def leave_all(reducers: Sequence[Reducer], held: list[Word], found: list[Word]) -> list[Word]:
+    """What is held after a block that found these values."""
+    old, new = iter(held), iter(found)
+    return [
+        v for r in reducers for v in r.leave([next(old) for _ in r.held()], [next(new) for _ in r.start()])
+    ]

@@ -23,10 +23,38 @@ from rlx.codegen.cpu.rows.moments import (
     with_rest,
 )
 from rlx.codegen.cpu.rows.nest_base import NestEmitter
-from rlx.codegen.cpu.rows.reduction import BlockedSum, Reducer, Round, is_float_sum, reducer_for
+from rlx.codegen.cpu.rows.reduction import (
+    BlockedSum,
+    Reducer,
+    Round,
+    enter_all,
+    is_float_sum,
+    leave_all,
+    reducer_for,
+)
 from rlx.codegen.cpu.rows.row_pipeline import RowPipeline
-from rlx.codegen.native.irtext import Int
 from rlx.codegen.native.irtypes import Value, vector
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Index,
+    Word,
+    address_of,
+    byte_at,
+    concat,
+    gep,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    part,
+    ptr,
+    splat,
+    store,
+    udiv,
+    ugt,
+    urem,
+)
 from rlx.ir.dim import Dim
 from rlx.kernel.nests import Nest
 from rlx.kernel.scalar import PRIMITIVES, Scalar
@@ -37,11 +65,11 @@ SAVE_COST = (
     8  # expressions at least this expensive are kept for the next pass over a row instead of recomputed
 )
 
-Visit = Callable[[Lane, list[Value], Round], list[Value]]
-AheadAt = Callable[[Int], Sequence[Ahead]]  # what a place in a row asks memory for
+Visit = Callable[[Lane, list[Word], Round], list[Word]]
+AheadAt = Callable[[Index], Sequence[Ahead]]  # what a place in a row asks memory for
 
 
-def _nothing_ahead(base: Int) -> Sequence[Ahead]:
+def _nothing_ahead(base: Index) -> Sequence[Ahead]:
     return ()
 
 
@@ -61,13 +89,13 @@ class Pass:
     """One pass over one row: what is known outside its loop, what earlier passes have left in scratch."""
 
     number: int
-    row: list[Int]
+    row: Sequence[Index]
     outside: Expression
     ready: set[Scalar]
     ahead: AheadAt = _nothing_ahead
     cached: Collection[int] = ()
-    turn: Int = 0
-    pivot: Value | None = None
+    turn: Index = 0
+    pivot: Word | None = None
 
 
 class RowNest(NestEmitter):
@@ -88,7 +116,11 @@ class RowNest(NestEmitter):
             *([self.reduced(numbers)] for numbers in self.reductions),
             [s.body for _, s in self.full],
         ]
-        self.saved = self.choose_saved() if len(self.inner) == 1 else {}
+        parts = [{e for body in bodies for e in body.walk()} for bodies in self.bodies]
+        self.saved = self.choose_saved(parts) if len(self.inner) == 1 else {}
+        first = {e: next(n for n, inside in enumerate(parts) if e in inside) for e in self.saved}
+        self.fresh = [[e for e in self.saved if first[e] == n] for n in range(len(parts))]
+        """Expressions that each pass is the first to compute and keeps for later ones."""
 
     def choose_reductions(self) -> list[tuple[int, ...]]:
         """The statistics that each pass computes."""
@@ -151,8 +183,8 @@ class RowNest(NestEmitter):
         """How many statistics the passes before have computed."""
         return sum(len(numbers) for numbers in self.reductions[:number])
 
-    def choose_saved(self) -> dict[Scalar, Saved]:
-        """Expensive expressions that a later pass needs again."""
+    def choose_saved(self, parts: Sequence[set[Scalar]]) -> dict[Scalar, Saved]:
+        """Expensive expressions that a later pass needs again; `parts` are all expressions of each."""
         axis_number, out, rows = self.inner[0], dict[Scalar, Saved](), 0
         for number, bodies in enumerate(self.bodies):
             stack, seen = list(bodies), set[Scalar]()
@@ -161,7 +193,7 @@ class RowNest(NestEmitter):
                 if e in out or e in seen:
                     continue
                 seen.add(e)
-                last = max((n for n, later in enumerate(self.bodies) if _holds(later, e)), default=0)
+                last = max(n for n, inside in enumerate(parts) if e in inside)
                 if (
                     last > number
                     and _cost(e) >= SAVE_COST
@@ -183,70 +215,67 @@ class RowNest(NestEmitter):
         self.with_streaming(self.all_rows)
         return self.frame.finish(scratch)
 
+    @inline
     def apart(self, scratch: Value) -> Value:
         """Scratch that begins, within a page, a quarter page behind the operand that rows read first.
 
         A load waits for a recent store if the last 12 bits of addresses agree: scratch just behind an operand
         costs a softmax larger than the caches a fifth of its speed.
         """
-        fn = self.fn
         read = next((e.data for e in self.bodies[0][0].walk() if is_load(e)), None)
         if read is None:
             return scratch
-        place, now = (
-            fn.op("i64", f"ptrtoint {pointer} to i64") for pointer in (self.operands[read].pointer, scratch)
-        )
-        shift = fn.and_(fn.sub(fn.add(place, ALIASED // 4), now), ALIASED - LINE_BYTES)
-        return fn.gep(scratch, shift, "i8")
+        place, now = address_of(self.operands[read].pointer), address_of(scratch)
+        return byte_at(scratch, (place + ALIASED // 4 - now) & (ALIASED - LINE_BYTES))
 
+    @inline
     def all_rows(self) -> None:
-        if not self.nest.outer:
-            self.fn.branch(self.fn.cmp("eq", self.frame.thread, 0), lambda: self.row([]))
+        outer = self.sizes[: self.nest.outer]
+        if not outer:
+            if self.frame.thread == 0:
+                self.row([])
         elif self.streaming and len(self.inner) == 1:
             RowPipeline(self).emit()
         else:
-            self.rows(self.sizes[: self.nest.outer], self.row)
+            low, high = self.share(outer)
+            for r in loop(low, high):
+                self.row(self.indices(r, outer))
 
-    def row(self, row: list[Int]) -> None:
+    def row(self, row: Sequence[Index]) -> None:
         outside = self.outside(row)
         for number in range(self.last):
             found = self.reduce(self.begin(number, row, outside, self.ahead_in(number)))
             outside.accs = [*outside.accs, *found]
         now = self.begin(self.last, row, outside, self.ahead_in(self.last))
-        for number, store in enumerate(self.nest.stores):
-            if not store.full:
-                self.write(outside, store, number, row)
+        for number, output in enumerate(self.nest.stores):
+            if not output.full:
+                self.write(outside, output, number, row)
         if self.full:
-            self.nested(row, lambda axes, lane: self.store_all(self.at(axes, lane, now)))
+            self.store_from(row, now)
 
-    def outside(self, row: list[Int]) -> Expression:
+    def outside(self, row: Sequence[Index]) -> Expression:
         """Expressions of a row outside its loops."""
         return self.point([*row, *(0 for _ in self.inner)], None)
 
     def begin(
         self,
         number: int,
-        row: list[Int],
+        row: Sequence[Index],
         outside: Expression,
         ahead: AheadAt = _nothing_ahead,
         cached: Collection[int] = (),
-        turn: Int = 0,
+        turn: Index = 0,
     ) -> Pass:
         """Start a pass: what its loop does not change is computed."""
         self.prepare(outside, self.bodies[number], set(range(self.nest.outer)), self.known_before(number))
-        ready = {e for n in range(number) for e in self.fresh(n)}
+        ready = {e for n in range(number) for e in self.fresh[n]}
         pivot = None
         known = isinstance(self.nest.space[-1], int)
         if number < self.last and self.long and known and len(self.reductions[number]) > 1:
             first = self.outside(row)
             first.accs = outside.accs
-            pivot = first(self.bodies[number][0])
+            pivot = Word(first(self.bodies[number][0]))
         return Pass(number, row, outside, ready, ahead, cached, turn, pivot)
-
-    def fresh(self, number: int) -> list[Scalar]:
-        """Expressions that a pass is the first to compute and keeps for later ones."""
-        held = [e for e in self.saved if _holds(self.bodies[number], e)]
-        return [e for e in held if not any(_holds(earlier, e) for earlier in self.bodies[:number])]
 
     def ahead_in(self, number: int) -> AheadAt:
         """The second pass over a row prefetches the next row, which arrives while this one is computed."""
@@ -256,205 +285,160 @@ class RowNest(NestEmitter):
             return _nothing_ahead
         return lambda base: (Ahead(self.sizes[self.inner[-1]]),)
 
-    def store_all(self, at: Expression) -> None:
+    def store_all(self, at: Expression, axes: Sequence[Index]) -> None:
         """Every store of one vector."""
-        for number, store in self.full:
-            self.write(at, store, number, at.axes, store.strides[-1])
+        for number, output in self.full:
+            self.write(at, output, number, axes, output.strides[-1])
 
-    def at(self, axes: list[Int], lane: Lane, now: Pass) -> Expression:
+    def at(self, axes: Sequence[Index], lane: Lane, now: Pass) -> Expression:
         """Expressions at one vector of a pass."""
-        fn, at = self.fn, self.point(axes, lane, now.outside)
-        at.ahead, at.cached = now.ahead(lane.base), now.cached
-
-        def load(e: Scalar) -> Value:
-            place, type_ = self.saved_place(e, lane.base, now), vector(register_type(e.dtype), lane.width)
-            return fn.load(type_, place) if lane.mask is None else fn.masked_load(type_, place, lane.mask)
-
-        at.saved = {e: partial(load, e) for e in now.ready}
+        at = self.point(axes, lane, now.outside)
+        at.ahead, at.cached = now.ahead(axes[-1]), now.cached
+        at.saved = {e: partial(self.read_saved, e, lane, now) for e in now.ready}
         return at
 
-    def saved_place(self, e: Scalar, i: Int, now: Pass) -> Value:
-        fn, place = self.fn, self.saved[e]
-        stride = fn.add(fn.mul(self.sizes[self.inner[0]], 8), 64)
-        row = fn.add(place.first, fn.urem(now.turn, place.rows))
-        return fn.gep(fn.gep(self.scratch, fn.mul(stride, row), "i8"), i, register_type(e.dtype))
+    def read_saved(self, e: Scalar, lane: Lane, now: Pass) -> Value:
+        """What an earlier pass has kept."""
+        place, type_ = self.saved_place(e, lane.base, now), vector(register_type(e.dtype), lane.width)
+        return load(type_, place) if lane.mask is None else masked_load(type_, place, lane.mask)
+
+    @inline
+    def saved_place(self, e: Scalar, i: Value | int, now: Pass) -> ptr:
+        kept = self.saved[e]
+        row_bytes = self.sizes[-1] * 8 + 64
+        row = kept.first + urem(Word(now.turn), kept.rows)
+        return gep(byte_at(self.scratch, row_bytes * row), i, register_type(e.dtype))
 
     def keep(self, at: Expression, now: Pass) -> None:
         """Write freshly computed expensive expressions to scratch for later passes."""
-        fn, lane = self.fn, at.lane
+        lane = at.lane
         assert lane is not None
-        for e in self.fresh(now.number):
+        for e in self.fresh[now.number]:
             value, place = at.vector(e), self.saved_place(e, lane.base, now)
             if lane.mask is None:
-                fn.store(value, place)
+                store(value, place)
             else:
-                fn.masked_store(value, place, lane.mask)
+                masked_store(value, place, lane.mask)
 
-    def nested(self, row: list[Int], visit: Callable[[list[Int], Lane], None]) -> None:
-        """Visit every vector of the inner axes."""
+    @inline
+    def store_from(self, axes: Sequence[Index], now: Pass) -> None:
+        """Store all vectors of the inner axes, of which those behind `axes` are open."""
+        number = len(axes)
 
-        def level(axes: list[Int]) -> None:
-            number = len(axes)
-            if number == len(self.nest.space) - 1:
-                self.along(
-                    self.sizes[number],
-                    self.lanes,
-                    lambda i, mask: visit([*axes, i], Lane(number, i, self.lanes, mask)),
-                )
-            else:
-                self.fn.loop(0, self.sizes[number], 1, [], lambda i, _: level([*axes, i]))
+        def vector_at(i: Index, mask: Value | None) -> None:
+            here = [*axes, i]
+            self.store_all(self.at(here, Lane(number, i, self.lanes, mask), now), here)
 
-        level(list(row))
+        if number == len(self.sizes) - 1:
+            self.along(self.sizes[number], self.lanes, vector_at)
+        else:
+            for i in loop(self.sizes[number]):
+                self.store_from([*axes, i], now)
 
-    def reduce(self, now: Pass) -> list[Value]:
+    @inline
+    def reduce(self, now: Pass) -> list[Word]:
         """The statistics of one pass over the inner axes, as scalars."""
         reducer, extent = self.reducer(now.number), self.sizes[-1]
         if isinstance(extent, int) or len(self.inner) == 1 or not is_float_sum(reducer.stat):
             return self.reduce_by(reducer, now)
+        # Not in blocks always: each row of several begins a block.
         blocked = BlockedSum(self.fn, reducer.stat, self.lanes)
-        return self.fn.if_value(  # not in blocks always: each row of several begins a block
-            self.fn.cmp("ugt", extent, LONG),
-            lambda: self.reduce_by(blocked, now),
-            lambda: self.reduce_by(reducer, now),
-        )
+        return self.reduce_by(blocked, now) if ugt(extent, LONG) else self.reduce_by(reducer, now)
 
-    def reduce_by(self, reducer: Reducer, now: Pass) -> list[Value]:
+    def reduce_by(self, reducer: Reducer, now: Pass) -> list[Word]:
         """What a reducer finds in one pass."""
-        fn, last = self.fn, len(self.nest.space) - 1
+        start = [reducer.held() for _ in range(self.groups)]
+        return reducer.results(self.reduce_from(now.row, start, reducer, now), now.pivot)
 
-        def level(axes: list[Int], carried: list[list[Value]]) -> list[list[Value]]:
-            number = len(axes)
-            if number == last:
-                return self.over_row(
-                    [reducer],
-                    carried,
-                    lambda lane, group, turn: self.add_vector(
-                        now, reducer, [*axes, lane.base], lane, group, turn
-                    ),
-                )
-            out = fn.loop(
-                0,
-                self.sizes[number],
-                1,
-                [v for group in carried for v in group],
-                lambda i, flat: [v for g in level([*axes, i], _groups(flat, len(carried))) for v in g],
-            )
-            return _groups(out, len(carried))
+    @inline
+    def reduce_from(
+        self, axes: Sequence[Index], groups: list[list[Word]], reducer: Reducer, now: Pass
+    ) -> list[list[Word]]:
+        """Reduce the inner axes behind `axes`."""
+        if len(axes) < len(self.sizes) - 1:
+            for i in loop(self.sizes[len(axes)]):
+                groups = self.reduce_from([*axes, i], groups, reducer, now)
+            return groups
 
-        return reducer.results(level(list(now.row), [reducer.held() for _ in range(self.groups)]), now.pivot)
+        def visit(lane: Lane, group: list[Word], turn: Round) -> list[Word]:
+            return self.add_vector(now, reducer, [*axes, Word(lane.base)], lane, group, turn)
 
+        return self.over_row([reducer], groups, visit)
+
+    @inline
     def add_vector(
-        self, now: Pass, reducer: Reducer, axes: list[Int], lane: Lane, group: list[Value], turn: Round
-    ) -> list[Value]:
+        self, now: Pass, reducer: Reducer, axes: Sequence[Index], lane: Lane, group: list[Word], turn: Round
+    ) -> list[Word]:
         """One step of a reduction."""
         at = self.at(axes, lane, now)
         value = at.vector(self.bodies[now.number][0])
         self.keep(at, now)
         if now.pivot is not None:
-            value = self.fn.fsub(value, self.fn.splat(now.pivot, lane.width))
+            value -= splat(now.pivot, lane.width)
         return reducer.add(group, value, self.position(axes), lane.mask, turn)
 
+    @inline
     def over_row(
-        self, reducers: Sequence[Reducer], held: list[list[Value]], visit: Visit, paired: bool = False
-    ) -> list[list[Value]]:
+        self, reducers: Sequence[Reducer], groups: list[list[Word]], visit: Visit, paired: bool = False
+    ) -> list[list[Word]]:
         """Every vector of the last axis, in blocks where sums are long; groups hold parts of all reducers."""
+        extent = self.sizes[-1]
         if not any(isinstance(r, BlockedSum) for r in reducers):
-            return self.over_vectors(held, visit, paired)
-        fn, extent, count = self.fn, self.sizes[-1], len(held)
-        block = LONG - LONG % (self.lanes * count)
+            return self.over_vectors(groups, visit, 0, extent, paired)
+        block = LONG - LONG % (self.lanes * len(groups))
+        for i in loop(0, extent, block):
+            begin = [enter_all(reducers, held) for held in groups]
+            found = self.over_vectors(begin, visit, i, min(i + block, extent), paired)
+            groups = [leave_all(reducers, held, new) for held, new in zip(groups, found, strict=True)]
+        return groups
 
-        def one(i: Int, flat: list[Value]) -> list[Value]:
-            before = _groups(flat, count)
-            begin = [_each(reducers, g, lambda r, own, _: r.enter(own)) for g in before]
-            found = self.over_vectors(begin, visit, paired, i, fn.smin(fn.add(i, block), extent))
-            after = (
-                _each(reducers, g, lambda r, own, new: r.leave(own, new), f)
-                for g, f in zip(before, found, strict=True)
-            )
-            return [v for group in after for v in group]
-
-        return _groups(fn.loop(0, extent, block, [v for g in held for v in g], one), count)
-
+    @inline
     def over_vectors(
-        self,
-        carried: list[list[Value]],
-        visit: Visit,
-        paired: bool = False,
-        start: Int = 0,
-        stop: Int | None = None,
-    ) -> list[list[Value]]:
-        """Every vector of the last axis, or of a part of it that starts with a whole round, in a fixed order:
-        vector n belongs to group n modulo their number, the rest that fills no whole round to the first.
+        self, groups: list[list[Word]], visit: Visit, start: Index, stop: Index, paired: bool = False
+    ) -> list[list[Word]]:
+        """Every vector of a part of the last axis that starts with a whole round, in a fixed order: vector n
+        belongs to group n modulo their number, the rest that fills no whole round to the first.
 
         With `paired`, two neighbouring groups are visited as one of twice the width where that is possible.
         """
-        fn, count, last = self.fn, len(carried), len(self.nest.space) - 1
-        extent = self.sizes[-1] if stop is None else stop
-        block, width = self.lanes * count, self.lanes * (2 if paired else 1)
-        whole = fn.sub(extent, fn.urem(extent, block))
-        loops = self.pairs(carried) if paired else carried
+        last, width = len(self.sizes) - 1, self.lanes * (2 if paired else 1)
+        block = self.lanes * len(groups)
+        whole = stop - urem(Word(stop), block)
+        if paired:
+            groups = _pairs(groups)
 
-        def unrolled(i: Int, flat: list[Value]) -> list[Value]:
-            groups, turn = _groups(flat, len(loops)), Round(fn, lambda: fn.add(fn.udiv(i, block), 1))
-            lanes = [Lane(last, fn.add(i, u * width), width) for u in range(len(loops))]
-            return [v for lane, group in zip(lanes, groups, strict=True) for v in visit(lane, group, turn)]
+        def round_at(i: Index) -> Round:
+            return Round(lambda: udiv(Word(i), block) + 1)
 
-        flat = fn.loop(start, whole, block, [v for group in loops for v in group], unrolled)
-        groups = _groups(flat, len(loops))
-        groups = self.halves(groups) if paired else groups
-        rest = fn.sub(extent, fn.urem(extent, self.lanes))
+        for i in loop(start, whole, block):
+            turn = round_at(i)
+            places = [Lane(last, i + n * width, width) for n in range(len(groups))]
+            groups = [visit(lane, group, turn) for lane, group in zip(places, groups, strict=True)]
+        if paired:
+            groups = _halves(groups, self.lanes)
 
-        def one(i: Int, mask: Value | None, group: list[Value]) -> list[Value]:
-            rounds, more = fn.udiv(whole, block), fn.udiv(fn.sub(i, whole), self.lanes)
-            turn = Round(fn, lambda: fn.add(fn.add(rounds, more), 1))
-            return visit(Lane(last, i, self.lanes, mask), group, turn)
+        def visit_one(i: Index, mask: Value | None, group: list[Word]) -> list[Word]:
+            rounds, more = udiv(whole, block), udiv(i - whole, self.lanes)
+            return visit(Lane(last, i, self.lanes, mask), group, Round(lambda: rounds + more + 1))
 
-        first = fn.loop(whole, rest, self.lanes, groups[0], lambda i, now: one(i, None, now))
-        left = fn.sub(extent, rest)
-        tail = lambda: one(rest, fn.lanes(left, self.lanes), first)  # noqa: E731
-        first = fn.if_value(fn.cmp("sgt", left, 0), tail, lambda: first)
-        return [first, *groups[1:]]
-
-    def pairs(self, groups: list[list[Value]]) -> list[list[Value]]:
-        """Neighbouring groups as one."""
-        neighbours = zip(groups[::2], groups[1::2], strict=True)
-        return [[self.fn.concat(a, b) for a, b in zip(*two, strict=True)] for two in neighbours]
-
-    def halves(self, groups: list[list[Value]]) -> list[list[Value]]:
-        """What `pairs` put together."""
-        return [[self.fn.part(v, first, self.lanes) for v in g] for g in groups for first in (0, self.lanes)]
-
-    def position(self, axes: list[Int]) -> Int:
-        """Flat index within the reduced axes (what argmax reports)."""
-        flat: Int = 0
-        for number in self.inner:
-            flat = self.fn.add(self.fn.mul(flat, self.sizes[number]), axes[number])
-        return flat
+        first, *others = groups
+        rest = stop - urem(Word(stop), self.lanes)
+        for i in loop(whole, rest, self.lanes):
+            first = visit_one(i, None, first)
+        left = stop - rest
+        first = visit_one(rest, lanes(left, self.lanes), first) if left > 0 else first
+        return [first, *others]
 
 
-def _groups(flat: list[Value], count: int) -> list[list[Value]]:
-    """`count` lists of equal length."""
-    size = len(flat) // count
-    return [flat[i * size : (i + 1) * size] for i in range(count)]
+def _pairs(groups: list[list[Word]]) -> list[list[Word]]:
+    """Neighbouring groups as one of twice the width."""
+    neighbours = zip(groups[::2], groups[1::2], strict=True)
+    return [[concat(a, b) for a, b in zip(*two, strict=True)] for two in neighbours]
 
 
-def _each(
-    reducers: Sequence[Reducer],
-    held: list[Value],
-    change: Callable[[Reducer, list[Value], list[Value]], list[Value]],
-    found: Sequence[Value] = (),
-) -> list[Value]:
-    """One group's values after every reducer has changed its own."""
-    old, new = iter(held), iter(found)
-    return [
-        v
-        for r in reducers
-        for v in change(r, [next(old) for _ in r.held()], [next(new) for _ in r.start()] if found else [])
-    ]
-
-
-def _holds(bodies: Sequence[Scalar], e: Scalar) -> bool:
-    return any(e in body.walk() for body in bodies)
+def _halves(groups: list[list[Word]], width: int) -> list[list[Word]]:
+    """What `_pairs` put together."""
+    return [[part(v, first, width) for v in group] for group in groups for first in (0, width)]
 
 
 def _cost(e: Scalar) -> int:

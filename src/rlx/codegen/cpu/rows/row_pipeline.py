@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlx.codegen.cpu.expression import STREAM_AHEAD, Ahead, Lane, is_load
-from rlx.codegen.cpu.frame import unflatten
 from rlx.codegen.cpu.rows.reduction import Round
-from rlx.codegen.native.irtext import Int
 from rlx.codegen.native.irtypes import Value, constant
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import Index, Word, loop, udiv
 from rlx.kernel.scalar import Scalar
 from rlx.target.cpu import Target
 
@@ -39,8 +39,7 @@ class RowPipeline:
     """All rows of one thread, for a nest with one inner axis and nothing but stores that cover it."""
 
     def __init__(self, nest: RowNest) -> None:
-        self.nest, self.fn = nest, nest.fn
-        self.last = nest.last
+        self.nest, self.last = nest, nest.last
         self.results = [nest.reducer(number).result_types for number in range(nest.last)]
         read = [_operands(bodies) for bodies in nest.bodies]
         self.cached = [set[int]().union(*read[:number]) for number in range(len(read))]
@@ -58,81 +57,81 @@ class RowPipeline:
         extent, sizes = self.nest.nest.space[-1], {e.data: e.dtype.itemsize for e in self.shared}
         return sum(sizes.values()) * extent if isinstance(extent, int) else 0
 
+    @inline
     def emit(self) -> None:
-        fn, nest, together = self.fn, self.nest, self.together
+        nest, together = self.nest, self.together
         sizes = nest.sizes[: nest.nest.outer]
-        total: Int = 1
-        for n in sizes:
-            total = fn.mul(total, n)
-        low, high = nest.frame.share(total)
+        low, high = nest.share(sizes)
         passes, slots = range(self.last + 1), range(together)
-        # A row in pass n brings the results of all passes before.
-        brings = [[type_ for types in self.results[:n] for type_ in types] for n in passes]
-        start = [constant(type_, 0) for types in brings for _ in slots for type_ in types]
 
-        def step(t: Int, flat: list[Value]) -> list[Value]:
-            left = iter(flat)
-            known = [[[next(left) for _ in types] for _ in slots] for types in brings]
-            rows = [[fn.sub(fn.add(t, slot), number * together) for slot in slots] for number in passes]
+        def is_there(r: Word) -> bool:
+            return (r >= low) & (r < high)
 
-            def there(number: int, slot: int) -> Value:
-                r = rows[number][slot]
-                return fn.value(fn.and_(fn.value(fn.cmp("sge", r, low)), fn.value(fn.cmp("slt", r, high))))
+        def begin(number: int, r: Word, accs: list[Word]) -> Pass:
+            row = nest.indices(r, sizes)
+            outside = nest.outside(row)
+            outside.accs = accs
+            return nest.begin(number, row, outside, self.ahead, self.cached[number], r)
 
-            def begin(number: int, slot: int) -> Pass:
-                row = unflatten(fn, rows[number][slot], sizes)
-                outside = nest.outside(row)
-                outside.accs = known[number][slot]
-                cached = self.cached[number]
-                return nest.begin(number, row, outside, self.ahead, cached, rows[number][slot])
+        def alone(number: int, r: Word, accs: list[Word]) -> list[Word]:
+            """One pass over one row, if the row exists."""
+            return self.sweep([begin(number, r, accs)]) if is_there(r) else self.nothing(number)
 
-            def alone(number: int, slot: int) -> list[Value]:
-                """One pass over one row, if the row exists."""
-                nothing = [
-                    constant(type_, 0) for types in self.results[number : number + 1] for type_ in types
-                ]
-                sweep = lambda: self.sweep([begin(number, slot)])  # noqa: E731
-                return fn.if_value(there(number, slot), sweep, lambda: nothing)
+        def one_by_one(rows: list[list[Word]], known: list[list[list[Word]]]) -> list[Word]:
+            found = [[alone(n, *of) for of in zip(rows[n], known[n], strict=True)] for n in reversed(passes)]
+            return [v for of_pass in reversed(found) for values in of_pass for v in values]
 
-            def one_by_one() -> list[Value]:
-                found = [[alone(number, slot) for slot in slots] for number in reversed(passes)]
-                return [v for of_pass in reversed(found) for values in of_pass for v in values]
+        def at_once(rows: list[list[Word]], known: list[list[list[Word]]]) -> list[Word]:
+            return self.sweep([begin(n, rows[n][slot], known[n][slot]) for n in passes for slot in slots])
 
-            everywhere = fn.value(fn.and_(there(0, together - 1), there(self.last, 0)))
-            at_once = lambda: self.sweep([begin(n, slot) for n in passes for slot in slots])  # noqa: E731
-            found = iter(fn.if_value(everywhere, at_once, one_by_one))
-            return [
-                v
-                for n in passes[:-1]
-                for slot in slots
-                for v in (*known[n][slot], *(next(found) for _ in self.results[n]))
-            ]
+        # Row `slot` of pass n, which brings the results of all passes before.
+        known = [[self.results_before(n) for _ in slots] for n in passes]
+        for t in loop(low, high + self.last * together, together):
+            rows = [[Word(t) + slot - n * together for slot in slots] for n in passes]
+            is_inside = is_there(rows[0][together - 1]) & is_there(rows[self.last][0])
+            found = at_once(rows, known) if is_inside else one_by_one(rows, known)
+            known = self.handed_on(known, found)
 
-        fn.loop(low, fn.add(high, self.last * together), together, start, step)
+    def nothing(self, number: int) -> list[Word]:
+        """In place of the results of a pass over a row that does not exist."""
+        return [Word(constant(type_, 0)) for types in self.results[number : number + 1] for type_ in types]
 
-    def ahead(self, base: Int) -> Sequence[Ahead]:
+    def results_before(self, number: int) -> list[Word]:
+        """In place of what a row that does not exist brings to a pass."""
+        return [v for n in range(number) for v in self.nothing(n)]
+
+    def handed_on(self, known: list[list[list[Word]]], found: list[Word]) -> list[list[list[Word]]]:
+        """What rows bring to their next pass: what they brought to this one, and its results."""
+        left = iter(found)
+        following = [
+            [[*accs, *(next(left) for _ in self.results[n])] for accs in known[n]] for n in range(self.last)
+        ]
+        return [known[0], *following]
+
+    def ahead(self, base: Index) -> Sequence[Ahead]:
         """What a place in a row prefetches. With two rows at a time, the next two follow their end."""
         if self.together == 1:
             return STREAM_AHEAD
-        fn, extent = self.fn, self.nest.sizes[-1]
+        return [Ahead(self.along(base, Word(each.elements)), each.locality) for each in TWO_ROWS_AHEAD]
 
-        def along(elements: Int) -> Int:
-            ends = fn.udiv(fn.add(base, elements), extent)
-            return fn.add(elements, fn.mul(ends, extent))
+    @inline
+    def along(self, base: Index, elements: Index) -> Index:
+        """How far `elements` are from a place in a row, if after each end of a row one is left out."""
+        extent = self.nest.sizes[-1]
+        ends = udiv(Word(base + elements), extent)
+        return elements + ends * extent
 
-        return [Ahead(along(each.elements), each.locality) for each in TWO_ROWS_AHEAD]
-
-    def sweep(self, passes: Sequence[Pass]) -> list[Value]:
+    def sweep(self, passes: Sequence[Pass]) -> list[Word]:
         """Some passes, each over its own row, in one loop; the results of their reductions."""
         nest = self.nest
         reducing = [now for now in passes if now.number < self.last]
         # Scratch is read before it is written anew, and loads come before stores, which they might have to
         # wait for: a store is taken for one to the same place if the last 12 bits of addresses agree.
-        keeping = [n for n, now in enumerate(passes) if nest.fresh(now.number)]
+        keeping = [n for n, now in enumerate(passes) if nest.fresh[now.number]]
         order = [*(n for n in range(len(passes)) if n not in keeping), *reversed(keeping)]
 
-        def visit(lane: Lane, group: list[Value], turn: Round) -> list[Value]:
-            left, out = iter(group), dict[int, list[Value]]()
+        def visit(lane: Lane, group: list[Word], turn: Round) -> list[Word]:
+            left, out = iter(group), dict[int, list[Word]]()
             parts = {
                 n: [next(left) for _ in nest.reducer(now.number).start()]
                 for n, now in enumerate(passes)
@@ -140,14 +139,14 @@ class RowPipeline:
             }
             shared = dict[Scalar, Value]()
             for n in order:
-                now, axes = passes[n], [*passes[n].row, lane.base]
+                now, axes = passes[n], [*passes[n].row, Word(lane.base)]
                 if n in parts:
                     reducer = nest.reducer(now.number, lane.width)
                     out[n] = nest.add_vector(now, reducer, axes, lane, parts[n], turn)
                     continue
                 at = nest.at(axes, lane, now)
                 at.memo |= shared
-                nest.store_all(at)
+                nest.store_all(at, axes)
                 # What was loaded, the memo says: a load inside an expression that is kept was not.
                 shared = {e: at.memo[e] for e in self.shared if e in at.memo}
             return [v for n in parts for v in out[n]]
@@ -156,7 +155,7 @@ class RowPipeline:
         held = [v for reducer in reducers for v in reducer.held()]
         paired = self.together == 1
         groups = nest.over_row(reducers, [list(held) for _ in range(nest.groups)], visit, paired)
-        results, first = list[Value](), 0
+        results, first = list[Word](), 0
         for reducer, now in zip(reducers, reducing, strict=True):
             end = first + len(reducer.held())
             results += reducer.results([g[first:end] for g in groups], now.pivot)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from rlx.codegen.cpu.expression import Expression, Lane
+from rlx.codegen.cpu.expression import Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame
 from rlx.codegen.cpu.primitives import from_memory, memory_type
 from rlx.codegen.cpu.rows.collapse import bodies
 from rlx.codegen.cpu.rows.nest_base import NestEmitter
-from rlx.codegen.native.irtext import Int
-from rlx.codegen.native.irtypes import Value, constant, vector
+from rlx.codegen.native.irtypes import Value, vector
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Index,
+    Word,
+    bitcast,
+    ceildiv,
+    gep,
+    i64,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    select,
+    transpose,
+)
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
 from rlx.kernel.nests import Nest
@@ -58,77 +70,81 @@ class TransposedNest(NestEmitter):
         ]
         self.turned = list(dict.fromkeys(self.turned))
 
+    @inline
     def emit(self) -> EmittedKernel:
-        fn, width = self.fn, self.lanes
         others = [i for i in range(self.last) if i != self.axis]
-        sizes = [self.sizes[i] for i in others]
-        blocks = fn.ceildiv(self.sizes[self.axis], width)
-        across = fn.ceildiv(self.sizes[self.last], width)
-
-        def unit(index: list[Int]) -> None:
-            *outer, block, column = index
-            axes: list[Int] = [0] * (self.last + 1)
-            for i, value in zip(others, outer, strict=True):
-                axes[i] = value
-            axes[self.axis], axes[self.last] = fn.mul(block, width), fn.mul(column, width)
-            self.square(axes)
-
-        self.rows([*sizes, blocks, across], unit)
+        squares = [ceildiv(self.sizes[i], self.lanes) for i in (self.axis, self.last)]
+        space = [*(self.sizes[i] for i in others), *squares]
+        low, high = self.share(space)
+        for r in loop(low, high):
+            *outer, block, column = self.indices(r, space)
+            corner = {self.axis: block * self.lanes, self.last: column * self.lanes}
+            corner = {**corner, **dict(zip(others, outer, strict=True))}
+            self.square([corner[i] for i in range(self.last + 1)])
         return self.frame.finish()
 
-    def square(self, axes: list[Int]) -> None:
-        fn, width = self.fn, self.lanes
-        rows_left = fn.sub(self.sizes[self.axis], axes[self.axis])
-        columns_left = fn.sub(self.sizes[self.last], axes[self.last])
-        full = fn.value(
-            fn.and_(
-                fn.value(fn.cmp("sge", rows_left, width), "i1"),
-                fn.value(fn.cmp("sge", columns_left, width), "i1"),
-            )
-        )
-        fn.branch(full, lambda: self.whole(axes), lambda: self.ragged(axes, rows_left, columns_left))
+    @inline
+    def square(self, axes: list[Word]) -> None:
+        rows_left = self.sizes[self.axis] - axes[self.axis]
+        columns_left = self.sizes[self.last] - axes[self.last]
+        if (rows_left >= self.lanes) & (columns_left >= self.lanes):
+            self.whole(axes)
+        else:
+            self.ragged(axes, rows_left, columns_left)
 
-    def read(self, e: Scalar, axes: list[Int], rows: Value | None, columns: Int | None) -> list[Value]:
-        """`width` vectors along the read axis, one per column, transposed to one per row."""
-        fn, width = self.fn, self.lanes
-        element = memory_type(e.dtype)
-        # Halves move as integers: LLVM would convert shuffled lanes by library calls.
-        type_ = vector("i16" if element in ("half", "bfloat") else element, width)
-        loaded = []
-        for j in range(width):
-            here = [*axes[:-1], fn.add(axes[self.last], j)]
-            offset = self.point(here, None)(e.args[0])
-            if rows is None or columns is None:
-                loaded.append(fn.load(type_, fn.gep(self.operands[e.data].pointer, offset, element)))
-                continue
-            # a column that does not exist reads nothing, at an address that does: suppressed faults are slow
-            exists = fn.value(fn.cmp("sgt", columns, j), "i1")
-            offset = fn.select(exists, offset, constant("i64", 0))
-            place = fn.gep(self.operands[e.data].pointer, offset, element)
-            loaded.append(fn.masked_load(type_, place, fn.select(exists, rows, constant(rows.type, False))))
-        turned = [fn.bitcast(v, vector(element, width)) for v in fn.transpose(loaded)]
-        return [from_memory(fn, v, e.dtype) for v in turned]
-
-    def whole(self, axes: list[Int]) -> None:
-        blocks = {e: self.read(e, axes, None, None) for e in self.turned}
+    def whole(self, axes: list[Word]) -> None:
+        blocks = {e: self.read(e, axes) for e in self.turned}
         for r in range(self.lanes):
             self.store_row(axes, r, {e: b[r] for e, b in blocks.items()}, None)
 
-    def ragged(self, axes: list[Int], rows_left: Int, columns_left: Int) -> None:
-        fn = self.fn
-        rows, columns = (
-            fn.lanes(fn.smin(rows_left, self.lanes), self.lanes),
-            fn.lanes(columns_left, self.lanes),
-        )
-        blocks = {e: self.read(e, axes, rows, columns_left) for e in self.turned}
+    @inline
+    def ragged(self, axes: list[Word], rows_left: Index, columns_left: Index) -> None:
+        rows, columns = lanes(min(rows_left, self.lanes), self.lanes), lanes(columns_left, self.lanes)
+        blocks = {e: self.read_some(e, axes, rows, columns_left) for e in self.turned}
         for r in range(self.lanes):
-            known = {e: b[r] for e, b in blocks.items()}
-            fn.branch(fn.cmp("sgt", rows_left, r), partial(self.store_row, axes, r, known, columns))
+            if rows_left > r:
+                self.store_row(axes, r, {e: b[r] for e, b in blocks.items()}, columns)
 
-    def store_row(self, axes: list[Int], r: int, known: dict[Scalar, Value], mask: Value | None) -> None:
-        here = list(axes)
-        here[self.axis] = self.fn.add(axes[self.axis], r)
-        at: Expression = self.point(here, Lane(self.last, here[self.last], self.lanes, mask))
+    @inline
+    def read(self, e: Scalar, axes: list[Word]) -> list[Value]:
+        """`width` vectors along the read axis, one per column, transposed to one per row."""
+        loaded = []
+        for j in range(self.lanes):
+            place = gep(self.operands[e.data].pointer, self.offset(e, axes, j), memory_type(e.dtype))
+            loaded.append(load(self.moved_type(e), place))
+        return self.turn(e, loaded)
+
+    @inline
+    def read_some(self, e: Scalar, axes: list[Word], rows: Value, columns: Index) -> list[Value]:
+        """The same where only `columns` columns exist, and of them the rows of a mask."""
+        loaded = []
+        for j in range(self.lanes):
+            # a column that does not exist reads nothing, at an address that does: suppressed faults are slow
+            offset, exists = self.offset(e, axes, j), columns > j
+            offset = select(exists, offset, 0)
+            place = gep(self.operands[e.data].pointer, offset, memory_type(e.dtype))
+            loaded.append(masked_load(self.moved_type(e), place, select(exists, rows, False)))
+        return self.turn(e, loaded)
+
+    @inline
+    def offset(self, e: Scalar, axes: list[Word], column: int) -> i64:
+        """Where in its operand the first element of a column is."""
+        return i64(self.point([*axes[:-1], axes[self.last] + column], None)(e.args[0]))
+
+    def moved_type(self, e: Scalar) -> str:
+        """How a vector is moved: halves as integers. LLVM would convert shuffled lanes by library calls."""
+        element = memory_type(e.dtype)
+        return vector("i16" if element in ("half", "bfloat") else element, self.lanes)
+
+    def turn(self, e: Scalar, columns: list[Word]) -> list[Value]:
+        """Vectors of columns as vectors of rows, in registers."""
+        type_ = vector(memory_type(e.dtype), self.lanes)
+        return [from_memory(self.fn, v, e.dtype) for v in [bitcast(v, type_) for v in transpose(columns)]]
+
+    @inline
+    def store_row(self, axes: list[Word], r: int, known: dict[Scalar, Value], mask: Value | None) -> None:
+        here = [a + r if number == self.axis else a for number, a in enumerate(axes)]
+        at = self.point(here, Lane(self.last, here[self.last], self.lanes, mask))
         at.memo = dict(known)
-        for number, store in enumerate(self.nest.stores):
-            self.write(at, store, number, here, 1)
+        for number, output in enumerate(self.nest.stores):
+            self.write(at, output, number, here, 1)
