@@ -225,13 +225,21 @@ def _type_of(what: str, x: object) -> str:
 def _leaves(x: object) -> list[Number]:
     """The numbers and Values of nested lists; nothing else is carried through a loop."""
     if isinstance(x, list | tuple):
-        return [leaf for inner in x for leaf in _leaves(inner)]
+        found: list[Number] = []
+        for inner in x:
+            if inner.__class__ is Value:
+                found.append(inner)
+            else:
+                found += _leaves(inner)
+        return found
     return [x] if _is_leaf(x) else []
 
 
 def _rebuilt(x: object, leaves: Iterator[object]) -> object:
     if isinstance(x, list | tuple):
-        return x.__class__([_rebuilt(inner, leaves) for inner in x])
+        return x.__class__(
+            [next(leaves) if inner.__class__ is Value else _rebuilt(inner, leaves) for inner in x]
+        )
     return next(leaves) if _is_leaf(x) else x
 
 
@@ -285,8 +293,13 @@ class _Carried:
         if isinstance(before, list | tuple):
             if before.__class__ is not after.__class__ or len(before) != len(after):
                 raise CompileError(f"{name!r} changes its length or kind in a loop at run time")
-            pairs = zip(before, after, strict=True)
-            return [leaf for one, other in pairs for leaf in self._checked(name, one, other)]
+            found: list[Value] = []
+            for one, other in zip(before, after, strict=True):
+                if one.__class__ is Value and other.__class__ is Value and one.type == other.type:
+                    found.append(other)
+                else:
+                    found += self._checked(name, one, other)
+            return found
         if not _is_leaf(before):
             if before is not UNSET and before is not after:
                 raise CompileError(f"{name!r} is a Python object; a loop at run time cannot change it")

@@ -6,11 +6,17 @@ call a helper library that is not there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from rlx.codegen.native import twins
 from rlx.codegen.native.irops import Arithmetic, Int, Number
 from rlx.codegen.native.irtypes import Value, constant, is_float, lanes_of, like, vector
+
+
+@functools.cache
+def _iota(type_: str, lanes: int) -> Value:
+    return lanes_of(type_, range(lanes))
 
 
 class Lanes(Arithmetic):
@@ -153,7 +159,7 @@ class Lanes(Arithmetic):
 
     def iota(self, lanes: int, element_type: str = "i64") -> Value:
         """0, 1, 2 ... in the lanes."""
-        return lanes_of(vector(element_type, lanes), list(range(lanes)))
+        return _iota(vector(element_type, lanes), lanes)
 
     def lanes(self, n: Int, lanes: int) -> Value:
         """Mask of `lanes` truth values whose first min(n, lanes) are set; n >= 0."""

@@ -39,7 +39,7 @@ The rules:
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Generic, ParamSpec, TypeVar, cast, overload
 
@@ -156,6 +156,20 @@ def emit_all(module: Module, *functions: Native[..., object]) -> None:
     for function in functions:
         if not module.defines(function.name):
             function.emit(module)
+
+
+def subroutine(
+    module: Module, name: str, params: Sequence[tuple[str, str]], body: Callable[..., object]
+) -> str:
+    """Write a function that is not visible outside its module, unless that has it already; gives its name.
+
+    For functions that differ from module to module in name or types. `body`, in the notation, gets the
+    parameters.
+    """
+    if not module.defines(name):
+        f = module.function(name, params, internal=True, noinline=True)
+        write(f, body, *f.args)
+    return name
 
 
 def _annotations(function: types.FunctionType) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One block of queries of flash attention in f32; `attention.py` says what it computes and calls it."""
+"""One block of queries of flash attention in f32; `flash.py` says what it computes and calls it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,37 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlx.codegen.cpu.attention.mask import KEYS, BlockMask, is_turned
+from rlx.codegen.cpu.attention.mask import HIDDEN, KEYS, BlockMask, is_turned
 from rlx.codegen.native import vmath
-from rlx.codegen.native.irtext import Function, Int, Module
-from rlx.codegen.native.irtypes import Value, constant, vector
+from rlx.codegen.native.irtext import Function
+from rlx.codegen.native.irtypes import vector
+from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.words import (
+    Int,
+    Word,
+    bitcast,
+    broadcast,
+    builder,
+    call,
+    fma,
+    fmax_x86,
+    fpext,
+    fptrunc,
+    gather,
+    gep,
+    i64,
+    iota,
+    lanes,
+    load,
+    loop,
+    ptr,
+    scatter,
+    select,
+    splat,
+    store,
+    transpose,
+    udiv,
+)
 from rlx.ir.dim import Dim
 
 if TYPE_CHECKING:
@@ -23,22 +50,19 @@ LOG2E = math.log2(math.e)
 SHORT = 32  # keys up to which code for their number gains less than it costs to compile
 
 
-Rows = tuple[Value, Int, Int, str]
+Rows = tuple[ptr, Int, Int, str]
 """Where rows are read: the first, elements to the next row and to the next column, their type."""
 
 
-def gathered(fn: Function, place: Value, index: Value, element: str, mask: Value) -> Value:
+def gathered(place: ptr, index: Word, element: str, mask: Word) -> Word:
     """Elements of memory as floats."""
-    bits = element if element == "float" else "i16"
-    found = fn.gather(place, index, bits, mask)
-    return fn.fpext(fn.bitcast(found, vector(element, index.width)), "float")
+    found = gather(place, index, element if element == "float" else "i16", mask)
+    return fpext(bitcast(found, vector(element, index.width)), "float")
 
 
-def narrowed(fn: Function, x: Value, element: str) -> Value:
+def narrowed(x: Word, element: str) -> Word:
     """A result as memory holds it; 16-bit floats as their bits, which every target moves."""
-    if element == "float":
-        return x
-    return fn.bitcast(fn.fptrunc(x, element), vector("i16", x.width))
+    return x if element == "float" else bitcast(fptrunc(x, element), vector("i16", x.width))
 
 
 class Block:
@@ -48,18 +72,25 @@ class Block:
         self.kernel, self.fn, self.vectors, self.spec = kernel, fn, vectors, kernel.spec
         self.lanes, self.type, self.element = kernel.lanes, kernel.type, kernel.element
         self.nr = self.lanes * vectors
-        _, scratch, self.q, self.k, self.v, self.o, self.mask, self.first, self.count, self._sizes = fn.args
-        self.sizes: dict[int, Value] = {}  # known sizes that the function is given
+        scratch, self.q, self.k, self.v, self.o, self.mask = map(ptr, fn.args[1:7])
+        self.first: Int = i64(fn.args[7])
+        self.count: Int = i64(fn.args[8])
+        self._sizes = fn.args[9]
+        self.sizes: dict[int, i64] = {}  # known sizes that the function is given
         self.is_short = isinstance(self.spec.keys, int) and self.spec.keys <= SHORT
         starts, at = [], 0
         for rows in self.parts(kernel.spec, kernel.width):
-            starts.append(fn.gep(scratch, at * kernel.width, "float"))
+            starts.append(gep(scratch, at * kernel.width, "float"))
             at += rows
         self.qt, self.ot, self.st, self.top, self.sum, self.alpha, *self.copies = starts
-        copy = fn.gep(scratch, at * kernel.width, "float")
+        copy = gep(scratch, at * kernel.width, "float")
         self.own_masks = BlockMask(self, copy) if is_turned(self.spec) else None
+        in_rows = self.spec.k.column == 1 and self.spec.v.column == 1
+        self.may_skip = type(self) is Block and in_rows
         self.after = LOG2E if self.spec.mask_kind == "add" else 1.0  # what differences of scores are times
-        self.before = 1.0  # what a product is times before a mask
+        self.before: float | None = None  # what a product is times before a mask
+        self.right = 0 if self.spec.causal else self.spec.right if self.spec.right >= 0 else None
+        self.left = self.spec.left if self.spec.left >= 0 else None  # keys that a query sees on either side
 
     @staticmethod
     def parts(spec: AttentionSpec, width: int) -> tuple[int, ...]:
@@ -70,164 +101,145 @@ class Block:
         """A size. Known ones of short sequences are read at run time, too: steps of an unrolled decoder
         differ in them alone, and have their blocks in common."""
         if not isinstance(d, int) or d <= 1 or not self.is_short:
-            return self.kernel.table.dim(self.fn, d)
+            return self.kernel.dim(d)
         if d not in self.sizes:
             place = self.fn.at_entry("ptr", f"getelementptr i64, {self._sizes}, i64 {len(self.sizes)}")
-            self.sizes[d] = self.fn.at_entry("i64", f"load i64, {place}, align 8")
+            self.sizes[d] = i64(self.fn.at_entry("i64", f"load i64, {place}, align 8"))
         return self.sizes[d]
 
-    def at(self, base: Value, row: Int, j: int) -> Value:
-        """Vector j of a row of a scratch matrix."""
-        fn = self.fn
-        return fn.gep(base, fn.add(fn.mul(row, self.nr), self.lanes * j), "float")
+    def at(self, base: ptr, row: Int, j: int) -> ptr:
+        """Vector j of a row of a scratch matrix. Asked for most often: straight to the builder."""
+        f = self.fn
+        return ptr(f.gep(base, f.add(f.mul(row, self.nr), self.lanes * j), "float"))
 
-    def each(self, f: Callable[[int], None]) -> None:
-        for j in range(self.vectors):
-            f(j)
-
+    @inline
     def emit(self) -> None:
-        fn, spec = self.fn, self.spec
+        spec = self.spec
         self.pack_queries()
-        zero, least = constant(self.type, 0.0), constant(self.type, -math.inf)
-        self.each(lambda j: fn.store(least, self.at(self.top, 0, j)))
-        self.each(lambda j: fn.store(zero, self.at(self.sum, 0, j)))
-        fn.loop(
-            0,
-            spec.value_depth * self.nr,
-            self.lanes,
-            [],
-            lambda i, _: fn.store(zero, fn.gep(self.ot, i, "float")),
-        )
-        keys = self.dim(spec.keys)
-        start: Int = 0
-        self.position = fn.value(fn.add(self.first, self.dim(spec.offset)))  # key position of the first query
-        ahead = 0 if spec.causal else spec.right
-        if ahead >= 0:  # keys after the last query's reach are never touched
-            reach = fn.add(fn.add(self.position, self.count), ahead)
-            keys = fn.smax(fn.smin(keys, reach), 0)
-        if spec.left >= 0:
-            early = fn.smax(fn.sub(self.position, spec.left), 0)
-            start = fn.mul(fn.udiv(early, KEYS), KEYS)
-        fn.loop(start, keys, KEYS, [], lambda k0, _: self.some_keys(k0, fn.smin(fn.sub(keys, k0), KEYS)))
+        for j in range(self.vectors):
+            store(splat(HIDDEN, self.lanes), self.at(self.top, 0, j))
+        for j in range(self.vectors):
+            store(splat(0.0, self.lanes), self.at(self.sum, 0, j))
+        for i in loop(0, spec.value_depth * self.nr, self.lanes):
+            store(splat(0.0, self.lanes), gep(self.ot, i, "float"))
+        keys, start = self.dim(spec.keys), self.dim(0)
+        self.position = self.first + self.dim(spec.offset)  # key position of the first query
+        if self.right is not None:  # keys after the last query's reach are never touched
+            keys = max(min(keys, self.position + self.count + self.right), 0)
+        if self.left is not None:
+            start = udiv(max(self.position - self.left, 0), KEYS) * KEYS
+        for k0 in loop(start, keys, KEYS):
+            self.some_keys(k0, min(keys - k0, KEYS))
         self.write()
 
+    @inline
     def some_keys(self, k0: Int, n: Int) -> None:
         """A block of keys, unless the mask hides it from all queries."""
-        masks, spec = self.own_masks, self.spec
+        masks = self.own_masks
         if masks is None:
             self.key_block(k0, n)
-        elif type(self) is Block and spec.k.column == spec.v.column == 1:
-            self.fn.branch(masks.hides(k0, n), lambda: None, lambda: self.masked_block(masks, k0, n))
+        elif self.may_skip and masks.hides(k0, n):
+            pass
         else:
-            self.masked_block(masks, k0, n)
+            masks.fill(k0, n)
+            self.key_block(k0, n)
 
-    def masked_block(self, masks: BlockMask, k0: Int, n: Int) -> None:
-        masks.fill(k0, n)
-        self.key_block(k0, n)
-
+    @inline
     def pack_queries(self) -> None:
         """Q^T with scale and log2 e folded in; lanes past the last query repeat it or hold zeros."""
-        fn, spec = self.fn, self.spec
-        factor = constant(self.type, spec.scale * (1.0 if spec.mask_kind == "add" else LOG2E))
-        step = self.dim(spec.q.row)
+        spec, step = self.spec, self.dim(self.spec.q.row)
+        factor = spec.scale * (1.0 if spec.mask_kind == "add" else LOG2E)
         for j in range(self.vectors):
-            start = fn.gep(self.q, fn.mul(step, self.lanes * j), self.element)
-            left = fn.sub(self.count, self.lanes * j)
+            start = gep(self.q, step * (self.lanes * j), self.element)
+            left = self.count - self.lanes * j
             if spec.q.column == 1 and spec.depth % self.lanes == 0:
-                self.pack_squares(start, step, left, factor, j)
+                self.pack_squares(start, step, left, splat(factor, self.lanes), j)
             else:
                 self.pack_columns(start, step, left, factor, j)
 
-    def pack_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
+    @inline
+    def pack_squares(self, start: ptr, step: Int, left: Int, factor: Word, j: int) -> None:
         """Rows of queries are read whole and transposed in registers; the last one stands in for others."""
-        fn = self.fn
-        last = fn.smax(fn.sub(left, 1), 0)
-        turn = _pack_square(fn.module, self.lanes, self.element)
-        width = constant("i64", self.nr)
+        last = max(left - 1, 0)
+        turn = _pack_square(self.lanes, self.element)
+        for d in loop(0, self.spec.depth, self.lanes):
+            source, target = gep(start, d, self.element), self.at(self.qt, d, j)
+            call(turn, source, step, last, target, self.nr, factor)
 
-        def square(d: Int, _: list[Value]) -> None:
-            source, target = fn.gep(start, d, self.element), self.at(self.qt, d, j)
-            fn.call(turn, [source, fn.value(step), fn.value(last), target, width, factor])
+    @inline
+    def pack_columns(self, start: ptr, step: Int, left: Int, factor: float, j: int) -> None:
+        column = self.dim(self.spec.q.column)
+        exists = lanes(max(left, 0), self.lanes)
+        index = iota(self.lanes) * splat(step, self.lanes, "i64")
+        for d in loop(self.spec.depth):
+            got = gathered(gep(start, d * column, self.element), index, self.element, exists)
+            store(got * factor, self.at(self.qt, d, j))
 
-        fn.loop(0, self.spec.depth, self.lanes, [], square)
-
-    def pack_columns(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
-        fn, column = self.fn, self.dim(self.spec.q.column)
-        mask = fn.lanes(fn.smax(left, 0), self.lanes)
-        index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
-
-        def one(d: Int, _: list[Value]) -> None:
-            got = gathered(fn, fn.gep(start, fn.mul(d, column), self.element), index, self.element, mask)
-            fn.store(fn.fmul(got, factor), self.at(self.qt, d, j))
-
-        fn.loop(0, self.spec.depth, 1, [], one)
-
+    @inline
     def key_block(self, k0: Int, n: Int) -> None:
-        fn = self.fn
-        self.each(lambda j: fn.store(fn.load(self.type, self.at(self.top, 0, j)), self.at(self.alpha, 0, j)))
+        for j in range(self.vectors):
+            store(load(self.type, self.at(self.top, 0, j)), self.at(self.alpha, 0, j))
         self.scores(k0, n)
-        least = constant(self.type, -math.inf)
         bases, sums = [], []
         for j in range(self.vectors):
-            top = fn.load(self.type, self.at(self.alpha, 0, j))
-            unseen = fn.fcmp("oeq", top, least)
-            base = fn.select(unseen, constant(self.type, 0.0), top)
-            alpha = self.power(fn.load(self.type, self.at(self.top, 0, j)), base)
-            fn.store(top, self.at(self.top, 0, j))
-            fn.store(alpha, self.at(self.alpha, 0, j))
+            top = load(self.type, self.at(self.alpha, 0, j))
+            base = select(top == HIDDEN, 0.0, top)
+            alpha = self.power(load(self.type, self.at(self.top, 0, j)), base)
+            store(top, self.at(self.top, 0, j))
+            store(alpha, self.at(self.alpha, 0, j))
             bases.append(base)
-            sums.append(fn.fmul(fn.load(self.type, self.at(self.sum, 0, j)), alpha))
+            sums.append(load(self.type, self.at(self.sum, 0, j)) * alpha)
         for j, total in enumerate(self.weights(n, bases, sums)):
-            fn.store(total, self.at(self.sum, 0, j))
+            store(total, self.at(self.sum, 0, j))
         self.values(k0, n)
 
-    def weights(self, n: Int, bases: list[Value], sums: list[Value]) -> list[Value]:
+    @inline
+    def weights(self, n: Int, bases: list[Word], sums: list[Word]) -> list[Word]:
         """P^T in place of S^T; gives the sums with the weights added."""
-        fn = self.fn
-
-        def row(i: Int, carried: list[Value]) -> list[Value]:
-            out = []
+        for i in loop(n):
+            added = []
             for j in range(self.vectors):
                 place = self.at(self.st, i, j)
-                p = self.power(fn.load(self.type, place), bases[j])
-                fn.store(p, place)
-                out.append(fn.fadd(carried[j], p))
-            return out
+                p = self.power(load(self.type, place), bases[j])
+                store(p, place)
+                added.append(sums[j] + p)
+            sums = added
+        return sums
 
-        return fn.loop(0, n, 1, sums, row)
-
-    def power(self, score: Value, base: Value) -> Value:
+    @inline
+    def power(self, score: Word, base: Word) -> Word:
         """The weight of a score. Their difference is exact where it counts, also of large scores."""
-        x = self.fn.fsub(score, base)
+        x = score - base
         if self.after != 1.0:
-            x = self.fn.fmul(x, self.after)
-        return vmath.apply(self.fn, "exp2", x, inline=True)
+            x *= self.after
+        return Word(vmath.apply(builder(), "exp2", x, inline=True))
 
+    @inline
     def scores(self, k0: Int, n: Int) -> None:
         """S^T of a block and, in place of `alpha`, the largest scores so far: tiles of key rows; the last one
         overlaps the one before it.
         """
-        fn = self.fn
         rows = self.kernel.tile_rows[self.vectors]
         base, step, column, element = self.key_rows(k0, n)
 
         def tile(row: Int, height: int) -> None:
-            starts = [fn.gep(base, fn.mul(fn.add(row, i), step), element) for i in range(height)]
-            acc = self.products(starts, column)
+            starts = [gep(base, (row + i) * step, element) for i in range(height)]
+            products = self.products(starts, column)
             for j in range(self.vectors):
-                top = fn.load(self.type, self.at(self.alpha, 0, j))
-                for i in range(height):
-                    x = self.seen(acc[i * self.vectors + j], k0, fn.add(row, i), j)
-                    fn.store(x, self.at(self.st, fn.add(row, i), j))
-                    top = fn.fmax_x86(x, top)  # what is not a number makes the sum so
-                fn.store(top, self.at(self.alpha, 0, j))
+                top = load(self.type, self.at(self.alpha, 0, j))
+                for i, sums in enumerate(products):
+                    x = self.seen(sums[j], k0, row + i, j)
+                    store(x, self.at(self.st, row + i, j))
+                    top = fmax_x86(x, top)  # what is not a number makes the sum so
+                store(top, self.at(self.alpha, 0, j))
 
-        def tiles() -> None:
-            last = fn.sub(n, rows)
-            fn.loop(0, n, rows, [], lambda row, _: tile(fn.smin(row, last), rows))
-
-        whole = fn.cmp("sge", n, rows)
-        fn.branch(whole, tiles, lambda: fn.loop(0, n, 1, [], lambda row, _: tile(row, 1)))
+        if n >= rows:
+            last = n - rows
+            for row in loop(0, n, rows):
+                tile(min(row, last), rows)
+        else:
+            for row in loop(n):
+                tile(row, 1)
 
     def key_rows(self, k0: Int, n: Int) -> Rows:
         """Where keys are read."""
@@ -237,198 +249,183 @@ class Block:
         """Where values are read."""
         return self.rows_of(self.v, self.spec.v, k0)
 
-    def rows_of(self, base: Value, access: Access, k0: Int) -> Rows:
+    @inline
+    def rows_of(self, base: ptr, access: Access, k0: Int) -> Rows:
         step = self.dim(access.row)
-        start = self.fn.gep(base, self.fn.mul(k0, step), self.element)
-        return start, step, self.dim(access.column), self.element
+        return gep(base, k0 * step, self.element), step, self.dim(access.column), self.element
 
-    def products(self, keys: list[Value], column: Int) -> list[Value]:
-        """Scores of a few keys, row by row."""
-        fn = self.fn
+    @inline
+    def products(self, keys: list[ptr], column: Int) -> list[list[Word]]:
+        """Scores of a few keys: for each of them, those of all vectors of queries."""
+        sums = [[splat(0.0, self.lanes)] * self.vectors] * len(keys)
+        for d in loop(self.spec.depth):
+            q = [load(self.type, self.at(self.qt, d, j)) for j in range(self.vectors)]
+            added = []
+            for start, before in zip(keys, sums, strict=True):
+                k = broadcast(gep(start, d * column, "float"), "float", self.lanes)
+                added.append([fma(k, x, s) for x, s in zip(q, before, strict=True)])
+            sums = added
+        return sums
 
-        def along(d: Int, acc: list[Value]) -> list[Value]:
-            q = [fn.load(self.type, self.at(self.qt, d, j)) for j in range(self.vectors)]
-            out = []
-            for i, start in enumerate(keys):
-                k = fn.broadcast(fn.gep(start, fn.mul(d, column), "float"), "float", self.lanes)
-                out += [fn.fma(k, q[j], acc[i * self.vectors + j]) for j in range(self.vectors)]
-            return out
-
-        zero = constant(self.type, 0.0)
-        return fn.loop(0, self.spec.depth, 1, [zero] * (len(keys) * self.vectors), along)
-
-    def seen(self, x: Value, k0: Int, row: Int, j: int) -> Value:
+    @inline
+    def seen(self, x: Word, k0: Int, row: Int, j: int) -> Word:
         """Scores of a key as they are weighed: with the mask, and -inf where a query may not see it."""
-        fn, spec, key = self.fn, self.spec, self.fn.add(k0, row)
-        if spec.mask_kind != "add" and self.before != 1.0:
-            x = fn.fmul(x, self.before)
+        key = k0 + row
         if self.own_masks is not None:
             x = self.masked(x, self.own_masks.read(row, j))
-        elif spec.mask is not None:
+        elif self.spec.mask is not None:
             x = self.masked(x, self.mask_of(key, j))
-        hidden = self.hidden(key, j, fn.iota(self.lanes))
-        return x if hidden is None else fn.select(hidden, constant(self.type, -math.inf), x)
+        elif self.before is not None:
+            x *= self.before
+        if self.right is self.left is None:
+            return x
+        return select(self.hidden(key, j), HIDDEN, x)
 
-    def mask_of(self, key: Int, j: int) -> Value:
+    @inline
+    def mask_of(self, key: Int, j: int) -> Word:
         """The mask of a key, where it is the same for all queries or its keys lie apart."""
-        fn, spec, element = self.fn, self.spec, self.kernel.mask_element
+        spec, element = self.spec, self.kernel.mask_element
         assert spec.mask is not None
         step = self.dim(spec.mask.row)
-        start = fn.gep(self.mask, fn.mul(key, self.dim(spec.mask.column)), element)
+        start = gep(self.mask, key * self.dim(spec.mask.column), element)
         if isinstance(step, int) and step == 0:
-            return fn.broadcast(start, element, self.lanes)
-        start = fn.gep(start, fn.mul(step, self.lanes * j), element)
-        exists = fn.lanes(fn.smax(fn.sub(self.count, self.lanes * j), 0), self.lanes)
-        index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
-        return fn.gather(start, index, element, exists)
+            return broadcast(start, element, self.lanes)
+        start = gep(start, step * (self.lanes * j), element)
+        exists = lanes(max(self.count - self.lanes * j, 0), self.lanes)
+        index = iota(self.lanes) * splat(step, self.lanes, "i64")
+        return gather(start, index, element, exists)
 
-    def masked(self, x: Value, value: Value) -> Value:
-        fn = self.fn
+    @inline
+    def masked(self, x: Word, value: Word) -> Word:
         if self.spec.mask_kind == "add":
-            return fn.fadd(x, value) if self.before == 1.0 else fn.fma(x, self.before, value)
-        seen = fn.value(fn.cmp("ne", value, constant(value.type, 0)))
-        return fn.select(seen, x, constant(x.type, -math.inf))
+            return x + value if self.before is None else fma(x, self.before, value)
+        if self.before is not None:
+            x *= self.before
+        return select(value != 0, x, HIDDEN)
 
-    def hidden(self, key: Int, j: int, lanes: Value) -> Value | None:
+    @inline
+    def hidden(self, key: Int, j: int) -> bool:
         """Lanes whose query may not see this key."""
-        fn, spec = self.fn, self.spec
-        right = 0 if spec.causal else spec.right
-        if right < 0 and spec.left < 0:
-            return None
-        query = fn.value(fn.add(fn.splat(fn.value(fn.add(self.position, self.lanes * j)), self.lanes), lanes))
-        place = fn.splat(fn.value(key), self.lanes)
-        out: Value | None = None
-        if right >= 0:
-            out = fn.value(fn.cmp("sgt", place, fn.value(fn.add(query, constant(query.type, right)))))
-        if spec.left >= 0:
-            early = fn.value(fn.cmp("slt", place, fn.value(fn.sub(query, constant(query.type, spec.left)))))
-            out = early if out is None else fn.value(fn.or_(out, early))
-        return out
+        query = splat(self.position + self.lanes * j, self.lanes) + iota(self.lanes)
+        place = splat(i64(key), self.lanes)
+        late = early = False
+        if self.right is not None:
+            late = place > query + splat(self.right, self.lanes, "i64")
+        if self.left is not None:
+            early = place < query - splat(self.left, self.lanes, "i64")
+        return late | early
 
+    @inline
     def values(self, k0: Int, n: Int) -> None:
         """O^T = alpha O^T + V^T P^T, in tiles of value columns."""
-        fn = self.fn
         base, step, column, _ = self.value_rows(k0, n)
 
-        def value(key: Int, d: Int) -> Value:
-            place = fn.gep(base, fn.add(fn.mul(key, step), fn.mul(d, column)), "float")
-            return fn.broadcast(place, "float", self.lanes)
+        def value(key: Int, d: Int) -> Word:
+            return broadcast(gep(base, key * step + d * column, "float"), "float", self.lanes)
 
-        self.weigh(n, value, lambda key, j: fn.load(self.type, self.at(self.st, key, j)), fn.fma)
+        def weight(key: Int, j: int) -> Word:
+            return load(self.type, self.at(self.st, key, j))
 
+        self.weigh(n, value, weight, lambda v, p, total: fma(v, p, total))
+
+    @inline
     def weigh(
         self,
         count: Int,
-        value: Callable[[Int, Int], Value],
-        weight: Callable[[Int, int], Value],
-        multiply_add: Callable[[Value, Value, Value], Value],
+        value: Callable[[Int, Int], Word],
+        weight: Callable[[Int, int], Word],
+        multiply_add: Callable[[Word, Word, Word], Word],
     ) -> None:
         """O^T += value(i, column) * weight(i, query vector), summed over i < count."""
-        fn, spec = self.fn, self.spec
-        alphas = [fn.load(self.type, self.at(self.alpha, 0, j)) for j in range(self.vectors)]
+        depth, vectors = self.spec.value_depth, self.vectors
+        alphas = [load(self.type, self.at(self.alpha, 0, j)) for j in range(vectors)]
 
         def tile(first: Int, height: int) -> None:
-            acc = [
-                fn.fmul(fn.load(self.type, self.at(self.ot, fn.add(first, i), j)), alphas[j])
+            sums = [
+                [load(self.type, self.at(self.ot, first + i, j)) * a for j, a in enumerate(alphas)]
                 for i in range(height)
-                for j in range(self.vectors)
             ]
+            for key in loop(count):
+                p = [weight(key, j) for j in range(vectors)]
+                added = []
+                for i, before in enumerate(sums):
+                    v = value(key, first + i)
+                    added.append([multiply_add(v, x, s) for x, s in zip(p, before, strict=True)])
+                sums = added
+            for i, column in enumerate(sums):
+                for j, s in enumerate(column):
+                    store(s, self.at(self.ot, first + i, j))
 
-            def along(key: Int, now: list[Value]) -> list[Value]:
-                p = [weight(key, j) for j in range(self.vectors)]
-                out = []
-                for i in range(height):
-                    v = value(key, fn.add(first, i))
-                    out += [multiply_add(v, p[j], now[i * self.vectors + j]) for j in range(self.vectors)]
-                return out
+        rows = self.kernel.tile_rows[vectors]
+        whole = depth - depth % rows
+        for first in loop(0, whole, rows):
+            tile(first, rows)
+        if depth % rows:
+            tile(whole, depth % rows)
 
-            acc = fn.loop(0, count, 1, acc, along)
-            for i in range(height):
-                for j in range(self.vectors):
-                    fn.store(acc[i * self.vectors + j], self.at(self.ot, fn.add(first, i), j))
-
-        rows = self.kernel.tile_rows[self.vectors]
-        whole = spec.value_depth - spec.value_depth % rows
-        fn.loop(0, whole, rows, [], lambda first, _: tile(first, rows))
-        if spec.value_depth % rows:
-            tile(whole, spec.value_depth % rows)
-
+    @inline
     def write(self) -> None:
         """O = (O^T / sum)^T; lanes that exist only."""
-        fn, spec = self.fn, self.spec
-        step = self.dim(spec.o.row)
+        spec, step = self.spec, self.dim(self.spec.o.row)
         for j in range(self.vectors):
-            factor = self.kernel.factor(fn, fn.load(self.type, self.at(self.sum, 0, j)))
-            start = fn.gep(self.o, fn.mul(step, self.lanes * j), self.kernel.o_element)
-            left = fn.sub(self.count, self.lanes * j)
+            factor = self.kernel.factor(load(self.type, self.at(self.sum, 0, j)))
+            start = gep(self.o, step * (self.lanes * j), self.kernel.o_element)
+            left = self.count - self.lanes * j
             if spec.o.column == 1 and spec.value_depth % self.lanes == 0:
                 self.write_squares(start, step, left, factor, j)
             else:
                 self.write_columns(start, step, left, factor, j)
 
-    def write_squares(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
-        fn = self.fn
-        turn = _write_square(fn.module, self.lanes, self.kernel.o_element)
-        width = constant("i64", self.nr)
+    @inline
+    def write_squares(self, start: ptr, step: Int, left: Int, factor: Word, j: int) -> None:
+        turn = _write_square(self.lanes, self.kernel.o_element)
+        for d in loop(0, self.spec.value_depth, self.lanes):
+            source, target = self.at(self.ot, d, j), gep(start, d, self.kernel.o_element)
+            call(turn, source, self.nr, factor, target, step, left)
 
-        def square(d: Int, _: list[Value]) -> None:
-            source, target = self.at(self.ot, d, j), fn.gep(start, d, self.kernel.o_element)
-            fn.call(turn, [source, width, factor, target, fn.value(step), fn.value(left)])
-
-        fn.loop(0, self.spec.value_depth, self.lanes, [], square)
-
-    def write_columns(self, start: Value, step: Int, left: Int, factor: Value, j: int) -> None:
-        fn, column = self.fn, self.dim(self.spec.o.column)
-        exists = fn.lanes(fn.smax(left, 0), self.lanes)
-        index = fn.value(fn.mul(fn.iota(self.lanes), fn.splat(step, self.lanes, "i64")))
-
-        def one(d: Int, _: list[Value]) -> None:
-            value = self.kernel.stored(fn, fn.fmul(fn.load(self.type, self.at(self.ot, d, j)), factor))
-            fn.scatter(value, fn.gep(start, fn.mul(d, column), value.element), index, exists)
-
-        fn.loop(0, self.spec.value_depth, 1, [], one)
+    @inline
+    def write_columns(self, start: ptr, step: Int, left: Int, factor: Word, j: int) -> None:
+        column = self.dim(self.spec.o.column)
+        exists = lanes(max(left, 0), self.lanes)
+        index = iota(self.lanes) * splat(step, self.lanes, "i64")
+        for d in loop(self.spec.value_depth):
+            value = self.kernel.stored(load(self.type, self.at(self.ot, d, j)) * factor)
+            scatter(value, gep(start, d * column, value.element), index, exists)
 
 
-def _pack_square(module: Module, lanes: int, element: str) -> str:
+def _pack_square(lanes: int, element: str) -> str:
     """target[i][lane] = source[lane][i] * factor for a square; rows past `last` repeat it."""
+    params = [("ptr", "source"), ("i64", "step"), ("i64", "last"), ("ptr", "target"), ("i64", "width")]
+    params.append((vector("float", lanes), "factor"))
     name = f"rlx_pack_square_{lanes}_{element}"
-    if not module.defines(name):
-        type_ = vector("float", lanes)
-        params = [
-            ("ptr", "source"),
-            ("i64", "step"),
-            ("i64", "last"),
-            ("ptr", "target"),
-            ("i64", "width"),
-            (type_, "factor"),
-        ]
-        fn = module.function(name, params, internal=True, noinline=True)
-        source, step, last, target, width, factor = fn.args
-        rows = [fn.gep(source, fn.mul(fn.smin(i, last), step), element) for i in range(lanes)]
-        read = [fn.fpext(fn.load(vector(element, lanes), row), "float") for row in rows]
-        for i, column in enumerate(fn.transpose(read)):
-            fn.store(fn.fmul(column, factor), fn.gep(target, fn.mul(width, i), "float"))
-    return name
+    return subroutine(builder().module, name, params, partial(_pack, lanes, element))
 
 
-def _write_square(module: Module, lanes: int, element: str) -> str:
+@inline
+def _pack(
+    lanes: int, element: str, source: ptr, step: i64, last: i64, target: ptr, width: i64, factor: Word
+) -> None:
+    rows = [gep(source, min(i64(i), last) * step, element) for i in range(lanes)]
+    read = [fpext(load(vector(element, lanes), row), "float") for row in rows]
+    for i, column in enumerate(transpose(read)):
+        store(column * factor, gep(target, width * i, "float"))
+
+
+def _write_square(lanes: int, element: str) -> str:
     """target[lane][i] = source[i][lane] * factor[lane] for the first `left` lanes of a square."""
+    params = [("ptr", "source"), ("i64", "width"), (vector("float", lanes), "factor")]
+    params += [("ptr", "target"), ("i64", "step"), ("i64", "left")]
     name = f"rlx_write_square_{lanes}_{element}"
-    if not module.defines(name):
-        type_ = vector("float", lanes)
-        params = [
-            ("ptr", "source"),
-            ("i64", "width"),
-            (type_, "factor"),
-            ("ptr", "target"),
-            ("i64", "step"),
-            ("i64", "left"),
-        ]
-        fn = module.function(name, params, internal=True, noinline=True)
-        source, width, factor, target, step, left = fn.args
-        columns = [fn.load(type_, fn.gep(source, fn.mul(width, i), "float")) for i in range(lanes)]
-        rows = fn.transpose([fn.fmul(column, factor) for column in columns])
-        for i, row in enumerate(rows):
-            place = fn.gep(target, fn.mul(step, i), element)
-            fn.branch(fn.cmp("sgt", left, i), partial(fn.store, narrowed(fn, row, element), place))
-    return name
+    return subroutine(builder().module, name, params, partial(_write, lanes, element))
+
+
+@inline
+def _write(
+    lanes: int, element: str, source: ptr, width: i64, factor: Word, target: ptr, step: i64, left: i64
+) -> None:
+    columns = [load(vector("float", lanes), gep(source, width * i, "float")) for i in range(lanes)]
+    for i, row in enumerate(transpose([column * factor for column in columns])):
+        place = gep(target, step * i, element)
+        exists, value = left > i, narrowed(row, element)
+        if exists:
+            store(value, place)

@@ -5,26 +5,43 @@ Lanes are queries. A block of one to three vectors of queries is packed once as 
     P^T = exp2(S^T - max)    maximum and sum run down the rows: no horizontal step
     O^T = alpha O^T + V^T P^T
 and O^T is transposed and divided by the sum at the end. Neither K nor V is copied. Every output has one order
-of operations, set by the block of keys alone. A few queries are served one by one (`attention_row.py`).
+of operations, set by the block of keys alone. A few queries are served one by one (`row.py`).
 
-Operands of bf16 are multiplied in pairs (`attention_pairs.py`) where the target can, other narrow ones are
-widened block by block (`attention_wide.py`); scores, softmax and sums are f32 in any case.
+Operands of bf16 are multiplied in pairs (`pairs.py`) where the target can, other narrow ones are
+widened block by block (`wide.py`); scores, softmax and sums are f32 in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 from rlx.codegen.cpu.attention.block import TILE_ROWS, Block, narrowed
 from rlx.codegen.cpu.attention.mask import BlockMask
 from rlx.codegen.cpu.attention.pairs import PairBlock
 from rlx.codegen.cpu.attention.row import FEW, row_function
 from rlx.codegen.cpu.attention.wide import WideBlock
-from rlx.codegen.cpu.frame import FIRST_OPERAND, ArgumentTable, EmittedKernel, Slot, unflatten
-from rlx.codegen.cpu.kernels import KERNEL_ARGS
+from rlx.codegen.cpu.frame import FIRST_OPERAND, EmittedKernel, KernelFrame, kernel, unflatten
 from rlx.codegen.cpu.primitives import MEMORY
-from rlx.codegen.native.irtext import Function, Int, Module
-from rlx.codegen.native.irtypes import Value, constant, size_bytes, vector
+from rlx.codegen.native.irtypes import Value, size_bytes, vector
+from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.words import (
+    Int,
+    Word,
+    builder,
+    byte_at,
+    call,
+    ceildiv,
+    gep,
+    i64,
+    is_nan,
+    loop,
+    prefetch,
+    ptr,
+    select,
+    splat,
+    udiv,
+)
 from rlx.ir.dim import Dim
 from rlx.records import dataclass
 
@@ -63,155 +80,139 @@ class AttentionSpec:
     empty_is_zero: bool = True  # the result of a query that sees none of many keys; else NaN
 
 
-def emit_attention(
-    module: Module, name: str, spec: AttentionSpec, inputs: Sequence[Slot], outputs: Sequence[Slot]
-) -> EmittedKernel:
+@kernel
+def emit_attention(frame: KernelFrame, spec: AttentionSpec) -> EmittedKernel:
     """Write the kernel: every thread takes blocks of queries of any head."""
-    return Attention(module, name, spec, inputs, outputs).emit()
+    return Attention(frame, spec).emit()
 
 
 class Attention:
     """A kernel under construction."""
 
-    def __init__(
-        self, module: Module, name: str, spec: AttentionSpec, inputs: Sequence[Slot], outputs: Sequence[Slot]
-    ) -> None:
-        self.module, self.name, self.spec = module, name, spec
-        self.table = ArgumentTable(inputs, outputs)
-        self.lanes = module.target.lanes("f32")
+    def __init__(self, frame: KernelFrame, spec: AttentionSpec) -> None:
+        self.frame, self.module, self.name, self.spec = frame, frame.module, frame.name, spec
+        target, dtype = frame.module.target, frame.inputs[spec.q.operand].dtype.name
+        self.lanes = target.lanes("f32")
         self.type = vector("float", self.lanes)
-        self.tile_rows = TILE_ROWS[module.target.registers]
+        self.tile_rows = TILE_ROWS[target.registers]
         self.most = max(self.tile_rows)  # vectors of queries of one block
         self.width = self.lanes * self.most  # queries that scratch has room for
-        dtype = inputs[spec.q.operand].dtype.name
-        self.element, self.o_element = MEMORY[dtype], MEMORY[outputs[0].dtype.name]
+        self.element, self.o_element = MEMORY[dtype], MEMORY[frame.outputs[0].dtype.name]
         self.mask_element = "i8" if spec.mask_kind == "bool" else "float"
         self.block_type: type[Block] = Block if dtype == "f32" else WideBlock
-        if (
-            dtype == "bf16"
-            and module.target.has_bf16
-            and all(a.column == 1 for a in (spec.q, spec.k, spec.v))
-        ):
+        if dtype == "bf16" and target.has_bf16 and all(a.column == 1 for a in (spec.q, spec.k, spec.v)):
             self.block_type = PairBlock
 
+    def dim(self, d: Dim) -> Int:
+        """A size, in the function that is being written."""
+        return cast("Int", self.frame.dim(builder(), d))
+
+    @inline
     def emit(self) -> EmittedKernel:
-        spec, table = self.spec, self.table
-        fn = self.module.function(self.name, KERNEL_ARGS)
-        dim = lambda d: table.dim(fn, d)  # noqa: E731
-        queries = dim(spec.queries)
-        blocks = fn.ceildiv(queries, self.width)
-        batch = [dim(d) for d in spec.batch]
-        units: Int = blocks
+        spec, frame = self.spec, self.frame
+        queries = self.dim(spec.queries)
+        blocks = ceildiv(queries, self.width)
+        batch = [self.dim(d) for d in spec.batch]
+        units = blocks
         for n in batch:
-            units = fn.mul(units, n)
-        args, thread, threads, _ = fn.args
+            units *= n
         always = isinstance(spec.queries, int) and spec.queries <= FEW
         never = isinstance(spec.queries, int) and spec.queries > FEW
         row = None if never else row_function(self)
-        scratch = fn.gep(table.field(fn, 1, "ptr"), fn.mul(thread, table.field(fn, 2)), "i8")
-        low = fn.udiv(fn.mul(units, thread), threads)
-        high = fn.udiv(fn.mul(units, fn.add(thread, 1)), threads)
-
-        def unit(u: Int, _: list[Value]) -> None:
-            *index, block = unflatten(fn, u, [*batch, blocks])
-            first = fn.mul(block, self.width)
-            count = fn.smin(fn.sub(queries, first), self.width)
-            places = [self.base(fn, a, index, first, dim) for a in (spec.q, spec.k, spec.v, spec.o)]
-            mask = self.base(fn, spec.mask, index, first, dim) if spec.mask else constant("ptr", 0)
+        scratch = ptr(frame.scratch())
+        low, high = cast("tuple[Int, Int]", frame.share(units))
+        for unit in loop(low, high):
+            *index, block = self.unflatten(unit, [*batch, blocks])
+            first = block * self.width
+            count = min(queries - first, self.width)
+            places = [self.base(a, index, first) for a in (spec.q, spec.k, spec.v, spec.o)]
+            places.append(self.base(spec.mask, index, first) if spec.mask else ptr(0))
             if row is None or not always:
-                self.ask(fn, fn.add(u, blocks), high, [*batch, blocks], dim)
-            vectors = fn.ceildiv(count, self.lanes)
-
-            def one(i: Int, _: list[Value]) -> None:
-                q, k, v, o = places
-                q = fn.gep(q, fn.mul(i, dim(spec.q.row)), self.element)
-                o = fn.gep(o, fn.mul(i, dim(spec.o.row)), self.o_element)
-                own = fn.gep(mask, fn.mul(i, dim(spec.mask.row)), self.mask_element) if spec.mask else mask
-                fn.call(row or "", [args, scratch, q, k, v, o, own, fn.value(fn.add(first, i))])
-
-            def call(n: int) -> None:
-                def go() -> None:
-                    name, sizes = self.block(n)
-                    fn.call(name, [args, scratch, *places, mask, fn.value(first), fn.value(count), sizes])
-
-                if n == 1:
-                    go()
-                else:
-                    fn.branch(fn.cmp("eq", vectors, n), go, lambda: call(n - 1))
-
-            if row is None:
-                call(self.most)
-            elif always:
-                fn.loop(0, count, 1, [], one)
+                self.ask(unit + blocks, high, [*batch, blocks])
+            vectors = ceildiv(count, self.lanes)
+            if row is not None and (always or queries <= FEW):
+                self.one_by_one(row, scratch, places, first, count)
             else:
-                few = fn.cmp("sle", queries, FEW)
-                fn.branch(few, lambda: fn.loop(0, count, 1, [], one), lambda: call(self.most))
-
-        fn.loop(low, high, 1, [], unit)
+                self.in_blocks(self.most, vectors, scratch, places, first, count)
         rows = sum(self.block_type.parts(spec, self.width)) + BlockMask.rows(spec)
-        return EmittedKernel(self.name, table.dims, rows * self.width * 4 + 64)
+        return frame.finish(rows * self.width * 4 + 64)
 
-    def ask(self, fn: Function, unit: Int, stop: Int, extents: list[Int], dim: Callable[[Dim], Int]) -> None:
+    @inline
+    def one_by_one(self, row: str, scratch: ptr, places: list[ptr], first: Int, count: Int) -> None:
+        """Few queries, by the function for one."""
+        spec, args = self.spec, self.frame.fn.args[0]
+        q, k, v, o, mask = places
+        for i in loop(count):
+            own_q = gep(q, i * self.dim(spec.q.row), self.element)
+            own_o = gep(o, i * self.dim(spec.o.row), self.o_element)
+            own = gep(mask, i * self.dim(spec.mask.row), self.mask_element) if spec.mask else mask
+            call(row, args, scratch, own_q, k, v, own_o, own, first + i)
+
+    @inline
+    def in_blocks(
+        self, n: int, vectors: Int, scratch: ptr, places: list[ptr], first: Int, count: Int
+    ) -> None:
+        """Queries by the function for their number of vectors, which is at most n."""
+        if n == 1 or vectors == n:
+            name, sizes = self.block(n)
+            call(name, self.frame.fn.args[0], scratch, *places, first, count, sizes)
+        else:
+            self.in_blocks(n - 1, vectors, scratch, places, first, count)
+
+    def unflatten(self, unit: Int, extents: list[Int]) -> list[Int]:
+        return cast("list[Int]", unflatten(builder(), unit, extents))
+
+    @inline
+    def ask(self, unit: Int, stop: Int, extents: list[Int]) -> None:
         """Have a unit's part of the operands of a later head on its way: its queries, and as large a part of
         the keys and values as it is of the queries. Short pieces of far rows are nothing that a processor
         sees coming.
         """
         spec, blocks = self.spec, extents[-1]
-
-        def rows(access: Access, columns: int, index: Sequence[Int], first: Int, last: Int) -> None:
-            start = self.base(fn, access, index, 0, dim)
-
-            def row(i: Int, _: list[Value]) -> None:
-                place = fn.gep(start, fn.mul(i, dim(access.row)), self.element)
-                for byte in range(0, columns * size_bytes(self.element), 64):
-                    fn.prefetch(fn.gep(place, byte, "i8"), locality=2)
-
-            fn.loop(first, last, 1, [], row)
-
-        def all_operands() -> None:
-            *index, block = unflatten(fn, unit, extents)
+        if unit < stop:
+            *index, block = self.unflatten(unit, extents)
             for access, count, columns in (
                 (spec.q, spec.queries, spec.depth),
                 (spec.k, spec.keys, spec.depth),
                 (spec.v, spec.keys, spec.value_depth),
             ):
-                total = dim(count)
-                low, high = (fn.udiv(fn.mul(total, b), blocks) for b in (block, fn.add(block, 1)))
+                total = self.dim(count)
+                low, high = (udiv(total * b, blocks) for b in (block, block + 1))
                 if access.column == 1:
-                    rows(access, columns, index, low, high)
+                    start = self.base(access, index, 0)
+                    for i in loop(low, high):
+                        row = gep(start, i * self.dim(access.row), self.element)
+                        for byte in range(0, columns * size_bytes(self.element), 64):
+                            prefetch(byte_at(row, byte), locality=2)
 
-        fn.branch(fn.cmp("slt", unit, stop), all_operands)
-
-    def base(
-        self, fn: Function, access: Access, index: Sequence[Int], query: Int, dim: Callable[[Dim], Int]
-    ) -> Value:
+    @inline
+    def base(self, access: Access, index: Sequence[Int], query: Int) -> ptr:
         """Pointer of an operand at a batch index; query operands also at their first query."""
-        number = access.operand
-        offset = dim(access.start)
+        offset = self.dim(access.start)
         for i, step in zip(index, access.batch, strict=True):
-            offset = fn.add(offset, fn.mul(i, dim(step)))
+            offset += i * self.dim(step)
         if any(access is own for own in (self.spec.q, self.spec.o, self.spec.mask)):
-            offset = fn.add(offset, fn.mul(query, dim(access.row)))
-        pointer = self.table.field(fn, FIRST_OPERAND + number, "ptr")
+            offset += query * self.dim(access.row)
+        pointer = self.frame.field(builder(), FIRST_OPERAND + access.operand, "ptr")
         element = self.element
         if access is self.spec.o:
             element = self.o_element
         elif access is self.spec.mask:
             element = self.mask_element
-        return fn.gep(pointer, offset, element)
+        return gep(pointer, offset, element)
 
-    def stored(self, fn: Function, result: Value) -> Value:
+    def stored(self, result: Word) -> Word:
         """A vector of results as it is stored."""
-        return narrowed(fn, result, self.o_element)
+        return narrowed(result, self.o_element)
 
-    def factor(self, fn: Function, total: Value) -> Value:
+    @inline
+    def factor(self, total: Word) -> Word:
         """1 / sum of the weights. A query that sees no key has sums of 0: its result is 0, or 0 / 0."""
-        one, zero = constant(self.type, 1.0), constant(self.type, 0.0)
+        one = splat(1.0, self.lanes)
         if self.spec.empty_is_zero:
-            seen = fn.value(fn.or_(fn.fcmp("ogt", total, 0.0), fn.is_nan(total)))
-            return fn.select(seen, fn.fdiv(one, total), zero)
-        none = fn.cmp("eq", self.table.dim(fn, self.spec.keys), 0)  # a sum over no keys is 0 all the same
-        return fn.select(none, zero, fn.fdiv(one, total))
+            return select((total > 0.0) | is_nan(total), one / total, 0.0)
+        none = self.dim(self.spec.keys) == 0  # a sum over no keys is 0 all the same
+        return select(none, splat(0.0, self.lanes), one / total)
 
     # -- one block of queries
 
@@ -226,8 +227,12 @@ class Attention:
             ("ptr", "sizes"),
         ]
         name = f"{self.name}.block{vectors}"
-        fn = self.module.function(name, params, internal=True, noinline=True)
-        block = self.block_type(self, fn, vectors)
-        block.emit()
-        sizes = self.module.table(f"{name}.sizes", "i64", list(block.sizes) or [0])
-        return name, sizes
+        sizes: dict[int, i64] = {}
+
+        def emit(*given: Value) -> None:
+            block = self.block_type(self, builder(), vectors)
+            block.emit()
+            sizes.update(block.sizes)
+
+        subroutine(self.module, name, params, emit)
+        return name, self.module.table(f"{name}.sizes", "i64", list(sizes) or [0])

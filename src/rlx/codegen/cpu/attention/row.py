@@ -8,12 +8,33 @@ once. Every output has one order of operations, set by the number of keys alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlx.codegen.native import vmath
-from rlx.codegen.native.irtext import Function, Int
-from rlx.codegen.native.irtypes import Value, constant, vector
+from rlx.codegen.native.irtypes import vector
+from rlx.codegen.native.notation import inline, subroutine
+from rlx.codegen.native.words import (
+    Int,
+    Word,
+    broadcast,
+    builder,
+    fma,
+    fmax,
+    fpext,
+    gep,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    ptr,
+    reduce,
+    reduce_add,
+    sdiv,
+    select,
+    splat,
+    store,
+    transpose,
+)
 
 if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Attention
@@ -22,144 +43,143 @@ FEW = 4  # queries up to which rows are faster than blocks of lanes
 MOST_VECTORS = 8  # of a head: query and result stay in registers
 CHAINS = 2  # sums of values that run side by side
 LOG2E = math.log2(math.e)
+HIDDEN = -math.inf  # the score of a key that weighs nothing
 
 
 def row_function(kernel: Attention) -> str | None:
     """The function for one query of a kernel, written if it is not there; None if blocks must serve."""
-    spec, lanes = kernel.spec, kernel.lanes
+    spec, width = kernel.spec, kernel.lanes
     dense = all(a is None or a.column == 1 for a in (spec.q, spec.k, spec.v, spec.o, spec.mask))
-    whole = spec.depth % lanes == 0 and spec.value_depth % lanes == 0
-    if not dense or not whole or max(spec.depth, spec.value_depth) > MOST_VECTORS * lanes:
+    whole = spec.depth % width == 0 and spec.value_depth % width == 0
+    if not dense or not whole or max(spec.depth, spec.value_depth) > MOST_VECTORS * width:
         return None
-    name = f"{kernel.name}.row"
-    if not kernel.module.defines(name):
-        operands = [("ptr", operand) for operand in (*"qkvo", "mask")]
-        pointers = [("ptr", "args"), ("ptr noalias", "scratch"), *operands]
-        fn = kernel.module.function(name, [*pointers, ("i64", "query")], internal=True, noinline=True)
-        _Row(kernel, fn).emit()
-    return name
+    operands = [("ptr", operand) for operand in (*"qkvo", "mask")]
+    params = [("ptr", "args"), ("ptr noalias", "scratch"), *operands, ("i64", "query")]
+    return subroutine(
+        kernel.module, f"{kernel.name}.row", params, lambda _, *given: _Row(kernel, *given).emit()
+    )
 
 
 class _Row:
     """One query: running maximum, sum of weights per lane, and chains of sums of values."""
 
-    def __init__(self, kernel: Attention, fn: Function) -> None:
-        self.kernel, self.fn, self.spec = kernel, fn, kernel.spec
-        self.lanes, self.type = kernel.lanes, kernel.type
-        _, self.weights, self.q, self.k, self.v, self.o, self.mask, self.query = fn.args
+    def __init__(
+        self, kernel: Attention, weights: ptr, q: ptr, k: ptr, v: ptr, o: ptr, mask: ptr, query: Int
+    ) -> None:
+        self.kernel, self.spec, self.lanes, self.type = kernel, kernel.spec, kernel.lanes, kernel.type
+        self.weights, self.q, self.k, self.v, self.o, self.mask, self.query = weights, q, k, v, o, mask, query
         self.parts = self.spec.depth // self.lanes
         self.value_parts = self.spec.value_depth // self.lanes
         self.adds = self.spec.mask_kind == "add"  # then log2 e comes after the mask
 
+    @inline
     def emit(self) -> None:
-        fn, spec = self.fn, self.spec
-        factor = constant(self.type, spec.scale * (1.0 if self.adds else LOG2E))
-        self.q_parts = [fn.fmul(self.vector(self.q, j), factor) for j in range(self.parts)]
-        low, self.high = self.range()
-        whole = fn.add(low, fn.mul(fn.sdiv(fn.smax(fn.sub(self.high, low), 0), self.lanes), self.lanes))
-        zero, least = constant(self.type, 0.0), constant(self.type, -math.inf)
-        start = [least, zero, *[zero] * (CHAINS * self.value_parts)]
-        carried = fn.loop(low, whole, self.lanes, start, lambda k0, now: self.tile(k0, now, self.inside))
-        rest = fn.cmp("slt", whole, self.high)
-        carried = fn.if_value(rest, lambda: self.tile(whole, carried, self.at_end), lambda: carried)
-        self.write(carried[1], carried[2:])
+        factor = self.spec.scale * (1.0 if self.adds else LOG2E)
+        self.q_parts = [self.floats(self.q, j) * factor for j in range(self.parts)]
+        low, self.high = self.seen_keys()
+        whole = low + sdiv(max(self.high - low, 0), self.lanes) * self.lanes
+        zero = splat(0.0, self.lanes)
+        top, total, sums = splat(HIDDEN, self.lanes), zero, [[zero] * self.value_parts] * CHAINS
+        for k0 in loop(low, whole, self.lanes):
+            top, total, sums = self.tile(k0, top, total, sums, is_last=False)
+        if whole < self.high:
+            top, total, sums = self.tile(whole, top, total, sums, is_last=True)
+        self.write(total, sums)
 
-    def vector(self, base: Value, j: int) -> Value:
+    @inline
+    def floats(self, base: ptr, j: int) -> Word:
+        """Vector j of a row, as floats."""
         element = self.kernel.element
-        place = self.fn.gep(base, self.lanes * j, element)
-        return self.fn.fpext(self.fn.load(vector(element, self.lanes), place), "float")
+        return fpext(load(vector(element, self.lanes), gep(base, self.lanes * j, element)), "float")
 
-    def range(self) -> tuple[Int, Int]:
+    @inline
+    def seen_keys(self) -> tuple[Int, Int]:
         """Keys that the query sees: from, to."""
-        fn, spec, table = self.fn, self.spec, self.kernel.table
-        high, low = table.dim(fn, spec.keys), 0  # type: Int, Int
-        position = fn.add(self.query, table.dim(fn, spec.offset))
+        spec = self.spec
+        low, high = self.kernel.dim(0), self.kernel.dim(spec.keys)
+        position = self.query + self.kernel.dim(spec.offset)
         ahead = 0 if spec.causal else spec.right
         if ahead >= 0:
-            high = fn.smin(high, fn.add(position, ahead + 1))
+            high = min(high, position + (ahead + 1))
         if spec.left >= 0:
-            low = fn.smax(fn.sub(position, spec.left), 0)
+            low = max(position - spec.left, 0)
         return low, high
 
-    def inside(self, base: Value, k0: Int, i: int, step: Int) -> Value:
-        """Row of key k0 + i."""
-        fn = self.fn
+    @inline
+    def row(self, base: ptr, k0: Int, i: int, step: Int, is_last: bool) -> ptr:
+        """The row of key k0 + i. Where the last keys are fewer than lanes, the last one stands in for those
+        that are not there; its weights are 0.
+        """
         element = self.kernel.element
-        return fn.gep(fn.gep(base, fn.mul(k0, step), element), fn.mul(step, i), element)
+        if is_last:
+            last = self.high - 1
+            return gep(base, min(k0 + i, last) * step, element)
+        return gep(gep(base, k0 * step, element), step * i, element)
 
-    def at_end(self, base: Value, k0: Int, i: int, step: Int) -> Value:
-        """The same where the last keys are fewer than lanes: the last one stands in, its weights are 0."""
-        fn = self.fn
-        last = fn.sub(self.high, 1)
-        return fn.gep(base, fn.mul(fn.smin(fn.add(k0, i), last), step), self.kernel.element)
-
+    @inline
     def tile(
-        self, k0: Int, carried: Sequence[Value], row: Callable[[Value, Int, int, Int], Value]
-    ) -> list[Value]:
-        """Keys from k0 on, one per lane."""
-        fn = self.fn
-        top, total, *sums = carried
-        there = fn.lanes(fn.sub(self.high, k0), self.lanes) if row == self.at_end else None
-        scores = self.masked(self.scores(k0, row), k0, there)
+        self, k0: Int, top: Word, total: Word, sums: list[list[Word]], is_last: bool
+    ) -> tuple[Word, Word, list[list[Word]]]:
+        """Keys from k0 on, one per lane; all lanes have one unless these are the last keys."""
+        there = lanes(self.high - k0, self.lanes) if is_last else None
+        scores = self.masked(self.scores(k0, is_last), k0, there)
         if there is not None:
-            scores = fn.select(there, scores, constant(self.type, -math.inf))
-        new_top = fn.fmax(top, fn.splat(fn.reduce(fn.fmax, scores), self.lanes))
-        unseen = fn.fcmp("oeq", new_top, constant(self.type, -math.inf))
-        base = fn.select(unseen, constant(self.type, 0.0), new_top)
-        alpha, p = self.power(fn.fsub(top, base)), self.power(fn.fsub(scores, base))
-        fn.store(p, self.weights)
-        sums = [fn.fmul(s, alpha) for s in sums]
-        step = self.kernel.table.dim(fn, self.spec.v.row)
+            scores = select(there, scores, HIDDEN)
+        new_top = max(top, splat(reduce(fmax, scores), self.lanes))
+        base = select(new_top == HIDDEN, 0.0, new_top)
+        alpha, p = self.power(top - base), self.power(scores - base)
+        store(p, self.weights)
+        sums = [[s * alpha for s in chain] for chain in sums]
+        step = self.kernel.dim(self.spec.v.row)
         for i in range(self.lanes):
-            weight = fn.broadcast(fn.gep(self.weights, i, "float"), "float", self.lanes)
-            start, at = row(self.v, k0, i, step), (i % CHAINS) * self.value_parts
+            weight = broadcast(gep(self.weights, i, "float"), "float", self.lanes)
+            start = self.row(self.v, k0, i, step, is_last)
+            chain, *others = sums  # they take turns
+            added = []
             for j in range(self.value_parts):
-                added = fn.fma(weight, self.vector(start, j), sums[at + j])
+                s = fma(weight, self.floats(start, j), chain[j])
                 if there is not None:  # 0 times what stands in may be NaN
-                    added = fn.select(fn.cmp("slt", fn.add(k0, i), self.high), added, sums[at + j])
-                sums[at + j] = added
-        return [new_top, fn.fma(total, alpha, p), *sums]
+                    s = select(k0 + i < self.high, s, chain[j])
+                added.append(s)
+            sums = [*others, added]
+        return new_top, fma(total, alpha, p), sums
 
-    def scores(self, k0: Int, row: Callable[[Value, Int, int, Int], Value]) -> Value:
+    @inline
+    def scores(self, k0: Int, is_last: bool) -> Word:
         """Products with a vector of keys: partial sums of each key are one vector, turned and added up."""
-        fn = self.fn
-        step = self.kernel.table.dim(fn, self.spec.k.row)
+        step = self.kernel.dim(self.spec.k.row)
         partial = []
         for i in range(self.lanes):
-            start = row(self.k, k0, i, step)
-            acc = fn.fmul(self.q_parts[0], self.vector(start, 0))
+            start = self.row(self.k, k0, i, step, is_last)
+            acc = self.q_parts[0] * self.floats(start, 0)
             for j in range(1, self.parts):
-                acc = fn.fma(self.q_parts[j], self.vector(start, j), acc)
+                acc = fma(self.q_parts[j], self.floats(start, j), acc)
             partial.append(acc)
-        rows = fn.transpose(partial)
-        while len(rows) > 1:
-            rows = [fn.fadd(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        rows = transpose(partial)
+        for _ in range(self.lanes.bit_length() - 1):
+            rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
         return rows[0]
 
-    def masked(self, scores: Value, k0: Int, there: Value | None) -> Value:
+    @inline
+    def masked(self, scores: Word, k0: Int, there: Word | None) -> Word:
         """Scores with the mask of their keys; `there` are the lanes that have a key, None for all."""
-        fn = self.fn
         if self.spec.mask is None:
             return scores
         element = "float" if self.adds else "i8"
-        type_, place = vector(element, self.lanes), fn.gep(self.mask, k0, element)
-        value = fn.load(type_, place) if there is None else fn.masked_load(type_, place, there)
-        if self.adds:
-            return fn.fadd(scores, value)
-        seen = fn.value(fn.cmp("ne", value, constant(value.type, 0)))
-        return fn.select(seen, scores, constant(self.type, -math.inf))
+        type_, place = vector(element, self.lanes), gep(self.mask, k0, element)
+        value = load(type_, place) if there is None else masked_load(type_, place, there)
+        return scores + value if self.adds else select(value != 0, scores, HIDDEN)
 
-    def power(self, x: Value) -> Value:
-        if self.adds:
-            x = self.fn.fmul(x, constant(self.type, LOG2E))
-        return vmath.apply(self.fn, "exp2", x, inline=True)
+    @inline
+    def power(self, x: Word) -> Word:
+        return Word(vmath.apply(builder(), "exp2", x * LOG2E if self.adds else x, inline=True))
 
-    def write(self, total: Value, sums: Sequence[Value]) -> None:
-        fn, n = self.fn, self.value_parts
-        factor = self.kernel.factor(fn, fn.splat(fn.reduce_add(total), self.lanes))
-        for j in range(n):
-            value = sums[j]
-            for chain in range(1, CHAINS):
-                value = fn.fadd(value, sums[chain * n + j])
-            place = fn.gep(self.o, self.lanes * j, self.kernel.o_element)
-            fn.store(self.kernel.stored(fn, fn.fmul(value, factor)), place)
+    @inline
+    def write(self, total: Word, sums: list[list[Word]]) -> None:
+        factor = self.kernel.factor(splat(reduce_add(total), self.lanes))
+        for j in range(self.value_parts):
+            value = sums[0][j]
+            for chain in sums[1:]:
+                value += chain[j]
+            place = gep(self.o, self.lanes * j, self.kernel.o_element)
+            store(self.kernel.stored(value * factor), place)

@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING
 
 from rlx.codegen.cpu.attention.block import Block, Rows, gathered
 from rlx.codegen.cpu.attention.mask import KEYS
-from rlx.codegen.native.irtext import Int
-from rlx.codegen.native.irtypes import Value, vector
+from rlx.codegen.native.irtypes import vector
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import (
+    Int,
+    fpext,
+    gep,
+    i64,
+    iota,
+    lanes,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    ptr,
+    splat,
+    store,
+)
 
 if TYPE_CHECKING:
     from rlx.codegen.cpu.attention.flash import Access, AttentionSpec
@@ -30,33 +45,27 @@ class WideBlock(Block):
     def value_rows(self, k0: Int, n: Int) -> Rows:
         return self.widened(self.v, self.spec.v, self.spec.value_depth, self.copies[1], k0, n)
 
-    def widened(self, base: Value, access: Access, columns: int, copy: Value, k0: Int, n: Int) -> Rows:
+    @inline
+    def widened(self, base: ptr, access: Access, columns: int, copy: ptr, k0: Int, n: Int) -> Rows:
         """A copy of the block's rows in f32, one behind the other."""
-        fn, lanes = self.fn, self.lanes
         start, step, column, element = self.rows_of(base, access, k0)
-        apart = fn.value(fn.mul(fn.iota(lanes), fn.splat(fn.value(column), lanes)))
-        whole = columns - columns % lanes
+        apart = iota(self.lanes) * splat(i64(column), self.lanes)
+        type_, whole = vector(element, self.lanes), columns - columns % self.lanes
 
-        def row(i: Int, _: list[Value]) -> None:
-            source, target = (
-                fn.gep(start, fn.mul(i, step), element),
-                fn.gep(copy, fn.mul(i, columns), "float"),
-            )
+        def part(source: ptr, target: ptr, c: Int, count: int) -> None:
+            place, to = gep(source, c * column, element), gep(target, c, "float")
+            there = lanes(count, self.lanes)
+            if access.column != 1:
+                masked_store(gathered(place, apart, element, there), to, there)
+            elif count == self.lanes:
+                store(fpext(load(type_, place), "float"), to)
+            else:
+                masked_store(fpext(masked_load(type_, place, there), "float"), to, there)
 
-            def part(c: Int, count: int) -> None:
-                place, to = fn.gep(source, fn.mul(c, column), element), fn.gep(target, c, "float")
-                there = fn.lanes(count, lanes)
-                if column != 1:
-                    fn.masked_store(gathered(fn, place, apart, element, there), to, there)
-                elif count == lanes:
-                    fn.store(fn.fpext(fn.load(vector(element, lanes), place), "float"), to)
-                else:
-                    read = fn.masked_load(vector(element, lanes), place, there)
-                    fn.masked_store(fn.fpext(read, "float"), to, there)
-
-            fn.loop(0, whole, lanes, [], lambda c, _: part(c, lanes))
+        for i in loop(n):
+            source, target = gep(start, i * step, element), gep(copy, i * columns, "float")
+            for c in loop(0, whole, self.lanes):
+                part(source, target, c, self.lanes)
             if columns > whole:
-                part(whole, columns - whole)
-
-        fn.loop(0, n, 1, [], row)
+                part(source, target, whole, columns - whole)
         return copy, columns, 1, "float"
