@@ -11,7 +11,7 @@ from typing import Protocol, SupportsFloat, SupportsIndex, TypeVar
 
 from rlx.codegen.native.irops import Int, Number
 from rlx.codegen.native.irtext import Function, Value
-from rlx.codegen.native.irtypes import is_float, size_bytes
+from rlx.codegen.native.irtypes import constant, is_float, size_bytes
 from rlx.errors import CompileError
 
 T = TypeVar("T")
@@ -42,8 +42,12 @@ def _arithmetic(name: str, on_ints: str, on_floats: str) -> Operator:
                         return f.op("i64", f"{code} i64 {a.text}, {b.text}")
                 elif b.__class__ is int and 1 < b < 1 << 63:
                     return f.op("i64", f"{code} i64 {a.text}, {b}")
-            elif on_floats and b.__class__ is Value and b.type == type_ and is_float(type_):
-                return f.op(type_, f"{on_floats} {type_} {a.text}, {b.text}")
+            elif on_floats and is_float(type_):
+                if b.__class__ is Value:
+                    if b.type == type_:
+                        return f.op(type_, f"{on_floats} {type_} {a.text}, {b.text}")
+                elif b.__class__ is float:
+                    return f.op(type_, f"{on_floats} {type_} {a.text}, {constant(type_, b).text}")
         elif b.__class__ is Value:
             type_ = b.type
         else:

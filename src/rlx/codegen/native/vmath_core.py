@@ -110,7 +110,6 @@ def number(x: Word, value: float) -> Word:
     return Word(constant(x.type, value))
 
 
-@inline
 def fit(x: Word, table: Table) -> Word:
     """The fitted polynomial of `table` at `x`."""
     return polynomial(x, table[x.element])
@@ -122,7 +121,6 @@ def odd_fit(x: Word, square: Word, table: Table) -> Word:
     return fma(x * square, fit(square, table), x)
 
 
-@inline
 def clamp(x: Word, low: float, high: float) -> Word:
     """`x` cut to [low, high]; NaN stays NaN, because both minimum and maximum give their second operand."""
     return fmin_x86(number(x, high), fmax_x86(number(x, low), x))
@@ -184,7 +182,6 @@ def rounder(x: Word, parts: int) -> float:
     return 1.5 * 2.0 ** format_of(x).mantissa / parts
 
 
-@inline
 def pick_power(word: Word, powers: Sequence[float]) -> Word:
     """The one of 16 numbers, all lanes of one register, that the lowest bits of `word` choose."""
     register = lanes_of(vector("i32", 16), [FORMATS["float"].bits(power) for power in powers])
@@ -197,7 +194,6 @@ def pick_power(word: Word, powers: Sequence[float]) -> Word:
     return bitcast(found, word.type)
 
 
-@inline
 def at_widths(emit: Callable[..., Word], least: int, most: int, *operands: Word) -> Word:
     """What exists for `least` to `most` lanes at any width: in halves, or with lanes that nobody uses."""
     width = operands[0].width
@@ -212,7 +208,6 @@ def at_widths(emit: Callable[..., Word], least: int, most: int, *operands: Word)
     return part(emit(*wide), 0, width)
 
 
-@inline
 def nearer_to_zero(x: Word, limit: float) -> Word:
     """f32 cut to [-limit, limit] in one AVX-512 instruction; what is not a number becomes `limit`."""
     smaller_size_with_sign_of_first = constant("i32", 2)
@@ -224,7 +219,6 @@ def nearer_to_zero(x: Word, limit: float) -> Word:
     return at_widths(cut, 4, 16, x)
 
 
-@inline
 def _masked_instruction(name: str, x: Word, *rest: Value, feature: str, twin: Callable[..., Value]) -> Word:
     """An AVX-512 instruction that has a mask and may have a rounding mode: all lanes, the current mode."""
     total = x.width * (32 if x.element == "float" else 64)
@@ -272,7 +266,6 @@ def scale(p: Word, power: Word) -> Word:
     return p
 
 
-@inline
 def _scale_instruction(p: Word, n: Word) -> Word | None:
     """The same by the AVX-512 instruction, if the target and the width have it."""
     lanes = 4 if p.element == "float" else 2  # of 128 bits

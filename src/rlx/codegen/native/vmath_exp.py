@@ -74,7 +74,6 @@ def _exp_sum(x: Word, low: Word | None = None, shift: float = 0.0) -> Word:
     return scale(_expm1_small(r) + 1.0, power)
 
 
-@inline
 def exp(x: Word, rounded: bool = False) -> Word:
     """e**x; `rounded`: x is itself the result of a rounding (see `_reduce_to_parts`)."""
     if has_power_table(x):
