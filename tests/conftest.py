@@ -154,6 +154,10 @@ def _qemu_missing() -> str | None:
     return None if shutil.which("qemu-x86_64") else "qemu-x86_64 is not installed (Debian: qemu-user)"
 
 
+def _gcc_missing() -> str | None:
+    return None if shutil.which("gcc") else "gcc is not installed"
+
+
 # Each part says why it is missing, or None when it is there.
 PARTS: dict[str, Callable[[], str | None]] = {
     "onnx": _needs_modules("onnx"),
@@ -165,6 +169,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "opencl": _opencl_missing,
     "mpi": _mpi_missing,
     "qemu": _qemu_missing,
+    "gcc": _gcc_missing,
 }
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from rlx.export.export import Exported
     from rlx.ir.graph import Graph
     from rlx.ir.later import PlanFiles, PlanText
     from rlx.ir.node import Node
@@ -98,6 +99,12 @@ class _Functions:
         from rlx.api.session import restore
 
         return restore
+
+    @cached_property
+    def export(self) -> Callable[..., Exported]:
+        from rlx.export.export import export
+
+        return export
 
 
 def give_functions() -> None:

@@ -88,6 +88,10 @@ class Later(Protocol):
     def restore(self) -> Callable[[bytes, str, int, str | None], Any]:
         """The program in the bytes of its file, for a target, with threads and a debug mode."""
 
+    @property
+    def export(self) -> Callable[..., Any]:
+        """A program written for C or WebAssembly, to a folder."""
+
 
 _given: Later | None = None
 

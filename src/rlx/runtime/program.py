@@ -230,6 +230,19 @@ class CompiledProgram(Execution):
 
         save(self, path, targets)
 
+    def export(self, folder: str | os.PathLike[str], kind: str = "c", **options: Any) -> Any:
+        """Write the program for C or WebAssembly to a folder; options are those of `rlx.export.export`.
+
+        >>> import tempfile, rlx
+        >>> g = rlx.Graph("double")
+        >>> g.output("y", g.input("x", (4,), "f32") * 2.0)
+        >>> with tempfile.TemporaryDirectory() as there:
+        ...     made = rlx.compile(g).export(there)
+        >>> "double.h" in made.files
+        True
+        """
+        return later().export(self, folder, kind, **options)
+
     def __reduce__(self) -> tuple[Callable[..., CompiledProgram], tuple[bytes, str, int, str | None]]:
         """Pickle, copy and processes that are spawned take a program by the bytes of its file.
 

@@ -153,7 +153,7 @@ def constant(type_: str, value: float) -> Value:
         return Value("i64", str(value))
     lane = element(type_)
     if lane == "ptr":
-        text = "null"
+        text = "null" if value == 0 else f"inttoptr (i64 {int(value)} to ptr)"
     elif lane in FLOATS:
         text = float_literal(lane, float(value))
     elif lane == "i1":

@@ -90,7 +90,7 @@ def write(
     for target in (resolve(t).name for t in targets):
         if target not in known:
             known.add(target)
-            other = _planned(origin, source, target, values)
+            other = planned_for(origin, source, target, values)
             variants.append(_Variant(other, lazy_weights(other, (other.derived or other.mir).param_values)))
     described = [v.write(f"{i}.", parts, blobs, arrays, values, cache) for i, v in enumerate(variants)]
     parts["source"] = graph_text(source, blobs=blobs).encode()
@@ -122,7 +122,7 @@ def _address_weights(lir: LirModule) -> list[list[object]]:
     return found
 
 
-def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
+def planned_for(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
     """The program for another target, with the values that params have now."""
     lir = origin.plan(source, target)
     for graph in (lir.mir, lir.derived):

@@ -1,0 +1,116 @@
+"""Exporting a compiled program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx import progress
+from rlx.codegen.cpu.build import build_kernels
+from rlx.config import bytes_text
+from rlx.errors import ConfigError, FormatError, UnsupportedError
+from rlx.export.bounds import ranges_of
+from rlx.export.c import write_c
+from rlx.export.names import checked_name, identifier
+from rlx.export.plans import refuse_unfit, tables_of
+from rlx.export.prepared import Prepared
+from rlx.plan.lir import LirModule
+from rlx.records import dataclass
+from rlx.runtime.store.save import planned_for
+from rlx.target.cpu import resolve
+
+if TYPE_CHECKING:
+    from rlx.runtime.program import CompiledProgram
+
+KINDS = ("c", "wasm")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote: files with their sizes, and what the program needs."""
+
+    kind: str
+    name: str
+    target: str
+    folder: str
+    files: dict[str, int]
+    ranges: dict[str, tuple[int, int]]
+    memory: int
+    """Bytes of a context for one thread, without weights."""
+    weights: int
+
+
+def export(
+    program: CompiledProgram,
+    folder: str | os.PathLike[str],
+    kind: str = "c",
+    *,
+    bind: Mapping[str, tuple[int, int]] | None = None,
+    name: str | None = None,
+    target: str | None = None,
+    embed: bool = False,
+) -> Exported:
+    """Write a program for C ("c") or WebAssembly ("wasm") to a folder.
+
+    `bind` gives the smallest and largest size of symbols; others range up to what is assumed, or 128. `name`
+    begins all names of the export. `target` is a named target other than that of the program. With `embed`,
+    weights are part of the library instead of a file.
+
+    >>> import tempfile, rlx
+    >>> g = rlx.Graph("double")
+    >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     made = rlx.compile(g).export(there, bind={"n": (1, 8)}, target="x86-64")
+    >>> made.name, made.ranges, "double.h" in made.files
+    ('double', {'n': (1, 8)}, True)
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"kind {kind!r} of an export is unknown; choose {' or '.join(KINDS)}")
+    if program.lir.target.startswith("opencl"):
+        raise UnsupportedError("programs for OpenCL cannot be exported; compile for device 'cpu'")
+    prepared = prepare(program, bind or {}, name, target)
+    there = Path(folder)
+    there.mkdir(parents=True, exist_ok=True)
+    files = write_c(prepared, there, embed)
+    return Exported(
+        kind,
+        prepared.name,
+        prepared.target.name,
+        str(there),
+        files,
+        prepared.tables.ranges,
+        prepared.memory,
+        prepared.tables.spaces["weight"],
+    )
+
+
+def prepare(
+    program: CompiledProgram,
+    bind: Mapping[str, tuple[int, int]],
+    name: str | None = None,
+    target: str | None = None,
+) -> Prepared:
+    """Plan a program for its target, build its kernels and make its tables."""
+    lir = _for_target(program, target)
+    machine = resolve(lir.target)
+    called = checked_name(name) if name is not None else identifier(lir.name)
+    ranges = ranges_of(lir.outline, lir.planner.binding, bind)
+    kernels = build_kernels(lir, machine)
+    tables = tables_of(lir, kernels, ranges, (lir.derived or lir.mir).param_values)
+    made = Prepared(tables, kernels.texts, machine, called)
+    progress.info("exporting %r for %s: %s of memory", lir.name, machine.name, bytes_text(made.memory))
+    return made
+
+
+def _for_target(program: CompiledProgram, target: str | None) -> LirModule:
+    """The plan of a program for a target, with the values that its params have now."""
+    if target is None or resolve(target).name == program.lir.target:
+        refuse_unfit(program.lir, program.kernels)
+        return program.lir
+    if program.origin is None:
+        raise FormatError(
+            f"program {program.graph.name!r} does not know its graph; export one that rlx.compile returned"
+        )
+    return planned_for(program.origin, program.origin.graph(), resolve(target).name, program.param_values)

@@ -1,0 +1,200 @@
+"""The files of an export to C: compiled by gcc, linked in every way, run as programs of their own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.ir.graph import Graph, Node
+
+WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
+
+
+@pytest.fixture(autouse=True)
+def needs_gcc(require) -> None:  # type: ignore[no-untyped-def]
+    require("gcc")
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def encoder(name: str = "encoder", seed: int = 0) -> Graph:
+    """An encoder layer: attention and a product, each with a norm."""
+    g = Graph(name)
+    x = g.input("x", ("batch", "seq", 32), "f32")
+    mask = g.input("mask of tokens", ("batch", "seq"), "bool")
+    number = iter(range(100))
+
+    def param(*shape: int) -> Node:
+        i = next(number)
+        return g.param(f"w{i}", shape, "f32", value=0.3 * values(*shape, seed=seed + i))
+
+    q, k, v = (ops.transpose((x @ param(32, 32)).reshape("batch", "seq", 4, 8), (0, 2, 1, 3)) for _ in "qkv")
+    hidden = ops.where(mask.reshape("batch", 1, 1, "seq"), 0.0, -1e9)
+    scores = ops.softmax(q @ ops.transpose(k, (0, 1, 3, 2)) * 8**-0.5 + hidden)
+    heads = ops.transpose(scores @ v, (0, 2, 1, 3)).reshape("batch", "seq", 32)
+    x = ops.layer_norm(x + heads @ param(32, 32), param(32), param(32))
+    x = ops.layer_norm(x + ops.gelu(x @ param(32, 64)) @ param(64, 32), param(32), param(32))
+    g.output("y", x)
+    g.output("mean", ops.mean(x, axis=1))
+    return g
+
+
+def gcc(folder: Path, output: str, *arguments: str) -> Path:
+    command = ["gcc", *WARNINGS, *arguments, "-o", str(folder / output)]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return folder / output
+
+
+def feed_files(folder: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
+    paths = []
+    for i, array in enumerate(feed.values()):
+        array.tofile(folder / f"{i}.bin")
+        paths.append(str(folder / f"{i}.bin"))
+    return paths
+
+
+def joined(program: rlx.CompiledProgram, feed: Mapping[str, np.ndarray]) -> bytes:
+    return b"".join(value.tobytes() for value in program.run(feed).values())
+
+
+FEED = {"x": values(2, 7, 32), "mask of tokens": np.arange(14).reshape(2, 7) % 3 > 0}
+BIND = {"batch": (1, 2), "seq": (1, 7)}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[rlx.CompiledProgram, Path]:
+    folder = tmp_path_factory.mktemp("encoder")
+    program = rlx.compile(encoder(), threads=1)
+    made = program.export(folder, bind=BIND)
+    assert {"encoder.h", "libencoder.a", "libencoder.so", "encoder.weights", "main.c"} <= made.files.keys()
+    return program, folder
+
+
+def test_the_example_has_the_bits_of_the_program(exported: tuple[rlx.CompiledProgram, Path]) -> None:
+    """With the static archive, with the objects and with the shared library."""
+    program, folder = exported
+    objects = [str(p) for p in (folder / "objects").iterdir()]
+    for kind, files in (
+        ("archive", ["libencoder.a"]),
+        ("objects", objects),
+        ("shared", ["-L.", "-lencoder", f"-Wl,-rpath,{folder}"]),
+    ):
+        main = gcc(folder, f"main_{kind}", "main.c", *files)
+        run = subprocess.run(
+            [main, "encoder.weights", *feed_files(folder, FEED)], cwd=folder, capture_output=True
+        )
+        assert run.returncode == 0 and not run.stderr, run.stderr
+        assert run.stdout == joined(program, FEED), kind
+
+
+def test_errors_have_a_text_and_end_the_example(exported: tuple[rlx.CompiledProgram, Path]) -> None:
+    _, folder = exported
+    main = gcc(folder, "errors", "main.c", "libencoder.a")
+    run = subprocess.run([main, "nowhere"], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.startswith("encoder: error 2: the weights cannot be opened")
+
+
+def test_two_models_in_one_program_and_weights_inside(tmp_path: Path) -> None:
+    """Two exports with the same kernels link into one binary. One has its weights inside. Both are used by
+    two threads at once."""
+    programs = {
+        "one": rlx.compile(encoder(seed=0), threads=1),
+        "two": rlx.compile(encoder(seed=9), threads=1),
+    }
+    for name, program in programs.items():
+        program.export(tmp_path / name, bind=BIND, name=name, embed=name == "two")
+    assert not (tmp_path / "two" / "two.weights").exists()
+    (tmp_path / "both.c").write_text(BOTH)
+    files = [f"{name}/lib{name}.a" for name in programs]
+    main = gcc(tmp_path, "both", "both.c", "-D_POSIX_C_SOURCE=200809L", "-Ione", "-Itwo", *files, "-pthread")
+    run = subprocess.run([main, *feed_files(tmp_path, FEED)], cwd=tmp_path, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    outputs = [joined(program, FEED) for program in programs.values()]
+    assert run.stdout == b"".join(outputs) and outputs[0] != outputs[1]
+
+
+@pytest.mark.slow
+def test_valgrind_finds_nothing(tmp_path: Path) -> None:
+    """No leak and no invalid access, as x86-64-v3: valgrind knows no AVX-512."""
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    program = rlx.compile(encoder(), threads=1)
+    program.export(tmp_path, bind=BIND, target="x86-64-v3")
+    main = gcc(tmp_path, "main", "main.c", "libencoder.a", "-g")
+    command = ["valgrind", "--error-exitcode=9", "--leak-check=full", "-q", str(main), "encoder.weights"]
+    run = subprocess.run([*command, *feed_files(tmp_path, FEED)], cwd=tmp_path, capture_output=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    wanted = rlx.compile(encoder(), threads=1, target="x86-64-v3")
+    assert run.stdout == joined(wanted, FEED)
+
+
+@pytest.mark.slow
+def test_cmake_builds_the_example(exported: tuple[rlx.CompiledProgram, Path], tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    _, folder = exported
+    for command in (["cmake", "-S", str(folder), "-B", str(tmp_path)], ["cmake", "--build", str(tmp_path)]):
+        made = subprocess.run(command, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+    assert (tmp_path / "encoder_main").exists()
+
+
+BOTH = """
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include "one.h"
+#include "two.h"
+
+static const char **files;
+static float out[2][2 * 7 * 32 + 2 * 32];
+
+static void load(const char *path, void *to, size_t bytes) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL || fread(to, 1, bytes, file) != bytes) fprintf(stderr, "%s\\n", path);
+    if (file != NULL) fclose(file);
+}
+
+#define RUN(name, path, at)                                                    \\
+    static void *run_##name(void *unused) {                                    \\
+        name *model;                                                           \\
+        const int64_t sizes[] = {2, 7};                                        \\
+        int code = name##_open(&model, path, 1);                               \\
+        if (code == 0) code = name##_bind(model, sizes);                       \\
+        load(files[1], name##_input(model, 0), sizeof(float) * 2 * 7 * 32);    \\
+        load(files[2], name##_input(model, 1), 2 * 7);                         \\
+        for (int i = 0; i < 50 && code == 0; i++) code = name##_run(model);    \\
+        if (code != 0) fprintf(stderr, "%s\\n", name##_error(code));            \\
+        memcpy(out[at], name##_output(model, 0), sizeof(float) * 2 * 7 * 32);  \\
+        memcpy(out[at] + 2 * 7 * 32, name##_output(model, 1), sizeof(float) * 2 * 32); \\
+        name##_close(model);                                                   \\
+        return code == 0 ? NULL : unused;                                      \\
+    }
+
+RUN(one, "one/one.weights", 0)
+RUN(two, NULL, 1)
+
+int main(int argc, char **argv) {
+    pthread_t threads[2];
+    void *failed[2];
+    files = (const char **)argv;
+    if (argc != 3) return 2;
+    pthread_create(&threads[0], NULL, run_one, &failed);
+    pthread_create(&threads[1], NULL, run_two, &failed);
+    pthread_join(threads[0], &failed[0]);
+    pthread_join(threads[1], &failed[1]);
+    fwrite(out, 1, sizeof(out), stdout);
+    return failed[0] != NULL || failed[1] != NULL;
+}
+"""

@@ -1,0 +1,301 @@
+"""Programs exported to C, called through their C interface: the bits of the compiled program."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from op_cases import ALL_CASES, ALL_OPS, Case, by_op, cases, features
+
+import rlx
+from exported_programs import ExportError, Library, Model
+from rlx import ops
+from rlx.errors import UnsupportedError
+from rlx.export.errors import Code
+from rlx.ir.graph import Graph
+
+Feed = Mapping[str, np.ndarray]
+
+# One of each kind of kernel, and of each kind of control flow.
+SAMPLE = (
+    "add attention cond conv cumsum erf gather layer_norm loop matmul max_pool quantized_matmul rope scan "
+    "scatter softmax sort where"
+).split()
+
+
+def hardest(samples: list[Case]) -> Case:
+    return max(samples, key=lambda case: (case.symbolic, len(features(case))))
+
+
+def check_case(case: Case, folder: Path) -> bool:
+    """Whether a case can be exported; then it has the bits of the program."""
+    program = rlx.compile(case.graph()[0], threads=1)
+    sizes, feed = case.binding(), case.feed()
+    try:
+        library = Library(program, folder, {name: (0, size + 3) for name, size in sizes.items()})
+    except UnsupportedError:
+        assert program.stats["host_thunks"] or "slices" in case.id or "nonzero" in case.id
+        return False
+    model = library.open()
+    if sizes:
+        model.bind([sizes[s.name] for s in library.tables.symbols])
+    same_bits(model.run(feed), program.run(feed))
+    model.close()
+    return True
+
+
+def same_bits(got: Feed, want: Feed) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert got[name].shape == value.shape and got[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("op", [op for op in ALL_OPS if op.name in SAMPLE], ids=lambda op: op.name)
+def test_a_sample_of_ops(op, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert any(check_case(case, tmp_path) for case in (hardest(cases(op)), cases(op)[0]))
+
+
+@pytest.mark.slow
+def test_most_ops_can_be_exported(tmp_path: Path) -> None:
+    """Those without a host thunk, and all of them with the bits of the program."""
+    exported = [op.name for op in ALL_OPS if check_case(hardest(cases(op)), tmp_path)]
+    assert len(exported) > 200
+
+
+@pytest.mark.slow
+@by_op(ALL_CASES)
+def test_all_cases(case: Case) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        check_case(case, Path(folder))
+
+
+# -- control flow
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def opened(g: Graph, folder: Path, **bind: tuple[int, int]) -> tuple[rlx.CompiledProgram, Library, Model]:
+    program = rlx.compile(g, threads=1)
+    library = Library(program, folder, bind)
+    return program, library, library.open()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans_of_any_length(tmp_path: Path, reverse: bool) -> None:
+    """Lengths that are known when sizes are bound: none, odd and even, nested in a loop over rows."""
+    g = Graph("scans")
+
+    def outer(h, x):  # type: ignore[no-untyped-def]
+        inner, rows = ops.scan(
+            lambda a, b: (ops.tanh(a * 0.5 + b), a * 2.0), h, ops.stack([x, x * 0.25, h]), reverse=reverse
+        )
+        return inner, ops.sum(rows, axis=0)
+
+    last, every = ops.scan(outer, g.input("h", ("m",), "f32"), g.input("x", ("n", "m"), "f32"))
+    g.output("last", last)
+    g.output("every", every)
+    program, _, model = opened(g, tmp_path, n=(0, 40), m=(1, 17))
+    for n, m in ((3, 4), (0, 4), (40, 17), (2, 1)):
+        model.bind([m, n])
+        feed = {"h": values(m), "x": values(n, m, seed=1)}
+        same_bits(model.run(feed), program.run(feed))
+    model.close()
+
+
+def test_loops_that_data_end(tmp_path: Path) -> None:
+    g = Graph("while")
+    x = g.input("x", (5,), "f32")
+    grown = ops.while_loop(lambda v: ops.sum(v) < 100.0, lambda v: v * 1.5 + 1.0, x)
+    g.output("y", ops.cond(ops.sum(x) < 0.0, lambda: grown * 2.0, lambda: ops.sort(grown)))
+    program, _, model = opened(g, tmp_path)
+    for first in (-0.75, 0.0, 3.0, 500.0):
+        feed = {"x": values(5) + np.float32(first)}
+        same_bits(model.run(feed), program.run(feed))
+    model.close()
+
+
+def test_a_branch_for_other_sizes_fails_with_a_text(tmp_path: Path) -> None:
+    """Each branch assumes a size; a run that takes the other one must not touch its memory."""
+    g = Graph("either")
+    x, even = g.input("x", ("n",), "f32"), g.input("even", (), "bool")
+    four, six = (lambda: ops.sum(ops.reshape(x, (2, 2)))), (lambda: ops.max(ops.reshape(x, (2, 3))))
+    g.output("y", ops.cond(even, four, six))
+    program, _, model = opened(g, tmp_path, n=(0, 8))
+    for count, first in ((4, True), (6, False)):
+        model.bind([count])
+        feed = {"x": values(count), "even": np.array(first)}
+        same_bits(model.run(feed), program.run(feed))
+        with pytest.raises(ExportError, match="chose a branch that assumes other sizes") as failed:
+            model.run({**feed, "even": np.array(not first)})
+        assert failed.value.code == Code.BRANCH
+    with pytest.raises(ExportError, match="no branch of"):
+        model.bind([5])
+    model.close()
+
+
+# -- states and streams
+
+
+def test_states_last_from_run_to_run(tmp_path: Path) -> None:
+    """A state with a first value, a context that is prepared once, an output of the prologue."""
+    g = Graph("stream")
+    w = g.param("w", (4, 4), "f32", value=values(4, 4))
+    context = ops.tanh(g.input("context", (2, 4), "f32", once=True) @ w)
+    h = g.state("h", (2, 4), "f32", init=values(2, 4, seed=3))
+    new = ops.tanh((h + context + g.input("x", (2, 4), "f32")) @ w)
+    g.set_state("h", new)
+    g.output("context_out", context * 1.0)
+    g.output("best", ops.argmax(new * 3.0, axis=1))
+    g.output("sum", ops.sum(new, axis=1))
+    program, _, model = opened(g, tmp_path)
+    once = values(2, 4, seed=4)
+    for _ in range(2):
+        stream = program.stream({"context": once})
+        for step in range(3):
+            x = values(2, 4, seed=step)
+            same_bits(model.run({"context": once, "x": x}), stream.step({"x": x}))
+        model.reset()
+    model.close()
+
+
+def test_a_cache_grows_by_a_size(tmp_path: Path) -> None:
+    g = Graph("cache")
+    past = g.size("past", maximum=7)
+    x, cache = g.input("x", (2, 1, 8), "f32"), g.state("cache", (2, 8, 8), "f32")
+    with g.building():
+        at = ops.dim_value(past)
+    new = ops.dynamic_update_slice(cache, x, [at], axes=(1,))
+    g.set_state("cache", new)
+    g.output("y", ops.sum(new[:, : past + 1] * x, axis=1))
+    program, library, model = opened(g, tmp_path)
+    assert library.tables.ranges == {"past": (0, 7)}  # what the graph declares
+    stream = program.stream()
+    for n in range(8):
+        feed = {"past": np.empty((n, 0), np.int8), "x": values(2, 1, 8, seed=n)}
+        model.bind([n])
+        same_bits(model.run(feed), stream.step(feed))
+    model.close()
+
+
+def test_a_failed_run_of_a_stream_asks_for_a_reset(tmp_path: Path) -> None:
+    g = Graph("index")
+    total = g.state("total", (3,), "f32") + g.input("x", (3,), "f32")
+    g.set_state("total", total)
+    g.output("y", ops.gather(total, g.input("i", (2,), "i64"), axis=0))
+    _, _, model = opened(g, tmp_path)
+    good = {"x": np.ones(3, np.float32), "i": np.array([0, 2])}
+    assert model.run(good)["y"].tolist() == [1, 1]
+    with pytest.raises(ExportError, match="an index from data is out of range") as failed:
+        model.run({**good, "i": np.array([0, 3])})
+    assert failed.value.code == Code.INDEX
+    with pytest.raises(ExportError, match="call reset first"):
+        model.run(good)
+    model.reset()
+    assert model.run(good)["y"].tolist() == [1, 1]
+    model.close()
+
+
+# -- sizes and weights
+
+
+def layers() -> Graph:
+    g = Graph("layers")
+    x, w = g.input("x", ("n", "k"), "f32"), g.param("w", (24, 16), "f32", value=values(24, 16))
+    rows = ops.reshape(x, (-1, 24)) @ w
+    g.output("y", ops.softmax(rows + g.param("b", (16,), "f32", value=values(16, seed=2))))
+    return g
+
+
+def test_sizes_are_checked_by_bind(tmp_path: Path) -> None:
+    program, library, model = opened(layers(), tmp_path, n=(1, 6), k=(2, 12))
+    assert [s.name for s in library.tables.symbols] == ["k", "n"]
+    with pytest.raises(ExportError, match="call bind first"):
+        model.run({"x": np.empty((0, 0), np.float32)})
+    for sizes, told in (
+        ([12, 7], "size 'n' must be from 1 to 6"),
+        ([1, 6], "size 'k' must be from 2 to 12"),
+        ([5, 5], r"assumes 24\*\(\(k\*n\)//24\) equals k\*n"),
+    ):
+        model.bind([12, 2])
+        with pytest.raises(ExportError, match=told):
+            model.bind(sizes)
+        feed = {"x": values(2, 12)}
+        same_bits(model.run(feed), program.run(feed))  # as if bind had not been called
+    for k, n in ((12, 6), (8, 3), (4, 6), (12, 2)):
+        model.bind([k, n])
+        feed = {"x": values(n, k)}
+        same_bits(model.run(feed), program.run(feed))
+    model.close()
+
+
+def test_contexts_are_independent(tmp_path: Path) -> None:
+    program, library, one = opened(layers(), tmp_path, n=(1, 6), k=(2, 12))
+    other = library.open()
+    one.bind([12, 2])
+    other.bind([4, 6])
+    first, second = {"x": values(2, 12)}, {"x": values(6, 4, seed=1)}
+    wanted = one.run(first)
+    same_bits(other.run(second), program.run(second))
+    same_bits({"y": one.array("output", 0, 2, np.dtype(np.float32))}, wanted)
+    one.close()
+    same_bits(other.run(second), program.run(second))
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda data: b"", Code.TRUNCATED),
+        (lambda data: data[:5000], Code.TRUNCATED),
+        (lambda data: data[:-1], Code.TRUNCATED),
+        (lambda data: b"x" + data[1:], Code.DAMAGED),
+        (lambda data: data[:8] + bytes(8) + data[16:], Code.VERSION),
+        (lambda data: data[:16] + b"\xff" * 8 + data[24:], Code.DAMAGED),
+        (lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], Code.DAMAGED),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    layers_library: Library, tmp_path: Path, change: Callable[[bytes], bytes], code: Code
+) -> None:
+    path = tmp_path / "other.weights"
+    path.write_bytes(change(layers_library.weights.read_bytes()))
+    with pytest.raises(ExportError) as failed:
+        layers_library.open(path)
+    assert failed.value.code == code
+
+
+@pytest.fixture(scope="module")
+def layers_library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(rlx.compile(layers(), threads=1), tmp_path_factory.mktemp("layers"))
+
+
+def test_missing_weights_are_refused(layers_library: Library, tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ExportError) as failed:
+            layers_library.open(path)
+        assert failed.value.code in (Code.OPEN, Code.TRUNCATED, Code.MEMORY)
+    with pytest.raises(ExportError, match="fewer than 1 thread"):
+        layers_library.open(threads=0)
+
+
+@pytest.mark.parametrize("mutants", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_no_mutant_of_the_weights_is_taken(layers_library: Library, tmp_path: Path, mutants: int) -> None:
+    """Any byte that changes, wherever it is, is found before a kernel reads it."""
+    data, path = layers_library.weights.read_bytes(), tmp_path / "mutant.weights"
+    rng = np.random.default_rng(zlib.crc32(b"mutants"))
+    read = np.concatenate(
+        [np.arange(32), 4096 + np.arange(len(data) - 4096)]
+    )  # the rest of the head is unused
+    for at in rng.choice(read, mutants):
+        mutant = bytearray(data)
+        mutant[at] ^= 1 << rng.integers(8)
+        path.write_bytes(mutant)
+        with pytest.raises(ExportError):
+            layers_library.open(path)
