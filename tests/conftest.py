@@ -121,6 +121,10 @@ def _needs_modules(*names: str) -> Callable[[], str | None]:
     return missing
 
 
+def _needs_program(name: str) -> Callable[[], str | None]:
+    return lambda: None if shutil.which(name) else f"{name} is not installed"
+
+
 def _opencl_missing() -> str | None:
     if reason := _needs_modules("pyopencl")():
         return reason
@@ -154,10 +158,6 @@ def _qemu_missing() -> str | None:
     return None if shutil.which("qemu-x86_64") else "qemu-x86_64 is not installed (Debian: qemu-user)"
 
 
-def _gcc_missing() -> str | None:
-    return None if shutil.which("gcc") else "gcc is not installed"
-
-
 # Each part says why it is missing, or None when it is there.
 PARTS: dict[str, Callable[[], str | None]] = {
     "onnx": _needs_modules("onnx"),
@@ -169,7 +169,9 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "opencl": _opencl_missing,
     "mpi": _mpi_missing,
     "qemu": _qemu_missing,
-    "gcc": _gcc_missing,
+    "gcc": _needs_program("gcc"),
+    "node": _needs_program("node"),
+    "wasmtime": _needs_modules("wasmtime"),
 }
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from rlx.export.export import Exported
     from rlx.ir.graph import Graph
     from rlx.ir.later import PlanFiles, PlanText
     from rlx.ir.node import Node
     from rlx.ir.op import Op
     from rlx.ir.operand import Operand, Tensor
     from rlx.plan.lir import LirModule
+    from rlx.runtime.exported import Exported
     from rlx.runtime.program import CompiledProgram
 
 # Imports inside functions, here: all for the start time of `import rlx`.

@@ -13,6 +13,7 @@ from rlx.cli.group import Group
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a model; show its outputs and how long it takes."),
     "compile": ("compile", "Compile a model to a .rlx file that loads quickly."),
+    "export": ("export", "Write a model for C or WebAssembly, to run without Python."),
     "explain": ("explain", "Show kernels with their costs, fusion decisions and memory."),
     "diff": ("diff", "Show what differs between two models or plans."),
     "demo": ("demo", "Search sentences by meaning with a trained encoder."),

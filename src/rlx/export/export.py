@@ -16,30 +16,16 @@ from rlx.export.c import write_c
 from rlx.export.names import checked_name, identifier
 from rlx.export.plans import refuse_unfit, tables_of
 from rlx.export.prepared import Prepared
+from rlx.export.wasm import write_wasm
 from rlx.plan.lir import LirModule
-from rlx.records import dataclass
+from rlx.runtime.exported import Exported
 from rlx.runtime.store.save import planned_for
-from rlx.target.cpu import resolve
+from rlx.target.cpu import resolve, targets, web_targets
 
 if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 KINDS = ("c", "wasm")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What an export wrote: files with their sizes, and what the program needs."""
-
-    kind: str
-    name: str
-    target: str
-    folder: str
-    files: dict[str, int]
-    ranges: dict[str, tuple[int, int]]
-    memory: int
-    """Bytes of a context for one thread, without weights."""
-    weights: int
 
 
 def export(
@@ -59,21 +45,28 @@ def export(
     weights are part of the library instead of a file.
 
     >>> import tempfile, rlx
-    >>> g = rlx.Graph("double")
+    >>> g = rlx.Graph("twice")
     >>> g.output("y", g.input("x", ("n",), "f32") * 2.0)
     >>> with tempfile.TemporaryDirectory() as there:
     ...     made = rlx.compile(g).export(there, bind={"n": (1, 8)}, target="x86-64")
-    >>> made.name, made.ranges, "double.h" in made.files
-    ('double', {'n': (1, 8)}, True)
+    >>> made.name, made.ranges, "twice.h" in made.files
+    ('twice', {'n': (1, 8)}, True)
     """
     if kind not in KINDS:
         raise ConfigError(f"kind {kind!r} of an export is unknown; choose {' or '.join(KINDS)}")
     if program.lir.target.startswith("opencl"):
         raise UnsupportedError("programs for OpenCL cannot be exported; compile for device 'cpu'")
+    if kind == "wasm":
+        target = target or "wasm32"
+    if target is not None and resolve(target).web is not (kind == "wasm"):
+        fitting = ", ".join(t.name for t in (web_targets() if kind == "wasm" else targets()))
+        raise ConfigError(f"an export of kind {kind!r} is not for target {target}; choose {fitting}")
+    if kind == "wasm" and embed:
+        raise ConfigError("weights of WebAssembly are a file, which is streamed; leave out embed")
     prepared = prepare(program, bind or {}, name, target)
     there = Path(folder)
     there.mkdir(parents=True, exist_ok=True)
-    files = write_c(prepared, there, embed)
+    files = write_wasm(prepared, there) if kind == "wasm" else write_c(prepared, there, embed)
     return Exported(
         kind,
         prepared.name,

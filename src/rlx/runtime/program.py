@@ -26,6 +26,7 @@ from rlx.runtime.context import Context
 from rlx.runtime.debug import check_mode
 from rlx.runtime.entry import SizeEntry, entry_of
 from rlx.runtime.execution import Execution, Given
+from rlx.runtime.exported import Exported
 from rlx.runtime.native.driver import RecordError
 from rlx.runtime.sizes import Sizes
 from rlx.runtime.stream import Stream, handles_for
@@ -230,18 +231,32 @@ class CompiledProgram(Execution):
 
         save(self, path, targets)
 
-    def export(self, folder: str | os.PathLike[str], kind: str = "c", **options: Any) -> Any:
-        """Write the program for C or WebAssembly to a folder; options are those of `rlx.export.export`.
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        kind: str = "c",
+        *,
+        bind: Mapping[str, tuple[int, int]] | None = None,
+        name: str | None = None,
+        target: str | None = None,
+        embed: bool = False,
+    ) -> Exported:
+        """Write the program to a folder, to run without Python: for C ("c") or WebAssembly ("wasm").
+
+        `bind` gives the smallest and largest size of symbols; others go up to what is assumed, at least 128.
+        `name` begins all names of the export, `target` is a target other than the program's own. With
+        `embed`, weights are part of the C library instead of a file.
 
         >>> import tempfile, rlx
-        >>> g = rlx.Graph("double")
+        >>> g = rlx.Graph("twice")
         >>> g.output("y", g.input("x", (4,), "f32") * 2.0)
         >>> with tempfile.TemporaryDirectory() as there:
         ...     made = rlx.compile(g).export(there)
-        >>> "double.h" in made.files
+        >>> "twice.h" in made.files
         True
         """
-        return later().export(self, folder, kind, **options)
+        made: Exported = later().export(self, folder, kind, bind=bind, name=name, target=target, embed=embed)
+        return made
 
     def __reduce__(self) -> tuple[Callable[..., CompiledProgram], tuple[bytes, str, int, str | None]]:
         """Pickle, copy and processes that are spawned take a program by the bytes of its file.

@@ -70,8 +70,22 @@ class Target:
         return self.triple.startswith("x86_64")
 
     @property
+    def arm(self) -> bool:
+        return self.triple.startswith("aarch64")
+
+    @property
+    def web(self) -> bool:
+        """Whether its code is WebAssembly, which is exported and never loaded here."""
+        return self.triple.startswith("wasm32")
+
+    @property
     def has_fma(self) -> bool:
-        return self.has("fma") or not self.x86
+        return self.has("fma") or self.arm
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether a product and a sum may be rounded once or twice, as the machine likes."""
+        return self.has("relaxed-simd")
 
     @property
     def has_avx512(self) -> bool:
@@ -124,6 +138,8 @@ _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsa
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _ARM_TRIPLE = "aarch64-unknown-linux-gnu"
+_SIMD128 = ("bulk-memory", "bulk-memory-opt", "nontrapping-fptoint", "sign-ext", "simd128")
+_WEB_TRIPLE = "wasm32-unknown-unknown"
 
 
 def _tiles(**tiles: tuple[int, int]) -> tuple[tuple[str, tuple[int, int]], ...]:
@@ -177,18 +193,41 @@ _NAMED = (  # best first
         _tiles(f64=(8, 3), f32=(8, 3), bf16=(8, 3), f16=(8, 3), i8=(8, 3), u8=(8, 3)),
     ),
 )
-_BY_NAME: Mapping[str, Target] = {target.name: target for target in _NAMED}
+
+
+def _web(name: str, features: tuple[str, ...]) -> Target:
+    tile = (4, 2)  # the fastest of those tried in V8
+    tiles = _tiles(f64=tile, f32=tile, bf16=tile, f16=tile, i8=tile, u8=tile)
+    return Target(
+        name, _WEB_TRIPLE, "generic", tuple(sorted(features)), 16, 16, 32 << 10, 1 << 20, 8 << 20, tiles
+    )
+
+
+_WEB = (
+    _web("wasm32-relaxed", (*_SIMD128, "relaxed-simd")),
+    _web("wasm32", _SIMD128),
+)
+_BY_NAME: Mapping[str, Target] = {target.name: target for target in (*_NAMED, *_WEB)}
 
 _EMULATE, _EMULATOR = "emulate:", "x86-64-v3"
 
 
 def targets() -> tuple[Target, ...]:
-    """All named targets, the most capable first.
+    """All named targets of machines, the most capable first.
 
     >>> [target.name for target in targets()][-2:]
     ['x86-64', 'aarch64']
     """
     return _NAMED
+
+
+def web_targets() -> tuple[Target, ...]:
+    """The targets of WebAssembly, for exports: no process loads their code.
+
+    >>> [target.name for target in web_targets()]
+    ['wasm32-relaxed', 'wasm32']
+    """
+    return _WEB
 
 
 @functools.cache
@@ -277,7 +316,7 @@ def runs_here(target: Target) -> bool:
     >>> runs_here(resolve("host"))
     True
     """
-    return target.x86 == _is_x86() and not missing_here(target)
+    return target.x86 == _is_x86() and not target.web and not missing_here(target)
 
 
 def missing_here(target: Target) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class Lanes(Arithmetic):
 
     @property
     def _has_half(self) -> bool:
-        return self.module.target.has("f16c") or not self.module.target.x86
+        return self.module.target.has("f16c") or self.module.target.arm
 
     def _half_to_float(self, a: Value) -> Value:
         """f16 -> f32 in integers: scaling by 2**112 turns denormals into normal numbers."""

@@ -341,7 +341,10 @@ class Arithmetic:
 
     def fma(self, a: Number, b: Number, c: Number) -> Value:
         """a * b + c: rounded once where the target has FMA, else twice (never a call to libm)."""
-        if not self.module.target.has_fma:
+        target = self.module.target
+        if target.may_fuse:
+            return self._binary("fadd contract", self._binary("fmul contract", a, b), c)
+        if not target.has_fma:
             return self.fadd(self.fmul(a, b), c)
         if a.__class__ is Value and b.__class__ is Value and c.__class__ is Value:
             if a.type == b.type == c.type:

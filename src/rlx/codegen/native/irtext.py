@@ -357,7 +357,7 @@ class Function(Flow):
         if self.module.target.x86:
             self.module.declare("llvm.x86.sse2.pause", "void", [])
             self.emit("call void @llvm.x86.sse2.pause()")
-        else:
+        elif self.module.target.arm:
             self.module.declare("llvm.aarch64.hint", "void", ["i32"])
             self.emit("call void @llvm.aarch64.hint(i32 1)")
 

@@ -33,7 +33,7 @@ from rlx.errors import CompileError
 from rlx.target.cpu import Target, host, missing_here, runs_here
 
 if TYPE_CHECKING:
-    from llvmlite.binding import ModuleRef, TargetMachine
+    from llvmlite.binding import ContextRef, ModuleRef, TargetMachine
 
     from rlx.codegen.native.notation import Native
 
@@ -75,17 +75,21 @@ def _machine(target: Target, level: int) -> TargetMachine:
     except RuntimeError as error:
         raise CompileError(f"this LLVM has no code generator for target {target.name}: {error}") from error
     cpu, features = target.code.cpu, target.code.feature_text()
+    reloc = "static" if target.web else "pic"  # a module of its own, not a library of another one
     return description.create_target_machine(
-        cpu=cpu, features=features, opt=level, reloc="pic", codemodel="default", jit=True
+        cpu=cpu, features=features, opt=level, reloc=reloc, codemodel="default", jit=True
     )
 
 
-def parse(text: str, target: Target, level: int = 2, passes: int = 0) -> tuple[ModuleRef, TargetMachine]:
-    """The module of `text`, checked, and the machine that makes its code (options as in `compile_object`)."""
+def parse(
+    text: str, target: Target, level: int = 2, passes: int = 0, context: ContextRef | None = None
+) -> tuple[ModuleRef, TargetMachine]:
+    """The module of `text`, checked, and the machine that makes its code (options as in `compile_object`). It
+    has its own context unless one is given: other threads compile, too."""
     llvm = _llvm()
     try:
         text = stack_guard.with_handler(text, target.triple)
-        module = llvm.parse_assembly(text, llvm.create_context())  # of its own: other threads compile, too
+        module = llvm.parse_assembly(text, context or llvm.create_context())
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"generated code is not valid LLVM IR: {error}") from error
@@ -114,6 +118,20 @@ def compile_object(text: str, target: Target, level: int = 2, passes: int = 0) -
     b'ELF'
     """
     return generate(*parse(text, target, level, passes))
+
+
+def compile_linked(texts: Sequence[str], target: Target) -> bytes:
+    """One object of several modules, for formats that have no linker here.
+
+    >>> from rlx.target.cpu import resolve
+    >>> compile_linked(["define void @f() { ret void }"], resolve("wasm32"))[:4]
+    b'\\x00asm'
+    """
+    context = _llvm().create_context()
+    module, machine = parse("", target, context=context)
+    for text in texts:
+        module.link_in(parse(text, target, context=context)[0])
+    return generate(module, machine)
 
 
 def generate(module: ModuleRef, machine: TargetMachine) -> bytes:
@@ -231,6 +249,11 @@ def load_all(objects: Sequence[bytes], target: Target) -> Code:
     """
     if not runs_here(target):
         lacking = ", ".join(missing_here(target)) or "another instruction set"
+        if target.web:
+            raise CompileError(
+                f"code for target {target.name} runs in a browser, not here; export it: "
+                "rlx export MODEL --wasm DIR"
+            )
         seen = f", as RLX_HOST names {host().name}" if config.HOST.get() else ""
         raise CompileError(
             f"code for target {target.name} cannot run here{seen} (missing: {lacking}); use target='host', "

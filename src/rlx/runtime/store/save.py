@@ -88,6 +88,8 @@ def write(
     variants = [_Variant(lir, weights)]
     known = {resolve(lir.target).name}
     for target in (resolve(t).name for t in targets):
+        if resolve(target).web:
+            raise FormatError(f"a .rlx file has no code for {target}; export it: rlx export MODEL --wasm DIR")
         if target not in known:
             known.add(target)
             other = planned_for(origin, source, target, values)

@@ -1,0 +1,137 @@
+export const version = INFO.version;
+
+const ARRAYS = {
+  Float64Array, Float32Array, BigInt64Array, BigUint64Array, Int32Array, Uint32Array,
+  Int16Array, Uint16Array, Int8Array, Uint8Array,
+};
+const PAGE = 65536;
+const ALIGNMENT = 4096;
+
+export class ModelError extends Error {
+  constructor(code, message) {
+    super(message);
+    this.name = "ModelError";
+    this.code = code;
+  }
+}
+
+export class Model {
+  #core; #memory; #context; #sizes;
+
+  constructor(core, context, sizes) {
+    this.#core = core;
+    this.#memory = core.memory;
+    this.#context = context;
+    this.#sizes = sizes;
+    this.threads = 1;
+  }
+
+  #check(code) {
+    if (code === 0) return;
+    const bytes = new Uint8Array(this.#memory.buffer);
+    const start = this.#core.error(code);
+    throw new ModelError(code, new TextDecoder().decode(bytes.slice(start, bytes.indexOf(0, start))));
+  }
+
+  static start(core, context, weights, bytes, sizes) {
+    const model = new Model(core, context, sizes);
+    model.#check(core.init(context, weights, BigInt(bytes)));
+    return model;
+  }
+
+  bind(sizes) {
+    const words = new BigInt64Array(this.#memory.buffer, this.#sizes, INFO.symbols.length);
+    INFO.symbols.forEach(({ name, low, high }, i) => {
+      const size = sizes[name];
+      if (!Number.isSafeInteger(size)) throw new TypeError(`size "${name}" must be a whole number from ${low} to ${high}`);
+      words[i] = BigInt(size);
+    });
+    for (const name of Object.keys(sizes)) {
+      if (!INFO.symbols.some((symbol) => symbol.name === name)) throw new TypeError(`${INFO.name} has no size "${name}"`);
+    }
+    this.#check(this.#core.bind(this.#context, this.#sizes));
+  }
+
+  run(inputs, sizes) {
+    if (sizes !== undefined) this.bind(sizes);
+    for (const name of Object.keys(inputs)) {
+      if (!INFO.inputs.some((entry) => entry.name === name)) throw new TypeError(`${INFO.name} has no input "${name}"`);
+    }
+    INFO.inputs.forEach((entry, i) => {
+      const given = inputs[entry.name];
+      if (!(given instanceof ARRAYS[entry.array])) throw new TypeError(`input "${entry.name}" must be a ${entry.array}`);
+      const there = this.#view("input", i, entry);
+      if (given.length !== there.length) {
+        throw new RangeError(`input "${entry.name}" has ${given.length} elements, not ${there.length}, the product of [${this.shape(entry.name)}]`);
+      }
+      there.set(given);
+    });
+    this.#check(this.#core.run(this.#context));
+    return Object.fromEntries(INFO.outputs.map((entry, i) => [entry.name, this.#view("output", i, entry).slice()]));
+  }
+
+  shape(name) {
+    for (const kind of ["input", "output"]) {
+      const i = INFO[`${kind}s`].findIndex((entry) => entry.name === name);
+      if (i >= 0) return this.#shape(kind, i, INFO[`${kind}s`][i]);
+    }
+    throw new TypeError(`${INFO.name} has no input or output "${name}"`);
+  }
+
+  reset() {
+    this.#core.reset(this.#context);
+  }
+
+  #shape(kind, i, entry) {
+    const start = this.#core[`${kind}_shape`](this.#context, i);
+    return Array.from(new BigInt64Array(this.#memory.buffer, start, entry.rank), Number);
+  }
+
+  #view(kind, i, entry) {
+    const count = this.#shape(kind, i, entry).reduce((a, b) => a * b, entry.parts);
+    return new ARRAYS[entry.array](this.#memory.buffer, this.#core[kind](this.#context, i), count);
+  }
+}
+
+async function open(url, cache) {
+  if (url.protocol === "file:") {  // no browser: Node, Deno or Bun
+    const { readFile } = await import("node:fs/promises");
+    return new Response(await readFile(url));
+  }
+  const kept = cache && globalThis.caches ? await caches.open(`${INFO.name}-${INFO.version}`) : null;
+  const found = kept ? await kept.match(url) : undefined;
+  if (found) return found;
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(`${url} cannot be loaded: ${response.status} ${response.statusText}`);
+  if (kept) await kept.put(url, response.clone()).catch(() => undefined);  // there may be no room for it
+  return response;
+}
+
+export async function load(url = new URL(".", import.meta.url), options = {}) {
+  const { device = "auto", cache = true, onProgress = () => undefined } = options;
+  if (device !== "auto" && device !== "wasm") throw new TypeError(`device "${device}" is not known; use "wasm" or "auto"`);
+  const base = new URL(url, import.meta.url);
+  const folder = base.href.endsWith("/") ? base : new URL(`${base.href}/`);
+  const module = await WebAssembly.compile(await (await open(new URL(`${INFO.name}.wasm`, folder), false)).arrayBuffer());
+  const core = (await WebAssembly.instantiate(module, {})).exports;
+  const aligned = (at) => Math.ceil(at / ALIGNMENT) * ALIGNMENT;
+  const weights = aligned(core.heap.value);
+  const sizes = aligned(weights + INFO.weights);
+  const context = aligned(sizes + 8 * INFO.symbols.length);
+  const missing = context + Number(core.bytes(1)) - core.memory.buffer.byteLength;
+  try {
+    if (missing > 0) core.memory.grow(Math.ceil(missing / PAGE));
+  } catch (cause) {
+    throw new Error(`${INFO.name} needs ${missing} bytes more memory than there is`, { cause });
+  }
+  const response = await open(new URL(`${INFO.name}.weights`, folder), cache);
+  const reader = response.body.getReader();
+  let loaded = 0;
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const bytes = part.value.subarray(0, INFO.weights - loaded);
+    new Uint8Array(core.memory.buffer, weights + loaded).set(bytes);
+    loaded += bytes.length;
+    onProgress(loaded, INFO.weights);
+  }
+  return Model.start(core, context, weights, loaded, sizes);
+}

@@ -1,0 +1,130 @@
+"""The texts of an export to WebAssembly: an ES module and its TypeScript types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+
+from rlx.config import VERSION, bytes_text
+from rlx.export.prepared import Prepared
+from rlx.export.tables import Entry
+
+_ARRAYS = {
+    "f64": "Float64Array",
+    "f32": "Float32Array",
+    "i64": "BigInt64Array",
+    "u64": "BigUint64Array",
+    "i32": "Int32Array",
+    "u32": "Uint32Array",
+    "i16": "Int16Array",
+    "u16": "Uint16Array",
+    "i8": "Int8Array",
+    "u8": "Uint8Array",
+    "bool": "Uint8Array",
+    "f16": "Uint16Array",
+    "bf16": "Uint16Array",
+    "c64": "Float32Array",
+    "c128": "Float64Array",
+}
+
+
+def array_type(entry: Entry) -> str:
+    """The typed array that holds an input or output in JavaScript."""
+    return _ARRAYS.get(entry.dtype.name, "Uint8Array")
+
+
+def _entries(entries: Sequence[Entry]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": e.name,
+            "type": e.dtype.name,
+            "array": array_type(e),
+            "parts": 2 if e.dtype.is_complex else 1,  # elements of the array for one of the value
+            "rank": len(e.shape),
+        }
+        for e in entries
+    ]
+
+
+def script(program: Prepared, weight_bytes: int) -> str:
+    """The ES module: what is known of the program, then the loader, which is the same for all."""
+    tables = program.tables
+    info = {
+        "name": program.name,
+        "version": f"{program.version:#018x}",
+        "weights": weight_bytes,
+        "symbols": [{"name": s.name, "low": s.low, "high": s.high} for s in tables.symbols],
+        "inputs": _entries(tables.inputs),
+        "outputs": _entries(tables.outputs),
+    }
+    loader = files("rlx.export").joinpath("loader.mjs").read_text(encoding="utf-8")
+    first = f"// {program.name}, compiled for {tables.target} by RLX {VERSION}."
+    return f"{first}\nconst INFO = {json.dumps(info, indent=2)};\n\n{loader}"
+
+
+def declarations(program: Prepared) -> str:
+    """The TypeScript types of the ES module."""
+    tables = program.tables
+
+    def shape(entry: Entry) -> str:
+        return "[" + ", ".join(map(str, entry.shape)) + "]"
+
+    def fields(entries: Sequence[Entry]) -> str:
+        listed = (
+            f"  /** {e.dtype.name}{shape(e)} */\n  {json.dumps(e.name)}: {array_type(e)};" for e in entries
+        )
+        return "\n".join(listed)
+
+    sizes = "\n".join(
+        f"  /** from {s.low} to {s.high} */\n  {json.dumps(s.name)}: number;" for s in tables.symbols
+    )
+    return f"""// {program.name}, compiled for {tables.target} by RLX {VERSION}.
+
+export interface Inputs {{
+{fields(tables.inputs)}
+}}
+
+export interface Outputs {{
+{fields(tables.outputs)}
+}}
+
+export interface Sizes {{
+{sizes}
+}}
+
+export interface Options {{
+  /** Where to run. Only WebAssembly, so far. */
+  device?: "wasm" | "auto";
+  /** How many threads may be used; the model says how many are. */
+  threads?: number;
+  /** Called as weights arrive, {bytes_text(tables.spaces["weight"])} in all. */
+  onProgress?: (loaded: number, total: number) => void;
+  /** Keep the weights in the browser's cache; true by default, where there is one. */
+  cache?: boolean;
+}}
+
+/** An error of the model, with the code that it has in C. */
+export class ModelError extends Error {{
+  code: number;
+}}
+
+export class Model {{
+  /** How many threads run it. */
+  readonly threads: number;
+  /** Set the sizes of the next runs. */
+  bind(sizes: Sizes): void;
+  /** Compute outputs; with `sizes`, they are bound first. */
+  run(inputs: Inputs, sizes?: Sizes): Outputs;
+  /** The shape of an input or output at the sizes that are bound. */
+  shape(name: keyof Inputs | keyof Outputs): number[];
+  /** States begin anew. */
+  reset(): void;
+}}
+
+/** The version of the model; its weights must have the same. */
+export const version: string;
+
+/** Load the model; `url` is the folder with its files, by default that of this module. */
+export function load(url?: string | URL, options?: Options): Promise<Model>;
+"""

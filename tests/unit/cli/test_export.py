@@ -1,0 +1,69 @@
+"""rlx export: files, notes about ranges, JSON, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.cli.main import main
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    g = rlx.Graph("two words")
+    g.output("y", ops.exp(g.input("x", ("n", 4), "f32")))
+    path = tmp_path / "small-net.hir"
+    path.write_text(str(g))
+    return str(path)
+
+
+def test_files_and_the_ranges_that_were_chosen(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", model, "--c", str(tmp_path / "c"), "--target", "x86-64"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "n ranges from 0 to 128; --bind n=LOW..HIGH changes it\n"
+    assert "small_net.h: " in told.out and "small_net for x86-64: " in told.out
+    assert (tmp_path / "c" / "libsmall_net.a").exists()
+
+
+def test_json_for_machines(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "web")
+    arguments = ["--bind", "n=1..8", "--name", "net", "--target", "wasm32-relaxed", "--json"]
+    assert main(["export", model, "--wasm", folder, *arguments]) == 0
+    told = capsys.readouterr()
+    made = json.loads(told.out)
+    assert made["ranges"] == {"n": [1, 8]} and made["target"] == "wasm32-relaxed" and not told.err
+    assert made["files"].keys() == {"net.wasm", "net.weights", "net.mjs", "net.d.mts"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "give --c DIR or --wasm DIR"),
+        (["--c", "a", "--wasm", "b"], 2, "give --c DIR or --wasm DIR"),
+        (["--c", "a", "--bind", "n=8..x"], 2, "--bind takes NAME=LOW..HIGH, like seq=1..512, not 'n=8..x'"),
+        (["--c", "a", "--bind", "m=1..8"], 1, "has no symbol 'm'; its symbols: n"),
+        (["--c", "a", "--bind", "n=8..1"], 1, "n=8..1 is not a range"),
+        (["--c", "a", "--name", "int"], 1, "name 'int' is not an identifier of C"),
+        (["--c", "a", "--target", "wasm32"], 1, "not for target wasm32; choose x86-64-v4"),
+        (["--wasm", "a", "--embed"], 1, "leave out embed"),
+    ],
+)
+def test_errors_say_what_to_do(
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", model, *arguments]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
