@@ -28,8 +28,8 @@ def objects_of(program: Prepared, embed: bool = False) -> list[bytes]:
     """The object files of a program; each may call functions of those before it."""
     tables, name = program.tables, program.name
     module = Module(program.target)
-    CodeWriter(tables, module, program.version).write()
-    write_c_functions(module, tables.spaces["weight"] if embed else None)
+    CodeWriter(tables, module, program.version, threaded=True).write()
+    write_c_functions(module, tables, embed)
     text = module.text()
     if embed:
         text = f"{EMBEDDED}\n{text}".replace(f"@{WEIGHTS_SYMBOL}", f"@{name}.weights")
@@ -72,7 +72,7 @@ def link_shared(folder: Path, name: str, members: Sequence[str], target: Target)
         return False
     library = f"lib{name}.so"
     files = [str(folder / "objects" / member) for member in members]
-    command = [linker, "-shared", "-o", str(folder / library), *files]
+    command = [linker, "-shared", "-o", str(folder / library), *files, "-lpthread"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         raise CompileError(f"{linker} could not link {library}: {made.stderr.strip()[-500:]}")

@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 from rlx.codegen.native.irtext import Module, Value
-from rlx.codegen.native.notation import native
-from rlx.codegen.native.words import at, external, field, i32, i64, ptr, select, sext, store
+from rlx.codegen.native.notation import inline, native
+from rlx.codegen.native.waiting import wake
+from rlx.codegen.native.words import (
+    at,
+    atomic_rmw,
+    atomic_store,
+    byte_at,
+    external,
+    field,
+    i32,
+    i64,
+    ptr,
+    select,
+    sext,
+    store,
+)
 from rlx.export.errors import Code
-from rlx.export.layout import MAPPED, MAPPED_BYTES, OWN_BYTES, THREADS, WEIGHT_HEADER
+from rlx.export.layout import (
+    GO,
+    MAPPED,
+    MAPPED_BYTES,
+    OWN_BYTES,
+    QUIT,
+    RECORDS,
+    THREAD_BYTES,
+    THREADS,
+    WEIGHT_HEADER,
+    Layout,
+)
+from rlx.export.tables import Tables
+from rlx.export.threads import rlx_worker
 from rlx.ir.weights import round_up
 
 # Numbers of Linux, the same on every processor that there is a target for.
@@ -20,6 +47,8 @@ _mmap = external("mmap", ptr)
 _munmap = external("munmap", i32)
 _bytes = external("rlx_bytes", i64)
 _init = external("rlx_init", i32)
+_pthread_create = external("pthread_create", i32)
+_pthread_join = external("pthread_join", i32)
 
 WEIGHTS_SYMBOL = "rlx_weights"
 EMBEDDED = f"@{WEIGHTS_SYMBOL} = external hidden constant [0 x i8]"
@@ -27,7 +56,7 @@ EMBEDDED = f"@{WEIGHTS_SYMBOL} = external hidden constant [0 x i8]"
 
 
 @native
-def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None) -> i32:
+def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None, scratch: tuple[int, int]) -> i32:
     """Map the weights and make a context; on failure the result is null. Embedded weights of so many bytes
     are used where the path is null."""
     if result == ptr(0):
@@ -59,13 +88,14 @@ def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None) -> i
             _munmap(mapped, nbytes)
         return i32(Code.MEMORY)
     store(size, at(context, OWN_BYTES))
-    store(sext(threads, i64), at(context, THREADS))
     if path != ptr(0):
         store(mapped, at(context, MAPPED))
         store(nbytes, at(context, MAPPED_BYTES))
     if embedded is not None:
         mapped = select(path == ptr(0), ptr(Value("ptr", f"@{WEIGHTS_SYMBOL}")), mapped)
     code = _init(context, mapped, nbytes)
+    if code == 0:
+        code = start_threads(context, sext(threads, i64), scratch)
     if code != 0:
         rlx_close(context)
         return code
@@ -73,16 +103,45 @@ def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None) -> i
     return i32(Code.OK)
 
 
+@inline
+def start_threads(context: ptr, threads: i64, scratch: tuple[int, int]) -> i32:
+    """Start all threads but the first, which is the caller's. Their facts come after the scratch."""
+    begin, per_thread = scratch
+    records = byte_at(context, threads * per_thread + begin)
+    code = i32(Code.OK)
+    store(records, at(context, RECORDS))
+    for thread in range(i64(1), threads):
+        record = byte_at(records, thread * THREAD_BYTES)
+        store(context, record)
+        record[1] = thread
+        if code == 0:
+            worker = ptr(Value("ptr", f"@{rlx_worker.name}"))
+            if _pthread_create(at(record, 2), ptr(0), worker, record) == 0:
+                context[THREADS] = thread + 1
+            else:
+                code = i32(Code.THREADS)
+    return code
+
+
 @native
 def rlx_close(context: ptr) -> None:
     """Release a context and its weights; null is allowed."""
     if context != ptr(0):
+        if context[THREADS] > 1:
+            atomic_store(i64(1), at(context, QUIT))
+            atomic_rmw("add", at(context, GO), i64(1), "seq_cst")
+            wake(at(context, GO), everybody=True)
+            for thread in range(i64(1), context[THREADS]):
+                record = byte_at(field(context, RECORDS, ptr), thread * THREAD_BYTES)
+                _pthread_join(record[2], ptr(0))
         if context[MAPPED_BYTES] != 0:
             _munmap(field(context, MAPPED, ptr), context[MAPPED_BYTES])
         _munmap(context, context[OWN_BYTES])
 
 
-def write_c_functions(module: Module, embedded: int | None) -> None:
-    """Write what opens and closes a program; `embedded` is how many bytes of weights are part of it."""
+def write_c_functions(module: Module, tables: Tables, embedded: bool) -> None:
+    """Write what opens and closes a program; `embedded` weights are part of it."""
+    rlx_worker.emit(module)
     rlx_close.emit(module)
-    rlx_open.emit(module, embedded=None if embedded is None else WEIGHT_HEADER + round_up(embedded, 8))
+    size = WEIGHT_HEADER + round_up(tables.spaces["weight"], 8) if embedded else None
+    rlx_open.emit(module, embedded=size, scratch=(Layout(tables).spaces["scratch"], tables.scratch))

@@ -116,7 +116,7 @@ def header(program: Prepared, embedded: bool) -> str:
     kept = f" States keep their values from run to run:{states}" if states else ""
     return f"""/* {_comment(tables.name)}, compiled for {tables.target} by RLX {VERSION}.
  *
- * A model is used by one thread at a time. Several models, of this kind or others, are independent.
+ * A model serves one caller at a time. Several models, of this kind or others, are independent.
  * Only {name}_open and {name}_close allocate and release memory: {bytes_text(program.memory)} and
  * the weights.
  */
@@ -140,7 +140,7 @@ enum {name}_code {{
 {chr(10).join(codes)}
 }};
 
-/* Open a model for `threads` threads. {weights}
+/* Open a model whose runs take `threads` threads, the caller's among them. {weights}
  * On failure *model is NULL, and the error code is returned. */
 int {name}_open({name} **model, const char *weights, int threads);
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from rlx.codegen.native.irtext import Bool, Int, Module, Value
 from rlx.codegen.native.notation import native
-from rlx.codegen.native.waiting import default_float_mode
 from rlx.codegen.native.words import at, byte_at, external, i32, i64, ptr, select, store
 from rlx.config import VERSION
 from rlx.export.errors import Code, guard_code, size_code, texts_of
@@ -22,6 +21,8 @@ from rlx.export.layout import (
     MAGIC,
     SPOILT,
     STARTED,
+    THREAD_BYTES,
+    THREADS,
     WEIGHT_HEADER,
     WEIGHTS,
     Layout,
@@ -29,12 +30,12 @@ from rlx.export.layout import (
     size_value,
 )
 from rlx.export.sizes import Evaluator
-from rlx.export.steps import StepWriter
+from rlx.export.steps import StepWriter, rlx_steps
 from rlx.export.tables import Entry, Tables
+from rlx.export.threads import rlx_work, start_others
 from rlx.ir.weights import round_up
 
 rlx_reset, rlx_bind = external("rlx_reset"), external("rlx_bind", i32)
-_steps = external("rlx_steps", i32)
 
 PUBLIC = tuple(
     f"rlx_{name}"
@@ -46,17 +47,17 @@ PUBLIC = tuple(
 class CodeWriter:
     """Writes the functions of a program into a module."""
 
-    def __init__(self, tables: Tables, module: Module, version: int) -> None:
-        self.tables, self.module, self.version = tables, module, version
+    def __init__(self, tables: Tables, module: Module, version: int, threaded: bool) -> None:
+        self.tables, self.module, self.version, self.threaded = tables, module, version, threaded
         self.layout = Layout(tables)
 
     def write(self) -> None:
         """All functions that C and WebAssembly share."""
         tables = self.tables
-        StepWriter(tables, self.layout, self.module).write()
+        StepWriter(tables, self.layout, self.module, self.threaded).write()
         self._write_reset()
         self._write_bind()
-        rlx_run.emit(self.module, keeps=bool(tables.states))
+        rlx_run.emit(self.module, keeps=bool(tables.states), threaded=self.threaded)
         rlx_checksum.emit(self.module)
         size = tables.spaces["weight"]
         rlx_init.emit(self.module, version=_signed(self.version), size=size, fixed=not tables.symbols)
@@ -69,8 +70,8 @@ class CodeWriter:
         f = self.module.function("rlx_version", [], returns="i64")
         f.return_(_signed(self.version))
         f = self.module.function("rlx_bytes", [("i32", "threads")], returns="i64")
-        room = f.mul(f.sext(f.args[0], "i64"), tables.scratch)
-        f.return_(f.add(f.smax(room, 64), self.layout.spaces["scratch"]))
+        room = f.mul(f.sext(f.args[0], "i64"), tables.scratch + THREAD_BYTES)
+        f.return_(f.add(room, self.layout.spaces["scratch"]))
 
     def place(self, entry: Entry) -> int:
         """The offset of an input or output in a context."""
@@ -172,16 +173,18 @@ def _signed(word: int) -> int:
 
 
 @native
-def rlx_run(context: ptr, *, keeps: bool) -> i32:
+def rlx_run(context: ptr, *, keeps: bool, threaded: bool) -> i32:
     """Run all steps. A program that keeps states refuses to go on after a failure, until it is reset."""
     if context[BOUND] == 0:
         return i32(Code.NOT_BOUND)
     if context[SPOILT] != 0:
         return i32(Code.RESET)
     context[ERROR] = 0
-    restore = default_float_mode()
-    code = _steps(context, i64(0), i64(1))
-    restore()
+    if threaded:
+        start_others(context)
+        code = rlx_work(context, i64(0), context[THREADS])
+    else:
+        code = rlx_steps(context, i64(0), i64(1), ptr(0))
     context[STARTED] = select(code == 0, i64(1), i64(0))
     if keeps:
         context[SPOILT] = select(code == 0, i64(0), i64(1))
@@ -215,6 +218,7 @@ def rlx_init(context: ptr, weights: ptr, nbytes: i64, *, version: int, size: int
     if rlx_checksum(payload, round_up(size, 8) // 8) != weights[3]:
         return i32(Code.DAMAGED)
     store(payload, at(context, WEIGHTS))
+    context[THREADS] = 1
     rlx_reset(context)
     if fixed:
         return rlx_bind(context, ptr(0))

@@ -23,6 +23,7 @@ class Code(IntEnum):
     RESET = 10
     DIVISOR = 11
     ARGUMENT = 12
+    THREADS = 13
 
 
 TEXTS = {
@@ -38,6 +39,7 @@ TEXTS = {
     Code.BRANCH: "data chose a branch that assumes other sizes than those that are bound",
     Code.RESET: "a run failed and left its states half replaced; call reset first",
     Code.DIVISOR: "these sizes divide by zero; use other sizes",
+    Code.THREADS: "the system starts no more threads; use fewer",
     Code.ARGUMENT: "an argument is not valid: a null pointer, or fewer than 1 thread",
 }
 

@@ -9,8 +9,12 @@ from rlx.ir.dim import Dim
 from rlx.ir.weights import round_up
 
 # Words of a context.
-ERROR, WEIGHTS, BOUND, STARTED, SPOILT, OWN_BYTES, MAPPED, MAPPED_BYTES, THREADS = range(9)
-_FIRST_SIZE = 16
+ERROR, WEIGHTS, BOUND, STARTED, SPOILT, OWN_BYTES, MAPPED, MAPPED_BYTES, THREADS, RECORDS, SEEN = range(11)
+# What threads write while others wait is on cache lines of its own.
+ARRIVED, EPOCH, GO, ASLEEP, QUIT = 16, 24, 32, 40, 48
+_FIRST_SIZE = 56
+THREAD_BYTES = 64
+"""Of every thread: the context, its number, and what the system calls it."""
 _PAGE = 4096
 _LARGE = 1 << 20
 
@@ -40,8 +44,8 @@ class Layout:
         self.spaces["scratch"] = round_up(at, _PAGE)
 
     def bytes(self, scratch: int, threads: int) -> int:
-        """Bytes of a context."""
-        return self.spaces["scratch"] + max(scratch * threads, 64)
+        """Bytes of a context: scratch and facts of every thread come last."""
+        return self.spaces["scratch"] + (scratch + THREAD_BYTES) * threads
 
 
 def size_value(f: Function, context: Value, words: Words, d: Dim) -> Int:

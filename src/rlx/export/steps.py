@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlx.codegen.native.irtext import Int, Module, Value
+from rlx.codegen.native.words import external, i32
 from rlx.export.errors import Code
 from rlx.export.layout import ERROR, STARTED, WEIGHTS, Layout, move, size_value
 from rlx.export.tables import (
@@ -22,20 +23,21 @@ from rlx.export.tables import (
 from rlx.ir.dim import Dim
 from rlx.runtime.native.driver import ERROR_SLOT, OPERANDS, SCRATCH, SCRATCH_BYTES
 
-NAME = "rlx_steps"
+rlx_steps = external("rlx_steps", i32)
 
 
 class StepWriter:
-    """Writes `rlx_steps(context, thread, threads)`, which gives an error code.
+    """Writes `rlx_steps(context, thread, threads, own)`, which gives an error code; `own` is a word that the
+    thread has for `rlx_meet`.
 
     Arguments of kernels are a block on the stack of the thread; kernels read nothing else of it.
     """
 
-    def __init__(self, tables: Tables, layout: Layout, module: Module) -> None:
-        self.tables, self.layout = tables, layout
-        params = [("ptr", "context"), ("i64", "thread"), ("i64", "threads")]
-        self.f = module.function(NAME, params, internal=True, noinline=True, returns="i32")
-        self.context, self.thread, self.threads = self.f.args
+    def __init__(self, tables: Tables, layout: Layout, module: Module, threaded: bool) -> None:
+        self.tables, self.layout, self.threaded = tables, layout, threaded
+        params = [("ptr", "context"), ("i64", "thread"), ("i64", "threads"), ("ptr", "own")]
+        self.f = module.function("rlx_steps", params, internal=True, noinline=True, returns="i32")
+        self.context, self.thread, self.threads, self.own = self.f.args
         steps = list(every_step(tables.steps))
         calls = [s for s in steps if isinstance(s, Call)]
         fields = max((len(c.places) + len(c.sizes) for c in calls), default=0)
@@ -81,15 +83,20 @@ class StepWriter:
         for number, d in enumerate(step.sizes, OPERANDS + len(step.places)):
             f.store(self.size(d), f.at(self.block, number))
         thread, threads = (f.value(0), f.value(1)) if step.serial else (self.thread, self.threads)
-        f.call(step.kernel, [self.block, thread, threads, 0])
-        failed = f.field(self.context, ERROR)
+        arguments = [self.block, thread, threads, 0]
+        if step.serial:
+            self.alone(lambda: f.call(step.kernel, arguments))
+        else:
+            f.call(step.kernel, arguments)
+        failed = self.meet()
         wrong_index = f.value(Code.INDEX, "i32")
         code = f.select(f.value(f.cmp("eq", failed, 1), "i1"), wrong_index, f.value(Code.KERNEL, "i32"))
         f.branch(f.cmp("ne", failed, 0), lambda: f.return_(code))
 
     def copy(self, step: Copy) -> None:
         source, target = self.address(step.source), self.address(step.target)
-        move(self.f, "memcpy", target, source, self.size(step.nbytes))
+        self.alone(lambda: move(self.f, "memcpy", target, source, self.size(step.nbytes)))
+        self.meet()
 
     def branch(self, step: Branch) -> None:
         self.f.branch(
@@ -110,6 +117,7 @@ class StepWriter:
         f, limit = self.f, self.size(step.limit)
         if step.trips is not None:
             limit = f.smin(f.field(self.address(step.trips), 0), limit)
+            self.meet()
 
         def goes_on(number: Int, flag: Place | None) -> Value:
             more = f.value(f.cmp("slt", number, limit), "i1")
@@ -143,5 +151,22 @@ class StepWriter:
         f.while_loop([f.value(0), first], lambda carried: carried[1], there_and_back)
 
     def is_set(self, flag: Place) -> Value:
-        """Whether a byte is not zero."""
-        return self.f.value(self.f.cmp("ne", self.f.load("i8", self.address(flag)), 0), "i1")
+        """Whether a byte is not zero. All threads have read it before one of them goes on."""
+        found = self.f.value(self.f.cmp("ne", self.f.load("i8", self.address(flag)), 0), "i1")
+        self.meet()
+        return found
+
+    # -- threads
+
+    def alone(self, write: Callable[[], object]) -> None:
+        """Have the first thread do something."""
+        if self.threaded:
+            self.f.branch(self.f.cmp("eq", self.thread, 0), write)
+        else:
+            write()
+
+    def meet(self) -> Value:
+        """Wait for all threads; gives the error that a kernel stored, or 0."""
+        if self.threaded:
+            return self.f.call("rlx_meet", [self.context, self.threads, self.own], "i64")
+        return self.f.field(self.context, ERROR)

@@ -54,7 +54,7 @@ define void @__multi3(ptr %result, i64 %a, i64 %a_high, i64 %b, i64 %b_high) {
 def module_of(program: Prepared) -> bytes:
     """The WebAssembly module of a program. Memory is its own; the caller grows it."""
     module = Module(program.target)
-    CodeWriter(program.tables, module, program.version).write()
+    CodeWriter(program.tables, module, program.version, threaded=False).write()
     texts = [*program.kernels, module.text()]
     if any("i128" in text for text in texts):
         texts.append(_PRODUCT)

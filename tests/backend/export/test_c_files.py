@@ -49,7 +49,7 @@ def encoder(name: str = "encoder", seed: int = 0) -> Graph:
 
 
 def gcc(folder: Path, output: str, *arguments: str) -> Path:
-    command = ["gcc", *WARNINGS, *arguments, "-o", str(folder / output)]
+    command = ["gcc", *WARNINGS, *arguments, "-pthread", "-o", str(folder / output)]
     made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return folder / output
@@ -117,7 +117,7 @@ def test_two_models_in_one_program_and_weights_inside(tmp_path: Path) -> None:
     assert not (tmp_path / "two" / "two.weights").exists()
     (tmp_path / "both.c").write_text(BOTH)
     files = [f"{name}/lib{name}.a" for name in programs]
-    main = gcc(tmp_path, "both", "both.c", "-D_POSIX_C_SOURCE=200809L", "-Ione", "-Itwo", *files, "-pthread")
+    main = gcc(tmp_path, "both", "both.c", "-D_POSIX_C_SOURCE=200809L", "-Ione", "-Itwo", *files)
     run = subprocess.run([main, *feed_files(tmp_path, FEED)], cwd=tmp_path, capture_output=True)
     assert run.returncode == 0, run.stderr
     outputs = [joined(program, FEED) for program in programs.values()]

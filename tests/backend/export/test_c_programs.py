@@ -81,14 +81,20 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
-def opened(g: Graph, folder: Path, **bind: tuple[int, int]) -> tuple[rlx.CompiledProgram, Library, Model]:
+def opened(
+    g: Graph, folder: Path, threads: int = 1, **bind: tuple[int, int]
+) -> tuple[rlx.CompiledProgram, Library, Model]:
     program = rlx.compile(g, threads=1)
     library = Library(program, folder, bind)
-    return program, library, library.open()
+    return program, library, library.open(threads=threads)
 
 
+on_threads = pytest.mark.parametrize("threads", [1, 3])
+
+
+@on_threads
 @pytest.mark.parametrize("reverse", [False, True])
-def test_scans_of_any_length(tmp_path: Path, reverse: bool) -> None:
+def test_scans_of_any_length(tmp_path: Path, reverse: bool, threads: int) -> None:
     """Lengths that are known when sizes are bound: none, odd and even, nested in a loop over rows."""
     g = Graph("scans")
 
@@ -101,7 +107,7 @@ def test_scans_of_any_length(tmp_path: Path, reverse: bool) -> None:
     last, every = ops.scan(outer, g.input("h", ("m",), "f32"), g.input("x", ("n", "m"), "f32"))
     g.output("last", last)
     g.output("every", every)
-    program, _, model = opened(g, tmp_path, n=(0, 40), m=(1, 17))
+    program, _, model = opened(g, tmp_path, threads, n=(0, 40), m=(1, 17))
     for n, m in ((3, 4), (0, 4), (40, 17), (2, 1)):
         model.bind([m, n])
         feed = {"h": values(m), "x": values(n, m, seed=1)}
@@ -109,25 +115,27 @@ def test_scans_of_any_length(tmp_path: Path, reverse: bool) -> None:
     model.close()
 
 
-def test_loops_that_data_end(tmp_path: Path) -> None:
+@on_threads
+def test_loops_that_data_end(tmp_path: Path, threads: int) -> None:
     g = Graph("while")
     x = g.input("x", (5,), "f32")
     grown = ops.while_loop(lambda v: ops.sum(v) < 100.0, lambda v: v * 1.5 + 1.0, x)
     g.output("y", ops.cond(ops.sum(x) < 0.0, lambda: grown * 2.0, lambda: ops.sort(grown)))
-    program, _, model = opened(g, tmp_path)
+    program, _, model = opened(g, tmp_path, threads)
     for first in (-0.75, 0.0, 3.0, 500.0):
         feed = {"x": values(5) + np.float32(first)}
         same_bits(model.run(feed), program.run(feed))
     model.close()
 
 
-def test_a_branch_for_other_sizes_fails_with_a_text(tmp_path: Path) -> None:
+@on_threads
+def test_a_branch_for_other_sizes_fails_with_a_text(tmp_path: Path, threads: int) -> None:
     """Each branch assumes a size; a run that takes the other one must not touch its memory."""
     g = Graph("either")
     x, even = g.input("x", ("n",), "f32"), g.input("even", (), "bool")
     four, six = (lambda: ops.sum(ops.reshape(x, (2, 2)))), (lambda: ops.max(ops.reshape(x, (2, 3))))
     g.output("y", ops.cond(even, four, six))
-    program, _, model = opened(g, tmp_path, n=(0, 8))
+    program, _, model = opened(g, tmp_path, threads, n=(0, 8))
     for count, first in ((4, True), (6, False)):
         model.bind([count])
         feed = {"x": values(count), "even": np.array(first)}
@@ -143,7 +151,8 @@ def test_a_branch_for_other_sizes_fails_with_a_text(tmp_path: Path) -> None:
 # -- states and streams
 
 
-def test_states_last_from_run_to_run(tmp_path: Path) -> None:
+@on_threads
+def test_states_last_from_run_to_run(tmp_path: Path, threads: int) -> None:
     """A state with a first value, a context that is prepared once, an output of the prologue."""
     g = Graph("stream")
     w = g.param("w", (4, 4), "f32", value=values(4, 4))
@@ -154,7 +163,7 @@ def test_states_last_from_run_to_run(tmp_path: Path) -> None:
     g.output("context_out", context * 1.0)
     g.output("best", ops.argmax(new * 3.0, axis=1))
     g.output("sum", ops.sum(new, axis=1))
-    program, _, model = opened(g, tmp_path)
+    program, _, model = opened(g, tmp_path, threads)
     once = values(2, 4, seed=4)
     for _ in range(2):
         stream = program.stream({"context": once})
@@ -165,7 +174,8 @@ def test_states_last_from_run_to_run(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_cache_grows_by_a_size(tmp_path: Path) -> None:
+@on_threads
+def test_a_cache_grows_by_a_size(tmp_path: Path, threads: int) -> None:
     g = Graph("cache")
     past = g.size("past", maximum=7)
     x, cache = g.input("x", (2, 1, 8), "f32"), g.state("cache", (2, 8, 8), "f32")
@@ -174,7 +184,7 @@ def test_a_cache_grows_by_a_size(tmp_path: Path) -> None:
     new = ops.dynamic_update_slice(cache, x, [at], axes=(1,))
     g.set_state("cache", new)
     g.output("y", ops.sum(new[:, : past + 1] * x, axis=1))
-    program, library, model = opened(g, tmp_path)
+    program, library, model = opened(g, tmp_path, threads)
     assert library.tables.ranges == {"past": (0, 7)}  # what the graph declares
     stream = program.stream()
     for n in range(8):
@@ -184,12 +194,13 @@ def test_a_cache_grows_by_a_size(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_failed_run_of_a_stream_asks_for_a_reset(tmp_path: Path) -> None:
+@on_threads
+def test_a_failed_run_of_a_stream_asks_for_a_reset(tmp_path: Path, threads: int) -> None:
     g = Graph("index")
     total = g.state("total", (3,), "f32") + g.input("x", (3,), "f32")
     g.set_state("total", total)
     g.output("y", ops.gather(total, g.input("i", (2,), "i64"), axis=0))
-    _, _, model = opened(g, tmp_path)
+    _, _, model = opened(g, tmp_path, threads)
     good = {"x": np.ones(3, np.float32), "i": np.array([0, 2])}
     assert model.run(good)["y"].tolist() == [1, 1]
     with pytest.raises(ExportError, match="an index from data is out of range") as failed:
@@ -233,6 +244,29 @@ def test_sizes_are_checked_by_bind(tmp_path: Path) -> None:
         feed = {"x": values(n, k)}
         same_bits(model.run(feed), program.run(feed))
     model.close()
+
+
+def test_threads_give_the_same_bits(tmp_path: Path) -> None:
+    """Many runs in a row: threads meet after every kernel, and wait for the next run."""
+    g = Graph("deep")
+    x = g.input("x", ("n", 64), "f32")
+    for i in range(6):
+        x = ops.layer_norm(
+            ops.gelu(x @ g.param(f"w{i}", (64, 64), "f32", value=0.2 * values(64, 64, seed=i)))
+        )
+        x = x[:, ::-1] if i % 2 else x
+    g.output("y", ops.cumsum(x, 1))
+    program, library, one = opened(g, tmp_path, n=(1, 40))
+    models = [one, *(library.open(threads=n) for n in (2, 3, 8))]
+    for turn in range(60):
+        n = 40 - turn % 5
+        feed = {"x": values(n, 64, seed=turn)}
+        want = program.run(feed)
+        for model in models[: 2 + turn % 3]:
+            model.bind([n])
+            same_bits(model.run(feed), want)
+    for model in models:
+        model.close()
 
 
 def test_contexts_are_independent(tmp_path: Path) -> None:
