@@ -121,8 +121,12 @@ def _needs_modules(*names: str) -> Callable[[], str | None]:
     return missing
 
 
-def _needs_program(name: str) -> Callable[[], str | None]:
-    return lambda: None if shutil.which(name) else f"{name} is not installed"
+def _needs_programs(*names: str) -> Callable[[], str | None]:
+    def missing() -> str | None:
+        absent = [name for name in names if shutil.which(name) is None]
+        return f"{absent[0]} is not installed" if absent else None
+
+    return missing
 
 
 def _opencl_missing() -> str | None:
@@ -169,8 +173,9 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "opencl": _opencl_missing,
     "mpi": _mpi_missing,
     "qemu": _qemu_missing,
-    "gcc": _needs_program("gcc"),
-    "node": _needs_program("node"),
+    "gcc": _needs_programs("gcc"),
+    "node": _needs_programs("node"),
+    "aarch64": _needs_programs("qemu-aarch64-static", "aarch64-linux-gnu-gcc"),
     "wasmtime": _needs_modules("wasmtime"),
 }
 
