@@ -1,0 +1,95 @@
+"""Folders as Hugging Face has them: config.json, and weights in one or several safetensors files."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+
+from rlx.errors import FormatError
+from rlx.files import Json, file_boundary, open_plain, read_plain
+from rlx.llm.blocks import FORMATS
+from rlx.llm.tensors import Entry, Tensors
+
+_FORMATS = {format.name: format for format in FORMATS.values() if format.decode is None}
+_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> Json:
+    """A file that holds one JSON object."""
+    with file_boundary(path, "JSON file"):
+        found = json.loads(read_plain(path))
+        if not isinstance(found, dict):
+            raise FormatError(f"{path} holds no JSON object, but {type(found).__name__}")
+        return found
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Entry]:
+    """The tensors of a safetensors file, mapped; FormatError for one that claims what it does not have.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "w.safetensors"
+    >>> head = b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+    >>> _ = file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+    >>> read_safetensors(file)["w"].array()
+    array([0., 0.], dtype=float32)
+    """
+    with file_boundary(path, "safetensors file"), open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise FormatError(f"{path}: its head has {length} bytes, but the file only {size}")
+        head = json.loads(file.read(length))
+        source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return {
+            name: _entry(f"{path}: tensor {name!r}", name, about, source, 8 + length, size)
+            for name, about in head.items()
+            if name != "__metadata__"
+        }
+
+
+def _entry(what: str, name: str, about: Json, source: mmap.mmap, data: int, size: int) -> Entry:
+    shape, (begin, end) = about["shape"], about["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise FormatError(f"{what} has the shape {shape} at {[begin, end]}")
+    format = _FORMATS.get(about["dtype"])
+    if format is None:
+        raise FormatError(f"{what} is of {about['dtype']}; RLX reads {', '.join(_FORMATS)}")
+    entry = Entry(name, tuple(shape), format, source, data + begin)
+    if not shape or min(shape) < 1 or entry.nbytes != end - begin or data + end > size:
+        raise FormatError(f"{what}: {format.name}{shape} at {[begin, end]} does not fit {size - data} bytes")
+    return entry
+
+
+def _shards(folder: Path) -> dict[str, list[str] | None]:
+    """Files with weights, and the tensors wanted of each (None for all)."""
+    if not (folder / _INDEX).exists():
+        return {_ONE: None}
+    places = read_json(folder / _INDEX).get("weight_map")
+    plain = isinstance(places, dict) and all(isinstance(f, str) for f in places.values())
+    if not plain or any(Path(file).name != file for file in places.values()):
+        raise FormatError(f"{folder / _INDEX}: 'weight_map' must give a plain file name for each tensor")
+    files: dict[str, list[str] | None] = {file: [] for file in sorted(set(places.values()))}
+    for name, file in places.items():
+        wanted = files[file]
+        assert wanted is not None
+        wanted.append(name)
+    return files
+
+
+class HfFolder:
+    """A folder with a model: `config` as config.json has it, `tensors` by their names in the files."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(folder)
+        root = Path(folder)
+        self.config = read_json(root / "config.json")
+        entries: dict[str, Entry] = {}
+        for file, wanted in _shards(root).items():
+            found = read_safetensors(root / file)
+            missing = set(wanted or ()) - found.keys()
+            if missing:
+                raise FormatError(f"{root / file} has no tensor {min(missing)!r}, which {_INDEX} says it has")
+            entries |= found if wanted is None else {name: found[name] for name in wanted}
+        self.tensors = Tensors(self.path, entries)
