@@ -29,7 +29,12 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
         "in ONNX Runtime's own format (.ort), which only it reads",
         "give the .onnx file it came from",
     ),
-    (0, b"GGUF", "a GGUF file, which holds weights for llama.cpp but no graph", _EXPORT),
+    (
+        0,
+        b"GGUF",
+        "a GGUF file, which holds weights and no graph",
+        "if it is a language model: rlx chat --model FILE, or rlx.llm.load",
+    ),
     (0, b"\x89HDF", "an HDF5 file, such as a Keras model", "convert it to ONNX with tf2onnx"),
     (0, b"\x93NUMPY", "an array that np.save wrote", "give it as an input: rlx run MODEL --input NAME=FILE"),
     (0, b"\x80\x02", "a pickle, such as an old PyTorch checkpoint", _EXPORT),

@@ -126,8 +126,7 @@ def _loaded(
         return _from_onnx(path, shapes, states, options)
     if shapes is not None:
         raise ConfigError(f"{name} is a graph, whose shapes are written in it; shapes are for ONNX models")
-    known = _known(path)
-    return _stored(known, None, states, options, lambda: (read_graph(path, custom=custom), ()), custom)
+    return _stored(known(path), None, states, options, lambda: (read_graph(path, custom=custom), ()), custom)
 
 
 class Session:
@@ -299,7 +298,7 @@ def _from_zoo(
     if path.suffix != ".safetensors":
         return _loaded(str(path), shapes, states, False, (), options)
 
-    return _stored(_known(path), shapes, states, options, lambda: (_encoder_graph(path), ()))
+    return _stored(known(path), shapes, states, options, lambda: (_encoder_graph(path), ()))
 
 
 def _from_onnx(
@@ -312,13 +311,13 @@ def _from_onnx(
         from rlx.frontend.onnx.load import external_files, load_model  # start time
 
         model = load_model(path)  # once: it may be large
-        others = [_known(file) for file in external_files(model[0], path.parent)]
+        others = [known(file) for file in external_files(model[0], path.parent)]
         return _onnx_graph(model, shapes), others
 
-    return _stored(_known(path), shapes, states, options, import_)
+    return _stored(known(path), shapes, states, options, import_)
 
 
-def _known(path: Path) -> Known:
+def known(path: Path) -> Known:
     """What a file is now, before it is read."""
     return str(path), identity(path)
 
@@ -331,17 +330,28 @@ def _stored(
     import_: Callable[[], Imported],
     custom: Collection[str] = (),
 ) -> CompiledProgram:
-    """The program of a model file: from the store, or compiled and stored."""
+    """The program of a model file, which is known by all that decides about its graph."""
+    more: dict[str, object] = {"shapes": None if shapes is None else repr(sorted(shapes.items()))}
+    if states:
+        more["states"] = dict(states)
+    if custom:
+        more["custom"] = sorted(custom)
+    return stored_program(model, options, more, lambda: _imported(import_, states))
+
+
+def stored_program(
+    model: Known, options: dict[str, AttrValue], more: Mapping[str, object], import_: Callable[[], Imported]
+) -> CompiledProgram:
+    """The program of a model file: from the store, or imported, compiled and stored.
+
+    It is known by the file, the options, and what `more` decides about the graph.
+    """
     chosen = Options.of(None, options)
     on_host = chosen.device == "cpu"  # files hold host programs
     if not chosen.is_storable() or not on_host or not chosen.cache:
-        return _compile(_imported(import_, states)[0], chosen)
-    key = {**chosen.key(), "shapes": None if shapes is None else repr(sorted(shapes.items()))}
+        return _compile(import_()[0], chosen)
+    key = {**chosen.key(), **more}
     target = resolve(chosen.settled().target)
-    if states:
-        key["states"] = dict(states)
-    if custom:
-        key["custom"] = sorted(custom)
     store = ProgramStore()
     found = store.find(model, key)
     number = None if found is None else found.find(target)
@@ -349,7 +359,7 @@ def _stored(
         progress.info("program of %s: from the cache", model[0])
         return _open(found, number, options)
     progress.info("importing %s", model[0])
-    graph, others = _imported(import_, states)
+    graph, others = import_()
     program = _compile(graph, chosen)
     store.put(program, model, key, others)
     return program

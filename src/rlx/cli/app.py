@@ -12,6 +12,7 @@ from rlx.cli.group import Group
 # Name of the command: (file in rlx/cli, which defines a click command of that file's name), one line of help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a model; show its outputs and how long it takes."),
+    "chat": ("chat", "Ask a language model, or talk to it."),
     "compile": ("compile", "Compile a model to a .rlx file that loads quickly."),
     "export": ("export", "Write a model for C or WebAssembly, to run without Python."),
     "explain": ("explain", "Show kernels with their costs, fusion decisions and memory."),

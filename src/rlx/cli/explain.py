@@ -9,8 +9,10 @@ import click
 
 from rlx.cli.inputs import check_symbols, sizes_of, workable_sizes
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
-from rlx.cli.output import json_option, print_json, print_line
+from rlx.cli.output import human_bytes, json_option, print_json, print_line, print_table, progress
 from rlx.errors import UnsupportedError
+from rlx.llm.memory import memory_of
+from rlx.llm.source import is_language_model, open_source
 from rlx.plan.explain import costs_of_steps
 from rlx.runtime.listing import Listing
 from rlx.target.cpu import host
@@ -31,8 +33,15 @@ if TYPE_CHECKING:
 def explain(
     model: str, bind: tuple[str, ...], measure: bool, asm: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan."""
+    """Show the kernels of MODEL with their predicted costs, the fusion decisions and the memory plan.
+
+    Of a language model (a GGUF file, or a folder with config.json) show the memory that it needs: that is
+    told by the head of its file, before anything is loaded.
+    """
     sizes = sizes_of(bind)
+    if is_language_model(model):
+        _explain_language_model(model, as_json)
+        return
     program = open_model(model, **options)
     if asm is not None:
         _print_assembly(program, asm, as_json)
@@ -54,6 +63,37 @@ def explain(
             "decisions": [d.to_json() for d in program.decisions],
             "notes": program.notes,
         }
+    )
+
+
+def _explain_language_model(model: str, as_json: bool) -> None:
+    with progress(f"planning {model}"):
+        source = open_source(model)
+        needs = memory_of(source)
+    config = source.config
+    if as_json:
+        print_json({"architecture": config.architecture, "layers": config.layers, **needs})
+        return
+    print_line(
+        f"{source.path.name}: {config.architecture}, {config.layers} layers of {config.width}, "
+        f"{config.heads} heads ({config.kv_heads} of keys and values)\n",
+        bold=True,
+    )
+    print_table(
+        ("what", "bytes", "when"),
+        [
+            ("weights in the file", human_bytes(needs["file"]), "mapped, read once"),
+            ("weights in memory", human_bytes(needs["weights"]), "as kernels read them"),
+            ("keys and values", human_bytes(needs["kv_per_1000_tokens"]), "for each 1,000 tokens"),
+            ("", human_bytes(needs["kv"]), f"for a context of {needs['context']} tokens"),
+            (
+                "activations",
+                human_bytes(needs["activations"]),
+                f"while {needs['tokens_at_once']} tokens of a prompt are read",
+            ),
+            ("", human_bytes(needs["activations_of_one_token"]), "for each token of an answer"),
+        ],
+        right=("bytes",),
     )
 
 

@@ -24,6 +24,7 @@ _EXTRA_OF = {
     "safetensors": "demo",
     "onnx": "onnx",
     "scipy": "bench",
+    "jinja2": "llm",
 }
 
 

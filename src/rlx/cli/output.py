@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -63,6 +64,12 @@ def _stdout() -> Console:
 def print_note(text: object) -> None:
     """What is not a result, on stderr: notes, warnings and prompts."""
     click.echo(printable(text), err=True)
+
+
+def print_piece(text: str) -> None:
+    """Part of a line on stdout, shown at once."""
+    click.echo(printable(text), nl=False)
+    sys.stdout.flush()
 
 
 def print_json(value: object) -> None:

@@ -20,15 +20,14 @@ Array = np.ndarray
 class Groups:
     """Rows of codes (i8) with f32 factors for each `group` of columns.
 
-    >>> rows = Groups(np.array([[1, 2, 3, 4]], np.int8), np.array([[0.5, 2]], np.float32), None, 4)
+    >>> rows = Groups(np.array([[1, 2, 3, 4]], np.int8), np.array([[0.5, 2]], np.float32))
     >>> rows.group, rows.numbers().tolist()
     (2, [[0.5, 1.0, 6.0, 8.0]])
     """
 
     codes: Array
     scales: Array
-    minimums: Array | None
-    bits: int
+    minimums: Array | None = None
 
     @property
     def group(self) -> int:
@@ -50,7 +49,7 @@ class Groups:
         parts = (self.codes, self.scales, self.minimums)
         codes, scales, minimums = (None if p is None else p.reshape(*lead, -1) for p in parts)
         assert codes is not None and scales is not None
-        return Groups(codes, scales, minimums, self.bits)
+        return Groups(codes, scales, minimums)
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,15 @@ class Format:
     name: str
     size: int
     bytes: int
-    decode: Callable[[Array], Groups] | None
+    decode: Callable[[Array], Groups] | None = None
     """Blocks [count, bytes] to rows of one block each; None for plain floating-point numbers."""
+    group: int = 0
+    """Elements that share a factor."""
+    bits: int = 0
+    """Bits that a code needs."""
+    minimums: bool = False
+    halves: bool = False
+    """Whether scales are f16 in the file; otherwise they are products."""
 
 
 def _half(blocks: Array) -> Array:
@@ -76,7 +82,7 @@ def _nibbles(packed: Array, run: int) -> Array:
 
 
 def _fields(packed: Array, width: int, run: int) -> Array:
-    """Fields of `width` bits, from the lowest; all bytes of a `run` give their first one, then their second."""
+    """Fields of `width` bits, the lowest first: those of all bytes of a `run`, then their next ones."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     parts = packed.reshape(len(packed), -1, 1, run) >> shifts
     return (parts & np.uint8((1 << width) - 1)).reshape(len(packed), -1)
@@ -87,12 +93,12 @@ def _signed(codes: Array, middle: int) -> Array:
 
 
 def _q4_0(b: Array) -> Groups:
-    return Groups(_signed(_nibbles(b[:, 2:], 16), 8), _half(b[:, :2]), None, 4)
+    return Groups(_signed(_nibbles(b[:, 2:], 16), 8), _half(b[:, :2]))
 
 
 def _q4_1(b: Array) -> Groups:
     codes = _nibbles(b[:, 4:], 16).astype(np.int8)
-    return Groups(codes, _half(b[:, :2]), _half(b[:, 2:4]), 4)
+    return Groups(codes, _half(b[:, :2]), _half(b[:, 2:4]))
 
 
 def _fifth_bits(packed: Array) -> Array:
@@ -102,29 +108,29 @@ def _fifth_bits(packed: Array) -> Array:
 
 def _q5_0(b: Array) -> Groups:
     codes = _nibbles(b[:, 6:], 16) | _fifth_bits(b[:, 2:6])
-    return Groups(_signed(codes, 16), _half(b[:, :2]), None, 5)
+    return Groups(_signed(codes, 16), _half(b[:, :2]))
 
 
 def _q5_1(b: Array) -> Groups:
     codes = _nibbles(b[:, 8:], 16) | _fifth_bits(b[:, 4:8])
-    return Groups(codes.astype(np.int8), _half(b[:, :2]), _half(b[:, 2:4]), 5)
+    return Groups(codes.astype(np.int8), _half(b[:, :2]), _half(b[:, 2:4]))
 
 
 def _q8_0(b: Array) -> Groups:
-    return Groups(b[:, 2:].view(np.int8), _half(b[:, :2]), None, 8)
+    return Groups(b[:, 2:].view(np.int8), _half(b[:, :2]))
 
 
 def _q2_k(b: Array) -> Groups:
     factors, scale, least = b[:, :16], _half(b[:, 80:82]), _half(b[:, 82:84])
     codes = _fields(b[:, 16:80], 2, 32).astype(np.int8)
-    return Groups(codes, scale * (factors & 15), -(least * (factors >> 4)), 2)
+    return Groups(codes, scale * (factors & 15), -(least * (factors >> 4)))
 
 
 def _q3_k(b: Array) -> Groups:
     low, high = _nibbles(b[:, 96:104], 8), _fields(b[:, 104:108], 2, 4)
     scales = _signed(low | high << 4, 32).astype(np.float32)
     codes = _fields(b[:, 32:96], 2, 32) | _fields(b[:, :32], 1, 32) << 2
-    return Groups(_signed(codes, 4), _half(b[:, 108:110]) * scales, None, 3)
+    return Groups(_signed(codes, 4), _half(b[:, 108:110]) * scales)
 
 
 def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
@@ -136,23 +142,23 @@ def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
     )
 
 
-def _with_minimums(b: Array, codes: Array, bits: int) -> Groups:
+def _with_minimums(b: Array, codes: Array) -> Groups:
     scales, least = _six_bit_pairs(b[:, 4:16])
-    return Groups(codes.astype(np.int8), _half(b[:, :2]) * scales, -(_half(b[:, 2:4]) * least), bits)
+    return Groups(codes.astype(np.int8), _half(b[:, :2]) * scales, -(_half(b[:, 2:4]) * least))
 
 
 def _q4_k(b: Array) -> Groups:
-    return _with_minimums(b, _nibbles(b[:, 16:], 32), 4)
+    return _with_minimums(b, _nibbles(b[:, 16:], 32))
 
 
 def _q5_k(b: Array) -> Groups:
-    return _with_minimums(b, _nibbles(b[:, 48:], 32) | _fields(b[:, 16:48], 1, 32) << 4, 5)
+    return _with_minimums(b, _nibbles(b[:, 48:], 32) | _fields(b[:, 16:48], 1, 32) << 4)
 
 
 def _q6_k(b: Array) -> Groups:
     codes = _nibbles(b[:, :128], 64) | _fields(b[:, 128:192], 2, 32) << 4
     scales = _half(b[:, 208:210]) * np.ascontiguousarray(b[:, 192:208]).view(np.int8)
-    return Groups(_signed(codes, 32), scales, None, 6)
+    return Groups(_signed(codes, 32), scales)
 
 
 # The levels of the formats whose four bits are places in a table.
@@ -163,40 +169,40 @@ _E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 
 
 def _iq4_nl(b: Array) -> Groups:
-    return Groups(_UNEVEN[_nibbles(b[:, 2:], 16)], _half(b[:, :2]), None, 8)
+    return Groups(_UNEVEN[_nibbles(b[:, 2:], 16)], _half(b[:, :2]))
 
 
 def _iq4_xs(b: Array) -> Groups:
     low = _fields(b[:, 4:8], 4, 1)
     high = _fields(b[:, 2:4], 2, 1)
     scales = _signed(low | high << 4, 32).astype(np.float32)
-    return Groups(_UNEVEN[_nibbles(b[:, 8:], 16)], _half(b[:, :2]) * scales, None, 8)
+    return Groups(_UNEVEN[_nibbles(b[:, 8:], 16)], _half(b[:, :2]) * scales)
 
 
 def _mxfp4(b: Array) -> Groups:
     exponent = b[:, :1].astype(np.uint32)  # the codes are doubled, so this is half of 2 ** (exponent - 127)
     small = np.uint32(0x200000) << np.minimum(exponent, 1)
     bits = np.where(exponent < 2, small, np.maximum(exponent, 1) - 1 << 23)
-    return Groups(_E2M1_DOUBLED[_nibbles(b[:, 1:], 16)], bits.view(np.float32), None, 5)
+    return Groups(_E2M1_DOUBLED[_nibbles(b[:, 1:], 16)], bits.view(np.float32))
 
 
 FORMATS: dict[int, Format] = {
-    0: Format("F32", 1, 4, None),
-    1: Format("F16", 1, 2, None),
-    2: Format("Q4_0", 32, 18, _q4_0),
-    3: Format("Q4_1", 32, 20, _q4_1),
-    6: Format("Q5_0", 32, 22, _q5_0),
-    7: Format("Q5_1", 32, 24, _q5_1),
-    8: Format("Q8_0", 32, 34, _q8_0),
-    10: Format("Q2_K", 256, 84, _q2_k),
-    11: Format("Q3_K", 256, 110, _q3_k),
-    12: Format("Q4_K", 256, 144, _q4_k),
-    13: Format("Q5_K", 256, 176, _q5_k),
-    14: Format("Q6_K", 256, 210, _q6_k),
-    20: Format("IQ4_NL", 32, 18, _iq4_nl),
-    23: Format("IQ4_XS", 256, 136, _iq4_xs),
-    30: Format("BF16", 1, 2, None),
-    39: Format("MXFP4", 32, 17, _mxfp4),
+    0: Format("F32", 1, 4),
+    1: Format("F16", 1, 2),
+    2: Format("Q4_0", 32, 18, _q4_0, 32, 4, halves=True),
+    3: Format("Q4_1", 32, 20, _q4_1, 32, 4, minimums=True, halves=True),
+    6: Format("Q5_0", 32, 22, _q5_0, 32, 5, halves=True),
+    7: Format("Q5_1", 32, 24, _q5_1, 32, 5, minimums=True, halves=True),
+    8: Format("Q8_0", 32, 34, _q8_0, 32, 8, halves=True),
+    10: Format("Q2_K", 256, 84, _q2_k, 16, 2, minimums=True),
+    11: Format("Q3_K", 256, 110, _q3_k, 16, 3),
+    12: Format("Q4_K", 256, 144, _q4_k, 32, 4, minimums=True),
+    13: Format("Q5_K", 256, 176, _q5_k, 32, 5, minimums=True),
+    14: Format("Q6_K", 256, 210, _q6_k, 16, 6),
+    20: Format("IQ4_NL", 32, 18, _iq4_nl, 32, 8, halves=True),
+    23: Format("IQ4_XS", 256, 136, _iq4_xs, 32, 8),
+    30: Format("BF16", 1, 2),
+    39: Format("MXFP4", 32, 17, _mxfp4, 32, 5),
 }
 """By the number that files have for them."""
 

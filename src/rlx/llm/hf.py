@@ -86,7 +86,9 @@ class HfFolder:
         root = Path(folder)
         self.config = read_json(root / "config.json")
         entries: dict[str, Entry] = {}
-        for file, wanted in _shards(root).items():
+        shards = _shards(root)
+        self.files = tuple(root / file for file in shards)
+        for file, wanted in shards.items():
             found = read_safetensors(root / file)
             missing = set(wanted or ()) - found.keys()
             if missing:

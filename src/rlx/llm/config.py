@@ -1,0 +1,354 @@
+"""What a decoder is: sizes and flags, read from the metadata of GGUF files or from config.json.
+
+All supported architectures are one decoder with flags. What a weight's presence says (a bias, a norm after a
+block) is not repeated here: the builder looks for the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import FormatError, UnsupportedError
+from rlx.files import Json
+from rlx.llm.gguf import GgufFile
+from rlx.records import dataclass
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+"""As both kinds of files name them; Mistral's GGUF files say llama, and so do SmolLM's."""
+
+_MOST = 1 << 24  # of anything but the context: more is damage
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: pairs of the first `features` of a head turn by position * frequency."""
+
+    base: float
+    features: int
+    interleaved: bool = False
+    factors: tuple[float, ...] = ()
+    """What each frequency is divided by."""
+    magnitude: float = 1.0
+
+    def frequencies(self) -> np.ndarray:
+        """One for each pair, in f64.
+
+        >>> Rope(100.0, 4, factors=(1.0, 2.0)).frequencies().tolist()
+        [1.0, 0.05]
+        """
+        plain: np.ndarray = self.base ** (np.arange(0, self.features, 2) / -self.features)
+        return plain / np.array(self.factors) if self.factors else plain
+
+
+@dataclass(frozen=True)
+class Config:
+    """A decoder. `window` is how many tokens a layer with a window sees, the newest included."""
+
+    architecture: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    depth: int
+    """Features of a head."""
+    context: int
+    """Tokens that it was trained for."""
+    eps: float
+    rope: Rope | None
+    local_rope: Rope | None = None
+    """Of layers with a window, if it is another."""
+    window: int = 0
+    windowed: tuple[bool, ...] = ()
+    """Which layers have the window; all if empty."""
+    scale: float | None = None
+    """Of attention scores; by default 1 / sqrt(depth)."""
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """What is added to the weights of RMS norms."""
+    activation: str = "silu"
+    columns_first: bool = False
+    """Whether matrices are [in, out], as in GPT-2's own files."""
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer sees; 0 for all."""
+        return self.window if not self.windowed or self.windowed[layer] else 0
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.local_rope if self.local_rope is not None and self.window_of(layer) else self.rope
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values for each token, in f32."""
+        return 2 * self.layers * self.kv_heads * self.depth * 4
+
+
+def _refuse(path: str, architecture: object) -> UnsupportedError:
+    return UnsupportedError(
+        f"{path}: the architecture {architecture!r} is not supported; RLX runs {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _checked(path: str, config: Config) -> Config:
+    sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "kv_heads", "depth")}
+    for name, size in sizes.items():
+        if not 1 <= size <= _MOST:
+            raise FormatError(f"{path}: {name} is {size}")
+    if not 1 <= config.context <= 1 << 40 or config.heads % config.kv_heads:
+        raise FormatError(
+            f"{path}: {config.context} tokens of context, {config.heads} heads for {config.kv_heads} of keys"
+        )
+    for rope in (config.rope, config.local_rope):
+        if rope is None:
+            continue
+        pairs = rope.features // 2
+        bad = rope.features % 2 or not 2 <= rope.features <= config.depth or not rope.base > 0
+        if bad or len(rope.factors) not in (0, pairs) or not all(f > 0 for f in rope.factors):
+            raise FormatError(f"{path}: rotary positions {rope} do not fit heads of {config.depth} features")
+    if config.window < 0 or len(config.windowed) not in (0, config.layers):
+        raise FormatError(
+            f"{path}: a window of {config.window} tokens, {len(config.windowed)} layers with one"
+        )
+    return config
+
+
+def _gemma_scale(width: int, heads: int, depth: int, layers: int) -> float:
+    """Of Gemma's scores: by the features of a head, but in the models of 27B by width / heads."""
+    return 1 / math.sqrt(width / heads if layers in (46, 62) else depth)
+
+
+# -- GGUF
+
+
+def from_gguf(file: GgufFile) -> Config:
+    """The decoder of a GGUF file."""
+    kind = file.get("general.architecture", str)
+    if kind not in ARCHITECTURES:
+        raise _refuse(file.path, kind)
+
+    def whole(key: str, default: int | None = None) -> int:
+        return file.get(f"{kind}.{key}", int, default)
+
+    def real(key: str, default: float | None = None) -> float:
+        return file.get(f"{kind}.{key}", float, default)
+
+    layers, width = whole("block_count"), whole("embedding_length")
+    heads = whole("attention.head_count")
+    if not (1 <= layers <= _MOST and 1 <= heads <= _MOST):
+        raise FormatError(f"{file.path}: {layers} layers, {heads} heads")
+    depth = whole("attention.key_length", width // heads)
+    gpt2 = kind == "gpt2"
+    more: dict[str, Any] = {}
+    if kind in ("gemma2", "gemma3"):
+        more = {
+            "scale": _gemma_scale(width, heads, depth, layers),
+            "embedding_scale": math.sqrt(width),
+            "score_cap": real("attn_logit_softcapping", 50.0 if kind == "gemma2" else 0.0),
+            "logit_cap": real("final_logit_softcapping", 30.0 if kind == "gemma2" else 0.0),
+            "activation": "gelu_tanh",
+        }
+    window = whole("attention.sliding_window", 0)
+    if kind == "gemma2":
+        more["windowed"] = tuple(i % 2 == 0 for i in range(layers))
+    elif kind == "gemma3":
+        more["windowed"] = tuple(i % 6 < 5 for i in range(layers))
+        more["local_rope"] = Rope(10000.0, depth)
+    elif gpt2:
+        more["activation"] = "gelu_tanh"
+    epsilon = "attention.layer_norm_epsilon" if gpt2 else "attention.layer_norm_rms_epsilon"
+    return _checked(
+        file.path,
+        Config(
+            architecture=kind,
+            layers=layers,
+            width=width,
+            heads=heads,
+            kv_heads=whole("attention.head_count_kv", heads),
+            depth=depth,
+            context=whole("context_length"),
+            eps=real(epsilon),
+            rope=None if gpt2 else _gguf_rope(file, kind, depth),
+            window=window,
+            **more,
+        ),
+    )
+
+
+def _gguf_rope(file: GgufFile, kind: str, depth: int) -> Rope:
+    features = file.get(f"{kind}.rope.dimension_count", int, depth)
+    scaling = file.get(f"{kind}.rope.scaling.type", str, "none")
+    factors: tuple[float, ...] = ()
+    if "rope_freqs.weight" in file.tensors:
+        factors = tuple(file.tensors["rope_freqs.weight"].array().astype(float).ravel().tolist())
+    elif "rope_factors_short.weight" in file.tensors:  # those of long contexts are for contexts we refuse
+        file.tensors["rope_factors_long.weight"]
+        factors = tuple(file.tensors["rope_factors_short.weight"].array().astype(float).ravel().tolist())
+    elif scaling == "linear":
+        factors = (file.get(f"{kind}.rope.scaling.factor", float),) * (features // 2)
+    elif scaling not in ("none", "longrope"):
+        raise UnsupportedError(f"{file.path}: rotary positions scaled by {scaling!r} are not supported")
+    return Rope(
+        base=file.get(f"{kind}.rope.freq_base", float, 10000.0),
+        features=features,
+        interleaved=kind == "llama",
+        factors=factors,
+        magnitude=file.get(f"{kind}.rope.scaling.attn_factor", float, 1.0),
+    )
+
+
+# -- config.json
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}
+_RENAMED = {  # GPT-2's words for the usual ones
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_act": "activation_function",
+}
+
+
+def from_hf(path: str, given: Json) -> Config:
+    """The decoder of a folder with a config.json."""
+    kind = {"gemma3_text": "gemma3"}.get(str(given.get("model_type")), given.get("model_type"))
+    if kind not in ARCHITECTURES:
+        raise _refuse(path, kind)
+    gpt2 = kind == "gpt2"
+
+    def get(key: str, check: Callable[[object], bool], default: object = None) -> Any:
+        name = _RENAMED.get(key, key) if gpt2 else key
+        value = given.get(name)
+        value = default if value is None else value
+        if not check(value):
+            raise FormatError(f"{path}: config.json has {name} = {value!r}")
+        return value
+
+    def is_size(value: object) -> bool:
+        return type(value) is int and 0 < value <= 1 << 40
+
+    def is_number(value: object) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+    layers, width = get("num_hidden_layers", is_size), get("hidden_size", is_size)
+    if layers > _MOST:
+        raise FormatError(f"{path}: config.json has num_hidden_layers = {layers}")
+    heads = get("num_attention_heads", is_size)
+    depth = get("head_dim", is_size, max(width // heads, 1))
+    activation = get("hidden_activation", lambda v: v is None or isinstance(v, str))
+    activation = activation or get("hidden_act", lambda v: isinstance(v, str))
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedError(f"{path}: the activation {activation!r} is not supported")
+    gemma = kind in ("gemma2", "gemma3")
+    more: dict[str, Any] = {}
+    if gemma:
+        more = {
+            "scale": get("query_pre_attn_scalar", is_number, depth) ** -0.5,
+            "embedding_scale": math.sqrt(width),
+            "score_cap": get("attn_logit_softcapping", is_number, 0.0),
+            "logit_cap": get("final_logit_softcapping", is_number, 0.0),
+            "norm_offset": 1.0,
+        }
+    window = given.get("sliding_window") or 0
+    if given.get("use_sliding_window") is False:
+        window = 0
+    if type(window) is not int:
+        raise FormatError(f"{path}: config.json has sliding_window = {window!r}")
+    if window:
+        more["windowed"] = _hf_windowed(path, kind, given, layers)
+    if kind == "gemma3":
+        local = _hf_rope_values(given, "sliding_attention")
+        more["local_rope"] = Rope(
+            float(local.get("rope_theta", given.get("rope_local_base_freq", 10000.0))), depth
+        )
+    return _checked(
+        path,
+        Config(
+            architecture=kind,
+            layers=layers,
+            width=width,
+            heads=heads,
+            kv_heads=get("num_key_value_heads", is_size, heads),
+            depth=depth,
+            context=get("max_position_embeddings", is_size),
+            eps=float(get("rms_norm_eps", is_number)),
+            rope=None if gpt2 else _hf_rope(path, kind, given, depth),
+            window=window,
+            activation=_ACTIVATIONS[activation],
+            columns_first=gpt2,
+            **more,
+        ),
+    )
+
+
+def _hf_windowed(path: str, kind: str, given: Json, layers: int) -> tuple[bool, ...]:
+    """Which layers have the window."""
+    types = given.get("layer_types")
+    if isinstance(types, list):
+        return tuple(name == "sliding_attention" for name in types)
+    if kind == "gemma2":
+        return tuple(i % 2 == 0 for i in range(layers))
+    if kind == "gemma3":
+        every = given.get("sliding_window_pattern", 6)
+        if type(every) is not int or every < 1:
+            raise FormatError(f"{path}: config.json has sliding_window_pattern = {every!r}")
+        return tuple((i + 1) % every != 0 for i in range(layers))
+    first = given.get("max_window_layers", 0) if kind in ("qwen2", "qwen3") else 0
+    return tuple(i >= first for i in range(layers))
+
+
+def _hf_rope_values(given: Json, layer_type: str) -> Mapping[str, Any]:
+    """The values for rotary positions, which newer files keep in one place, perhaps by type of layer."""
+    found = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    if not isinstance(found, dict):
+        return {}
+    own = found.get(layer_type)
+    return own if isinstance(own, dict) else {} if "sliding_attention" in found else found
+
+
+def _hf_rope(path: str, kind: str, given: Json, depth: int) -> Rope:
+    values = _hf_rope_values(given, "full_attention")
+    base = float(values.get("rope_theta", given.get("rope_theta", 10000.0)))
+    part = values.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0))
+    features = int(depth * float(part))
+    plain = Rope(base, features)
+    scaling = values.get("rope_type", values.get("type", "default"))
+    if scaling == "default":
+        return plain
+    if scaling == "linear":
+        return Rope(base, features, factors=(float(values["factor"]),) * (features // 2))
+    if scaling == "llama3":
+        return Rope(base, features, factors=_llama3_factors(plain, values))
+    if scaling == "longrope":
+        before = float(given.get("original_max_position_embeddings", given["max_position_embeddings"]))
+        longer = float(given["max_position_embeddings"]) / before
+        usual = math.sqrt(1 + math.log(longer) / math.log(before)) if longer > 1 else 1.0
+        return Rope(
+            base,
+            features,
+            factors=tuple(map(float, values["short_factor"])),
+            magnitude=float(values.get("attention_factor", usual)),
+        )
+    raise UnsupportedError(f"{path}: rotary positions scaled by {scaling!r} are not supported")
+
+
+def _llama3_factors(plain: Rope, values: Mapping[str, Any]) -> tuple[float, ...]:
+    """Slow frequencies are divided by `factor`, fast ones stay, those between are blended."""
+    factor, low, high, before = (
+        float(values[name])
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    turns = before * plain.frequencies() / (2 * math.pi)
+    blend = np.clip((turns - low) / (high - low), 0, 1)
+    return tuple((1 / ((1 - blend) / factor + blend)).tolist())

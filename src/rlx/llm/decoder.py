@@ -1,0 +1,242 @@
+"""A decoder as a graph: tokens in, logits out, keys and values in states. One builder for all architectures.
+
+Weights keep the precision of their file: matrices of small integers stay so and are multiplied as groups
+(`ops.dequantize_groups`), half precision is converted where it is used.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import FormatError
+from rlx.ir.graph import Graph, Node
+from rlx.llm.config import Config, Rope
+from rlx.llm.operands import Part, matrix_parts, plain_part, row_parts, stored_bits
+from rlx.llm.tensors import Entry, Tensors
+
+_ACTIVATIONS = {
+    "silu": ops.silu,
+    "gelu": ops.gelu,
+    "gelu_tanh": lambda x: ops.gelu(x, approximate="tanh"),
+}
+
+
+def build(config: Config, tensors: Tensors, positions: int, values: bool = True) -> Graph:
+    """The graph of a decoder whose caches hold `positions` tokens; without `values` its params have none.
+
+    Inputs: `past`, how many tokens came before; `tokens` [new]; `wanted` [any], places among the new tokens.
+    Outputs, for each wanted place: `logits` of the token that follows, and the `hidden` features.
+    """
+    return _Decoder(config, tensors, positions, values).build()
+
+
+class _Decoder:
+    def __init__(self, config: Config, tensors: Tensors, positions: int, values: bool) -> None:
+        self.config, self.tensors, self.positions, self.values = config, tensors, positions, values
+        self.graph = g = Graph(config.architecture)
+        self.past = g.size("past", maximum=positions - 1)
+        self.tokens = g.input("tokens", ("new",), "i64")
+        self.new = self.tokens.shape[0]
+        self.tables: dict[Rope, tuple[Node, Node]] = {}
+
+    def build(self) -> Graph:
+        g, config = self.graph, self.config
+        wanted = g.input("wanted", ("wanted",), "i64")
+        x = self.embed(self.tokens)
+        for i in range(config.layers):
+            x = self.layer(x, i)
+        hidden = self.norm(ops.embedding(x, wanted), "output_norm")
+        logits = self.head(hidden)
+        if config.logit_cap:
+            logits = ops.tanh(logits * (1 / config.logit_cap)) * config.logit_cap
+        g.output("hidden", hidden)
+        g.output("logits", logits)
+        return g
+
+    # -- weights
+
+    def entry(self, name: str, *shape: int) -> Entry:
+        """A tensor of the file, which must have this shape (-1: any size)."""
+        entry = self.tensors[name]
+        fits = len(entry.shape) == len(shape)
+        if not fits or any(want not in (-1, n) for n, want in zip(entry.shape, shape, strict=True)):
+            sizes = ", ".join("any" if n == -1 else str(n) for n in shape)
+            raise FormatError(
+                f"{self.tensors.path}: tensor {name!r} has the shape {list(entry.shape)}, not [{sizes}]"
+            )
+        return entry
+
+    def param(self, part: Part) -> Node:
+        known = self.graph.params.get(part.name)
+        if known is not None:
+            return known
+        value = part.make() if self.values else None
+        return self.graph.param(part.name, part.shape, part.dtype, value=value)
+
+    def numbers(self, entry: Entry) -> Node:
+        """A tensor of floating-point numbers, in f32."""
+        node = self.param(plain_part(entry))
+        made: Node = node if node.dtype.name == "f32" else ops.cast(node, "f32")
+        return made
+
+    def vector(self, name: str, size: int) -> Node:
+        return self.numbers(self.entry(name, size))
+
+    def embed(self, tokens: Node) -> Node:
+        """Rows of the table of tokens."""
+        config = self.config
+        entry = self.entry("token_embd.weight", -1, config.width)
+        if entry.format.decode is None:
+            x = ops.embedding(self.numbers(entry), tokens)
+        else:
+            x = self.rows_of_groups(entry, tokens)
+        if config.embedding_scale != 1:
+            x = x * config.embedding_scale
+        if "position_embd.weight" in self.tensors:
+            places = self.numbers(self.entry("position_embd.weight", -1, config.width))
+            if int(places.shape[0]) < self.positions:
+                raise FormatError(f"{self.tensors.path} has positions for {places.shape[0]} tokens only")
+            x = x + ops.slice_axis(places, 0, self.past, self.new)
+        return x
+
+    def rows_of_groups(self, entry: Entry, tokens: Node) -> Node:
+        columns, group = self.config.width, entry.format.group
+        parts = []
+        for part in row_parts(entry):
+            rows = ops.cast(ops.embedding(self.param(part), tokens), "f32")
+            size = group if int(rows.shape[1]) == columns else 1
+            parts.append(ops.reshape(rows, (self.new, columns // group, size)))
+        codes, scales, *least = parts
+        x = codes * scales
+        x = x + least[0] if least else x
+        made: Node = ops.reshape(x, (self.new, columns))
+        return made
+
+    def product(self, x: Node, entry: Entry) -> Node:
+        """x @ matrix, whatever the matrix is stored as."""
+        if entry.format.decode is None:
+            matrix = self.numbers(entry)
+            made: Node = ops.matmul(x, matrix if self.config.columns_first else ops.transpose(matrix))
+            return made
+        parts = [self.param(part) for part in matrix_parts(entry)]
+        made = ops.matmul(
+            x, ops.dequantize_groups(*parts, bits=stored_bits(entry.format), group=entry.format.group)
+        )
+        return made
+
+    def linear(self, x: Node, name: str, columns: int) -> Node:
+        rows = int(x.shape[-1])
+        shape = (rows, columns) if self.config.columns_first else (columns, rows)
+        y = self.product(x, self.entry(f"{name}.weight", *shape))
+        return y + self.vector(f"{name}.bias", columns) if f"{name}.bias" in self.tensors else y
+
+    def head(self, x: Node) -> Node:
+        """Logits, by a matrix of its own or by the table of tokens."""
+        if "output.weight" in self.tensors:
+            return self.linear(x, "output", self.tensors["output.weight"].shape[0])
+        table = self.tensors["token_embd.weight"]
+        if table.format.decode is not None:
+            return self.product(x, table)
+        made: Node = ops.matmul(x, ops.transpose(self.numbers(table)))
+        return made
+
+    def norm(self, x: Node, name: str) -> Node:
+        weight = self.vector(f"{name}.weight", int(x.shape[-1]))
+        if f"{name}.bias" in self.tensors:
+            bias = self.vector(f"{name}.bias", int(x.shape[-1]))
+            made: Node = ops.layer_norm(x, weight, bias, eps=self.config.eps)
+            return made
+        if self.config.norm_offset:
+            weight = weight + self.config.norm_offset
+        made = ops.rms_norm(x, weight, eps=self.config.eps)
+        return made
+
+    # -- layers
+
+    def layer(self, x: Node, i: int) -> Node:
+        x = x + self.after(self.attend(self.norm(x, f"blk.{i}.attn_norm"), i), f"blk.{i}.post_attention_norm")
+        return x + self.after(self.mlp(self.norm(x, f"blk.{i}.ffn_norm"), i), f"blk.{i}.post_ffw_norm")
+
+    def after(self, x: Node, name: str) -> Node:
+        """A norm that only some architectures have."""
+        return self.norm(x, name) if f"{name}.weight" in self.tensors else x
+
+    def mlp(self, x: Node, i: int) -> Node:
+        act = _ACTIVATIONS[self.config.activation]
+        down = self.tensors[f"blk.{i}.ffn_down.weight"]
+        hidden = down.shape[0 if self.config.columns_first else -1]
+        if f"blk.{i}.ffn_gate.weight" in self.tensors:
+            inner = act(self.linear(x, f"blk.{i}.ffn_gate", hidden)) * self.linear(
+                x, f"blk.{i}.ffn_up", hidden
+            )
+        elif self.tensors[f"blk.{i}.ffn_up.weight"].elements == 2 * down.elements:  # gate and up in one
+            both = self.linear(x, f"blk.{i}.ffn_up", 2 * hidden)
+            inner = act(ops.slice_axis(both, 1, 0, hidden)) * ops.slice_axis(both, 1, hidden, hidden)
+        else:
+            inner = act(self.linear(x, f"blk.{i}.ffn_up", hidden))
+        return self.linear(inner, f"blk.{i}.ffn_down", self.config.width)
+
+    def queries_keys_values(self, x: Node, i: int) -> list[Node]:
+        """Each as [heads, new, depth]."""
+        config = self.config
+        counts = (config.heads, config.kv_heads, config.kv_heads)
+        if f"blk.{i}.attn_qkv.weight" in self.tensors:
+            joined = self.linear(x, f"blk.{i}.attn_qkv", sum(counts) * config.depth)
+            starts = (0, counts[0], counts[0] + counts[1])
+            parts = [
+                ops.slice_axis(joined, 1, start * config.depth, count * config.depth)
+                for start, count in zip(starts, counts, strict=True)
+            ]
+        else:
+            parts = [
+                self.linear(x, f"blk.{i}.attn_{name}", count * config.depth)
+                for name, count in zip("qkv", counts, strict=True)
+            ]
+        made = []
+        for name, part, count in zip("qkv", parts, counts, strict=True):
+            heads = ops.reshape(part, (self.new, count, config.depth))
+            made.append(ops.transpose(self.after(heads, f"blk.{i}.attn_{name}_norm"), (1, 0, 2)))
+        return made
+
+    def turned(self, x: Node, rope: Rope | None) -> Node:
+        if rope is None:
+            return x
+        if rope not in self.tables:
+            self.tables[rope] = self.angles(rope)
+        made: Node = ops.rope(x, *self.tables[rope], interleaved=rope.interleaved)
+        return made
+
+    def angles(self, rope: Rope) -> tuple[Node, Node]:
+        """Cosines and sines [new, pairs] of the positions of the new tokens."""
+        frequencies = self.graph.constant(rope.frequencies().astype(np.float32))
+        with self.graph.building():
+            at = ops.arange(self.new) + ops.dim_value(self.past)
+        angles = ops.reshape(ops.cast(at, "f32"), (self.new, 1)) * frequencies
+        tables = (ops.cos(angles), ops.sin(angles))
+        return tables if rope.magnitude == 1 else tuple(t * rope.magnitude for t in tables)  # type: ignore[return-value]
+
+    def attend(self, x: Node, i: int) -> Node:
+        """Causal attention of new tokens to all before them, whose keys and values are states."""
+        config, g, new = self.config, self.graph, self.new
+        q, k, v = self.queries_keys_values(x, i)
+        rope = config.rope_of(i)
+        seen = []
+        for name, rows in (("k", self.turned(k, rope)), ("v", v)):
+            shape = (config.kv_heads, self.positions, config.depth)
+            updated, filled = ops.append(g.state(f"{name}{i}", shape, "f32"), rows, self.past, axis=1)
+            g.set_state(f"{name}{i}", updated)
+            seen.append(ops.reshape(filled, (1, config.kv_heads, self.past + new, config.depth)))
+        query = ops.reshape(self.turned(q, rope), (1, config.heads, new, config.depth))
+        window = config.window_of(i)
+        context = ops.attention(
+            query,
+            *seen,
+            causal=True,
+            window=(window - 1, -1) if window and window < self.positions else None,
+            scale=config.scale,
+            softcap=config.score_cap,
+            offset=self.past,
+        )
+        flat = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (new, config.heads * config.depth))
+        return self.linear(flat, f"blk.{i}.attn_output", config.width)

@@ -1,0 +1,33 @@
+"""What a model needs, told from the head of its file: no weight is read and nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlx.api.compile import plan
+from rlx.llm.decoder import build
+from rlx.llm.model import AT_ONCE, positions_of
+from rlx.llm.source import Source
+
+
+def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
+    """Bytes by what they are for; `activations` for a prompt of 512 tokens or the whole context."""
+    positions = positions_of(source, context)
+    lir = plan(build(source.config, source.tensors, positions, values=False))
+    at_once = min(AT_ONCE, positions)
+
+    def activations(new: int) -> int:
+        sizes = {"past": positions - new, "new": new, "wanted": 1}
+        return int(lir.planner.plan(sizes, sizes).sizes()["activation"])
+
+    sizes = lir.planner.plan({}, {"past": 0, "new": 1, "wanted": 1}).sizes()
+    return {
+        "file": source.tensors.nbytes,
+        "weights": int(sizes["weight"]),
+        "context": positions,
+        "kv_per_1000_tokens": 1000 * source.config.kv_bytes,
+        "kv": int(sizes["state"]),
+        "activations": activations(at_once),
+        "activations_of_one_token": activations(1),
+        "tokens_at_once": at_once,
+    }

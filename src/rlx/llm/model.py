@@ -1,0 +1,226 @@
+"""Language models: `load` one, then `generate`, `stream`, `chat`, `logits`, `embed`, `perplexity`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rlx.api.session import known, stored_program
+from rlx.errors import ConfigError, InputError
+from rlx.llm.decoder import build
+from rlx.llm.sample import Sampler, Sampling, StopWords, log_softmax_at, perplexity_of
+from rlx.llm.source import Source, open_source
+from rlx.runtime.program import CompiledProgram
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+_POSITIONS = 4096  # tokens that caches hold, unless the model has fewer or the user wants others
+AT_ONCE = 512
+"""Tokens of a prompt that are computed together: more would only need more memory."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    notify: Callable[[str], None] | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """A language model from a GGUF file, a folder with config.json and safetensors, or zoo:ID.
+
+    `context` is how many tokens a conversation may have (by default 4096, or what the model was trained for
+    if that is less); `notify` gets a line for each step of a download. `options` are fields of `rlx.Options`.
+    The compiled program is kept in the cache: loading it again takes a moment.
+
+    >>> import rlx
+    >>> model = rlx.llm.load("zoo:smollm2")  # doctest: +SKIP
+    >>> model.chat("What is the capital of France?")  # doctest: +SKIP
+    'The capital of France is Paris.'
+    """
+    source = open_source(path, notify)
+    positions = positions_of(source, context)
+    others = [known(other) for other in source.others]
+    program = stored_program(
+        known(source.path),
+        options,
+        {"decoder": positions},
+        lambda: (build(source.config, source.tensors, positions), others),
+    )
+    return LanguageModel(source, program, positions)
+
+
+def positions_of(source: Source, context: int | None) -> int:
+    """How many tokens caches hold."""
+    most = source.config.context
+    positions = min(most, _POSITIONS) if context is None else context
+    if not 1 <= positions <= most:
+        raise ConfigError(f"context is {positions}; {source.path} takes between 1 and {most} tokens")
+    return positions
+
+
+class LanguageModel:
+    """A model that is ready to run; `load` makes it. One thread at a time uses it."""
+
+    def __init__(self, source: Source, program: CompiledProgram, positions: int) -> None:
+        self.source, self.program, self.positions = source, program, positions
+        self.config = source.config
+        self.state = Conversation(program, positions)
+        self.generated = 0
+        """Tokens of the last answer."""
+
+    def __repr__(self) -> str:
+        c = self.config
+        return f"<language model {self.source.path.name}: {c.architecture}, {c.layers} layers of {c.width}>"
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self.source.tokenizer
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """A prompt as tokens; one that is tokens already stays as it is."""
+        if isinstance(prompt, str):
+            found: list[int] = self.tokenizer.encode(prompt)
+            return found
+        return [int(token) for token in prompt]
+
+    def prompt(self, messages: str | Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, up to where the model answers, by the model's chat template."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        tokenizer = self.tokenizer
+        ends = sorted(tokenizer.ends)
+        text = self.source.template(
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=True,
+            bos_token="" if tokenizer.begin is None else tokenizer.tokens[tokenizer.begin],
+            eos_token=tokenizer.tokens[ends[0]] if ends else "",
+        )
+        found: list[int] = tokenizer.encode(text, control=True)
+        return found
+
+    # -- text
+
+    def stream_tokens(
+        self, prompt: Sequence[int], max_tokens: int | None = None, sampling: Sampling | None = None
+    ) -> Iterator[int]:
+        """Tokens that follow a prompt, one by one, up to one that ends the answer (which is left out)."""
+        tokens = list(prompt)
+        if not tokens:
+            raise InputError("the prompt has no tokens; give a text")
+        if len(tokens) >= self.positions:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, the context has room for {self.positions}; "
+                "shorten it, or load the model with a larger context"
+            )
+        most = self.positions - len(tokens)
+        most = most if max_tokens is None else min(most, max_tokens)
+        sampler = Sampler(sampling or Sampling(), tokens)
+        ends, self.generated = self.tokenizer.ends, 0
+        for _ in range(most):
+            token = sampler.choose(self.state.logits(tokens))
+            if token in ends:
+                return
+            self.generated += 1
+            yield token
+            tokens.append(token)
+
+    def stream(
+        self, prompt: Prompt, *, max_tokens: int | None = None, stop: Sequence[str] = (), **sampling: Any
+    ) -> Iterator[str]:
+        """The text that follows a prompt, piece by piece as it is generated.
+
+        `stop` has words that end it, which are left out; `sampling` are fields of `rlx.llm.Sampling`.
+        """
+        how = Sampling(**sampling)
+        decode, words = self.tokenizer.decoder(), StopWords(stop)
+        for token in self.stream_tokens(self.tokens(prompt), max_tokens, how):
+            shown = words.add(decode(token))
+            if shown:
+                yield shown
+            if words.found:
+                return
+        shown = words.add(decode(None))
+        shown += "" if words.found else words.rest()
+        if shown:
+            yield shown
+
+    def generate(self, prompt: Prompt, **options: Any) -> str:
+        """The text that follows a prompt; options as for `stream`."""
+        return "".join(self.stream(prompt, **options))
+
+    def chat(self, messages: str | Sequence[Message], **options: Any) -> str:
+        """The answer to a message, or to a conversation [{"role": ..., "content": ...}, ...]."""
+        return self.generate(self.prompt(messages), **options)
+
+    # -- numbers
+
+    def logits(self, prompt: Prompt) -> np.ndarray:
+        """Logits [tokens, vocabulary] of what follows each token of a prompt."""
+        return self._all(prompt, "logits")
+
+    def embed(self, prompt: Prompt) -> np.ndarray:
+        """A text as a vector of length 1: the mean of the features of its tokens."""
+        mean = self._all(prompt, "hidden").astype(np.float64).mean(axis=0)
+        return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), np.float32)
+
+    def _all(self, prompt: Prompt, output: str) -> np.ndarray:
+        tokens = self.tokens(prompt)
+        if not 1 <= len(tokens) <= self.positions:
+            raise InputError(f"{len(tokens)} tokens; the context has room for 1 to {self.positions}")
+        return self.state.every(tokens, output)
+
+    def perplexity(self, prompt: Prompt, window: int = 512) -> float:
+        """How surprised the model is by a text: exp of the mean of -log p(token | those before it).
+
+        The text is cut into windows of that many tokens, each read on its own.
+        """
+        tokens, window = self.tokens(prompt), min(window, self.positions)
+        if len(tokens) < 2 or window < 2:
+            raise InputError("perplexity needs two tokens or more")
+        logs = []
+        for at in range(0, len(tokens) - 1, window):
+            part = tokens[at : at + window]
+            if len(part) > 1:
+                logits = self.state.every(part, "logits")[:-1]
+                logs.append(log_softmax_at(logits, np.array(part[1:])))
+        return perplexity_of(np.concatenate(logs))
+
+
+class Conversation:
+    """Keys and values of the tokens that were computed; what a new text has in common with them is kept."""
+
+    def __init__(self, program: CompiledProgram, positions: int) -> None:
+        self.stream, self.positions = program.stream(), positions
+        self.tokens: list[int] = []
+
+    def common(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start are in the caches."""
+        least = min(len(tokens), len(self.tokens))
+        return next((i for i in range(least) if tokens[i] != self.tokens[i]), least)
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits of what follows the last token."""
+        past = min(self.common(tokens), len(tokens) - 1)
+        return np.asarray(self.run(tokens, past, "logits", last=True)[0])
+
+    def every(self, tokens: Sequence[int], output: str) -> np.ndarray:
+        """An output for all tokens."""
+        return self.run(tokens, 0, output, last=False)
+
+    def run(self, tokens: Sequence[int], past: int, output: str, last: bool) -> np.ndarray:
+        del self.tokens[past:]
+        found = []
+        for at in range(past, len(tokens), AT_ONCE):
+            part = np.array(tokens[at : at + AT_ONCE], np.int64)
+            ends = at + len(part) == len(tokens)
+            wanted = np.arange(len(part)) if not last else np.arange(len(part) - 1, len(part))[: int(ends)]
+            out = self.stream.step({"past": at, "tokens": part, "wanted": wanted})
+            self.tokens += part.tolist()
+            if len(wanted):
+                found.append(out[output])
+        return found[0] if len(found) == 1 else np.concatenate(found)

@@ -1,0 +1,121 @@
+"""Weights as the graph takes them: the arrays that a tensor of a file becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlx.llm.blocks import Format, Groups
+from rlx.llm.tensors import Entry
+from rlx.records import dataclass
+
+Array = np.ndarray
+Convert = Callable[[Format, Groups], list[Array]]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A param of the graph: what it is, known before the file is read, and its value."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    make: Callable[[], Array]
+
+
+def plain_part(entry: Entry) -> Part:
+    """A tensor of floating-point numbers, as it is stored."""
+    return Part(entry.name, entry.shape, entry.format.name.lower(), entry.array)
+
+
+class _Once:
+    """The groups of a tensor, decoded with the first use and dropped with the last of some."""
+
+    def __init__(self, entry: Entry, convert: Convert, uses: int) -> None:
+        self.entry, self.convert, self.uses = entry, convert, uses
+        self.arrays: list[Array] | None = None
+
+    def take(self, number: int) -> Array:
+        if self.arrays is None:
+            groups = self.entry.groups()
+            assert groups is not None, self.entry.name
+            self.arrays = self.convert(self.entry.format, groups)
+        found = self.arrays[number]
+        self.uses -= 1
+        if not self.uses:
+            self.arrays = None
+        return found
+
+
+def _parts(entry: Entry, convert: Convert, about: list[tuple[str, tuple[int, int], str]]) -> list[Part]:
+    """Params with these endings of names, shapes and dtypes."""
+    once = _Once(entry, convert, len(about))
+
+    def taker(number: int) -> Callable[[], Array]:
+        return lambda: once.take(number)
+
+    return [
+        Part(f"{entry.name}{suffix}", shape, dtype, taker(number))
+        for number, (suffix, shape, dtype) in enumerate(about)
+    ]
+
+
+def row_parts(entry: Entry) -> list[Part]:
+    """Codes, scales and perhaps minimums of a table whose rows are looked up."""
+    rows, columns = entry.shape
+    groups = (rows, columns // entry.format.group)
+    about = [(".rows", (rows, columns), "i8"), (".rows.scales", groups, "f32")]
+    if entry.format.minimums:
+        about.append((".rows.minimums", groups, "f32"))
+    return _parts(entry, _rows, about)
+
+
+def _rows(format: Format, groups: Groups) -> list[Array]:
+    found = [groups.codes, groups.scales]
+    return found if groups.minimums is None else [*found, groups.minimums]
+
+
+def stored_bits(format: Format) -> int:
+    """Bits of a code in the storage that matmuls read: 4 or 8."""
+    return 4 if format.bits <= 4 else 8
+
+
+def matrix_parts(entry: Entry) -> list[Part]:
+    """The operands of `ops.dequantize_groups` for a matrix: codes [in, out], scales, perhaps zero points."""
+    out, size = entry.shape
+    groups, format = (size // entry.format.group, out), entry.format
+    half = format.halves and not format.minimums
+    about = [("", (size, out), "i8"), (".scales", groups, "f16" if half else "f32")]
+    if format.minimums:
+        about.append((".zeros", groups, "f32"))
+    return _parts(entry, operands_of, about)
+
+
+def operands_of(format: Format, groups: Groups) -> list[Array]:
+    """Codes, scales and zero points: columns of numbers (code - zero) * scale.
+
+    Numbers scale * code + minimum have zero = -minimum / scale, rounded once. Where the scale is 0 the number
+    is the minimum: (0 - -1) * minimum.
+
+    >>> from rlx.llm.blocks import FORMATS
+    >>> one = Groups(np.array([[3, 5]], np.int8), np.array([[2]], np.float32), np.array([[4]], np.float32))
+    >>> [part.tolist() for part in operands_of(FORMATS[3], one)]
+    [[[-5], [-3]], [[2.0]], [[-10.0]]]
+    """
+    codes, scales, least = groups.codes, groups.scales, groups.minimums
+    if least is None:
+        return [_columns(codes), _columns(scales.astype(np.float16) if format.halves else scales)]
+    middle = 8 if stored_bits(format) == 4 else 0  # codes of four bits are stored with a sign
+    flat = scales == 0
+    factors = np.where(flat, least, scales)
+    zeros = -least / np.where(flat, np.float32(1), scales) - np.float32(middle)
+    zeros[flat] = -1
+    centred = codes - np.int8(middle)
+    if flat.any():
+        centred[np.repeat(flat, groups.group, axis=-1)] = 0
+    return [_columns(centred), _columns(factors), _columns(zeros)]
+
+
+def _columns(rows: Array) -> Array:
+    return np.ascontiguousarray(rows.T)

@@ -1,0 +1,117 @@
+"""Where a model comes from: a GGUF file or a folder, with its decoder, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from rlx import zoo
+from rlx.errors import ModelImportError, UnsupportedError
+from rlx.files import Json, file_boundary, read_plain
+from rlx.llm import config, tokens
+from rlx.llm.config import Config
+from rlx.llm.gguf import GgufFile
+from rlx.llm.hf import HfFolder, read_json
+from rlx.llm.names import renamed
+from rlx.llm.template import Template
+from rlx.llm.tensors import Tensors
+from rlx.llm.tokens import Tokenizer
+
+_ZOO = "zoo:"
+
+
+class Source:
+    """A model file, of which only the head was read. Tokenizer and template are read with their first use."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        tensors: Tensors,
+        tokenizer: Callable[[], Tokenizer],
+        template: Callable[[], str | None],
+        others: tuple[Path, ...] = (),
+    ) -> None:
+        self.path, self.config, self.tensors, self.others = path, config, tensors, others
+        self._tokenizer, self._template = tokenizer, template
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer()
+
+    @cached_property
+    def template(self) -> Template:
+        text = self._template()
+        if text is None:
+            raise UnsupportedError(
+                f"{self.path} has no chat template; use generate() with a prompt of its own"
+            )
+        return Template(text)
+
+
+def open_source(path: str | os.PathLike[str], notify: Callable[[str], None] | None = None) -> Source:
+    """A model by the path of a GGUF file, of a folder with config.json, or as zoo:ID."""
+    name = os.fspath(path)
+    if name.startswith(_ZOO):
+        return open_source(zoo.fetch(name.removeprefix(_ZOO), notify=notify))
+    if os.path.isdir(name):
+        return _of_folder(Path(name))
+    with file_boundary(name, "model"), open(name, "rb") as file:
+        start = file.read(4)
+    if start != b"GGUF":
+        raise ModelImportError(
+            f"{name} is not a language model: give a GGUF file, or a folder with config.json and safetensors"
+        )
+    opened = GgufFile(name)
+    return Source(
+        Path(name),
+        config.from_gguf(opened),
+        opened.tensors,
+        lambda: tokens.from_gguf(opened),
+        lambda: opened.get("tokenizer.chat_template", str, "") or None,
+    )
+
+
+def is_language_model(path: str) -> bool:
+    """Whether a path looks like one that `open_source` takes; a model of the zoo is not fetched for it.
+
+    >>> is_language_model("zoo:smollm2"), is_language_model("zoo:magika"), is_language_model("model.onnx")
+    (True, False, False)
+    """
+    if path.startswith(_ZOO):
+        return zoo.model(path.removeprefix(_ZOO)).files[0].name.endswith(".gguf")
+    if os.path.isdir(path):
+        return os.path.exists(os.path.join(path, "config.json"))
+    return path.endswith(".gguf")
+
+
+def _of_folder(folder: Path) -> Source:
+    opened = HfFolder(folder)
+    settings = folder / "tokenizer_config.json"
+
+    def about() -> Json:
+        return read_json(settings) if settings.exists() else {}
+
+    return Source(
+        folder / "config.json",
+        config.from_hf(str(folder), opened.config),
+        renamed(opened.tensors),
+        lambda: tokens.from_json(folder / "tokenizer.json", about()),
+        lambda: _folder_template(folder, about()),
+        opened.files,
+    )
+
+
+def _folder_template(folder: Path, about: Json) -> str | None:
+    """The chat template: a file of its own, or part of the tokenizer's settings."""
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        with file_boundary(own, "chat template"):
+            return read_plain(own).decode()
+    found = about.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

@@ -1,0 +1,355 @@
+"""Chat templates: Jinja's syntax, parsed by jinja2 and evaluated here.
+
+A template comes with a model file, so it is not trusted. It is never compiled to Python: an interpreter walks
+its syntax tree, and knows a fixed list of nodes, filters, tests and methods. What is not on the lists is
+refused by name. Steps and lengths of texts are limited, so no template runs for ever or fills the memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from rlx.errors import FormatError, RlxError, UnsupportedError, how_to_install
+from rlx.llm.template_values import (
+    BINARY,
+    COMPARISONS,
+    FILTERS,
+    METHODS,
+    TESTS,
+    UNDEFINED,
+    LoopState,
+    Namespace,
+    Stop,
+    Undefined,
+    limited,
+    plain,
+    weight,
+)
+
+_STEPS = 2_000_000
+_DEPTH = 60
+_SOURCE = 1 << 20
+
+
+class Template:
+    """A chat template.
+
+    >>> greet = Template("{% for m in messages %}[{{ m.role }}] {{ m['content'] | trim }}\\n{% endfor %}")
+    >>> greet(messages=[{"role": "user", "content": " hi "}])
+    '[user] hi\\n'
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > _SOURCE:
+            raise FormatError(f"the chat template has {len(source)} characters; {_SOURCE} are the most")
+        try:
+            import jinja2
+        except ImportError:
+            raise UnsupportedError(f"chat templates need jinja2; {how_to_install('llm')}") from None
+        environment = jinja2.Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]
+        )
+        try:
+            self.tree: Any = environment.parse(source)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            line = getattr(error, "lineno", "?")
+            raise FormatError(f"the chat template is not valid (line {line}): {error}") from error
+
+    def __call__(self, **values: object) -> str:
+        """The text for these values."""
+        run = _Run({**values, "namespace": Namespace, "raise_exception": _refuse, "range": _range})
+        try:
+            return "".join(run.body(self.tree.body, run.globals))
+        except RlxError:
+            raise
+        except _Jump as jump:
+            raise FormatError(f"the chat template has a {jump.what} outside a loop") from None
+        except Exception as error:
+            raise FormatError(
+                f"the chat template fails (line {run.line}): {error} ({type(error).__name__})"
+            ) from error
+
+
+class _Jump(Exception):
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+
+def _refuse(message: object = "") -> NoReturn:
+    raise FormatError(f"the chat template refuses these messages: {str(message)[:400]}")
+
+
+def _range(*limits: int) -> range:
+    return limited(range(*limits))
+
+
+class _Run:
+    """One evaluation. Scopes are plain dicts: a loop's body has its own, as in Jinja."""
+
+    def __init__(self, values: dict[str, object]) -> None:
+        self.globals, self.steps, self.depth, self.line, self.written = values, 0, 0, 0, 0
+
+    def step(self, node: Any) -> Callable[..., Any]:
+        self.steps += 1
+        self.line = node.lineno or self.line
+        if self.steps > _STEPS:
+            raise Stop(f"it takes more than {_STEPS} steps")
+        name = type(node).__name__
+        found = getattr(self, f"do_{name}", None)
+        if found is None:
+            raise Stop(f"it uses {name}, which is not allowed in chat templates")
+        return found  # type: ignore[no-any-return]
+
+    def charge(self, value: Any) -> Any:
+        """A new value; large ones count as many steps, and so does what is inside them."""
+        self.steps += weight(limited(value), _STEPS)
+        if self.steps > _STEPS:
+            raise Stop(f"it takes more than {_STEPS} steps")
+        return value
+
+    def body(self, nodes: list[Any], scope: dict[str, object]) -> Iterator[str]:
+        """The text of statements."""
+        for node in nodes:
+            yield from self.step(node)(node, scope)
+
+    def text(self, nodes: list[Any], scope: dict[str, object]) -> str:
+        found: str = self.charge("".join(self.body(nodes, scope)))
+        return found
+
+    def value(self, node: Any, scope: dict[str, object]) -> Any:
+        """What an expression is."""
+        self.depth += 1
+        if self.depth > _DEPTH:
+            raise Stop(f"it nests more than {_DEPTH} levels deep")
+        try:
+            return self.step(node)(node, scope)
+        finally:
+            self.depth -= 1
+
+    # -- statements: they give text
+
+    def do_Output(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        for part in node.nodes:
+            text = part.data if type(part).__name__ == "TemplateData" else plain(self.value(part, scope))
+            self.written += len(text)
+            limited(range(self.written))
+            yield self.charge(text)
+
+    def do_If(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        for branch in (node, *node.elif_):
+            if self.value(branch.test, scope):
+                yield from self.body(branch.body, scope)
+                return
+        yield from self.body(node.else_, scope)
+
+    def do_For(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        if node.recursive:
+            raise Stop("it uses a recursive loop, which is not allowed in chat templates")
+        items = list(self.value(node.iter, scope))
+        if node.test is not None:
+            items = [item for item in items if self.value(node.test, self.bound(node.target, item, scope))]
+        state = LoopState(items)
+        for i, item in enumerate(items):
+            state.index0 = i
+            inner = self.bound(node.target, item, scope)
+            inner["loop"] = state
+            try:
+                yield from self.body(node.body, inner)
+            except _Jump as jump:
+                if jump.what == "break":
+                    break
+        if not items:
+            yield from self.body(node.else_, scope)
+
+    def bound(self, target: Any, item: object, scope: dict[str, object]) -> dict[str, object]:
+        inner = dict(scope)
+        self.assign(target, item, inner)
+        return inner
+
+    def assign(self, target: Any, value: Any, scope: dict[str, object]) -> None:
+        kind = type(target).__name__
+        if kind == "Name":
+            scope[target.name] = value
+        elif kind == "Tuple":
+            for part, one in zip(target.items, list(value), strict=True):
+                self.assign(part, one, scope)
+        elif kind == "NSRef":
+            space = scope.get(target.name)
+            if not isinstance(space, Namespace):
+                raise Stop(f"it sets an attribute of {target.name!r}, which is not a namespace")
+            space.values[target.attr] = value
+        else:
+            raise Stop(f"it assigns to {kind}, which is not allowed in chat templates")
+
+    def do_Assign(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        self.assign(node.target, self.value(node.node, scope), scope)
+        return iter(())
+
+    def do_AssignBlock(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        self.assign(node.target, self.text(node.body, dict(scope)), scope)
+        return iter(())
+
+    def do_ExprStmt(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        self.value(node.node, scope)
+        return iter(())
+
+    def do_Macro(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+        names = [argument.name for argument in node.args]
+        first = len(names) - len(node.defaults)
+
+        def call(*given: object, **named: object) -> str:
+            if len(given) > len(names) or not named.keys() <= set(names):
+                raise Stop(f"it calls {node.name} with other arguments than {names}")
+            inner = {**scope, node.name: call}
+            for i, name in enumerate(names):
+                default = self.value(node.defaults[i - first], scope) if i >= first else UNDEFINED
+                inner[name] = given[i] if i < len(given) else named.get(name, default)
+            self.depth += 1
+            if self.depth > _DEPTH:
+                raise Stop(f"it nests more than {_DEPTH} levels deep")
+            try:
+                return self.text(node.body, inner)
+            finally:
+                self.depth -= 1
+
+        scope[node.name] = call
+        return iter(())
+
+    def do_Break(self, node: Any, scope: dict[str, object]) -> NoReturn:
+        raise _Jump("break")
+
+    def do_Continue(self, node: Any, scope: dict[str, object]) -> NoReturn:
+        raise _Jump("continue")
+
+    # -- expressions: they give values
+
+    def do_Const(self, node: Any, scope: dict[str, object]) -> object:
+        return node.value
+
+    do_TemplateData = lambda self, node, scope: node.data  # noqa: E731
+
+    def do_Name(self, node: Any, scope: dict[str, object]) -> object:
+        return scope.get(node.name, UNDEFINED)
+
+    def do_List(self, node: Any, scope: dict[str, object]) -> list[object]:
+        found: list[object] = self.charge([self.value(item, scope) for item in node.items])
+        return found
+
+    def do_Tuple(self, node: Any, scope: dict[str, object]) -> tuple[object, ...]:
+        return tuple(self.do_List(node, scope))
+
+    def do_Dict(self, node: Any, scope: dict[str, object]) -> dict[object, object]:
+        found: dict[object, object] = self.charge(
+            {self.value(pair.key, scope): self.value(pair.value, scope) for pair in node.items}
+        )
+        return found
+
+    def do_CondExpr(self, node: Any, scope: dict[str, object]) -> object:
+        if self.value(node.test, scope):
+            return self.value(node.expr1, scope)
+        return UNDEFINED if node.expr2 is None else self.value(node.expr2, scope)
+
+    def do_Not(self, node: Any, scope: dict[str, object]) -> bool:
+        return not self.value(node.node, scope)
+
+    def do_And(self, node: Any, scope: dict[str, object]) -> object:
+        return self.value(node.left, scope) and self.value(node.right, scope)
+
+    def do_Or(self, node: Any, scope: dict[str, object]) -> object:
+        return self.value(node.left, scope) or self.value(node.right, scope)
+
+    def do_Neg(self, node: Any, scope: dict[str, object]) -> object:
+        return operator.neg(self.value(node.node, scope))
+
+    def binary(self, node: Any, scope: dict[str, object]) -> object:
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        return self.charge(BINARY[type(node).__name__](left, right))
+
+    do_Add = do_Sub = do_Mul = do_Div = do_FloorDiv = do_Mod = binary
+
+    def do_Concat(self, node: Any, scope: dict[str, object]) -> str:
+        found: str = self.charge("".join(plain(self.value(part, scope)) for part in node.nodes))
+        return found
+
+    def do_Compare(self, node: Any, scope: dict[str, object]) -> bool:
+        left = self.value(node.expr, scope)
+        for part in node.ops:
+            right = self.value(part.expr, scope)
+            self.charge((left, right))
+            if not COMPARISONS[part.op](left, right):
+                return False
+            left = right
+        return True
+
+    def do_Slice(self, node: Any, scope: dict[str, object]) -> slice:
+        return slice(
+            *(None if p is None else self.value(p, scope) for p in (node.start, node.stop, node.step))
+        )
+
+    def do_Getitem(self, node: Any, scope: dict[str, object]) -> object:
+        return _item(self.value(node.node, scope), self.value(node.arg, scope))
+
+    def do_Getattr(self, node: Any, scope: dict[str, object]) -> object:
+        return _attribute(self.value(node.node, scope), node.attr)
+
+    def arguments(self, node: Any, scope: dict[str, object]) -> tuple[list[Any], dict[str, Any]]:
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise Stop("it uses * or ** in a call, which is not allowed in chat templates")
+        named = {part.key: self.value(part.value, scope) for part in node.kwargs}
+        return [self.value(part, scope) for part in node.args], named
+
+    def do_Call(self, node: Any, scope: dict[str, object]) -> object:
+        given, named = self.arguments(node, scope)
+        if type(node.node).__name__ == "Getattr":
+            owner, name = self.value(node.node.node, scope), node.node.attr
+            method = METHODS.get((type(owner), name))
+            if method is not None:
+                self.charge(given)
+                return self.charge(method(owner, *given, **named))
+            called: Any = _attribute(owner, name)
+        else:
+            called, name = self.value(node.node, scope), getattr(node.node, "name", "a value")
+        if not callable(called):
+            raise Stop(f"it calls {name}, which is not a function of chat templates")
+        return self.charge(called(*given, **named))
+
+    def do_Filter(self, node: Any, scope: dict[str, object]) -> object:
+        if node.name not in FILTERS:
+            raise Stop(f"it uses the filter {node.name!r}, which is not allowed in chat templates")
+        given, named = self.arguments(node, scope)
+        return self.charge(FILTERS[node.name](self.charge(self.value(node.node, scope)), *given, **named))
+
+    def do_Test(self, node: Any, scope: dict[str, object]) -> bool:
+        if node.name not in TESTS:
+            raise Stop(f"it uses the test {node.name!r}, which is not allowed in chat templates")
+        given, named = self.arguments(node, scope)
+        return bool(TESTS[node.name](self.value(node.node, scope), *given, **named))
+
+
+def _item(owner: Any, key: Any) -> object:
+    """owner[key]; what is not there is undefined, as in Jinja."""
+    if isinstance(owner, Undefined):
+        raise Stop(f"it asks for {key!r} of a value that is not defined")
+    if isinstance(owner, Mapping):
+        return owner.get(key, UNDEFINED)
+    if isinstance(owner, str | list | tuple) and isinstance(key, int | slice):
+        try:
+            return owner[key]
+        except IndexError:
+            return UNDEFINED
+    return UNDEFINED if not isinstance(key, str) else _attribute(owner, key)
+
+
+def _attribute(owner: Any, name: str) -> object:
+    """owner.name: a member of a mapping, or of what the interpreter made itself; never one of an object."""
+    if isinstance(owner, Undefined):
+        raise Stop(f"it asks for {name!r} of a value that is not defined")
+    if isinstance(owner, Mapping):
+        return owner.get(name, UNDEFINED)
+    if isinstance(owner, Namespace):
+        return owner.values.get(name, UNDEFINED)
+    if isinstance(owner, LoopState):
+        return owner.get(name)
+    return UNDEFINED
