@@ -28,7 +28,7 @@ from rlx.llm.template_values import (
     weight,
 )
 
-_STEPS = 2_000_000
+_STEPS = 500_000
 _DEPTH = 60
 _SOURCE = 1 << 20
 
@@ -92,10 +92,8 @@ class _Run:
         self.globals, self.steps, self.depth, self.line, self.written = values, 0, 0, 0, 0
 
     def step(self, node: Any) -> Callable[..., Any]:
-        self.steps += 1
+        self.count(1)
         self.line = node.lineno or self.line
-        if self.steps > _STEPS:
-            raise Stop(f"it takes more than {_STEPS} steps")
         name = type(node).__name__
         found = getattr(self, f"do_{name}", None)
         if found is None:
@@ -104,10 +102,13 @@ class _Run:
 
     def charge(self, value: Any) -> Any:
         """A new value; large ones count as many steps, and so does what is inside them."""
-        self.steps += weight(limited(value), _STEPS)
+        self.count(weight(limited(value), _STEPS))
+        return value
+
+    def count(self, steps: int) -> None:
+        self.steps += steps
         if self.steps > _STEPS:
             raise Stop(f"it takes more than {_STEPS} steps")
-        return value
 
     def body(self, nodes: list[Any], scope: dict[str, object]) -> Iterator[str]:
         """The text of statements."""
@@ -147,13 +148,14 @@ class _Run:
     def do_For(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
         if node.recursive:
             raise Stop("it uses a recursive loop, which is not allowed in chat templates")
-        items = list(self.value(node.iter, scope))
+        items = self.charge(list(limited(self.value(node.iter, scope))))
         if node.test is not None:
             items = [item for item in items if self.value(node.test, self.bound(node.target, item, scope))]
         state = LoopState(items)
         for i, item in enumerate(items):
             state.index0 = i
             inner = self.bound(node.target, item, scope)
+            self.count(1 + len(inner) // 16)
             inner["loop"] = state
             try:
                 yield from self.body(node.body, inner)

@@ -89,15 +89,13 @@ def weight(value: object, most: int) -> int:
     total, waiting = 0, [value]
     while waiting and total <= most:
         one = waiting.pop()
-        total += 1 if isinstance(one, list | tuple | dict) else 0
+        total += 1
         if isinstance(one, str):
-            total += 1 + len(one) // 64
+            total += len(one) // 64
         elif isinstance(one, dict):
             waiting += one.values()
         elif isinstance(one, list | tuple):
             waiting += one
-        elif one is not value:
-            total += 1
     return total
 
 

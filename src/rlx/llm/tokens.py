@@ -168,24 +168,43 @@ def sentence_piece(token: str) -> bytes:
 # -- SentencePiece
 
 
-class Merging:
-    """SentencePiece's BPE: of all neighbours that are a token together, the one with the best score first."""
+class Pieces:
+    """What both of SentencePiece's models share: tokens with scores, and bytes for what is not a token."""
 
     def __init__(self, tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], lead: bool):
-        self.ids = {token: i for i, token in enumerate(tokens) if kinds[i] in (NORMAL, USER, BYTE)}
+        self.ids = {token: i for i, token in enumerate(tokens) if kinds[i] in (NORMAL, USER)}
+        self.bytes = {token: i for i, token in enumerate(tokens) if kinds[i] == BYTE}
         self.scores, self.lead = scores, lead
         self.unknown = next((i for i, kind in enumerate(kinds) if kind == UNKNOWN), 0)
 
     def __call__(self, text: str) -> list[int]:
-        return [token for part in self.merged(text) for token in self.tokens_of(part)]
+        marked = (" " * self.lead + text).replace(" ", _SPACE) if text else ""
+        found: list[int] = []
+        for part in self.parts(marked):
+            token = self.ids.get(part)
+            spelled = [self.bytes.get(f"<0x{byte:02X}>") for byte in part.encode("utf-8", "surrogateescape")]
+            if token is not None:
+                found.append(token)
+            elif None not in spelled:
+                found += spelled  # type: ignore[arg-type]
+            elif not (found and found[-1] == self.unknown):
+                found.append(self.unknown)
+        return found
 
-    def merged(self, text: str) -> list[str]:
-        """Parts of the text that merge no further.
+    def parts(self, text: str) -> list[str]:
+        """The text in parts, each of them a token or one character."""
+        raise NotImplementedError
 
-        >>> Merging(["a", "b", "ab"], [0, 0, -1.0], [1, 1, 1], False).merged("aabb")
+
+class Merging(Pieces):
+    """SentencePiece's BPE: of all neighbours that are a token together, the one with the best score first."""
+
+    def parts(self, text: str) -> list[str]:
+        """
+        >>> Merging(["a", "b", "ab"], [0, 0, -1.0], [1, 1, 1], False).parts("aabb")
         ['a', 'ab', 'b']
         """
-        parts: list[str | None] = list((" " * self.lead + text).replace(" ", _SPACE))
+        parts: list[str | None] = list(text)
         after = list(range(1, len(parts) + 1))
         before = list(range(-1, len(parts) - 1))
         queue: list[tuple[float, int, int, str]] = []
@@ -213,13 +232,35 @@ class Merging:
             propose(left, after[left])
         return [part for part in parts if part is not None]
 
-    def tokens_of(self, part: str) -> list[int]:
-        """The token of a part, or those of its bytes."""
-        found = self.ids.get(part)
-        if found is not None:
-            return [found]
-        spelled = [self.ids.get(f"<0x{byte:02X}>") for byte in part.encode("utf-8", "surrogateescape")]
-        return [self.unknown] if None in spelled else spelled  # type: ignore[return-value]
+
+class Likeliest(Pieces):
+    """SentencePiece's unigram model: the parts whose scores have the largest sum, added in f32 as there."""
+
+    def parts(self, text: str) -> list[str]:
+        """
+        >>> Likeliest(["a", "b", "ab"], [-1.0, -1.0, -1.5], [1, 1, 1], False).parts("aab")
+        ['a', 'ab']
+        """
+        longest = max(map(len, self.ids), default=1)
+        scores = {token: np.float32(self.scores[i]) for token, i in self.ids.items()}
+        odd = np.float32(min(scores.values(), default=0.0)) - np.float32(10)  # of a character without a token
+        best: list[tuple[np.float32, int] | None] = [(np.float32(0), 0), *[None] * len(text)]
+        for at in range(len(text)):
+            here = best[at]
+            assert here is not None  # a single character always fits
+            for end in range(at + 1, min(at + longest, len(text)) + 1):
+                score = scores.get(text[at:end], odd if end == at + 1 else None)
+                if score is None:
+                    continue
+                total, known = here[0] + score, best[end]
+                if known is None or total > known[0]:
+                    best[end] = (total, at)
+        found, end = [], len(text)
+        while end:
+            _, at = best[end]  # type: ignore[misc]
+            found.append(text[at:end])
+            end = at
+        return found[::-1]
 
 
 # -- from files
@@ -244,12 +285,11 @@ def from_gguf(file: GgufFile) -> Tokenizer:
             name = file.get("tokenizer.ggml.pre", str, "default")
             plain = _level_encoder(file.path, name, tokens, file.get("tokenizer.ggml.merges", list))
             piece = level_piece
-        elif kind == "llama":
+        elif kind in ("llama", "t5"):
             scores = _array(file, "scores", len(tokens), 0).astype(float).tolist()
             lead = file.get("tokenizer.ggml.add_space_prefix", bool, True)
-            plain, piece = Merging(tokens, scores, kinds, lead), sentence_piece
-        elif kind == "t5":
-            plain, piece = _unigram_encoder(file, tokens, kinds), sentence_piece
+            pieces = Merging if kind == "llama" else Likeliest
+            plain, piece = _normalised(file, pieces(tokens, scores, kinds, lead)), sentence_piece
         else:
             raise UnsupportedError(
                 f"{file.path}: the tokenizer {kind!r} is not supported; RLX reads gpt2, llama and t5"
@@ -317,25 +357,13 @@ def _ids(model: Any) -> Encode:
     return encode
 
 
-def _unigram_encoder(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> Encode:
-    """SentencePiece's unigram model: the most likely tokens."""
-    package = _tokenizers()
-    scores = _array(file, "scores", len(tokens), 0).astype(float).tolist()
-    unknown = next((i for i, kind in enumerate(kinds) if kind == UNKNOWN), 0)
-    worst = min(scores, default=0.0)
-    odds = [
-        (token, score if kind in (NORMAL, USER) else worst - 100)
-        for token, score, kind in zip(tokens, scores, kinds, strict=True)
-    ]
-    fallback = BYTE in kinds
-    model = package.Tokenizer(package.models.Unigram(odds, unknown, fallback))
+def _normalised(file: GgufFile, plain: Encode) -> Encode:
+    """An encoder of text whose characters are replaced first, by SentencePiece's compiled rules."""
     rules = file.metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if isinstance(rules, np.ndarray):
-        model.normalizer = package.normalizers.Precompiled(rules.astype(np.uint8).tobytes())
-    lead = file.get("tokenizer.ggml.add_space_prefix", bool, True)
-    scheme = "always" if lead else "never"
-    model.pre_tokenizer = package.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    return _ids(model)
+    if not isinstance(rules, np.ndarray) or not len(rules):
+        return plain
+    normalise = _tokenizers().normalizers.Precompiled(rules.astype(np.uint8).tobytes()).normalize_str
+    return lambda text: plain(normalise(text))
 
 
 def from_json(path: Path, config: Json) -> Tokenizer:
