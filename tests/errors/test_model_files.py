@@ -37,7 +37,7 @@ FILES: list[tuple[str, bytes, str, str]] = [
         "m.gguf",
         b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
         "a GGUF file, which holds weights",
-        "torch.onnx.export",
+        "rlx chat --model m.gguf",
     ),
     ("m.ort", b"\x1c\0\0\0ORTM" + bytes(64), "in ONNX Runtime's own format", "give the .onnx file"),
     ("m.pkl", pickle.dumps({"w": 1}), "a pickle", "torch.onnx.export"),

@@ -148,9 +148,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> Weights:
 # -- computed with NumPy
 
 
-def logits(config: dict[str, Any], given: Weights, tokens: list[int]) -> Array:
-    """Logits [tokens, vocabulary] in f64."""
-    w = {name: value.astype(np.float64) for name, value in given.items()}
+def logits(config: dict[str, Any], given: Weights, tokens: list[int], dtype: Any = np.float64) -> Array:
+    """Logits [tokens, vocabulary], computed in f64 or another precision."""
+    w = {name: value.astype(dtype, copy=False) for name, value in given.items()}
     return _gpt2(config, w, tokens) if config["model_type"] == "gpt2" else _decoder(config, w, tokens)
 
 
@@ -202,7 +202,7 @@ def _frequencies(config: dict[str, Any], depth: int, base: float) -> Array:
 def _turn(x: Array, frequencies: Array) -> Array:
     """Rotary positions of [heads, tokens, depth], halves paired."""
     angles = np.arange(x.shape[1])[:, None] * frequencies
-    c, s = np.cos(angles), np.sin(angles)
+    c, s = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
 
@@ -293,6 +293,39 @@ def _gpt2(config: dict[str, Any], w: Weights, tokens: list[int]) -> Array:
 
 
 # -- files
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], Weights]:
+    """A llama file as the gguf package reads it: a config, and weights in f32 under the names of folders."""
+    import gguf
+
+    file = gguf.GGUFReader(path)
+
+    def value(key: str) -> Any:
+        return file.fields[f"llama.{key}"].contents()
+
+    layers, heads = value("block_count"), value("attention.head_count")
+    keys = value("attention.head_count_kv")
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": value("embedding_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "rope_theta": value("rope.freq_base"),
+    }
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    wanted = {}
+    for name in shapes({**config, "intermediate_size": 1, "vocab_size": 1, "tie_word_embeddings": True}):
+        wanted[f"{names.get_name(name.removesuffix('.weight'))}.weight"] = name
+    weights = {}
+    for tensor in file.tensors:
+        name = wanted[tensor.name]
+        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        numbers = numbers.reshape(tuple(reversed(tensor.shape.tolist())))
+        weights[name] = _converted(config, "llama", name, numbers, back=True)
+    return config, weights
 
 
 def write_folder(path: Path, config: dict[str, Any], weights: Weights, dtype: Any = np.float32) -> Path:

@@ -170,7 +170,7 @@ def from_gguf(file: GgufFile) -> Config:
             heads=heads,
             kv_heads=whole("attention.head_count_kv", heads),
             depth=depth,
-            context=whole("context_length"),
+            context=min(whole("context_length"), _gguf_short(file, kind)),
             eps=real(epsilon),
             rope=None if gpt2 else _gguf_rope(file, kind, depth),
             window=window,
@@ -179,14 +179,20 @@ def from_gguf(file: GgufFile) -> Config:
     )
 
 
+def _gguf_short(file: GgufFile, kind: str) -> int:
+    """The context that the factors of short texts are for; there are others for longer ones."""
+    if "rope_factors_short.weight" not in file.tensors:
+        return 1 << 40
+    return file.get(f"{kind}.rope.scaling.original_context_length", int)
+
+
 def _gguf_rope(file: GgufFile, kind: str, depth: int) -> Rope:
     features = file.get(f"{kind}.rope.dimension_count", int, depth)
     scaling = file.get(f"{kind}.rope.scaling.type", str, "none")
     factors: tuple[float, ...] = ()
     if "rope_freqs.weight" in file.tensors:
         factors = tuple(file.tensors["rope_freqs.weight"].array().astype(float).ravel().tolist())
-    elif "rope_factors_short.weight" in file.tensors:  # those of long contexts are for contexts we refuse
-        file.tensors["rope_factors_long.weight"]
+    elif "rope_factors_short.weight" in file.tensors:  # see _gguf_short
         factors = tuple(file.tensors["rope_factors_short.weight"].array().astype(float).ravel().tolist())
     elif scaling == "linear":
         factors = (file.get(f"{kind}.rope.scaling.factor", float),) * (features // 2)
@@ -281,7 +287,7 @@ def from_hf(path: str, given: Json) -> Config:
             heads=heads,
             kv_heads=get("num_key_value_heads", is_size, heads),
             depth=depth,
-            context=get("max_position_embeddings", is_size),
+            context=_short(given, get("max_position_embeddings", is_size)),
             eps=float(get("rms_norm_eps", is_number)),
             rope=None if gpt2 else _hf_rope(path, kind, given, depth),
             window=window,
@@ -290,6 +296,13 @@ def from_hf(path: str, given: Json) -> Config:
             **more,
         ),
     )
+
+
+def _short(given: Json, context: int) -> int:
+    """The context that the factors of short texts are for; there are others for longer ones."""
+    if _hf_rope_values(given, "full_attention").get("rope_type") == "longrope" or "rope_scaling" in given:
+        return min(context, int(given.get("original_max_position_embeddings") or context))
+    return context
 
 
 def _hf_windowed(path: str, kind: str, given: Json, layers: int) -> tuple[bool, ...]:

@@ -89,14 +89,16 @@ def is_language_model(path: str) -> bool:
 
 def _of_folder(folder: Path) -> Source:
     opened = HfFolder(folder)
-    settings = folder / "tokenizer_config.json"
+    settings, about_model = folder / "tokenizer_config.json", folder / "config.json"
+    with file_boundary(about_model, "model config"):
+        decoder = config.from_hf(str(folder), opened.config)
 
     def about() -> Json:
         return read_json(settings) if settings.exists() else {}
 
     return Source(
-        folder / "config.json",
-        config.from_hf(str(folder), opened.config),
+        about_model,
+        decoder,
         renamed(opened.tensors),
         lambda: tokens.from_json(folder / "tokenizer.json", about()),
         lambda: _folder_template(folder, about()),
