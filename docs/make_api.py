@@ -51,6 +51,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rlx.driver.copy", ()),
     ("rlx.dist", ()),
     ("rlx.zoo", ()),
+    ("rlx.llm", ()),
     ("rlx.config", ("Knob", "table")),
 )
 

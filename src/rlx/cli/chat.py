@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, cast
 
 import click
 
 from rlx.cli.output import print_line, print_note, print_piece, progress
 from rlx.errors import RlxError
-from rlx.llm.model import LanguageModel, load
-from rlx.llm.sample import Sampling
+from rlx.llm.model import AnswerOptions, LanguageModel, load
+from rlx.llm.sample import Sampling, SamplingOptions
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 _HELP = """/help          this list
 /reset         forget the conversation
@@ -30,7 +32,7 @@ _SAMPLING = (
 )
 
 
-def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def sampling_options(command: Command) -> Command:
     """The fields of `rlx.llm.Sampling` as options."""
     for flag, kind, text in reversed(_SAMPLING):
         command = click.option(flag, type=kind, default=None, help=text)(command)
@@ -54,13 +56,14 @@ def chat(
     max_tokens: int | None,
     context: int | None,
     threads: int | None,
-    **sampling: Any,
+    **sampling: float | None,
 ) -> None:
     """Ask a language model the PROMPT, or the text on stdin; stdout gets the answer and nothing else.
 
     Without a prompt, on a terminal, it is a conversation.
     """
-    chosen = {name: value for name, value in sampling.items() if value is not None}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    chosen = cast("SamplingOptions", given)
     Sampling(**chosen)  # a wrong value is told before the model is loaded
     asked = " ".join(prompt)
     talks = not prompt and sys.stdin.isatty()
@@ -68,9 +71,8 @@ def chat(
         asked = sys.stdin.read()
     if not talks and not asked.strip():
         raise click.UsageError("the prompt is empty; give a text")
-    options = {} if threads is None else {"threads": threads}
     with progress(f"loading {model}") as say:
-        loaded = load(model, context=context, notify=say, **options)
+        loaded = load(model, context=context, notify=say, threads=threads)
     talk = Talk(loaded, system, {"stop": stop, "max_tokens": max_tokens, **chosen})
     if talks:
         converse(talk)
@@ -83,7 +85,7 @@ def chat(
 class Talk:
     """A conversation and how it is answered."""
 
-    def __init__(self, model: LanguageModel, system: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, model: LanguageModel, system: str | None, options: AnswerOptions) -> None:
         self.model, self.options, self.speed = model, options, ""
         self.reset(system)
 

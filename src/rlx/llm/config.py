@@ -7,7 +7,8 @@ block) is not repeated here: the builder looks for the tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,9 +118,9 @@ def _checked(path: str, config: Config) -> Config:
     return config
 
 
-def _gemma_scale(width: int, heads: int, depth: int, layers: int) -> float:
+def _gemma_scale(config: Config) -> float:
     """Of Gemma's scores: by the features of a head, but in the models of 27B by width / heads."""
-    return 1 / math.sqrt(width / heads if layers in (46, 62) else depth)
+    return 1 / math.sqrt(config.width / config.heads if config.layers in (46, 62) else config.depth)
 
 
 # -- GGUF
@@ -143,40 +144,33 @@ def from_gguf(file: GgufFile) -> Config:
         raise FormatError(f"{file.path}: {layers} layers, {heads} heads")
     depth = whole("attention.key_length", width // heads)
     gpt2 = kind == "gpt2"
-    more: dict[str, Any] = {}
-    if kind in ("gemma2", "gemma3"):
-        more = {
-            "scale": _gemma_scale(width, heads, depth, layers),
-            "embedding_scale": math.sqrt(width),
-            "score_cap": real("attn_logit_softcapping", 50.0 if kind == "gemma2" else 0.0),
-            "logit_cap": real("final_logit_softcapping", 30.0 if kind == "gemma2" else 0.0),
-            "activation": "gelu_tanh",
-        }
-    window = whole("attention.sliding_window", 0)
-    if kind == "gemma2":
-        more["windowed"] = tuple(i % 2 == 0 for i in range(layers))
-    elif kind == "gemma3":
-        more["windowed"] = tuple(i % 6 < 5 for i in range(layers))
-        more["local_rope"] = Rope(10000.0, depth)
-    elif gpt2:
-        more["activation"] = "gelu_tanh"
     epsilon = "attention.layer_norm_epsilon" if gpt2 else "attention.layer_norm_rms_epsilon"
-    return _checked(
-        file.path,
-        Config(
-            architecture=kind,
-            layers=layers,
-            width=width,
-            heads=heads,
-            kv_heads=whole("attention.head_count_kv", heads),
-            depth=depth,
-            context=min(whole("context_length"), _gguf_short(file, kind)),
-            eps=real(epsilon),
-            rope=None if gpt2 else _gguf_rope(file, kind, depth),
-            window=window,
-            **more,
-        ),
+    found = Config(
+        architecture=kind,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=whole("attention.head_count_kv", heads),
+        depth=depth,
+        context=min(whole("context_length"), _gguf_short(file, kind)),
+        eps=real(epsilon),
+        rope=None if gpt2 else _gguf_rope(file, kind, depth),
+        window=whole("attention.sliding_window", 0),
+        activation="gelu_tanh" if gpt2 else "silu",
     )
+    if kind in ("gemma2", "gemma3"):
+        second = kind == "gemma2"
+        found = replace(
+            found,
+            scale=_gemma_scale(found),
+            embedding_scale=math.sqrt(width),
+            score_cap=real("attn_logit_softcapping", 50.0 if second else 0.0),
+            logit_cap=real("final_logit_softcapping", 30.0 if second else 0.0),
+            activation="gelu_tanh",
+            windowed=tuple(i % 2 == 0 if second else i % 6 < 5 for i in range(layers)),
+            local_rope=None if second else Rope(10000.0, depth),
+        )
+    return _checked(file.path, found)
 
 
 def _gguf_short(file: GgufFile, kind: str) -> int:
@@ -256,46 +250,38 @@ def from_hf(path: str, given: Json) -> Config:
     activation = activation or get("hidden_act", lambda v: isinstance(v, str))
     if activation not in _ACTIVATIONS:
         raise UnsupportedError(f"{path}: the activation {activation!r} is not supported")
-    gemma = kind in ("gemma2", "gemma3")
-    more: dict[str, Any] = {}
-    if gemma:
-        more = {
-            "scale": get("query_pre_attn_scalar", is_number, depth) ** -0.5,
-            "embedding_scale": math.sqrt(width),
-            "score_cap": get("attn_logit_softcapping", is_number, 0.0),
-            "logit_cap": get("final_logit_softcapping", is_number, 0.0),
-            "norm_offset": 1.0,
-        }
-    window = given.get("sliding_window") or 0
-    if given.get("use_sliding_window") is False:
-        window = 0
+    found = Config(
+        architecture=kind,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=get("num_key_value_heads", is_size, heads),
+        depth=depth,
+        context=_short(given, get("max_position_embeddings", is_size)),
+        eps=float(get("rms_norm_eps", is_number)),
+        rope=None if gpt2 else _hf_rope(path, given, depth),
+        activation=_ACTIVATIONS[activation],
+        columns_first=gpt2,
+    )
+    window = 0 if given.get("use_sliding_window") is False else given.get("sliding_window") or 0
     if type(window) is not int:
         raise FormatError(f"{path}: config.json has sliding_window = {window!r}")
     if window:
-        more["windowed"] = _hf_windowed(path, kind, given, layers)
+        found = replace(found, window=window, windowed=_hf_windowed(path, kind, given, layers))
+    if kind in ("gemma2", "gemma3"):
+        found = replace(
+            found,
+            scale=get("query_pre_attn_scalar", is_number, depth) ** -0.5,
+            embedding_scale=math.sqrt(width),
+            score_cap=float(get("attn_logit_softcapping", is_number, 0.0)),
+            logit_cap=float(get("final_logit_softcapping", is_number, 0.0)),
+            norm_offset=1.0,
+        )
     if kind == "gemma3":
         local = _hf_rope_values(given, "sliding_attention")
-        more["local_rope"] = Rope(
-            float(local.get("rope_theta", given.get("rope_local_base_freq", 10000.0))), depth
-        )
-    return _checked(
-        path,
-        Config(
-            architecture=kind,
-            layers=layers,
-            width=width,
-            heads=heads,
-            kv_heads=get("num_key_value_heads", is_size, heads),
-            depth=depth,
-            context=_short(given, get("max_position_embeddings", is_size)),
-            eps=float(get("rms_norm_eps", is_number)),
-            rope=None if gpt2 else _hf_rope(path, kind, given, depth),
-            window=window,
-            activation=_ACTIVATIONS[activation],
-            columns_first=gpt2,
-            **more,
-        ),
-    )
+        base = _real("rope_theta", (local,), _real("rope_local_base_freq", (given,), 10000.0))
+        found = replace(found, local_rope=Rope(base, depth))
+    return _checked(path, found)
 
 
 def _short(given: Json, context: int) -> int:
@@ -321,7 +307,7 @@ def _hf_windowed(path: str, kind: str, given: Json, layers: int) -> tuple[bool, 
     return tuple(i >= first for i in range(layers))
 
 
-def _hf_rope_values(given: Json, layer_type: str) -> Mapping[str, Any]:
+def _hf_rope_values(given: Json, layer_type: str) -> Json:
     """The values for rotary positions, which newer files keep in one place, perhaps by type of layer."""
     found = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(found, dict):
@@ -330,11 +316,16 @@ def _hf_rope_values(given: Json, layer_type: str) -> Mapping[str, Any]:
     return own if isinstance(own, dict) else {} if "sliding_attention" in found else found
 
 
-def _hf_rope(path: str, kind: str, given: Json, depth: int) -> Rope:
+def _real(key: str, places: Sequence[Json], default: float) -> float:
+    """A number from the first place that has it."""
+    found = [place[key] for place in places if place.get(key) is not None]
+    return float(found[0]) if found else default
+
+
+def _hf_rope(path: str, given: Json, depth: int) -> Rope:
     values = _hf_rope_values(given, "full_attention")
-    base = float(values.get("rope_theta", given.get("rope_theta", 10000.0)))
-    part = values.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0))
-    features = int(depth * float(part))
+    base = _real("rope_theta", (values, given), 10000.0)
+    features = int(depth * _real("partial_rotary_factor", (values, given), 1.0))
     plain = Rope(base, features)
     scaling = values.get("rope_type", values.get("type", "default"))
     if scaling == "default":
@@ -344,7 +335,7 @@ def _hf_rope(path: str, kind: str, given: Json, depth: int) -> Rope:
     if scaling == "llama3":
         return Rope(base, features, factors=_llama3_factors(plain, values))
     if scaling == "longrope":
-        before = float(given.get("original_max_position_embeddings", given["max_position_embeddings"]))
+        before = float(given.get("original_max_position_embeddings") or given["max_position_embeddings"])
         longer = float(given["max_position_embeddings"]) / before
         usual = math.sqrt(1 + math.log(longer) / math.log(before)) if longer > 1 else 1.0
         return Rope(
@@ -356,7 +347,7 @@ def _hf_rope(path: str, kind: str, given: Json, depth: int) -> Rope:
     raise UnsupportedError(f"{path}: rotary positions scaled by {scaling!r} are not supported")
 
 
-def _llama3_factors(plain: Rope, values: Mapping[str, Any]) -> tuple[float, ...]:
+def _llama3_factors(plain: Rope, values: Json) -> tuple[float, ...]:
     """Slow frequencies are divided by `factor`, fast ones stay, those between are blended."""
     factor, low, high, before = (
         float(values[name])

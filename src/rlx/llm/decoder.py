@@ -6,6 +6,8 @@ Weights keep the precision of their file: matrices of small integers stay so and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rlx import ops
@@ -15,7 +17,7 @@ from rlx.llm.config import Config, Rope
 from rlx.llm.operands import Part, matrix_parts, plain_part, row_parts, stored_bits
 from rlx.llm.tensors import Entry, Tensors
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
     "silu": ops.silu,
     "gelu": ops.gelu,
     "gelu_tanh": lambda x: ops.gelu(x, approximate="tanh"),
@@ -213,8 +215,9 @@ class _Decoder:
         with self.graph.building():
             at = ops.arange(self.new) + ops.dim_value(self.past)
         angles = ops.reshape(ops.cast(at, "f32"), (self.new, 1)) * frequencies
-        tables = (ops.cos(angles), ops.sin(angles))
-        return tables if rope.magnitude == 1 else tuple(t * rope.magnitude for t in tables)  # type: ignore[return-value]
+        if rope.magnitude == 1:
+            return ops.cos(angles), ops.sin(angles)
+        return ops.cos(angles) * rope.magnitude, ops.sin(angles) * rope.magnitude
 
     def attend(self, x: Node, i: int) -> Node:
         """Causal attention of new tokens to all before them, whose keys and values are states."""

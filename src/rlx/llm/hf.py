@@ -67,8 +67,7 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
     if not (folder / _INDEX).exists():
         return {_ONE: None}
     places = read_json(folder / _INDEX).get("weight_map")
-    plain = isinstance(places, dict) and all(isinstance(f, str) for f in places.values())
-    if not plain or any(Path(file).name != file for file in places.values()):
+    if not isinstance(places, dict) or not all(_is_plain(file) for file in places.values()):
         raise FormatError(f"{folder / _INDEX}: 'weight_map' must give a plain file name for each tensor")
     files: dict[str, list[str] | None] = {file: [] for file in sorted(set(places.values()))}
     for name, file in places.items():
@@ -76,6 +75,11 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
         assert wanted is not None
         wanted.append(name)
     return files
+
+
+def _is_plain(file: object) -> bool:
+    """Whether a value is the name of a file, not a path that leads elsewhere."""
+    return isinstance(file, str) and Path(file).name == file
 
 
 class HfFolder:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
+from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
 from rlx.llm.decoder import build
-from rlx.llm.sample import Sampler, Sampling, StopWords, log_softmax_at, perplexity_of
+from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.source import Source, open_source
+from rlx.llm.tokens import Tokenizer
 from rlx.runtime.program import CompiledProgram
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 Prompt = str | Sequence[int]
 
 _POSITIONS = 4096  # tokens that caches hold, unless the model has fewer or the user wants others
@@ -24,12 +26,19 @@ AT_ONCE = 512
 """Tokens of a prompt that are computed together: more would only need more memory."""
 
 
+class AnswerOptions(SamplingOptions, total=False):
+    """What `stream`, `generate` and `chat` take besides a prompt."""
+
+    max_tokens: int | None
+    stop: Sequence[str]
+
+
 def load(
     path: str | os.PathLike[str],
     *,
     context: int | None = None,
     notify: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> LanguageModel:
     """A language model from a GGUF file, a folder with config.json and safetensors, or zoo:ID.
 
@@ -47,7 +56,7 @@ def load(
     others = [known(other) for other in source.others]
     program = stored_program(
         known(source.path),
-        options,
+        {**options},
         {"decoder": positions},
         lambda: (build(source.config, source.tensors, positions), others),
     )
@@ -78,14 +87,13 @@ class LanguageModel:
         return f"<language model {self.source.path.name}: {c.architecture}, {c.layers} layers of {c.width}>"
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         return self.source.tokenizer
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """A prompt as tokens; one that is tokens already stays as it is."""
         if isinstance(prompt, str):
-            found: list[int] = self.tokenizer.encode(prompt)
-            return found
+            return self.tokenizer.encode(prompt)
         return [int(token) for token in prompt]
 
     def prompt(self, messages: str | Sequence[Message]) -> list[int]:
@@ -100,8 +108,7 @@ class LanguageModel:
             bos_token="" if tokenizer.begin is None else tokenizer.tokens[tokenizer.begin],
             eos_token=tokenizer.tokens[ends[0]] if ends else "",
         )
-        found: list[int] = tokenizer.encode(text, control=True)
-        return found
+        return tokenizer.encode(text, control=True)
 
     # -- text
 
@@ -130,7 +137,12 @@ class LanguageModel:
             tokens.append(token)
 
     def stream(
-        self, prompt: Prompt, *, max_tokens: int | None = None, stop: Sequence[str] = (), **sampling: Any
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[str]:
         """The text that follows a prompt, piece by piece as it is generated.
 
@@ -149,11 +161,11 @@ class LanguageModel:
         if shown:
             yield shown
 
-    def generate(self, prompt: Prompt, **options: Any) -> str:
+    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> str:
         """The text that follows a prompt; options as for `stream`."""
         return "".join(self.stream(prompt, **options))
 
-    def chat(self, messages: str | Sequence[Message], **options: Any) -> str:
+    def chat(self, messages: str | Sequence[Message], **options: Unpack[AnswerOptions]) -> str:
         """The answer to a message, or to a conversation [{"role": ..., "content": ...}, ...]."""
         return self.generate(self.prompt(messages), **options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TypedDict
 
 import numpy as np
 
@@ -44,6 +45,17 @@ class Sampling:
             value = getattr(self, name)
             if not low <= value <= high:  # also false for NaN
                 raise ConfigError(f"{name} is {value}; it must be between {low:g} and {high:g}")
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling` as options."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
 
 
 class Sampler:

@@ -81,7 +81,7 @@ def is_language_model(path: str) -> bool:
     (True, False, False)
     """
     if path.startswith(_ZOO):
-        return zoo.model(path.removeprefix(_ZOO)).files[0].name.endswith(".gguf")
+        return zoo.model(path.removeprefix(_ZOO)).kind == "language"
     if os.path.isdir(path):
         return os.path.exists(os.path.join(path, "config.json"))
     return path.endswith(".gguf")

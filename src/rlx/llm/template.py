@@ -7,14 +7,12 @@ refused by name. Steps and lengths of texts are limited, so no template runs for
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar, cast
 
 from rlx.errors import FormatError, RlxError, UnsupportedError, how_to_install
 from rlx.llm.template_values import (
     BINARY,
-    COMPARISONS,
     FILTERS,
     METHODS,
     TESTS,
@@ -23,10 +21,20 @@ from rlx.llm.template_values import (
     Namespace,
     Stop,
     Undefined,
+    compare,
+    elements,
     limited,
     plain,
     weight,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+    Call: TypeAlias = nodes.Call | nodes.Filter | nodes.Test
+
+T = TypeVar("T")
+Scope = dict[str, object]
 
 _STEPS = 500_000
 _DEPTH = 60
@@ -52,7 +60,7 @@ class Template:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]
         )
         try:
-            self.tree: Any = environment.parse(source)
+            self.tree = environment.parse(source)
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             line = getattr(error, "lineno", "?")
             raise FormatError(f"the chat template is not valid (line {line}): {error}") from error
@@ -91,16 +99,16 @@ class _Run:
     def __init__(self, values: dict[str, object]) -> None:
         self.globals, self.steps, self.depth, self.line, self.written = values, 0, 0, 0, 0
 
-    def step(self, node: Any) -> Callable[..., Any]:
+    def step(self, node: nodes.Node) -> Callable[..., object]:
         self.count(1)
         self.line = node.lineno or self.line
         name = type(node).__name__
-        found = getattr(self, f"do_{name}", None)
+        found: Callable[..., object] | None = getattr(self, f"do_{name}", None)
         if found is None:
             raise Stop(f"it uses {name}, which is not allowed in chat templates")
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def charge(self, value: Any) -> Any:
+    def charge(self, value: T) -> T:
         """A new value; large ones count as many steps, and so does what is inside them."""
         self.count(weight(limited(value), _STEPS))
         return value
@@ -110,16 +118,15 @@ class _Run:
         if self.steps > _STEPS:
             raise Stop(f"it takes more than {_STEPS} steps")
 
-    def body(self, nodes: list[Any], scope: dict[str, object]) -> Iterator[str]:
+    def body(self, statements: Sequence[nodes.Node], scope: Scope) -> Iterator[str]:
         """The text of statements."""
-        for node in nodes:
-            yield from self.step(node)(node, scope)
+        for node in statements:
+            yield from cast("Iterator[str]", self.step(node)(node, scope))
 
-    def text(self, nodes: list[Any], scope: dict[str, object]) -> str:
-        found: str = self.charge("".join(self.body(nodes, scope)))
-        return found
+    def text(self, statements: Sequence[nodes.Node], scope: Scope) -> str:
+        return self.charge("".join(self.body(statements, scope)))
 
-    def value(self, node: Any, scope: dict[str, object]) -> Any:
+    def value(self, node: nodes.Node, scope: Scope) -> object:
         """What an expression is."""
         self.depth += 1
         if self.depth > _DEPTH:
@@ -131,24 +138,24 @@ class _Run:
 
     # -- statements: they give text
 
-    def do_Output(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_Output(self, node: nodes.Output, scope: Scope) -> Iterator[str]:
         for part in node.nodes:
-            text = part.data if type(part).__name__ == "TemplateData" else plain(self.value(part, scope))
+            text = plain(self.value(part, scope))
             self.written += len(text)
             limited(range(self.written))
             yield self.charge(text)
 
-    def do_If(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_If(self, node: nodes.If, scope: Scope) -> Iterator[str]:
         for branch in (node, *node.elif_):
             if self.value(branch.test, scope):
                 yield from self.body(branch.body, scope)
                 return
         yield from self.body(node.else_, scope)
 
-    def do_For(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_For(self, node: nodes.For, scope: Scope) -> Iterator[str]:
         if node.recursive:
             raise Stop("it uses a recursive loop, which is not allowed in chat templates")
-        items = self.charge(list(limited(self.value(node.iter, scope))))
+        items = self.charge(elements(self.value(node.iter, scope)))
         if node.test is not None:
             items = [item for item in items if self.value(node.test, self.bound(node.target, item, scope))]
         state = LoopState(items)
@@ -165,39 +172,40 @@ class _Run:
         if not items:
             yield from self.body(node.else_, scope)
 
-    def bound(self, target: Any, item: object, scope: dict[str, object]) -> dict[str, object]:
+    def bound(self, target: nodes.Node, item: object, scope: Scope) -> Scope:
         inner = dict(scope)
         self.assign(target, item, inner)
         return inner
 
-    def assign(self, target: Any, value: Any, scope: dict[str, object]) -> None:
+    def assign(self, target: nodes.Node, value: object, scope: Scope) -> None:
         kind = type(target).__name__
         if kind == "Name":
-            scope[target.name] = value
+            scope[cast("nodes.Name", target).name] = value
         elif kind == "Tuple":
-            for part, one in zip(target.items, list(value), strict=True):
+            for part, one in zip(cast("nodes.Tuple", target).items, elements(value), strict=True):
                 self.assign(part, one, scope)
         elif kind == "NSRef":
-            space = scope.get(target.name)
+            reference = cast("nodes.NSRef", target)
+            space = scope.get(reference.name)
             if not isinstance(space, Namespace):
-                raise Stop(f"it sets an attribute of {target.name!r}, which is not a namespace")
-            space.values[target.attr] = value
+                raise Stop(f"it sets an attribute of {reference.name!r}, which is not a namespace")
+            space.values[reference.attr] = value
         else:
             raise Stop(f"it assigns to {kind}, which is not allowed in chat templates")
 
-    def do_Assign(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_Assign(self, node: nodes.Assign, scope: Scope) -> Iterator[str]:
         self.assign(node.target, self.value(node.node, scope), scope)
         return iter(())
 
-    def do_AssignBlock(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_AssignBlock(self, node: nodes.AssignBlock, scope: Scope) -> Iterator[str]:
         self.assign(node.target, self.text(node.body, dict(scope)), scope)
         return iter(())
 
-    def do_ExprStmt(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_ExprStmt(self, node: nodes.ExprStmt, scope: Scope) -> Iterator[str]:
         self.value(node.node, scope)
         return iter(())
 
-    def do_Macro(self, node: Any, scope: dict[str, object]) -> Iterator[str]:
+    def do_Macro(self, node: nodes.Macro, scope: Scope) -> Iterator[str]:
         names = [argument.name for argument in node.args]
         first = len(names) - len(node.defaults)
 
@@ -219,118 +227,124 @@ class _Run:
         scope[node.name] = call
         return iter(())
 
-    def do_Break(self, node: Any, scope: dict[str, object]) -> NoReturn:
+    def do_Break(self, node: nodes.Break, scope: Scope) -> NoReturn:
         raise _Jump("break")
 
-    def do_Continue(self, node: Any, scope: dict[str, object]) -> NoReturn:
+    def do_Continue(self, node: nodes.Continue, scope: Scope) -> NoReturn:
         raise _Jump("continue")
 
     # -- expressions: they give values
 
-    def do_Const(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Const(self, node: nodes.Const, scope: Scope) -> object:
         return node.value
 
-    do_TemplateData = lambda self, node, scope: node.data  # noqa: E731
+    def do_TemplateData(self, node: nodes.TemplateData, scope: Scope) -> str:
+        return node.data
 
-    def do_Name(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Name(self, node: nodes.Name, scope: Scope) -> object:
         return scope.get(node.name, UNDEFINED)
 
-    def do_List(self, node: Any, scope: dict[str, object]) -> list[object]:
-        found: list[object] = self.charge([self.value(item, scope) for item in node.items])
-        return found
+    def do_List(self, node: nodes.List, scope: Scope) -> list[object]:
+        return self.charge([self.value(item, scope) for item in node.items])
 
-    def do_Tuple(self, node: Any, scope: dict[str, object]) -> tuple[object, ...]:
-        return tuple(self.do_List(node, scope))
+    def do_Tuple(self, node: nodes.Tuple, scope: Scope) -> tuple[object, ...]:
+        return self.charge(tuple(self.value(item, scope) for item in node.items))
 
-    def do_Dict(self, node: Any, scope: dict[str, object]) -> dict[object, object]:
-        found: dict[object, object] = self.charge(
+    def do_Dict(self, node: nodes.Dict, scope: Scope) -> dict[object, object]:
+        return self.charge(
             {self.value(pair.key, scope): self.value(pair.value, scope) for pair in node.items}
         )
-        return found
 
-    def do_CondExpr(self, node: Any, scope: dict[str, object]) -> object:
+    def do_CondExpr(self, node: nodes.CondExpr, scope: Scope) -> object:
         if self.value(node.test, scope):
             return self.value(node.expr1, scope)
         return UNDEFINED if node.expr2 is None else self.value(node.expr2, scope)
 
-    def do_Not(self, node: Any, scope: dict[str, object]) -> bool:
+    def do_Not(self, node: nodes.Not, scope: Scope) -> bool:
         return not self.value(node.node, scope)
 
-    def do_And(self, node: Any, scope: dict[str, object]) -> object:
+    def do_And(self, node: nodes.And, scope: Scope) -> object:
         return self.value(node.left, scope) and self.value(node.right, scope)
 
-    def do_Or(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Or(self, node: nodes.Or, scope: Scope) -> object:
         return self.value(node.left, scope) or self.value(node.right, scope)
 
-    def do_Neg(self, node: Any, scope: dict[str, object]) -> object:
-        return operator.neg(self.value(node.node, scope))
+    def do_Neg(self, node: nodes.Neg, scope: Scope) -> object:
+        return BINARY["Sub"](0, self.value(node.node, scope))
 
-    def binary(self, node: Any, scope: dict[str, object]) -> object:
+    def binary(self, node: nodes.BinExpr, scope: Scope) -> object:
         left, right = self.value(node.left, scope), self.value(node.right, scope)
         return self.charge(BINARY[type(node).__name__](left, right))
 
     do_Add = do_Sub = do_Mul = do_Div = do_FloorDiv = do_Mod = binary
 
-    def do_Concat(self, node: Any, scope: dict[str, object]) -> str:
-        found: str = self.charge("".join(plain(self.value(part, scope)) for part in node.nodes))
-        return found
+    def do_Concat(self, node: nodes.Concat, scope: Scope) -> str:
+        return self.charge("".join(plain(self.value(part, scope)) for part in node.nodes))
 
-    def do_Compare(self, node: Any, scope: dict[str, object]) -> bool:
+    def do_Compare(self, node: nodes.Compare, scope: Scope) -> bool:
         left = self.value(node.expr, scope)
         for part in node.ops:
             right = self.value(part.expr, scope)
             self.charge((left, right))
-            if not COMPARISONS[part.op](left, right):
+            if not compare(part.op, left, right):
                 return False
             left = right
         return True
 
-    def do_Slice(self, node: Any, scope: dict[str, object]) -> slice:
+    def do_Slice(self, node: nodes.Slice, scope: Scope) -> slice:
         return slice(
             *(None if p is None else self.value(p, scope) for p in (node.start, node.stop, node.step))
         )
 
-    def do_Getitem(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Getitem(self, node: nodes.Getitem, scope: Scope) -> object:
         return _item(self.value(node.node, scope), self.value(node.arg, scope))
 
-    def do_Getattr(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Getattr(self, node: nodes.Getattr, scope: Scope) -> object:
         return _attribute(self.value(node.node, scope), node.attr)
 
-    def arguments(self, node: Any, scope: dict[str, object]) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, node: Call, scope: Scope) -> tuple[list[object], Scope]:
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise Stop("it uses * or ** in a call, which is not allowed in chat templates")
-        named = {part.key: self.value(part.value, scope) for part in node.kwargs}
+        named = {str(part.key): self.value(part.value, scope) for part in node.kwargs}
         return [self.value(part, scope) for part in node.args], named
 
-    def do_Call(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Call(self, node: nodes.Call, scope: Scope) -> object:
         given, named = self.arguments(node, scope)
         if type(node.node).__name__ == "Getattr":
-            owner, name = self.value(node.node.node, scope), node.node.attr
+            member = cast("nodes.Getattr", node.node)
+            owner, name = self.value(member.node, scope), member.attr
             method = METHODS.get((type(owner), name))
             if method is not None:
                 self.charge(given)
                 return self.charge(method(owner, *given, **named))
-            called: Any = _attribute(owner, name)
+            called = _attribute(owner, name)
         else:
             called, name = self.value(node.node, scope), getattr(node.node, "name", "a value")
         if not callable(called):
             raise Stop(f"it calls {name}, which is not a function of chat templates")
         return self.charge(called(*given, **named))
 
-    def do_Filter(self, node: Any, scope: dict[str, object]) -> object:
+    def do_Filter(self, node: nodes.Filter, scope: Scope) -> object:
         if node.name not in FILTERS:
             raise Stop(f"it uses the filter {node.name!r}, which is not allowed in chat templates")
         given, named = self.arguments(node, scope)
-        return self.charge(FILTERS[node.name](self.charge(self.value(node.node, scope)), *given, **named))
+        value = self.charge(self._subject(node, scope))
+        return self.charge(FILTERS[node.name](value, *given, **named))
 
-    def do_Test(self, node: Any, scope: dict[str, object]) -> bool:
+    def do_Test(self, node: nodes.Test, scope: Scope) -> bool:
         if node.name not in TESTS:
             raise Stop(f"it uses the test {node.name!r}, which is not allowed in chat templates")
         given, named = self.arguments(node, scope)
-        return bool(TESTS[node.name](self.value(node.node, scope), *given, **named))
+        return bool(TESTS[node.name](self._subject(node, scope), *given, **named))
+
+    def _subject(self, node: nodes.Filter | nodes.Test, scope: Scope) -> object:
+        """What a filter or test is about; a block of text (filter blocks) is not allowed."""
+        if node.node is None:
+            raise Stop("it uses a filter block, which is not allowed in chat templates")
+        return self.value(node.node, scope)
 
 
-def _item(owner: Any, key: Any) -> object:
+def _item(owner: object, key: object) -> object:
     """owner[key]; what is not there is undefined, as in Jinja."""
     if isinstance(owner, Undefined):
         raise Stop(f"it asks for {key!r} of a value that is not defined")
@@ -344,7 +358,7 @@ def _item(owner: Any, key: Any) -> object:
     return UNDEFINED if not isinstance(key, str) else _attribute(owner, key)
 
 
-def _attribute(owner: Any, name: str) -> object:
+def _attribute(owner: object, name: str) -> object:
     """owner.name: a member of a mapping, or of what the interpreter made itself; never one of an object."""
     if isinstance(owner, Undefined):
         raise Stop(f"it asks for {name!r} of a value that is not defined")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
+Operation: TypeAlias = Callable[..., object]
 
 _LONGEST = 1 << 22
 
@@ -25,7 +26,7 @@ class Undefined:
     def __str__(self) -> str:
         return ""
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[object]:
         return iter(())
 
     def __len__(self) -> int:
@@ -80,6 +81,17 @@ def limited(value: T) -> T:
     return value
 
 
+def elements(value: object) -> list[object]:
+    """What a loop runs over.
+
+    >>> elements("ab")
+    ['a', 'b']
+    """
+    if not isinstance(value, str | list | tuple | range | Mapping | Undefined):
+        raise Stop(f"it takes the elements of a {type(value).__name__}")
+    return list(limited(value))
+
+
 def weight(value: object, most: int) -> int:
     """How much work a value is: its elements, those inside them too, and a part of the length of texts.
 
@@ -110,18 +122,18 @@ def plain(value: object) -> str:
     raise Stop(f"it writes a {type(value).__name__} as text")
 
 
-def _plus(a: Any, b: Any) -> Any:
+def _plus(a: object, b: object) -> object:
     kinds = (str, list, tuple)
     both = any(isinstance(a, kind) and isinstance(b, kind) for kind in kinds)
     if not (both or (_is_number(a) and _is_number(b))):
         raise Stop(f"it adds a {type(a).__name__} and a {type(b).__name__}")
-    return a + b
+    return operator.add(a, b)
 
 
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _arithmetic(function: Operation) -> Operation:
     """An operator for numbers of ordinary size only: texts times numbers, or % with formats, may explode."""
 
-    def checked(a: Any, b: Any) -> Any:
+    def checked(a: float, b: float) -> object:
         if not (_is_number(a) and _is_number(b)) or max(abs(a), abs(b)) > 1e18:
             raise Stop(f"it computes with a {type(a).__name__} and a {type(b).__name__}")
         return function(a, b)
@@ -133,7 +145,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Operation] = {
     "Add": _plus,
     "Sub": _arithmetic(operator.sub),
     "Mul": _arithmetic(operator.mul),
@@ -142,7 +154,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Mod": _arithmetic(operator.mod),
 }
 
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Operation] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -154,13 +166,22 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+def compare(name: str, a: object, b: object) -> bool:
+    """Whether a comparison holds.
+
+    >>> compare("lteq", 1, 2)
+    True
+    """
+    return bool(_COMPARISONS[name](a, b))
+
+
 def _replace(text: str, old: str, new: str, count: int = -1) -> str:
     if len(new) > len(old):
         limited(range(len(text) + text.count(old) * (len(new) - len(old))))
     return text.replace(old, new, count)
 
 
-_TEXT: dict[str, Callable[..., Any]] = {
+_TEXT: dict[str, Operation] = {
     method.__name__: method
     for method in (
         str.strip, str.lstrip, str.rstrip, str.upper, str.lower, str.title, str.capitalize, str.startswith,
@@ -169,7 +190,7 @@ _TEXT: dict[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 
-METHODS: dict[tuple[type, str], Callable[..., Any]] = {
+METHODS: dict[tuple[type, str], Operation] = {
     **{(str, name): method for name, method in _TEXT.items()},
     (str, "replace"): _replace,
     (str, "join"): lambda text, parts: _join(parts, text),
@@ -200,18 +221,29 @@ def _member(value: object, name: str) -> object:
     return value.get(name, UNDEFINED) if isinstance(value, Mapping) else UNDEFINED
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **other: Any) -> str:
+def _to_json(
+    value: object,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    sort_keys: bool = False,
+    separators: tuple[str, str] | None = None,
+) -> str:
     if indent is not None and not 0 <= indent <= 16:
         raise Stop(f"it indents JSON by {indent}")
-    keys = {"sort_keys": bool(other.get("sort_keys", False)), "separators": other.get("separators")}
-    return json.dumps(value, indent=indent, ensure_ascii=bool(ensure_ascii), **keys)
+    return json.dumps(
+        value,
+        indent=indent,
+        ensure_ascii=bool(ensure_ascii),
+        sort_keys=bool(sort_keys),
+        separators=separators,
+    )
 
 
 def _default(value: object, other: object = "", boolean: bool = False) -> object:
     return other if isinstance(value, Undefined) or (boolean and not value) else value
 
 
-def _map(items: Iterable[Any], *name: str, attribute: str | None = None) -> list[object]:
+def _map(items: Iterable[object], *name: str, attribute: str | None = None) -> list[object]:
     if attribute is not None:
         return [_member(item, attribute) for item in items]
     if len(name) != 1 or name[0] not in FILTERS:
@@ -220,8 +252,8 @@ def _map(items: Iterable[Any], *name: str, attribute: str | None = None) -> list
 
 
 def _selected(keep: bool, by_attribute: bool) -> Callable[..., list[object]]:
-    def select(items: Iterable[Any], *given: Any) -> list[object]:
-        name, *rest = given if by_attribute else (None, *given)
+    def select(items: Iterable[object], *given: str) -> list[object]:
+        name, *rest = given if by_attribute else ("", *given)
         test, *more = rest or [""]
         found = TESTS.get(test) if test else bool
         if found is None:
@@ -248,7 +280,7 @@ def _first(items: Iterable[object]) -> object:
     return next(iter(items), UNDEFINED)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
+FILTERS: dict[str, Operation] = {
     "trim": lambda text, characters=None: plain(text).strip(characters),
     "strip": lambda text: plain(text).strip(),
     "length": len,

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def _alternatives(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("(" + "|".join(map(re.escape, names)) + ")")
 
 
-def _tokenizers() -> Any:
+def _tokenizers() -> ModuleType:
     """The package `tokenizers`, which has the regular expressions of byte-level tokenizers."""
     try:
         import tokenizers
@@ -346,15 +347,16 @@ def _level_encoder(path: str, name: str, tokens: Sequence[str], merges: Sequence
             before.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    return _ids(model)
+    return _ids(model.encode)
 
 
-def _ids(model: Any) -> Encode:
-    def encode(text: str) -> list[int]:
-        found: list[int] = model.encode(text, add_special_tokens=False).ids
-        return found
+class _Encoding(Protocol):
+    ids: list[int]
 
-    return encode
+
+def _ids(encode: Callable[..., _Encoding]) -> Encode:
+    """The `encode` of a tokenizer of that package, without the tokens that it adds."""
+    return lambda text: encode(text, add_special_tokens=False).ids
 
 
 def _normalised(file: GgufFile, plain: Encode) -> Encode:
@@ -392,4 +394,4 @@ def from_json(path: Path, config: Json) -> Tokenizer:
     begins = config.get("add_bos_token", not level)
     end = named("eos_token")
     begin = named("bos_token") if begins else None
-    return _tokenizer(tokens, kinds, _ids(model), piece, begin, set() if end is None else {end})
+    return _tokenizer(tokens, kinds, _ids(model.encode), piece, begin, set() if end is None else {end})

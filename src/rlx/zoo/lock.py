@@ -56,7 +56,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Model:
-    """One entry of the zoo; `files[0]` is its main file; `kind` is "model" or "data" (test input)."""
+    """One entry of the zoo; `files[0]` is its main file.
+
+    `kind` is "model", "language" (a model for `rlx.llm`) or "data" (test input).
+    """
 
     id: str
     kind: str
