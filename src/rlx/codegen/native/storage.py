@@ -10,6 +10,8 @@ import numpy as np
 
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.irtypes import Value, constant, like, mangle
+from rlx.codegen.native.notation import inline
+from rlx.codegen.native.words import Word, bitcast, i8, is_nan, lshr, select, trunc, uge, ugt, ult, zext
 from rlx.ir.dtype import DType
 from rlx.records import dataclass
 
@@ -46,76 +48,70 @@ def register_type(d: DType) -> str:
     return "i8" if d.name in INTEGERS else "float"
 
 
-def decode(fn: Function, code: Value, d: DType) -> Value:
+@inline
+def decode(f: Function, x: Value, d: DType) -> Value:
     """Bytes as register values."""
+    code = Word(x)
     if d.name in INTEGERS:
         bits = INTEGERS[d.name]
-        if not d.is_signed:
-            return fn.value(fn.and_(code, constant(code.type, (1 << bits) - 1)))
-        shift = constant(code.type, 8 - bits)
-        return fn.value(fn.ashr(fn.value(fn.shl(code, shift)), shift))
+        return code << (8 - bits) >> (8 - bits) if d.is_signed else code & ((1 << bits) - 1)
     values = np.arange(256, dtype=np.uint8)
     values = (values & 0xF if d.name == "f4e2m1" else values).view(d.np).astype(np.float32)
-    table = fn.module.table(f"decode_{d.name}", "float", [float(v) for v in values])
-    return fn.gather(table, fn.zext(code, "i64"), "float")
+    table = f.module.table(f"decode_{d.name}", "float", [float(v) for v in values])
+    return f.gather(table, zext(code, "i64"), "float")
 
 
-def encode(fn: Function, x: Value, d: DType, saturate: bool | None = None) -> Value:
+@inline
+def encode(f: Function, x: Value, d: DType, saturate: bool | None = None) -> Value:
     """Register values as bytes."""
     if d.name in INTEGERS:
-        return fn.value(fn.and_(x, constant(x.type, (1 << INTEGERS[d.name]) - 1)))
+        return Word(x) & ((1 << INTEGERS[d.name]) - 1)
     clamp = not d.has_inf if saturate is None else saturate
-    if d.name == POWERS:
-        return _encode_power(fn, x, clamp)
-    f = FLOATS[d.name]
-    i32 = like(x.type, "i32")
-    word = fn.bitcast(x, i32)
-    magnitude = fn.value(fn.and_(word, 0x7FFFFFFF))
-    shift = 23 - f.mantissa
-    tie = fn.value(fn.and_(fn.value(fn.lshr(magnitude, shift)), 1))
-    rounded = fn.value(
-        fn.lshr(fn.value(fn.add(fn.value(fn.add(magnitude, (1 << (shift - 1)) - 1)), tie)), shift)
-    )
-    normal = fn.value(fn.sub(rounded, (127 - f.bias) << f.mantissa))
-    magic = constant(x.type, 2.0 ** (1 - f.bias - f.mantissa + 23))
-    shifted = fn.bitcast(fn.fadd(fn.bitcast(magnitude, x.type), magic), i32)
-    small = fn.value(fn.sub(shifted, fn.bitcast(magic, i32)))
-    least = constant(x.type, 2.0 ** (1 - f.bias))
-    code = fn.select(fn.fcmp("olt", fn.bitcast(magnitude, x.type), least), small, normal)
+    return _encode_power(x, clamp) if d.name == POWERS else _encode_float(x, d.name, clamp)
+
+
+@inline
+def _encode_float(x: Value, name: str, clamp: bool) -> Word:
+    form, i32 = FLOATS[name], like(x.type, "i32")
+    word = bitcast(x, i32)
+    magnitude = word & 0x7FFFFFFF
+    shift = 23 - form.mantissa
+    tie = lshr(magnitude, shift) & 1
+    rounded = lshr(magnitude + ((1 << (shift - 1)) - 1) + tie, shift)
+    normal = rounded - ((127 - form.bias) << form.mantissa)
+    # Adding this number aligns and rounds the bits of small results.
+    magic = constant(x.type, 2.0 ** (1 - form.bias - form.mantissa + 23))
+    shifted = bitcast(bitcast(magnitude, x.type) + magic, i32)
+    small = shifted - bitcast(magic, i32)
+    code = select(bitcast(magnitude, x.type) < 2.0 ** (1 - form.bias), small, normal)
     # f4e2m1 always clamps; elsewhere what is too large becomes infinity or NaN unless it saturates
-    past = f.largest if clamp or d.name == "f4e2m1" else f.nan if f.infinity is None else f.infinity
-    over = fn.value(fn.cmp("ugt", code, f.largest))
-    lost = fn.is_nan(x)
-    signed = fn.value(fn.shl(fn.value(fn.lshr(word, 31)), f.sign))
-    if f.one_zero:
-        plain = fn.value(fn.cmp("eq", code, 0))
-        signed = fn.select(plain, constant(i32, 0), signed)
-        if past == f.nan:
-            signed = fn.select(over, constant(i32, 0), signed)
-    code = fn.select(over, constant(i32, past), code)
-    out = fn.value(fn.or_(code, signed))
-    return fn.trunc(fn.select(lost, constant(i32, f.nan), out), "i8")
+    clamps = clamp or name == "f4e2m1"
+    past = form.largest if clamps else form.nan if form.infinity is None else form.infinity
+    over, lost = ugt(code, form.largest), is_nan(x)
+    signed = lshr(word, 31) << form.sign
+    if form.one_zero:
+        signed = select(code == 0, 0, signed)
+        if past == form.nan:
+            signed = select(over, 0, signed)
+    out = select(over, past, code) | signed
+    return trunc(select(lost, form.nan, out), i8)
 
 
-def _encode_power(fn: Function, x: Value, clamp: bool) -> Value:
+@inline
+def _encode_power(x: Value, clamp: bool) -> Word:
     """f8e8m0: the exponent alone; ties go up, negative values and NaN are NaN."""
-    i32 = like(x.type, "i32")
-    word = fn.value(fn.and_(fn.bitcast(x, i32), 0x7FFFFFFF))
-    exponent = fn.value(fn.lshr(word, 23))
-    fraction = fn.value(fn.and_(word, 0x7FFFFF))
-    up = fn.zext(fn.value(fn.cmp("uge", fraction, 0x400000)), "i32")
-    normal = fn.value(fn.add(exponent, up))
+    word = bitcast(x, like(x.type, "i32")) & 0x7FFFFFFF
+    exponent, fraction = lshr(word, 23), word & 0x7FFFFF
+    up = zext(uge(fraction, 0x400000), "i32")
+    normal = exponent + up
     # below 2**-126 the fraction says how far: 2**-127 is its top bit
-    tiny = fn.zext(fn.value(fn.cmp("uge", fraction, 0x600000)), "i32")
-    too_small = fn.value(fn.cmp("ult", fraction, 0x300000))
-    lowest = constant(i32, 0 if clamp else 255)
-    small = fn.select(too_small, lowest, tiny)
-    code = fn.select(fn.value(fn.cmp("eq", exponent, 0)), small, normal)
-    over = fn.value(fn.cmp("ugt", code, 254))
-    code = fn.select(over, constant(i32, 254 if clamp else 255), code)
-    negative = fn.fcmp("olt", x, 0.0)
-    bad = fn.value(fn.or_(negative, fn.is_nan(x)))
-    return fn.trunc(fn.select(bad, constant(i32, 255), code), "i8")
+    tiny = zext(uge(fraction, 0x600000), "i32")
+    small = select(ult(fraction, 0x300000), 0 if clamp else 255, tiny)
+    code = select(exponent == 0, small, normal)
+    code = select(ugt(code, 254), 254 if clamp else 255, code)
+    negative = Word(x) < 0.0
+    bad = negative | is_nan(x)
+    return trunc(select(bad, 255, code), i8)
 
 
 def from_float(fn: Function, x: Value, to: DType) -> Value:
