@@ -11,6 +11,8 @@ import click
 from rlx.cli.model import MODEL_HELP, compile_options, open_model
 from rlx.cli.output import counted, human_bytes, human_time, json_option, print_json, print_line, progress
 from rlx.plan.files import write_text
+from rlx.runtime.store.save import lir_for, save
+from rlx.target.cpu import resolve, runs_here
 
 
 @click.command(epilog=MODEL_HELP)
@@ -43,19 +45,22 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
             f"{output} holds the plan for one target; leave out --also, or write a .rlx file"
         )
     start = time.perf_counter()
-    program = open_model(model, **options)
+    target: str | None = options.pop("target")
+    # Code for another machine cannot be loaded here: it is compiled when the file is written.
+    elsewhere = target is not None and not runs_here(resolve(target))
+    program = open_model(model, target=None if elsewhere else target, **options)
     with progress(f"writing {output}"):
         if as_text:
-            write_text(program.lir, output)
+            write_text(program.lir if not elsewhere else lir_for(program, target), output)
         else:
-            program.save(output, targets=also)
+            save(program, output, (target, *also) if elsewhere else also, own=not elsewhere)
     seconds, size = time.perf_counter() - start, Path(output).stat().st_size
     stats = program.stats
     if as_json:
         facts = {"file": output, "bytes": size, "seconds": seconds, "stats": stats, "notes": program.notes}
         print_json(facts)
         return
-    targets = ", ".join(dict.fromkeys((program.lir.target, *also)))
+    targets = ", ".join(dict.fromkeys((target if elsewhere else program.lir.target, *also)))
     kernels = f"{counted(stats['kernels'], 'kernel')} ({stats['distinct_kernels']} distinct)"
     thunks = counted(len(stats["host_thunks"]), "host thunk")
     print_line(

@@ -48,9 +48,10 @@ def export(
     A C library is a header, a static archive and the weights, with an example and a CMake file. A WebAssembly
     module comes with an ES module that loads and runs it. docs/export.md shows how to use them.
     """
-    if (c_folder is None) is (wasm_folder is None):
+    folder = c_folder or wasm_folder
+    if folder is None or (c_folder and wasm_folder):
         raise click.UsageError("give --c DIR or --wasm DIR, one of them")
-    kind, folder = ("c", c_folder) if c_folder is not None else ("wasm", wasm_folder)
+    kind = "c" if c_folder else "wasm"
     ranges = ranges_of(bind)
     start = time.perf_counter()
     program = open_model(model, **options)

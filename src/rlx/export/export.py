@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlx import progress
 from rlx.codegen.cpu.build import build_kernels
 from rlx.config import bytes_text
-from rlx.errors import ConfigError, FormatError, UnsupportedError
+from rlx.errors import ConfigError, UnsupportedError
 from rlx.export.bounds import ranges_of
 from rlx.export.c import write_c
 from rlx.export.names import checked_name, identifier
@@ -19,7 +19,7 @@ from rlx.export.prepared import Prepared
 from rlx.export.wasm import write_wasm
 from rlx.plan.lir import LirModule
 from rlx.runtime.exported import Exported
-from rlx.runtime.store.save import planned_for
+from rlx.runtime.store.save import lir_for
 from rlx.target.cpu import resolve, targets, web_targets
 
 if TYPE_CHECKING:
@@ -102,8 +102,4 @@ def _for_target(program: CompiledProgram, target: str | None) -> LirModule:
     if target is None or resolve(target).name == program.lir.target:
         refuse_unfit(program.lir, program.kernels)
         return program.lir
-    if program.origin is None:
-        raise FormatError(
-            f"program {program.graph.name!r} does not know its graph; export one that rlx.compile returned"
-        )
-    return planned_for(program.origin, program.origin.graph(), resolve(target).name, program.param_values)
+    return lir_for(program, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.codegen.native.irtext import Int, Module, Value
+from rlx.codegen.native.irtext import Int, Module, Number, Value
 from rlx.codegen.native.words import external, i32
 from rlx.export.errors import Code
 from rlx.export.layout import ERROR, STARTED, WEIGHTS, Layout, move, size_value
@@ -83,7 +83,7 @@ class StepWriter:
         for number, d in enumerate(step.sizes, OPERANDS + len(step.places)):
             f.store(self.size(d), f.at(self.block, number))
         thread, threads = (f.value(0), f.value(1)) if step.serial else (self.thread, self.threads)
-        arguments = [self.block, thread, threads, 0]
+        arguments: list[Number] = [self.block, thread, threads, 0]
         if step.serial:
             self.alone(lambda: f.call(step.kernel, arguments))
         else:

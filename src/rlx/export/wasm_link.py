@@ -36,22 +36,21 @@ class _Reader:
         return self.data[self.at - 1]
 
     def unsigned(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
+        return self._number()[0]
 
     def signed(self) -> int:
+        value, bits = self._number()
+        return value - (1 << bits) if value >> bits - 1 else value
+
+    def _number(self) -> tuple[int, int]:
+        """A number without its sign, and how many bits it is written in."""
         value = shift = 0
         while True:
             byte = self.byte()
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
-                return value - (1 << shift) if byte & 0x40 else value
+                return value, shift
 
     def raw(self) -> bytes:
         size = self.unsigned()
@@ -93,7 +92,7 @@ def signed(value: int, width: int = 0) -> bytes:
 class _Symbol(NamedTuple):
     kind: int  # 0 function, 1 data, 2 global, 5 table
     name: str
-    index: int  # of the function, or of the segment of data; -1 if it is not in the object
+    number: int  # of the function, or of the segment of data; -1 if it is not in the object
     offset: int = 0
 
 
@@ -227,7 +226,7 @@ class _Linker:
         for r in self.object.relocations["reloc.DATA"]:
             number, at = self._segment_at(r.offset)
             self._apply(contents[number], r, at)
-        functions = {s.name: s.index for s in self.object.symbols if s.kind == 0}
+        functions = {s.name: s.number for s in self.object.symbols if s.kind == 0}
         missing = exports.keys() - functions.keys()
         if missing:
             raise CompileError(f"the object has no function {sorted(missing)[0]}")
@@ -272,14 +271,14 @@ class _Linker:
         """Write what a relocation stands for. Numbers in code have room for five bytes."""
         symbol = self.object.symbols[r.symbol] if r.kind != 6 else None
         if r.kind in (0, 6, 7, 20):  # function, type, global, table: as they are, or the first of their kind
-            index = r.symbol if symbol is None else symbol.index if symbol.kind == 0 else 0
+            index = r.symbol if symbol is None else symbol.number if symbol.kind == 0 else 0
             data[at : at + 5] = unsigned(index, 5)
             return
         assert symbol is not None
         if r.kind in (1, 2) and symbol.kind == 0:
-            value = self.table.setdefault(symbol.index, len(self.table) + 1)
-        elif r.kind in (3, 4, 5) and symbol.kind == 1 and symbol.index >= 0:
-            value = self.addresses[symbol.index] + symbol.offset + r.addend
+            value = self.table.setdefault(symbol.number, len(self.table) + 1)
+        elif r.kind in (3, 4, 5) and symbol.kind == 1 and symbol.number >= 0:
+            value = self.addresses[symbol.number] + symbol.offset + r.addend
         else:
             raise CompileError(f"relocation {r.kind} of {symbol.name!r} is not known")
         if r.kind in (2, 5):

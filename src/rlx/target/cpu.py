@@ -256,7 +256,8 @@ def machine_features() -> frozenset[str]:
     import llvmlite.binding as llvm
 
     found = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    return frozenset(found | {"x87"} if _is_x86() else found)  # LLVM takes that for granted
+    # LLVM takes these for granted; an emulator may not list what every AArch64 has.
+    return frozenset(found | ({"x87"} if _is_x86() else set(_BY_NAME["aarch64"].features)))
 
 
 def host() -> Target:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlx
 from rlx import ops
 from rlx.cli.main import main
+from rlx.runtime.store.artifact import Artifact
+from rlx.target.cpu import runs_here, targets
 
 
 @pytest.fixture
@@ -67,3 +70,17 @@ def test_errors_say_what_to_do(
     assert main(["export", model, *arguments]) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_a_file_for_another_machine_has_its_code_alone(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It cannot be run here, but loading it compiles the graph in it again."""
+    other = next(t.name for t in reversed(targets()) if not runs_here(t))
+    for ending in ("rlx", "plan"):
+        assert main(["compile", model, "-o", str(tmp_path / f"net.{ending}"), "--target", other]) == 0
+        assert f"for {other}, in" in capsys.readouterr().out
+    assert Artifact(tmp_path / "net.rlx").targets == [other]
+    assert f'target "{other}"' in (tmp_path / "net.plan").read_text()
+    x = np.zeros((2, 4), np.float32)
+    np.testing.assert_array_equal(rlx.load(tmp_path / "net.rlx")(x), np.ones_like(x))

@@ -257,7 +257,7 @@ def load_all(objects: Sequence[bytes], target: Target) -> Code:
         seen = f", as RLX_HOST names {host().name}" if config.HOST.get() else ""
         raise CompileError(
             f"code for target {target.name} cannot run here{seen} (missing: {lacking}); use target='host', "
-            f"or write a file for the other machine: rlx compile MODEL -o FILE.rlx --also {target.name}"
+            f"or write a file for the other machine: rlx compile MODEL -o FILE.rlx --target {target.name}"
         )
     if not all(is_loadable(each) for each in objects):
         return _linked_by_llvm(objects, target)

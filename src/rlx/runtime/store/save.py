@@ -52,19 +52,30 @@ def save(
     path: str | os.PathLike[str],
     targets: Sequence[str] = (),
     facts: Json | None = None,
+    own: bool = True,
 ) -> None:
-    """Write a program to a file, with code for its own target and for `targets`.
+    """Write a program to a file, with code for its own target (unless `own` is off) and for `targets`.
 
     `facts` are JSON values of the caller's that are kept in the header.
     """
     if not isinstance(path, str | os.PathLike):
         raise FormatError(f"a program is saved to a path, for example 'model.rlx', not to {path!r}")
+    origin, values = _origin_of(program), program.param_values
+    write(path, program.lir, origin, program.weight_memory, values, targets, facts, own=own)
+
+
+def lir_for(program: CompiledProgram, target: str) -> LirModule:
+    """The plan of a program for another target, with the values that its params have now."""
+    origin = _origin_of(program)
+    return _planned(origin, origin.graph(), resolve(target).name, program.param_values)
+
+
+def _origin_of(program: CompiledProgram) -> Origin:
     if program.origin is None:
-        name = program.graph.name
         raise FormatError(
-            f"program {name!r} does not know its graph; save a program that rlx.compile returned"
+            f"program {program.graph.name!r} does not know its graph; use one that rlx.compile returned"
         )
-    write(path, program.lir, program.origin, program.weight_memory, program.param_values, targets, facts)
+    return program.origin
 
 
 def write(
@@ -77,6 +88,7 @@ def write(
     facts: Json | None = None,
     cache: ObjectCache | None = None,
     last: Callable[[], None] = lambda: None,
+    own: bool = True,
 ) -> None:
     """Write a program; its weights are arrays, their bytes, or lazy arrays, by node id.
 
@@ -85,14 +97,14 @@ def write(
     cache = cache or default_cache()
     source = origin.graph()
     arrays, parts, blobs = _Arrays(), dict[str, bytes](), dict[str, np.ndarray]()
-    variants = [_Variant(lir, weights)]
-    known = {resolve(lir.target).name}
+    variants = [_Variant(lir, weights)] if own else []
+    known = {resolve(v.lir.target).name for v in variants}
     for target in (resolve(t).name for t in targets):
         if resolve(target).web:
             raise FormatError(f"a .rlx file has no code for {target}; export it: rlx export MODEL --wasm DIR")
         if target not in known:
             known.add(target)
-            other = planned_for(origin, source, target, values)
+            other = _planned(origin, source, target, values)
             variants.append(_Variant(other, lazy_weights(other, (other.derived or other.mir).param_values)))
     described = [v.write(f"{i}.", parts, blobs, arrays, values, cache) for i, v in enumerate(variants)]
     parts["source"] = graph_text(source, blobs=blobs).encode()
@@ -124,7 +136,7 @@ def _address_weights(lir: LirModule) -> list[list[object]]:
     return found
 
 
-def planned_for(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
+def _planned(origin: Origin, source: Graph, target: str, values: Mapping[str, np.ndarray]) -> LirModule:
     """The program for another target, with the values that params have now."""
     lir = origin.plan(source, target)
     for graph in (lir.mir, lir.derived):
