@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TypeGuard
 
 from rlx.codegen.native.irops import Int, Number
@@ -222,8 +223,18 @@ def _type_of(what: str, x: object) -> str:
     return "i1" if isinstance(x, bool) else "i64"
 
 
-def _leaves(x: object) -> list[Number]:
+_ONLY_VALUES = {Value}
+
+
+def _is_flat(x: object) -> TypeGuard[list[Value]]:
+    """Whether it is a list of Values: most of what loops carry, and quickly done."""
+    return x.__class__ is list and set(map(type, x)) == _ONLY_VALUES
+
+
+def _leaves(x: object) -> Sequence[Number]:
     """The numbers and Values of nested lists; nothing else is carried through a loop."""
+    if _is_flat(x):
+        return x
     if isinstance(x, list | tuple):
         found: list[Number] = []
         for inner in x:
@@ -236,6 +247,8 @@ def _leaves(x: object) -> list[Number]:
 
 
 def _rebuilt(x: object, leaves: Iterator[object]) -> object:
+    if _is_flat(x):
+        return list(islice(leaves, len(x)))
     if isinstance(x, list | tuple):
         return x.__class__(
             [next(leaves) if inner.__class__ is Value else _rebuilt(inner, leaves) for inner in x]
@@ -290,6 +303,8 @@ class _Carried:
 
     def _checked(self, name: str, before: object, after: object) -> list[Value]:
         """The leaves of `after`, which must be built like `before`."""
+        if _is_flat(before) and _is_flat(after) and [x.type for x in before] == [x.type for x in after]:
+            return after
         if isinstance(before, list | tuple):
             if before.__class__ is not after.__class__ or len(before) != len(after):
                 raise CompileError(f"{name!r} changes its length or kind in a loop at run time")

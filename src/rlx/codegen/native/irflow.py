@@ -43,8 +43,8 @@ class Flow(Lanes):
         self._lines.append("  " + line)
 
     def op(self, type_: str, text: str) -> Value:
-        self._count += 1
-        name = f"%v{self._count}"
+        self._count = count = self._count + 1
+        name = f"%v{count}"
         self._lines.append(f"  {name} = {text}")
         return Value(type_, name)
 

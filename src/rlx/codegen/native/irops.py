@@ -106,23 +106,22 @@ class Arithmetic:
     ) -> Value:
         """Call an LLVM intrinsic by full name. With `feature`, refuse on a target without it; `twin` writes
         the same for a target whose code cannot use it."""
-        target = self.module.target
-        if feature and not target.has(feature):
-            raise UnsupportedError(f"{name} needs {feature}, which target {target.name} lacks")
-        if feature and not target.code.has(feature):
-            if twin is None:
-                raise UnsupportedError(f"{name} is not emulated; compile for a target that this machine runs")
-            return twin(self, *operands)
-        self.module.declare(name, type_, [operand.type for operand in operands])
-        return self.op(type_, f"call {type_} @{name}({', '.join(map(str, operands))})")
+        if name not in self.module.declared:
+            target = self.module.target
+            if feature and not target.has(feature):
+                raise UnsupportedError(f"{name} needs {feature}, which target {target.name} lacks")
+            if feature and not target.code.has(feature):
+                if twin is None:
+                    raise UnsupportedError(
+                        f"{name} is not emulated; compile for a target that this machine runs"
+                    )
+                return twin(self, *operands)
+            self.module.declare(name, type_, [operand.type for operand in operands])
+        listed = ", ".join([f"{x.type} {x.text}" for x in operands])
+        return self.op(type_, f"call {type_} @{name}({listed})")
 
     def _overloaded(self, name: str, *operands: Value) -> Value:
-        type_ = operands[0].type
-        full = f"llvm.{name}.{mangle(type_)}"
-        if full not in self.module.declared:
-            return self.intrinsic(full, type_, *operands)
-        listed = ", ".join([f"{x.type} {x.text}" for x in operands])
-        return self.op(type_, f"call {type_} @{full}({listed})")
+        return self.intrinsic(f"llvm.{name}.{mangle(operands[0].type)}", operands[0].type, *operands)
 
     # ---- integers
 
@@ -219,7 +218,7 @@ class Arithmetic:
     def _extreme(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):
             return fold(a, b)
-        return self._overloaded(name, *self._same(a, b))
+        return self._overloaded(name, *self._pair(a, b))
 
     def smin(self, a: Int, b: Int) -> Int:
         return self._extreme("smin", min, a, b)
@@ -347,8 +346,11 @@ class Arithmetic:
         if not target.has_fma:
             return self.fadd(self.fmul(a, b), c)
         if a.__class__ is Value and b.__class__ is Value and c.__class__ is Value:
-            if a.type == b.type == c.type:
-                return self._overloaded("fma", a, b, c)
+            type_ = a.type
+            name = f"llvm.fma.{mangle(type_)}"
+            if type_ == b.type == c.type and name in self.module.declared:  # by far the most
+                operands = f"{type_} {a.text}, {type_} {b.text}, {type_} {c.text}"
+                return self.op(type_, f"call {type_} @{name}({operands})")
         return self._overloaded("fma", *self._same(a, b, c))
 
     def fcmp(self, predicate: str, a: Number, b: Number) -> Value:

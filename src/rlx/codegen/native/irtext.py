@@ -192,7 +192,9 @@ class Function(Flow):
             if index == 0:
                 return pointer
             if index.__class__ is int:  # as `value` writes it
-                return self.op("ptr", f"getelementptr {element_type}, {pointer.type} {pointer.text}, i64 {index}")
+                return self.op(
+                    "ptr", f"getelementptr {element_type}, {pointer.type} {pointer.text}, i64 {index}"
+                )
             index = self.value(index)
         result = "ptr" if index.type == "i64" else like(index.type, "ptr")
         place = f"{pointer.type} {pointer.text}, {index.type} {index.text}"
@@ -248,7 +250,8 @@ class Function(Flow):
             return self.if_value(mask, lambda: [self.load(type_, pointer, align)], lambda: [rest])[0]
         place = f"ptr align {align or size_bytes(type_)} {pointer.text}"
         name = f"llvm.masked.load.{mangle(type_)}.p0"
-        self.module.declare(name, type_, ["ptr", mask.type, type_])
+        if name not in self.module.declared:
+            self.module.declare(name, type_, ["ptr", mask.type, type_])
         return self.op(type_, f"call {type_} @{name}({place}, {mask}, {rest})")
 
     def masked_store(self, x: Value, pointer: Value, mask: Value, align: int = 0) -> None:
@@ -261,7 +264,8 @@ class Function(Flow):
         if self.module.target.has_avx512 and x.element in ("i8", "i16", "i32"):
             mask = self._hidden(mask)
         name = f"llvm.masked.store.{mangle(x.type)}.p0"
-        self.module.declare(name, "void", [x.type, "ptr", mask.type])
+        if name not in self.module.declared:
+            self.module.declare(name, "void", [x.type, "ptr", mask.type])
         self.emit(f"call void @{name}({x}, ptr align {align or size_bytes(x.type)} {pointer.text}, {mask})")
 
     def _hidden(self, mask: Value) -> Value:
@@ -316,7 +320,8 @@ class Function(Flow):
 
     def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
         """Ask for the cache line of `pointer`; locality 3 keeps it in all levels, 0 in none."""
-        self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
+        if "llvm.prefetch.p0" not in self.module.declared:
+            self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.emit(f"call void @llvm.prefetch.p0({pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
 
     def alloca(self, type_: str, count: int = 1, align: int = 64) -> Value:

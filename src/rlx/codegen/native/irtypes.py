@@ -12,6 +12,7 @@ _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "pt
 _BYTES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8, "i1": 1}
 
 
+@functools.cache
 def vector(element_type: str, width: int) -> str:
     """Type of `width` lanes; one lane is the scalar itself, so one generator serves both.
 

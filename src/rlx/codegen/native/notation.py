@@ -225,12 +225,14 @@ def inline(function: Callable[P, R]) -> Callable[P, R]:
 
     def expand_into(*args: P.args, **options: P.kwargs) -> R:
         f = cast(Function, args[at])
+        marks = f.module.source_lines
+        code = compiled.get(marks) or written.code(marks)
         before = state.function
         if before is f:
-            return expand(*args, **options)
+            return code(f, *args, **options)
         enter(f)
         try:
-            return expand(*args, **options)
+            return code(f, *args, **options)
         finally:
             enter(before)
 

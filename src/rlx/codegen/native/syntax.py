@@ -147,6 +147,9 @@ class _Rewriter(ast.NodeTransformer):
         if not is_native:
             node.body = self._with_tail_returns(node.body)
         self.names = [name for name in combined(node.body).assigned if name not in self.params]
+        # What `emit` was given, and what these objects hold, is known.
+        only_known = [arg.arg for arg in node.args.kwonlyargs] if is_native else []
+        self.given = {name for name in only_known if name not in combined(node.body).assigned}
         self.liveness = Liveness(node)
         self.depth = 0  # how many nested functions of our own making are around
         self.count = 0
@@ -207,6 +210,20 @@ class _Rewriter(ast.NodeTransformer):
         known = name in self.params or name in self.names or name in self.function.__code__.co_freevars
         return known or (self.outer is not None and self.outer._is_local(name))
 
+    def _is_known(self, test: ast.expr) -> bool:
+        """Whether a test asks about Python objects: then Python decides, while the code is written."""
+        if isinstance(test, ast.BoolOp):
+            return all(map(self._is_known, test.values))
+        if isinstance(test, ast.UnaryOp):
+            return isinstance(test.op, ast.Not) and self._is_known(test.operand)
+        if isinstance(test, ast.Call):
+            return isinstance(test.func, ast.Name) and test.func.id == "isinstance"
+        if isinstance(test, ast.Compare):
+            return type(test.ops[0]) not in _OPERATORS
+        while isinstance(test, ast.Attribute):
+            test = test.value
+        return isinstance(test, ast.Name) and test.id in self.given
+
     def _global(self, name: str) -> object:
         """What a global name stands for, or None."""
         if self._is_local(name):
@@ -222,6 +239,8 @@ class _Rewriter(ast.NodeTransformer):
         return self._located(node, _OPERATORS[type(node.op)], node.left, node.right)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if self._is_known(node):
+            return self.generic_visit(node)  # type: ignore[return-value]
         self.generic_visit(node)
         if isinstance(node.operand, ast.Constant) or type(node.op) not in _OPERATORS:
             return node
@@ -236,6 +255,8 @@ class _Rewriter(ast.NodeTransformer):
         return self._located(node, _OPERATORS[type(node.ops[0])], node.left, node.comparators[0])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        if self._is_known(node):
+            return self.generic_visit(node)  # type: ignore[return-value]
         self.generic_visit(node)
         name = "both" if isinstance(node.op, ast.And) else "either"
         result = node.values[-1]
@@ -246,7 +267,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
         parts = (node.test, _thunk(node.body), _thunk(node.orelse))
-        return node if _is_known(node.test) else self._located(node, "choose", *parts)
+        return node if self._is_known(node.test) else self._located(node, "choose", *parts)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         self.generic_visit(node)
@@ -329,8 +350,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
         test = self.visit(node.test)
-        if facts(node).leaving is not None or _is_known(node.test):
-            node.test = test if _is_known(node.test) else self._located(node.test, "known", test)
+        if facts(node).leaving is not None or self._is_known(node.test):
+            node.test = test if self._is_known(node.test) else self._located(node.test, "known", test)
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         then = self._part("then", node.body)
@@ -483,11 +504,6 @@ def _without_annotations(args: ast.arguments, rewriter: _Rewriter) -> ast.argume
         args.defaults = [rewriter.outer.visit(default) for default in args.defaults]
         args.kw_defaults = [d and rewriter.outer.visit(d) for d in args.kw_defaults]
     return args
-
-
-def _is_known(test: ast.expr) -> bool:
-    """Whether a test compares Python objects, which is decided while the code is written."""
-    return isinstance(test, ast.Compare) and type(test.ops[0]) not in _OPERATORS
 
 
 def _always_returns(body: Sequence[ast.stmt]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlx.codegen.cpu.product.gemm_cut import Count, Depth, PanelForm, PanelOfB, TileOfA
+from rlx.codegen.cpu.product.gemm_cut import Count, Depth, PanelForm, PanelOfB, RowBlock, TileOfA
 from rlx.codegen.cpu.product.gemm_dot import DotGemm, suits_dot
 from rlx.codegen.cpu.product.gemm_driver import (
     DimValue,
@@ -282,18 +282,18 @@ class _Gemm(ProductDriver):
 
         def block(depth: Depth) -> None:
             panel_of_b = self.group_of_b(b, first, stop, depth)
+
+            def panel(j: Count, form: PanelForm, rows: RowBlock) -> None:
+                before = j * self.tiles.count
+                t0 = max(rows.start, part.start - before)
+                t1 = min(rows.stop, part.end - before)
+                if t0 < t1:
+                    self.panel(rows.tile_of_a, panel_of_b(j, form), c, j, form, t0, t1)
+
             for tile in loop(part.low, part.high, self.block_tiles):
                 tile_stop = min(tile + self.block_tiles, part.high)
-                tile_of_a = self.block_of_a(a, tile, tile_stop, depth)
-
-                def panel(j: Count, form: PanelForm) -> None:
-                    before = j * self.tiles.count
-                    t0 = max(tile, part.start - before)
-                    t1 = min(tile_stop, part.end - before)
-                    if t0 < t1:
-                        self.panel(tile_of_a, panel_of_b(j, form), c, j, form, t0, t1)
-
-                self.each_panel(first, stop, panel)
+                rows = RowBlock(tile, tile_stop, self.block_of_a(a, tile, tile_stop, depth))
+                self.each_panel(first, stop, rows, panel)
 
         self.each_depth(block)
 
@@ -313,18 +313,20 @@ class _Gemm(ProductDriver):
                 block(Depth(k, size, round_up(size, group)))
 
     @inline
-    def each_panel(self, first: Count, stop: Count, panel: Callable[[Count, PanelForm], None]) -> None:
-        """panel(j, form) for panels first..stop; only the last panel of all can be narrow or ragged."""
+    def each_panel(
+        self, first: Count, stop: Count, rows: RowBlock, panel: Callable[[Count, PanelForm, RowBlock], None]
+    ) -> None:
+        """panel(j, form, rows) for panels first..stop; only the last of all can be narrow or ragged."""
         static = isinstance(self.n, int)
         # With a run-time n the masked family also serves the full panels: less code, same speed.
         whole = PanelForm(self.vectors, not static, last=False)
         for j in loop(first, min(stop, self.full)):
-            panel(j, whole)
+            panel(j, whole, rows)
 
         def narrow(vectors: int) -> None:
             form = PanelForm(vectors, not static or self.spec.n % self.lanes != 0, last=True)
             if vectors == 1 or ugt(self.tail, (vectors - 1) * self.lanes):
-                panel(self.full, form)
+                panel(self.full, form, rows)
             else:
                 narrow(vectors - 1)
 
@@ -396,9 +398,11 @@ class _Gemm(ProductDriver):
                 weights = self.place_in_b(b, j, column, 0)
                 self.tile(function, rows_of_a, weights, place, 0, column, weights)
             panel_of_b = self.group_of_b(b, cut, stop, depth)
-            self.each_panel(
-                cut, stop, lambda j, form: self.panel(tile_of_a, panel_of_b(j, form), c, j, form, 0, 1)
-            )
+
+            def panel(j: Count, form: PanelForm, rows: RowBlock) -> None:
+                self.panel(rows.tile_of_a, panel_of_b(j, form), c, j, form, rows.start, rows.stop)
+
+            self.each_panel(cut, stop, RowBlock(0, 1, tile_of_a), panel)
 
         self.each_depth(block)
 

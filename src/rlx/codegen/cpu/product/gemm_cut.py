@@ -72,6 +72,15 @@ TileOfA = Callable[[Count, Count], ptr]
 """Address of A for (tile, its first row)."""
 
 
+@dataclass(frozen=True)
+class RowBlock:
+    """Row tiles start..stop, and where their rows of A are."""
+
+    start: Count
+    stop: Count
+    tile_of_a: TileOfA
+
+
 @inline
 def share(total: Count, thread: Count, threads: Count) -> tuple[Count, Count]:
     """The contiguous part of range(total) that belongs to one thread."""

@@ -85,7 +85,16 @@ class ComputedRows:
     @inline
     def compute(self, args: ptr, to: ptr, row: Count, rows: Count, k: Count, depth: Count) -> None:
         """Compute elements k .. k + depth of some rows of A, in the kernel itself."""
-        call(compute_rows.written(f"{self.name}.rows", rows_of_a=self), args, self.frame.pointer, to, row, rows, k, depth)
+        call(
+            compute_rows.written(f"{self.name}.rows", rows_of_a=self),
+            args,
+            self.frame.pointer,
+            to,
+            row,
+            rows,
+            k,
+            depth,
+        )
 
 
 @native(internal=True, noinline=True)
@@ -94,7 +103,9 @@ def compute_rows(
 ) -> None:
     """Write `rows` rows of A from `row` on to scratch, as tiles read them."""
     kind, width = rows_of_a.kind, rows_of_a.prologue.lanes
-    stride, *batch = rows_of_a.frame.named(frame, "a_row", *(f"batch{n}" for n in range(rows_of_a.batch_axes)))
+    stride, *batch = rows_of_a.frame.named(
+        frame, "a_row", *(f"batch{n}" for n in range(rows_of_a.batch_axes))
+    )
     for i in loop(rows):
         at = rows_of_a.prologue.row(builder(), row + i, tuple(batch))
         there = gep(to, i * stride, kind.row_element)

@@ -40,6 +40,7 @@ from rlx.records import dataclass
 LINE = 64  # bytes of a cache line
 LONG = 128  # k from which a tile takes as long as lines of C take to come from memory
 
+
 @dataclass(frozen=True)
 class TileWriter:
     """Writes the tile functions of one kernel.
@@ -70,12 +71,21 @@ class TileWriter:
         """Bytes of later weights that a step prefetches: a cache line, if it reads as much."""
         return min(self.step_bytes, LINE)
 
+    def asks_early(self, k: Count) -> bool:
+        """Whether tiles prefetch lines of C before they sum: where the sums take long, and fill C at once."""
+        return isinstance(k, int) and k >= LONG and not self.resumes
+
+    def columns(self, form: TileForm) -> list[int]:
+        """First element of every vector of B at a step."""
+        vector = self.kind.lanes * self.kind.group
+        return [p * self.panel_stride + j * vector for p in range(form.panels) for j in range(form.vectors)]
+
     def function(self, rows: int, vectors: int, panels: int = 1, masked: bool = False) -> str:
         """Name of the function for `rows` x (vectors * panels) accumulators."""
         several = f"x{panels}" if panels > 1 else ""
         name = f"{self.name}.{rows}x{vectors}{several}" + ("m" if masked else "")
-        form = TileForm(rows, vectors, panels, masked)
-        return compute_tile.written(name, writer=self, form=form)
+        ragged = masked and builder().module.target.has_avx512
+        return compute_tile.written(name, writer=self, form=TileForm(rows, vectors, panels, ragged))
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ class TileForm:
     rows: int
     vectors: int
     panels: int
-    masked: bool  # whether the last vector is ragged
+    ragged: bool  # whether the last vector of a row has a mask
 
     @property
     def width(self) -> int:
@@ -110,49 +120,57 @@ def compute_tile(
     """Compute the tile of C whose first element is (row, column); the pointers point to its operands, and to
     packed weights to prefetch meanwhile, `pace` bytes per step; `b` itself where there are none.
     """
-    f, kind, end, quads = builder(), writer.kind, writer.end, writer.quads
+    f, kind, end = builder(), writer.kind, writer.end
     rows, vectors, panels, width = form.rows, form.vectors, form.panels, form.width
     a_row, a_k, k, c_row = end.frame.named(frame, "a_row", "a_k", "k", "c_row")
-    b_k = vectors * kind.lanes if writer.packed_weights else end.frame.read(f, frame, "b_k")
+    b_k: Count = vectors * kind.lanes if writer.packed_weights else end.frame.read(f, frame, "b_k")
     # Source: rows of A, and the columns of each panel of B.
     steps = [i * a_row for i in range(rows)]
     a_places = Places.of(f, a, steps, a_k * kind.group, kind.row_element)
-    columns = [
-        p * writer.panel_stride + j * kind.lanes * kind.group for p in range(panels) for j in range(vectors)
-    ]
-    b_places = Places.of(f, b, columns, b_k * kind.group, kind.element)
-    # Without masks in registers, B is packed and the stage takes whole vectors.
+    b_places = Places.of(f, b, writer.columns(form), b_k * kind.group, kind.element)
+    # Tile: rows of C, whose last vector may be ragged. Without masks in registers, B is packed and the stage
+    # takes whole vectors.
     mask = None
-    if form.masked and f.module.target.has_avx512:
+    if form.ragged:
         (n,) = end.frame.named(frame, "n")
         mask = lanes(n - (column + (width - 1) * kind.lanes), kind.lanes)
     lines = [gep(c, i * c_row, end.c_element) for i in range(rows)]
     tile = Tile(lines, width, kind.lanes, end.c_element, mask)
-
-    if isinstance(k, int) and k >= LONG and not writer.resumes:
+    if writer.asks_early(k):
         tile.ask(beside_tile(args, writer.beside, row, column, c_row, rows))
-    panel_places = [gep(b, p * writer.panel_stride, kind.element) for p in range(panels)] if quads else []
+
     start = [kind.zero] * (rows * width)
-    if quads is not None and kind.prepares_rows:
-        start = [x for place in panel_places for x in starts_of(kind, quads, place, vectors)] * rows
+    panel_places: list[ptr] = []
+    if writer.quads is not None:
+        panel_places = [gep(b, p * writer.panel_stride, kind.element) for p in range(panels)]
+        if writer.kind.prepares_rows:
+            start = [
+                x for place in panel_places for x in starts_of(kind, writer.quads, place, vectors)
+            ] * rows
     if writer.resumes:
         (fresh,) = end.frame.named(frame, "fresh")
         start = start if fresh != 0 else tile.sums_so_far()
-    pace = select(later == b, 0, writer.pace)
+    meanwhile = None
+    if writer.packed_weights:
+        pace = select(later == b, 0, writer.pace)
 
-    def ask_for_later(step: i64) -> None:
-        prefetch(byte_at(later, step * pace), locality=2)
+        def ask_for_later(step: i64) -> None:
+            prefetch(byte_at(later, step * pace), locality=2)
 
-    meanwhile = ask_for_later if writer.packed_weights and panels == 1 else None
+        if panels == 1:
+            meanwhile = ask_for_later
     sums = accumulate(f, kind, a_places, b_places, k, start, mask if writer.masked_b else None, meanwhile)
-    if quads is not None and quads.room:
-        sums = with_room(kind, quads, panel_places, vectors, a, steps, sums)
+    if writer.quads is not None:
+        sums = with_room(kind, writer.quads, panel_places, vectors, a, steps, sums)
 
+    # End: the epilogue, where these are all of the sums.
     def finish() -> None:
         if writer.staged:
             end.through_stage(args, frame, sums, c, row, column, rows)
         else:
-            at = [(row + i, column + first, mask) for i in range(rows) for first, mask in tile.vectors]
+            at: list[tuple[Count, Count, Value | None]] = [(row, column, None)] * len(sums)  # of no account
+            if writer.end.epilogue is not None:
+                at = [(row + i, column + first, own) for i in range(rows) for first, own in tile.vectors]
             tile.put([end.result(frame, x, *where) for x, where in zip(sums, at, strict=True)])
 
     if not writer.resumes:
@@ -187,7 +205,7 @@ def with_room(
 ) -> list[Value]:
     """The sums with what waits after the steps of each panel; every panel has its own k for that."""
     f, columns, out = builder(), vectors * kind.lanes, list(sums)
-    for p, panel in enumerate(panels):
+    for p, panel in enumerate(panels if quads.room else []):
         own = [n for n in range(len(sums)) if n // vectors % len(panels) == p]
         weights = byte_at(panel, quads.room_at(columns))
         places = byte_at(panel, quads.places_at(columns))

@@ -23,7 +23,6 @@ from rlx.codegen.native.words import (
     i32,
     load,
     loop,
-    masked_load,
     sext,
     splat,
     udiv,
@@ -78,19 +77,18 @@ class Kind:
         """Type in which an element is copied: 16-bit floats travel as integers, which every target moves."""
         return "i16" if self.element in ("bfloat", "half") else self.element
 
-    @inline
     def read_a(self, f: Function, place: Value, count: int) -> Value:
         """`count` (at most `group`) elements of A, in every lane; the rest of the group is zero."""
-        return splat(self.widened(f, load(self.element, place)), self.lanes)
+        return f.splat(self.widened(f, f.load(self.element, place)), self.lanes)
 
-    @inline
     def read_b(self, f: Function, place: Value, mask: Value | None) -> Value:
         """One vector of B; lanes off the mask are zero and not read."""
         type_ = vector(self.element, self.lanes * self.group)
-        if mask is not None:
-            return self.widened(f, masked_load(type_, place, mask))
-        return self.widened(f, load(type_, place))
+        loaded = f.load(type_, place) if mask is None else f.masked_load(type_, place, mask)
+        return self.widened(f, loaded)
 
+    # One instruction for each step of each sum: without the notation, which would take longer to read this
+    # than to write it.
     def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
         return f.fma(a, b, total)
 
@@ -170,17 +168,16 @@ class SmallQuads(ByteQuads):
         return self.signed
 
     @inline
-    def prepared(self, f: Function, elements: Word) -> Value:
-        return elements ^ -OFFSET if self.signed else elements
+    def prepared(self, f: Function, elements: Value) -> Value:
+        return Word(elements) ^ -OFFSET if self.signed else elements
 
     @inline
     def read_a(self, f: Function, place: Value, count: int) -> Value:
         return bitcast(splat(quad_at(place, count), self.lanes), vector("i8", 4 * self.lanes))
 
-    @inline
-    def multiply_add(self, f: Function, a: Value, b: Value, total: Word) -> Value:
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
         pairs = f.saturating_dot_u8i8(a, b)
-        return Word(f.dot_i16(pairs, constant(pairs.type, 1))) + total
+        return f.value(f.add(f.dot_i16(pairs, constant(pairs.type, 1)), total))
 
     @property
     def has_excess(self) -> bool:
@@ -201,11 +198,8 @@ class ShortPairs(Kind):
     def read_a(self, f: Function, place: Value, count: int) -> Value:
         return bitcast(splat(pair_at(place, count), self.lanes), vector("i16", 2 * self.lanes))
 
-    @inline
-    def multiply_add(self, f: Function, a: Value, b: Value, total: Word) -> Value:
-        if self.in_two:
-            return Word(f.dot_i16(a, b)) + total
-        return f.add_dot_i16(total, a, b)
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return f.value(f.add(f.dot_i16(a, b), total)) if self.in_two else f.add_dot_i16(total, a, b)
 
     def widened(self, f: Function, value: Value) -> Value:
         return value
@@ -232,8 +226,8 @@ class Bytes(Kind):
         return splat(self.byte_of_a(place), self.lanes)
 
     @inline
-    def multiply_add(self, f: Function, a: Word, b: Word, total: Word) -> Value:
-        return a * b + total
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return Word(a) * b + total
 
     def widened(self, f: Function, value: Value) -> Value:
         return f.sext(value, "i32")
@@ -250,9 +244,8 @@ class BytePairs(Bytes):
             word |= self.byte_of_a(byte_at(place, 1)) << 16
         return bitcast(splat(word, self.lanes), vector("i16", 2 * self.lanes))
 
-    @inline
-    def multiply_add(self, f: Function, a: Value, b: Value, total: Word) -> Value:
-        return Word(f.dot_i16(a, b)) + total
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        return f.value(f.add(f.dot_i16(a, b), total))
 
     def widened(self, f: Function, value: Value) -> Value:
         return f.sext(value, "i16")
@@ -346,15 +339,15 @@ def tile_of(dtype: str, target: Target, small: bool = False) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses that move together, `step` elements per k: each one of the pointers plus a constant offset."""
+    """Addresses that move together, `step` elements per k: each a pointer plus a constant offset."""
 
     pointers: tuple[Value, ...]
-    places: tuple[tuple[int, int], ...]  # number of the pointer, offset
+    numbers: tuple[int, ...]  # of the pointer of each place
+    offsets: tuple[int, ...]
     step: Count
     element: str
 
     @staticmethod
-    @inline
     def of(f: Function, base: Value, offsets: Sequence[Count], step: Count, element: str) -> Places:
         """Places at `offsets` elements from `base`: known offsets become displacements, others pointers."""
         pointers: list[Value] = []
@@ -362,19 +355,22 @@ class Places:
         for offset in offsets:
             if not isinstance(offset, int):
                 places.append((len(pointers), 0))
-                pointers.append(gep(base, offset, element))
+                pointers.append(f.gep(base, offset, element))
             else:
                 if base not in pointers:
                     pointers.append(base)
                 places.append((pointers.index(base), offset))
-        return Places(tuple(pointers), tuple(places), step, element)
+        return Places(
+            tuple(pointers), tuple(n for n, _ in places), tuple(o for _, o in places), step, element
+        )
 
     @inline
     def at(self, f: Function, k: Count) -> list[Value]:
         """The addresses at step k."""
         distance = k * self.step
         moved = [gep(pointer, distance, self.element) for pointer in self.pointers]
-        return [gep(moved[number], offset, self.element) for number, offset in self.places]
+        own = map(moved.__getitem__, self.numbers)
+        return [gep(pointer, offset, self.element) for pointer, offset in zip(own, self.offsets, strict=True)]
 
 
 @inline
@@ -393,7 +389,7 @@ def accumulate(
     Steps of `rows` and `columns` count one group of k. The mask, if any, belongs to the last column vector.
     `meanwhile(step)` writes what every whole step does besides.
     """
-    width, tile = len(columns.places), len(start)
+    width, tile = len(columns.offsets), len(start)
     masks = [None] * (width - 1) + [mask]
 
     def step(k: Count, count: int, sums: list[Value]) -> list[Value]:

@@ -117,7 +117,9 @@ def pack_panels(
 
     `left` columns exist in all: those after them are filled from inside the matrix and mean nothing.
     """
-    packer = _PanelPacker(kind, vectors * kind.lanes, source, k_stride, column_stride, panels, depth, left, count)
+    packer = _PanelPacker(
+        kind, vectors * kind.lanes, source, k_stride, column_stride, panels, depth, left, count
+    )
     if form == "rows":
         packer.pack_rows()
     else:

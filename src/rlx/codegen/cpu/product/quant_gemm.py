@@ -193,9 +193,9 @@ class PairDecoder(Decoder):
         return sums[0] if self.parts == 1 else Word(sums[0]) + sums[1]
 
     @inline
-    def prepare(self, x: Word, place: ptr) -> None:
+    def prepare(self, x: Value, place: ptr) -> None:
         high = fptrunc(x, "bfloat", exact=False)
-        rest = x - fpext(high, "float")
+        rest = Word(x) - fpext(high, "float")
         # The rest of an infinity is NaN and must not count.
         low = fptrunc(select(rest == rest, rest, constant(x.type, 0.0)), "bfloat", exact=False)
         words = vector("i32", x.width // 2)
@@ -297,7 +297,16 @@ class _QuantGemm:
 
     @inline
     def block(
-        self, args: ptr, a: ptr, b: ptr, c: ptr, c_row: Count, row: Count, rows: Count, first: Count, stop: Count
+        self,
+        args: ptr,
+        a: ptr,
+        b: ptr,
+        c: ptr,
+        c_row: Count,
+        row: Count,
+        rows: Count,
+        first: Count,
+        stop: Count,
     ) -> None:
         """All panels first..stop of a block of prepared rows."""
         layout, element = self.layout, self.end.c_element

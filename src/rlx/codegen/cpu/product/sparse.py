@@ -12,11 +12,36 @@ from collections.abc import Sequence
 
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.fft.rows import across, turn_rows
-from rlx.codegen.cpu.frame import KernelFrame, Slot, unflatten
+from rlx.codegen.cpu.frame import KernelFrame, Slot, product, unflatten
 from rlx.codegen.cpu.kernels import EmittedKernel
 from rlx.codegen.cpu.primitives import memory_type, to_memory
-from rlx.codegen.native.irtext import Int, Module
+from rlx.codegen.cpu.product.gemm_cut import Count
+from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.irtypes import Value, constant, size_bytes, vector
+from rlx.codegen.native.notation import inline, write
+from rlx.codegen.native.words import (
+    Word,
+    any_lane,
+    broadcast,
+    byte_at,
+    ceildiv,
+    fma,
+    gep,
+    i64,
+    iota,
+    is_nan,
+    load,
+    loop,
+    masked_store,
+    ptr,
+    scatter,
+    select,
+    splat,
+    store,
+    transpose,
+    umin,
+    zext,
+)
 from rlx.errors import UnsupportedError
 from rlx.kernel.nests import ContractNest
 from rlx.ops.storage.sparse import columns_of
@@ -39,133 +64,125 @@ class _SparseKernel:
         dtype = nest.form.dtype
         self.element, self.width = memory_type(dtype), frame.module.target.lanes(dtype.name)
         self.type = vector(self.element, self.width)
+        self.align = self.width * size_bytes(self.element)
         self.operands = frame.operands(self.fn)
-        packed = self.operands[nest.rhs.data].pointer
-        self.starts = packed
-        self.rows_at = self.fn.gep(packed, self.columns.rows_at, "i8")
-        self.values_at = self.fn.gep(packed, self.columns.values_at, "i8")
-        self.row_axes = list(range(nest.kept - 1))  # the last kept axis is the matrix's
 
     @property
     def tile_bytes(self) -> int:
         return self.columns.k * self.width * size_bytes(self.element)
 
     def emit(self) -> EmittedKernel:
-        fn, width = self.fn, self.width
-        sizes = [self.frame.dim(fn, self.nest.space[i]) for i in self.row_axes]
-        total: Int = 1
-        for d in sizes:
-            total = fn.mul(total, d)
-        low, high = self.frame.share(fn.ceildiv(total, width))
-        base = self.frame.scratch()
-        tile, sums = base, fn.gep(base, self.tile_bytes, "i8")
-
-        def group(g: Int, _: list[Value]) -> None:
-            start = fn.mul(g, width)
-            last = fn.sub(total, 1)
-            rows = [unflatten(fn, fn.smin(fn.add(start, i), last), sizes) for i in range(width)]
-            exists = [fn.cmp("slt", fn.add(start, i), total) for i in range(width)]
-            finite = self.read(rows, tile)
-            fn.loop(0, self.columns.n, 1, [], lambda n, _: self.put(self.column(n, tile, finite), sums, n))
-            self.write(rows, exists, sums)
-
-        fn.loop(low, high, 1, [], group)
+        """Write the kernel."""
+        write(self.fn, self.kernel)
         return self.frame.finish(self.tile_bytes + self.columns.n * self.width * size_bytes(self.element))
 
-    def put(self, x: Value, buffer: Value, number: Int) -> None:
-        fn = self.fn
-        fn.store(
-            x, fn.gep(buffer, fn.mul(number, self.width), self.element), self.width * size_bytes(self.element)
-        )
+    @inline
+    def kernel(self) -> None:
+        """Threads share the groups of rows."""
+        width, columns = self.width, self.columns
+        self.starts = ptr(self.operands[self.nest.rhs.data].pointer)
+        self.rows_at = byte_at(self.starts, columns.rows_at)
+        self.values_at = byte_at(self.starts, columns.values_at)
+        sizes = self.frame.sizes(self.nest.space[: self.nest.kept - 1])  # the last kept axis is the matrix's
+        total = product(sizes)
+        low, high = self.frame.share(ceildiv(total, width))
+        tile = ptr(self.frame.scratch())
+        sums = byte_at(tile, self.tile_bytes)
+        for g in loop(low, high):
+            start = g * width
+            last = total - 1
+            rows = [unflatten(self.fn, min(start + i, last), sizes) for i in range(width)]
+            exists = [start + i < total for i in range(width)]
+            is_finite = self.read(rows, tile)
+            for n in loop(columns.n):
+                self.put(self.column(n, tile, is_finite), sums, n)
+            self.write(rows, exists, sums)
 
-    def vector_at(self, buffer: Value, number: Int) -> Value:
-        fn = self.fn
-        place = fn.gep(buffer, fn.mul(number, self.width), self.element)
-        return fn.load(self.type, place, self.width * size_bytes(self.element))
+    @inline
+    def put(self, x: Value, buffer: ptr, number: Count) -> None:
+        store(x, gep(buffer, number * self.width, self.element), self.align)
 
-    def read(self, rows: list[list[Int]], tile: Value) -> Value:
-        """The rows, lane = row, and whether all their elements are finite."""
-        fn, nest = self.fn, self.nest
+    @inline
+    def vector_at(self, buffer: ptr, number: Count) -> Word:
+        return load(self.type, gep(buffer, number * self.width, self.element), self.align)
 
-        def one(row: int, t: Int, mask: Value | None) -> Value:
-            lane = Lane(nest.kept, t, self.width, mask)
-            axes = [*rows[row], 0, t]
-            return Expression(fn, self.frame.dim, self.operands, axes, lane, error=self.frame.error).vector(
-                nest.lhs
-            )
+    @inline
+    def read(self, rows: list[list[Count]], tile: ptr) -> bool:
+        """Put the rows into the tile, lane = row; whether all their elements are finite."""
+        nest = self.nest
 
-        turn_rows(fn, self.columns.k, self.width, one, lambda x, t: self.put(x, tile, t))
+        def one(row: int, t: Count, mask: Value | None) -> Value:
+            return self.at([*rows[row], 0, t], Lane(nest.kept, t, self.width, mask)).vector(nest.lhs)
+
+        turn_rows(self.fn, self.columns.k, self.width, one, lambda x, t: self.put(x, tile, t))
         zero = constant(self.type, 0.0)
+        found: Value = zero
+        for k in loop(self.columns.k):
+            found = fma(self.vector_at(tile, k), zero, found)
+        return not any_lane(is_nan(found))
 
-        def check(k: Int, found: list[Value]) -> list[Value]:
-            return [fn.fma(self.vector_at(tile, k), zero, found[0])]
-
-        (found,) = fn.loop(0, self.columns.k, 1, [zero], check)
-        bad = fn.any_lane(fn.is_nan(found))
-        return fn.value(fn.not_(bad))
-
-    def column(self, n: Int, tile: Value, finite: Value) -> Value:
+    @inline
+    def column(self, n: Count, tile: ptr, is_finite: bool) -> Value:
         """One column of the product, for all rows of the group."""
-        fn, zero = self.fn, constant(self.type, 0.0)
+        zero = constant(self.type, 0.0)
         # Weights may come from a file that changes under us: whatever they hold, no address leaves its array.
         room, last = self.columns.room, self.columns.k - 1
-        start = fn.value(fn.umin(fn.load("i64", fn.gep(self.starts, n, "i64")), room))
-        end = fn.value(fn.umin(fn.load("i64", fn.gep(self.starts, fn.add(n, 1), "i64")), room))
+        start = umin(self.starts[n], room)
+        end = umin(self.starts[n + 1], room)
 
-        def entry(p: Int) -> tuple[Value, Value]:
-            row = fn.value(fn.umin(fn.load("i64", fn.gep(self.rows_at, p, "i64")), last))
-            return row, fn.broadcast(fn.gep(self.values_at, p, self.element), self.element, self.width)
+        def entry(p: Count) -> tuple[i64, Word]:
+            """Row and value of a stored element."""
+            row = umin(self.rows_at[p], last)
+            return row, broadcast(gep(self.values_at, p, self.element), self.element, self.width)
 
-        def listed() -> list[Value]:
-            def add(p: Int, total: list[Value]) -> list[Value]:
+        following, total = start, Word(zero)
+        if is_finite:  # what is stored
+            for p in loop(start, end):
                 row, value = entry(p)
-                return [fn.fma(self.vector_at(tile, row), value, total[0])]
+                total = fma(self.vector_at(tile, row), value, total)
+        else:  # every row, whether it is the one that is stored next or not
+            for k in loop(self.columns.k):
+                row, value = entry(min(following, room - 1))
+                hit = (following < end) & (row == k)
+                chosen = select(splat(hit, self.width), value, zero)
+                following += zext(hit, i64)
+                total = fma(self.vector_at(tile, k), chosen, total)
+        return total
 
-            return fn.loop(start, end, 1, [zero], add)
+    def at(self, axes: list[Count], lane: Lane, sums: Sequence[Value] = ()) -> Expression:
+        """Expressions over the operands."""
+        return Expression(
+            self.fn, self.frame.dim, self.operands, axes, lane, list(sums), error=self.frame.error
+        )
 
-        def every() -> list[Value]:
-            def add(k: Int, carried: list[Value]) -> list[Value]:
-                p, total = carried
-                row, value = entry(fn.smin(p, self.columns.room - 1))
-                inside = fn.value(fn.cmp("slt", p, end), "i1")
-                hit = fn.value(fn.and_(inside, fn.value(fn.cmp("eq", row, k), "i1")))
-                factor = fn.select(fn.splat(hit, self.width), value, zero)
-                return [
-                    fn.value(fn.add(p, fn.zext(hit, "i64"))),
-                    fn.fma(self.vector_at(tile, k), factor, total),
-                ]
-
-            return fn.loop(0, self.columns.k, 1, [start, zero], add)[1:]
-
-        return fn.if_value(finite, listed, every)[0]
-
-    def write(self, rows: list[list[Int]], exists: list[Value | bool], sums: Value) -> None:
+    @inline
+    def write(self, rows: list[list[Count]], exists: list[bool], sums: ptr) -> None:
         """Results turned back to rows, through the epilogue."""
-        fn, nest, width = self.fn, self.nest, self.width
-        store, slot = nest.stores[0], self.frame.outputs[0]
+        f, nest, width = self.fn, self.nest, self.width
+        wanted, slot = nest.stores[0], self.frame.outputs[0]
 
-        def block(base: Int, mask: Value | None) -> None:
+        def block(base: Count, mask: Value | None) -> None:
             count = min(self.columns.n, width)
-            found = [self.vector_at(sums, fn.add(base, j)) for j in range(count)]
-            turned = fn.transpose(found + [found[-1]] * (width - count))
+            found: list[Value] = [self.vector_at(sums, base + j) for j in range(count)]
+            turned = transpose(found + [found[-1]] * (width - count))
             for r in range(width):
-                fn.branch(exists[r], lambda r=r: one(r, base, turned[r], mask))  # type: ignore[misc]
+                if exists[r]:
+                    one(rows[r], base, turned[r], mask)
 
-        def one(r: int, base: Int, x: Value, mask: Value | None) -> None:
-            axes = [*rows[r], base]
-            lane = Lane(nest.kept - 1, base, width, mask)
-            at = Expression(fn, self.frame.dim, self.operands, axes, lane, [x], error=self.frame.error)
-            offset: Int = 0
-            for i, step in zip(axes, store.strides, strict=True):
-                offset = fn.add(offset, fn.mul(i, self.frame.dim(fn, step)))
-            value = to_memory(fn, at.vector(store.body), slot.dtype)
-            place = fn.gep(self.frame.output(0).pointer, offset, memory_type(slot.dtype))
-            if store.strides[-1] != 1:
-                steps = fn.mul(fn.iota(width), fn.splat(self.frame.dim(fn, store.strides[-1]), width, "i64"))
-                fn.scatter(value, place, fn.value(steps), mask)
+        def one(row: list[Count], base: Count, x: Value, mask: Value | None) -> None:
+            axes = [*row, base]
+            at = self.at(axes, Lane(nest.kept - 1, base, width, mask), [x])
+            offset = 0
+            for i, step in zip(axes, wanted.strides, strict=True):
+                offset += i * self.frame.dim(f, step)
+            value = to_memory(f, at.vector(wanted.body), slot.dtype)
+            place = gep(self.frame.result(0), offset, memory_type(slot.dtype))
+            if wanted.strides[-1] != 1:
+                apart = splat(self.frame.dim(f, wanted.strides[-1]), width, "i64")
+                scatter(value, place, iota(width) * apart, mask)
             elif mask is None:
-                fn.store(value, place)
+                store(value, place)
             else:
-                fn.masked_store(value, place, mask)
+                masked_store(value, place, mask)
 
-        across(fn, self.columns.n, width, block)
+        across(f, self.columns.n, width, block)
