@@ -47,20 +47,20 @@ def compile(model: str, output: str, also: tuple[str, ...], as_json: bool, **opt
     start = time.perf_counter()
     target: str | None = options.pop("target")
     # Code for another machine cannot be loaded here: it is compiled when the file is written.
-    elsewhere = target is not None and not runs_here(resolve(target))
-    program = open_model(model, target=None if elsewhere else target, **options)
+    other = target if target is not None and not runs_here(resolve(target)) else None
+    program = open_model(model, target=None if other else target, **options)
     with progress(f"writing {output}"):
         if as_text:
-            write_text(program.lir if not elsewhere else lir_for(program, target), output)
+            write_text(lir_for(program, other) if other else program.lir, output)
         else:
-            save(program, output, (target, *also) if elsewhere else also, own=not elsewhere)
+            save(program, output, (other, *also) if other else also, own=not other)
     seconds, size = time.perf_counter() - start, Path(output).stat().st_size
     stats = program.stats
     if as_json:
         facts = {"file": output, "bytes": size, "seconds": seconds, "stats": stats, "notes": program.notes}
         print_json(facts)
         return
-    targets = ", ".join(dict.fromkeys((target if elsewhere else program.lir.target, *also)))
+    targets = ", ".join(dict.fromkeys((other or program.lir.target, *also)))
     kernels = f"{counted(stats['kernels'], 'kernel')} ({stats['distinct_kernels']} distinct)"
     thunks = counted(len(stats["host_thunks"]), "host thunk")
     print_line(

@@ -114,7 +114,7 @@ class _SparseKernel:
         def one(row: int, t: Count, mask: Value | None) -> Value:
             return self.at([*rows[row], 0, t], Lane(nest.kept, t, self.width, mask)).vector(nest.lhs)
 
-        turn_rows(self.fn, self.columns.k, self.width, one, lambda x, t: self.put(x, tile, t))
+        turn_rows(self.columns.k, self.width, one, lambda x, t: self.put(x, tile, t))
         zero = constant(self.type, 0.0)
         found: Value = zero
         for k in loop(self.columns.k):
@@ -185,4 +185,4 @@ class _SparseKernel:
             else:
                 masked_store(value, place, mask)
 
-        across(f, self.columns.n, width, block)
+        across(self.columns.n, width, block)
