@@ -276,6 +276,16 @@ def test_padding_counts_with_its_size() -> None:
     )
 
 
+def test_errors_of_both_factors_multiply() -> None:
+    """A deviation of equal numbers is 0 or a rounding, and so is its product with itself."""
+    graph = Graph("outer")
+    x = graph.input("x", (2,), "f32")
+    graph.output("y", ops.einsum("i,j->ij", x, x))
+    given = Bounded(np.array([0.0, 1.0]), np.array([1e-3, 1e-3]))
+    error = np.asarray(Follower(lower(graph), {"x": given}, {}).outputs()["y"].error)
+    assert 1e-6 <= error[0, 0] < 1.1e-6 and 2.001e-3 <= error[1, 1] < 2.01e-3
+
+
 def test_an_unknown_error_in_a_sum_of_products_stays_unknown() -> None:
     """Also where the other factor is 0, and through the ops that follow."""
     g = Graph()

@@ -161,17 +161,20 @@ class Follower(Interpreter):
             return np.minimum(operands[0].error, 2.0)
         if node.op.family == "fourier":
             return sum_of_errors(operands)
+        sizes = magnitudes(operands)
         if multiplies(form) and operands[0].value.dtype.kind in ROUNDED:  # factors may diverge
-            sizes = magnitudes(operands)
-            grown = self.apply(node, [sizes[0] + operands[0].error, *sizes[1:]])[number]
-            return grown - self.apply(node, sizes)[number]
+            larger = self.apply(node, [sizes[0] + operands[0].error, *sizes[1:]])[number]
+            return larger - self.apply(node, sizes)[number]
         for i, operand in enumerate(operands):
             if not np.any(operand.error):
                 continue
             error = np.broadcast_to(operand.error, operand.value.shape)
             if self.is_linear(form) and operand.value.dtype.kind in ROUNDED:
-                parts = magnitudes(operands)
-                parts[i] = error
+                # A product of two errors counts, too: where the values are 0 it is all that there is.
+                grown = [
+                    s + operands[j].error if s.dtype.kind in ROUNDED else s for j, s in enumerate(sizes[:i])
+                ]
+                parts = [*grown, error, *sizes[i + 1 :]]
                 total = total + self.apply(node, parts, **padding_size(form, exact=i == 0))[number]
                 continue
             if is_among(node.operands[i], node.operands[:i]):
