@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from rlx.codegen.cpu.kernels import PART_BITS
-from rlx.codegen.native.irtext import Bool, Function
+from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import ceildiv, lshr, ptr, select, udiv, ugt, ult, umax, umin
 from rlx.records import dataclass
@@ -142,8 +142,3 @@ class Units:
 
         low, high = share(each * items, thread, threads)
         return unit(low), unit(high)
-
-
-def both(fn: Function, a: Bool, b: Bool) -> Bool:
-    """Whether both hold; Python bools decide while generating."""
-    return cast(Bool, fn.and_(a, b))
