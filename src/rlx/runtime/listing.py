@@ -1,4 +1,5 @@
 """The code of single kernels for people to read: LLVM IR as emitted, and the assembly that LLVM makes of it.
+Comments in both say which lines of the code generator wrote what follows.
 
 A listing emits the kernels of a plan anew, so it also works where native code came from the cache or a file.
 """
@@ -13,6 +14,7 @@ from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.cpu.kernels import BodyKernels, EmittedKernel
 from rlx.codegen.cpu.units import excerpt
 from rlx.codegen.native.jit import assembly
+from rlx.codegen.native.line_info import as_comments, with_debug_lines
 from rlx.errors import ConfigError, InputError
 from rlx.ir.graph import Graph, Node
 from rlx.plan.explain import kernel_name
@@ -41,7 +43,7 @@ class Listing:
 
     def __init__(self, lir: LirModule) -> None:
         self._target = resolve(lir.target)
-        made = build_kernels(lir, self._target)
+        made = build_kernels(lir, self._target, source_lines=True)
         self._texts, self._title = made.texts, f"of {lir.name} for {lir.target}"
         self._thunks = {f"%{id}": thunk.why for id, thunk in made.thunks.items()}
         found = _named("%", lir.mir, BodyKernels(made.kernels, made.inner))
@@ -65,7 +67,9 @@ class Listing:
         """The assembly of that module, for the plan's target."""
         symbol = self.symbol(name)
         if symbol not in self._assemblies:
-            self._assemblies[symbol] = assembly(excerpt(self._texts, symbol), self._target)
+            text = excerpt(self._texts, symbol)
+            made = assembly(with_debug_lines(text), self._target)
+            self._assemblies[symbol] = as_comments(made, text)
         return self._head(name, "#") + self._assemblies[symbol]
 
     def _head(self, name: str, comment: str) -> str:

@@ -598,9 +598,10 @@ def test_a_word_outside_a_native_function() -> None:
 
 def test_source_lines_are_comments_only() -> None:
     plain, noted = text(collatz), text(collatz, source_lines=True)
-    comments = re.findall(rf"^  ; {HERE}:(\d+)$", noted, re.MULTILINE)
+    comments = re.findall(rf"^  ; {HERE}:(\d+)  (.*)$", noted, re.MULTILINE)
     lines = Path(__file__).read_text().splitlines()
-    assert [lines[int(n) - 1].strip() for n in comments][:2] == ["steps = 0", "while n != 1:"]
+    assert [line for _, line in comments][:2] == ["steps = 0", "while n != 1:"]
+    assert all(lines[int(n) - 1].strip() == line for n, line in comments)
     assert "".join(re.sub(r"^  ;.*\n", "", noted, flags=re.MULTILINE)) == plain
 
 

@@ -11,6 +11,7 @@ import pytest
 import rlx
 from rlx import ops
 from rlx.api.compile import plan
+from rlx.codegen.cpu import special
 from rlx.codegen.cpu.build import build_kernels
 from rlx.codegen.native import jit
 from rlx.errors import ConfigError, InputError
@@ -36,6 +37,7 @@ def small() -> rlx.Graph:
 def body(assembly: str, symbol: str) -> list[str]:
     """The instructions of a function, with labels by the order in which they occur."""
     inside = assembly.split(f"\n{symbol}:\n")[1].split(".Lfunc_end")[0]
+    inside = re.sub(r"^\t# \w+\.py:\d+  .*\n", "", inside, flags=re.MULTILINE)
     numbers: dict[str, str] = {}
     return LABEL.sub(lambda m: numbers.setdefault(m[0], f".L{len(numbers)}"), inside).splitlines()
 
@@ -54,6 +56,19 @@ def test_dump_writes_ir_and_assembly_of_every_kernel(tmp_path: Path) -> None:
         assert not module.get_function(symbol).is_declaration
         lines = (tmp_path / f"{stem}.s").read_text().splitlines()
         assert lines[0] == f"# kernel {name} of small for {program.lir.target}" and f"{symbol}:" in lines
+
+
+def test_comments_show_the_lines_that_wrote_the_code() -> None:
+    """Of the notation, in the file that they name: in IR, and in what LLVM made of it."""
+    g = rlx.Graph("sorted")
+    g.output("y", ops.sort(g.input("x", (4, 40), "f32")))
+    listing = Listing(plan(g, target="x86-64-v3"))
+    (name,) = listing.names
+    for text, comment in ((listing.ir(name), "  ;"), (listing.assembly(name), "\t#")):
+        shown = re.findall(rf"^{comment} special\.py:(\d+)  (.*)$", text, re.MULTILINE)
+        assert len(set(shown)) > 20
+        source = Path(special.__file__).read_text(encoding="utf-8").splitlines()
+        assert all(source[int(number) - 1].strip() == line for number, line in shown)
 
 
 def test_the_assembly_is_that_of_the_code_that_runs() -> None:

@@ -126,11 +126,14 @@ def emit_kernel(
 
 
 def build_kernels(
-    module: LirModule, target: Target, each: Callable[[str], None] = lambda text: None
+    module: LirModule,
+    target: Target,
+    each: Callable[[str], None] = lambda text: None,
+    source_lines: bool = False,
 ) -> KernelSet:
     """Emit every kernel of a program; equal kernels are written once. `each` gets the text of every module
-    as soon as it is complete."""
-    writer = _Writer(target, module.options.get("precision") == "bf16", each)
+    as soon as it is complete. With `source_lines`, comments say which lines of the notation wrote what."""
+    writer = _Writer(target, module.options.get("precision") == "bf16", each, source_lines)
     kernels: dict[int, EmittedKernel] = {}
     thunks: dict[int, HostThunk] = {}
     inner: dict[int, tuple[BodyKernels, ...]] = {}
@@ -171,8 +174,10 @@ def cuts(module: LirModule) -> dict[int, WeightCut]:
 class _Writer:
     """Writes kernels into modules and remembers them by what they compute."""
 
-    def __init__(self, target: Target, flush_bf16: bool, each: Callable[[str], None]) -> None:
-        self.units = Units(Module(target, flush_bf16), each)
+    def __init__(
+        self, target: Target, flush_bf16: bool, each: Callable[[str], None], source_lines: bool
+    ) -> None:
+        self.units = Units(Module(target, flush_bf16, source_lines), each)
         self.known: dict[str, EmittedKernel | str] = {}
 
     @property

@@ -85,10 +85,10 @@ class Instruction:
         return f"Instruction({self.method!r})"
 
 
-def mark(f: Function, file: str, line: int) -> None:
+def mark(f: Function, line: str) -> None:
     """Note in the emitted text which line of Python wrote what follows."""
     if not f.ended:
-        f.comment(f"{file}:{line}")
+        f.comment(line)
 
 
 # ---- branches and loops

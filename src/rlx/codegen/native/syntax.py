@@ -174,18 +174,18 @@ class _Rewriter(ast.NodeTransformer):
         out: list[ast.stmt] = []
         for statement in body:
             if self.marks and not isinstance(statement, ast.FunctionDef):
-                line = ast.Constant(statement.lineno)
-                mark = ast.Expr(self._helper_call("mark", _builder(), ast.Constant(self._file), line))
-                out.append(ast.copy_location(mark, statement))
+                mark = self._helper_call("mark", _builder(), ast.Constant(self._noted(statement.lineno)))
+                out.append(ast.copy_location(ast.Expr(mark), statement))
             made = self.visit(statement)
             for new in made if isinstance(made, list) else [made]:
                 # Only nodes without a place of their own take this one.
                 out.append(ast.copy_location(new, statement))
         return out
 
-    @property
-    def _file(self) -> str:
-        return self.function.__code__.co_filename.rpartition("/")[2]
+    def _noted(self, line: int) -> str:
+        """A line of the source as comments show it: `pool.py:70  count += 1`."""
+        path = self.function.__code__.co_filename
+        return f"{path.rpartition('/')[2]}:{line}  {linecache.getline(path, line).strip()}"
 
     def _refuse(self, node: ast.AST, why: str) -> None:
         path, line = self.function.__code__.co_filename, getattr(node, "lineno", self.node.lineno)
