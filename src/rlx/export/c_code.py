@@ -30,7 +30,7 @@ from rlx.export.layout import (
     THREAD_BYTES,
     THREADS,
     WEIGHT_HEADER,
-    Layout,
+    ContextLayout,
 )
 from rlx.export.tables import Tables
 from rlx.export.threads import rlx_worker
@@ -144,4 +144,4 @@ def write_c_functions(module: Module, tables: Tables, embedded: bool) -> None:
     rlx_worker.emit(module)
     rlx_close.emit(module)
     size = WEIGHT_HEADER + round_up(tables.spaces["weight"], 8) if embedded else None
-    rlx_open.emit(module, embedded=size, scratch=(Layout(tables).spaces["scratch"], tables.scratch))
+    rlx_open.emit(module, embedded=size, scratch=(ContextLayout(tables).spaces["scratch"], tables.scratch))

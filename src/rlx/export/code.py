@@ -25,7 +25,7 @@ from rlx.export.layout import (
     THREADS,
     WEIGHT_HEADER,
     WEIGHTS,
-    Layout,
+    ContextLayout,
     move,
     size_value,
 )
@@ -49,7 +49,7 @@ class CodeWriter:
 
     def __init__(self, tables: Tables, module: Module, version: int, threaded: bool) -> None:
         self.tables, self.module, self.version, self.threaded = tables, module, version, threaded
-        self.layout = Layout(tables)
+        self.layout = ContextLayout(tables)
 
     def write(self) -> None:
         """All functions that C and WebAssembly share."""

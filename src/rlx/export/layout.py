@@ -23,7 +23,7 @@ WEIGHT_HEADER = 4096
 """Bytes before the weights: a magic number, the version of the program, bytes and checksum of the weights."""
 
 
-class Layout:
+class ContextLayout:
     """The offset of every space in a context, and the words in front of them."""
 
     def __init__(self, tables: Tables) -> None:

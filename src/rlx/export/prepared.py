@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from rlx.export.code import version_of
-from rlx.export.layout import Layout
+from rlx.export.layout import ContextLayout
 from rlx.export.tables import Tables
 from rlx.records import dataclass
 from rlx.target.cpu import Target
@@ -23,7 +23,7 @@ class Prepared:
     @property
     def memory(self) -> int:
         """Bytes of a context for one thread, without weights."""
-        return Layout(self.tables).bytes(self.tables.scratch, 1)
+        return ContextLayout(self.tables).bytes(self.tables.scratch, 1)
 
     @cached_property
     def version(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rlx.codegen.native.irtext import Int, Module, Number, Value
 from rlx.codegen.native.words import external, i32
 from rlx.export.errors import Code
-from rlx.export.layout import ERROR, STARTED, WEIGHTS, Layout, move, size_value
+from rlx.export.layout import ERROR, STARTED, WEIGHTS, ContextLayout, move, size_value
 from rlx.export.tables import (
     Assumed,
     Branch,
@@ -33,7 +33,7 @@ class StepWriter:
     Arguments of kernels are a block on the stack of the thread; kernels read nothing else of it.
     """
 
-    def __init__(self, tables: Tables, layout: Layout, module: Module, threaded: bool) -> None:
+    def __init__(self, tables: Tables, layout: ContextLayout, module: Module, threaded: bool) -> None:
         self.tables, self.layout, self.threaded = tables, layout, threaded
         params = [("ptr", "context"), ("i64", "thread"), ("i64", "threads"), ("ptr", "own")]
         self.f = module.function("rlx_steps", params, internal=True, noinline=True, returns="i32")

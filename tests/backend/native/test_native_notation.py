@@ -15,33 +15,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from notation_harness import refusal, run, text
 from rlx.codegen.native.irtext import Function, Module
 from rlx.codegen.native.jit import compile_and_load
-from rlx.codegen.native.notation import Native, inline, native, subroutine
+from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     alloca,
-    broadcast,
     builder,
-    call,
     external,
-    fma,
-    fmax,
-    gep,
     i32,
     i64,
-    iota,
     leave,
     load,
     loop,
     ptr,
-    reduce,
-    reduce_add,
     sdiv,
     select,
-    shuffle,
-    splat,
     store,
-    transpose,
     trunc,
     udiv,
     ult,
@@ -52,29 +42,6 @@ from rlx.errors import CompileError
 from rlx.target.cpu import resolve
 
 HERE = Path(__file__).name
-
-
-def text(function: Native[..., Any], source_lines: bool = False, **known: Any) -> str:
-    module = Module(resolve("x86-64"), source_lines=source_lines)
-    function.emit(module, **known)
-    return module.text()
-
-
-def run(function: Native[..., Any], *args: int, **known: Any) -> int:
-    """Compile the function and call it with words."""
-    host = resolve("host")
-    module = Module(host)
-    function.emit(module, **known)
-    code = compile_and_load(module.text(), host)
-    words = [ctypes.c_int64] * len(args)
-    result: int = ctypes.CFUNCTYPE(ctypes.c_int64, *words)(code.address(function.name))(*args)
-    return result
-
-
-def refusal(function: Native[..., Any], **known: Any) -> str:
-    with pytest.raises(CompileError) as caught:
-        text(function, **known)
-    return str(caught.value)
 
 
 # ---- operators
@@ -603,64 +570,3 @@ def test_source_lines_are_comments_only() -> None:
     assert [line for _, line in comments][:2] == ["steps = 0", "while n != 1:"]
     assert all(lines[int(n) - 1].strip() == line for n, line in comments)
     assert "".join(re.sub(r"^  ;.*\n", "", noted, flags=re.MULTILINE)) == plain
-
-
-def test_words_of_vectors() -> None:
-    """A square is turned, and rows are combined lane by lane."""
-
-    @native
-    def largest_of_sums(given: ptr) -> i64:
-        rows = [load("<4 x i64>", gep(given, 4 * i, "i64")) for i in range(4)]
-        sums = splat(0, 4, "i64")
-        for i, column in enumerate(transpose(rows)):
-            sums += column * broadcast(gep(given, i, "i64"), "i64", 4)  # times an element of the first row
-        turned = shuffle(sums + iota(4), None, [1, 2, 3, 0])
-        return reduce_add(turned) + reduce(lambda a, b: builder().smax(a, b), turned)
-
-    rng = np.random.default_rng(0)
-    square = rng.integers(-9, 9, (4, 4))
-    held = np.ascontiguousarray(square, np.int64)
-    sums = square @ square[0] + np.arange(4)
-    assert run(largest_of_sums, held.ctypes.data) == sums.sum() + sums.max()
-
-
-def test_words_of_floats() -> None:
-    @native
-    def written(x: ptr) -> None:
-        a, b = load("<4 x float>", x), load("<4 x float>", gep(x, 4, "float"))
-        store(fmax(fma(a, b, 0.5), 1.0), x)
-
-    assert re.findall(r"f(?:mul|add|cmp \w+) <4 x float>", text(written)) == [
-        "fmul <4 x float>",
-        "fadd <4 x float>",
-        "fcmp uno <4 x float>",
-        "fcmp ogt <4 x float>",
-    ]
-
-
-def test_a_subroutine_is_written_once() -> None:
-    @inline
-    def double(place: ptr, times: i64) -> None:
-        place[0] = place[0] * times
-
-    @native
-    def both(place: ptr) -> None:
-        for times in (2, 3):
-            params = [("ptr", "place"), ("i64", "times")]
-            call(subroutine(builder().module, "scale", params, double), place, times)
-
-    word = np.array([7], np.int64)
-    run(both_result(both), word.ctypes.data)
-    assert word[0] == 42
-    assert text(both).count("define internal void @scale(") == 1
-
-
-def both_result(function: Native[..., None]) -> Native[..., Any]:
-    """The function as one that gives a word, which `run` expects."""
-
-    @native
-    def result(place: ptr) -> i64:
-        function(place)
-        return i64(0)
-
-    return result

@@ -12,11 +12,15 @@ from rlx.codegen.native.control import current
 from rlx.codegen.native.irtext import Function, Int, Module
 from rlx.codegen.native.irtypes import Value
 from rlx.codegen.native.notation import inline, write
+from rlx.codegen.native.words import ptr
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.types import Shape
 from rlx.kernel.form import dense_strides
 from rlx.records import dataclass
+
+Count = Any
+"""A number of the notation: an int where the compiler knows it, else a Value."""
 
 FIRST_OPERAND = 3  # fields before: error slot, scratch base, scratch bytes per thread
 
@@ -71,13 +75,13 @@ class ArgumentTable:
         """All inputs."""
         return [self.operand(fn, i) for i in range(len(self.inputs))]
 
-    def size(self, d: Dim) -> Any:
+    def size(self, d: Dim) -> Count:
         """A size, as a number of the function that is being written."""
         return self.dim(current(), d)
 
-    def start(self, number: int) -> Any:
+    def start(self, number: int) -> ptr:
         """Where an operand is, inputs first, as a pointer of the function that is being written."""
-        return self.field(current(), FIRST_OPERAND + number, "ptr")
+        return ptr(self.field(current(), FIRST_OPERAND + number, "ptr"))
 
 
 class KernelFrame(ArgumentTable):
@@ -89,9 +93,9 @@ class KernelFrame(ArgumentTable):
         self.fn = module.function(name, KERNEL_ARGS)
 
     @property
-    def args(self) -> Any:
+    def args(self) -> ptr:
         """The argument table itself, for the functions that the kernel calls."""
-        return self.fn.args[0]
+        return ptr(self.fn.args[0])
 
     @property
     def thread(self) -> Value:
@@ -101,16 +105,16 @@ class KernelFrame(ArgumentTable):
     def threads(self) -> Value:
         return self.fn.args[2]
 
-    def sizes(self, shape: Shape) -> list[Any]:
+    def sizes(self, shape: Shape) -> list[Count]:
         """Sizes, as numbers of the notation."""
         return [self.dim(self.fn, d) for d in shape]
 
     def output(self, number: int) -> Operand:
         return self.operand(self.fn, len(self.inputs) + number)
 
-    def result(self, number: int) -> Any:
+    def result(self, number: int) -> ptr:
         """Where an output is, as a pointer of the notation; outputs are dense."""
-        return self.field(self.fn, FIRST_OPERAND + len(self.inputs) + number, "ptr")
+        return ptr(self.field(self.fn, FIRST_OPERAND + len(self.inputs) + number, "ptr"))
 
     @property
     def error(self) -> Value:
@@ -145,7 +149,7 @@ def kernel(function: Callable[[KernelFrame, Any], EmittedKernel]) -> Callable[..
 
 
 @inline
-def product(sizes: Sequence[Any]) -> Any:
+def product(sizes: Sequence[Count]) -> Count:
     """The number of points of a space."""
     total = 1
     for size in sizes:

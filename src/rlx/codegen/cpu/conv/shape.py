@@ -5,8 +5,8 @@ images are stored in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from rlx.codegen.cpu.frame import Count as Count
 from rlx.codegen.cpu.frame import Slot
 from rlx.codegen.cpu.product.microkernel import Kind, kind_of
 from rlx.ir.dim import Dim
@@ -15,9 +15,6 @@ from rlx.kernel.nests import ConvNest
 from rlx.kernel.panels import KernelPanels, blocks_of, groups_of
 from rlx.records import dataclass
 from rlx.target.cpu import Target
-
-Count = Any
-"""A number of the notation: an int where the compiler knows it, else a Value."""
 
 VECTORS = 2  # registers of output channels in a tile
 

@@ -122,7 +122,7 @@ def across(n: int, width: int, block: Callable[[Int, Value | None], None], overl
 
 @inline
 def turn_rows(
-    n: int, width: int, read: Callable[[int, Int, Value | None], Word], put: Callable[[Value, Int], None]
+    n: int, width: int, read: Callable[[int, Int, Value | None], Value], put: Callable[[Value, Int], None]
 ) -> None:
     """`width` rows of n elements, read along the row, put as one vector per element, lane = row."""
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from rlx.codegen.cpu.frame import Count as Count
 from rlx.codegen.cpu.kernels import PART_BITS
 from rlx.codegen.native.irtext import Function
 from rlx.codegen.native.notation import inline
 from rlx.codegen.native.words import ceildiv, lshr, ptr, select, udiv, ugt, ult, umax, umin
 from rlx.records import dataclass
-
-Count = Any
-"""A number of the notation: an int where the compiler knows it, else a Value."""
 
 
 @dataclass(frozen=True)
