@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import random
 from typing import Any
 
 import numpy as np
@@ -11,12 +14,13 @@ import rlx
 from rlx import ops
 from rlx.api.compile import plan
 from rlx.codegen.cpu.rows.collapse import collapse, split_blocks
-from rlx.codegen.cpu.rows.ranges import decided
+from rlx.codegen.cpu.rows.ranges import LARGE, decided, in_units
 from rlx.ir.graph import Graph
 from rlx.ir.op import get_op
 from rlx.kernel.compose import body_of, compose
 from rlx.kernel.form import dense_strides
 from rlx.kernel.nests import Nest
+from rlx.kernel.scalar import Scalar, axis, const
 from rlx.ops.storage.packing import from_blocks
 from rlx.reference.interpreter import evaluate
 
@@ -124,3 +128,42 @@ def test_blocked_channels_are_moved_to_planes(channels: int, size: int, kind: st
         assert isinstance(nest, Nest)
         flat = collapse(split_blocks(nest), [dense_strides(blocks.shape)])
         assert {e.prim for e in flat.stores[0].body.walk()} & {"load", "floor_div", "mod"} == set()
+
+
+INTEGERS = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floor_div": operator.floordiv,
+    "mod": operator.mod,
+}
+
+
+def value_at(s: Scalar, point: tuple[int, ...]) -> int:
+    """An index at a point, in Python's integers."""
+    if s.prim in ("axis", "const"):
+        return point[s.data] if s.prim == "axis" else int(s.data)
+    return INTEGERS[s.prim](*(value_at(a, point) for a in s.args))
+
+
+def test_quotients_in_units_are_the_same_numbers() -> None:
+    rng, changed = random.Random(5), 0
+    for _ in range(400):
+        space = tuple(rng.randint(1, 7) for _ in range(3))
+        index = const(rng.randint(-9, 9))
+        for number in range(3):
+            index = index + axis(number) * rng.choice([0, 1, 1, -1, 2, 3, 4, 6, 8, 12, 24])
+        by = rng.choice([2, 4, 6, 12, 24, 48])
+        for body in (index // by, index % by):
+            found = in_units(body, space)
+            changed += found != body
+            for point in itertools.product(*map(range, space)):
+                assert value_at(found, point) == value_at(body, point), (body, space, point)
+    assert changed > 100
+
+
+@pytest.mark.parametrize(("step", "by"), [(4, 0), (4, -8), (LARGE, 2 * LARGE)])
+def test_quotients_that_stay(step: int, by: int) -> None:
+    """By zero they have a result of their own, and a product of large numbers may overflow."""
+    for body in (axis(0) * step // by, axis(0) * step % by):
+        assert in_units(body, (64, 4)) == body

@@ -200,10 +200,7 @@ class Expression:
         for i, stride in zip(index, operand.strides, strict=True):
             if self.lane is not None and self._varies(i):
                 parts = affine(i, len(self.axes))
-                if parts is None:
-                    return None
-                coefficient = parts[0][self.lane.axis]
-                k = to_dim(coefficient)
+                k = self._lane_step(i) if parts is None else to_dim(parts[0][self.lane.axis])
                 if k is None:
                     return None
                 step = fn.add(step, self._dim(k * stride))
@@ -212,6 +209,24 @@ class Expression:
                 at_zero = self(i) if not (i.prim == "const") else i.data
             base = fn.add(base, fn.mul(at_zero, self._dim(stride)))
         return base, step
+
+    def _lane_step(self, i: Scalar) -> Dim | None:
+        """How much an index grows from lane to lane, if it is a sum of lanes and of what all lanes share."""
+        if not self._varies(i):
+            return 0
+        if i.prim == "axis":
+            return 1
+        if i.prim in ("add", "sub"):
+            first, second = (self._lane_step(x) for x in i.args)
+            if first is None or second is None:
+                return None
+            return first + second if i.prim == "add" else first - second
+        if i.prim == "mul":
+            for varying, factor in (i.args, i.args[::-1]):
+                times, step = to_dim(factor), self._lane_step(varying)
+                if times is not None and step is not None:
+                    return times * step
+        return None
 
     def _at_lane_zero(self, i: Scalar) -> Int:
         """An index expression in lane 0 (all of it uniform)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from rlx.codegen.cpu.rows.ranges import decided
+from rlx.codegen.cpu.rows.ranges import decided, in_units
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, known_eq
 from rlx.ir.types import Shape
@@ -189,6 +189,9 @@ def drop_axis(nest: Nest, number: int, merged: bool) -> Nest:
 def collapse(nest: Nest, strides: Sequence[Shape]) -> Nest:
     """The nest with flat loads and as few axes as its accesses allow."""
     nest = flatten_loads(map_bodies(nest, lambda body: decided(body, nest.space)), strides)
+    # Which axes merge decides the order of sums: their loads stay as they are, though some could be flat now.
+    nest = map_bodies(nest, lambda body: in_units(body, nest.space))
+    nest = nest if nest.stats else flatten_loads(nest, strides)
     number = len(nest.space) - 1
     while number >= 0:
         if nest.space[number] == 1:

@@ -10,10 +10,11 @@ from rlx.ir.dim import Dim, known_le, known_lt
 from rlx.ir.dtype import BOOL, I64
 from rlx.ir.types import Shape
 from rlx.kernel.affine import affine, to_dim
-from rlx.kernel.scalar import Scalar, axes, const, rebuild, replace_axes, select
+from rlx.kernel.scalar import Scalar, axes, axis, const, rebuild, replace_axes, select
 
 COMPARED = ("less", "greater_equal")
 DIVIDED = ("mod", "floor_div")
+LARGE = 1 << 31  # indices with smaller factors do not overflow
 
 
 def decided(body: Scalar, space: Shape) -> Scalar:
@@ -82,6 +83,49 @@ def decided_within(body: Scalar, space: Shape, number: int, low: int, high: int)
     shifted = replace_axes(body, [a + low if i == number else a for i, a in enumerate(here)])
     made = decided(shifted, (*space[:number], high - low, *space[number + 1 :]))
     return replace_axes(made, [a - low if i == number else a for i, a in enumerate(here)])
+
+
+def in_units(body: Scalar, space: Shape) -> Scalar:
+    """An expression whose quotients and remainders are those of fewer axes where extents allow it.
+
+    Of an index 512 * i + j with j < 512, the quotient by 1024 is i // 2. It does not vary along j then, and
+    loads at (i % 2) * 512 + j are contiguous along it.
+
+    >>> import rlx.ops
+    >>> i = axis(0) * 512 + axis(1)
+    >>> in_units(i // 1024, (8, 512)), in_units(i % 1024, (8, 512))
+    (floor_div:i64(i0, 2), add:i64(mul:i64(mod:i64(i0, 2), 512), i1))
+    """
+
+    def change(e: Scalar, args: tuple[Scalar, ...]) -> Scalar | None:
+        found = _units(args[0], args[1], space) if e.prim in DIVIDED and e.dtype is I64 else None
+        if found is None:
+            return None
+        unit, many, rest = found
+        count = const(args[1].data // unit)
+        return many // count if e.prim == "floor_div" else many % count * unit + rest
+
+    return decided(rebuild(body, change), space) if any(e.prim in DIVIDED for e in body.walk()) else body
+
+
+def _units(index: Scalar, by: Scalar, space: Shape) -> tuple[int, Scalar, Scalar] | None:
+    """The largest unit that divides the divisor, and the index as many of them and a rest within one."""
+    parts = affine(index, len(space))
+    if parts is None or parts[1].prim != "const" or by.prim != "const" or by.data <= 0:
+        return None
+    steps = [step for step in parts[0] if isinstance(step, int) and abs(step) < LARGE]
+    if len(steps) < len(space) or abs(parts[1].data) >= LARGE:
+        return None
+    for unit in sorted({abs(s) for s in steps if s and by.data % s == 0} - {1}, reverse=True):
+        many, rest = const(parts[1].data // unit), const(parts[1].data % unit)
+        for number, step in enumerate(steps):
+            if step % unit == 0:
+                many = many + axis(number) * (step // unit)
+            else:
+                rest = rest + axis(number) * step
+        if _truth("less", rest, const(unit), space) and _truth("greater_equal", rest, const(0), space):
+            return unit, many, rest
+    return None
 
 
 def _parts(condition: Scalar) -> set[Scalar]:
