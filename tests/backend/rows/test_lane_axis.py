@@ -89,7 +89,7 @@ def test_a_norm_over_an_outer_axis_of_a_view(target: Target, view: str, softmax:
         np.testing.assert_allclose(got, evaluate(graphs[0], {"x": x})["y"], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("view", ["part of rows"])
+@pytest.mark.parametrize("view", ["part of rows", "turned"])
 @pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
 def test_loads_of_such_a_norm_are_contiguous(target: Target, view: str) -> None:
     texts = emit(view, norm_graph(view, VIEWS[view][0], len(VIEWS[view][0]) - 2, False), target).kernels.texts

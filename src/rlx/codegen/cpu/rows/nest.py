@@ -43,7 +43,9 @@ def emit_nest(
 def _emitter(frame: KernelFrame, flat: Nest) -> _MapNest | TransposedNest | _ColumnNest | RowNest:
     """What writes the kernel of a nest with these axes."""
     if flat.stats:
-        return _ColumnNest(frame, flat) if _prefers_columns(flat) else RowNest(frame, flat)
+        if not _prefers_columns(flat):
+            return RowNest(frame, flat)
+        return _ColumnNest(frame, _lane_axis_last(flat, frame.module.target))
     flat = _wide_axis_last(flat, frame.inputs, frame.module.target)
     turned = read_axis(flat)
     return _MapNest(frame, flat) if turned is None else TransposedNest(frame, flat, turned)
@@ -80,11 +82,33 @@ def _wide_axis_last(nest: Nest, inputs: Sequence[Slot], target: Target) -> Nest:
     best = max(wide, key=lambda a: (along[a], a), default=None)
     if best is None or along[best] <= along[-1]:
         return nest
-    order = [*(a for a in range(rank) if a != best), best]
-    place = [axis(order.index(a)) for a in range(rank)]
+    return _reordered(nest, [*(a for a in range(rank) if a != best), best])
+
+
+def _lane_axis_last(nest: Nest, target: Target) -> Nest:
+    """Columns whose last kept axis is the one that most accesses are contiguous along, if it fills the lanes.
+
+    Each column adds for itself, so that lanes along any kept axis give the same bits.
+    """
+    last, lanes = nest.outer - 1, target.lanes("f32")
+    steps = accesses(nest).steps
+    along = [sum(s[a] == 1 for s in steps) for a in range(nest.outer)]
+    wide = [a for a, d in enumerate(nest.space[:last]) if not isinstance(d, int) or d >= lanes]
+    best = max(wide, key=lambda a: along[a], default=last)
+    if along[best] <= along[last]:
+        return nest
+    others = [a for a in range(nest.outer) if a != best]
+    return _reordered(nest, [*others, best, *range(nest.outer, len(nest.space))])
+
+
+def _reordered(nest: Nest, order: Sequence[int]) -> Nest:
+    """The same nest with its axes in another order; kept ones stay before those that are reduced."""
+    place = [axis(order.index(a)) for a in range(len(order))]
     moved = map_bodies(nest, lambda s: replace_axes(s, place))
-    stores = tuple(replace(s, strides=tuple(s.strides[a] for a in order)) for s in moved.stores)
-    return Nest(tuple(nest.space[a] for a in order), rank, moved.stats, stores)
+    stores = tuple(
+        replace(s, strides=tuple(s.strides[a] for a in order if a < len(s.strides))) for s in moved.stores
+    )
+    return replace(moved, space=tuple(nest.space[a] for a in order), stores=stores)
 
 
 def _with_inner_axis(nest: Nest) -> Nest:
