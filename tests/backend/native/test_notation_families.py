@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import pytest
 
+from notation_harness import run
 from rlx.codegen.native.irtext import Function, Module
-from rlx.codegen.native.jit import compile_and_load
-from rlx.codegen.native.notation import Native, inline, native
+from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
     builder,
     call,
@@ -27,16 +26,6 @@ from rlx.codegen.native.words import (
 )
 from rlx.errors import CompileError
 from rlx.target.cpu import resolve
-
-
-def run(function: Native[..., Any], *args: int, **known: Any) -> int:
-    host = resolve("host")
-    module = Module(host)
-    function.emit(module, **known)
-    code = compile_and_load(module.text(), host)
-    words = [ctypes.c_int64] * len(args)
-    result: int = ctypes.CFUNCTYPE(ctypes.c_int64, *words)(code.address(function.name))(*args)
-    return result
 
 
 @native(internal=True, noinline=True)
