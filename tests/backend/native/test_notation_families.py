@@ -165,3 +165,18 @@ def test_what_a_function_is_given_decides_without_a_branch() -> None:
 
     assert run(chosen, 5, by=Scale(3), twice=True) == 30
     assert run(chosen, 5, by=None, twice=False) == 5
+
+
+def test_a_loop_of_one_round_is_its_body() -> None:
+    @native
+    def once(x: i64, *, rounds: int) -> i64:
+        parts = [x, x + 1]
+        for i in loop(3, 3 + rounds):
+            parts = [parts[1], parts[0] * i]
+        return parts[0] * 100 + parts[1]
+
+    modules = [Module(resolve("x86-64")) for _ in range(2)]
+    for rounds, module in enumerate(modules, 1):
+        once.emit(module, rounds=rounds)
+    assert ["phi" in module.text() for module in modules] == [False, True]
+    assert [run(once, 5, rounds=n) for n in (0, 1, 2)] == [506, 615, 1524]

@@ -351,6 +351,13 @@ def while_(
     unpack(f.while_loop(carried.start, holds, once))
 
 
+def _runs_once(lo: Int, hi: Int, step: Int) -> bool:
+    """Whether it is known that a loop has one round."""
+    if isinstance(lo, Value) or isinstance(hi, Value) or isinstance(step, Value):
+        return False
+    return lo < hi <= lo + step
+
+
 def for_(
     f: Function,
     unrolls: bool,
@@ -377,6 +384,9 @@ def for_(
         raise CompileError(f"the step of a loop at run time must be positive, not {step}")
     if not names:
         f.loop(lo, hi, step, (), lambda i, _: _round(f, body, i))
+        return None
+    if _runs_once(lo, hi, step) and all(held.__class__ is Value or _is_flat(held) for held in get()):
+        _round(f, body, lo)  # nothing to carry
         return None
     carried = _Carried(f, names, get, put)
     unpack = carried.unpack
