@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.conv.end import Epilogue
-from rlx.codegen.cpu.conv.shape import Count, Geometry, Image, static
+from rlx.codegen.cpu.conv.shape import Geometry, Image, static
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
 from rlx.codegen.cpu.primitives import memory_type
-from rlx.codegen.cpu.product.gemm_cut import Tiles
+from rlx.codegen.cpu.product.gemm_cut import Count, Tiles
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Module, Value, vector
@@ -192,23 +192,26 @@ class _Depthwise:
             return self.kind.read_b(builder(), place, None)
         return zext(load(vector(self.element, self.lanes), place), self.kind.accumulator)
 
+    def indices(self, frame: Value) -> tuple[Count, Count]:
+        """Image and block of channels of a plane."""
+        return self.frame.read(builder(), frame, "image"), self.frame.read(builder(), frame, "block")
+
     @inline
     def common(self, frame: ptr) -> Expression:
         """What the epilogue computes once for all pixels."""
-        f = builder()
-        image, block = self.frame.read(f, frame, "image"), self.frame.read(f, frame, "block")
+        image, block = self.indices(frame)
         mask = None
         if self.channels % self.lanes:
             mask = lanes(self.channels - block * self.lanes, self.lanes)
         return self.epilogue.common([image, block, 0, 0, 0, 0], Lane(2, 0, self.lanes, mask))
 
     @inline
-    def store(self, frame: ptr, sums: Sequence[Value], h: i64, pixel: i64, common: Expression) -> None:
+    def store(self, frame: ptr, sums: Sequence[Value], h: Count, pixel: Count, common: Expression) -> None:
         """The epilogue and store of neighbouring pixels."""
-        f, lane = builder(), common.lane
+        lane = common.lane
         assert lane is not None
-        image, block = self.frame.read(f, frame, "image"), self.frame.read(f, frame, "block")
-        offset = 0
+        image, block = self.indices(frame)
+        offset: Count = 0
         for index, step in ((image, self.y.batch), (block, self.y.block), (h, self.y.axes[1])):
             offset += index * self.table.size(step)
         offset += pixel * self.lanes
@@ -292,7 +295,7 @@ def _border(
     _, taps_h, taps_w = shape.window
     padding = splat(kernel.nest.form.fill, width, kind.accumulator)
 
-    def clipped(at: i64, axis: int) -> tuple[Count, Count, Count]:
+    def clipped(at: Count, axis: int) -> tuple[Count, Count, Count]:
         """(first element's place, first and last + 1 window element inside) of output `at`."""
         start, window, dilation = (
             at * shape.strides[axis] - low[axis],

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.conv.end import BlockedEnd, Epilogue, PlanarEnd
 from rlx.codegen.cpu.conv.lines import LinePacker, PixelMover
-from rlx.codegen.cpu.conv.shape import VECTORS, Count, Geometry, Image, as_signed, static, tile_pixels
+from rlx.codegen.cpu.conv.shape import VECTORS, Geometry, Image, as_signed, static, tile_pixels
 from rlx.codegen.cpu.conv.source import ImageSource, SourceMover, as_one_line
 from rlx.codegen.cpu.conv.tile import ConvTile
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
-from rlx.codegen.cpu.product.gemm_cut import Tiles
+from rlx.codegen.cpu.product.gemm_cut import Count, Tiles
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Module, Value
@@ -29,7 +29,6 @@ from rlx.codegen.native.words import (
     call,
     ceildiv,
     gep,
-    i64,
     load,
     loop,
     ptr,
@@ -218,7 +217,7 @@ class _Direct:
         fit = udiv(self.budget, umax(self.piece_pixels * self.pixel_bytes, 1))
         reach = 1 if self.flat else self.shape.reach[1]
         stride = 1 if self.flat else self.shape.strides[1]
-        tallest = udiv(max(fit - reach, 0), stride) + 1
+        tallest: Count = udiv(max(fit - reach, 0), stride) + 1
         bands = ceildiv(self.lines, umax(tallest, 1))
         alone = ult(images * self.pieces, threads) & (chunks == 1)
         bands = select(alone, round_up(bands, threads), bands)
@@ -247,7 +246,7 @@ class _Direct:
             frame.share("x_h", table.size(self.x.axes[1]) * dilations[1])
 
     @inline
-    def locate(self, number: i64) -> Band:
+    def locate(self, number: Count) -> Band:
         """The band of a number; the frame gets what is known of it."""
         pieces, bands = umax(self.pieces, 1), umax(self.bands, 1)
         at, piece = udiv(number, pieces), urem(number, pieces)
@@ -278,7 +277,7 @@ class _Direct:
         x = gep(memory, 0 if self.source else start, self.element)
         if self.packs:
             scratch = table.scratch()
-            pixel = self.tiles.row(builder(), band.first_tile)
+            pixel: Count = self.tiles.row(builder(), band.first_tile)
             place = [band.d, band.first, pixel, self.band_lines, self.piece_pixels, self.piece_pixels]
             more = (band.image, blocks) if self.source else ()
             call(self.packer, table.args, scratch, x, *place, *more)
@@ -341,17 +340,19 @@ class _Direct:
             table = self.module.table(f"{names[0]}.table", "ptr", names)
             return load(ptr, gep(table, umin(pixels - heights[0], len(names) - 1), ptr))
 
-        low, high = function(tiles.low), function(tiles.low + 1)
+        least: Count = tiles.low
+        low, high = function(least), function(least + 1)
 
         def run_tile(x: ptr, t: Count) -> None:
-            pixel, taller = tiles.row(builder(), t), ult(t, tiles.tall)
+            pixel: Count = tiles.row(builder(), t)
+            taller = ult(t, tiles.tall)
             sum_tile = select(taller, high, low)
             place = gep(x, pixel * self.tile.pixel_step, self.element)
             if in_registers is not None:
                 call(sum_tile, args, frame, place, w, channel, pixel)
             else:
                 call(sum_tile, place, w, self.stage, *steps)
-                pixels = select(taller, tiles.low + 1, tiles.low)
+                pixels = select(taller, least + 1, least)
                 call(finisher, args, frame, self.stage, channel, pixel, pixels)
 
         for h in loop(band.first, band.last):

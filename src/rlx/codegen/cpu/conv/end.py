@@ -3,16 +3,17 @@ registers) or a planar one (turned through the stack, lanes are pixels)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import TypeAlias
 
-from rlx.codegen.cpu.conv.shape import Count, Image, static
+from rlx.codegen.cpu.conv.shape import Image, static
 from rlx.codegen.cpu.conv.tile import TilePlace
 from rlx.codegen.cpu.expression import Expression, Lane
 from rlx.codegen.cpu.frame import ArgumentTable, unflatten
 from rlx.codegen.cpu.primitives import memory_type, to_memory
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.rows.collapse import accesses, flatten_loads
 from rlx.codegen.native.irtext import Value, vector
@@ -273,7 +274,7 @@ class PlanarStore(ConvEnd):
             masked_store(value, place, mask)
 
     @inline
-    def store_row(self, tile: TilePlace, sums: list[Value], masked: bool, below: int = 0) -> None:
+    def store_row(self, tile: TilePlace, sums: Sequence[Value], masked: bool, below: int = 0) -> None:
         """Consecutive vectors of pixels, `below` the frame's line; with `masked`, the last one ends it."""
         image, d, h = self.line(tile.frame)
         line = image, d, h + below
@@ -309,7 +310,8 @@ def _finish_planar(
     """Turn the sums of a tile in the stage, [pixel][vector][lane], and end them."""
     side, width, type_ = end.lanes, vectors * end.lanes, vector(end.sums, end.lanes)
     turned = alloca(end.sums, width * side)
-    count = min(end.frame.read(builder(), frame, "channel_end") - channel, width)
+    channel_end: Count = end.frame.read(builder(), frame, "channel_end")
+    count = min(channel_end - channel, width)
     line = end.line(frame)
     for first in loop(0, pixels, side):
         base = pixel + first

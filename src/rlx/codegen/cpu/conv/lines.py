@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from rlx.codegen.cpu.conv.shape import Count, Geometry, Image
+from rlx.codegen.cpu.conv.shape import Geometry, Image
 from rlx.codegen.cpu.frame import ArgumentTable
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.native.irtext import Value, constant, vector
 from rlx.codegen.native.notation import inline, native
 from rlx.codegen.native.words import (
@@ -270,12 +271,12 @@ class PhasedMover:
     def split(self, line: Line, width: Count) -> None:
         """Copy a line to its phases: whole vectors of all of them where x has those, else single pixels."""
 
-        def place(i: i64) -> ptr:
+        def place(i: Count) -> ptr:
             """Where position i of the line is."""
             phase = urem(i, self.stride) * width
             return gep(line.to, phase + udiv(i, self.stride), self.element)
 
-        def copy_pixel(i: i64) -> None:
+        def copy_pixel(i: Count) -> None:
             source = gep(line.source, (i - line.low) * line.step, self.element)
             store(load(self.element, source), place(i))
 

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 
 from rlx.codegen.cpu.conv.end import Epilogue, PlanarStore
 from rlx.codegen.cpu.conv.lines import LinePacker, PhasedMover
-from rlx.codegen.cpu.conv.shape import Count, Geometry, Image
+from rlx.codegen.cpu.conv.shape import Geometry, Image
 from rlx.codegen.cpu.conv.tile import TilePlace
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.native.irtext import Module, Value, vector
 from rlx.codegen.native.notation import inline, native, write
 from rlx.codegen.native.words import (
+    Word,
     broadcast,
     builder,
     call,
@@ -227,6 +229,10 @@ class _Planar:
 
     # ---- the register tile
 
+    def steps(self, frame: Value, *names: str) -> list[Count]:
+        """Elements of scratch that the frame has by name."""
+        return [self.frame.read(builder(), frame, name) for name in names]
+
     def met_lines(self, i: int, rows: int) -> list[tuple[int, int]]:
         """(line of output, line of its window) of all windows of `rows` lines that meet line i of x."""
         stride, dilation, taps = self.shape.strides[1], self.shape.dilations[1], self.shape.window[1]
@@ -234,11 +240,11 @@ class _Planar:
         return [(r, tap) for r, (tap, rest) in places if rest == 0 and 0 <= tap < taps]
 
     @inline
-    def line_sums(self, frame: ptr, x: ptr, w: ptr, rows: int, vectors: int) -> list[Value]:
+    def line_sums(self, frame: ptr, x: ptr, w: ptr, rows: int, vectors: int) -> list[Word]:
         """Sums of `rows` lines of one channel: a line of x is read once for all windows that meet it."""
         shape, width = self.shape, self.lanes
         _, taps_h, taps_w = shape.window
-        phase, x_h = (self.frame.read(builder(), frame, name) for name in ("phase", "line"))
+        phase, x_h = self.steps(frame, "phase", "line")
         weights = [broadcast(gep(w, k, ELEMENT), ELEMENT, width) for k in range(taps_h * taps_w)]
         sums = [splat(0.0, width)] * (rows * vectors)
         for i in range((rows - 1) * shape.strides[1] + shape.reach[1]):
@@ -254,13 +260,13 @@ class _Planar:
         return sums
 
     @inline
-    def sums(self, frame: ptr, x: ptr, w: ptr, rows: int, vectors: int) -> list[Value]:
+    def sums(self, frame: ptr, x: ptr, w: ptr, rows: int, vectors: int) -> list[Word]:
         """Sums of one line of `rows` channels."""
-        f, shape, width, type_ = builder(), self.shape, self.lanes, vector(ELEMENT, self.lanes)
+        shape, width, type_ = self.shape, self.lanes, vector(ELEMENT, self.lanes)
         taps_d, taps_h, taps_w = shape.window
-        phase, x_block, x_d, x_h = (self.frame.read(f, frame, s) for s in ("phase", "x_block", "x_d", "x_h"))
+        phase, x_block, x_d, x_h = self.steps(frame, "phase", "x_block", "x_d", "x_h")
 
-        def add_taps(x: ptr, w: ptr, sums: list[Value], count: int) -> list[Value]:
+        def add_taps(x: ptr, w: ptr, sums: list[Word], count: int) -> list[Word]:
             """Sums with products of `count` elements of a line of the window, written out."""
             for k in range(count):
                 place, number = divmod(k * shape.dilations[2], shape.strides[2])
@@ -272,7 +278,7 @@ class _Planar:
                     sums += [fma(weight, pixels[j], before[i * vectors + j]) for j in range(vectors)]
             return sums
 
-        def add_line(x: ptr, w: ptr, sums: list[Value]) -> list[Value]:
+        def add_line(x: ptr, w: ptr, sums: list[Word]) -> list[Word]:
             """Sums with all products of a line of the window; a long one is a loop over parts with equal
             phases.
             """

@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import cached_property
 
 from rlx.codegen.cpu.conv.lines import Line, PixelMover, store_part
-from rlx.codegen.cpu.conv.shape import Count, Geometry, Image, reads_depthwise
+from rlx.codegen.cpu.conv.shape import Geometry, Image, reads_depthwise
 from rlx.codegen.cpu.expression import Lane
 from rlx.codegen.cpu.frame import ArgumentTable, Slot
 from rlx.codegen.cpu.primitives import to_memory
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.prologue import Line as PrologueLine
 from rlx.codegen.cpu.prologue import flat_source, runs_along
 from rlx.codegen.cpu.rows.collapse import accesses

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlx.codegen.cpu.conv.shape import Count, Geometry
+from rlx.codegen.cpu.conv.shape import Geometry
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
 from rlx.codegen.native.irtext import Value
@@ -75,6 +76,17 @@ class ConvTile:
         name = f"{self.name}.{pixels}x{vectors}" + ("m" if masked else "")
         return _run_tile.written(name, tile=self, pixels=pixels, vectors=vectors, masked=masked, end=end)
 
+    def rows(self, x: ptr, pixels: int) -> Places:
+        """Where the elements of x that pixels start with are."""
+        starts = [p * self.pixel_step for p in range(pixels)]
+        return Places.of(builder(), x, starts, self.kind.group, self.kind.element)
+
+    def columns(self, w: ptr, vectors: int) -> Places:
+        """Where the vectors of a panel of weights are."""
+        lanes, group = self.kind.lanes, self.kind.group
+        starts = [j * lanes * group for j in range(vectors)]
+        return Places.of(builder(), w, starts, vectors * lanes * group, self.kind.element)
+
     @inline
     def sums(
         self, x: ptr, w: ptr, pixels: int, vectors: int, blocks: Count, steps: Sequence[Count]
@@ -86,9 +98,7 @@ class ConvTile:
         width = vectors * kind.lanes
 
         def add_products(x: ptr, w: ptr, sums: list[Value], depth: int) -> list[Value]:
-            starts = [j * kind.lanes * kind.group for j in range(vectors)]
-            rows = Places.of(f, x, [p * self.pixel_step for p in range(pixels)], kind.group, element)
-            columns = Places.of(f, w, starts, width * kind.group, element)
+            rows, columns = self.rows(x, pixels), self.columns(w, vectors)
             return accumulate(f, kind, rows, columns, depth, sums)
 
         def add_line(x: ptr, w: ptr, sums: list[Value], channels: int) -> list[Value]:

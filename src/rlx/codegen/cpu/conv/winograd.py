@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rlx.codegen.cpu.conv.end import Epilogue
-from rlx.codegen.cpu.conv.shape import Count, Geometry, Image, as_signed, tile_pixels
+from rlx.codegen.cpu.conv.shape import Geometry, Image, as_signed, tile_pixels
 from rlx.codegen.cpu.conv.winograd_direct import ELEMENT, direct_tile
 from rlx.codegen.cpu.conv.winograd_numbers import Integers, Reals
 from rlx.codegen.cpu.conv.winograd_parts import OutputTransform, input_transform, part, products
 from rlx.codegen.cpu.frame import EmittedKernel, KernelFrame, Slot
-from rlx.codegen.cpu.product.gemm_cut import Tiles
+from rlx.codegen.cpu.product.gemm_cut import Count, Tiles
 from rlx.codegen.cpu.product.microkernel import kind_of
 from rlx.codegen.native.irtext import Module
 from rlx.codegen.native.notation import inline, write
@@ -157,7 +157,7 @@ class _Winograd:
         """Tiles from `first` on, for panels begin..end of output channels."""
         table, layout = self.table, self.layout
         into, sums = self.point_step(self.in_blocks, tiles), self.point_step(self.out_blocks, tiles)
-        u = table.scratch()
+        u: Count = table.scratch()
         v = gep(u, into * layout.points, self.kind.element)
         image, inside = udiv(first, per_image), urem(first, per_image)
         place = [image, udiv(inside, tiles_w), urem(inside, tiles_w)]
@@ -211,6 +211,7 @@ class _Winograd:
         """At every point, transformed inputs times weights, of `some` blocks of input channels."""
         f, panels, kind, lanes = builder(), self.layout.panels, self.kind, self.lanes
         cut = Tiles.of(f, tiles, self.pixels)
+        least: Count = cut.low
         weights = self.table.start(self.nest.w)
         block = tiles * lanes
         element, total = kind.element, kind.accumulator
@@ -222,9 +223,10 @@ class _Winograd:
             out = gep(y, udiv(column, lanes) * block, total)
             names = [products(kind, n, vectors) for n in range(1, self.pixels + 1)]
             table = f.module.table(f"winograd.products{vectors}.{element}", "ptr", names)
-            low, high = (load(ptr, gep(table, umin(cut.low + i - 1, self.pixels - 1), ptr)) for i in (0, 1))
+            low, high = (load(ptr, gep(table, umin(least + i - 1, self.pixels - 1), ptr)) for i in (0, 1))
             for t in loop(cut.count):
-                at = cut.row(f, t) * lanes
+                row: Count = cut.row(f, t)
+                at = row * lanes
                 sum_tile = select(ult(t, cut.tall), high, low)
                 call(sum_tile, gep(x, at, element), there, gep(out, at, total), some[1] - some[0], block)
 

@@ -82,7 +82,7 @@ def _direct_tile(
 
     for n in loop(m * m):
         row, column = top + udiv(n, m), left + urem(n, m)
-        total = constant(type_, 0)
+        total = Word(constant(type_, 0))
         for p in range(3):
             for q in range(3):
                 at_h, at_w = row + p, column + q

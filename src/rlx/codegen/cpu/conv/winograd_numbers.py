@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
@@ -22,20 +23,47 @@ def both_sides(change: Line, grid: Grid) -> Grid:
 
 
 @inline
-def _combine(row: Sequence[float], values: Sequence[Word]) -> Word:
+def _scaled(value: Word, factor: float) -> Word:
+    return value * factor
+
+
+@inline
+def _plus(total: Word, value: Word, factor: float) -> Word:
+    return total + value
+
+
+@inline
+def _minus(total: Word, value: Word, factor: float) -> Word:
+    return total - value
+
+
+def _plus_scaled(total: Word, value: Word, factor: float) -> Word:
+    return fma(value, factor, total)
+
+
+_ADD = {1.0: _plus, -1.0: _minus}
+
+
+@functools.cache
+def _terms(row: tuple[float, ...]) -> list[tuple[int, float]]:
+    """Places and factors that are not 0, the largest factor first."""
+    terms = sorted(enumerate(row), key=itemgetter(1), reverse=True)
+    return [(place, float(factor)) for place, factor in terms if factor != 0]
+
+
+def _combine(terms: Sequence[tuple[int, float]], values: Sequence[Word]) -> Word:
     """A sum of values with small constant factors."""
-    terms = sorted(zip(row, values, strict=True), key=itemgetter(0), reverse=True)
-    (first, total), *rest = [(factor, value) for factor, value in terms if factor != 0]
-    if first != 1:
-        total = total * float(first)
-    for factor, value in rest:
-        if factor == 1:
-            total = total + value
-        elif factor == -1:
-            total = total - value
-        else:
-            total = fma(value, float(factor), total)
+    (place, factor), *rest = terms
+    total = values[place] if factor == 1 else _scaled(values[place], factor)
+    for place, factor in rest:
+        total = _ADD.get(factor, _plus_scaled)(total, values[place], factor)
     return total
+
+
+def _times(matrix: Sequence[Sequence[float]]) -> Line:
+    """The product of a matrix with a line."""
+    rows = [_terms(tuple(row)) for row in matrix]
+    return lambda line: [_combine(terms, line) for terms in rows]
 
 
 @dataclass(frozen=True)
@@ -53,11 +81,11 @@ class Reals:
 
     def into(self, m: int, grid: Grid) -> Grid:
         """A transformed tile of the image."""
-        return both_sides(lambda line: [_combine(row, line) for row in INPUT[m]], grid)
+        return both_sides(_times(INPUT[m]), grid)
 
     def out(self, m: int, grid: Grid) -> Grid:
         """Sums of pixels from those of points."""
-        return both_sides(lambda line: [_combine(row, line) for row in OUTPUT[m]], grid)
+        return both_sides(_times(OUTPUT[m]), grid)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from rlx.codegen.cpu.conv.end import Epilogue
-from rlx.codegen.cpu.conv.shape import Count, Image
+from rlx.codegen.cpu.conv.shape import Image
 from rlx.codegen.cpu.conv.winograd_direct import is_spoilt
 from rlx.codegen.cpu.conv.winograd_numbers import Grid, Integers, Reals
 from rlx.codegen.cpu.expression import Lane
 from rlx.codegen.cpu.frame import ArgumentTable
 from rlx.codegen.cpu.primitives import memory_type
+from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.microkernel import Kind, Places, accumulate
 from rlx.codegen.native.irtext import constant, vector
 from rlx.codegen.native.notation import inline, native
@@ -109,7 +111,7 @@ def _input_transform(
                 begin, stride = source, line
             else:
                 copy_edge(source, top, left)
-                begin, stride = edge, side * lanes
+                begin, stride = edge, i64(side * lanes)
             lines = [gep(begin, stride * i, numbers.image) for i in range(side)]
             grid = [
                 [numbers.read(gep(p, j * lanes, numbers.image), lanes) for j in range(side)] for p in lines
@@ -139,18 +141,18 @@ def _products(
     vectors: int,
 ) -> None:
     """`step` is the number of elements from one block of channels to the next, in x and in y."""
-    f, lanes, width = builder(), kind.lanes, vectors * kind.lanes
+    f, lanes, width = builder(), kind.lanes, vectors * kind.lanes * kind.group
+    starts, vector_starts = range(0, pixels * lanes, lanes), range(0, width, lanes * kind.group)
     sums = [kind.zero] * (pixels * vectors)
     for b in loop(blocks):
         there = gep(x, b * step, kind.element)
-        rows = Places.of(f, there, [p * lanes for p in range(pixels)], kind.group, kind.element)
-        panel = gep(w, b * (lanes * width), kind.element)
-        starts = [j * lanes * kind.group for j in range(vectors)]
-        columns = Places.of(f, panel, starts, width * kind.group, kind.element)
+        rows = Places.of(f, there, list(starts), kind.group, kind.element)
+        panel = gep(w, b * (lanes * vectors * lanes), kind.element)
+        columns = Places.of(f, panel, list(vector_starts), width, kind.element)
         sums = accumulate(f, kind, rows, columns, lanes, sums)
-    for n, total in enumerate(sums):
-        there = gep(y, step * (n % vectors), kind.accumulator)
-        store(total, gep(there, n // vectors * lanes, kind.accumulator))
+    for total, (start, j) in zip(sums, itertools.product(starts, range(vectors)), strict=True):
+        there = gep(y, step * j, kind.accumulator)
+        store(total, gep(there, start, kind.accumulator))
 
 
 @inline
@@ -242,7 +244,7 @@ def _output_transform(
     y = table.start(len(table.inputs))
     stage = alloca(numbers.sums, m * m * lanes)
 
-    def store_tile(image: i64, b: i64, top: i64, left: i64, lane: Lane) -> None:
+    def store_tile(image: Count, b: Count, top: i64, left: i64, lane: Lane) -> None:
         """Store the pixels of a tile that exist, from sums in the stage."""
         common = of.epilogue.common([image, b, 0, 0, top, left], lane)
         start = image * y_batch + b * y_block
