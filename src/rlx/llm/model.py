@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
-from rlx.llm.decoder import build
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.source import Source, open_source
 from rlx.llm.tokens import Tokenizer
-from rlx.runtime.program import CompiledProgram
+
+if TYPE_CHECKING:
+    from rlx.api.session import Imported
+    from rlx.runtime.program import CompiledProgram
 
 Message = Mapping[str, object]
 Prompt = str | Sequence[int]
@@ -54,12 +56,13 @@ def load(
     source = open_source(path, notify)
     positions = positions_of(source, context)
     others = [known(other) for other in source.others]
-    program = stored_program(
-        known(source.path),
-        {**options},
-        {"decoder": positions},
-        lambda: (build(source.config, source.tensors, positions), others),
-    )
+
+    def import_() -> Imported:
+        from rlx.llm.decoder import build  # start time: it has all ops, and a stored program needs none
+
+        return build(source.config, source.tensors, positions), others
+
+    program = stored_program(known(source.path), {**options}, {"decoder": positions}, import_)
     return LanguageModel(source, program, positions)
 
 
