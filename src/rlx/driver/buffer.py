@@ -243,7 +243,8 @@ class BufferHandle:
         to = open_device(on)
         if self._buffer is None:
             self._buffer = Buffer.empty(self.shape, self.dtype, to)
-            self.reset()
+            if self._initial is not None:  # fresh memory is zero, and is not touched: a cache may be large
+                self.reset()
         elif self._buffer.device != to.name:
             raise BufferUseError(
                 f"state {self.name!r} lives on {self._buffer.device}; use fresh() to bind it to {to.name}"
