@@ -80,7 +80,8 @@ def _parallel(graph: Graph, fixed: set[int]) -> list[list[Node]]:
     for node in graph.nodes:
         if node.id not in live or not _is_product(node, fixed):
             continue
-        key = (node.operands[0].id, node.attrs["lhs_contract"], node.operands[1].dtype.name, node.dtype.name)
+        x, matrix = node.operands
+        key = (x.id, node.attrs["lhs_contract"], matrix.dtype.name, node.dtype.name, _coding(node))
         found.setdefault(key, []).append(node)
     return [nodes for nodes in found.values() if len(nodes) > 1]
 
@@ -94,6 +95,14 @@ def _is_product(node: Node, fixed: set[int]) -> bool:
         return False
     static = all(isinstance(d, int) and d > 0 for d in form.rhs)
     return static and node.operands[1].id in fixed and node.operands[0].id not in fixed
+
+
+def _coding(product: Node) -> object:
+    """How the weight of a matmul is decoded from fewer bits, or None: such weights join as codes."""
+    matrix = product.operands[1]
+    if not matrix.op.decodes or product.attrs["rhs_contract"] != (0,):
+        return None
+    return matrix.op.name, tuple(sorted(matrix.attrs.items())), tuple(o.dtype for o in matrix.operands)
 
 
 def _is_plain(node: Node) -> bool:
@@ -227,16 +236,27 @@ def _rewrite(graph: Graph, groups: Sequence[Sequence[Branch]], fixed: set[int]) 
     return out
 
 
-def _join(branches: Sequence[Branch], mapping: dict[int, Node]) -> None:
-    """One matmul for all branches; their ends become slices of it."""
-    product = branches[0].product
+def _joined_weight(branches: Sequence[Branch], mapping: Mapping[int, Node]) -> Node:
+    """The columns of all weights, one after the other; weights of fewer bits stay so."""
     weights = []
     for b in branches:
         matrix = mapping[b.product.operands[1].id]
         (axis,) = b.product.attrs["rhs_contract"]
         weights.append(matrix if axis == 0 else get_op("transpose")(matrix, perm=(1, 0)))
+    concat = get_op("concat")
+    if _coding(branches[0].product) is None:
+        made: Node = concat(*weights, axis=1)
+        return made
+    parts = [concat(*same, axis=1) for same in zip(*(w.operands for w in weights), strict=True)]
+    made = weights[0].op(*parts, **weights[0].attrs)
+    return made
+
+
+def _join(branches: Sequence[Branch], mapping: dict[int, Node]) -> None:
+    """One matmul for all branches; their ends become slices of it."""
+    product = branches[0].product
     attrs = dict(product.attrs) | {"rhs_contract": (0,)}
-    whole: Node = product.op(mapping[product.operands[0].id], get_op("concat")(*weights, axis=1), **attrs)
+    whole: Node = product.op(mapping[product.operands[0].id], _joined_weight(branches, mapping), **attrs)
     for step in range(len(branches[0].chain)):
         nodes = [b.chain[step] for b in branches]
         before = branches[0].chain[step - 1] if step else product
