@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +350,13 @@ def write_folder(path: Path, config: dict[str, Any], weights: Weights, dtype: An
     return path
 
 
-def write_gguf(path: Path, config: dict[str, Any], weights: Weights, kind: str = "F32") -> dict[str, Array]:
+def write_gguf(
+    path: Path,
+    config: dict[str, Any],
+    weights: Weights,
+    kind: str = "F32",
+    more: Callable[[Any], None] = lambda writer: None,
+) -> Weights:
     """A GGUF file whose matrices have a format; returns the weights as they are after rounding to it."""
     import gguf
 
@@ -358,6 +365,7 @@ def write_gguf(path: Path, config: dict[str, Any], weights: Weights, kind: str =
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     writer = gguf.GGUFWriter(path, arch)
     _write_metadata(writer, config, arch, layers)
+    more(writer)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), layers)
     rounded = {}
     for name, value in weights.items():

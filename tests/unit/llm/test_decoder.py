@@ -90,14 +90,12 @@ def gguf_cases() -> list[object]:
 
 @pytest.mark.parametrize(("name", "kind"), gguf_cases())
 def test_gguf_files(name: str, kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     config = tiny.CONFIGS[name]
     rounded = tiny.write_gguf(tmp_path / "m.gguf", config, tiny.random_weights(config), kind)
     check(of_gguf(tmp_path / "m.gguf"), tiny.logits(config, rounded, TOKENS))
 
 
 def test_gemma3_as_its_gguf_files_are(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     config = {**tiny.CONFIGS["gemma3"], "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0}
     config |= {"num_hidden_layers": 6, "rope_theta": 40000.0}
     rounded = tiny.write_gguf(tmp_path / "m.gguf", config, tiny.random_weights(config))

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_decoders as tiny
+import tokenizers
 
 import rlx
 from rlx.cli.main import main
 from rlx.errors import ConfigError, FormatError, InputError, ModelImportError, UnsupportedError
 from rlx.llm import LanguageModel
-
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("jinja2")
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from pydoc_data import topics
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tiny_decoders as tiny
 
 import rlx
 from rlx.llm import LanguageModel
+from rlx.llm.sample import log_softmax_at
 
 PROMPTS = (
     "What is the capital of France?",
@@ -39,8 +41,6 @@ NEAR = 1e-4  # logits that are nearer than this may change places
 
 @pytest.fixture(scope="module")
 def path(zoo_path: Callable[[str], Path]) -> Path:
-    pytest.importorskip("gguf")
-    pytest.importorskip("tokenizers")
     return zoo_path("smollm2")
 
 
@@ -101,3 +101,15 @@ def test_numbers(model: LanguageModel) -> None:
     assert model.perplexity(text) == pytest.approx(want, rel=1e-5)
     cat, kitten, law = (model.embed(t) for t in ("A cat sleeps.", "A kitten sleeps.", "Article 7 of the law"))
     assert cat @ kitten > cat @ law and np.linalg.norm(cat) == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_perplexity_is_that_of_f32(
+    model: LanguageModel, reference: Callable[[list[int]], np.ndarray]
+) -> None:
+    text = "\n".join(topics.topics[name] for name in sorted(topics.topics))[: 1 << 14]
+    tokens, window = model.tokens(text), 256
+    parts = [tokens[at : at + window] for at in range(0, len(tokens) - 1, window)]
+    logs = [log_softmax_at(reference(part)[:-1], np.array(part[1:])) for part in parts if len(part) > 1]
+    want = np.exp(-np.concatenate(logs).mean())
+    assert model.perplexity(tokens, window) == pytest.approx(want, rel=1e-4)

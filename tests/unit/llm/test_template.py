@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import json
 
+import jinja2
 import pytest
 
 from rlx.errors import FormatError
 from rlx.llm.template import Template
-
-jinja2 = pytest.importorskip("jinja2")
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

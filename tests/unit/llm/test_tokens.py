@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import sentencepiece
+import tokenizers
 
 from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.llm import tokens
 from rlx.llm.gguf import GgufFile, open_gguf
 from rlx.llm.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER, Tokenizer
-
-tokenizers = pytest.importorskip("tokenizers")
-gguf = pytest.importorskip("gguf")
 
 TEXTS = (
     "The quick brown fox doesn't jump over 1234 lazy dogs; it's 3.14 o'clock.",
@@ -175,7 +175,6 @@ def test_how_text_is_cut(name: str, bpe: Any, tmp_path: Path) -> None:
 
 
 def trained_pieces(folder: Path, kind: str) -> Any:
-    sentencepiece = pytest.importorskip("sentencepiece")
     text = folder / "text.txt"
     text.write_text("\n".join([*TEXTS * 20, *(s.replace("\n", " ") for s in strings(500, 3))]))
     sentencepiece.SentencePieceTrainer.train(
