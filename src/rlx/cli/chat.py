@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 import click
 
 from rlx.cli.output import print_line, print_note, print_piece, progress
 from rlx.errors import RlxError
+from rlx.llm.hf import read_json
 from rlx.llm.model import AnswerOptions, LanguageModel, load
 from rlx.llm.sample import Sampling, SamplingOptions
 
@@ -45,6 +47,7 @@ def sampling_options(command: Command) -> Command:
 @click.option("--system", "-s", default=None, help="What the model is to be, as a system prompt.")
 @sampling_options
 @click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated.")
+@click.option("--json-schema", metavar="FILE", default=None, help="Answer with JSON of the schema in a file.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer [the context].")
 @click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
 @click.option("--threads", "-t", type=click.IntRange(min=1), default=None, help="Number of threads [all].")
@@ -53,6 +56,7 @@ def chat(
     model: str,
     system: str | None,
     stop: tuple[str, ...],
+    json_schema: str | None,
     max_tokens: int | None,
     context: int | None,
     threads: int | None,
@@ -65,6 +69,7 @@ def chat(
     given = {name: value for name, value in sampling.items() if value is not None}
     chosen = cast("SamplingOptions", given)
     Sampling(**chosen)  # a wrong value is told before the model is loaded
+    schema = None if json_schema is None else read_json(Path(json_schema))
     asked = " ".join(prompt)
     talks = not prompt and sys.stdin.isatty()
     if not prompt and not talks:
@@ -73,7 +78,7 @@ def chat(
         raise click.UsageError("the prompt is empty; give a text")
     with progress(f"loading {model}") as say:
         loaded = load(model, context=context, notify=say, threads=threads)
-    talk = Talk(loaded, system, {"stop": stop, "max_tokens": max_tokens, **chosen})
+    talk = Talk(loaded, system, {"stop": stop, "max_tokens": max_tokens, "schema": schema, **chosen})
     if talks:
         converse(talk)
         return

@@ -13,6 +13,7 @@ from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
 from rlx.errors import ConfigError, InputError
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
+from rlx.llm.schema import Guide, Vocabulary
 from rlx.llm.source import Source, open_source
 from rlx.llm.tokens import Tokenizer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlx.runtime.program import CompiledProgram
 
 Message = Mapping[str, object]
+Schema = Mapping[str, object] | bool
 Prompt = str | Sequence[int]
 
 _POSITIONS = 4096  # tokens that caches hold, unless the model has fewer or the user wants others
@@ -33,6 +35,7 @@ class AnswerOptions(SamplingOptions, total=False):
 
     max_tokens: int | None
     stop: Sequence[str]
+    schema: Schema | None
 
 
 def load(
@@ -93,6 +96,11 @@ class LanguageModel:
     def tokenizer(self) -> Tokenizer:
         return self.source.tokenizer
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens as schemas need them; it takes a second."""
+        return Vocabulary(self.tokenizer)
+
     def tokens(self, prompt: Prompt) -> list[int]:
         """A prompt as tokens; one that is tokens already stays as it is."""
         if isinstance(prompt, str):
@@ -116,7 +124,11 @@ class LanguageModel:
     # -- text
 
     def stream_tokens(
-        self, prompt: Sequence[int], max_tokens: int | None = None, sampling: Sampling | None = None
+        self,
+        prompt: Sequence[int],
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        schema: Schema | None = None,
     ) -> Iterator[int]:
         """Tokens that follow a prompt, one by one, up to one that ends the answer (which is left out)."""
         tokens = list(prompt)
@@ -131,13 +143,19 @@ class LanguageModel:
         most = most if max_tokens is None else min(most, max_tokens)
         sampler = Sampler(sampling or Sampling(), tokens)
         ends, self.generated = self.tokenizer.ends, 0
+        guide = None if schema is None else Guide(self.vocabulary, schema)
         for _ in range(most):
-            token = sampler.choose(self.state.logits(tokens))
+            logits = self.state.logits(tokens)
+            token = sampler.choose(logits, None if guide is None else guide.allowed(len(logits)))
             if token in ends:
                 return
             self.generated += 1
             yield token
             tokens.append(token)
+            if guide is not None:
+                guide.take(token)
+                if guide.done:
+                    return
 
     def stream(
         self,
@@ -145,15 +163,17 @@ class LanguageModel:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        schema: Schema | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[str]:
         """The text that follows a prompt, piece by piece as it is generated.
 
-        `stop` has words that end it, which are left out; `sampling` are fields of `rlx.llm.Sampling`.
+        `stop` has words that end it, which are left out. With a JSON `schema` the text is JSON of that schema
+        (if it is not cut off). `sampling` are fields of `rlx.llm.Sampling`.
         """
         how = Sampling(**sampling)
         decode, words = self.tokenizer.decoder(), StopWords(stop)
-        for token in self.stream_tokens(self.tokens(prompt), max_tokens, how):
+        for token in self.stream_tokens(self.tokens(prompt), max_tokens, how, schema):
             shown = words.add(decode(token))
             if shown:
                 yield shown

@@ -73,9 +73,9 @@ class Sampler:
         self.sampling, self.seen = sampling, set(seen)
         self.random = np.random.Generator(np.random.PCG64(sampling.seed))
 
-    def choose(self, logits: np.ndarray) -> int:
-        """The next token; it counts as seen from now on."""
-        token = self._choose(logits)
+    def choose(self, logits: np.ndarray, allowed: np.ndarray | None = None) -> int:
+        """The next token, of those that are `allowed` if that is given; it counts as seen from now on."""
+        token = self._choose(logits if allowed is None else np.where(allowed, logits, np.float32(-np.inf)))
         self.seen.add(token)
         return token
 

@@ -100,3 +100,32 @@ def test_gemma3_as_its_gguf_files_are(tmp_path: Path) -> None:
     config |= {"num_hidden_layers": 6, "rope_theta": 40000.0}
     rounded = tiny.write_gguf(tmp_path / "m.gguf", config, tiny.random_weights(config))
     check(of_gguf(tmp_path / "m.gguf"), tiny.logits(config, rounded, TOKENS))
+
+
+def test_rotary_positions_as_newer_configs_have_them() -> None:
+    """Newer files keep these values in one place, for Gemma 3 by type of layer."""
+
+    def newer(name: str, **values: object) -> dict[str, object]:
+        old = ("rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern")
+        return {**{k: v for k, v in tiny.CONFIGS[name].items() if k not in old}, **values}
+
+    plain = {"rope_theta": 10000.0, "rope_type": "default"}
+    scaled = {**tiny.CONFIGS["llama3"]["rope_scaling"], "rope_theta": 10000.0}
+    both = {"full_attention": plain, "sliding_attention": {**plain, "rope_theta": 500.0}}
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    for name, config in (
+        ("llama", newer("llama", rope_parameters=plain)),
+        ("llama3", newer("llama3", rope_parameters=scaled)),
+        ("gemma3", newer("gemma3", rope_parameters=both, layer_types=types)),
+    ):
+        assert configs.from_hf("x", config) == configs.from_hf("x", tiny.CONFIGS[name])
+
+
+def test_factors_of_short_contexts(tmp_path: Path) -> None:
+    """Phi-3 with long contexts has two lists of factors; what those of short ones serve is offered."""
+    short = [1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+    given = {**tiny.CONFIGS["phi3"], "original_max_position_embeddings": 16}
+    given["rope_scaling"] = {"type": "longrope", "short_factor": short, "long_factor": [9.0] * 8}
+    config = configs.from_hf("x", given)
+    assert config.context == 16 and config.rope is not None and config.rope.factors == tuple(short)
+    assert config.rope.magnitude == pytest.approx(np.sqrt(1 + np.log(4) / np.log(16)))

@@ -24,7 +24,7 @@ CHATML = (
 
 
 def write_tokenizer(folder: Path) -> None:
-    words = ["<|im_start|>", "<|im_end|>", *map(chr, range(32, 125)), "\n"]
+    words = ["<|im_start|>", "<|im_end|>", *map(chr, range(32, 96)), *map(chr, range(97, 126)), "\n"]
     model = tokenizers.Tokenizer(
         tokenizers.models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True)
     )
@@ -85,6 +85,29 @@ def test_long_prompts_come_in_parts(model: LanguageModel, monkeypatch: pytest.Mo
     assert np.abs(model.state.logits(tokens) - last).max() < 1e-5
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_answers_by_a_schema(model: LanguageModel, temperature: float) -> None:
+    for seed in range(3 if temperature else 1):
+        text = model.generate("A person", schema=SCHEMA, temperature=temperature, seed=seed)
+        found = json.loads(text)
+        assert found.keys() == {"name", "age"} and len(found["name"]) <= 6 and found["age"] <= 99
+
+
+def test_schemas_that_cannot_be_used(model: LanguageModel) -> None:
+    with pytest.raises(ConfigError, match="the JSON schema cannot be used with this model: Invalid type"):
+        model.generate("A", schema={"type": "strange"})
+    with pytest.raises(ConfigError, match="the JSON schema is not JSON"):
+        model.generate("A", schema={"type": b"object"})
+
+
 def test_refusals(model: LanguageModel, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the prompt has 64 tokens, the context has room for 64"):
         model.generate("a" * 64)
@@ -134,7 +157,11 @@ def test_configs_that_do_not_fit(values: dict[str, Any], message: str, folder: P
 
 
 def test_chat_prints_the_answer_only(
-    folder: Path, model: LanguageModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    model: LanguageModel,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = ["--model", str(folder), "--max-tokens", "9"]
     want = model.chat("Say it", max_tokens=9) + "\n"
@@ -148,6 +175,9 @@ def test_chat_prints_the_answer_only(
     )
     assert main(["chat", "Say it", "--system", "Be odd.", *options]) == 0
     assert capfd.readouterr().out == system + "\n"
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    assert main(["chat", "x", "--json-schema", str(tmp_path / "schema.json"), *options[:2]]) == 0
+    assert json.loads(capfd.readouterr().out).keys() == {"name", "age"}
 
 
 def test_chat_refuses(
