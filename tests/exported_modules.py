@@ -27,7 +27,7 @@ class WebModel:
     ) -> None:
         prepared = prepare(program, bind or {}, target=target)
         self.program, self.tables = program, prepared.tables
-        self.module = module_of(prepared)
+        self.module = module_of(prepared).data
         engine = wasmtime.Engine()
         self._store = wasmtime.Store(engine)
         self._exports = wasmtime.Instance(self._store, wasmtime.Module(engine, self.module), []).exports(

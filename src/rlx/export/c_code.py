@@ -30,7 +30,6 @@ from rlx.export.layout import (
     THREAD_BYTES,
     THREADS,
     WEIGHT_HEADER,
-    ContextLayout,
 )
 from rlx.export.tables import Tables
 from rlx.export.threads import rlx_worker
@@ -47,6 +46,7 @@ _mmap = external("mmap", ptr)
 _munmap = external("munmap", i32)
 _bytes = external("rlx_bytes", i64)
 _init = external("rlx_init", i32)
+_enlist = external("rlx_enlist", ptr)
 _pthread_create = external("pthread_create", i32)
 _pthread_join = external("pthread_join", i32)
 
@@ -56,7 +56,7 @@ EMBEDDED = f"@{WEIGHTS_SYMBOL} = external hidden constant [0 x i8]"
 
 
 @native
-def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None, scratch: tuple[int, int]) -> i32:
+def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None) -> i32:
     """Map the weights and make a context; on failure the result is null. Embedded weights of so many bytes
     are used where the path is null."""
     if result == ptr(0):
@@ -95,7 +95,7 @@ def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None, scra
         mapped = select(path == ptr(0), ptr(Value("ptr", f"@{WEIGHTS_SYMBOL}")), mapped)
     code = _init(context, mapped, nbytes)
     if code == 0:
-        code = start_threads(context, sext(threads, i64), scratch)
+        code = start_threads(context, threads)
     if code != 0:
         rlx_close(context)
         return code
@@ -104,22 +104,16 @@ def rlx_open(result: ptr, path: ptr, threads: i32, *, embedded: int | None, scra
 
 
 @inline
-def start_threads(context: ptr, threads: i64, scratch: tuple[int, int]) -> i32:
-    """Start all threads but the first, which is the caller's. Their facts come after the scratch."""
-    begin, per_thread = scratch
-    records = byte_at(context, threads * per_thread + begin)
-    code = i32(Code.OK)
+def start_threads(context: ptr, threads: i32) -> i32:
+    """Start all threads but the first, which is the caller's."""
+    records, code = _enlist(context, threads), i32(Code.OK)
     store(records, at(context, RECORDS))
-    for thread in range(i64(1), threads):
+    for thread in range(i64(1), sext(threads, i64)):
         record = byte_at(records, thread * THREAD_BYTES)
-        store(context, record)
-        record[1] = thread
-        if code == 0:
-            worker = ptr(Value("ptr", f"@{rlx_worker.name}"))
-            if _pthread_create(at(record, 2), ptr(0), worker, record) == 0:
-                context[THREADS] = thread + 1
-            else:
-                code = i32(Code.THREADS)
+        worker = ptr(Value("ptr", f"@{rlx_worker.name}"))
+        if code == 0 and _pthread_create(at(record, 2), ptr(0), worker, record) != 0:
+            context[THREADS] = thread
+            code = i32(Code.THREADS)
     return code
 
 
@@ -141,7 +135,5 @@ def rlx_close(context: ptr) -> None:
 
 def write_c_functions(module: Module, tables: Tables, embedded: bool) -> None:
     """Write what opens and closes a program; `embedded` weights are part of it."""
-    rlx_worker.emit(module)
     rlx_close.emit(module)
-    size = WEIGHT_HEADER + round_up(tables.spaces["weight"], 8) if embedded else None
-    rlx_open.emit(module, embedded=size, scratch=(ContextLayout(tables).spaces["scratch"], tables.scratch))
+    rlx_open.emit(module, embedded=WEIGHT_HEADER + round_up(tables.spaces["weight"], 8) if embedded else None)

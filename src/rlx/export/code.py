@@ -32,7 +32,7 @@ from rlx.export.layout import (
 from rlx.export.sizes import Evaluator
 from rlx.export.steps import StepWriter, rlx_steps
 from rlx.export.tables import Entry, Tables
-from rlx.export.threads import rlx_work, start_others
+from rlx.export.threads import rlx_enlist, rlx_work, rlx_worker, start_others
 from rlx.ir.weights import round_up
 
 rlx_reset, rlx_bind = external("rlx_reset"), external("rlx_bind", i32)
@@ -58,6 +58,9 @@ class CodeWriter:
         self._write_reset()
         self._write_bind()
         rlx_run.emit(self.module, keeps=bool(tables.states), threaded=self.threaded)
+        if self.threaded:
+            rlx_enlist.emit(self.module, scratch=(self.layout.spaces["scratch"], tables.scratch))
+            rlx_worker.emit(self.module)
         rlx_checksum.emit(self.module)
         size = tables.spaces["weight"]
         rlx_init.emit(self.module, version=_signed(self.version), size=size, fixed=not tables.symbols)

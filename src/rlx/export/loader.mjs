@@ -6,6 +6,8 @@ const ARRAYS = {
 };
 const PAGE = 65536;
 const ALIGNMENT = 4096;
+const RECORD = 64;
+const WORKER = `rlx-${INFO.name}-${INFO.version}`;
 
 export class ModelError extends Error {
   constructor(code, message) {
@@ -16,14 +18,15 @@ export class ModelError extends Error {
 }
 
 export class Model {
-  #core; #memory; #context; #sizes;
+  #core; #memory; #context; #sizes; #workers;
 
-  constructor(core, context, sizes) {
+  constructor(core, context, sizes, workers) {
     this.#core = core;
     this.#memory = core.memory;
     this.#context = context;
     this.#sizes = sizes;
-    this.threads = 1;
+    this.#workers = workers;
+    this.threads = workers.length + 1;
   }
 
   #check(code) {
@@ -33,10 +36,24 @@ export class Model {
     throw new ModelError(code, new TextDecoder().decode(bytes.slice(start, bytes.indexOf(0, start))));
   }
 
-  static start(core, context, weights, bytes, sizes) {
-    const model = new Model(core, context, sizes);
-    model.#check(core.init(context, weights, BigInt(bytes)));
+  static async start(core, places, bytes, workers) {
+    const model = new Model(core, places.context, places.sizes, workers);
+    try {
+      model.#check(core.init(places.context, places.weights, BigInt(bytes)));
+      if (workers.length > 0) {
+        const records = core.enlist(places.context, model.threads);
+        await Promise.all(workers.map((worker, i) => worker.begin(records + RECORD * (i + 1), places.stacks + INFO.stack * (i + 1))));
+      }
+    } catch (error) {
+      model.close();
+      throw error;
+    }
     return model;
+  }
+
+  close() {
+    for (const worker of this.#workers) worker.end();
+    this.#core = this.#memory = null;
   }
 
   bind(sizes) {
@@ -107,18 +124,64 @@ async function open(url, cache) {
   return response;
 }
 
+// One worker: a thread that runs its share of every step until it is ended.
+async function startWorker(module, memory) {
+  const url = new URL(import.meta.url);
+  let worker, listen;
+  if (globalThis.Worker) {
+    worker = new Worker(url, { type: "module", name: WORKER });
+    listen = (kind, f) => { worker[`on${kind}`] = (event) => f(event.data ?? event.message); };
+  } else {
+    const { Worker: Thread } = await import("node:worker_threads");
+    worker = new Thread(url, { workerData: WORKER });
+    worker.unref();
+    listen = (kind, f) => worker.on(kind, f);
+  }
+  const begin = (record, stack) => new Promise((resolve, reject) => {
+    listen("message", resolve);
+    listen("error", reject);
+    worker.postMessage({ module, memory, record, stack });
+  });
+  return { begin, end: () => worker.terminate() };
+}
+
+function work(port, { module, memory, record, stack }) {
+  const core = new WebAssembly.Instance(module, { env: { memory } }).exports;
+  core.stack.value = stack;
+  port.postMessage("ready");
+  core.worker(record);
+}
+
+if (globalThis.WorkerGlobalScope && globalThis.name === WORKER) {
+  globalThis.onmessage = (event) => work(globalThis, event.data);
+} else if (globalThis.process?.versions?.node) {
+  const { parentPort, workerData } = await import("node:worker_threads");
+  if (workerData === WORKER) parentPort.on("message", (given) => work(parentPort, given));
+}
+
+function threadsFor(wanted) {
+  const shared = typeof SharedArrayBuffer === "function" && (globalThis.crossOriginIsolated ?? true);
+  const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
+  if (wanted !== undefined && !(Number.isSafeInteger(wanted) && wanted > 0)) throw new TypeError("threads must be a whole number of at least 1");
+  return shared ? wanted ?? Math.min(4, cores) : 1;
+}
+
 export async function load(url = new URL(".", import.meta.url), options = {}) {
   const { device = "auto", cache = true, onProgress = () => undefined } = options;
   if (device !== "auto" && device !== "wasm") throw new TypeError(`device "${device}" is not known; use "wasm" or "auto"`);
+  const threads = threadsFor(options.threads);
   const base = new URL(url, import.meta.url);
   const folder = base.href.endsWith("/") ? base : new URL(`${base.href}/`);
-  const module = await WebAssembly.compile(await (await open(new URL(`${INFO.name}.wasm`, folder), false)).arrayBuffer());
-  const core = (await WebAssembly.instantiate(module, {})).exports;
+  const file = threads > 1 ? `${INFO.name}.threads.wasm` : `${INFO.name}.wasm`;
+  const module = await WebAssembly.compile(await (await open(new URL(file, folder), false)).arrayBuffer());
+  const env = threads > 1 ? { memory: new WebAssembly.Memory({ initial: INFO.pages[0], maximum: INFO.pages[1], shared: true }) } : {};
+  const core = (await WebAssembly.instantiate(module, { env })).exports;
   const aligned = (at) => Math.ceil(at / ALIGNMENT) * ALIGNMENT;
-  const weights = aligned(core.heap.value);
-  const sizes = aligned(weights + INFO.weights);
-  const context = aligned(sizes + 8 * INFO.symbols.length);
-  const missing = context + Number(core.bytes(1)) - core.memory.buffer.byteLength;
+  const places = { weights: aligned(core.heap.value) };
+  places.sizes = aligned(places.weights + INFO.weights);
+  places.context = aligned(places.sizes + 8 * INFO.symbols.length);
+  places.stacks = aligned(places.context + Number(core.bytes(threads)));
+  const missing = places.stacks + INFO.stack * (threads - 1) - core.memory.buffer.byteLength;
   try {
     if (missing > 0) core.memory.grow(Math.ceil(missing / PAGE));
   } catch (cause) {
@@ -129,9 +192,10 @@ export async function load(url = new URL(".", import.meta.url), options = {}) {
   let loaded = 0;
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
     const bytes = part.value.subarray(0, INFO.weights - loaded);
-    new Uint8Array(core.memory.buffer, weights + loaded).set(bytes);
+    new Uint8Array(core.memory.buffer, places.weights + loaded).set(bytes);
     loaded += bytes.length;
     onProgress(loaded, INFO.weights);
   }
-  return Model.start(core, context, weights, loaded, sizes);
+  const workers = await Promise.all(Array.from({ length: threads - 1 }, () => startWorker(module, core.memory)));
+  return Model.start(core, places, loaded, workers);
 }

@@ -27,8 +27,8 @@ rlx_steps = external("rlx_steps", i32)
 
 
 class StepWriter:
-    """Writes `rlx_steps(context, thread, threads, own)`, which gives an error code; `own` is a word that the
-    thread has for `rlx_meet`.
+    """Writes `rlx_steps(context, thread, threads, own)`, which gives an error code; `own` are words that
+    the thread has for `rlx_meet`.
 
     Arguments of kernels are a block on the stack of the thread; kernels read nothing else of it.
     """

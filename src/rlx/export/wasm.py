@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlx.codegen.native.irtext import Module
@@ -11,7 +12,7 @@ from rlx.errors import UnsupportedError
 from rlx.export.code import PUBLIC, CodeWriter
 from rlx.export.layout import WEIGHT_HEADER
 from rlx.export.prepared import Prepared
-from rlx.export.wasm_link import PAGE, link
+from rlx.export.wasm_link import PAGE, Linked, link
 from rlx.export.web_files import declarations, script
 from rlx.export.weights import weight_parts
 from rlx.ir.weights import round_up
@@ -51,16 +52,19 @@ define void @__multi3(ptr %result, i64 %a, i64 %a_high, i64 %b, i64 %b_high) {
 """
 
 
-def module_of(program: Prepared) -> bytes:
-    """The WebAssembly module of a program. Memory is its own; the caller grows it."""
-    module = Module(program.target)
-    CodeWriter(program.tables, module, program.version, threaded=False).write()
+def module_of(program: Prepared, threaded: bool = False) -> Linked:
+    """The WebAssembly module of a program. Its memory, which is its own or shared by threads, is grown by the
+    caller."""
+    features = (*program.target.features, *(["atomics"] if threaded else []))
+    module = Module(replace(program.target, features=features))
+    CodeWriter(program.tables, module, program.version, threaded).write()
     texts = [*program.kernels, module.text()]
     if any("i128" in text for text in texts):
         texts.append(_PRODUCT)
-    exports = {name: name.removeprefix("rlx_") for name in PUBLIC}
-    made = link(compile_linked(texts, program.target), exports, MOST_BYTES // PAGE)
-    total = len(made) + weight_bytes(program) + program.memory
+    public = (*PUBLIC, "rlx_enlist", "rlx_worker") if threaded else PUBLIC
+    exports = {name: name.removeprefix("rlx_") for name in public}
+    made = link(compile_linked(texts, module.target), exports, MOST_BYTES // PAGE, shared=threaded)
+    total = made.pages * PAGE + weight_bytes(program) + program.memory
     if total > MOST_BYTES:
         raise UnsupportedError(
             f"program {program.tables.name!r} needs {bytes_text(total)} ({bytes_text(weight_bytes(program))} "
@@ -78,9 +82,13 @@ def weight_bytes(program: Prepared) -> int:
 def write_wasm(program: Prepared, folder: Path) -> dict[str, int]:
     """Write all files of an export to WebAssembly; returns their names and sizes."""
     name = program.name
-    (folder / f"{name}.wasm").write_bytes(module_of(program))
+    (folder / f"{name}.wasm").write_bytes(module_of(program).data)
+    threaded = module_of(program, threaded=True)
+    (folder / f"{name}.threads.wasm").write_bytes(threaded.data)
     with open(folder / f"{name}.weights", "wb") as file:
         file.writelines(weight_parts(program.tables, program.version))
-    (folder / f"{name}.mjs").write_text(script(program, weight_bytes(program)), encoding="utf-8")
+    (folder / f"{name}.mjs").write_text(
+        script(program, weight_bytes(program), (threaded.pages, MOST_BYTES // PAGE)), encoding="utf-8"
+    )
     (folder / f"{name}.d.mts").write_text(declarations(program), encoding="utf-8")
     return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.is_file()}

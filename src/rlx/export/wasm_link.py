@@ -197,17 +197,26 @@ class _Object:
         return found
 
 
-def link(data: bytes, exports: Mapping[str, str], most_pages: int) -> bytes:
-    """The module of an object that exports its memory, functions by new names, and where the heap begins.
+class Linked(NamedTuple):
+    """A module, and the least pages that its memory has."""
+
+    data: bytes
+    pages: int
+
+
+def link(data: bytes, exports: Mapping[str, str], most_pages: int, shared: bool = False) -> Linked:
+    """The module of an object that exports its memory, functions by new names, where the heap begins, and the
+    stack pointer. A module for threads imports the memory that they share.
 
     `exports` maps names of functions in the object to names in the module.
     """
-    return _Linker(_Object(data), most_pages).module(exports)
+    linker = _Linker(_Object(data), most_pages, shared)
+    return Linked(linker.module(exports), linker.pages)
 
 
 class _Linker:
-    def __init__(self, object_: _Object, most_pages: int) -> None:
-        self.object, self.most_pages = object_, most_pages
+    def __init__(self, object_: _Object, most_pages: int, shared: bool) -> None:
+        self.object, self.most_pages, self.shared = object_, most_pages, shared
         self.segments = object_.segments()
         self.addresses: list[int] = []
         at = _DATA_FROM + STACK
@@ -216,6 +225,7 @@ class _Linker:
             self.addresses.append(at)
             at += len(segment.data)
         self.heap = round_up(at, 4096)
+        self.pages = -(-self.heap // PAGE)
         self.table: dict[int, int] = {}  # function -> its index in the table
 
     def module(self, exports: Mapping[str, str]) -> bytes:
@@ -231,14 +241,16 @@ class _Linker:
         if missing:
             raise CompileError(f"the object has no function {sorted(missing)[0]}")
         listed = [(new, 0, functions[old]) for old, new in exports.items()]
-        pages = -(-self.heap // PAGE)
+        limits = unsigned(self.pages) + unsigned(self.most_pages)
+        imported = b"\x01" + _name("env") + _name("memory") + b"\x02\x03" + limits
         parts = [
             (_TYPE, self.object.sections[_TYPE]),
+            (_IMPORT, imported if self.shared else b"\0"),
             (_FUNCTION, self.object.sections[_FUNCTION]),
             (_TABLE, b"\x01" + bytes([_FUNCREF, 0]) + unsigned(len(self.table) + 1)),
-            (_MEMORY, b"\x01\x01" + unsigned(pages) + unsigned(self.most_pages)),
+            (_MEMORY, b"\0" if self.shared else b"\x01\x01" + limits),
             (_GLOBAL, _vector([self._global(_DATA_FROM + STACK, True), self._global(self.heap, False)])),
-            (_EXPORT, _vector(map(_export, [("memory", 2, 0), ("heap", 3, 1), *listed]))),
+            (_EXPORT, _vector(map(_export, [("memory", 2, 0), ("stack", 3, 0), ("heap", 3, 1), *listed]))),
             (_ELEMENT, self._elements()),
             (_CODE, bytes(code)),
             (_DATA, _vector(self._data(contents))),
@@ -294,4 +306,8 @@ def _vector(parts: Iterable[bytes]) -> bytes:
 
 def _export(entry: tuple[str, int, int]) -> bytes:
     name, kind, index = entry
-    return unsigned(len(name)) + name.encode() + bytes([kind]) + unsigned(index)
+    return _name(name) + bytes([kind]) + unsigned(index)
+
+
+def _name(name: str) -> bytes:
+    return unsigned(len(name.encode())) + name.encode()

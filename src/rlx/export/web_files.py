@@ -9,6 +9,7 @@ from importlib.resources import files
 from rlx.config import VERSION, bytes_text
 from rlx.export.prepared import Prepared
 from rlx.export.tables import Entry
+from rlx.export.wasm_link import STACK
 
 _ARRAYS = {
     "f64": "Float64Array",
@@ -47,13 +48,16 @@ def _entries(entries: Sequence[Entry]) -> list[dict[str, object]]:
     ]
 
 
-def script(program: Prepared, weight_bytes: int) -> str:
-    """The ES module: what is known of the program, then the loader, which is the same for all."""
+def script(program: Prepared, weight_bytes: int, pages: tuple[int, int]) -> str:
+    """The ES module: what is known of the program, then the loader, which is the same for all. `pages` are
+    the least and the most that memory which threads share has."""
     tables = program.tables
     info = {
         "name": program.name,
         "version": f"{program.version:#018x}",
         "weights": weight_bytes,
+        "stack": STACK,
+        "pages": pages,
         "symbols": [{"name": s.name, "low": s.low, "high": s.high} for s in tables.symbols],
         "inputs": _entries(tables.inputs),
         "outputs": _entries(tables.outputs),
@@ -96,7 +100,8 @@ export interface Sizes {{
 export interface Options {{
   /** Where to run. Only WebAssembly, so far. */
   device?: "wasm" | "auto";
-  /** How many threads may be used; the model says how many are. */
+  /** How many threads to use, by default 4 or as many as there are cores. It is 1 where memory cannot be
+   *  shared: in pages that are not cross-origin isolated. The model says how many are used. */
   threads?: number;
   /** Called as weights arrive, {bytes_text(tables.spaces["weight"])} in all. */
   onProgress?: (loaded: number, total: number) => void;
@@ -120,6 +125,8 @@ export class Model {{
   shape(name: keyof Inputs | keyof Outputs): number[];
   /** States begin anew. */
   reset(): void;
+  /** End all threads; the model cannot be used afterwards. */
+  close(): void;
 }}
 
 /** The version of the model; its weights must have the same. */

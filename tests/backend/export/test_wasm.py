@@ -116,7 +116,7 @@ import { load, ModelError, version } from "./net.mjs";
 import fs from "node:fs";
 const seen = [];
 const onProgress = (loaded, total) => seen.push([loaded, total]);
-const model = await load(undefined, { threads: 4, onProgress });
+const model = await load(undefined, { threads: 1, onProgress });
 const raw = fs.readFileSync(new URL("./x.bin", import.meta.url));
 const x = new Float32Array(raw.buffer.slice(raw.byteOffset, raw.byteOffset + raw.length));
 const found = { threads: model.threads, progress: seen.at(-1), version, errors: [] };
@@ -133,7 +133,17 @@ const wrong = [
   () => model.run({ x, z: x }),
   () => model.shape("nothing"),
 ];
-wrong.push(() => load(undefined, { device: "webgpu" }));
+wrong.push(() => load(undefined, { device: "webgpu" }), () => load(undefined, { threads: 0 }));
+const several = await load(undefined, { threads: 3 });
+found.several = several.threads;
+found.together = Array.from(several.run({ x }, { time: 5 }).every);
+found.equal = true;
+for (let i = 0; i < 20; i++) {
+  several.reset();
+  const now = several.run({ x }).every;
+  found.equal &&= found.together.every((value, at) => value === now[at]);
+}
+several.close();
 for (const each of wrong) {
   try { await each(); } catch (error) { found.errors.push(`${error.name}: ${error.message}`); }
 }
@@ -152,7 +162,7 @@ def test_the_loader_runs_in_node(require, tmp_path: Path) -> None:  # type: igno
     require("node")
     program = rlx.compile(recurrent(), threads=1)
     made = program.export(tmp_path, "wasm", name="net", bind={"time": (1, 9)})
-    assert set(made.files) == {"net.wasm", "net.weights", "net.mjs", "net.d.mts"}
+    assert set(made.files) == {"net.wasm", "net.threads.wasm", "net.weights", "net.mjs", "net.d.mts"}
     values(5, 8).tofile(tmp_path / "x.bin")
     (tmp_path / "check.mjs").write_text(CHECK)
     command = ["node", "--disallow-code-generation-from-strings", "check.mjs"]
@@ -160,9 +170,10 @@ def test_the_loader_runs_in_node(require, tmp_path: Path) -> None:  # type: igno
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     want = program.run({"x": values(5, 8)})["every"]
-    for name in ("first", "again"):
+    for name in ("first", "again", "together"):
         np.testing.assert_allclose(np.reshape(found[name], (5, 8)), want, rtol=2e-5, atol=2e-5)
     assert found["shape"] == [5, 8] and found["threads"] == 1
+    assert found["several"] == 3 and found["equal"] and found["together"] == found["first"]
     assert found["progress"] == [made.files["net.weights"]] * 2
     assert found["errors"] == [
         "ModelError: size 'time' must be from 1 to 9",
@@ -173,6 +184,7 @@ def test_the_loader_runs_in_node(require, tmp_path: Path) -> None:  # type: igno
         'TypeError: net has no input "z"',
         'TypeError: net has no input or output "nothing"',
         'TypeError: device "webgpu" is not known; use "wasm" or "auto"',
+        "TypeError: threads must be a whole number of at least 1",
         f"true {int(Code.TRUNCATED)}",
         f"true {int(Code.TRUNCATED)}",
     ]
@@ -253,7 +265,7 @@ define i64 @choose(i32 %which, i32 %i) {
   ret i64 %v
 }
 """
-    made = link(compile_linked([first, second], resolve("wasm32")), {"choose": "pick"}, 100)
+    made = link(compile_linked([first, second], resolve("wasm32")), {"choose": "pick"}, 100).data
     store = wasmtime.Store(wasmtime.Engine())
     module = wasmtime.Module(store.engine, made)
     assert not module.imports

@@ -41,7 +41,7 @@ def test_json_for_machines(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr()
     made = json.loads(told.out)
     assert made["ranges"] == {"n": [1, 8]} and made["target"] == "wasm32-relaxed" and not told.err
-    assert made["files"].keys() == {"net.wasm", "net.weights", "net.mjs", "net.d.mts"}
+    assert made["files"].keys() == {"net.wasm", "net.threads.wasm", "net.weights", "net.mjs", "net.d.mts"}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ beyond the skew of balanced shares."""
 _CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _POLL_MICROSECONDS = 50
+_DOZE_NS = 50_000
 _MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest, denormals kept
 
 _clock_gettime = external("clock_gettime", i32)
@@ -37,6 +38,8 @@ _syscall = external("syscall", i64, fixed=1)
 _usleep = external("usleep", i32)
 _save_mxcsr, _set_mxcsr = external("llvm.x86.sse.stmxcsr"), external("llvm.x86.sse.ldmxcsr")
 _get_fpcr, _set_fpcr = external("llvm.aarch64.get.fpcr", i64), external("llvm.aarch64.set.fpcr")
+_web_wait = external("llvm.wasm.memory.atomic.wait32", i32)
+_web_notify = external("llvm.wasm.memory.atomic.notify", i32)
 sched_yield = external("sched_yield", i32)
 
 
@@ -50,15 +53,23 @@ def clock() -> i64:
 
 
 @inline
-def wait_while(condition: Callable[[], bool], spins: Int) -> None:
+def wait_while(
+    condition: Callable[[], bool], spins: Int, rest: Callable[[], object] = lambda: sched_yield()
+) -> None:
     """Wait for another thread that works: pause `spins` times, then yield, as it may need this very core."""
     tries = 0
     while condition():
         if tries < spins:
             pause()
         else:
-            sched_yield()
+            rest()
         tries += 1
+
+
+@inline
+def doze(word: ptr, expected: i64) -> None:
+    """Yield in WebAssembly, which only sleeps: for a moment, while a word is what is expected."""
+    _web_wait(word, trunc(expected, i32), i64(_DOZE_NS))
 
 
 @inline
@@ -68,7 +79,9 @@ def sleep_while(word: ptr, expected: i64) -> None:
     Without futexes (any system but Linux) this naps and lets the caller look again.
     """
     number = _futex_number(builder().module.target)
-    if number is None:
+    if builder().module.target.web:
+        _web_wait(word, trunc(expected, i32), i64(-1))  # a page's main thread must not
+    elif number is None:
         _usleep(i32(_POLL_MICROSECONDS))
     else:
         # The futex compares 32 bits: the low half of the word, which comes first on both machines.
@@ -79,7 +92,9 @@ def sleep_while(word: ptr, expected: i64) -> None:
 def wake(word: ptr, everybody: bool = False) -> None:
     """Wake a thread that sleeps on `word`, or all of them."""
     number = _futex_number(builder().module.target)
-    if number is not None:
+    if builder().module.target.web:
+        _web_notify(word, i32(2**31 - 1 if everybody else 1))
+    elif number is not None:
         _syscall(number, word, i32(_FUTEX_WAKE_PRIVATE), i32(2**31 - 1 if everybody else 1))
 
 
