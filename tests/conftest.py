@@ -175,6 +175,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "qemu": _qemu_missing,
     "gcc": _needs_programs("gcc"),
     "node": _needs_programs("node"),
+    "chromium": _needs_programs("chromium"),
     "aarch64": _needs_programs("qemu-aarch64-static", "aarch64-linux-gnu-gcc"),
     "wasmtime": _needs_modules("wasmtime"),
 }

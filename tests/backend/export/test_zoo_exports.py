@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_programs import Library
 
 import rlx
+from exported_programs import Library
 
 pytestmark = pytest.mark.slow
 
