@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from op_cases import ALL_CASES, ALL_OPS, Case, by_op, cases, features
+from random_programs import random_program
 
 import rlx
 from exported_programs import ExportError, Library, Model
@@ -333,3 +334,19 @@ def test_no_mutant_of_the_weights_is_taken(layers_library: Library, tmp_path: Pa
         path.write_bytes(mutant)
         with pytest.raises(ExportError):
             layers_library.open(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_at_several_sizes(tmp_path: Path, seed: int) -> None:
+    """One export serves all sizes: placed for the largest, with the bits of programs placed for each."""
+    g, feed = random_program(seed, symbolic=True)
+    program, _, model = opened(g, tmp_path, threads=1 + seed % 2, n=(0, 9))
+    rng = np.random.default_rng(seed)
+    for n in (9, 1, 6, 0, 3):
+        sized = {
+            name: rng.permutation(np.resize(array, (n, *array.shape[1:]))) for name, array in feed.items()
+        }
+        model.bind([n])
+        same_bits(model.run(sized), program.run(sized))
+    model.close()
