@@ -253,11 +253,12 @@ def machine_features() -> frozenset[str]:
             return cpuid.features()
         except CompileError:  # a system that lets no memory become executable: it runs no code, but can plan
             pass
+    if not _is_x86():
+        return frozenset(_BY_NAME["aarch64"].features)  # which every AArch64 has, whatever an emulator lists
     import llvmlite.binding as llvm
 
     found = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    # LLVM takes these for granted; an emulator may not list what every AArch64 has.
-    return frozenset(found | ({"x87"} if _is_x86() else set(_BY_NAME["aarch64"].features)))
+    return frozenset(found | {"x87"})  # LLVM takes that for granted
 
 
 def host() -> Target:

@@ -1,22 +1,24 @@
 """Loading object files that our generator has made: sections to memory, relocations, symbols. No LLVM.
 
 LLVM's library takes 50 ms and 100 MB to load; a program that was compiled before needs nothing else of it.
-What is read here is what our objects hold: ELF for x86-64, position-independent code, constants. Anything
-else is refused, and so is a damaged file.
+What is read here is what our objects hold: ELF for x86-64 and AArch64, position-independent code, constants.
+Anything else is refused, and so is a damaged file.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from rlx.codegen.native import elf_arm
 from rlx.errors import CompileError
 from rlx.system import libc, protect
 
-_MACHINE_X86_64 = 62
+_MACHINE_X86_64, _MACHINE_AARCH64 = 62, 183
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
@@ -24,7 +26,12 @@ _SYMTAB, _RELA, _NOBITS = 2, 4, 8  # kinds of sections
 _WRITE, _ALLOC, _EXECUTE = 1, 2, 4  # flags of sections
 _ABS64, _PC32, _PLT32, _PC64 = 1, 2, 4, 24  # relocations
 _GOT = (9, 41, 42)
-_JUMP = b"\xff\x25\x00\x00\x00\x00"  # jmp to the address that stands behind it
+# A jump to the address that stands behind it.
+_JUMPS = {
+    _MACHINE_X86_64: b"\xff\x25\x00\x00\x00\x00",
+    _MACHINE_AARCH64: b"\x50\x00\x00\x58\x00\x02\x1f\xd6",  # ldr x16, .+8; br x16
+}
+_HERE = {"x86_64": _MACHINE_X86_64, "AMD64": _MACHINE_X86_64, "aarch64": _MACHINE_AARCH64}
 _ENTRY = 16  # bytes of a jump or an address in the tables of symbols that are outside
 _ALIGNMENT = 64
 _MOST_BYTES = 1 << 31  # relative addresses reach no further
@@ -97,8 +104,8 @@ def defined_symbols(data: bytes) -> tuple[str, ...]:
 
 
 def is_loadable(data: bytes) -> bool:
-    """Whether this loader is for objects like this one."""
-    return ObjectFile(data).machine == _MACHINE_X86_64
+    """Whether this loader is for objects like this one, on a machine like this one."""
+    return ObjectFile(data).machine == _HERE.get(platform.machine())
 
 
 class MappedObject:
@@ -135,7 +142,8 @@ class MappedObject:
         self._jumps = {name: self._jump + i * _ENTRY for i, name in enumerate(outside)}
         self._pointers: dict[_Symbol, int] = {}
         for name, place in self._jumps.items():
-            self._memory[place : place + 14] = _JUMP + struct.pack("<Q", outside[name])
+            jump = _JUMPS[file.machine] + struct.pack("<Q", outside[name])
+            self._memory[place : place + len(jump)] = jump
         for section, offset, kind, symbol, addend in file.relocations():
             if section in self._starts:
                 self._relocate(self._starts[section] + offset, kind, file.symbols[symbol], addend, outside)
@@ -175,18 +183,21 @@ class MappedObject:
         return _WRITE if section.flags & _WRITE and not relocated else 0
 
     def _relocate(self, place: int, kind: int, symbol: _Symbol, addend: int, outside: dict[str, int]) -> None:
+        arm = self._file.machine == _MACHINE_AARCH64
         memory, here = self._memory, self._base + place
         if symbol.section:
             target = self._base + self._starts[self._file.sections[symbol.section]] + symbol.value
-        elif kind in (_PC32, _PLT32):
+        elif kind in (elf_arm.CALLS if arm else (_PC32, _PLT32)):
             target = self._base + self._jumps[symbol.name]  # the symbol itself may lie too far away
         else:
             target = outside[symbol.name]
-        if kind in _GOT:
+        if kind in (elf_arm.GOT if arm else _GOT):
             at = self._pointer + 8 * self._pointers.setdefault(symbol, len(self._pointers))
             memory[at : at + 8] = struct.pack("<Q", target)
             target = self._base + at
-        if kind == _ABS64:
+        if arm:
+            elf_arm.relocate(memory, place, kind, target + addend, here)
+        elif kind == _ABS64:
             memory[place : place + 8] = struct.pack("<Q", (target + addend) % 2**64)
         elif kind == _PC64:
             memory[place : place + 8] = struct.pack("<q", target + addend - here)
@@ -196,6 +207,8 @@ class MappedObject:
             raise ValueError(f"relocation {kind} is not supported")
 
     def _protect(self, ends: tuple[int, int, int]) -> None:
+        """Make code executable. Where instructions have a cache of their own, Linux empties it for pages that
+        become executable for the first time; nothing is written to them afterwards."""
         read, execute = mmap.PROT_READ, mmap.PROT_EXEC
         for start, end, protection in ((0, ends[0], read | execute), (ends[0], ends[1], read)):
             if end > start:
