@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "rlx"
 
-MOST_LINES = 340
+MOST_LINES = 334
 """Lines with the word `Any`. Who removes some lowers it."""
 
 

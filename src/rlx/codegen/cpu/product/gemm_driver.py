@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rlx.codegen.cpu.frame import product
 from rlx.codegen.cpu.kernels import KERNEL_ARGS
@@ -20,10 +19,10 @@ from rlx.errors import ShapeError, UnsupportedError
 from rlx.kernel.quads import QuadPanels
 from rlx.records import dataclass
 
-Size = Any
+Size = Count
 """An int, or a symbolic size that the caller's `dim_value` turns into a Value."""
 
-DimValue = Callable[[Function, Any], Int]
+DimValue = Callable[[Function, Size], Int]
 """Value of a symbolic size inside a function whose args[0] is the kernel's argument table."""
 
 

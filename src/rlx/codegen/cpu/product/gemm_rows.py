@@ -8,7 +8,6 @@ because rows at a distance of a power of two would share cache sets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rlx.codegen.cpu.product.gemm_cut import Count
 from rlx.codegen.cpu.product.gemm_end import Frame
@@ -49,7 +48,7 @@ class Prologue:
     row: Callable[[Function, Int, tuple[Int, ...]], Callable[[Int, Value | None], Value]]
 
 
-def row_stride(k: Any) -> Any:
+def row_stride(k: Count) -> Count:
     """Elements from one row in scratch to the next; k may be symbolic. A whole vector may be stored at the
     end of a row.
     """
@@ -78,7 +77,7 @@ class ComputedRows:
         return max(1, min(16, self.module.target.l2_bytes // 2 // tile))
 
     @property
-    def scratch_bytes(self) -> Any:
+    def scratch_bytes(self) -> Count:
         """Room for a block, in bytes."""
         return row_stride(self.k) * (self.tiles * self.height * size_bytes(self.kind.row_element))
 
