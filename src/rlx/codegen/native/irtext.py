@@ -324,10 +324,6 @@ class Function(Flow):
             self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.emit(f"call void @llvm.prefetch.p0({pointer}, i32 {int(write)}, i32 {locality}, i32 1)")
 
-    def touch(self, pointer: Value) -> None:
-        """Read a byte for nothing: unlike a prefetch, it shows the processor where reading goes on."""
-        self.emit(f"{self._fresh('%touched')} = load volatile i8, {pointer}, align 1")
-
     def alloca(self, type_: str, count: int = 1, align: int = 64) -> Value:
         """Stack space, taken once at function entry wherever it is asked for."""
         name = self._fresh("stack")

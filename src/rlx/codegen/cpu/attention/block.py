@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rlx.codegen.cpu.attention.mask import HIDDEN, KEYS, BlockMask, is_turned
 from rlx.codegen.native import vmath
@@ -65,52 +65,11 @@ def narrowed(x: Word, element: str) -> Word:
     return x if element == "float" else bitcast(fptrunc(x, element), vector("i16", x.width))
 
 
-class Scaling(NamedTuple):
-    """From products of queries and keys to weights: what is multiplied with queries, with products before a
-    mask (None: nothing), and with differences of scores before their power of 2.
-    """
-
-    queries: float
-    before: float | None
-    after: float
-    adds: bool  # whether a mask is added; else it says what is seen
-
-    @staticmethod
-    def of(spec: AttentionSpec, in_pairs: bool) -> Scaling:
-        """Pairs of bf16 are not scaled, which would round them again. Scores of which the largest stays the
-        largest are scaled as late as that costs nothing.
-        """
-        scale, adds = spec.scale, spec.mask_kind == "add"
-        if not in_pairs:
-            return Scaling(scale if adds else scale * LOG2E, None, LOG2E if adds else 1.0, adds)
-        if adds or not scale > 0:
-            return Scaling(1.0, None if scale == 1.0 else scale, LOG2E, adds)
-        return Scaling(1.0, None, scale * LOG2E, adds)
-
-    @inline
-    def masked(self, x: Word, mask: Word | None) -> Word:
-        """Products as scores, with their mask."""
-        if self.adds is True and mask is not None:
-            return x + mask if self.before is None else fma(x, self.before, mask)
-        if self.before is not None:
-            x *= self.before
-        return x if mask is None else select(mask != 0, x, HIDDEN)
-
-    @inline
-    def power(self, score: Word, base: Word) -> Word:
-        """The weight of a score. Their difference is exact where it counts, also of large scores."""
-        x = score - base
-        if self.after != 1.0:
-            x *= self.after
-        return Word(vmath.apply(builder(), "exp2", x, inline=True))
-
-
 class Block:
     """The function for one number of query vectors."""
 
     def __init__(self, kernel: Attention, fn: Function, vectors: int) -> None:
         self.kernel, self.fn, self.vectors, self.spec = kernel, fn, vectors, kernel.spec
-        self.scaling = kernel.scaling
         self.lanes, self.type, self.element = kernel.lanes, kernel.type, kernel.element
         self.nr = self.lanes * vectors
         scratch, self.q, self.k, self.v, self.o, self.mask = map(ptr, fn.args[1:7])
@@ -128,6 +87,8 @@ class Block:
         self.own_masks = BlockMask(self, copy) if is_turned(self.spec) else None
         in_rows = self.spec.k.column == 1 and self.spec.v.column == 1
         self.may_skip = type(self) is Block and in_rows
+        self.after = LOG2E if self.spec.mask_kind == "add" else 1.0  # what differences of scores are times
+        self.before: float | None = None  # what a product is times before a mask
         self.right = 0 if self.spec.causal else self.spec.right if self.spec.right >= 0 else None
         self.left = self.spec.left if self.spec.left >= 0 else None  # keys that a query sees on either side
 
@@ -186,7 +147,8 @@ class Block:
     @inline
     def pack_queries(self) -> None:
         """Q^T with scale and log2 e folded in; lanes past the last query repeat it or hold zeros."""
-        spec, step, factor = self.spec, self.dim(self.spec.q.row), self.scaling.queries
+        spec, step = self.spec, self.dim(self.spec.q.row)
+        factor = spec.scale * (1.0 if spec.mask_kind == "add" else LOG2E)
         for j in range(self.vectors):
             start = gep(self.q, step * (self.lanes * j), self.element)
             left = self.count - self.lanes * j
@@ -222,7 +184,7 @@ class Block:
         for j in range(self.vectors):
             top = load(self.type, self.at(self.alpha, 0, j))
             base = select(top == HIDDEN, 0.0, top)
-            alpha = self.scaling.power(load(self.type, self.at(self.top, 0, j)), base)
+            alpha = self.power(load(self.type, self.at(self.top, 0, j)), base)
             store(top, self.at(self.top, 0, j))
             store(alpha, self.at(self.alpha, 0, j))
             bases.append(base)
@@ -238,11 +200,19 @@ class Block:
             added = []
             for j in range(self.vectors):
                 place = self.at(self.st, i, j)
-                p = self.scaling.power(load(self.type, place), bases[j])
+                p = self.power(load(self.type, place), bases[j])
                 store(p, place)
                 added.append(sums[j] + p)
             sums = added
         return sums
+
+    @inline
+    def power(self, score: Word, base: Word) -> Word:
+        """The weight of a score. Their difference is exact where it counts, also of large scores."""
+        x = score - base
+        if self.after != 1.0:
+            x *= self.after
+        return Word(vmath.apply(builder(), "exp2", x, inline=True))
 
     @inline
     def scores(self, k0: Int, n: Int) -> None:
@@ -301,12 +271,12 @@ class Block:
     def seen(self, x: Word, k0: Int, row: Int, j: int) -> Word:
         """Scores of a key as they are weighed: with the mask, and -inf where a query may not see it."""
         key = k0 + row
-        mask = None
         if self.own_masks is not None:
-            mask = self.own_masks.read(row, j)
+            x = self.masked(x, self.own_masks.read(row, j))
         elif self.spec.mask is not None:
-            mask = self.mask_of(key, j)
-        x = self.scaling.masked(x, mask)
+            x = self.masked(x, self.mask_of(key, j))
+        elif self.before is not None:
+            x *= self.before
         if self.right is self.left is None:
             return x
         return select(self.hidden(key, j), HIDDEN, x)
@@ -324,6 +294,14 @@ class Block:
         exists = lanes(max(self.count - self.lanes * j, 0), self.lanes)
         index = iota(self.lanes) * splat(step, self.lanes, "i64")
         return gather(start, index, element, exists)
+
+    @inline
+    def masked(self, x: Word, value: Word) -> Word:
+        if self.spec.mask_kind == "add":
+            return x + value if self.before is None else fma(x, self.before, value)
+        if self.before is not None:
+            x *= self.before
+        return select(value != 0, x, HIDDEN)
 
     @inline
     def hidden(self, key: Int, j: int) -> bool:

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rlx.codegen.cpu.attention.block import TILE_ROWS, Block, Scaling, narrowed
+from rlx.codegen.cpu.attention.block import TILE_ROWS, Block, narrowed
 from rlx.codegen.cpu.attention.mask import BlockMask
 from rlx.codegen.cpu.attention.pairs import PairBlock
-from rlx.codegen.cpu.attention.row import FEW, Row
-from rlx.codegen.cpu.attention.row_pairs import PairRow
+from rlx.codegen.cpu.attention.row import FEW, row_function
 from rlx.codegen.cpu.attention.wide import WideBlock
 from rlx.codegen.cpu.frame import FIRST_OPERAND, EmittedKernel, KernelFrame, kernel, unflatten
 from rlx.codegen.cpu.primitives import MEMORY
@@ -100,11 +99,9 @@ class Attention:
         self.width = self.lanes * self.most  # queries that scratch has room for
         self.element, self.o_element = MEMORY[dtype], MEMORY[frame.outputs[0].dtype.name]
         self.mask_element = "i8" if spec.mask_kind == "bool" else "float"
-        in_rows = all(a.column == 1 for a in (spec.q, spec.k, spec.v))
-        in_pairs = dtype == "bf16" and target.has_bf16 and in_rows
-        self.scaling = Scaling.of(spec, in_pairs)
-        self.block_type = PairBlock if in_pairs else Block if dtype == "f32" else WideBlock
-        self.row_type = PairRow if in_pairs else Row
+        self.block_type: type[Block] = Block if dtype == "f32" else WideBlock
+        if dtype == "bf16" and target.has_bf16 and all(a.column == 1 for a in (spec.q, spec.k, spec.v)):
+            self.block_type = PairBlock
 
     def dim(self, d: Dim) -> Int:
         """A size, in the function that is being written."""
@@ -121,7 +118,7 @@ class Attention:
             units *= n
         always = isinstance(spec.queries, int) and spec.queries <= FEW
         never = isinstance(spec.queries, int) and spec.queries > FEW
-        row = None if never or not Row.serves(self) else self.row()
+        row = None if never else row_function(self)
         scratch = ptr(frame.scratch())
         low, high = cast("tuple[Int, Int]", frame.share(units))
         for unit in loop(low, high):
@@ -217,14 +214,7 @@ class Attention:
         none = self.dim(self.spec.keys) == 0  # a sum over no keys is 0 all the same
         return select(none, splat(0.0, self.lanes), one / total)
 
-    # -- one query, one block of queries
-
-    def row(self) -> str:
-        """The function for one query."""
-        operands = [("ptr", operand) for operand in (*"qkvo", "mask")]
-        params = [("ptr", "args"), ("ptr noalias", "scratch"), *operands, ("i64", "query")]
-        write = lambda _, *given: self.row_type(self, *given).emit()  # noqa: E731
-        return subroutine(self.module, f"{self.name}.row", params, write)
+    # -- one block of queries
 
     def block(self, vectors: int) -> tuple[str, Value]:
         """The function for so many vectors of queries, and the table of sizes that it is called with."""

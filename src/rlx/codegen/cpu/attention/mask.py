@@ -128,7 +128,7 @@ class BlockMask:
     def reach(self) -> Word:
         """What a mask must be below to hide scores of 0."""
         least = self.least_top()
-        return select(least == HIDDEN, float32(-LARGEST), least + VANISHES / self.block.scaling.after)
+        return select(least == HIDDEN, float32(-LARGEST), least + VANISHES / self.block.after)
 
     @inline
     def least_top(self) -> Word:
@@ -165,7 +165,7 @@ class BlockMask:
         queries = self.size_of_queries()
         bound = bitcast(keys, "float") * bitcast(queries, "float") * (SLACK * spec.depth)
         hidden = (top == HIDDEN) & (bound < LARGEST)
-        nearest = (bound + top - self.least_top()) * block.scaling.after
+        nearest = (bound + top - self.least_top()) * block.after
         return finite & (hidden | (nearest < VANISHES))
 
     @inline
