@@ -50,6 +50,7 @@ def sampling_options(command: Command) -> Command:
 @click.option("--json-schema", metavar="FILE", default=None, help="Answer with JSON of the schema in a file.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer [the context].")
 @click.option("--context", type=click.IntRange(min=1), default=None, help="Tokens of a conversation [4096].")
+@click.option("--memory-limit", metavar="BYTES", default=None, help="Most memory, like 500MiB [none].")
 @click.option("--threads", "-t", type=click.IntRange(min=1), default=None, help="Number of threads [all].")
 def chat(
     prompt: tuple[str, ...],
@@ -59,6 +60,7 @@ def chat(
     json_schema: str | None,
     max_tokens: int | None,
     context: int | None,
+    memory_limit: str | None,
     threads: int | None,
     **sampling: float | None,
 ) -> None:
@@ -77,7 +79,7 @@ def chat(
     if not talks and not asked.strip():
         raise click.UsageError("the prompt is empty; give a text")
     with progress(f"loading {model}") as say:
-        loaded = load(model, context=context, notify=say, threads=threads)
+        loaded = load(model, context=context, memory_limit=memory_limit, notify=say, threads=threads)
     talk = Talk(loaded, system, {"stop": stop, "max_tokens": max_tokens, "schema": schema, **chosen})
     if talks:
         converse(talk)

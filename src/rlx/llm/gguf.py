@@ -6,7 +6,6 @@ compared with the size of the file before it is used, so a damaged file is a `Fo
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from typing import TypeAlias, TypeVar
@@ -16,7 +15,7 @@ import numpy as np
 from rlx.errors import FormatError
 from rlx.files import file_boundary, open_plain
 from rlx.llm.blocks import FORMATS, OTHERS, Format
-from rlx.llm.tensors import Entry, Tensors
+from rlx.llm.tensors import Entry, Mapped, Tensors
 
 Array = np.ndarray
 Value: TypeAlias = bool | int | float | str | list[str] | Array
@@ -38,12 +37,11 @@ class GgufFile:
         self.metadata: dict[str, Value] = {}
         self.tensors = Tensors(self.path, {})
         with file_boundary(self.path, "GGUF file"), open_plain(self.path) as file:
-            self.size = os.fstat(file.fileno()).st_size
-            start = file.read(8)
-            if start[:4] != _MAGIC:
+            if file.read(len(_MAGIC)) != _MAGIC:
                 raise FormatError(f"{self.path} is not a GGUF file: it does not begin with 'GGUF'")
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            _Reader(self).read()
+            mapped = Mapped(file, self.path)
+            _Reader(self, mapped).read()
+            mapped.check()
 
     def get(self, key: str, kind: type[V], default: V | None = None) -> V:
         """A value of the metadata, which must be of a kind; a float may be stored as an integer."""
@@ -76,15 +74,15 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 class _Reader:
     """Walks the head of a file. Every step says how many bytes it needs and what for."""
 
-    def __init__(self, file: GgufFile) -> None:
-        self.file, self.map, self.at = file, file.map, 4
+    def __init__(self, file: GgufFile, mapped: Mapped) -> None:
+        self.file, self.mapped, self.data, self.at = file, mapped, mapped.bytes.data, len(_MAGIC)
 
     def fail(self, text: str) -> FormatError:
         return FormatError(f"{self.file.path} is not a valid GGUF file: {text} (at byte {self.at})")
 
     def need(self, count: int, what: str) -> int:
         """Where the next `count` bytes begin; they are taken."""
-        at, left = self.at, self.file.size - self.at
+        at, left = self.at, self.mapped.size - self.at
         if count > left:
             raise self.fail(f"{what} takes {count} bytes, and {left} are left")
         self.at += count
@@ -92,7 +90,7 @@ class _Reader:
 
     def number(self, code: str, what: str) -> int | float | bool:
         at = self.need(struct.calcsize(code), what)
-        found: int | float | bool = struct.unpack_from(code, self.map, at)[0]
+        found: int | float | bool = struct.unpack_from(code, self.data, at)[0]
         return found
 
     def count(self, what: str, code: str = "<Q") -> int:
@@ -101,19 +99,19 @@ class _Reader:
     def text(self, what: str) -> str:
         length = self.count(f"the length of {what}")
         at = self.need(length, what)
-        return self.map[at : at + length].decode("utf-8", "surrogateescape")
+        return str(self.data[at : at + length], "utf-8", "surrogateescape")
 
     def texts(self, count: int, what: str) -> list[str]:
         """Strings of an array; their lengths are compared with the file in one place, for speed."""
         self.at = self.need(8 * count, what)  # each has a length of eight bytes at least
-        found, at, size, data = [], self.at, self.file.size, self.map
+        found, at, size, data = [], self.at, self.mapped.size, self.data
         length_at = struct.Struct("<Q").unpack_from
         for i in range(count):
             if at + 8 > size or length_at(data, at)[0] > size - at - 8:
                 self.at = at
                 raise self.fail(f"string {i} of {what} goes beyond the end of the file")
             length = length_at(data, at)[0]
-            found.append(data[at + 8 : at + 8 + length].decode("utf-8", "surrogateescape"))
+            found.append(str(data[at + 8 : at + 8 + length], "utf-8", "surrogateescape"))
             at += 8 + length
         self.at = at
         return found
@@ -138,8 +136,8 @@ class _Reader:
         dtype = np.dtype(np.bool_ if kind == _BOOL else _NUMBERS[kind])
         at = self.need(count * dtype.itemsize, f"the array {key!r}")
         if kind == _BOOL:
-            return np.frombuffer(self.map, np.uint8, count, at) != 0
-        return np.frombuffer(self.map, dtype, count, at)
+            return np.frombuffer(self.mapped.bytes, np.uint8, count, at) != 0
+        return np.frombuffer(self.mapped.bytes, dtype, count, at)
 
     def read(self) -> None:
         version = self.count("the version", "<I")
@@ -162,7 +160,7 @@ class _Reader:
             raise self.fail(f"the alignment {alignment} is not a power of two")
         data = -(-self.at // alignment) * alignment
         for name, shape, format, offset in found:
-            self.place(Entry(name, shape, format, self.map, data + offset), offset % alignment == 0)
+            self.place(Entry(name, shape, format, self.mapped, data + offset), offset % alignment == 0)
 
     def tensor(self, number: int) -> tuple[str, tuple[int, ...], Format, int]:
         name = self.text(f"the name of tensor {number}")
@@ -185,9 +183,9 @@ class _Reader:
     def place(self, entry: Entry, aligned: bool) -> None:
         if entry.name in self.file.tensors:
             raise self.fail(f"it has the tensor {entry.name!r} twice")
-        if not aligned or entry.offset + entry.nbytes > self.file.size:
+        if not aligned or entry.offset + entry.nbytes > self.mapped.size:
             raise self.fail(
                 f"tensor {entry.name!r} has {entry.nbytes} bytes at {entry.offset}, which is not an aligned "
-                f"place inside the file of {self.file.size} bytes; it may be cut short"
+                f"place inside the file of {self.mapped.size} bytes; it may be cut short"
             )
         self.file.tensors.entries[entry.name] = entry

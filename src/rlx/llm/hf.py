@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from pathlib import Path
 
 from rlx.errors import FormatError
 from rlx.files import Json, file_boundary, open_plain, read_plain
 from rlx.llm.blocks import FORMATS
-from rlx.llm.tensors import Entry, Tensors
+from rlx.llm.tensors import Entry, Mapped, Tensors
 
 _FORMATS = {format.name: format for format in FORMATS.values() if format.decode is None}
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,15 +40,15 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Entry]:
         if size < 8 or length > size - 8:
             raise FormatError(f"{path}: its head has {length} bytes, but the file only {size}")
         head = json.loads(file.read(length))
-        source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        source = Mapped(file, os.fspath(path))
         return {
-            name: _entry(f"{path}: tensor {name!r}", name, about, source, 8 + length, size)
+            name: _entry(f"{path}: tensor {name!r}", name, about, source, 8 + length)
             for name, about in head.items()
             if name != "__metadata__"
         }
 
 
-def _entry(what: str, name: str, about: Json, source: mmap.mmap, data: int, size: int) -> Entry:
+def _entry(what: str, name: str, about: Json, source: Mapped, data: int) -> Entry:
     shape, (begin, end) = about["shape"], about["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
         raise FormatError(f"{what} has the shape {shape} at {[begin, end]}")
@@ -57,8 +56,10 @@ def _entry(what: str, name: str, about: Json, source: mmap.mmap, data: int, size
     if format is None:
         raise FormatError(f"{what} is of {about['dtype']}; RLX reads {', '.join(_FORMATS)}")
     entry = Entry(name, tuple(shape), format, source, data + begin)
-    if not shape or min(shape) < 1 or entry.nbytes != end - begin or data + end > size:
-        raise FormatError(f"{what}: {format.name}{shape} at {[begin, end]} does not fit {size - data} bytes")
+    if not shape or min(shape) < 1 or entry.nbytes != end - begin or data + end > source.size:
+        raise FormatError(
+            f"{what}: {format.name}{shape} at {[begin, end]} does not fit {source.size - data} bytes"
+        )
     return entry
 
 

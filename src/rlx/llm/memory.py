@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlx import config
 from rlx.api.compile import plan
+from rlx.errors import BudgetError
 from rlx.llm.decoder import build
-from rlx.llm.model import AT_ONCE, positions_of
-from rlx.llm.source import Source
+from rlx.llm.source import AT_ONCE, Source
 
 
 def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
     """Bytes by what they are for; `activations` for a prompt of 512 tokens or the whole context."""
-    positions = positions_of(source, context)
+    positions = source.positions(context)
     lir = plan(build(source.config, source.tensors, positions, values=False))
     at_once = min(AT_ONCE, positions)
 
@@ -31,3 +32,19 @@ def memory_of(source: Source, context: int | None = None) -> Mapping[str, int]:
         "activations_of_one_token": activations(1),
         "tokens_at_once": at_once,
     }
+
+
+def weight_budget(source: Source, positions: int, limit: int | str) -> int | None:
+    """Bytes of weights that may be in memory at once, so that a model fits a limit; None for all of them."""
+    most = config.parse_bytes(limit, "memory_limit")
+    needs = memory_of(source, positions)
+    others = needs["kv"] + needs["activations"]
+    if others + needs["weights"] <= most:
+        return None
+    if others >= most:
+        raise BudgetError(
+            f"{source.path} does not fit a memory_limit of {most} bytes: keys and values of {positions} "
+            f"tokens take {needs['kv']}, activations {needs['activations']}; give a smaller context or a "
+            "larger limit"
+        )
+    return most - others

@@ -11,10 +11,10 @@ import numpy as np
 
 from rlx.api.options import LoadOptions
 from rlx.api.session import known, stored_program
-from rlx.errors import ConfigError, InputError
+from rlx.errors import InputError
 from rlx.llm.sample import Sampler, Sampling, SamplingOptions, StopWords, log_softmax_at, perplexity_of
 from rlx.llm.schema import Guide, Vocabulary
-from rlx.llm.source import Source, open_source
+from rlx.llm.source import AT_ONCE, Source, open_source
 from rlx.llm.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 Message = Mapping[str, object]
 Schema = Mapping[str, object] | bool
 Prompt = str | Sequence[int]
-
-_POSITIONS = 4096  # tokens that caches hold, unless the model has fewer or the user wants others
-AT_ONCE = 512
-"""Tokens of a prompt that are computed together: more would only need more memory."""
 
 
 class AnswerOptions(SamplingOptions, total=False):
@@ -42,13 +38,16 @@ def load(
     path: str | os.PathLike[str],
     *,
     context: int | None = None,
+    memory_limit: int | str | None = None,
     notify: Callable[[str], None] | None = None,
     **options: Unpack[LoadOptions],
 ) -> LanguageModel:
     """A language model from a GGUF file, a folder with config.json and safetensors, or zoo:ID.
 
     `context` is how many tokens a conversation may have (by default 4096, or what the model was trained for
-    if that is less); `notify` gets a line for each step of a download. `options` are fields of `rlx.Options`.
+    if that is less). `memory_limit`, like "500MiB", is for weights, keys, values and activations together:
+    where all weights do not fit, they are read from a file during each step; where that does not help, the
+    model is refused. `notify` gets a line for each step of a download. `options` are fields of `rlx.Options`.
     The compiled program is kept in the cache: loading it again takes a moment.
 
     >>> import rlx
@@ -57,8 +56,12 @@ def load(
     'The capital of France is Paris.'
     """
     source = open_source(path, notify)
-    positions = positions_of(source, context)
+    positions = source.positions(context)
     others = [known(other) for other in source.others]
+    if memory_limit is not None:
+        from rlx.llm.memory import weight_budget  # start time: it plans
+
+        options["weight_budget"] = weight_budget(source, positions, memory_limit)
 
     def import_() -> Imported:
         from rlx.llm.decoder import build  # start time: it has all ops, and a stored program needs none
@@ -66,16 +69,8 @@ def load(
         return build(source.config, source.tensors, positions), others
 
     program = stored_program(known(source.path), {**options}, {"decoder": positions}, import_)
+    source.tensors.check()
     return LanguageModel(source, program, positions)
-
-
-def positions_of(source: Source, context: int | None) -> int:
-    """How many tokens caches hold."""
-    most = source.config.context
-    positions = min(most, _POSITIONS) if context is None else context
-    if not 1 <= positions <= most:
-        raise ConfigError(f"context is {positions}; {source.path} takes between 1 and {most} tokens")
-    return positions
 
 
 class LanguageModel:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rlx import zoo
-from rlx.errors import ModelImportError, UnsupportedError
+from rlx.errors import ConfigError, ModelImportError, UnsupportedError
 from rlx.files import Json, file_boundary, read_plain
 from rlx.llm import config, tokens
 from rlx.llm.config import Config
@@ -20,6 +20,9 @@ from rlx.llm.tensors import Tensors
 from rlx.llm.tokens import Tokenizer
 
 _ZOO = "zoo:"
+_POSITIONS = 4096  # tokens that caches hold, unless the model has fewer or the user wants others
+AT_ONCE = 512
+"""Tokens of a prompt that are computed together: more would only need more memory."""
 
 
 class Source:
@@ -36,6 +39,14 @@ class Source:
     ) -> None:
         self.path, self.config, self.tensors, self.others = path, config, tensors, others
         self._tokenizer, self._template = tokenizer, template
+
+    def positions(self, context: int | None) -> int:
+        """How many tokens caches hold if a user wants this `context`."""
+        most = self.config.context
+        positions = min(most, _POSITIONS) if context is None else context
+        if not 1 <= positions <= most:
+            raise ConfigError(f"context is {positions}; {self.path} takes between 1 and {most} tokens")
+        return positions
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

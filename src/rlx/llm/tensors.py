@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +14,28 @@ import numpy as np
 from rlx.errors import FormatError
 from rlx.llm.blocks import Format, Groups, decode
 from rlx.records import dataclass
+from rlx.runtime.native.bus_guard import Guarded, is_available
 
 Array = np.ndarray
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Mapped:
+    """A file in memory. What is cut off while it is mapped reads as zeros, and `check` refuses it."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self.path, self.size = path, os.fstat(file.fileno()).st_size
+        self._guarded = Guarded(file.fileno(), self.size) if is_available() else None
+        if self._guarded is not None:
+            self.bytes = self._guarded.array
+        else:
+            self.bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def check(self) -> None:
+        """Raise if a page was read that the file no longer has."""
+        if self._guarded is not None and self._guarded.broken:
+            raise FormatError(f"{self.path} was cut short while it was read")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +45,7 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     format: Format
-    source: mmap.mmap
+    source: Mapped
     offset: int
 
     @property
@@ -38,20 +58,24 @@ class Entry:
 
     def rows(self) -> Array:
         """Its bytes, one row of them for each row of the last axis."""
-        raw = np.frombuffer(self.source, np.uint8, self.nbytes, self.offset)
+        raw = self.source.bytes[self.offset : self.offset + self.nbytes]
         return raw.reshape(-1, self.shape[-1] // self.format.size * self.format.bytes)
 
     def groups(self) -> Groups | None:
         """Small integers as [rows, columns]; None for floating-point numbers."""
-        return None if self.format.decode is None else decode(self.format, self.rows())
+        if self.format.decode is None:
+            return None
+        found = decode(self.format, self.rows())
+        self.source.check()
+        return found
 
     def array(self) -> Array:
         """The numbers: f16 and bf16 as they are, all others in f32."""
         groups = self.groups()
         if groups is not None:
             return groups.numbers().reshape(self.shape)
-        flat = np.frombuffer(self.source, _DTYPES[self.format.name], self.elements, self.offset)
-        return flat.reshape(self.shape)
+        kind = _DTYPES[self.format.name]
+        return np.frombuffer(self.source.bytes, kind, self.elements, self.offset).reshape(self.shape)
 
 
 class Tensors:
@@ -73,6 +97,11 @@ class Tensors:
             raise FormatError(f"{self.path} has no tensor {name!r}")
         self.asked.add(name)
         return found
+
+    def check(self) -> None:
+        """Raise if a file was cut short while it was read."""
+        for entry in self.entries.values():
+            entry.source.check()
 
     @property
     def nbytes(self) -> int:

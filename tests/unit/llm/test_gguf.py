@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from rlx.errors import FormatError
 from rlx.llm.blocks import FORMATS, decode
 from rlx.llm.gguf import open_gguf
+from rlx.runtime.native.bus_guard import is_available
 
 QUANTISED = [number for number, format in FORMATS.items() if format.decode is not None]
 
@@ -160,3 +162,16 @@ def test_what_is_not_a_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing", Path("/dev/zero")):
         with pytest.raises(FormatError, match="cannot read"):
             open_gguf(path)
+
+
+@pytest.mark.skipif(not is_available(), reason="the guard is for Linux")
+def test_a_file_that_is_cut_short_while_it_is_open(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(file.read_bytes() + bytes(1 << 16))
+    opened = open_gguf(path)
+    os.truncate(path, 0)
+    with pytest.raises(FormatError, match=r"cut\.gguf was cut short while it was read"):
+        opened.tensors["Q8_0"].array()
+    assert opened.tensors["plain"].array().shape == (3, 64), "plain numbers are looked at later"
+    with pytest.raises(FormatError, match="cut short"):
+        opened.tensors.check()

@@ -14,8 +14,9 @@ import tokenizers
 
 import rlx
 from rlx.cli.main import main
-from rlx.errors import ConfigError, FormatError, InputError, ModelImportError, UnsupportedError
+from rlx.errors import BudgetError, ConfigError, FormatError, InputError, ModelImportError, UnsupportedError
 from rlx.llm import LanguageModel
+from rlx.llm.memory import memory_of
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
@@ -83,6 +84,18 @@ def test_long_prompts_come_in_parts(model: LanguageModel, monkeypatch: pytest.Mo
     assert np.abs(model.logits(tokens) - whole).max() < 1e-5
     model.state.tokens.clear()
     assert np.abs(model.state.logits(tokens) - last).max() < 1e-5
+
+
+def test_a_limit_of_memory(model: LanguageModel, folder: Path) -> None:
+    needs = memory_of(model.source)
+    whole = needs["weights"] + needs["kv"] + needs["activations"]
+    want = model.generate("One way", max_tokens=10)
+    for limit, streams in ((whole, False), (whole - needs["weights"] // 3, True)):
+        small = rlx.llm.load(folder, memory_limit=limit)
+        assert ("weight_budget" in small.program.lir.options) == streams
+        assert small.generate("One way", max_tokens=10) == want
+    with pytest.raises(BudgetError, match="keys and values of 64 tokens take"):
+        rlx.llm.load(folder, memory_limit="1KiB")
 
 
 SCHEMA = {
