@@ -281,10 +281,14 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
-def _compile(graph: Graph, options: Options) -> CompiledProgram:
-    from rlx.api.compile import compile  # start time: a program from a file needs no compiler
+def _compiler() -> ModuleType:
+    import rlx.api.compile as compiler  # start time: a program from a file needs no compiler
 
-    program: CompiledProgram = compile(graph, options)
+    return compiler
+
+
+def _compile(graph: Graph, options: Options) -> CompiledProgram:
+    program: CompiledProgram = _compiler().compile(graph, options)
     return program
 
 
@@ -445,7 +449,6 @@ def _open(
 
 def _plan(graph: Graph, target: str, stored: LirModule) -> LirModule:
     """The graph of a stored program, planned for another target at the sizes that were assumed then."""
-    from rlx.api.compile import plan  # start time: a program from a file needs no compiler
-
     with_sizes = {"target": target, "assume": stored.planner.binding}
-    return plan(graph, Options.of(None, {**stored.options, **with_sizes}))
+    module: LirModule = _compiler().plan(graph, Options.of(None, {**stored.options, **with_sizes}))
+    return module

@@ -15,26 +15,28 @@ if TYPE_CHECKING:
     from rlx.kernel.form import Loop
 
 
+def _loop_class() -> type[Loop]:
+    from rlx.kernel.form import Loop  # start time: few programs have loops
+
+    return Loop
+
+
 def loop_form(node: Node) -> Loop | None:
     """The form of a node whose bodies the program itself runs; None for all others."""
     if node.op.role is not Role.COMPUTE or not node.bodies:
         return None
-    from rlx.kernel.form import Loop  # start time: few programs have loops
-
     if node._form is None:
         if node.op.host_only is not None:
             return None
         from rlx.kernel.lowering import lower_node  # start time: a program from a file knows its forms
 
         lower_node(node)
-    return node._form if isinstance(node._form, Loop) else None
+    return node._form if isinstance(node._form, _loop_class()) else None
 
 
 def set_loop_form(node: Node, control: str, config: tuple[tuple[str, Any], ...], *counts: int) -> None:
     """Give a node the form that `loop_form` found for it when its program was written."""
-    from rlx.kernel.form import Loop  # start time: few programs have loops
-
-    node._form = Loop(control, config, *counts)
+    node._form = _loop_class()(control, config, *counts)
 
 
 def is_branch(node: Node) -> bool:

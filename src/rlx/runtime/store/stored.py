@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlx.files import Json
@@ -15,6 +16,12 @@ from rlx.plan.outline import read_outline
 
 if TYPE_CHECKING:
     from rlx.runtime.store.artifact import Artifact
+
+
+def _plan_text() -> ModuleType:
+    import rlx.plan.text as plan_text  # start time
+
+    return plan_text
 
 
 class StoredLir(LirModule):
@@ -59,9 +66,8 @@ class StoredLir(LirModule):
 
     @functools.cached_property
     def buffers(self) -> LirBufferPlan:  # type: ignore[override]
-        from rlx.plan.text import read_buffers  # start time
-
-        return read_buffers(self._text, self.mir, self.derived)
+        plan: LirBufferPlan = _plan_text().read_buffers(self._text, self.mir, self.derived)
+        return plan
 
     @functools.cached_property
     def unfused(self) -> Graph | None:  # type: ignore[override]
@@ -76,9 +82,7 @@ class StoredLir(LirModule):
 
     @functools.cached_property
     def trace(self) -> Any:
-        from rlx.plan.text import read_trace  # start time
-
-        return read_trace(self._text)
+        return _plan_text().read_trace(self._text)
 
     def specialize(self, binding: Mapping[str, int]) -> LirModule:
         """The same program placed for other sizes."""

@@ -1,0 +1,1 @@
+"""Object files: what they define and need, and loading them without a linker."""
